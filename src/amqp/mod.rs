@@ -1,0 +1,3 @@
+//! The two AMQP ends.
+
+pub mod wire;

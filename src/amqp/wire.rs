@@ -1,0 +1,1 @@
+//! Headers and bodies to types, and back; pure.

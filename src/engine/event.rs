@@ -1,0 +1,301 @@
+//! What enters the engine and what leaves it: two enums and a struct whose field order is the order of execution.
+
+use super::types::{Ack, Batch, Content, Dead, Key, Request, Settings, Settled};
+use std::sync::Arc;
+
+/// Proof that a group of store operations has been handed over; durable when [`Input::Committed`] names it or a
+/// later one.
+pub type Token = u64;
+
+/// An item as the store keeps it: its persistent fields, without anything that a restart forgets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// Time index key.
+    pub key: Key,
+    /// Application name; empty for a dead request whose application could not be read.
+    pub application: Arc<str>,
+    /// Customer name.
+    pub customer: Option<Arc<str>>,
+    /// Receipt, UTC ms.
+    pub received: u64,
+    /// It named a time of its own: it never leaves before `key.due`.
+    pub own_time: bool,
+    /// UTC ms.
+    pub expiry: Option<u64>,
+    /// See [`super::types::NewItem::weight`].
+    pub weight: u32,
+    /// Failed attempts so far.
+    pub attempts: u32,
+    /// Text of the last failure.
+    pub last_error: Option<Arc<str>>,
+    /// Set: it goes to the dead exchange.
+    pub dead: Option<Arc<Dead>>,
+    /// Always there in a write; a load may leave it out.
+    pub content: Option<Arc<Content>>,
+}
+
+/// Where a stored item lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The time index, keyed (due, seq).
+    Time,
+    /// The lane of an application that cannot be delivered to at present, keyed (lane, due, seq). The lane's name
+    /// is the application's, or empty for the dead exchange.
+    Lane(Arc<str>),
+}
+
+/// A window that ends beyond the engine's horizon, as the store keeps it: a row of its own, so that a restart
+/// does not have to count its members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowRow {
+    /// Application name.
+    pub application: Arc<str>,
+    /// Customer name.
+    pub customer: Arc<str>,
+    /// Planned end, UTC ms.
+    pub end: u64,
+    /// Members so far.
+    pub count: u32,
+    /// Sum of their weights, bytes.
+    pub weight: u64,
+    /// Most urgent expiry among the members, UTC ms.
+    pub expiry: Option<u64>,
+}
+
+/// The parked backlog of one lane, as the store keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneRow {
+    /// Application name, or empty for the dead exchange.
+    pub lane: Arc<str>,
+    /// Items in the lane. 0 removes the row.
+    pub count: u64,
+    /// No item of the lane lies below this key: scans start here, never at the beginning.
+    pub low: Key,
+}
+
+/// One write. All writes of one [`Effects`] are one atomic commit.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Add an item. `indexed`: write its secondary index row (application, customer) too; else it is bare.
+    Put {
+        /// Where.
+        place: Place,
+        /// With content. Boxed: most operations are deletes.
+        item: Box<Stored>,
+        /// Time index only.
+        indexed: bool,
+    },
+    /// Remove an item, and its index row if it has one.
+    Delete {
+        /// Where it lies.
+        place: Place,
+        /// Its key.
+        key: Key,
+        /// `Some((application, customer))` when an index row was written for it.
+        indexed: Option<(Arc<str>, Arc<str>)>,
+    },
+    /// Write the index row of an item that was bare until now.
+    Index {
+        /// Its key in the time index.
+        key: Key,
+        /// Application name.
+        application: Arc<str>,
+        /// Customer name.
+        customer: Arc<str>,
+    },
+    /// Move an item into a lane (or rewrite it there), with what is now known of it. The content moves along
+    /// without passing through the engine.
+    Park {
+        /// Where it lies.
+        from: Place,
+        /// Its key, which stays the same.
+        key: Key,
+        /// As for [`Op::Delete`].
+        indexed: Option<(Arc<str>, Arc<str>)>,
+        /// Name of the lane it moves to.
+        lane: Arc<str>,
+        /// Failed attempts so far.
+        attempts: u32,
+        /// Text of the last failure.
+        last_error: Option<Arc<str>>,
+        /// Its verdict, when it is dead.
+        dead: Option<Arc<Dead>>,
+    },
+    /// Write or replace a window's row.
+    PutWindow(WindowRow),
+    /// Remove a window's row.
+    DeleteWindow {
+        /// Application name.
+        application: Arc<str>,
+        /// Customer name.
+        customer: Arc<str>,
+    },
+    /// Write a lane's row; a count of 0 removes it.
+    PutLane(LaneRow),
+}
+
+/// Recorded with every commit, so that a start needs no scan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// The next arrival number.
+    pub next_seq: u64,
+    /// No item of the time index lies below this key: scans start here, never among the tombstones.
+    pub low: Key,
+    /// No bare item (without index rows) is due at or after this moment, UTC ms.
+    pub bare_until: u64,
+    /// Items in the time index.
+    pub waiting: u64,
+}
+
+/// What a store knew when it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// As of the last commit.
+    pub marks: Marks,
+    /// Rows of long windows.
+    pub windows: Vec<WindowRow>,
+    /// Lanes with parked items.
+    pub lanes: Vec<LaneRow>,
+}
+
+/// One read. Executed in order with the writes: it sees every write handed over before it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Load {
+    /// The next rows of the time index.
+    Time {
+        /// First key wanted, inclusive.
+        from: Key,
+        /// First due not wanted, UTC ms.
+        until: u64,
+        /// At most so many rows.
+        max_rows: usize,
+        /// Leave contents out once those returned sum up to so many bytes.
+        max_bytes: u64,
+    },
+    /// The next rows of a lane.
+    Lane {
+        /// Its name.
+        lane: Arc<str>,
+        /// First key wanted, inclusive.
+        from: Key,
+        /// At most so many rows.
+        max_rows: usize,
+        /// As above.
+        max_bytes: u64,
+    },
+    /// The indexed rows of one customer in the time index, without contents.
+    Group {
+        /// Application name.
+        application: Arc<str>,
+        /// Customer name.
+        customer: Arc<str>,
+        /// First key wanted, inclusive.
+        from: Key,
+        /// At most so many rows.
+        max_rows: usize,
+    },
+    /// Contents of single items. `u64` is the engine's handle, given back with the answer.
+    Contents(Vec<(u64, Place, Key)>),
+}
+
+/// The answer to one [`Load`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Loaded {
+    /// To [`Load::Time`].
+    Time {
+        /// In order of key.
+        rows: Vec<Stored>,
+        /// The first key not looked at: everything in the store below it and not below `from` is in `rows`.
+        /// `None`: the scan met the end of the index (below `until`).
+        next: Option<Key>,
+    },
+    /// To [`Load::Lane`].
+    Lane {
+        /// Its name.
+        lane: Arc<str>,
+        /// In order of key.
+        rows: Vec<Stored>,
+        /// As above; `None`: no more rows in the lane.
+        next: Option<Key>,
+    },
+    /// To [`Load::Group`].
+    Group {
+        /// Application name.
+        application: Arc<str>,
+        /// Customer name.
+        customer: Arc<str>,
+        /// In order of key, without contents.
+        rows: Vec<Stored>,
+        /// As above; `None`: no more rows of this customer.
+        next: Option<Key>,
+    },
+    /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error instead.
+    Contents(Vec<(u64, Arc<Content>)>),
+}
+
+/// What happens to the engine. Inputs carry many of a kind: the hot path is per turn, not per message.
+#[derive(Debug)]
+pub enum Input {
+    /// Ingest messages in the order of their delivery tags.
+    Requests(Vec<Request>),
+    /// Every store operation up to and including this token is durable.
+    Committed(Token),
+    /// A read has come back.
+    Loaded(Loaded),
+    /// Publishes have ended.
+    Settled(Vec<Settled>),
+    /// A new ingest consumer runs; tags of older generations mean nothing any more.
+    IngestReady {
+        /// Its generation.
+        generation: u32,
+    },
+    /// The ingest connection is gone; the broker will deliver again what was not acked.
+    IngestLost,
+    /// Batches can be published.
+    EgressReady,
+    /// Batches cannot be published. Those in flight have been settled before this.
+    EgressLost,
+    /// `connection.blocked` (true) and `connection.unblocked` (false) of the egress connection.
+    EgressBlocked(bool),
+    /// The configuration was read again.
+    Configure(Box<Settings>),
+    /// Shutting down: give out what is due, take nothing new.
+    Drain,
+    /// A deadline has come, or time has simply passed.
+    Tick,
+}
+
+/// What the ingest consumer must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intake {
+    /// Stop consuming, and give back what is not stored.
+    Pause,
+    /// Consume again.
+    Resume,
+}
+
+/// What the shell must do, in the order of the fields.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// 1. One atomic commit; empty = none. The store makes it durable and answers [`Input::Committed`].
+    pub store: Vec<Op>,
+    /// Token and marks of that commit.
+    pub commit: Option<(Token, Marks)>,
+    /// 2. Acks: everything they cover is safe already.
+    pub acks: Vec<Ack>,
+    /// 3. Publishes, in order; each against a free slot of the publisher.
+    pub publishes: Vec<Batch>,
+    /// 4. Reads.
+    pub loads: Vec<Load>,
+    /// 5. A change of the intake.
+    pub intake: Option<Intake>,
+}
+
+/// When the engine wants to be called again without any event: the sooner of the two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deadline {
+    /// UTC ms.
+    pub wall: Option<u64>,
+    /// Monotonic ms.
+    pub mono: Option<u64>,
+}

@@ -1,0 +1,5 @@
+//! The pure engine.
+
+pub mod event;
+pub mod snapshot;
+pub mod types;

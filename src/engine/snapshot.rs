@@ -1,0 +1,118 @@
+//! What the engine tells of itself: plain numbers, copied out at one moment.
+
+use super::types::Reason;
+
+/// Totals since the start of the process. Every item that came in ends in exactly one of `sent`, `dead` (by
+/// reason) or is still there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Ingest messages read.
+    pub requests: u64,
+    /// Of these, marked redelivered.
+    pub redelivered: u64,
+    /// Items accepted (array entries counted one by one).
+    pub accepted: u64,
+    /// Items confirmed at the output exchange.
+    pub sent: u64,
+    /// Batches confirmed at the output exchange.
+    pub batches: u64,
+    /// Dead items and requests by reason, in the order of [`Reason::ALL`], counted when judged.
+    pub dead: [u64; Reason::ALL.len()],
+    /// Dead letters confirmed at the dead exchange.
+    pub dead_sent: u64,
+    /// Batches handed to the publisher, repeats included.
+    pub published: u64,
+    /// Publishes that were returned as unroutable.
+    pub returned: u64,
+    /// Publishes that were nacked.
+    pub nacked: u64,
+    /// Publishes that were refused: the channel was closed over them.
+    pub refused: u64,
+    /// Publishes whose outcome stayed unknown: sent again.
+    pub unknown: u64,
+    /// Windows closed, by cause in the order of [`super::types::ClosedBy`].
+    pub closed: [u64; 6],
+    /// Commits that became durable.
+    pub commits: u64,
+    /// Wall-clock steps noticed, forward.
+    pub clock_forward: u64,
+    /// Wall-clock steps noticed, backward.
+    pub clock_backward: u64,
+}
+
+/// How deliverable an application is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Nothing confirmed yet (or not lately): one batch at a time until it is.
+    Unproven,
+    /// Confirmed lately.
+    Open,
+    /// It could not be delivered to; one probe when the time comes.
+    Parked {
+        /// Milliseconds until the next try.
+        next_try_in: u64,
+        /// Failed probes in a row.
+        failures: u32,
+        /// Text of the last failure.
+        last_error: String,
+    },
+}
+
+/// One application, as far as it has anything in memory or parked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Application {
+    /// Name; empty for the dead exchange.
+    pub name: String,
+    /// Items in memory that wait for their time.
+    pub waiting: u64,
+    /// Items that are due and wait for a free slot.
+    pub ready: u64,
+    /// Items published and not settled.
+    pub in_flight: u64,
+    /// Items parked.
+    pub parked: u64,
+    /// Open windows.
+    pub windows: u64,
+    /// Items confirmed since the start.
+    pub sent: u64,
+    /// State.
+    pub delivery: Delivery,
+}
+
+/// Everything at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Items in the time index, in memory or in the store alone, in flight included.
+    pub waiting: u64,
+    /// Of these, in memory.
+    pub in_memory: u64,
+    /// Items in lanes.
+    pub parked: u64,
+    /// Open windows.
+    pub windows: u64,
+    /// Unconfirmed batches.
+    pub in_flight_batches: u64,
+    /// Items of these.
+    pub in_flight_items: u64,
+    /// Items that are due and not yet published.
+    pub ready: u64,
+    /// Earliest due of what waits in memory, UTC ms.
+    pub next_due: Option<u64>,
+    /// Everything below this due is in memory, UTC ms.
+    pub loaded_until: u64,
+    /// Bytes of payloads in memory.
+    pub content_bytes: u64,
+    /// Store operations handed over and not yet durable.
+    pub uncommitted: u64,
+    /// The intake is paused.
+    pub paused: bool,
+    /// Totals.
+    pub counters: Counters,
+    /// By application, in order of name; at most [`Snapshot::MAX_APPLICATIONS`].
+    pub applications: Vec<Application>,
+}
+
+impl Snapshot {
+    /// Bound on [`Snapshot::applications`], so that names from hostile producers cannot blow up an answer.
+    pub const MAX_APPLICATIONS: usize = 1_000;
+}

@@ -1,0 +1,401 @@
+//! The engine's words: moments, keys, items, batches, and the settings it works by.
+//!
+//! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an unchecked
+//! one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A moment, read once by the shell for each turn of the loop.
+///
+/// Own times and expiry are judged by `wall`; windows, quiet times, back-off and timeouts by `mono`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Wall clock, UTC milliseconds since the epoch. May step in both directions.
+    pub wall: u64,
+    /// Monotonic clock, milliseconds since an arbitrary start. Never goes back.
+    pub mono: u64,
+}
+
+/// The place of an item in the time-sorted order: earliest first, equal instants first in, first out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// UTC milliseconds.
+    pub due: u64,
+    /// Arrival number: unique within one store, for ever.
+    pub seq: u64,
+}
+
+/// What a request carries through the house untouched: its properties, with headers, and its body.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// AMQP basic properties in wire encoding, already cleaned of what must never be copied to an output.
+    pub properties: Vec<u8>,
+    /// The payload, byte for byte.
+    pub body: Vec<u8>,
+    /// Whether `body` may be embedded as JSON: judged once, when the request is read.
+    pub json: bool,
+}
+
+impl Content {
+    /// Bytes of memory that holding this content costs, allocation headers included (an estimate from above).
+    pub fn size(&self) -> u64 {
+        (self.properties.capacity() + self.body.capacity() + 128) as u64
+    }
+}
+
+/// The broker's handle of one ingest message: which life of the connection, and which delivery within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// Counts the ingest connections of this process from 1. Acks of an old generation are dropped.
+    pub generation: u32,
+    /// AMQP delivery tag, from 1 within a generation.
+    pub tag: u64,
+}
+
+/// What happens when an item with the same identity is already there (header `x-on-duplicate`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DuplicateRule {
+    /// The new one is dropped.
+    #[default]
+    Keep,
+    /// The new one takes the place of the old one.
+    Replace,
+    /// The one with the earlier due stays.
+    Earliest,
+    /// The one with the later due stays.
+    Latest,
+    /// The new one is dead, reason `duplicate`.
+    Reject,
+}
+
+/// One push request, read and checked.
+#[derive(Clone, Debug)]
+pub struct NewItem {
+    /// Where it goes; 1 to 200 bytes.
+    pub application: Box<str>,
+    /// Whom it is for; 1 to 200 bytes.
+    pub customer: Option<Box<str>>,
+    /// Own time, UTC ms; a delay has been added to the moment of receipt. May lie in the past.
+    pub at: Option<u64>,
+    /// It must leave before this moment, UTC ms.
+    pub expiry: Option<u64>,
+    /// The producer's `message_id`, 1 to 255 bytes.
+    pub id: Option<Box<str>>,
+    /// What to do if the id is known.
+    pub on_duplicate: DuplicateRule,
+    /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and customer
+    /// names apart.
+    pub weight: u32,
+    /// Properties and payload.
+    pub content: Arc<Content>,
+}
+
+/// Why an item or a request was given up. The texts are part of the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// The request could not be understood.
+    Invalid,
+    /// Body or envelope above its limit.
+    TooLarge,
+    /// Same identity, rule `reject`.
+    Duplicate,
+    /// No room, and the policy says drop.
+    Full,
+    /// It could not leave before its expiry.
+    Expired,
+    /// As many attempts as allowed have failed.
+    Attempts,
+    /// The broker refuses this very message.
+    Refused,
+    /// This configuration cannot do it.
+    Unsupported,
+}
+
+impl Reason {
+    /// All reasons, in the order of their declaration.
+    pub const ALL: [Reason; 8] = [
+        Reason::Invalid,
+        Reason::TooLarge,
+        Reason::Duplicate,
+        Reason::Full,
+        Reason::Expired,
+        Reason::Attempts,
+        Reason::Refused,
+        Reason::Unsupported,
+    ];
+
+    /// The value of header `x-tidegate-reason`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Invalid => "invalid",
+            Reason::TooLarge => "too_large",
+            Reason::Duplicate => "duplicate",
+            Reason::Full => "full",
+            Reason::Expired => "expired",
+            Reason::Attempts => "attempts",
+            Reason::Refused => "refused",
+            Reason::Unsupported => "unsupported",
+        }
+    }
+}
+
+/// The verdict on a dead item or request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dead {
+    /// One of the contract's reasons.
+    pub reason: Reason,
+    /// A sentence that names the field, limit or answer concerned; header `x-tidegate-error`.
+    pub error: Box<str>,
+}
+
+/// A request that could not be understood, or not be taken.
+#[derive(Clone, Debug)]
+pub struct Rejected {
+    /// As far as it could be read; routing key of the dead letter.
+    pub application: Option<Box<str>>,
+    /// As far as it could be read.
+    pub customer: Option<Box<str>>,
+    /// Reason and sentence.
+    pub dead: Dead,
+    /// The message as it came.
+    pub content: Arc<Content>,
+}
+
+/// What one ingest message turned out to be.
+#[derive(Clone, Debug)]
+pub enum RequestBody {
+    /// Items: one, or the entries of a JSON array, which become durable in one commit.
+    Items(Vec<NewItem>),
+    /// Not understood: it becomes a dead item.
+    Rejected(Box<Rejected>),
+}
+
+/// One ingest message, as the engine receives it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// To be acked once everything in it is safe.
+    pub delivery: Delivery,
+    /// RabbitMQ's mark that it was delivered before.
+    pub redelivered: bool,
+    /// Wall clock at receipt, UTC ms.
+    pub received: u64,
+    /// Its meaning.
+    pub body: RequestBody,
+}
+
+/// Body format of an application's batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// One JSON object with an array of items.
+    #[default]
+    Json,
+    /// One JSON object a line.
+    Ndjson,
+    /// CloudEvents JSON batch.
+    CloudEvents,
+    /// Each item alone, as it came.
+    Passthrough,
+}
+
+/// What happens when an application or the daemon is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFull {
+    /// Stop consuming until there is room.
+    #[default]
+    Pause,
+    /// Close windows sooner, then pause.
+    FlushEarly,
+    /// The item that waits longest is dead, reason `full`.
+    DropOldest,
+    /// The new item is dead, reason `full`.
+    DropNewest,
+}
+
+/// Back-off after a failed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// First pause, ms.
+    pub min: u64,
+    /// Longest pause, ms.
+    pub max: u64,
+    /// Failed attempts before an item is given up; 0 = for ever.
+    pub attempts: u32,
+}
+
+/// Settings of one application (`[defaults]` overlaid by `[applications.NAME]`). Times in ms, sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppSettings {
+    /// Longest wait of a windowed item, from the first of its customer.
+    pub window: u64,
+    /// Close a window once nothing came for so long; 0 = off.
+    pub quiet: u64,
+    /// Windows end at wall-clock multiples of `window`.
+    pub align: bool,
+    /// Round own times up to multiples of this; 0 = off.
+    pub coalesce: u64,
+    /// Most items of one batch, at least 1.
+    pub max_items: u32,
+    /// Most bytes of one encoded batch body; a single larger item still goes, alone.
+    pub max_bytes: u64,
+    /// Body format.
+    pub format: Format,
+    /// How long a sent id is remembered.
+    pub dedupe_tail: u64,
+    /// Back-off.
+    pub retry: Retry,
+    /// Policy at the limit.
+    pub on_full: OnFull,
+    /// Most waiting items; 0 = no limit of its own.
+    pub max_waiting: u64,
+}
+
+impl Default for AppSettings {
+    /// The contract's `[defaults]`.
+    fn default() -> Self {
+        AppSettings {
+            window: 3_000,
+            quiet: 0,
+            align: false,
+            coalesce: 0,
+            max_items: 1_000,
+            max_bytes: 1 << 20,
+            format: Format::Json,
+            dedupe_tail: 600_000,
+            retry: Retry { min: 1_000, max: 300_000, attempts: 0 },
+            on_full: OnFull::Pause,
+            max_waiting: 0,
+        }
+    }
+}
+
+/// Everything the engine is told about how to work. Replaced whole by a reload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// For every application that has no table of its own.
+    pub defaults: Arc<AppSettings>,
+    /// By application name.
+    pub applications: BTreeMap<String, Arc<AppSettings>>,
+    /// `store.hold_max` in ms when nothing is stored (`kind = "memory"`); `None` with a durable store.
+    pub hold_max: Option<u64>,
+    /// `limits.memory` in bytes; the engine divides it (see `engine::budget`).
+    pub memory: u64,
+    /// Most open windows.
+    pub customers: u64,
+    /// Most unconfirmed batches.
+    pub max_in_flight: usize,
+    /// Most bytes of unconfirmed batches.
+    pub max_in_flight_bytes: u64,
+}
+
+impl Settings {
+    /// The settings of one application.
+    pub fn of(&self, application: &str) -> &Arc<AppSettings> {
+        self.applications.get(application).unwrap_or(&self.defaults)
+    }
+}
+
+/// Cause of the first close in a batch; header `x-closed-by`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ClosedBy {
+    /// A window's end, or an own time.
+    Time,
+    /// `max_items`.
+    Count,
+    /// `max_bytes`.
+    Bytes,
+    /// `quiet`.
+    Quiet,
+    /// An operator's or producer's flush.
+    Flush,
+    /// The most urgent expiry in the window.
+    Expiry,
+}
+
+impl ClosedBy {
+    /// The header's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ClosedBy::Time => "time",
+            ClosedBy::Count => "count",
+            ClosedBy::Bytes => "bytes",
+            ClosedBy::Quiet => "quiet",
+            ClosedBy::Flush => "flush",
+            ClosedBy::Expiry => "expiry",
+        }
+    }
+}
+
+/// One item of a batch on its way out.
+#[derive(Clone, Debug)]
+pub struct BatchItem {
+    /// Arrival number; with the store's identity it makes the assigned id of an item that came without one.
+    pub seq: u64,
+    /// UTC ms.
+    pub due: u64,
+    /// UTC ms.
+    pub received: u64,
+    /// Failed attempts so far.
+    pub attempts: u32,
+    /// Properties and payload.
+    pub content: Arc<Content>,
+}
+
+/// A batch, ready to be encoded and published. One to the dead exchange holds exactly one item.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The engine's handle, unique within this process.
+    pub number: u64,
+    /// Application name: the routing key. Empty for a dead request whose application could not be read.
+    pub application: Arc<str>,
+    /// Customer of all its items.
+    pub customer: Option<Arc<str>>,
+    /// Set: to the dead exchange, with this verdict.
+    pub dead: Option<Arc<Dead>>,
+    /// Body format.
+    pub format: Format,
+    /// Cause of the first close in it.
+    pub closed_by: ClosedBy,
+    /// Publishes of it, this one included.
+    pub attempt: u32,
+    /// Earliest due, UTC ms.
+    pub due: u64,
+    /// It is suspected of having closed the channel: publish it on the probe channel, alone.
+    pub probe: bool,
+    /// In order of (due, arrival). Never empty.
+    pub items: Vec<BatchItem>,
+}
+
+/// What became of a publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Confirmed and not returned: delivered.
+    Confirmed,
+    /// The broker answered `basic.nack` (a queue is full, say).
+    Nacked,
+    /// Unroutable: `basic.return` with this reply text.
+    Returned(Box<str>),
+    /// The broker closed the channel with this text while the batch was unconfirmed there. On the probe channel,
+    /// where it was alone, it is the culprit; elsewhere it is one of the suspects.
+    Refused(Box<str>),
+    /// The connection was lost, or no answer came in time: it may or may not have been delivered.
+    Unknown,
+}
+
+/// One settled publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// [`Batch::number`].
+    pub number: u64,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// Acknowledge towards the ingest queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// The delivery.
+    pub delivery: Delivery,
+    /// All up to and including it.
+    pub multiple: bool,
+}

@@ -1,0 +1,16 @@
+//! tidegate: timed, per-customer batching between two ends of a RabbitMQ.
+//!
+//! The crate is a daemon; this library exists so that its parts can be tested and measured from outside the
+//! binary. `docs/ARCHITECTURE.md` tells how the parts fit and which imports are allowed.
+
+pub mod admin;
+pub mod amqp;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod daemon;
+pub mod engine;
+pub mod logging;
+pub mod notify;
+pub mod signals;
+pub mod store;
