@@ -1,5 +1,6 @@
 //! The pure engine.
 
 pub mod event;
+pub mod size;
 pub mod snapshot;
 pub mod types;
