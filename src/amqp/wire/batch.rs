@@ -32,6 +32,13 @@ pub struct Exchanges {
     pub dead: ShortString,
 }
 
+impl Exchanges {
+    /// Names longer than the 255 bytes that the protocol can carry are cut; the configuration refuses them.
+    pub fn new(egress: &str, dead: &str) -> Self {
+        Exchanges { egress: short(egress), dead: short(dead) }
+    }
+}
+
 /// One message to be published, `mandatory` and confirmed.
 #[derive(Clone, Debug)]
 pub struct Outgoing {

@@ -129,7 +129,7 @@ fn at(index: usize, dead: Dead) -> Dead {
 fn array(text: &str, max: usize) -> Result<Vec<Entry<'_>>, Dead> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let mut list = List { max, entries: Vec::new(), too_many: false };
-    let read = reader.deserialize_seq(&mut list).and_then(|()| reader.end());
+    let read = reader.deserialize_seq(&mut list);
     let List { entries, too_many, .. } = list;
     match read {
         _ if too_many => Err(fields::verdict(
@@ -137,6 +137,7 @@ fn array(text: &str, max: usize) -> Result<Vec<Entry<'_>>, Dead> {
             format!("the envelope has more entries than limits.max_envelope_items ({max})"),
         )),
         Err(error) => Err(fields::invalid(format!("entry {} is not understood: {error}", entries.len()))),
+        Ok(()) if reader.end().is_err() => Err(fields::invalid("the envelope goes on behind its array")),
         Ok(()) if entries.is_empty() => Err(fields::invalid("the envelope is an empty array")),
         Ok(()) => Ok(entries),
     }

@@ -187,8 +187,8 @@ impl<'a> Message<'a> {
             envelope::Names { customer: self.customer().ok().flatten().map(Into::into), application: None }
         };
         let application = named.application.or_else(|| self.application().ok().flatten().map(Into::into));
-        let json = is_embeddable(self.basic.content_type, self.basic.content_encoding, &body);
-        let content = Content { properties: self.dead_properties(), body, json };
+        // A dead letter is never embedded, so its body is not judged.
+        let content = Content { properties: self.dead_properties(), body, json: false };
         Rejected { application, customer: named.customer, dead, content: Arc::new(content) }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 const STORE: u64 = 0xabcd;
 
 fn names() -> Exchanges {
-    Exchanges { egress: "out".into(), dead: "dead".into() }
+    Exchanges::new("out", "dead")
 }
 
 fn out_item(seq: u64, request: NewItem) -> BatchItem {

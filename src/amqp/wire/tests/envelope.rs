@@ -37,7 +37,7 @@ fn republished(item: &NewItem) -> Incoming<'static> {
             content: Arc::clone(&item.content),
         }],
     };
-    let names = Exchanges { egress: "out".into(), dead: "dead".into() };
+    let names = Exchanges::new("out", "dead");
     let out = encode(&batch, &names, 1, NOW);
     Incoming {
         exchange: "",
@@ -132,6 +132,8 @@ fn strictness() {
         (r#"{"payload_base64":"a-_="}"#, "payload_base64 "),
         (r#"{"payload_base64":5}"#, "payload_base64 "),
         (r#"[]"#, "empty array"),
+        (r#"[{"payload":1}] x"#, "behind its array"),
+        (r#"[{"payload":1}"#, "not understood"),
     ] {
         let error = refused(json);
         assert!(error.contains(named), "{json}: {error}");

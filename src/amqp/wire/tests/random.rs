@@ -180,8 +180,8 @@ fn accepted() -> impl Strategy<Value = NewItem> {
                 properties = properties.with_type(text.into());
             }
             match take(properties, &body) {
-                RequestBody::Items(mut items) if items.len() == 1 => items.pop(),
-                _ => None,
+                RequestBody::Items(mut items) => items.pop(),
+                RequestBody::Rejected(_) => None,
             }
         })
 }
@@ -228,7 +228,7 @@ fn read_back(format: Format, body: &[u8]) -> Vec<serde_json::Value> {
 }
 
 fn encoded(batch: &Batch) -> Vec<u8> {
-    encode(batch, &Exchanges { egress: "out".into(), dead: "dead".into() }, u64::MAX, NOW).body.to_vec()
+    encode(batch, &Exchanges::new("out", "dead"), u64::MAX, NOW).body.to_vec()
 }
 
 proptest! {
