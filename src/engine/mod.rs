@@ -18,13 +18,6 @@
 
 mod delivery;
 pub mod event;
-mod intake;
-mod lane;
-mod ledger;
-mod preload;
-mod retry;
-mod schedule;
-mod slab;
 pub mod size;
 pub mod snapshot;
 mod table;
