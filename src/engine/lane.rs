@@ -96,6 +96,11 @@ impl Engine {
             return;
         }
         self.park_in_place(id);
+        self.back_to_lane(id);
+    }
+
+    /// An item of the lane is in the store alone again. It is on no list.
+    pub(super) fn back_to_lane(&mut self, id: u32) {
         let Some(row) = self.remove_row(id) else { return };
         self.cursor.note_move(row.key.seq, Some(row.app));
         let lane = self.lane_mut(row.app);

@@ -18,7 +18,14 @@
 
 mod delivery;
 pub mod event;
+mod intake;
+mod lane;
+mod ledger;
+mod preload;
+mod retry;
+mod schedule;
 pub mod size;
+mod slab;
 pub mod snapshot;
 mod table;
 pub mod types;
@@ -560,5 +567,43 @@ impl Engine {
     /// Whether items are written to a store; else the broker's unacked message is the only copy.
     fn is_durable(&self) -> bool {
         self.settings.hold_max.is_none()
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// Makes memory short, so that small worlds reach its bounds.
+    fn shrink(&mut self, rows: usize, contents: u64) {
+        self.budget = Budget { rows, contents };
+    }
+
+    fn shrunk(&self) -> (usize, u64) {
+        (self.budget.rows, self.budget.contents)
+    }
+
+    /// The invariants of the module pages, against the store as it stands once all writes are executed.
+    fn check_invariants(&self, store: &tests::FakeStore) {
+        let pending: u64 = self.deletes.iter().filter(|op| matches!(op, Op::Delete { place: event::Place::Time, .. })).count() as u64;
+        assert_eq!(self.stored + pending, store.time.len() as u64, "count of the time index");
+        for (key, item) in store.time.range(..self.cursor.until) {
+            let deleted = self.deletes.iter().any(|op| matches!(op, Op::Delete { key: gone, .. } if gone == key));
+            assert!(
+                deleted || self.by_seq.contains_key(&key.seq),
+                "below the cursor {:?} and not in memory: {item:?}",
+                self.cursor.until
+            );
+        }
+        let in_memory = self.rows.ids().filter(|id| self.rows[*id].stored && !self.rows[*id].in_lane).count();
+        assert_eq!(self.stored_in_memory, in_memory as u64);
+        let contents: u64 =
+            self.rows.ids().filter_map(|id| self.rows[id].content.as_ref()).map(|c| c.size()).sum();
+        assert_eq!(self.content_bytes, contents, "bytes of payloads");
+        for app in self.apps.ids() {
+            let lane = self.apps[app].lane.as_ref().map_or(0, |lane| lane.count);
+            let gone = self.deletes.iter().filter(|op| matches!(op, Op::Delete { place: event::Place::Lane(l), .. } if *l == self.apps[app].name)).count();
+            let there = store.lanes.keys().filter(|(name, _)| *name == self.apps[app].name).count() - gone;
+            assert_eq!(lane, there as u64, "count of lane {:?}", self.apps[app].name);
+        }
+        assert_eq!(self.slots, self.apps.ids().map(|id| self.apps[id].slots).sum::<usize>());
     }
 }

@@ -98,14 +98,16 @@ impl Engine {
     /// Asks for the next rows when the horizon comes near and there is room.
     pub(super) fn preload(&mut self, now: Now) {
         self.load_lanes();
-        let wanted = now.wall + HORIZON_MS;
+        let wanted = if self.may_open_intake() {
+            now.wall + HORIZON_MS
+        } else {
+            // After a start; far away only where the clock was set back meanwhile.
+            self.bare_until.max(now.wall + HORIZON_MS)
+        };
         if self.cursor.loading.is_some() || !self.is_preload_due(now.wall) {
             return;
         }
-        let room = self.budget.rows.saturating_sub(self.rows.len());
-        if room < LOAD_ROWS_MIN {
-            return;
-        }
+        let Some(room) = self.room() else { return };
         let from = self.cursor.until.max(self.cursor.far_min);
         let until = wanted.max(from.due.saturating_add(1));
         self.cursor.loading = Some(until);
@@ -121,6 +123,9 @@ impl Engine {
     fn is_preload_due(&self, wall: u64) -> bool {
         let ahead = self.cursor.until.max(self.cursor.far_min).due.saturating_sub(wall);
         let room = self.content_bytes < self.budget.contents / 8 * 7;
+        if !self.may_open_intake() {
+            return true;
+        }
         self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead < URGENT_MS)
     }
 
@@ -129,10 +134,8 @@ impl Engine {
         if self.far() == 0 || self.cursor.loading.is_some() {
             return None;
         }
-        if self.budget.rows.saturating_sub(self.rows.len()) < LOAD_ROWS_MIN {
-            // Room comes with an event.
-            return None;
-        }
+        // Without room there is nothing to wait for but an event.
+        self.room()?;
         let reach = self.cursor.until.max(self.cursor.far_min).due.saturating_add(1);
         let room = self.content_bytes < self.budget.contents / 8 * 7;
         Some(reach.saturating_sub(if room { HORIZON_MS / 2 } else { URGENT_MS }))
@@ -143,7 +146,13 @@ impl Engine {
         self.far() == 0
             || self.cursor.until.due >= self.bare_until
             || self.cursor.far_min.due >= self.bare_until
-            || self.budget.rows.saturating_sub(self.rows.len()) < LOAD_ROWS_MIN
+            || self.room().is_none()
+    }
+
+    /// How many rows find room in memory; `None` = too few to be worth a load.
+    fn room(&self) -> Option<usize> {
+        let room = self.budget.rows.saturating_sub(self.rows.len());
+        (room >= LOAD_ROWS_MIN.min(self.budget.rows / 4)).then_some(room)
     }
 
     /// No item of the time index lies below.
@@ -174,6 +183,10 @@ impl Engine {
     fn give_back(&mut self, id: u32) {
         let row = &self.rows[id];
         let (key, group) = (row.key, row.group);
+        if row.in_lane {
+            self.back_to_lane(id);
+            return;
+        }
         if group != NIL {
             let owner = &self.groups[group];
             let application = Arc::clone(&self.apps[owner.app].name);

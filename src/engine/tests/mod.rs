@@ -4,3 +4,5 @@
 mod sim;
 mod transcripts;
 mod world;
+
+pub(super) use world::FakeStore;

@@ -10,9 +10,9 @@ pub(super) const T0: u64 = 1_800_000_000_000;
 
 /// What a real store does, over sorted maps. A job that has been executed is durable.
 #[derive(Clone, Default)]
-pub(super) struct FakeStore {
-    pub(super) time: BTreeMap<Key, Stored>,
-    pub(super) lanes: BTreeMap<(Arc<str>, Key), Stored>,
+pub(in crate::engine) struct FakeStore {
+    pub(in crate::engine) time: BTreeMap<Key, Stored>,
+    pub(in crate::engine) lanes: BTreeMap<(Arc<str>, Key), Stored>,
     pub(super) index: BTreeSet<(Arc<str>, Arc<str>, Key)>,
     windows: BTreeMap<(Arc<str>, Arc<str>), WindowRow>,
     lane_rows: BTreeMap<Arc<str>, LaneRow>,
