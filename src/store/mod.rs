@@ -14,7 +14,11 @@ mod spaces;
 pub mod thread;
 
 #[cfg(test)]
+mod measure;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod thread_tests;
 
 use crate::config::{self, StoreKind};
 use crate::engine::event::{Load, Loaded, Marks, Op, Opened, Place, Token};
