@@ -116,12 +116,14 @@ fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
             OpenError::Io { action: "open", path: path.to_owned(), source }
         }
         _ => {
-            let place = match error {
-                fjall::Error::JournalRecovery(_) => format!("{}/*.jnl", path.display()),
-                fjall::Error::InvalidVersion(_) => path.join("version").display().to_string(),
-                _ => path.display().to_string(),
+            let place = if matches!(error, fjall::Error::JournalRecovery(_)) {
+                path.join("*.jnl")
+            } else if matches!(error, fjall::Error::InvalidVersion(_)) {
+                path.join("version")
+            } else {
+                path.to_owned()
             };
-            OpenError::Damaged { place, error: error.to_string() }
+            OpenError::Damaged { place: place.display().to_string(), error: error.to_string() }
         }
     }
 }

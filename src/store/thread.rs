@@ -134,17 +134,17 @@ impl Handle {
     /// for again behind all that was queued.
     pub fn load(&self, load: Load) {
         let mut state = self.shared.lock();
-        match load {
-            Load::Contents(wanted) if state.has_reader && state.reads.len() < MAX_JOBS => {
-                if state.open() {
-                    state.reads.push_back(Queued { since: clock::now().mono, bytes: 0, job: wanted });
-                    self.shared.reads.notify_one();
-                }
-            }
-            load => {
+        let beside = state.has_reader && state.reads.len() < MAX_JOBS;
+        let wanted = match load {
+            Load::Contents(wanted) if beside => wanted,
+            load @ (Load::Time { .. } | Load::Lane { .. } | Load::Group { .. } | Load::Contents(_)) => {
                 drop(state);
-                self.queue(Job::Load(load), 0);
+                return self.queue(Job::Load(load), 0);
             }
+        };
+        if state.open() {
+            state.reads.push_back(Queued { since: clock::now().mono, bytes: 0, job: wanted });
+            self.shared.reads.notify_one();
         }
     }
 
