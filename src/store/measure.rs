@@ -92,3 +92,29 @@ fn a_million_waiting_in_little_memory() {
     timed("close", 1, || store.close().unwrap());
     timed("open", 1, || drop(open_at(dir.path())));
 }
+
+/// Needs a small file system of its own (tmpfs of 160 MiB, say), named by `TIDEGATE_SMALL_DISK`.
+#[test]
+#[ignore = "needs a small file system"]
+fn a_full_disk_is_called_that_and_loses_nothing() {
+    let Some(path) = std::env::var_os("TIDEGATE_SMALL_DISK") else { return };
+    let path = PathBuf::from(path).join("store");
+    let mut store = open_at(&path).store;
+    let mut committed = 0;
+    let error = loop {
+        let ops = (committed..committed + 1_000).map(|seq| put(seq, 1_000)).collect();
+        match store.commit(&[group(committed, ops)]) {
+            Ok(()) => committed += 1_000,
+            Err(error) => break error,
+        }
+    };
+    println!("after {committed} rows: {error}");
+    assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
+    drop(store);
+    let mut again = open_at(&path);
+    let load = Load::Time { from: Key::default(), until: u64::MAX, max_rows: usize::MAX, max_bytes: 0 };
+    match again.store.load(&load).unwrap() {
+        Loaded::Time { rows, .. } => assert!(rows.len() as u64 >= committed, "{} rows", rows.len()),
+        other => panic!("{other:?}"),
+    }
+}
