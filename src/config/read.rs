@@ -75,6 +75,9 @@ fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
 /// key that was written; where both were, at the latter of the two.
 fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
     let [ingest, egress, dead] = parts;
+    if [&*ingest, &*egress, &*dead].iter().any(|s| s.failed(&["exchange", "queue"])) {
+        return;
+    }
     if c.ingest.exchange == c.egress.exchange {
         let at = if egress.is_set("exchange") { &mut *egress } else { &mut *ingest };
         at.fault(

@@ -171,7 +171,7 @@ impl Visitor<'_> for Size {
 /// A number of bytes as text, in the largest unit that divides it.
 pub(super) fn size(bytes: u64) -> String {
     let binary = UNITS[6..].iter().rev().chain(&UNITS[..1]);
-    match binary.into_iter().find(|(_, f)| bytes > 0 && bytes % f == 0) {
+    match binary.into_iter().find(|(_, f)| bytes > 0 && bytes.is_multiple_of(*f)) {
         Some((unit, f)) => format!("{}{unit}", bytes / f),
         None => format!("{bytes}B"),
     }

@@ -278,7 +278,8 @@ mod tests {
             let uri = format!("amqp://{}:{}@h/{}", encode(&user), encode(&password), encode(&vhost));
             let parsed = parse(&uri).unwrap();
             prop_assert_eq!(parsed.user, Some(user));
-            prop_assert_eq!(parsed.password.unwrap().expose_secret(), password);
+            let read = parsed.password.unwrap();
+            prop_assert_eq!(read.expose_secret(), password);
             prop_assert_eq!(parsed.vhost, vhost);
         }
     }
