@@ -1,1 +1,94 @@
-//! Headers and bodies to types, and back; pure.
+//! Placeholder of the message mapping, just enough to compile and to run the trap tests against.
+
+use crate::engine::types::{Batch, Content, DuplicateRule, NewItem, RequestBody};
+use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
+use lapin::BasicProperties;
+use std::sync::Arc;
+
+/// One delivery.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// Exchange.
+    pub exchange: &'a str,
+    /// Routing key.
+    pub routing_key: &'a str,
+    /// Properties.
+    pub properties: BasicProperties,
+    /// Body.
+    pub body: Vec<u8>,
+    /// Wall clock at receipt, UTC ms.
+    pub received: u64,
+}
+
+/// Limits of one request.
+#[derive(Clone, Debug)]
+pub struct RequestLimits {
+    /// Bytes.
+    pub max_body: u64,
+    /// Entries.
+    pub max_envelope_items: usize,
+    /// Ms.
+    pub max_delay_ms: u64,
+}
+
+/// Reads a delivery.
+pub fn request(incoming: Incoming<'_>, _limits: &RequestLimits) -> RequestBody {
+    let content = Content { properties: Vec::new(), body: incoming.body, json: false };
+    RequestBody::Items(vec![NewItem {
+        application: incoming.routing_key.into(),
+        customer: None,
+        at: None,
+        expiry: None,
+        id: None,
+        on_duplicate: DuplicateRule::Keep,
+        weight: 100,
+        content: Arc::new(content),
+    }])
+}
+
+/// Names of the exchanges.
+#[derive(Clone, Debug)]
+pub struct Exchanges {
+    /// Output.
+    pub egress: String,
+    /// Dead letters.
+    pub dead: String,
+}
+
+/// A message to publish.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// Exchange.
+    pub exchange: String,
+    /// Routing key.
+    pub routing_key: String,
+    /// Properties.
+    pub properties: BasicProperties,
+    /// Body.
+    pub body: Vec<u8>,
+    /// Header `x-batch`.
+    pub id: String,
+}
+
+/// Encodes a batch.
+pub fn encode(batch: &Batch, names: &Exchanges, _store_identity: u64, _now_ms: u64) -> Outgoing {
+    let id = format!("b{}", batch.number);
+    let mut headers = FieldTable::default();
+    headers.insert(ShortString::from("x-batch"), AMQPValue::LongString(LongString::from(id.as_str())));
+    let body = batch.items.iter().flat_map(|i| i.content.body.iter().copied()).collect();
+    Outgoing {
+        exchange: if batch.dead.is_some() { names.dead.clone() } else { names.egress.clone() },
+        routing_key: batch.application.to_string(),
+        properties: BasicProperties::default().with_delivery_mode(2).with_headers(headers),
+        body,
+        id,
+    }
+}
+
+/// Header `x-batch`.
+pub fn batch_id_of(properties: &BasicProperties) -> Option<&str> {
+    match properties.headers().as_ref()?.inner().get("x-batch")? {
+        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
+        _ => None,
+    }
+}
