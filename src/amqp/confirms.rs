@@ -144,12 +144,12 @@ mod tests {
     async fn gives_each_answer_once_and_wakes_for_it() {
         let mut confirms = Confirms::default();
         let mut senders: Vec<_> = (0..4).map(|slot| publish(&mut confirms, slot)).collect();
-        assert_eq!(drained(&mut confirms), []);
+        assert!(drained(&mut confirms).is_empty());
         senders.remove(2).send(Confirmation::Ack(None)).unwrap();
         senders.remove(0).send(Confirmation::Ack(None)).unwrap();
         confirms.woken().await;
         assert_eq!(drained(&mut confirms), [2, 0]);
-        assert_eq!(drained(&mut confirms), []);
+        assert!(drained(&mut confirms).is_empty());
         // A slot is used again.
         let again = publish(&mut confirms, 2);
         let late = tokio::spawn(async move {

@@ -155,7 +155,7 @@ mod tests {
         let mut prefetch = Prefetch::new(10_000, 256 * MIB);
         assert_eq!(prefetch.current(), 1_024, "64 MiB in bodies of 64 KiB");
         assert_eq!(feed(&mut prefetch, 300, 200), [10_000]);
-        assert_eq!(feed(&mut prefetch, 5_000, 2_000), [], "and stays");
+        assert!(feed(&mut prefetch, 5_000, 2_000).is_empty(), "and stays");
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         let mut prefetch = Prefetch::new(10_000, 256 * MIB);
         feed(&mut prefetch, 300, 200);
         assert_eq!(feed(&mut prefetch, 1, 8 * MIB), [8]);
-        assert_eq!(feed(&mut prefetch, 400, 200), []);
+        assert!(feed(&mut prefetch, 400, 200).is_empty());
         assert_eq!(feed(&mut prefetch, 200, 200), [10_000]);
     }
 
@@ -183,7 +183,7 @@ mod tests {
     fn small_changes_are_not_worth_it() {
         let mut prefetch = Prefetch::new(60_000, 256 * MIB);
         assert_eq!(feed(&mut prefetch, 256, 10_000), [6_710]);
-        assert_eq!(feed(&mut prefetch, 2_560, 7_000), [], "9,586 would be less than twice as much");
+        assert!(feed(&mut prefetch, 2_560, 7_000).is_empty(), "9,586 would be less than twice as much");
     }
 
     #[test]

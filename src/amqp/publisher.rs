@@ -143,7 +143,6 @@ impl Egress {
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut closing: Option<Instant> = None;
         loop {
-            self.blocked(lane, up);
             let arrived = tokio::select! {
                 () = requested(&mut self.shutdown), if closing.is_none() => {
                     let left = self.shutdown.borrow().map_or(Duration::ZERO, |end| end - Instant::now());
@@ -164,6 +163,7 @@ impl Egress {
                     None => return Ok(()),
                 },
             };
+            self.blocked(lane, up);
             self.turn(lane, arrived)?;
             lane.check(&self.options.timeouts)?;
             if closing.is_some_and(|end| lane.is_idle() || end <= Instant::now()) {
