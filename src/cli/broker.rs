@@ -50,7 +50,7 @@ impl Session {
                     let channel = within(limit, "opening a channel", connection.create_channel()).await?;
                     return Ok(Session { connection, channel, limit });
                 }
-                Err(error) => said.push(error),
+                Err(error) => said.push(error.to_string()),
             }
         }
         Err(Failure::Failed(format!("no connection to the broker: {}", said.join("; "))))

@@ -53,8 +53,17 @@ pub fn run(config: &Config, args: PushArgs, output: Output) -> Result<(), Failur
         headers: headers(&args)?,
         body,
     };
-    block_on(publish(config, &message))?;
+    // With the id, whose outcome is unknown can be pushed again without becoming a second item.
+    block_on(publish(config, &message)).map_err(|failure| name_id(failure, &message.id))?;
     report(config, &args, &message, output)
+}
+
+fn name_id(failure: Failure, id: &str) -> Failure {
+    if let Failure::Failed(text) = failure {
+        Failure::Failed(format!("{text} (id {})", plain(id)))
+    } else {
+        failure
+    }
 }
 
 fn read_input(input: impl Read) -> Result<Vec<u8>, Failure> {
@@ -145,10 +154,7 @@ async fn confirmed(session: &Session, exchange: &str, message: &Message) -> Resu
         properties,
     );
     let confirm = session.ask("publishing", published).await?;
-    judge(
-        session.ask("waiting for the confirm (the request may or may not have arrived)", confirm).await?,
-        exchange,
-    )
+    judge(session.ask("waiting for the confirm", confirm).await?, exchange)
 }
 
 /// With a single publish on the channel a return can only belong to it.

@@ -5,6 +5,7 @@ use super::output::{plain, Failure, Out};
 use crate::admin::state::{ApplicationState, Document};
 use crate::config::Config;
 use secrecy::ExposeSecret;
+use serde::Deserialize;
 use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -20,37 +21,47 @@ const MAX_ANSWER: u64 = 16 << 20;
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when it is not ready.
 pub fn run(config: &Config, output: Output) -> Result<(), Failure> {
-    let client = Client::new(config);
-    // First the probe: its word counts, and it is answered even when the daemon's loop is stuck.
-    let (ready_status, ready) = client.get("/readyz")?;
-    let missing = match (ready_status, ready.get("ready")) {
-        (200 | 503, Some(Value::Bool(_))) => names(&ready["missing"]),
-        _ => return Err(client.not_tidegate()),
-    };
-    let (status, state) = client.get("/api/v1/state")?;
-    match status {
-        200 => {}
-        401 | 403 => {
-            let hint = "the daemon wants its token: admin.token_file of this configuration must name it";
-            return Err(Failure::Failed(format!("{hint} (HTTP {status})")));
-        }
-        _ => {
-            let said = state["error"].as_str().unwrap_or("no reason given");
-            return Err(Failure::Failed(format!("{}: HTTP {status}: {}", client.base, plain(said))));
-        }
-    }
+    let report = fetch(&Client::new(config))?;
     let mut out = Out::lock();
     match output {
-        Output::Json => out.json(&state)?,
-        Output::Table => {
-            let document: Document = serde_json::from_value(state).map_err(|_| client.not_tidegate())?;
-            table(&document, &mut out)?;
-        }
+        Output::Json => out.json(&report.raw)?,
+        Output::Table => table(&report.document, &mut out)?,
     }
-    if ready_status == 200 {
-        Ok(())
-    } else {
-        Err(Failure::Partial(format!("not ready: {} missing", plain(&missing))))
+    match report.missing {
+        None => Ok(()),
+        Some(missing) => Err(Failure::Partial(format!("not ready: {} missing", plain(&missing)))),
+    }
+}
+
+/// What the daemon said.
+#[derive(Debug)]
+struct Report {
+    /// As it came, with keys that this version does not know.
+    raw: Value,
+    document: Document,
+    /// Set when it is not ready.
+    missing: Option<String>,
+}
+
+fn fetch(client: &Client) -> Result<Report, Failure> {
+    // First the probe: its word counts, and it is answered even when the daemon's loop is stuck.
+    let (status, ready) = client.get("/readyz")?;
+    let missing = match (status, ready.get("ready")) {
+        (200, Some(Value::Bool(true))) => None,
+        (503, Some(Value::Bool(false))) => Some(names(&ready["missing"])),
+        (403, _) => return Err(client.said(status, &ready)),
+        _ => return Err(client.not_tidegate()),
+    };
+    let (status, raw) = client.get("/api/v1/state")?;
+    match status {
+        200 => {
+            let document = Document::deserialize(&raw).map_err(|_| client.not_tidegate())?;
+            Ok(Report { raw, document, missing })
+        }
+        401 => Err(Failure::failed(
+            "the daemon wants its token: admin.token_file of this configuration must name it",
+        )),
+        _ => Err(client.said(status, &raw)),
     }
 }
 
@@ -89,6 +100,11 @@ impl Client {
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
         let value = serde_json::from_str(&text).map_err(|_| self.not_tidegate())?;
         Ok((status, value))
+    }
+
+    fn said(&self, status: u16, answer: &Value) -> Failure {
+        let said = answer["error"].as_str().unwrap_or("no reason given");
+        Failure::Failed(format!("{}: HTTP {status}: {}", self.base, plain(said)))
     }
 
     fn not_tidegate(&self) -> Failure {
@@ -241,6 +257,53 @@ fn bytes(n: u64) -> String {
 mod tests {
     use super::*;
     use crate::admin::state::tests::example;
+    use crate::admin::{serve, Latch, Options, Query, Readiness, Server};
+    use std::sync::Arc;
+    use tokio::runtime::Runtime;
+
+    /// A daemon's admin server, and the configuration that leads to it.
+    fn daemon(token: Option<&str>) -> (Runtime, Server, Arc<Readiness>, Config) {
+        let mut config = Config::load(None, std::iter::empty()).unwrap().config;
+        config.admin.token = token.map(|t| t.to_owned().into());
+        config.admin.listen = "127.0.0.1:0".parse().unwrap();
+        let readiness = Arc::new(Readiness::new());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let ask = Arc::new(|Query::State(reply)| drop(reply.send(example())));
+        let server = runtime.block_on(serve(Options::from(&config.admin), readiness.clone(), ask)).unwrap();
+        config.admin.listen = server.local_addr();
+        (runtime, server, readiness, config)
+    }
+
+    #[test]
+    fn a_daemon_tells_its_state_ready_or_not() {
+        for token in [None, Some("canary")] {
+            let (_runtime, _server, readiness, config) = daemon(token);
+            let report = fetch(&Client::new(&config)).unwrap();
+            assert_eq!(report.missing.as_deref(), Some("store, ingest, egress, topology, consumer"));
+            assert_eq!(report.document.state, "not_ready");
+            Latch::ALL.into_iter().for_each(|latch| {
+                readiness.set(latch, true);
+            });
+            let report = fetch(&Client::new(&config)).unwrap();
+            assert_eq!(report.missing, None);
+            assert_eq!(report.raw["state"], "running");
+            assert_eq!(report.document.items.waiting, 40);
+        }
+    }
+
+    #[test]
+    fn a_wrong_token_and_a_dead_daemon_are_told_apart() {
+        let (runtime, server, _readiness, mut config) = daemon(Some("canary"));
+        config.admin.token = None;
+        let failure = fetch(&Client::new(&config)).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        assert!(failure.text().unwrap().contains("token"), "{failure:?}");
+        runtime.block_on(server.stop());
+        let failure = fetch(&Client::new(&config)).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        assert!(failure.text().unwrap().contains("no daemon answers at http://127.0.0.1:"), "{failure:?}");
+    }
 
     #[test]
     fn the_summary_says_what_an_operator_asks() {
