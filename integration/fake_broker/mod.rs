@@ -37,7 +37,7 @@ pub enum Seen {
         prefetch: u16,
     },
     Cancelled,
-    Published(Published),
+    Published(Box<Published>),
     Ack {
         tag: u64,
         multiple: bool,
@@ -170,7 +170,7 @@ impl Peer {
     pub fn next_publish(&mut self) -> Published {
         loop {
             match self.next() {
-                Seen::Published(published) => return published,
+                Seen::Published(published) => return *published,
                 Seen::Gone => panic!("gone before the publish"),
                 _ => {}
             }
@@ -359,7 +359,7 @@ impl Peer {
         }
         published.body.extend(body);
         if size == Some(published.body.len() as u64) {
-            return Some(Seen::Published(published));
+            return Some(Seen::Published(Box::new(published)));
         }
         self.partial = Some((published, size));
         None

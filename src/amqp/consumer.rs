@@ -192,10 +192,11 @@ impl Ingest {
             Err(fault) => Err(feed.cause(fault).await),
         };
         self.shared.post(Event::IngestLost);
-        if matches!(result, Ok(Next::Pause)) {
-            feed.close().await?;
+        let closed = feed.close(time_left(&self.shutdown)).await;
+        match result {
+            Ok(Next::Pause) => closed.map(|()| Next::Pause),
+            other => other,
         }
-        result
     }
 
     async fn consume(&mut self, feed: &mut Feed) -> Result<Next, Fault> {

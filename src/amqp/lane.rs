@@ -216,6 +216,18 @@ impl Lane {
         owed.settled.extend(probing.into_iter().chain(waiting).map(unknown));
     }
 
+    /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half closed for
+    /// an error.
+    pub(super) async fn close(self, limit: Duration) {
+        let open = [Some(self.channel), self.probe_channel];
+        for channel in open.into_iter().flatten().filter(|channel| channel.status().connected()) {
+            if !self.session.connection().status().blocked() {
+                // The connection's end closes it at the latest.
+                let _ = tokio::time::timeout(limit, channel.close(200, "OK".into())).await;
+            }
+        }
+    }
+
     fn finish_probe(&mut self, owed: &mut Owed) -> Result<(), Fault> {
         let Some(probed) = self.probed.take() else { return Ok(()) };
         let since = self.probing.take().map(|(_, since, _)| since);
