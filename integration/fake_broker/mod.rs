@@ -3,6 +3,8 @@
 //! It speaks just enough for a client to connect, set up, publish and consume; what happens then is the script's
 //! business. One thread a connection, blocking, every read bounded. Deliberately absent: queues, routing, memory.
 
+pub mod harness;
+
 use amq_protocol::frame::{gen_frame, parse_frame, AMQPContentHeader, AMQPFrame, WriteContext};
 use amq_protocol::protocol::{
     basic, channel, confirm, connection, exchange, queue, AMQPClass, BasicProperties,

@@ -46,7 +46,8 @@ impl Owed {
 
 pub(super) struct Lane {
     session: Arc<Session>,
-    channel: Channel,
+    /// Each publish under way holds it; cloning lapin's own handle is several times as dear.
+    channel: Arc<Channel>,
     names: Exchanges,
     store_identity: u64,
     limit: Duration,
@@ -62,7 +63,7 @@ pub(super) struct Lane {
     suspects: VecDeque<Batch>,
     /// Held back while suspects are probed alone.
     held: VecDeque<Batch>,
-    probe_channel: Option<Channel>,
+    probe_channel: Option<Arc<Channel>>,
     probing: Option<(u64, Instant, BoxFuture<'static, Probed>)>,
     probed: Option<Probed>,
 }
@@ -78,7 +79,7 @@ impl Lane {
         let now = Instant::now();
         Lane {
             session,
-            channel,
+            channel: Arc::new(channel),
             names,
             store_identity: options.store_identity,
             limit: options.timeouts.connect,

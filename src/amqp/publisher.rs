@@ -147,7 +147,7 @@ impl Egress {
         loop {
             let arrived = tokio::select! {
                 () = requested(&mut self.shutdown), if closing.is_none() => {
-                    let left = self.shutdown.borrow().map_or(Duration::ZERO, |end| end - Instant::now());
+                    let left = self.shutdown.borrow().map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()));
                     closing = Some(Instant::now() + left / 2);
                     None
                 }
