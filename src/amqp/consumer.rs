@@ -64,7 +64,7 @@ impl Ingest {
         let prefetch = Prefetch::new(options.ingest.prefetch, options.memory);
         Ingest {
             quarantine: Quarantine::started(options.quarantine, prefetch.current()),
-            limits: options.limits.clone(),
+            limits: options.limits,
             shared,
             options,
             orders,

@@ -2,6 +2,7 @@
 
 use super::connection::Session;
 use super::fault::{Fault, Kind};
+use super::wire::Body;
 use crate::engine::types::{Outcome, Settled};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
@@ -10,14 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A message with checked names, ready for lapin.
+/// A message, ready for lapin.
 pub(super) struct Message {
     pub(super) number: u64,
     pub(super) id: String,
     pub(super) exchange: ShortString,
     pub(super) routing_key: ShortString,
     pub(super) properties: BasicProperties,
-    pub(super) body: Vec<u8>,
+    pub(super) body: Body,
 }
 
 impl Message {

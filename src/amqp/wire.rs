@@ -21,7 +21,7 @@ pub struct Incoming<'a> {
 }
 
 /// Limits of one request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
     /// Bytes.
     pub max_body: u64,
@@ -50,22 +50,46 @@ pub fn request(incoming: Incoming<'_>, _limits: &RequestLimits) -> RequestBody {
 #[derive(Clone, Debug)]
 pub struct Exchanges {
     /// Output.
-    pub egress: String,
+    pub egress: ShortString,
     /// Dead letters.
-    pub dead: String,
+    pub dead: ShortString,
+}
+
+impl Exchanges {
+    /// From their names.
+    pub fn new(egress: &str, dead: &str) -> Self {
+        let short = |name: &str| ShortString::try_new(name).unwrap_or_default();
+        Exchanges { egress: short(egress), dead: short(dead) }
+    }
+}
+
+/// A payload.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// Encoded.
+    Built(Vec<u8>),
+}
+
+impl std::ops::Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let Body::Built(bytes) = self;
+        bytes
+    }
 }
 
 /// A message to publish.
 #[derive(Debug)]
 pub struct Outgoing {
     /// Exchange.
-    pub exchange: String,
+    pub exchange: ShortString,
     /// Routing key.
-    pub routing_key: String,
+    pub routing_key: ShortString,
     /// Properties.
     pub properties: BasicProperties,
     /// Body.
-    pub body: Vec<u8>,
+    pub body: Body,
     /// Header `x-batch`.
     pub id: String,
 }
@@ -78,17 +102,15 @@ pub fn encode(batch: &Batch, names: &Exchanges, _store_identity: u64, _now_ms: u
     let body = batch.items.iter().flat_map(|i| i.content.body.iter().copied()).collect();
     Outgoing {
         exchange: if batch.dead.is_some() { names.dead.clone() } else { names.egress.clone() },
-        routing_key: batch.application.to_string(),
+        routing_key: ShortString::try_new(&*batch.application).unwrap_or_default(),
         properties: BasicProperties::default().with_delivery_mode(2).with_headers(headers),
-        body,
+        body: Body::Built(body),
         id,
     }
 }
 
 /// Header `x-batch`.
 pub fn batch_id_of(properties: &BasicProperties) -> Option<&str> {
-    match properties.headers().as_ref()?.inner().get("x-batch")? {
-        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
-        _ => None,
-    }
+    let text = properties.headers().as_ref()?.inner().get("x-batch")?.as_long_string()?;
+    std::str::from_utf8(text.as_bytes()).ok()
 }
