@@ -3,26 +3,26 @@
 //!
 //! `.cargo/config.toml` gives the threads of tests the stack that the daemon gives itself.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "a test fails by panicking; scripts skip the rest"
+)]
+
 mod fake_broker;
 
-use fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
+use fake_broker::harness::*;
+use fake_broker::{idle, FakeBroker, Published, Script, Seen};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpListener;
-use std::sync::mpsc::{channel, Receiver, Sender};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::mpsc::channel;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use tidegate::amqp::wire::{request, Incoming, RequestLimits};
-use tidegate::amqp::{connect, Amqp, Event, Link, Options, Side};
-use tidegate::config::{self, Endpoint, Timeouts, Topology};
-use tidegate::engine::types::{
-    Ack, Batch, BatchItem, ClosedBy, Delivery, Format, Outcome, Request, RequestBody, Settled,
-};
-
-const PASSWORD: &str = "canary-password";
-const PATIENCE: Duration = Duration::from_secs(20);
+use tidegate::amqp::{connect, Event, Side};
+use tidegate::engine::event::Intake;
+use tidegate::engine::types::{Ack, Batch, Delivery, Outcome};
 
 /// T1: a `multiple` ack completes confirms in any order, and a return rides on whichever is first.
 #[test]
@@ -302,6 +302,65 @@ fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
     assert_eq!(next(), (4, 256), "on the same connection");
 }
 
+/// Pausing gives back what is unacked; resuming is a new generation on the same connection, where the old one's acks mean
+/// nothing; stopping keeps the generation for its acks.
+#[test]
+fn intake_pauses_resumes_and_stops() {
+    let (told, tells) = channel();
+    let script: Script = Box::new(move |mut peer, n| loop {
+        match peer.next() {
+            Seen::Consume { channel, tag, .. } => {
+                peer.deliver(channel, &tag, 1, BasicProperties::default(), b"1");
+                peer.deliver(channel, &tag, 2, BasicProperties::default(), b"2");
+            }
+            Seen::Cancelled => told.send((n, "cancelled")).unwrap(),
+            Seen::Closed => told.send((n, "closed")).unwrap(),
+            Seen::Ack { tag: 2, multiple: true } => told.send((n, "acked")).unwrap(),
+            Seen::Gone => return,
+            _ => {}
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    // Of the set-up.
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "closed"));
+    let old = [daemon.request(), daemon.request()][1].delivery;
+    daemon.amqp.intake(Intake::Pause);
+    daemon.wait("IngestLost", |event| matches!(event, Event::IngestLost).then_some(()));
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "closed"));
+    daemon.amqp.ack(vec![Ack { delivery: old, multiple: true }]);
+    daemon.amqp.intake(Intake::Resume);
+    let new = [daemon.request(), daemon.request()][1].delivery;
+    assert_eq!((old.generation, new), (1, Delivery { generation: 2, tag: 2 }));
+    daemon.amqp.stop_intake();
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "cancelled"), "and nothing was acked");
+    daemon.amqp.ack(vec![Ack { delivery: new, multiple: true }]);
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "acked"));
+    assert_eq!(daemon.amqp.stats().ingest_failures, 0);
+}
+
+/// A larger prefetch takes a new consumer, on the same channel: what is unacked stays ours.
+#[test]
+fn prefetch_grows_within_the_generation_once_bodies_are_known_to_be_small() {
+    let (told, tells) = channel();
+    let script: Script = Box::new(move |mut peer, _| {
+        let mut delivered = 0;
+        while let Some((channel, consumer, prefetch)) = peer.next_consume() {
+            told.send((channel, prefetch)).unwrap();
+            for _ in 0..256 {
+                delivered += 1;
+                peer.deliver(channel, &consumer, delivered, BasicProperties::default(), b"small");
+            }
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    for tag in 1..=512 {
+        assert_eq!(daemon.request().delivery, Delivery { generation: 1, tag });
+    }
+    let (channel, before) = tells.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((before, tells.recv_timeout(PATIENCE).unwrap()), (256, (channel, 1_000)));
+    assert_eq!(daemon.amqp.stats().prefetch, 1_000);
+}
+
 /// A channel closed over the content of a message: all are suspects, and the culprit is found on the probe channel
 /// while the main channel goes on.
 #[test]
@@ -375,203 +434,6 @@ fn a_missing_exchange_leaves_all_unknown_and_is_named() {
     assert_eq!(daemon.settled(1)[&3], Outcome::Confirmed);
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-
-struct Daemon {
-    amqp: Amqp,
-    events: Receiver<Event>,
-    /// Requests that came in one chunk with one that was asked for.
-    requests: Mutex<std::collections::VecDeque<Request>>,
-    runtime: tokio::runtime::Runtime,
-}
-
-impl Daemon {
-    fn start(options: Options) -> Daemon {
-        log();
-        let runtime = runtime();
-        let (sender, events) = channel();
-        let on_event = Arc::new(move |event| {
-            // The test may be over.
-            let _ = sender.send(event);
-        });
-        let amqp = Amqp::start(runtime.handle(), options, on_event);
-        Daemon { amqp, events, requests: Mutex::default(), runtime }
-    }
-
-    /// The first event that fits; others are dropped.
-    fn wait<T>(&self, what: &str, mut pick: impl FnMut(Event) -> Option<T>) -> T {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let event =
-                self.events.recv_timeout(left).unwrap_or_else(|_| panic!("waited in vain for {what}"));
-            if let Some(found) = pick(event) {
-                return found;
-            }
-        }
-    }
-
-    fn ready(&self) {
-        self.wait("EgressReady", |event| matches!(event, Event::EgressReady).then_some(()));
-    }
-
-    /// So many outcomes; fails if a batch is settled twice.
-    fn settled(&self, count: usize) -> BTreeMap<u64, Outcome> {
-        let mut all = BTreeMap::new();
-        while all.len() < count {
-            let settled: Vec<Settled> = self.wait("outcomes", |event| match event {
-                Event::Settled(settled) => Some(settled),
-                _ => None,
-            });
-            for Settled { number, outcome } in settled {
-                assert_eq!(all.insert(number, outcome), None, "batch {number} settled twice");
-            }
-        }
-        assert_eq!(all.len(), count);
-        all
-    }
-
-    fn request(&self) -> Request {
-        let mut requests = self.requests.lock().unwrap();
-        if requests.is_empty() {
-            requests.extend(self.wait("a request", |event| match event {
-                Event::Requests(requests) => Some(requests),
-                _ => None,
-            }));
-        }
-        requests.pop_front().unwrap()
-    }
-
-    fn quiet_for(&self, time: Duration, unwanted: impl Fn(&Event) -> bool) {
-        let end = Instant::now() + time;
-        while let Ok(event) = self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            assert!(!unwanted(&event), "{event:?}");
-        }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.runtime.block_on(self.amqp.shutdown(Duration::from_secs(2)));
-    }
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
-}
-
-fn endpoint(host: &str, port: u16) -> Endpoint {
-    Endpoint {
-        tls: false,
-        host: host.to_owned(),
-        port,
-        vhost: "/".to_owned(),
-        user: "tester".to_owned(),
-        password: PASSWORD.into(),
-    }
-}
-
-fn options(port: u16) -> Options {
-    let endpoints = vec![endpoint("127.0.0.1", port)];
-    Options {
-        amqp: config::Amqp { endpoints: endpoints.clone(), topology: Topology::Declare, ca_file: None },
-        ingest: config::Ingest {
-            queue: "tidegate.ingest".into(),
-            exchange: "tidegate.in".into(),
-            prefetch: 1_000,
-        },
-        egress: config::Egress { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
-        dead: config::DeadLetters { exchange: "tidegate.dead".into() },
-        limits: limits(),
-        memory: 64 << 20,
-        timeouts: Timeouts {
-            connect: Duration::from_secs(5),
-            confirm: Duration::from_secs(10),
-            drain: Duration::from_secs(5),
-        },
-        store_identity: 7,
-        quarantine: false,
-    }
-}
-
-fn limits() -> RequestLimits {
-    RequestLimits { max_body: 8 << 20, max_envelope_items: 100, max_delay_ms: 1 << 40 }
-}
-
-/// A batch of one item; its application is `app` and its number.
-fn batch(number: u64) -> Batch {
-    let incoming = Incoming {
-        exchange: "tidegate.in",
-        routing_key: "app",
-        properties: BasicProperties::default(),
-        body: number.to_string().into_bytes(),
-        received: 1_000,
-    };
-    let RequestBody::Items(items) = request(incoming, &limits()) else {
-        panic!("a plain request is understood")
-    };
-    Batch {
-        number,
-        application: format!("app{number}").into(),
-        customer: None,
-        dead: None,
-        format: Format::Json,
-        closed_by: ClosedBy::Time,
-        attempt: 1,
-        due: 1_000,
-        probe: false,
-        items: vec![BatchItem {
-            seq: number,
-            due: 1_000,
-            received: 1_000,
-            attempts: 0,
-            content: items[0].content.clone(),
-        }],
-    }
-}
-
-/// Tells of each ack: connection, tag, multiple.
-fn acks_into(peer: &mut Peer, n: usize, acked: &Sender<(usize, u64, bool)>) {
-    loop {
-        match peer.next() {
-            Seen::Ack { tag, multiple } => acked.send((n, tag, multiple)).unwrap(),
-            Seen::Gone => return,
-            _ => {}
-        }
-    }
-}
-
-fn down_of(side: Side) -> impl FnMut(Event) -> Option<(String, Duration)> {
-    move |event| match event {
-        Event::Link { side: s, link: Link::Down { error, retry_in } } if s == side => Some((error, retry_in)),
-        _ => None,
-    }
-}
-
-fn up_of(side: Side) -> impl FnMut(Event) -> Option<String> {
-    move |event| match event {
-        Event::Link { side: s, link: Link::Up { address, .. } } if s == side => Some(address),
-        _ => None,
-    }
-}
-
-/// A property list of headers alone: a table in a table, so many deep.
-fn nested_headers(depth: usize) -> Vec<u8> {
-    let mut table: Vec<u8> = Vec::new();
-    for _ in 0..depth {
-        // Written backwards: content, length, type, name, length of the name.
-        let length = u32::try_from(table.len()).unwrap();
-        table.extend(length.to_be_bytes().iter().rev());
-        table.extend([b'F', b'n', 1]);
-    }
-    let length = u32::try_from(table.len()).unwrap();
-    table.extend(length.to_be_bytes().iter().rev());
-    table.reverse();
-    let mut properties = vec![0x20, 0x00];
-    properties.extend(table);
-    properties
-}
-
 #[test]
 fn the_nested_table_is_a_table() {
     let shallow = nested_headers(2);
@@ -584,30 +446,4 @@ fn the_nested_table_is_a_table() {
     let mut outer = FieldTable::default();
     outer.insert("n".into(), AMQPValue::FieldTable(inner));
     assert_eq!(properties, BasicProperties::default().with_headers(outer));
-}
-
-/// Everything that is logged at debug level by any thread of this process.
-fn log() -> Arc<Mutex<Vec<u8>>> {
-    static LOG: Mutex<Option<Arc<Mutex<Vec<u8>>>>> = Mutex::new(None);
-    static ONCE: Once = Once::new();
-    struct Sink(Arc<Mutex<Vec<u8>>>);
-    impl Write for Sink {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let log = LOG.lock().unwrap().get_or_insert_with(Arc::default).clone();
-    ONCE.call_once(|| {
-        let sink = log.clone();
-        tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::DEBUG)
-            .with_ansi(false)
-            .with_writer(move || Sink(sink.clone()))
-            .init();
-    });
-    log
 }

@@ -3,6 +3,8 @@
 //! It speaks just enough for a client to connect, set up, publish and consume; what happens then is the script's
 //! business. One thread a connection, blocking, every read bounded. Deliberately absent: queues, routing, memory.
 
+pub mod harness;
+
 use amq_protocol::frame::{gen_frame, parse_frame, AMQPContentHeader, AMQPFrame, WriteContext};
 use amq_protocol::protocol::{
     basic, channel, confirm, connection, exchange, queue, AMQPClass, BasicProperties,
@@ -37,7 +39,7 @@ pub enum Seen {
         prefetch: u16,
     },
     Cancelled,
-    Published(Published),
+    Published(Box<Published>),
     Ack {
         tag: u64,
         multiple: bool,
@@ -170,7 +172,7 @@ impl Peer {
     pub fn next_publish(&mut self) -> Published {
         loop {
             match self.next() {
-                Seen::Published(published) => return published,
+                Seen::Published(published) => return *published,
                 Seen::Gone => panic!("gone before the publish"),
                 _ => {}
             }
@@ -359,7 +361,7 @@ impl Peer {
         }
         published.body.extend(body);
         if size == Some(published.body.len() as u64) {
-            return Some(Seen::Published(published));
+            return Some(Seen::Published(Box::new(published)));
         }
         self.partial = Some((published, size));
         None

@@ -139,9 +139,12 @@ impl Session {
     pub(super) async fn close(&self, limit: Duration) {
         if self.connection.status().connected() && !self.connection.status().blocked() {
             let closing = self.connection.close(200, "OK".into());
-            if timeout(limit, closing).await.is_err() {
-                tracing::debug!(address = %self.address, "connection not closed in time, shutting its socket down");
+            if matches!(timeout(limit, closing).await, Ok(Ok(()))) {
+                // lapin's thread ends by itself now.
+                self.socket.forget();
+                return;
             }
+            tracing::debug!(address = %self.address, "connection not closed properly, shutting its socket down");
         }
         self.socket.shut_down();
     }

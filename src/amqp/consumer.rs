@@ -64,7 +64,7 @@ impl Ingest {
         let prefetch = Prefetch::new(options.ingest.prefetch, options.memory);
         Ingest {
             quarantine: Quarantine::started(options.quarantine, prefetch.current()),
-            limits: options.limits.clone(),
+            limits: options.limits,
             shared,
             options,
             orders,
@@ -192,10 +192,11 @@ impl Ingest {
             Err(fault) => Err(feed.cause(fault).await),
         };
         self.shared.post(Event::IngestLost);
-        if matches!(result, Ok(Next::Pause)) {
-            feed.close().await?;
+        let closed = feed.close(time_left(&self.shutdown)).await;
+        match result {
+            Ok(Next::Pause) => closed.map(|()| Next::Pause),
+            other => other,
         }
-        result
     }
 
     async fn consume(&mut self, feed: &mut Feed) -> Result<Next, Fault> {

@@ -138,11 +138,14 @@ impl Feed {
         Ok(())
     }
 
-    /// Closes the channel: all that is unacked goes back to the queue at once.
-    pub(super) async fn close(self) -> Result<(), Fault> {
-        match timeout(self.limit, self.channel.close(200, "OK".into())).await {
+    /// Closes the channel, if it is still open: all that is unacked goes back to the queue at once.
+    pub(super) async fn close(self, limit: Duration) -> Result<(), Fault> {
+        if !self.is_connected() {
+            return Ok(());
+        }
+        match timeout(limit, self.channel.close(200, "OK".into())).await {
             Ok(done) => Ok(done?),
-            Err(_) => Err(Fault::timeout("closing the consumer's channel", self.limit)),
+            Err(_) => Err(Fault::timeout("closing the consumer's channel", limit)),
         }
     }
 

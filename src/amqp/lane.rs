@@ -14,7 +14,6 @@ use crate::engine::types::{Batch, Outcome, Settled};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::message::BasicReturnMessage;
-use lapin::types::ShortString;
 use lapin::{Channel, Confirmation};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,7 +45,8 @@ impl Owed {
 
 pub(super) struct Lane {
     session: Arc<Session>,
-    channel: Channel,
+    /// Each publish under way holds it; cloning lapin's own handle is several times as dear.
+    channel: Arc<Channel>,
     names: Exchanges,
     store_identity: u64,
     limit: Duration,
@@ -62,7 +62,7 @@ pub(super) struct Lane {
     suspects: VecDeque<Batch>,
     /// Held back while suspects are probed alone.
     held: VecDeque<Batch>,
-    probe_channel: Option<Channel>,
+    probe_channel: Option<Arc<Channel>>,
     probing: Option<(u64, Instant, BoxFuture<'static, Probed>)>,
     probed: Option<Probed>,
 }
@@ -78,7 +78,7 @@ impl Lane {
         let now = Instant::now();
         Lane {
             session,
-            channel,
+            channel: Arc::new(channel),
             names,
             store_identity: options.store_identity,
             limit: options.timeouts.connect,
@@ -172,21 +172,18 @@ impl Lane {
 
     /// Starts the next probe, or publishes what was held back for the last one.
     pub(super) fn advance(&mut self, owed: &mut Owed) {
-        while self.probing.is_none() {
-            if self.alone && !self.window.is_empty() && !self.suspects.is_empty() {
-                return;
-            }
-            let Some(batch) = self.suspects.pop_front() else { break };
-            let number = batch.number;
-            let Some(message) = self.message(&batch, owed) else { continue };
+        if self.probing.is_some() || (self.alone && !self.suspects.is_empty() && !self.window.is_empty()) {
+            return;
+        }
+        if let Some(batch) = self.suspects.pop_front() {
+            let message = self.message(&batch, owed);
             let channel = self.probe_channel.take();
             let probing = probe(self.session.clone(), channel, message, self.alone, self.limit).boxed();
-            self.probing = Some((number, Instant::now(), probing));
+            self.probing = Some((batch.number, Instant::now(), probing));
+            return;
         }
-        if self.probing.is_none() {
-            while let Some(batch) = self.held.pop_front() {
-                self.publish(&batch, owed);
-            }
+        while let Some(batch) = self.held.pop_front() {
+            self.publish(&batch, owed);
         }
     }
 
@@ -216,6 +213,18 @@ impl Lane {
         owed.settled.extend(probing.into_iter().chain(waiting).map(unknown));
     }
 
+    /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half closed for
+    /// an error.
+    pub(super) async fn close(self, limit: Duration) {
+        let open = [Some(self.channel), self.probe_channel];
+        for channel in open.into_iter().flatten().filter(|channel| channel.status().connected()) {
+            if !self.session.connection().status().blocked() {
+                // The connection's end closes it at the latest.
+                let _ = tokio::time::timeout(limit, channel.close(200, "OK".into())).await;
+            }
+        }
+    }
+
     fn finish_probe(&mut self, owed: &mut Owed) -> Result<(), Fault> {
         let Some(probed) = self.probed.take() else { return Ok(()) };
         let since = self.probing.take().map(|(_, since, _)| since);
@@ -228,31 +237,22 @@ impl Lane {
     }
 
     fn publish(&mut self, batch: &Batch, owed: &mut Owed) {
-        let Some(mut message) = self.message(batch, owed) else { return };
+        let mut message = self.message(batch, owed);
         let id = std::mem::take(&mut message.id);
         let slot = self.window.publish(message.number, id, us_since(self.epoch));
         self.confirms.start(slot, Box::pin(message.publish(self.channel.clone())));
     }
 
-    /// Encodes; one that cannot be expressed in AMQP is refused on the spot.
-    fn message(&self, batch: &Batch, owed: &mut Owed) -> Option<Message> {
+    /// Encodes, and notes how late its items are.
+    fn message(&self, batch: &Batch, owed: &mut Owed) -> Message {
         let now_us = clock::wall_us();
         let Outgoing { exchange, routing_key, properties, body, id } =
             wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
-        let names = ShortString::try_new(exchange).and_then(|e| Ok((e, ShortString::try_new(routing_key)?)));
-        let (exchange, routing_key) = match names {
-            Ok(names) => names,
-            Err(error) => {
-                let outcome = Outcome::Refused(format!("exchange or routing key: {error}").into());
-                owed.settled.push(Settled { number: batch.number, outcome });
-                return None;
-            }
-        };
         if batch.dead.is_none() {
             let late = |due: u64| now_us.saturating_sub(due.saturating_mul(1_000));
             owed.late_us.extend(batch.items.iter().map(|item| late(item.due)));
         }
-        Some(Message { number: batch.number, id, exchange, routing_key, properties, body })
+        Message { number: batch.number, id, exchange, routing_key, properties, body }
     }
 }
 

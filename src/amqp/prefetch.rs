@@ -85,8 +85,9 @@ pub(super) struct Quarantine {
     on: bool,
     /// Parse errors in a row with nothing acked between.
     errors: u32,
-    /// The culprit has been met since.
-    met: bool,
+    /// While it is on, parse errors in a row with nothing acked between. Two mean that the culprit is at the head of the
+    /// queue; one may have been preceded by an ack that did not reach the broker, whose message comes first then.
+    met: u32,
     acked: u32,
     /// As many deliveries as may lie before the culprit.
     depth: u32,
@@ -111,7 +112,7 @@ impl Quarantine {
     pub(super) fn parse_error(&mut self, prefetch: u16) {
         self.errors = self.errors.saturating_add(1);
         if self.on {
-            self.met = true;
+            self.met = self.met.saturating_add(1);
         } else if self.errors >= 2 {
             *self = Quarantine {
                 on: true,
@@ -122,12 +123,13 @@ impl Quarantine {
         }
     }
 
-    /// Deliveries were acked. True: back to normal, because the culprit was met and is gone, or because as many passed
-    /// as could have lain before it.
+    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, or because as many
+    /// passed as could have lain before it.
     pub(super) fn acked(&mut self, count: u32) -> bool {
         self.errors = 0;
         self.acked = self.acked.saturating_add(count);
-        let over = self.on && count > 0 && (self.met || self.acked >= self.depth);
+        let met = std::mem::take(&mut self.met);
+        let over = self.on && count > 0 && (met >= 2 || self.acked >= self.depth);
         if over {
             *self = Quarantine::default();
         }
@@ -199,6 +201,9 @@ mod tests {
         // Those before it pass one by one.
         assert!(!quarantine.acked(1));
         assert!(quarantine.is_on());
+        // It is met, but the last ack was lost: the one before it comes again.
+        quarantine.parse_error(1);
+        assert!(!quarantine.acked(1));
         // It is met until the broker takes it away; the next ack ends it.
         for _ in 0..50 {
             quarantine.parse_error(1);

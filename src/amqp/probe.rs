@@ -2,6 +2,7 @@
 
 use super::connection::Session;
 use super::fault::{Fault, Kind};
+use super::wire::Body;
 use crate::engine::types::{Outcome, Settled};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
@@ -10,24 +11,26 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A message with checked names, ready for lapin.
+/// A message, ready for lapin.
 pub(super) struct Message {
     pub(super) number: u64,
     pub(super) id: String,
     pub(super) exchange: ShortString,
     pub(super) routing_key: ShortString,
     pub(super) properties: BasicProperties,
-    pub(super) body: super::wire::Body,
+    pub(super) body: Body,
 }
 
 impl Message {
-    /// Publishes and waits for the confirm.
-    pub(super) async fn publish(self, channel: Channel) -> lapin::Result<Confirmation> {
+    /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer part.
+    pub(super) async fn publish(self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let options = BasicPublishOptions { mandatory: true, immediate: false };
-        channel
-            .basic_publish(self.exchange, self.routing_key, options, &self.body, self.properties)
-            .await?
-            .await
+        let confirm = {
+            let Message { exchange, routing_key, properties, body, .. } = self;
+            let channel = channel;
+            channel.basic_publish(exchange, routing_key, options, &body, properties).await?
+        };
+        confirm.await
     }
 }
 
@@ -35,7 +38,7 @@ impl Message {
 pub(super) struct Probed {
     pub(super) settled: Settled,
     /// For the next probe, if it is still open.
-    pub(super) channel: Option<Channel>,
+    pub(super) channel: Option<Arc<Channel>>,
     /// The connection, or what all batches need, is at fault: not this batch.
     pub(super) fault: Option<Fault>,
 }
@@ -55,7 +58,7 @@ pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Resul
 /// the caller, who knows when the connection is blocked.
 pub(super) async fn probe(
     session: Arc<Session>,
-    channel: Option<Channel>,
+    channel: Option<Arc<Channel>>,
     message: Message,
     alone: bool,
     limit: Duration,
@@ -69,7 +72,7 @@ pub(super) async fn probe(
     let channel = match channel.filter(|channel| channel.status().connected()) {
         Some(channel) => channel,
         None => match confirm_channel(&session, limit).await {
-            Ok(channel) => channel,
+            Ok(channel) => Arc::new(channel),
             Err(fault) => return unknown(fault),
         },
     };

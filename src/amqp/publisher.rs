@@ -130,7 +130,8 @@ impl Egress {
             Err(fault) if fault.kind == Kind::AfterEnd => Err(self.cause(&mut lane, fault, seen).await),
             other => other,
         };
-        self.end(lane, result.as_ref().err());
+        self.end(&mut lane, result.as_ref().err());
+        lane.close(time_left(&self.shutdown)).await;
         result
     }
 
@@ -141,19 +142,22 @@ impl Egress {
         let mut check = tokio::time::interval(CHECK);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut closing: Option<Instant> = None;
+        let mut reason = String::new();
         loop {
             let arrived = tokio::select! {
                 () = requested(&mut self.shutdown), if closing.is_none() => {
-                    let left = self.shutdown.borrow().map_or(Duration::ZERO, |end| end - Instant::now());
+                    let left = self.shutdown.borrow().map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()));
                     closing = Some(Instant::now() + left / 2);
                     None
                 }
                 () = lane.woken() => None,
                 event = events.next() => {
-                    if let Some(lapin::Event::Error(error)) = event {
-                        *seen = Some(Fault::from(error));
+                    match event {
+                        Some(lapin::Event::Error(error)) => *seen = Some(Fault::from(error)),
+                        Some(lapin::Event::ConnectionBlocked(text)) => reason = text,
+                        // Whatever else it says is read off the status.
+                        _ => {}
                     }
-                    // Whatever else it says is read off the status.
                     None
                 }
                 _ = check.tick() => None,
@@ -162,7 +166,7 @@ impl Egress {
                     None => return Ok(()),
                 },
             };
-            self.blocked(lane, up);
+            self.blocked(lane, up, &reason);
             self.turn(lane, arrived)?;
             lane.check(&self.options.timeouts)?;
             if closing.is_some_and(|end| lane.is_idle() || end <= Instant::now()) {
@@ -218,14 +222,18 @@ impl Egress {
     }
 
     /// Tells a change of the broker's flow control.
-    fn blocked(&self, lane: &mut Lane, up: &Link) {
+    fn blocked(&self, lane: &mut Lane, up: &Link, reason: &str) {
         let now = lane.session().connection().status().blocked();
         if lane.set_blocked(now) {
             self.shared.post(Event::EgressBlocked(now));
             if now {
-                tracing::warn!(address = lane.session().address(), "the broker takes no messages at present");
-                let reason = "the broker has raised a memory or disk alarm".to_owned();
-                self.shared.link(Side::Egress, Link::Blocked { reason });
+                tracing::warn!(
+                    address = lane.session().address(),
+                    reason,
+                    "the broker takes no messages at present"
+                );
+                let reason = if reason.is_empty() { "a memory or disk alarm of the broker" } else { reason };
+                self.shared.link(Side::Egress, Link::Blocked { reason: reason.to_owned() });
             } else {
                 tracing::info!(address = lane.session().address(), "the broker takes messages again");
                 self.shared.link(Side::Egress, up.clone());
@@ -234,7 +242,7 @@ impl Egress {
     }
 
     /// Settles all that is left, in this order: outcomes, then the news of the loss.
-    fn end(&mut self, mut lane: Lane, fault: Option<&Fault>) {
+    fn end(&mut self, lane: &mut Lane, fault: Option<&Fault>) {
         let outcome = match fault {
             Some(Fault { kind: Kind::Content, text, .. }) => Outcome::Refused(text.as_str().into()),
             Some(Fault { kind: Kind::ContentFatal, text, .. }) => {
