@@ -37,14 +37,17 @@ fn the_raw_publisher_speaks_amqp() {
     let mut raw = Raw::connect(site.node);
     let properties = RawProperties::default().persistent().message_id("p\u{e4}".as_bytes());
     raw.flood("", "raw-target", &properties, &[7; 300_000], 20);
-    let nested = RawProperties::default().headers(&nested_arrays("n", 26_000)).persistent();
-    raw.publish("", b"raw-target", &nested, b"deep");
-    assert_eq!(site.client.depth("raw-target"), Some(21));
     let inbox = site.client.consume("raw-target");
     let first = inbox.next();
     assert_eq!((first.id().as_str(), first.body.len()), ("p\u{e4}", 300_000));
-    let rest = inbox.take(20, Duration::from_secs(20));
-    assert_eq!(rest[19].body, b"deep");
+    inbox.take(19, Duration::from_secs(20));
+    drop(inbox);
+    // Never consumed: lapin in this process would need the daemon's precautions to survive it.
+    site.client.queue("raw-nested", lapin_table());
+    let nested = RawProperties::default().headers(&nested_arrays("n", 26_000)).persistent();
+    raw.publish("", b"raw-nested", &nested, b"deep");
+    assert_eq!(site.client.depth("raw-nested"), Some(1));
+    site.client.delete_queue("raw-nested");
     site.client.delete_queue("raw-target");
 }
 
@@ -61,9 +64,12 @@ fn the_oracle_sees_what_is_wrong() {
     }
     ledger.sending("unconfirmed", "shop", None, None);
     let say = |customer: &str, ids: &[&str]| {
-        let items: Vec<_> =
-            ids.iter().map(|id| serde_json::json!({"id": id, "due": 1, "received": 1, "payload": 1})).collect();
-        let body = serde_json::json!({"application": "shop", "customer": customer, "batch": "b", "items": items});
+        let items: Vec<_> = ids
+            .iter()
+            .map(|id| serde_json::json!({"id": id, "due": 1, "received": 1, "payload": 1}))
+            .collect();
+        let body =
+            serde_json::json!({"application": "shop", "customer": customer, "batch": "b", "items": items});
         let push = Push::new(&site.out(), "shop", body.to_string()).number("x-due", 1);
         assert_eq!(site.client.publish(&push), Verdict::Taken);
         ledger.received(inbox.next());

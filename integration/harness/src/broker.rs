@@ -3,7 +3,7 @@
 //! The system's broker service is never started, stopped or spoken to. No plugin is enabled.
 
 use crate::guard;
-use crate::util::wait_until;
+use crate::util::{say, wait_until};
 use lapin::uri::AMQPUri;
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{self, File};
@@ -300,9 +300,10 @@ impl Private {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "a skipped test must be seen in the output")]
 fn skip(test: &str) {
-    eprintln!("skipped: {test} needs a broker it can control, and TIDEGATE_TEST_AMQP names one it cannot");
+    say(&format!(
+        "skipped: {test} needs a broker it can control, and TIDEGATE_TEST_AMQP names one it cannot"
+    ));
 }
 
 fn definitions_json() -> String {

@@ -159,7 +159,8 @@ impl Client {
     pub fn exchange(&self, name: &str, kind: ExchangeKind) {
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declare = self.channel.exchange_declare(name.into(), kind, options, FieldTable::default());
-        bounded("exchange.declare", declare).unwrap_or_else(|e| panic!("cannot declare exchange {name}: {e}"));
+        bounded("exchange.declare", declare)
+            .unwrap_or_else(|e| panic!("cannot declare exchange {name}: {e}"));
     }
 
     /// Binds a queue.
@@ -189,7 +190,8 @@ impl Client {
 
     /// Deletes an exchange.
     pub fn delete_exchange(&self, name: &str) {
-        let delete = self.channel.exchange_delete(name.into(), lapin::options::ExchangeDeleteOptions::default());
+        let delete =
+            self.channel.exchange_delete(name.into(), lapin::options::ExchangeDeleteOptions::default());
         bounded("exchange.delete", delete).unwrap_or_else(|e| panic!("cannot delete {name}: {e}"));
     }
 
@@ -337,6 +339,10 @@ async fn settle(confirm: Option<lapin::PublisherConfirm>) -> lapin::Result<()> {
     Ok(())
 }
 
+/// The consumer is gone, and with it the connection or the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended;
+
 /// Messages of one queue, in the order of their delivery.
 pub struct Inbox {
     receiver: Receiver<Received>,
@@ -352,11 +358,11 @@ impl Inbox {
     ///
     /// # Errors
     /// The consumer has ended.
-    pub fn try_poll(&self, limit: Duration) -> Result<Option<Received>, ()> {
+    pub fn try_poll(&self, limit: Duration) -> Result<Option<Received>, Ended> {
         match self.receiver.recv_timeout(limit) {
             Ok(received) => Ok(Some(received)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(()),
+            Err(RecvTimeoutError::Disconnected) => Err(Ended),
         }
     }
 

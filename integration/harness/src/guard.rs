@@ -34,7 +34,8 @@ struct Guard {
 fn guard() -> &'static Mutex<Guard> {
     static GUARD: OnceLock<Mutex<Guard>> = OnceLock::new();
     GUARD.get_or_init(|| {
-        let root = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary directory").keep();
+        let root =
+            tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary directory").keep();
         let keep = std::env::var("TIDEGATE_TEST_KEEP").unwrap_or_default();
         let mut child = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "watchdog"])

@@ -15,11 +15,11 @@ mod site;
 mod util;
 
 pub use broker::{external_uri, Node};
-pub use client::{text, Batch, Client, Inbox, Item, Push, Received, Verdict};
+pub use client::{text, Batch, Client, Ended, Inbox, Item, Push, Received, Verdict};
 pub use daemon::{binary, Config, Daemon};
 pub use guard::{run_guarded, workdir};
 pub use lapin;
 pub use oracle::{Ledger, Load, Recipe, Recorder, Report};
 pub use raw::{nested_arrays, Raw, RawProperties};
 pub use site::Site;
-pub use util::{block_on, now_ms, now_us, percentile, runtime, wait_until};
+pub use util::{block_on, now_ms, now_us, percentile, runtime, say, wait_until};

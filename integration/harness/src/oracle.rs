@@ -65,9 +65,12 @@ impl Report {
     /// Panics unless nothing is lost, early, mixed or strange.
     pub fn assert_clean(&self) {
         let few = |ids: &[String]| ids.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        for (what, ids) in
-            [("lost", &self.lost), ("early", &self.early), ("mixed", &self.mixed), ("unknown", &self.strangers)]
-        {
+        for (what, ids) in [
+            ("lost", &self.lost),
+            ("early", &self.early),
+            ("mixed", &self.mixed),
+            ("unknown", &self.strangers),
+        ] {
             assert!(ids.is_empty(), "{} of {} items {what}: {} ..", ids.len(), self.confirmed, few(ids));
         }
         assert!(self.confirmed > 0, "the load has confirmed nothing");
@@ -160,8 +163,12 @@ impl Ledger {
         }
         std::thread::sleep(Duration::from_millis(500));
         let log = self.log();
-        let mut lost: Vec<String> =
-            log.items.iter().filter(|(_, s)| s.confirmed && s.received == 0).map(|(id, _)| id.clone()).collect();
+        let mut lost: Vec<String> = log
+            .items
+            .iter()
+            .filter(|(_, s)| s.confirmed && s.received == 0)
+            .map(|(id, _)| id.clone())
+            .collect();
         lost.sort();
         let mut lateness_us = log.lateness_us.clone();
         lateness_us.sort_unstable();
@@ -222,7 +229,7 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
             match inbox.try_poll(Duration::from_millis(100)) {
                 Ok(Some(message)) => ledger.received(message),
                 Ok(None) => {}
-                Err(()) => break,
+                Err(_ended) => break,
             }
         }
     }

@@ -4,10 +4,12 @@ use crate::broker::Node;
 use crate::client::{Client, Inbox, Push};
 use crate::daemon::{Config, Daemon};
 use crate::guard::workdir;
+use crate::oracle::{Ledger, Load};
 use lapin::types::FieldTable;
 use lapin::ExchangeKind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
 
 /// See the module. Queues and exchanges are left to the end of the node.
 pub struct Site<'n> {
@@ -102,5 +104,24 @@ impl<'n> Site<'n> {
     /// A request for an application, named by the routing key.
     pub fn push(&self, application: &str, body: impl Into<Vec<u8>>) -> Push {
         Push::new(&self.ingest(), application, body)
+    }
+
+    /// Windowed, timed (up to 2 s) and immediate requests for the application `shop`, at a steady rate.
+    pub fn load(&self, ledger: &Arc<Ledger>, per_second: u64) -> Load {
+        let exchange = self.ingest();
+        let recipe = move |n: u64| {
+            let push = Push::new(&exchange, "shop", n.to_string()).id(&format!("r{n}"));
+            let customer = format!("c{}", n % 40);
+            match n % 4 {
+                0 => (push, "shop".to_owned(), None, None),
+                1 => {
+                    let delay = n * 37 % 2000;
+                    let push = push.delay(i64::try_from(delay).unwrap_or(0)).customer(&customer);
+                    (push, "shop".to_owned(), Some(customer), Some(delay))
+                }
+                _ => (push.customer(&customer), "shop".to_owned(), Some(customer), None),
+            }
+        };
+        Load::start(self.node.uri(), per_second, ledger, Box::new(recipe))
     }
 }

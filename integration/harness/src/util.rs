@@ -50,3 +50,9 @@ pub fn percentile(sorted: &[i64], p: f64) -> i64 {
     let rank = (p / 100.0 * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
 }
+
+/// Says something on standard error, beside the test's result.
+#[expect(clippy::print_stderr, reason = "figures and seeds belong beside the test's result")]
+pub fn say(line: &str) {
+    eprintln!("{line}");
+}
