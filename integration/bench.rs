@@ -192,13 +192,8 @@ fn naive(node: &Node, count: u64) -> Run {
             let delivery = deliveries.next().await.expect("a delivery").expect("a delivery");
             let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
             let properties = delivery.properties.clone();
-            let publish = channel.basic_publish(
-                "".into(),
-                "bench.to".into(),
-                options,
-                &delivery.data,
-                delivery.properties,
-            );
+            let publish =
+                channel.basic_publish("".into(), "bench.to".into(), options, &delivery.data, properties);
             let confirm = publish.await.expect("basic.publish");
             assert!(sender.send((confirm, delivery)).await.is_ok(), "the acking task lives");
         }
