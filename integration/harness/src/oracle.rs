@@ -4,7 +4,8 @@
 //! one customer of one application, and nothing may be in C that no producer has sent. Repeats are listed: whether
 //! they are allowed depends on the faults of the test.
 
-use crate::client::{Client, Push, Received, Verdict};
+use crate::client::{Client, Verdict};
+use crate::message::{Push, Received};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

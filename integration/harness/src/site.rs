@@ -1,9 +1,10 @@
 //! One test's own corner of the broker: names that no other test uses, its directory, its configuration.
 
 use crate::broker::Node;
-use crate::client::{Client, Inbox, Push};
+use crate::client::{Client, Inbox};
 use crate::daemon::{Config, Daemon};
 use crate::guard::workdir;
+use crate::message::Push;
 use crate::oracle::{Ledger, Load};
 use lapin::types::FieldTable;
 use lapin::ExchangeKind;
