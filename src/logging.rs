@@ -1,1 +1,321 @@
-//! logging.
+//! Logs, on standard error: as text lines or JSON, for a terminal, a container or the journal; and the last words of
+//! a process that panics.
+//!
+//! Deliberately absent: log files and their rotation (the journal's or the container's work), and colours.
+
+use rustix::fs::fstat;
+use std::fmt;
+use std::io::Write as _;
+use std::panic::PanicHookInfo;
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::filter::{filter_fn, FilterExt};
+use tracing_subscriber::fmt::format::{self, FormatEvent, FormatFields, JsonFields, Writer};
+use tracing_subscriber::fmt::{layer, FmtContext};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// What is logged unless `TIDEGATE_LOG` says otherwise.
+pub const DEFAULT_FILTER: &str = "info,lapin=warn,lapin::returned_messages=off";
+
+/// The variable that holds another filter, in the syntax of `tracing_subscriber::EnvFilter`.
+pub const FILTER_VARIABLE: &str = "TIDEGATE_LOG";
+
+/// A panic's message is cut to so many bytes: `unwrap` on an error may print a whole message.
+const MAX_PANIC_BYTES: usize = 512;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// `TIME LEVEL target: message field=value`. In the journal, which has times and levels of its own, without the
+    /// time and with the level as a `<N>` prefix.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl std::str::FromStr for LogFormat {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            _ => Err("expected text or json"),
+        }
+    }
+}
+
+/// Sets up logging for this process, once. A `TIDEGATE_LOG` that cannot be understood is reported in the log, and the
+/// default filter is used: a log is worth more than a reason not to start.
+///
+/// # Errors
+/// If another subscriber has been set up before.
+pub fn init(format: LogFormat) -> Result<(), tracing_subscriber::util::TryInitError> {
+    let wanted = std::env::var(FILTER_VARIABLE).ok().filter(|f| !f.trim().is_empty());
+    let (filter, error) = match EnvFilter::try_new(wanted.as_deref().unwrap_or(DEFAULT_FILTER)) {
+        Ok(filter) => (filter, None),
+        Err(e) => (EnvFilter::new(DEFAULT_FILTER), Some(e)),
+    };
+    let journal = stderr_is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref());
+    tracing_subscriber::registry()
+        .with(output(format, journal, std::io::stderr).with_filter(allowed(filter)))
+        .try_init()?;
+    if let Some(error) = error {
+        tracing::warn!(%error, "{FILTER_VARIABLE} is not a filter; the default is used");
+    }
+    Ok(())
+}
+
+/// The filter, less what must never be logged, whatever it says. lapin's TRACE prints the login, and its target for
+/// returned messages prints their whole bodies. TRACE of other libraries shows what goes over their wires, too.
+fn allowed<S: Subscriber>(filter: EnvFilter) -> impl tracing_subscriber::layer::Filter<S> {
+    filter.and(filter_fn(harmless))
+}
+
+fn harmless(meta: &Metadata<'_>) -> bool {
+    let within = |module: &str| {
+        meta.target().strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    };
+    if within("lapin::returned_messages") {
+        return false;
+    }
+    *meta.level() != Level::TRACE || within("tidegate")
+}
+
+/// The layer that writes lines. A line that cannot be written is lost: reporting that on the same stream would panic.
+fn output<S, W>(form: LogFormat, journal: bool, writer: W) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'w> tracing_subscriber::fmt::MakeWriter<'w> + Send + Sync + 'static,
+{
+    let base = layer().with_writer(writer).with_ansi(false).log_internal_errors(false);
+    match (form, journal) {
+        (LogFormat::Text, false) => base.event_format(Lines { inner: format::format(), journal }).boxed(),
+        (LogFormat::Text, true) => base
+            .event_format(Lines { inner: format::format().without_time().with_level(false), journal })
+            .boxed(),
+        (LogFormat::Json, _) => base
+            .fmt_fields(JsonFields::new())
+            .event_format(Lines { inner: format::format().json().flatten_event(true), journal })
+            .boxed(),
+    }
+}
+
+/// One event, one line: a line break within a value (an error's text, say) could pass for another event.
+struct Lines<F> {
+    inner: F,
+    /// With the level as the journal reads it.
+    journal: bool,
+}
+
+impl<S, N, F> FormatEvent<S, N> for Lines<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut line = String::new();
+        self.inner.format_event(ctx, Writer::new(&mut line), event)?;
+        if self.journal {
+            write!(to, "<{}>", priority(*event.metadata().level()))?;
+        }
+        for c in line.trim_end_matches('\n').chars() {
+            match c {
+                '\n' => to.write_str("\\n")?,
+                '\r' => to.write_str("\\r")?,
+                c => to.write_char(c)?,
+            }
+        }
+        to.write_char('\n')
+    }
+}
+
+/// The level as syslog counts it.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
+}
+
+/// Whether standard error is the stream that systemd opened for the journal. The variable alone does not tell: it is
+/// inherited by processes whose output goes elsewhere.
+fn stderr_is_journal(stream: Option<&str>) -> bool {
+    let Some((device, inode)) = stream.and_then(|s| s.split_once(':')) else { return false };
+    fstat(std::io::stderr()).is_ok_and(|s| device == s.st_dev.to_string() && inode == s.st_ino.to_string())
+}
+
+/// From now on, a panic in any thread is logged at ERROR and ends the process (by SIGABRT): a daemon that goes on
+/// with a part missing would hold items without anyone noticing. Restarted, it loses nothing.
+pub fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        report(info);
+        std::process::abort();
+    }));
+}
+
+fn report(info: &PanicHookInfo<'_>) {
+    let payload = info.payload();
+    let text =
+        payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+    let text = shortened(text.unwrap_or("without a message"));
+    let location = info.location().map_or_else(String::new, ToString::to_string);
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("unnamed");
+    if tracing::dispatcher::has_been_set() {
+        tracing::error!(location, thread, "panic: {text}");
+    } else {
+        // Not `eprintln`, which panics when standard error is closed.
+        let _ = writeln!(std::io::stderr(), "panic in thread {thread} at {location}: {text}");
+    }
+}
+
+fn shortened(text: &str) -> &str {
+    let mut end = text.len().min(MAX_PANIC_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Memory(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Memory {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is written for these events.
+    fn written(form: LogFormat, journal: bool, filter: &str, events: fn()) -> String {
+        let memory = Memory::default();
+        let to = memory.clone();
+        let layer = output(form, journal, move || to.clone()).with_filter(allowed(EnvFilter::new(filter)));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
+        let bytes = memory.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn lines_for_the_journal() {
+        let text = written(LogFormat::Text, true, "trace", || {
+            tracing::error!(target: "tidegate::x", "a");
+            tracing::warn!(target: "tidegate::x", n = 5, "b");
+            tracing::info!(target: "tidegate::x", error = %"first\nsecond\r", "c");
+            tracing::debug!(target: "tidegate::x", "d");
+            tracing::trace!(target: "tidegate::x", "e");
+        });
+        let x = "tidegate::x:";
+        let c = "c error=first\\nsecond\\r";
+        assert_eq!(text, format!("<3>{x} a\n<4>{x} b n=5\n<6>{x} {c}\n<7>{x} d\n<7>{x} e\n"));
+    }
+
+    #[test]
+    fn lines_elsewhere() {
+        let text =
+            written(LogFormat::Text, false, "info", || tracing::info!(target: "tidegate", n = 1, "up"));
+        let (time, rest) = text.split_once(' ').unwrap();
+        assert_eq!(rest.trim_start(), "INFO tidegate: up n=1\n");
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+        let text =
+            written(LogFormat::Json, false, "info", || tracing::info!(target: "tidegate", n = 1, "up"));
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&json["level"], &json["message"], &json["n"]), (&"INFO".into(), &"up".into(), &1.into()));
+    }
+
+    #[test]
+    fn what_leaks_is_never_logged() {
+        fn events() {
+            tracing::warn!(target: "lapin::returned_messages", "canary");
+            tracing::error!(target: "lapin::returned_messages::inner", "canary");
+            tracing::trace!(target: "lapin", "canary");
+            tracing::trace!(target: "lapin::internal_rpc", "canary");
+            tracing::trace!(target: "amq_protocol_tcp", "canary");
+            tracing::trace!(target: "tidegate_not", "canary");
+            tracing::warn!(target: "lapin::channel", "shown");
+        }
+        for filter in [
+            "trace",
+            "lapin=trace",
+            "info,lapin::returned_messages=trace,lapin::internal_rpc=trace",
+            "warn,[{canary}]=trace,lapin::returned_messages=warn",
+            DEFAULT_FILTER,
+        ] {
+            let text = written(LogFormat::Text, true, filter, events);
+            assert_eq!(text, "<4>lapin::channel: shown\n", "{filter}");
+        }
+    }
+
+    #[test]
+    fn the_default_filter() {
+        let text = written(LogFormat::Text, true, DEFAULT_FILTER, || {
+            tracing::info!(target: "lapin::channel", "hidden");
+            tracing::debug!(target: "tidegate", "hidden");
+            tracing::info!(target: "tidegate", "shown");
+        });
+        assert_eq!(text, "<6>tidegate: shown\n");
+    }
+
+    #[test]
+    fn the_journal_is_recognised_by_its_stream() {
+        let s = fstat(std::io::stderr()).unwrap();
+        assert!(stderr_is_journal(Some(&format!("{}:{}", s.st_dev, s.st_ino))));
+        for other in [None, Some(""), Some("1"), Some("0:0"), Some("x:y")] {
+            assert!(!stderr_is_journal(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn panic_messages_are_cut_between_characters() {
+        assert_eq!(shortened("short"), "short");
+        let long = format!("{}é", "x".repeat(MAX_PANIC_BYTES - 1));
+        assert_eq!(shortened(&long), &long[..MAX_PANIC_BYTES - 1]);
+    }
+
+    /// Runs the test of that name as a process of its own.
+    fn child(name: &str) -> std::process::Output {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--ignored", "--nocapture"])
+            .env_remove("JOURNAL_STREAM")
+            .env_remove(FILTER_VARIABLE)
+            .output()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_panic_in_any_thread_ends_the_process() {
+        use std::os::unix::process::ExitStatusExt;
+        let output = child("logging::tests::child_panics");
+        assert_eq!(output.status.signal(), Some(6), "{output:?}");
+        let log = String::from_utf8(output.stderr).unwrap();
+        assert!(log.contains("ERROR") && log.contains("panic: gone wrong"), "{log}");
+        assert!(log.contains("src/logging.rs:") && log.contains("thread=\"worker\""), "{log}");
+    }
+
+    #[test]
+    #[ignore = "run as a process of its own by `a_panic_in_any_thread_ends_the_process`"]
+    fn child_panics() {
+        init(LogFormat::Text).unwrap();
+        abort_on_panic();
+        let worker = std::thread::Builder::new().name("worker".into()).spawn(|| panic!("gone {}", "wrong"));
+        let _ = worker.unwrap().join();
+        // Reached only if the hook failed; then the parent finds a clean exit.
+    }
+}

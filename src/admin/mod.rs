@@ -1,1 +1,131 @@
-//! admin.
+//! The admin HTTP server: probes and the state document, for operators and supervisors.
+//!
+//! It owns nothing and decides nothing. What it tells it asks the daemon's loop for, through a callback that
+//! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a proxy's
+//! task), no CORS and no session.
+
+pub mod guard;
+mod listener;
+pub mod readiness;
+mod routes;
+pub mod state;
+
+pub use readiness::{Latch, Readiness};
+pub use state::{LatenessState, LinkState, StateInput, StoreState};
+
+use listener::{Bounds, Limited};
+use secrecy::{ExposeSecret, SecretString};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// How long requests that are under way may take once the server is told to stop.
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the server asks the daemon's loop. A reply that nobody waits for any more is dropped.
+#[derive(Debug)]
+pub enum Query {
+    /// Everything at this moment.
+    State(oneshot::Sender<StateInput>),
+}
+
+/// Posts a query into the loop's mailbox. Must not block.
+pub type Ask = Arc<dyn Fn(Query) + Send + Sync>;
+
+/// Where to listen, and what a request has to show.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Address; port 0 lets the system choose.
+    pub listen: SocketAddr,
+    /// Bearer token; needed unless `listen` is a loopback address.
+    pub token: Option<SecretString>,
+}
+
+impl From<&crate::config::Admin> for Options {
+    fn from(admin: &crate::config::Admin) -> Self {
+        Options { listen: admin.listen, token: admin.token.clone() }
+    }
+}
+
+/// Why the server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Anybody on the network could read and write.
+    #[error("admin.listen = {0} is not a loopback address: this needs admin.token_file")]
+    TokenNeeded(SocketAddr),
+    /// An empty token is none.
+    #[error("the token of admin.token_file is empty")]
+    EmptyToken,
+    /// The address is taken, foreign, or not allowed.
+    #[error("admin.listen: cannot listen on {addr}: {source}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// A running server. Dropping it stops it at once.
+#[derive(Debug)]
+pub struct Server {
+    addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+/// Binds and serves on the current tokio runtime.
+///
+/// # Errors
+/// See [`ServeError`]; once it has been bound, it serves until it is stopped.
+pub async fn serve(options: Options, readiness: Arc<Readiness>, ask: Ask) -> Result<Server, ServeError> {
+    match &options.token {
+        None if !options.listen.ip().is_loopback() => return Err(ServeError::TokenNeeded(options.listen)),
+        Some(token) if token.expose_secret().trim().is_empty() => return Err(ServeError::EmptyToken),
+        None | Some(_) => {}
+    }
+    let bind_error = |source| ServeError::Bind { addr: options.listen, source };
+    let listener = TcpListener::bind(options.listen).await.map_err(bind_error)?;
+    let addr = listener.local_addr().map_err(bind_error)?;
+    let app = routes::router(guard::Guard::new(options.token, addr), readiness, ask);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let task = tokio::spawn(async move {
+        let served = axum::serve(Limited::new(listener, Bounds::default()), app)
+            .with_graceful_shutdown(async move {
+                // Sent or dropped, it means the same.
+                let _ = stopped.await;
+            })
+            .await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the admin server has ended");
+        }
+    });
+    Ok(Server { addr, stop: Some(stop), task })
+}
+
+impl Server {
+    /// The address listened on, with the port that the system chose.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Takes no more requests, and waits a bounded time for those under way.
+    pub async fn stop(mut self) {
+        drop(self.stop.take());
+        // Overdue: the drop below ends it.
+        let _ = tokio::time::timeout(STOP_WITHIN, &mut self.task).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,293 @@
-//! The two AMQP ends.
+//! The two AMQP ends: one connection consumes requests, another publishes batches.
+//!
+//! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops all of it,
+//! and begins again with a new generation, after a jittered back-off and without end. lapin's own recovery is off: a
+//! delivery tag or a confirm means something only within the channel it came from, and a generation makes that
+//! visible.
+//!
+//! Deliberately absent: what requests and batches mean (`wire`), which of them to ack, publish or retry (the
+//! engine), and any change to what is there on the broker beyond creating it (`topology`).
+//!
+//! Bounds: deliveries by prefetch, publishes by the engine's slots, every wait for the broker by a time limit.
 
+mod backoff;
+mod confirms;
+mod connection;
+mod consumer;
+mod fault;
+mod feed;
+mod inspect;
+mod lane;
+mod lateness;
+mod prefetch;
+mod probe;
+mod publisher;
+mod shared;
+mod supervise;
+mod topology;
+mod unacked;
+mod window;
 pub mod wire;
+
+pub use connection::{address, connect, is_exposed, ConnectError};
+pub use inspect::{inspect, Finding, Severity};
+pub use lateness::{Distribution, BOUNDS_US};
+pub use shared::Stats;
+
+use crate::config::{self, Config};
+use crate::engine::event::Intake;
+use crate::engine::types::{Ack, Batch, Request, Settled};
+use shared::Shared;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use wire::RequestLimits;
+
+/// What the daemon's loop hears from the broker.
+#[derive(Debug)]
+pub enum Event {
+    /// Deliveries, read, in the order of their tags.
+    Requests(Vec<Request>),
+    /// A new consumer runs; [`Event::IngestLost`] ended the one before it.
+    IngestReady {
+        /// Counts the consumers' channels of this process from 1.
+        generation: u32,
+    },
+    /// The consumer's channel is gone; what was not acked comes again.
+    IngestLost,
+    /// Batches can be published.
+    EgressReady,
+    /// Batches cannot be published. All handed over so far have been settled; one that is handed over before the
+    /// loop has read this is settled [`crate::engine::types::Outcome::Unknown`] right after it.
+    EgressLost,
+    /// The broker takes nothing from the publishing connection at present (true), or again (false).
+    EgressBlocked(bool),
+    /// Publishes have ended.
+    Settled(Vec<Settled>),
+    /// For status and readiness; sent when it changes.
+    Link {
+        /// Which end.
+        side: Side,
+        /// Its state.
+        link: Link,
+    },
+}
+
+/// Which of the two connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Consumes requests.
+    Ingest,
+    /// Publishes batches.
+    Egress,
+}
+
+impl Side {
+    /// `ingest` or `egress`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Side::Ingest => "ingest",
+            Side::Egress => "egress",
+        }
+    }
+}
+
+/// State of one end. Texts name queue, exchange, user or permission; never a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// On the way: name look-up to handshake, then the topology.
+    Connecting {
+        /// Host and port.
+        address: String,
+    },
+    /// It works.
+    Up {
+        /// Host and port.
+        address: String,
+        /// What differs from what was asked for on the broker, and is used as it is.
+        notes: Vec<String>,
+    },
+    /// Connected, and deliberately not consuming.
+    Paused {
+        /// Host and port.
+        address: String,
+    },
+    /// Connected, but the broker takes nothing (memory or disk alarm).
+    Blocked {
+        /// The broker's reason.
+        reason: String,
+    },
+    /// It does not work.
+    Down {
+        /// Why.
+        error: String,
+        /// Pause before the next attempt.
+        retry_in: Duration,
+    },
+    /// Shut down.
+    Closed,
+}
+
+/// Everything the two ends need to know.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `[amqp]`.
+    pub amqp: config::Amqp,
+    /// `[ingest]`.
+    pub ingest: config::Ingest,
+    /// `[egress]`.
+    pub egress: config::Egress,
+    /// `[dead]`.
+    pub dead: config::DeadLetters,
+    /// Of one request.
+    pub limits: RequestLimits,
+    /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
+    pub memory: u64,
+    /// `[timeouts]`.
+    pub timeouts: config::Timeouts,
+    /// For assigned ids.
+    pub store_identity: u64,
+    /// Consume one delivery at a time at first: set after the process has died quickly several times, since a
+    /// message may be the cause.
+    pub quarantine: bool,
+}
+
+impl Options {
+    /// From the checked configuration.
+    pub fn new(config: &Config, store_identity: u64, quarantine: bool) -> Self {
+        Options {
+            amqp: config.amqp.clone(),
+            ingest: config.ingest.clone(),
+            egress: config.egress.clone(),
+            dead: config.dead.clone(),
+            limits: request_limits(&config.limits),
+            memory: config.limits.memory,
+            timeouts: config.timeouts,
+            store_identity,
+            quarantine,
+        }
+    }
+
+    fn names(&self) -> topology::Names {
+        topology::Names {
+            queue: self.ingest.queue.clone(),
+            ingest: self.ingest.exchange.clone(),
+            egress: self.egress.exchange.clone(),
+            dead: self.dead.exchange.clone(),
+        }
+    }
+}
+
+/// The limits of one request out of `[limits]`.
+pub fn request_limits(limits: &config::Limits) -> RequestLimits {
+    RequestLimits {
+        max_body: limits.max_body,
+        max_envelope_items: limits.max_envelope_items,
+        max_delay_ms: u64::try_from(limits.max_delay.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+/// Orders to the consumer, in order.
+#[derive(Debug)]
+enum IngestOrder {
+    Acks(Vec<Ack>),
+    Intake(Intake),
+    Limits(RequestLimits, u64),
+    Stop,
+}
+
+/// `None` until the shutdown begins, then its end.
+type ShutdownSignal = watch::Receiver<Option<Instant>>;
+
+/// Handle of both ends. Its orders may be given from any thread and never block.
+pub struct Amqp {
+    shared: Arc<Shared>,
+    ingest: mpsc::UnboundedSender<IngestOrder>,
+    egress: mpsc::UnboundedSender<Vec<Batch>>,
+    shutdown: watch::Sender<Option<Instant>>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Amqp {
+    /// Starts both ends on this runtime. `on_event` is called from its threads and must not block.
+    ///
+    /// The runtime must have timers and I/O enabled and more than one worker, and `RUST_MIN_STACK` must be in force
+    /// before the call: lapin parses nested headers by recursion on a thread of its own.
+    pub fn start(runtime: &Handle, options: Options, on_event: Arc<dyn Fn(Event) + Send + Sync>) -> Amqp {
+        for endpoint in options.amqp.endpoints.iter().chain(&options.egress.endpoints) {
+            if is_exposed(endpoint) {
+                tracing::warn!(
+                    address = %address(endpoint),
+                    "passwords and messages go to this broker unencrypted; amqps:// would protect them"
+                );
+            }
+        }
+        let shared = Arc::new(Shared::new(on_event));
+        let options = Arc::new(options);
+        let (ingest, ingest_orders) = mpsc::unbounded_channel();
+        let (egress, egress_orders) = mpsc::unbounded_channel();
+        let (shutdown, signal) = watch::channel(None);
+        let consumer = consumer::Ingest::new(shared.clone(), options.clone(), ingest_orders, signal.clone());
+        let publisher = publisher::Egress::new(shared.clone(), options, egress_orders, signal);
+        let tasks = vec![
+            runtime.spawn(shared::attended(shared.clone(), Side::Ingest, consumer.run())),
+            runtime.spawn(shared::attended(shared.clone(), Side::Egress, publisher.run())),
+        ];
+        Amqp { shared, ingest, egress, shutdown, tasks: Mutex::new(tasks) }
+    }
+
+    /// Acks towards the ingest queue. Those of an old generation are dropped.
+    pub fn ack(&self, acks: Vec<Ack>) {
+        self.order(IngestOrder::Acks(acks));
+    }
+
+    /// Hands batches to the publisher, in order. Each is settled exactly once by [`Event::Settled`].
+    pub fn publish(&self, batches: Vec<Batch>) {
+        // After the shutdown nobody is there to settle them, nor to hear of it.
+        let _ = self.egress.send(batches);
+    }
+
+    /// Pauses or resumes consuming.
+    pub fn intake(&self, intake: Intake) {
+        self.order(IngestOrder::Intake(intake));
+    }
+
+    /// New limits from a reload.
+    pub fn reconfigure(&self, limits: RequestLimits, memory: u64) {
+        self.order(IngestOrder::Limits(limits, memory));
+    }
+
+    /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection closes.
+    pub fn stop_intake(&self) {
+        self.order(IngestOrder::Stop);
+    }
+
+    /// Figures of this process, reconnects notwithstanding.
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    /// Waits for confirms under way for half of the budget at most, closes both connections, and ends both tasks,
+    /// forcibly when the budget is over. Must be awaited before the runtime ends.
+    pub async fn shutdown(&self, budget: Duration) {
+        let end = Instant::now() + budget;
+        self.shutdown.send_replace(Some(end));
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        for mut task in tasks {
+            if tokio::time::timeout_at(end, &mut task).await.is_err() {
+                tracing::warn!("a connection could not be closed in time and is abandoned");
+                task.abort();
+                // The abort takes effect at the task's next step; its socket is shut down with it.
+                let _ = task.await;
+            }
+        }
+    }
+
+    fn order(&self, order: IngestOrder) {
+        // After the shutdown there is nothing left to order.
+        let _ = self.ingest.send(order);
+    }
+}

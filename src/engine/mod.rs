@@ -1,5 +1,609 @@
-//! The pure engine.
+//! The pure engine: what is due when, which items leave together, what is safe to acknowledge, what the store must
+//! do. No clock, no I/O, no randomness of its own, no async, and it cannot fail.
+//!
+//! The contract is one verb: [`Engine::handle`] takes what happened and the present moment, and returns what must
+//! be done, as one batch in the order in which it must be done. [`Engine::next_deadline`] says when it wants to be
+//! called again though nothing happens. The same inputs at the same moments give the same effects, bit for bit.
+//!
+//! Who decides what: `intake` turns requests into items; `window` opens and closes windows; `preload` keeps the
+//! near future in memory and the far one in the store; `delivery` forms batches and judges what became of them;
+//! `lane` takes care of what cannot be delivered at present; `ledger` knows what may be acknowledged.
+//!
+//! What the caller must keep to:
+//! - effects are carried out in the order of their fields, and those of one call before those of the next;
+//! - reads see every write handed over before them;
+//! - a publish is settled exactly once, also when the connection is lost ([`types::Outcome::Unknown`], before
+//!   [`Input::EgressLost`]);
+//! - `now.mono` never goes back.
 
+mod delivery;
 pub mod event;
+mod intake;
+mod lane;
+mod ledger;
+mod preload;
+mod retry;
+mod schedule;
+pub mod size;
+mod slab;
 pub mod snapshot;
+mod table;
 pub mod types;
+mod window;
+
+#[cfg(test)]
+mod tests;
+
+use event::{Deadline, Effects, Input, Intake, Marks, Op, Opened, Token};
+use ledger::Ledger;
+use preload::Cursor;
+use retry::Random;
+use schedule::Schedule;
+use slab::{Slab, NIL};
+use snapshot::Counters;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use table::{App, Flight, Group, Road, Row};
+use types::{Delivery, Now, Settings};
+
+/// Handle of the application that stands for the dead exchange.
+const DEAD: u32 = 0;
+
+/// Rows of one kind of work in a turn: bounds how long other work can wait behind it.
+const TURN_ROWS: usize = 10_000;
+
+/// Deletes may wait so long for a commit that is made anyway, ms. It bounds what a crash can repeat.
+const DELETE_WAIT_MS: u64 = 10;
+
+/// A difference between the two clocks of more than this is a step of the wall clock, ms.
+const STEP_MS: u64 = 1_000;
+
+/// Applications remembered though nothing of theirs is left; beyond, an idle one is forgotten.
+const IDLE_APPS: usize = 1_024;
+
+/// How `limits.memory` is divided. The rest belongs to the store's caches, the ingest prefetch and the publisher's
+/// window of confirms, a quarter each at most (see docs/ARCHITECTURE.md, "Memory").
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    /// Items in memory.
+    rows: usize,
+    /// Bytes of payloads that may stay in memory after their commit.
+    contents: u64,
+}
+
+/// Bytes that one item costs in the engine's tables and lists, measured from above.
+const ROW_COST: u64 = 256;
+
+impl Budget {
+    fn of(settings: &Settings) -> Self {
+        Budget { rows: (settings.memory / 4 / ROW_COST).max(1_000) as usize, contents: settings.memory / 4 }
+    }
+}
+
+/// Sequences are our own consecutive numbers: a multiplication spreads them well enough.
+#[derive(Default)]
+struct SeqHasher(u64);
+
+impl Hasher for SeqHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+type SeqMap<V> = HashMap<u64, V, BuildHasherDefault<SeqHasher>>;
+
+/// The state of the egress end, as last told.
+#[derive(Debug, Default)]
+struct Egress {
+    ready: bool,
+    blocked: bool,
+}
+
+/// See the module's page.
+pub struct Engine {
+    settings: Settings,
+    budget: Budget,
+    random: Random,
+    /// Both clocks at the last call, to notice steps.
+    last: Now,
+    counters: Counters,
+
+    // What is in memory.
+    rows: Slab<Row>,
+    by_seq: SeqMap<u32>,
+    groups: Slab<Group>,
+    apps: Slab<App>,
+    names: HashMap<Arc<str>, u32>,
+    content_bytes: u64,
+    open_windows: u64,
+    ready_rows: u64,
+
+    // What comes when.
+    schedule: Schedule,
+    closing: Schedule,
+    backoffs: BTreeSet<(u64, u32)>,
+    more_due: bool,
+
+    // The way out.
+    egress: Egress,
+    run: VecDeque<u32>,
+    flights: SeqMap<Flight>,
+    next_flight: u64,
+    slots: usize,
+    slot_bytes: u64,
+    suspects: VecDeque<u64>,
+    probe: Option<u64>,
+    parking: VecDeque<u32>,
+    /// Sequences whose payloads must be fetched before their flights can leave.
+    lacking: Vec<u64>,
+
+    // The store.
+    next_seq: u64,
+    token: Token,
+    committed: Token,
+    ops: Vec<Op>,
+    deletes: Vec<Op>,
+    deletes_since: u64,
+    /// Items in the time index, and those of them in memory.
+    stored: u64,
+    stored_in_memory: u64,
+    /// Items of the time index in memory, counted by the second of their key: gives the low mark.
+    seconds: BTreeMap<u64, u64>,
+    bare_until: u64,
+    cursor: Cursor,
+    dirty_windows: Vec<u32>,
+    dirty_lanes: Vec<u32>,
+    /// Applications that can be delivered to and have a backlog in their lane.
+    hungry: BTreeSet<u32>,
+
+    // The way in.
+    ledger: Ledger,
+    /// Parts that become safe with a commit.
+    awaiting: VecDeque<(Token, Delivery)>,
+    /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.
+    deferred: VecDeque<(u64, u32, u64)>,
+    /// Payloads to be let go once their commit is durable.
+    fresh: VecDeque<(Token, u32, u64)>,
+    intake_open: bool,
+    draining: bool,
+
+    fx: Effects,
+}
+
+impl Engine {
+    /// An engine over what a store held when it was opened. `seed` feeds the jitter of back-off and nothing else.
+    pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
+        let single = settings.hold_max.is_some();
+        let mut engine = Engine {
+            budget: Budget::of(&settings),
+            random: Random(seed),
+            last: now,
+            counters: Counters::default(),
+            rows: Slab::new(),
+            by_seq: SeqMap::default(),
+            groups: Slab::new(),
+            apps: Slab::new(),
+            names: HashMap::new(),
+            content_bytes: 0,
+            open_windows: 0,
+            ready_rows: 0,
+            schedule: Schedule::new(now.wall),
+            closing: Schedule::new(now.mono),
+            backoffs: BTreeSet::new(),
+            more_due: false,
+            egress: Egress::default(),
+            run: VecDeque::new(),
+            flights: SeqMap::default(),
+            next_flight: 1,
+            slots: 0,
+            slot_bytes: 0,
+            suspects: VecDeque::new(),
+            probe: None,
+            parking: VecDeque::new(),
+            lacking: Vec::new(),
+            next_seq: opened.marks.next_seq.max(1),
+            token: 0,
+            committed: 0,
+            ops: Vec::new(),
+            deletes: Vec::new(),
+            deletes_since: 0,
+            stored: opened.marks.waiting,
+            stored_in_memory: 0,
+            seconds: BTreeMap::new(),
+            bare_until: opened.marks.bare_until,
+            cursor: Cursor::new(opened, now),
+            dirty_windows: Vec::new(),
+            dirty_lanes: Vec::new(),
+            hungry: BTreeSet::new(),
+            ledger: Ledger::new(single),
+            awaiting: VecDeque::new(),
+            deferred: VecDeque::new(),
+            fresh: VecDeque::new(),
+            intake_open: false,
+            draining: false,
+            fx: Effects::default(),
+            settings,
+        };
+        let dead = engine.app("");
+        debug_assert_eq!(dead, DEAD);
+        engine.restore_lanes(&opened.lanes);
+        engine.restore_windows(&opened.windows, now);
+        engine
+    }
+
+    /// Something happened, or a deadline came. Returns what must be done.
+    pub fn handle(&mut self, input: Input, now: Now) -> Effects {
+        self.observe(now);
+        match input {
+            Input::Requests(requests) => self.take_requests(requests, now),
+            Input::Committed(token) => self.committed(token),
+            Input::Loaded(loaded) => self.loaded(loaded, now),
+            Input::Settled(settled) => self.settled(settled, now),
+            Input::IngestReady { generation } => self.ledger.restart(generation),
+            Input::IngestLost => self.ingest_lost(),
+            Input::EgressReady => self.egress = Egress { ready: true, blocked: false },
+            Input::EgressLost => self.egress.ready = false,
+            Input::EgressBlocked(blocked) => self.egress.blocked = blocked,
+            Input::Configure(settings) => self.configure(*settings),
+            Input::Drain => self.draining = true,
+            Input::Tick => {}
+        }
+        self.turn(now);
+        std::mem::take(&mut self.fx)
+    }
+
+    /// When to call [`Engine::handle`] with [`Input::Tick`] at the latest. Nothing = not before an event.
+    pub fn next_deadline(&self) -> Deadline {
+        if self.more_due || !self.parking.is_empty() {
+            return Deadline { wall: Some(0), mono: Some(0) };
+        }
+        let wall = [self.schedule.next(), self.preload_deadline()].into_iter().flatten().min();
+        let deletes = (!self.deletes.is_empty()).then(|| self.deletes_since + DELETE_WAIT_MS);
+        let backoff = self.backoffs.first().map(|(at, _)| *at);
+        let deferred = self.deferred.front().map(|(at, ..)| *at);
+        let mono = [self.closing.next(), deletes, backoff, deferred].into_iter().flatten().min();
+        Deadline { wall, mono }
+    }
+
+    /// Nothing is due, in flight or waiting for the store: what a graceful shutdown waits for. What cannot be
+    /// delivered at present does not count; with a durable store it is safe, and without one its request was
+    /// never acked.
+    pub fn is_idle(&self) -> bool {
+        let stuck = !self.egress.ready || self.egress.blocked;
+        self.ops.is_empty()
+            && self.deletes.is_empty()
+            && self.committed == self.token
+            && (stuck || (self.slots == 0 && self.run.is_empty() && self.suspects.is_empty()))
+    }
+
+    /// What one turn does after every input, in this order: time first, then the way out, then the store.
+    fn turn(&mut self, now: Now) {
+        self.advance_cursor(now);
+        self.take_due(now);
+        self.close_windows(now);
+        self.store_deferred(now);
+        self.end_backoffs(now);
+        self.park_chunk();
+        self.pump(now);
+        self.preload(now);
+        self.flush(now);
+        self.ledger.acks(&mut self.fx.acks);
+        if !self.intake_open && self.may_open_intake() {
+            self.intake_open = true;
+            self.fx.intake = Some(Intake::Resume);
+        }
+    }
+
+    /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits for
+    /// its time anew.
+    fn observe(&mut self, now: Now) {
+        debug_assert!(now.mono >= self.last.mono, "the monotonic clock never goes back");
+        let expected = self.last.wall + now.mono.saturating_sub(self.last.mono);
+        if now.wall > expected + STEP_MS {
+            self.counters.clock_forward += 1;
+            self.recheck_expiries(now);
+        } else if now.wall + STEP_MS < expected {
+            self.counters.clock_backward += 1;
+            self.recheck_expiries(now);
+        }
+        if now.wall < self.last.wall {
+            let rows = &self.rows;
+            self.schedule.rebase(now.wall, |id| rows[id].key);
+        }
+        self.last = now;
+    }
+
+    /// Rows whose time has come.
+    fn take_due(&mut self, now: Now) {
+        let mut due = Vec::new();
+        self.more_due = !self.schedule.take_due(now.wall, TURN_ROWS, &mut due);
+        let rows = &self.rows;
+        due.sort_unstable_by_key(|id| rows[*id].key);
+        for id in due {
+            match self.rows[id].state {
+                table::State::Scheduled => self.make_ready(id),
+                // Its window's end is a matter of the monotonic clock.
+                table::State::Windowed { pos, .. } => {
+                    self.rows[id].state = table::State::Windowed { pos, scheduled: false };
+                }
+                table::State::Ready | table::State::Flying(_) => {
+                    debug_assert!(false, "what is due twice was not taken out of the schedule");
+                }
+            }
+        }
+    }
+
+    /// Hands collected operations over as one commit.
+    fn flush(&mut self, now: Now) {
+        self.flush_windows();
+        self.flush_lanes();
+        let hurry = !self.ops.is_empty()
+            || !self.fx.loads.is_empty()
+            || self.draining
+            || self.deletes.len() >= TURN_ROWS
+            || now.mono >= self.deletes_since + DELETE_WAIT_MS;
+        if (self.ops.is_empty() && self.deletes.is_empty()) || !hurry {
+            return;
+        }
+        self.token += 1;
+        self.fx.store = std::mem::take(&mut self.ops);
+        self.fx.store.append(&mut self.deletes);
+        let low = self.low_mark();
+        let marks = Marks { next_seq: self.next_seq, low, bare_until: self.bare_until, waiting: self.stored };
+        self.fx.commit = Some((self.token, marks));
+    }
+
+    /// The token that operations collected now will get.
+    fn next_token(&self) -> Token {
+        self.token + 1
+    }
+
+    fn delete_later(&mut self, op: Op) {
+        if self.deletes.is_empty() {
+            self.deletes_since = self.last.mono;
+        }
+        self.deletes.push(op);
+    }
+
+    /// A commit became durable: what waited for it is safe.
+    fn committed(&mut self, token: Token) {
+        debug_assert!(token <= self.token, "only what was handed over can be durable");
+        self.counters.commits += token.saturating_sub(self.committed);
+        self.committed = self.committed.max(token);
+        while let Some((at, delivery)) = self.awaiting.front().copied() {
+            if at > token {
+                break;
+            }
+            self.awaiting.pop_front();
+            self.ledger.safe(delivery);
+        }
+        while let Some((at, id, seq)) = self.fresh.front().copied() {
+            if at > token {
+                break;
+            }
+            self.fresh.pop_front();
+            if self.by_seq.get(&seq) == Some(&id) && !matches!(self.rows[id].state, table::State::Flying(_)) {
+                self.drop_content(id);
+            }
+        }
+    }
+
+    fn configure(&mut self, settings: Settings) {
+        self.budget = Budget::of(&settings);
+        self.settings = settings;
+        for id in self.apps.ids().collect::<Vec<_>>() {
+            let app = &mut self.apps[id];
+            app.settings = self.settings.of(&app.name).clone();
+            app.overhead = size::overhead(app.settings.format, &app.name, None);
+        }
+        for id in self.groups.ids().collect::<Vec<_>>() {
+            let group = &mut self.groups[id];
+            let app = &self.apps[group.app];
+            group.overhead = size::overhead(app.settings.format, &app.name, Some(&group.customer));
+        }
+    }
+
+    /// The application of this name, made known if it is not.
+    fn app(&mut self, name: &str) -> u32 {
+        if let Some(id) = self.names.get(name) {
+            return *id;
+        }
+        if self.apps.len() > IDLE_APPS {
+            self.forget_idle_apps();
+        }
+        let name: Arc<str> = name.into();
+        let settings = self.settings.of(&name).clone();
+        let id = self.apps.insert(App {
+            overhead: size::overhead(settings.format, &name, None),
+            name: name.clone(),
+            settings,
+            groups: HashMap::new(),
+            ready: VecDeque::new(),
+            ready_rows: 0,
+            resend: VecDeque::new(),
+            outbox: VecDeque::new(),
+            slots: 0,
+            flying: 0,
+            suspects: 0,
+            road: Road::Unproven,
+            allowance: 1,
+            failures: 0,
+            lane: None,
+            parking: false,
+            queued: false,
+            rows: 0,
+            windows: 0,
+            sent: 0,
+        });
+        self.names.insert(name, id);
+        id
+    }
+
+    fn forget_idle_apps(&mut self) {
+        for id in self.apps.ids().collect::<Vec<_>>() {
+            let app = &self.apps[id];
+            let idle = app.rows == 0 && app.windows == 0 && app.lane.is_none() && !app.queued && !app.parking;
+            if id != DEAD && idle && !matches!(app.road, Road::Parked { .. }) {
+                self.names.remove(&app.name);
+                self.apps.remove(id);
+            }
+        }
+    }
+
+    /// The group of this customer, made known if it is not.
+    fn group(&mut self, app: u32, customer: &str) -> u32 {
+        if let Some(id) = self.apps[app].groups.get(customer) {
+            return *id;
+        }
+        let customer: Arc<str> = customer.into();
+        let owner = &self.apps[app];
+        let id = self.groups.insert(Group {
+            app,
+            overhead: size::overhead(owner.settings.format, &owner.name, Some(&customer)),
+            customer: customer.clone(),
+            window: None,
+            closing: None,
+            ready: VecDeque::new(),
+            unsorted: false,
+            queued: false,
+            rows: 0,
+        });
+        self.apps[app].groups.insert(customer, id);
+        id
+    }
+
+    /// Keeps a group while work on it is under way that may take its last row away.
+    fn pin_group(&mut self, id: u32) {
+        if id != NIL {
+            self.groups[id].rows += 1;
+        }
+    }
+
+    fn unpin_group(&mut self, id: u32) {
+        if id != NIL {
+            self.groups[id].rows -= 1;
+            self.release_group(id);
+        }
+    }
+
+    /// Forgets a group that nothing needs any more.
+    fn release_group(&mut self, id: u32) {
+        if id == NIL {
+            return;
+        }
+        let Some(group) = self.groups.get(id) else { return };
+        if group.rows == 0 && group.window.is_none() && group.closing.is_none() && !group.queued {
+            self.apps[group.app].groups.remove(&group.customer);
+            self.groups.remove(id);
+        }
+    }
+
+    /// Takes an item into memory.
+    fn insert_row(&mut self, row: Row) -> u32 {
+        if let Some(content) = &row.content {
+            self.content_bytes += content.size();
+        }
+        self.apps[row.app].rows += 1;
+        if row.group != NIL {
+            self.groups[row.group].rows += 1;
+        }
+        if row.stored && !row.in_lane {
+            self.stored_in_memory += 1;
+            *self.seconds.entry(row.key.due / 1_000).or_default() += 1;
+        }
+        let seq = row.key.seq;
+        let id = self.rows.insert(row);
+        self.by_seq.insert(seq, id);
+        id
+    }
+
+    /// Lets an item go out of memory. The caller has taken it off every list, and says what the store must do.
+    fn remove_row(&mut self, id: u32) -> Option<Row> {
+        let row = self.rows.remove(id)?;
+        self.by_seq.remove(&row.key.seq);
+        if let Some(content) = &row.content {
+            self.content_bytes -= content.size();
+        }
+        self.apps[row.app].rows -= 1;
+        if row.group != NIL {
+            self.groups[row.group].rows -= 1;
+            self.release_group(row.group);
+        }
+        if row.stored && !row.in_lane {
+            self.stored_in_memory -= 1;
+            self.leave_second(row.key.due);
+        }
+        Some(row)
+    }
+
+    fn leave_second(&mut self, due: u64) {
+        let second = due / 1_000;
+        if let Some(count) = self.seconds.get_mut(&second) {
+            *count -= 1;
+            if *count == 0 {
+                self.seconds.remove(&second);
+            }
+        }
+    }
+
+    fn drop_content(&mut self, id: u32) {
+        let row = &mut self.rows[id];
+        if row.stored && row.token <= self.committed {
+            if let Some(content) = row.content.take() {
+                self.content_bytes -= content.size();
+            }
+        }
+    }
+
+    /// Whether items are written to a store; else the broker's unacked message is the only copy.
+    fn is_durable(&self) -> bool {
+        self.settings.hold_max.is_none()
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// Makes memory short, so that small worlds reach its bounds.
+    fn shrink(&mut self, rows: usize, contents: u64) {
+        self.budget = Budget { rows, contents };
+    }
+
+    fn shrunk(&self) -> (usize, u64) {
+        (self.budget.rows, self.budget.contents)
+    }
+
+    /// The invariants of the module pages, against the store as it stands once all writes are executed.
+    fn check_invariants(&self, store: &tests::FakeStore) {
+        let pending: u64 = self.deletes.iter().filter(|op| matches!(op, Op::Delete { place: event::Place::Time, .. })).count() as u64;
+        assert_eq!(self.stored + pending, store.time.len() as u64, "count of the time index");
+        for (key, item) in store.time.range(..self.cursor.until) {
+            let deleted = self.deletes.iter().any(|op| matches!(op, Op::Delete { key: gone, .. } if gone == key));
+            assert!(
+                deleted || self.by_seq.contains_key(&key.seq),
+                "below the cursor {:?} and not in memory: {item:?}",
+                self.cursor.until
+            );
+        }
+        let in_memory = self.rows.ids().filter(|id| self.rows[*id].stored && !self.rows[*id].in_lane).count();
+        assert_eq!(self.stored_in_memory, in_memory as u64);
+        let contents: u64 =
+            self.rows.ids().filter_map(|id| self.rows[id].content.as_ref()).map(|c| c.size()).sum();
+        assert_eq!(self.content_bytes, contents, "bytes of payloads");
+        for app in self.apps.ids() {
+            let lane = self.apps[app].lane.as_ref().map_or(0, |lane| lane.count);
+            let gone = self.deletes.iter().filter(|op| matches!(op, Op::Delete { place: event::Place::Lane(l), .. } if *l == self.apps[app].name)).count();
+            let there = store.lanes.keys().filter(|(name, _)| *name == self.apps[app].name).count() - gone;
+            assert_eq!(lane, there as u64, "count of lane {:?}", self.apps[app].name);
+        }
+        assert_eq!(self.slots, self.apps.ids().map(|id| self.apps[id].slots).sum::<usize>());
+    }
+}

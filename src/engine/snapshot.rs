@@ -1,6 +1,8 @@
 //! What the engine tells of itself: plain numbers, copied out at one moment.
 
-use super::types::Reason;
+use super::table::{App, Road};
+use super::types::{Now, Reason};
+use super::Engine;
 
 /// Totals since the start of the process. Every item that came in ends in exactly one of `sent`, `dead` (by
 /// reason) or is still there.
@@ -115,4 +117,63 @@ pub struct Snapshot {
 impl Snapshot {
     /// Bound on [`Snapshot::applications`], so that names from hostile producers cannot blow up an answer.
     pub const MAX_APPLICATIONS: usize = 1_000;
+}
+
+impl Engine {
+    /// The state at this moment. Costs time in the number of applications, not of items.
+    pub fn snapshot(&self, now: Now) -> Snapshot {
+        let mut applications: Vec<Application> =
+            self.apps.ids().map(|id| application(&self.apps[id], now)).collect();
+        applications.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let parked = applications.iter().map(|app| app.parked).sum();
+        let in_flight_items = applications.iter().map(|app| app.in_flight).sum();
+        applications.truncate(Snapshot::MAX_APPLICATIONS);
+        Snapshot {
+            waiting: if self.is_durable() { self.stored } else { self.rows.len() as u64 },
+            in_memory: self.rows.len() as u64,
+            parked,
+            windows: self.open_windows,
+            in_flight_batches: self.slots as u64,
+            in_flight_items,
+            ready: self.ready_rows,
+            next_due: self.schedule.next(),
+            loaded_until: self.cursor.until.due,
+            content_bytes: self.content_bytes,
+            uncommitted: self.token - self.committed,
+            paused: !self.intake_open,
+            counters: self.counters.clone(),
+            applications,
+        }
+    }
+}
+
+fn application(app: &App, now: Now) -> Application {
+    let delivery = match &app.road {
+        Road::Unproven => Delivery::Unproven,
+        Road::Open { .. } => Delivery::Open,
+        Road::Parked { until, last_error } => Delivery::Parked {
+            next_try_in: until.saturating_sub(now.mono),
+            failures: app.failures,
+            last_error: last_error.to_string(),
+        },
+        Road::Probing { last_error } => {
+            Delivery::Parked { next_try_in: 0, failures: app.failures, last_error: last_error.to_string() }
+        }
+    };
+    let parked = match (&app.road, &app.lane) {
+        (_, Some(lane)) => lane.count,
+        // With nothing stored, what is ready behind the failed batch is what is parked.
+        (Road::Parked { .. } | Road::Probing { .. }, None) => app.ready_rows + app.flying,
+        (Road::Unproven | Road::Open { .. }, None) => 0,
+    };
+    Application {
+        name: app.name.to_string(),
+        waiting: app.rows.saturating_sub(app.ready_rows + app.flying),
+        ready: app.ready_rows,
+        in_flight: app.flying,
+        parked,
+        windows: app.windows,
+        sent: app.sent,
+        delivery,
+    }
 }

@@ -1,0 +1,613 @@
+//! The client library's traps, each met by the AMQP layer against a scripted broker. They tell, too, when a new
+//! release of the library behaves differently.
+//!
+//! `.cargo/config.toml` gives the threads of tests the stack that the daemon gives itself.
+
+mod fake_broker;
+
+use fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::BasicProperties;
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::{Arc, Mutex, Once};
+use std::time::{Duration, Instant};
+use tidegate::amqp::wire::{request, Incoming, RequestLimits};
+use tidegate::amqp::{connect, Amqp, Event, Link, Options, Side};
+use tidegate::config::{self, Endpoint, Timeouts, Topology};
+use tidegate::engine::types::{
+    Ack, Batch, BatchItem, ClosedBy, Delivery, Format, Outcome, Request, RequestBody, Settled,
+};
+
+const PASSWORD: &str = "canary-password";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// T1: a `multiple` ack completes confirms in any order, and a return rides on whichever is first.
+#[test]
+fn t1_a_return_is_attributed_to_the_batch_that_came_back() {
+    const ROUNDS: u64 = 200;
+    let script: Script = Box::new(|mut peer, _| {
+        for _ in 0..ROUNDS {
+            let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
+            assert!(batches.iter().all(|b| b.mandatory && b.properties.delivery_mode() == &Some(2)));
+            peer.give_back(&batches[1]);
+            peer.ack(batches[2].channel, batches[2].tag, true);
+        }
+        peer.serve();
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    for round in 0..ROUNDS {
+        let first = round * 3;
+        daemon.amqp.publish((first..first + 3).map(batch).collect());
+        let settled = daemon.settled(3);
+        assert_eq!(settled[&first], Outcome::Confirmed, "round {round}");
+        assert_eq!(settled[&(first + 1)], Outcome::Returned("312 NO_ROUTE".into()), "round {round}");
+        assert_eq!(settled[&(first + 2)], Outcome::Confirmed, "round {round}");
+    }
+}
+
+/// T2, T3: nacks are told, and one confirm says nothing about another; one that never comes ends the generation.
+#[test]
+fn t2_t3_nacked_and_open_ones_are_never_taken_for_delivered() {
+    let script: Script = Box::new(|mut peer, n| {
+        if n == 0 {
+            let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
+            peer.ack(batches[2].channel, batches[2].tag, false);
+            peer.nack(batches[1].channel, batches[1].tag);
+        } else {
+            let again = peer.next_publish();
+            peer.ack(again.channel, again.tag, false);
+        }
+        peer.serve();
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    options.timeouts.confirm = Duration::from_millis(400);
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    let published = Instant::now();
+    daemon.amqp.publish((1..=3).map(batch).collect());
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&2], &settled[&3]), (&Outcome::Nacked, &Outcome::Confirmed));
+    assert_eq!(daemon.settled(1)[&1], Outcome::Unknown);
+    assert!(published.elapsed() >= Duration::from_millis(400));
+    daemon.wait("the loss, after the outcomes", |event| matches!(event, Event::EgressLost).then_some(()));
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(4)]);
+    assert_eq!(daemon.settled(1)[&4], Outcome::Confirmed);
+}
+
+/// T4: publishes from several threads keep their own answers.
+#[test]
+fn t4_answers_are_not_swapped_between_publishing_threads() {
+    const EACH: u64 = 500;
+    let script: Script = Box::new(|mut peer, _| loop {
+        match peer.next() {
+            // The number is the last digit of the application's name.
+            Seen::Published(p) if p.routing_key.ends_with(['1', '3', '5', '7', '9']) => {
+                peer.nack(p.channel, p.tag)
+            }
+            Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+            Seen::Gone => return,
+            _ => {}
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let amqp = &daemon.amqp;
+            scope.spawn(move || (0..EACH).for_each(|n| amqp.publish(vec![batch(thread * EACH + n)])));
+        }
+    });
+    for (number, outcome) in daemon.settled(4 * EACH as usize) {
+        let expected = if number % 2 == 1 { Outcome::Nacked } else { Outcome::Confirmed };
+        assert_eq!(outcome, expected, "batch {number}");
+    }
+}
+
+/// T5: while blocked nothing times out, and neither it nor a hanging close holds the shutdown up.
+#[test]
+fn t5_a_blocked_connection_waits_and_shuts_down_in_time() {
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| {
+        assert_eq!(n, 0, "the connection is not given up while blocked");
+        let next = next.lock().unwrap();
+        let first = peer.next_publish();
+        peer.blocked("low on memory");
+        next.recv().unwrap();
+        peer.unblocked();
+        next.recv().unwrap();
+        peer.ack(first.channel, first.tag, false);
+        next.recv().unwrap();
+        peer.blocked("low on disk");
+        peer.serve();
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    options.timeouts.confirm = Duration::from_millis(300);
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(1)]);
+    daemon.wait("blocked", |event| matches!(event, Event::EgressBlocked(true)).then_some(()));
+    daemon.quiet_for(Duration::from_millis(1_200), |event| {
+        matches!(event, Event::Settled(_) | Event::EgressLost)
+    });
+    go.send(()).unwrap();
+    daemon.wait("unblocked", |event| matches!(event, Event::EgressBlocked(false)).then_some(()));
+    go.send(()).unwrap();
+    assert_eq!(daemon.settled(1)[&1], Outcome::Confirmed);
+    go.send(()).unwrap();
+    daemon.wait("blocked again", |event| matches!(event, Event::EgressBlocked(true)).then_some(()));
+    daemon.amqp.publish(vec![batch(2)]);
+    let began = Instant::now();
+    daemon.runtime.block_on(daemon.amqp.shutdown(Duration::from_secs(2)));
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert_eq!(daemon.settled(1)[&2], Outcome::Unknown);
+}
+
+/// T6: a channel closed by the broker leads to a new generation that consumes, and old acks mean nothing there.
+#[test]
+fn t6_consuming_goes_on_after_the_broker_closes_the_channel() {
+    let (acked, acks) = channel();
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| {
+        let Some((channel, consumer, _)) = peer.next_consume() else { return };
+        peer.deliver(channel, &consumer, 1, BasicProperties::default(), b"1");
+        if n == 0 {
+            next.lock().unwrap().recv().unwrap();
+            peer.close_channel(channel, 404, "NOT_FOUND - no queue");
+        }
+        acks_into(&mut peer, n, &acked);
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    let first = daemon.request();
+    assert_eq!(first.delivery, Delivery { generation: 1, tag: 1 });
+    go.send(()).unwrap();
+    let (error, _) = daemon.wait("the reason", down_of(Side::Ingest));
+    assert!(error.contains("404 NOT_FOUND - no queue"), "{error}");
+    let second = daemon.request();
+    assert_eq!(second.delivery, Delivery { generation: 2, tag: 1 });
+    daemon.amqp.ack(vec![
+        Ack { delivery: first.delivery, multiple: true },
+        Ack { delivery: second.delivery, multiple: true },
+    ]);
+    assert_eq!(acks.recv_timeout(PATIENCE).unwrap(), (1, 1, true), "one ack, on the second connection");
+    daemon.runtime.block_on(daemon.amqp.shutdown(Duration::from_secs(2)));
+    assert!(acks.try_recv().is_err());
+}
+
+/// T7: deep nesting does not end the process: 18,000 levels are all that a frame can hold; without optimisation the parser
+/// takes several times the stack for each.
+#[test]
+fn t7_deeply_nested_headers_are_survived() {
+    const DEPTH: usize = if cfg!(debug_assertions) { 5_000 } else { 18_000 };
+    let script: Script = Box::new(|mut peer, _| {
+        let Some((channel, consumer, _)) = peer.next_consume() else { return };
+        peer.deliver_raw(channel, &consumer, 1, &nested_headers(DEPTH));
+        peer.deliver(channel, &consumer, 2, BasicProperties::default(), b"after it");
+        peer.serve();
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    assert_eq!(daemon.request().delivery.tag, 1);
+    assert_eq!(daemon.request().delivery.tag, 2);
+}
+
+/// T8: a silent listener is left in time, its socket is closed, the next address is tried.
+#[test]
+fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_port = silent.local_addr().unwrap().port();
+    let (left, leaving) = channel();
+    std::thread::spawn(move || {
+        for stream in silent.incoming() {
+            let (mut stream, left) = (stream.unwrap(), left.clone());
+            std::thread::spawn(move || {
+                // The protocol header, and then the end.
+                let mut heard = Vec::new();
+                stream.read_to_end(&mut heard).map(|_| left.send(heard)).unwrap().unwrap();
+            });
+        }
+    });
+    let broker = FakeBroker::start("127.0.0.1", idle(), idle());
+    let mut options = options(broker.port);
+    options.timeouts.connect = Duration::from_millis(500);
+    let runtime = runtime();
+    let began = Instant::now();
+    let result = runtime.block_on(connect(
+        &endpoint("127.0.0.1", silent_port),
+        None,
+        options.timeouts.connect,
+        "tidegate test",
+    ));
+    let error = result.expect_err("nobody answered").to_string();
+    assert!(error.contains("within 500 ms"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_eq!(leaving.recv_timeout(PATIENCE).unwrap(), b"AMQP\x00\x00\x09\x01", "the socket is closed");
+
+    options.amqp.endpoints.insert(0, endpoint("127.0.0.1", silent_port));
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    let up = daemon.wait("the second address", up_of(Side::Ingest));
+    assert_eq!(up, format!("127.0.0.1:{}", broker.port));
+}
+
+/// T8: an IPv6 address is the one connected to.
+#[test]
+fn t8_an_ipv6_address_means_itself() {
+    let broker = FakeBroker::start("::1", idle(), idle());
+    let mut options = options(broker.port);
+    options.amqp.endpoints = vec![endpoint("::1", broker.port)];
+    options.egress.endpoints = vec![endpoint("::1", broker.port)];
+    let daemon = Daemon::start(options);
+    assert_eq!(daemon.wait("the connection", up_of(Side::Egress)), format!("[::1]:{}", broker.port));
+}
+
+/// T8: the password is in no text, whatever happens.
+#[test]
+fn t8_the_password_is_never_shown() {
+    let log = log();
+    let refusing: Script = Box::new(|mut peer, _| {
+        let Some((channel, ..)) = peer.next_consume() else { return };
+        peer.close_channel(channel, 403, "ACCESS_REFUSED - access to queue refused");
+        peer.serve();
+    });
+    let options = options(FakeBroker::start("127.0.0.1", refusing, idle()).port);
+    let shown = format!("{options:?}");
+    let daemon = Daemon::start(options);
+    let (error, _) = daemon.wait("the refusal", down_of(Side::Ingest));
+    assert!(error.contains("403 ACCESS_REFUSED"), "{error}");
+    let nowhere = endpoint("127.0.0.1", 1);
+    let failed =
+        runtime().block_on(connect(&nowhere, None, Duration::from_secs(5), "tidegate test")).unwrap_err();
+    let log = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
+    assert!(log.contains("no working connection"), "the log was captured: {log}");
+    for text in [shown, error, format!("{failed} {failed:?}"), log] {
+        assert!(!text.contains(PASSWORD), "{text}");
+    }
+}
+
+/// T9: a message that ends each connection is met alone, its neighbours are spared, and then all is as before.
+#[test]
+fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
+    let (consumed, consumes) = channel();
+    let script: Script = Box::new(move |mut peer, n| {
+        let Some((channel, consumer, prefetch)) = peer.next_consume() else { return };
+        consumed.send((n, prefetch)).unwrap();
+        if n < 4 {
+            // Flags: message id only; one byte of it, which is not UTF-8.
+            peer.deliver_raw(channel, &consumer, 1, &[0x00, 0x80, 1, 0xE9]);
+            peer.serve();
+            return;
+        }
+        peer.deliver(channel, &consumer, 1, BasicProperties::default(), b"good");
+        while let Some((_, _, prefetch)) = peer.next_consume() {
+            consumed.send((n, prefetch)).unwrap();
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    let next = || consumes.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(
+        [next(), next()],
+        [(0, 256), (1, 256)],
+        "64 MiB of memory, a quarter of it, in bodies of 64 KiB"
+    );
+    assert_eq!([next(), next(), next()], [(2, 1), (3, 1), (4, 1)]);
+    let good = daemon.request();
+    assert_eq!(daemon.amqp.stats().parse_errors, 4);
+    daemon.amqp.ack(vec![Ack { delivery: good.delivery, multiple: true }]);
+    assert_eq!(next(), (4, 256), "on the same connection");
+}
+
+/// A channel closed over the content of a message: all are suspects, and the culprit is found on the probe channel
+/// while the main channel goes on.
+#[test]
+fn a_culprit_is_found_alone_on_the_probe_channel() {
+    let script: Script = Box::new(|mut peer, n| {
+        if n == 0 {
+            let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
+            peer.ack(batches[0].channel, batches[0].tag, false);
+            peer.close_channel(batches[0].channel, 406, "PRECONDITION_FAILED - too large");
+            peer.serve();
+            return;
+        }
+        let mut main = None;
+        loop {
+            match peer.next() {
+                // Number 4 comes first, on the main channel, and stays open until the probes are through.
+                Seen::Published(p) if p.routing_key == "app4" => main = Some((p.channel, p.tag)),
+                Seen::Published(p) if p.routing_key == "app2" => {
+                    assert_ne!(Some(p.channel), main.map(|(channel, _)| channel));
+                    peer.close_channel(p.channel, 406, "PRECONDITION_FAILED - too large");
+                }
+                Seen::Published(p) => {
+                    peer.ack(p.channel, p.tag, false);
+                    let (channel, tag) = main.unwrap();
+                    peer.ack(channel, tag, false);
+                }
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    daemon.amqp.publish((1..=3).map(batch).collect());
+    let settled = daemon.settled(3);
+    let refused = Outcome::Refused("406 PRECONDITION_FAILED - too large".into());
+    assert_eq!(settled[&1], Outcome::Confirmed);
+    assert_eq!((&settled[&2], &settled[&3]), (&refused, &refused));
+    daemon.ready();
+    let probe = |number| Batch { probe: true, ..batch(number) };
+    daemon.amqp.publish(vec![batch(4), probe(2), probe(3)]);
+    let settled = daemon.settled(3);
+    assert_eq!(
+        (&settled[&2], &settled[&3], &settled[&4]),
+        (&refused, &Outcome::Confirmed, &Outcome::Confirmed)
+    );
+    assert_eq!(daemon.amqp.stats().egress_failures, 1);
+}
+
+/// A missing exchange: none of the unconfirmed is to blame.
+#[test]
+fn a_missing_exchange_leaves_all_unknown_and_is_named() {
+    let script: Script = Box::new(|mut peer, n| {
+        let first = peer.next_publish();
+        if n == 0 {
+            peer.close_channel(first.channel, 404, "NOT_FOUND - no exchange 'tidegate.out'");
+        } else {
+            peer.ack(first.channel, first.tag, false);
+        }
+        peer.serve();
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(1), batch(2)]);
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&1], &settled[&2]), (&Outcome::Unknown, &Outcome::Unknown));
+    let (error, _) = daemon.wait("the reason", down_of(Side::Egress));
+    assert!(error.contains("no exchange 'tidegate.out'"), "{error}");
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(3)]);
+    assert_eq!(daemon.settled(1)[&3], Outcome::Confirmed);
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+
+struct Daemon {
+    amqp: Amqp,
+    events: Receiver<Event>,
+    /// Requests that came in one chunk with one that was asked for.
+    requests: Mutex<std::collections::VecDeque<Request>>,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Daemon {
+    fn start(options: Options) -> Daemon {
+        log();
+        let runtime = runtime();
+        let (sender, events) = channel();
+        let on_event = Arc::new(move |event| {
+            // The test may be over.
+            let _ = sender.send(event);
+        });
+        let amqp = Amqp::start(runtime.handle(), options, on_event);
+        Daemon { amqp, events, requests: Mutex::default(), runtime }
+    }
+
+    /// The first event that fits; others are dropped.
+    fn wait<T>(&self, what: &str, mut pick: impl FnMut(Event) -> Option<T>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let event =
+                self.events.recv_timeout(left).unwrap_or_else(|_| panic!("waited in vain for {what}"));
+            if let Some(found) = pick(event) {
+                return found;
+            }
+        }
+    }
+
+    fn ready(&self) {
+        self.wait("EgressReady", |event| matches!(event, Event::EgressReady).then_some(()));
+    }
+
+    /// So many outcomes; fails if a batch is settled twice.
+    fn settled(&self, count: usize) -> BTreeMap<u64, Outcome> {
+        let mut all = BTreeMap::new();
+        while all.len() < count {
+            let settled: Vec<Settled> = self.wait("outcomes", |event| match event {
+                Event::Settled(settled) => Some(settled),
+                _ => None,
+            });
+            for Settled { number, outcome } in settled {
+                assert_eq!(all.insert(number, outcome), None, "batch {number} settled twice");
+            }
+        }
+        assert_eq!(all.len(), count);
+        all
+    }
+
+    fn request(&self) -> Request {
+        let mut requests = self.requests.lock().unwrap();
+        if requests.is_empty() {
+            requests.extend(self.wait("a request", |event| match event {
+                Event::Requests(requests) => Some(requests),
+                _ => None,
+            }));
+        }
+        requests.pop_front().unwrap()
+    }
+
+    fn quiet_for(&self, time: Duration, unwanted: impl Fn(&Event) -> bool) {
+        let end = Instant::now() + time;
+        while let Ok(event) = self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            assert!(!unwanted(&event), "{event:?}");
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.runtime.block_on(self.amqp.shutdown(Duration::from_secs(2)));
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn endpoint(host: &str, port: u16) -> Endpoint {
+    Endpoint {
+        tls: false,
+        host: host.to_owned(),
+        port,
+        vhost: "/".to_owned(),
+        user: "tester".to_owned(),
+        password: PASSWORD.into(),
+    }
+}
+
+fn options(port: u16) -> Options {
+    let endpoints = vec![endpoint("127.0.0.1", port)];
+    Options {
+        amqp: config::Amqp { endpoints: endpoints.clone(), topology: Topology::Declare, ca_file: None },
+        ingest: config::Ingest {
+            queue: "tidegate.ingest".into(),
+            exchange: "tidegate.in".into(),
+            prefetch: 1_000,
+        },
+        egress: config::Egress { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
+        dead: config::DeadLetters { exchange: "tidegate.dead".into() },
+        limits: limits(),
+        memory: 64 << 20,
+        timeouts: Timeouts {
+            connect: Duration::from_secs(5),
+            confirm: Duration::from_secs(10),
+            drain: Duration::from_secs(5),
+        },
+        store_identity: 7,
+        quarantine: false,
+    }
+}
+
+fn limits() -> RequestLimits {
+    RequestLimits { max_body: 8 << 20, max_envelope_items: 100, max_delay_ms: 1 << 40 }
+}
+
+/// A batch of one item; its application is `app` and its number.
+fn batch(number: u64) -> Batch {
+    let incoming = Incoming {
+        exchange: "tidegate.in",
+        routing_key: "app",
+        properties: BasicProperties::default(),
+        body: number.to_string().into_bytes(),
+        received: 1_000,
+    };
+    let RequestBody::Items(items) = request(incoming, &limits()) else {
+        panic!("a plain request is understood")
+    };
+    Batch {
+        number,
+        application: format!("app{number}").into(),
+        customer: None,
+        dead: None,
+        format: Format::Json,
+        closed_by: ClosedBy::Time,
+        attempt: 1,
+        due: 1_000,
+        probe: false,
+        items: vec![BatchItem {
+            seq: number,
+            due: 1_000,
+            received: 1_000,
+            attempts: 0,
+            content: items[0].content.clone(),
+        }],
+    }
+}
+
+/// Tells of each ack: connection, tag, multiple.
+fn acks_into(peer: &mut Peer, n: usize, acked: &Sender<(usize, u64, bool)>) {
+    loop {
+        match peer.next() {
+            Seen::Ack { tag, multiple } => acked.send((n, tag, multiple)).unwrap(),
+            Seen::Gone => return,
+            _ => {}
+        }
+    }
+}
+
+fn down_of(side: Side) -> impl FnMut(Event) -> Option<(String, Duration)> {
+    move |event| match event {
+        Event::Link { side: s, link: Link::Down { error, retry_in } } if s == side => Some((error, retry_in)),
+        _ => None,
+    }
+}
+
+fn up_of(side: Side) -> impl FnMut(Event) -> Option<String> {
+    move |event| match event {
+        Event::Link { side: s, link: Link::Up { address, .. } } if s == side => Some(address),
+        _ => None,
+    }
+}
+
+/// A property list of headers alone: a table in a table, so many deep.
+fn nested_headers(depth: usize) -> Vec<u8> {
+    let mut table: Vec<u8> = Vec::new();
+    for _ in 0..depth {
+        // Written backwards: content, length, type, name, length of the name.
+        let length = u32::try_from(table.len()).unwrap();
+        table.extend(length.to_be_bytes().iter().rev());
+        table.extend([b'F', b'n', 1]);
+    }
+    let length = u32::try_from(table.len()).unwrap();
+    table.extend(length.to_be_bytes().iter().rev());
+    table.reverse();
+    let mut properties = vec![0x20, 0x00];
+    properties.extend(table);
+    properties
+}
+
+#[test]
+fn the_nested_table_is_a_table() {
+    let shallow = nested_headers(2);
+    let (rest, properties) = amq_protocol::protocol::basic::parse_properties(shallow.as_slice())
+        .map_err(|e| e.to_string())
+        .unwrap();
+    assert!(rest.is_empty());
+    let mut inner = FieldTable::default();
+    inner.insert("n".into(), AMQPValue::FieldTable(FieldTable::default()));
+    let mut outer = FieldTable::default();
+    outer.insert("n".into(), AMQPValue::FieldTable(inner));
+    assert_eq!(properties, BasicProperties::default().with_headers(outer));
+}
+
+/// Everything that is logged at debug level by any thread of this process.
+fn log() -> Arc<Mutex<Vec<u8>>> {
+    static LOG: Mutex<Option<Arc<Mutex<Vec<u8>>>>> = Mutex::new(None);
+    static ONCE: Once = Once::new();
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = LOG.lock().unwrap().get_or_insert_with(Arc::default).clone();
+    ONCE.call_once(|| {
+        let sink = log.clone();
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .with_writer(move || Sink(sink.clone()))
+            .init();
+    });
+    log
+}

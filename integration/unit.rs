@@ -1,0 +1,136 @@
+//! The systemd files: that systemd understands them, that they stay hardened, and that they fit the daemon's defaults.
+//!
+//! Where `systemd-analyze` is missing, what needs it is skipped with a line that says so.
+#![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
+#![expect(clippy::print_stdout, reason = "a test that is skipped is to say so")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tidegate::config::Config;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd")
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(folder().join(name)).unwrap()
+}
+
+/// All values of a key, comments apart.
+fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
+    text.lines().filter_map(|l| l.split_once('=')).filter(|(k, _)| *k == key).map(|(_, v)| v).collect()
+}
+
+/// Seconds of a setting such as `60s`.
+fn seconds(text: &str, key: &str) -> u64 {
+    let value = values(text, key)[0];
+    value.strip_suffix('s').unwrap_or(value).parse().unwrap()
+}
+
+/// Runs the tool, or says why not.
+fn analyze(args: &[&str]) -> Option<Output> {
+    match Command::new("systemd-analyze").args(args).output() {
+        Ok(output) => Some(output),
+        Err(e) => {
+            println!("skipped: systemd-analyze cannot be run: {e}");
+            None
+        }
+    }
+}
+
+fn version() -> Option<u32> {
+    let output = analyze(&["--version"])?;
+    String::from_utf8_lossy(&output.stdout).split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The unit with these drop-ins, as `verify` would find it installed, the built binary in its place.
+fn installed(drop_ins: &[&str]) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let unit = dir.path().join("tidegate.service");
+    fs::write(&unit, read("tidegate.service").replace("/usr/bin/tidegate", env!("CARGO_BIN_EXE_tidegate")))
+        .unwrap();
+    let folder = dir.path().join("tidegate.service.d");
+    fs::create_dir(&folder).unwrap();
+    for name in drop_ins {
+        fs::write(folder.join(name), read(name)).unwrap();
+    }
+    (dir, unit)
+}
+
+#[track_caller]
+fn verify(drop_ins: &[&str]) {
+    let (_dir, unit) = installed(drop_ins);
+    let Some(output) = analyze(&["verify", "--man=no", "--recursive-errors=no", unit.to_str().unwrap()])
+    else {
+        return;
+    };
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    if complaints.contains("Failed to initialize manager") || complaints.contains("unrecognized option") {
+        println!("skipped: systemd-analyze verify does not work here: {complaints}");
+        return;
+    }
+    let about_us: Vec<&str> = complaints.lines().filter(|l| l.contains("tidegate")).collect();
+    assert_eq!(about_us, Vec::<&str>::new(), "{drop_ins:?}");
+    assert!(output.status.success(), "{drop_ins:?}: {complaints}");
+}
+
+#[test]
+fn systemd_understands_the_unit() {
+    verify(&[]);
+    verify(&["credentials.conf"]);
+}
+
+#[test]
+fn systemd_understands_the_drop_in_for_newer_versions() {
+    match version() {
+        None => {}
+        Some(version) if version < 253 => println!("skipped: systemd {version} does not know notify-reload"),
+        Some(_) => verify(&["notify-reload.conf"]),
+    }
+}
+
+#[test]
+fn the_unit_stays_hardened() {
+    let (_dir, unit) = installed(&[]);
+    // The threshold counts tenths.
+    let args = ["security", "--offline=yes", "--threshold=20", unit.to_str().unwrap()];
+    let Some(output) = analyze(&args) else { return };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if String::from_utf8_lossy(&output.stderr).contains("unrecognized option") {
+        println!("skipped: this systemd-analyze knows no offline review");
+        return;
+    }
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("Overall exposure level"), "{text}");
+}
+
+#[test]
+fn the_unit_fits_the_daemon() {
+    let unit = read("tidegate.service");
+    for (key, value) in [
+        ("Type", "notify"),
+        ("NotifyAccess", "main"),
+        ("ExecReload", "/bin/kill -HUP $MAINPID"),
+        ("RestartPreventExitStatus", "78"),
+        ("LimitCORE", "0"),
+        ("Environment", "RUST_MIN_STACK=67108864"),
+        ("UMask", "0077"),
+        ("StateDirectoryMode", "0700"),
+    ] {
+        assert_eq!(values(&unit, key), [value], "{key}");
+    }
+    assert!(values(&unit, "LoadCredential").is_empty(), "a missing file would keep the unit from starting");
+    let defaults = Config::default();
+    assert_eq!(Path::new("/var/lib").join(values(&unit, "StateDirectory")[0]), defaults.store.path);
+    assert!(seconds(&unit, "TimeoutStopSec") >= 2 * defaults.timeouts.drain.as_secs());
+    let limit = values(&unit, "#MemoryMax")[0].strip_suffix('M').unwrap().parse::<u64>().unwrap() << 20;
+    assert!(limit >= 2 * defaults.limits.memory);
+
+    let reload = read("notify-reload.conf");
+    assert_eq!((values(&reload, "Type"), values(&reload, "ExecReload")), (vec!["notify-reload"], vec![""]));
+    let credentials = read("credentials.conf");
+    for name in ["amqp-password", "egress-password", "admin-token"] {
+        assert!(credentials.contains(&format!("LoadCredential={name}:")), "{name}");
+    }
+}

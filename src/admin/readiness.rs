@@ -1,0 +1,112 @@
+//! Readiness as a set of latches: each part of the daemon sets its own, and the whole is ready when all are set.
+//!
+//! Pure but for one atomic. It does not know why a latch is open: that is for the state document and the log.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// One condition of readiness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Latch {
+    /// The ingest connection is up.
+    Ingest,
+    /// The egress connection is up.
+    Egress,
+    /// Queues and exchanges have been declared or verified on both connections.
+    Topology,
+    /// The store is open and takes commits.
+    Store,
+    /// The ingest consumer runs.
+    Consumer,
+}
+
+impl Latch {
+    /// All latches, in the order in which a start sets them.
+    pub const ALL: [Latch; 5] =
+        [Latch::Store, Latch::Ingest, Latch::Egress, Latch::Topology, Latch::Consumer];
+
+    /// The stable name in `missing` of `/readyz` and of the state document.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Latch::Ingest => "ingest",
+            Latch::Egress => "egress",
+            Latch::Topology => "topology",
+            Latch::Store => "store",
+            Latch::Consumer => "consumer",
+        }
+    }
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// The latches of one process. All are open at first. Shared as `Arc<Readiness>`.
+#[derive(Debug, Default)]
+pub struct Readiness {
+    // One word, so that a reader sees all latches at one moment.
+    closed: AtomicU8,
+}
+
+impl Readiness {
+    /// All latches open: not ready.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Closes (`true`) or opens a latch. Returns whether that changed it.
+    pub fn set(&self, latch: Latch, closed: bool) -> bool {
+        let before = if closed {
+            self.closed.fetch_or(latch.bit(), Ordering::AcqRel)
+        } else {
+            self.closed.fetch_and(!latch.bit(), Ordering::AcqRel)
+        };
+        (before & latch.bit() != 0) != closed
+    }
+
+    /// All latches are closed.
+    pub fn is_ready(&self) -> bool {
+        self.missing().is_empty()
+    }
+
+    /// Names of the open latches, in the order of [`Latch::ALL`]; empty when ready.
+    pub fn missing(&self) -> Vec<&'static str> {
+        let closed = self.closed.load(Ordering::Acquire);
+        Latch::ALL.into_iter().filter(|l| closed & l.bit() == 0).map(Latch::as_str).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_ready_at_first() {
+        let r = Readiness::new();
+        assert!(!r.is_ready());
+        assert_eq!(r.missing(), ["store", "ingest", "egress", "topology", "consumer"]);
+    }
+
+    #[test]
+    fn ready_only_with_every_latch() {
+        for left_out in Latch::ALL {
+            let r = Readiness::new();
+            for latch in Latch::ALL.into_iter().filter(|l| *l != left_out) {
+                r.set(latch, true);
+            }
+            assert!(!r.is_ready(), "without {left_out:?}");
+            assert_eq!(r.missing(), [left_out.as_str()]);
+            r.set(left_out, true);
+            assert!(r.is_ready());
+        }
+    }
+
+    #[test]
+    fn set_tells_whether_it_changed_anything() {
+        let r = Readiness::new();
+        assert!(!r.set(Latch::Store, false));
+        assert!(r.set(Latch::Store, true));
+        assert!(!r.set(Latch::Store, true));
+        assert!(r.set(Latch::Store, false));
+        assert_eq!(r.missing().len(), Latch::ALL.len());
+    }
+}

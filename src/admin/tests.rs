@@ -1,0 +1,278 @@
+//! The server as its clients meet it: real sockets, a real HTTP client.
+
+use super::state::tests::example;
+use super::*;
+use serde_json::{json, Value};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+const TOKEN: &str = "canary-token";
+
+/// Serves on a port of its own, on a runtime of its own, until it is dropped.
+struct Running {
+    readiness: Arc<Readiness>,
+    server: Option<Server>,
+    runtime: tokio::runtime::Runtime,
+}
+
+fn start(token: Option<&str>, ask: Ask) -> Running {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let readiness = Arc::new(Readiness::new());
+    let options = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        token: token.map(|t| SecretString::from(t.to_owned())),
+    };
+    let server = runtime.block_on(serve(options, readiness.clone(), ask)).unwrap();
+    Running { readiness, server: Some(server), runtime }
+}
+
+/// A loop that answers.
+fn answering() -> Ask {
+    Arc::new(|Query::State(reply)| {
+        let _ = reply.send(example());
+    })
+}
+
+impl Running {
+    fn addr(&self) -> SocketAddr {
+        self.server.as_ref().unwrap().local_addr()
+    }
+
+    fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let agent = ureq::Agent::new_with_config(
+            ureq::Agent::config_builder()
+                .http_status_as_error(false)
+                .allow_non_standard_methods(true)
+                .proxy(None)
+                .timeout_global(Some(Duration::from_secs(20)))
+                .build(),
+        );
+        let mut request =
+            ureq::http::Request::builder().method(method).uri(format!("http://{}{path}", self.addr()));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut response = agent.run(request.body(body).unwrap()).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        Answer { status: response.status().as_u16(), headers: response.headers().clone(), text }
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.request("GET", path, &[], b"")
+    }
+
+    /// Bytes as they are, for what a proper client would not send. Answers the status line.
+    fn raw(&self, bytes: &[u8]) -> String {
+        let mut stream = TcpStream::connect(self.addr()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        let mut chunk = [0; 1024];
+        while !answer.windows(2).any(|w| w == b"\r\n") {
+            match stream.read(&mut chunk).unwrap() {
+                0 => break,
+                n => answer.extend_from_slice(&chunk[..n]),
+            }
+        }
+        String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned()
+    }
+}
+
+struct Answer {
+    status: u16,
+    headers: ureq::http::HeaderMap,
+    text: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |v| v.to_str().unwrap())
+    }
+}
+
+#[test]
+fn livez_is_ok_whatever_is_missing() {
+    let it = start(None, answering());
+    let answer = it.get("/livez");
+    assert_eq!((answer.status, answer.text.as_str()), (200, "ok"));
+    assert_eq!(it.request("HEAD", "/livez", &[], b"").status, 200);
+}
+
+#[test]
+fn readyz_follows_the_latches() {
+    let it = start(None, answering());
+    let answer = it.get("/readyz");
+    assert_eq!(answer.status, 503);
+    let missing = ["store", "ingest", "egress", "topology", "consumer"];
+    assert_eq!(answer.json(), json!({ "ready": false, "missing": missing }));
+    for latch in Latch::ALL {
+        it.readiness.set(latch, true);
+    }
+    let answer = it.get("/readyz");
+    assert_eq!((answer.status, answer.json()), (200, json!({ "ready": true, "missing": [] })));
+    it.readiness.set(Latch::Egress, false);
+    assert_eq!(it.get("/readyz").json()["missing"], json!(["egress"]));
+}
+
+#[test]
+fn state_is_what_the_loop_answers() {
+    let it = start(None, answering());
+    for latch in Latch::ALL {
+        it.readiness.set(latch, true);
+    }
+    let answer = it.get("/api/v1/state");
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("content-type"), "application/json");
+    assert_eq!(answer.json(), serde_json::to_value(state::Document::new(&example(), &[])).unwrap());
+}
+
+#[test]
+fn a_loop_that_has_ended_or_is_stuck_gives_503() {
+    let gone = start(None, Arc::new(drop));
+    let answer = gone.get("/api/v1/state");
+    assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
+    assert_eq!(answer.json()["error"], "the daemon is stopping");
+
+    let kept = std::sync::Mutex::new(Vec::new());
+    let stuck = start(None, Arc::new(move |query| kept.lock().unwrap().push(query)));
+    let answer = stuck.get("/api/v1/state");
+    assert_eq!(answer.status, 503);
+    assert_eq!(answer.json()["error"], "the daemon did not answer in time");
+}
+
+#[test]
+fn unknown_paths_and_methods() {
+    let it = start(None, answering());
+    let answer = it.get("/nowhere");
+    assert_eq!((answer.status, answer.json()["error"].is_string()), (404, true));
+    let answer = it.request("POST", "/api/v1/state", &[], b"{}");
+    assert_eq!((answer.status, answer.json()["error"].is_string()), (405, true));
+    assert!(answer.header("allow").contains("GET"), "{:?}", answer.headers);
+    // No CORS: a preflight is answered like any other unknown method.
+    let answer = it.request("OPTIONS", "/api/v1/state", &[], b"");
+    assert_eq!(answer.status, 405);
+    assert_eq!(answer.header("access-control-allow-origin"), "");
+}
+
+#[test]
+fn every_answer_carries_the_security_headers() {
+    let it = start(None, answering());
+    for (path, headers) in
+        [("/livez", &[][..]), ("/nowhere", &[]), ("/api/v1/state", &[("host", "evil.example")])]
+    {
+        let answer = it.request("GET", path, headers, b"");
+        assert_eq!(answer.header("x-content-type-options"), "nosniff", "{path}");
+        assert_eq!(answer.header("cache-control"), "no-store", "{path}");
+        assert!(answer.header("content-security-policy").starts_with("default-src 'none'"), "{path}");
+    }
+}
+
+#[test]
+fn a_rebound_name_and_a_web_page_are_refused() {
+    let it = start(None, answering());
+    for path in ["/livez", "/readyz", "/api/v1/state", "/nowhere"] {
+        assert_eq!(it.request("GET", path, &[("host", "evil.example")], b"").status, 403, "{path}");
+        assert_eq!(it.request("GET", path, &[("origin", "http://evil.example")], b"").status, 403, "{path}");
+    }
+    assert_eq!(it.request("GET", "/livez", &[("host", "localhost:1")], b"").status, 200);
+    assert_eq!(it.raw(b"GET /livez HTTP/1.0\r\n\r\n"), "HTTP/1.0 403 Forbidden");
+}
+
+#[test]
+fn the_token_opens_everything_and_its_lack_all_but_probes() {
+    let it = start(Some(TOKEN), answering());
+    let wrong = ("authorization", "Bearer canary-tokem");
+    for headers in [&[][..], &[wrong]] {
+        let answer = it.request("GET", "/api/v1/state", headers, b"");
+        assert_eq!(answer.status, 401);
+        assert!(answer.header("www-authenticate").starts_with("Bearer"));
+        assert!(!answer.text.contains("canary"));
+        assert_eq!(it.request("GET", "/nowhere", headers, b"").status, 401);
+    }
+    assert_eq!(it.get("/livez").status, 200);
+    assert_eq!(it.get("/readyz").status, 503);
+    let right = [("authorization", "Bearer canary-token"), ("host", "admin.example")];
+    assert_eq!(it.request("GET", "/api/v1/state", &right, b"").status, 200);
+}
+
+#[test]
+fn what_is_too_large_is_refused() {
+    let it = start(None, answering());
+    let body = vec![b'x'; routes::MAX_BODY];
+    assert_eq!(it.request("POST", "/nowhere", &[], &body).status, 404);
+    let announced = format!(
+        "POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
+        routes::MAX_BODY + 1
+    );
+    assert_eq!(it.raw(announced.as_bytes()), "HTTP/1.1 413 Payload Too Large");
+    let mut chunked =
+        b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    chunked.extend(format!("{:x}\r\n", routes::MAX_BODY + 1).as_bytes());
+    chunked.extend(vec![b'x'; routes::MAX_BODY + 1]);
+    assert_eq!(it.raw(&chunked), "HTTP/1.1 413 Payload Too Large");
+    let path = format!("/{}", "a".repeat(guard::MAX_URI));
+    assert_eq!(it.get(&path).status, 414);
+    let header = format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "a: b\r\n".repeat(200));
+    assert_eq!(it.raw(header.as_bytes()), "HTTP/1.1 431 Request Header Fields Too Large");
+}
+
+#[test]
+fn probes_are_answered_while_the_api_is_full() {
+    // Replies are kept, so that each of these waits for its answer.
+    let (kept, waiting) = std::sync::mpsc::channel();
+    let it = start(None, Arc::new(move |query| kept.send(query).unwrap()));
+    std::thread::scope(|scope| {
+        let full: Vec<_> = (0..16).map(|_| scope.spawn(|| it.get("/api/v1/state").status)).collect();
+        let replies: Vec<_> =
+            (0..16).map(|_| waiting.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+        let answer = it.get("/api/v1/state");
+        assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
+        assert_eq!(it.get("/livez").status, 200);
+        for Query::State(reply) in replies {
+            let _ = reply.send(example());
+        }
+        for one in full {
+            assert_eq!(one.join().unwrap(), 200);
+        }
+    });
+}
+
+#[tokio::test]
+async fn what_would_be_open_to_the_network_does_not_start() {
+    let try_on = |listen: &str, token: Option<&str>| {
+        let options = Options {
+            listen: listen.parse().unwrap(),
+            token: token.map(|t| SecretString::from(t.to_owned())),
+        };
+        serve(options, Arc::new(Readiness::new()), answering())
+    };
+    assert!(matches!(try_on("0.0.0.0:0", None).await, Err(ServeError::TokenNeeded(_))));
+    assert!(matches!(try_on("[::]:0", None).await, Err(ServeError::TokenNeeded(_))));
+    assert!(matches!(try_on("0.0.0.0:0", Some(" ")).await, Err(ServeError::EmptyToken)));
+    let server = try_on("0.0.0.0:0", Some(TOKEN)).await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_taken_address_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap();
+    let options = Options { listen, token: None };
+    let error = serve(options, Arc::new(Readiness::new()), answering()).await.unwrap_err();
+    assert!(error.to_string().contains(&listen.to_string()), "{error}");
+}
+
+#[test]
+fn a_stopped_server_takes_no_more() {
+    let mut it = start(None, answering());
+    assert_eq!(it.get("/livez").status, 200);
+    let addr = it.addr();
+    let server = it.server.take().unwrap();
+    it.runtime.block_on(server.stop());
+    let refused = TcpStream::connect(addr).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+}

@@ -1,0 +1,357 @@
+//! One connection to one address: built from checked parts, bounded in time, and killable.
+//!
+//! Deliberately absent: recovery. lapin's is off; whoever holds a [`Session`] drops it at the first error and opens
+//! another.
+//!
+//! Every session keeps a second handle of its socket. lapin runs a thread for each connection that ends only when
+//! the socket does: a handshake that is never answered or a blocked connection, on which nothing at all is written,
+//! would keep it for ever. Shutting the socket down ends it in every state.
+
+use super::fault::Fault;
+use crate::config::Endpoint;
+use async_rs::traits::Reactor;
+use async_rs::{Runtime, Tokio};
+use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::{Channel, Connection, ConnectionProperties};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::CertificateDer;
+use secrecy::ExposeSecret;
+use std::io;
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// What RabbitMQ offers by default. lapin asks for no limit unless told, and the size of a frame bounds what one
+/// header table can hold.
+const FRAME_MAX: u32 = 131_072;
+const HEARTBEAT_S: u16 = 30;
+/// Few are needed: the working channel, the probe channel, a throw-away one. lapin asks each channel's flow state for
+/// every frame.
+const CHANNEL_MAX: u16 = 16;
+
+/// Why no connection came about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// TCP, TLS and AMQP handshake did not end in time.
+    #[error("{address}: no connection within {limit_ms} ms")]
+    Timeout {
+        /// Host and port.
+        address: String,
+        /// The limit.
+        limit_ms: u128,
+    },
+    /// Refused by the network, TLS or the broker; the reason names the user or the virtual host where it is theirs.
+    #[error("{address} as user '{user}' on virtual host '{vhost}': {reason}")]
+    Refused {
+        /// Host and port.
+        address: String,
+        /// User name.
+        user: String,
+        /// Virtual host.
+        vhost: String,
+        /// The broker's or system's text.
+        reason: String,
+    },
+    /// The address cannot be expressed in AMQP.
+    #[error("{address}: {reason}")]
+    Invalid {
+        /// Host and port.
+        address: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Opens one connection; `name` shows in `rabbitmqctl list_connections`.
+///
+/// For commands that end soon after. The whole of it (name look-up, TCP, TLS, AMQP) is bounded by `limit`.
+///
+/// # Errors
+/// [`ConnectError`]; its texts never contain the password.
+pub async fn connect(
+    endpoint: &Endpoint,
+    ca_file: Option<&Path>,
+    limit: Duration,
+    name: &str,
+) -> Result<Connection, ConnectError> {
+    let (connection, socket) = dial(endpoint, ca_file, limit, name).await?;
+    socket.forget();
+    Ok(connection)
+}
+
+/// Host and port for people, brackets around IPv6.
+pub fn address(endpoint: &Endpoint) -> String {
+    let Endpoint { host, port, .. } = endpoint;
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// Whether passwords and messages cross a network in the clear.
+pub fn is_exposed(endpoint: &Endpoint) -> bool {
+    let loopback =
+        endpoint.host == "localhost" || endpoint.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    !endpoint.tls && !loopback
+}
+
+/// An open connection that is shut down, at the latest, when it is dropped.
+#[derive(Debug)]
+pub(super) struct Session {
+    connection: Connection,
+    socket: Socket,
+    address: String,
+}
+
+impl Session {
+    pub(super) async fn open(
+        endpoint: &Endpoint,
+        ca_file: Option<&Path>,
+        limit: Duration,
+        name: &str,
+    ) -> Result<Session, ConnectError> {
+        let (connection, socket) = dial(endpoint, ca_file, limit, name).await?;
+        Ok(Session { connection, socket, address: address(endpoint) })
+    }
+
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(super) async fn channel(&self, limit: Duration) -> Result<Channel, Fault> {
+        match timeout(limit, self.connection.create_channel()).await {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Fault::timeout("opening a channel", limit)),
+        }
+    }
+
+    /// Says good-bye, so that the broker gives unacked messages back at once. Bounded: on a blocked connection
+    /// lapin's close waits for ever.
+    pub(super) async fn close(&self, limit: Duration) {
+        if self.connection.status().connected() && !self.connection.status().blocked() {
+            let closing = self.connection.close(200, "OK".into());
+            if timeout(limit, closing).await.is_err() {
+                tracing::debug!(address = %self.address, "connection not closed in time, shutting its socket down");
+            }
+        }
+        self.socket.shut_down();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.socket.shut_down();
+    }
+}
+
+/// Shared between the session and the closure that lapin calls on its own thread.
+#[derive(Clone, Debug, Default)]
+struct Socket(Arc<Mutex<SocketState>>);
+
+#[derive(Debug, Default)]
+enum SocketState {
+    #[default]
+    Unborn,
+    Open(TcpStream),
+    Ended,
+}
+
+impl Socket {
+    fn register(&self, stream: TcpStream) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, SocketState::Ended) {
+            return Err(io::Error::from(io::ErrorKind::TimedOut));
+        }
+        *state = SocketState::Open(stream);
+        Ok(())
+    }
+
+    fn shut_down(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let SocketState::Open(stream) = std::mem::replace(&mut *state, SocketState::Ended) {
+            // It may have ended by itself.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = SocketState::Ended;
+    }
+}
+
+/// Shuts the socket down when the attempt is abandoned, by time-out or by cancellation.
+struct Attempt(Option<Socket>);
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if let Some(socket) = self.0.take() {
+            socket.shut_down();
+        }
+    }
+}
+
+async fn dial(
+    endpoint: &Endpoint,
+    ca_file: Option<&Path>,
+    limit: Duration,
+    name: &str,
+) -> Result<(Connection, Socket), ConnectError> {
+    let uri = uri(endpoint)?;
+    let socket = Socket::default();
+    let mut attempt = Attempt(Some(socket.clone()));
+    let tls = endpoint.tls.then(|| ca_file.map(Path::to_path_buf));
+    let properties = ConnectionProperties::default().with_connection_name(name.into());
+    let registered = socket.clone();
+    let connecting = Connection::connector(
+        uri,
+        Runtime::tokio_current(),
+        async move |uri: AMQPUri, runtime: Runtime<Tokio>| {
+            let AMQPAuthority { host, port, .. } = uri.authority;
+            // lapin calls this on a thread of its own, which nobody can cancel: it needs a bound of its own.
+            match timeout(limit, transport(host, port, tls.as_ref(), &runtime, &registered)).await {
+                Ok(stream) => Ok(stream?),
+                Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+            }
+        },
+        properties,
+    );
+    match timeout(limit, connecting).await {
+        Ok(Ok(connection)) => {
+            attempt.0 = None;
+            Ok((connection, socket))
+        }
+        Ok(Err(error)) => Err(ConnectError::Refused {
+            address: address(endpoint),
+            user: endpoint.user.clone(),
+            vhost: endpoint.vhost.clone(),
+            reason: Fault::from(error).text,
+        }),
+        Err(_) => Err(ConnectError::Timeout { address: address(endpoint), limit_ms: limit.as_millis() }),
+    }
+}
+
+type Transport = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
+
+/// TCP and, if asked for, TLS: `tls` is `Some` with the file of the only CA to trust, if there is one.
+async fn transport(
+    host: String,
+    port: u16,
+    tls: Option<&Option<PathBuf>>,
+    runtime: &Runtime<Tokio>,
+    socket: &Socket,
+) -> io::Result<Transport> {
+    let addresses = runtime.to_socket_addrs((host.clone(), port));
+    let stream = AsyncTcpStream::connect(runtime, addresses).await?;
+    if let AsyncTcpStream::Plain(plain) = &stream {
+        socket.register(TcpStream::from(plain.get_ref().as_fd().try_clone_to_owned()?))?;
+    }
+    match tls {
+        None => Ok(stream),
+        Some(ca_file) => stream.into_rustls(&tls_connector(ca_file.as_deref())?, &host).await,
+    }
+}
+
+/// With a CA file that CA alone is trusted; lapin's own configuration would only add it to the platform's.
+fn tls_connector(ca_file: Option<&Path>) -> io::Result<RustlsConnector> {
+    let config = match ca_file {
+        None => RustlsConnectorConfig::new_with_native_certs()?,
+        Some(path) => {
+            let unusable = |reason: String| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("CA file {}: {reason}", path.display()))
+            };
+            let certificates = CertificateDer::pem_file_iter(path)
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+                .map_err(|e| unusable(e.to_string()))?;
+            if certificates.is_empty() {
+                return Err(unusable("no certificate in it".to_owned()));
+            }
+            RustlsConnectorConfig::default().with_parsable_certificates(certificates)
+        }
+    };
+    config.connector_with_no_client_auth()
+}
+
+/// Field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a trailing slash for
+/// the virtual host `""`. Never formatted: its `Debug` prints the password.
+fn uri(endpoint: &Endpoint) -> Result<AMQPUri, ConnectError> {
+    // lapin panics on names that do not fit an AMQP short string.
+    if endpoint.vhost.len() > 255 {
+        return Err(ConnectError::Invalid {
+            address: address(endpoint),
+            reason: "the virtual host's name is longer than 255 bytes".to_owned(),
+        });
+    }
+    Ok(AMQPUri {
+        scheme: if endpoint.tls { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
+        authority: AMQPAuthority {
+            userinfo: AMQPUserInfo {
+                username: endpoint.user.clone(),
+                password: endpoint.password.expose_secret().to_owned(),
+            },
+            host: endpoint.host.clone(),
+            port: endpoint.port,
+        },
+        vhost: endpoint.vhost.clone(),
+        query: AMQPQueryString {
+            frame_max: Some(FRAME_MAX),
+            channel_max: Some(CHANNEL_MAX),
+            heartbeat: Some(HEARTBEAT_S),
+            connection_timeout: None,
+            auth_mechanism: None,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(host: &str, tls: bool) -> Endpoint {
+        Endpoint {
+            tls,
+            host: host.to_owned(),
+            port: 5672,
+            vhost: "/".to_owned(),
+            user: "u".to_owned(),
+            password: "canary".into(),
+        }
+    }
+
+    #[test]
+    fn only_a_plain_connection_to_elsewhere_is_exposed() {
+        for (host, tls, exposed) in [
+            ("localhost", false, false),
+            ("127.0.0.1", false, false),
+            ("127.8.0.1", false, false),
+            ("::1", false, false),
+            ("rabbit", false, true),
+            ("10.0.0.1", false, true),
+            ("rabbit", true, false),
+        ] {
+            assert_eq!(is_exposed(&endpoint(host, tls)), exposed, "{host} {tls}");
+        }
+    }
+
+    #[test]
+    fn an_ipv6_address_is_kept_as_it_is_and_shown_in_brackets() {
+        let endpoint = endpoint("::1", false);
+        assert_eq!(address(&endpoint), "[::1]:5672");
+        assert_eq!(uri(&endpoint).unwrap().authority.host, "::1");
+    }
+
+    #[test]
+    fn a_vhost_that_lapin_would_panic_on_is_refused() {
+        let mut endpoint = endpoint("localhost", false);
+        endpoint.vhost = "v".repeat(256);
+        assert!(matches!(uri(&endpoint), Err(ConnectError::Invalid { .. })));
+    }
+}

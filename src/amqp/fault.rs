@@ -1,0 +1,138 @@
+//! What can go wrong with a broker, sorted by what has to be done about it. No password ever enters a text here:
+//! lapin's errors carry the broker's reply and I/O errors, never the URI.
+
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
+use lapin::{Error, ErrorKind};
+use std::fmt;
+use std::time::Duration;
+
+/// What a fault means for those who wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The connection or channel is gone, or an answer did not come: try again.
+    Lost,
+    /// A queue or an exchange is missing or differs, or a permission does: try again, and name it.
+    Setup,
+    /// The broker closed the channel over what a message contains: one of the unconfirmed ones is the culprit.
+    Content,
+    /// The same, but the whole connection was closed over it.
+    ContentFatal,
+    /// A frame of the broker cannot be read: the message at the head of the queue is the suspect.
+    Parse,
+    /// Not the cause: an operation was tried on a channel or connection that was already closing.
+    AfterEnd,
+}
+
+/// A failure with its text for log and status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) kind: Kind,
+    pub(super) text: String,
+    /// AMQP reply code, when the broker gave one.
+    pub(super) code: Option<u16>,
+}
+
+impl Fault {
+    pub(super) fn lost(text: impl Into<String>) -> Self {
+        Fault { kind: Kind::Lost, text: text.into(), code: None }
+    }
+
+    pub(super) fn setup(text: impl Into<String>) -> Self {
+        Fault { kind: Kind::Setup, text: text.into(), code: None }
+    }
+
+    pub(super) fn timeout(what: &str, limit: Duration) -> Self {
+        Fault::lost(format!("no answer to {what} within {} ms", limit.as_millis()))
+    }
+
+    /// Puts what was tried in front of the text.
+    pub(super) fn while_doing(mut self, what: &str) -> Self {
+        self.text = format!("{what}: {}", self.text);
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<&Error> for Fault {
+    #[expect(clippy::wildcard_enum_match_arm, reason = "lapin's enum is non-exhaustive: the rest means lost")]
+    fn from(error: &Error) -> Self {
+        let (kind, text, code) = match error.kind() {
+            ErrorKind::ProtocolError(e) => {
+                (kind_of(e.kind()), format!("{} {}", e.get_id(), e.get_message()), Some(e.get_id()))
+            }
+            // The parser's own text may quote bytes of the message.
+            ErrorKind::ParsingError(_) => {
+                (Kind::Parse, "a frame of the broker cannot be parsed".to_owned(), None)
+            }
+            ErrorKind::SerialisationError(_) => {
+                (Kind::ContentFatal, "a message cannot be put into AMQP frames".to_owned(), None)
+            }
+            ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => {
+                (Kind::AfterEnd, error.to_string(), None)
+            }
+            ErrorKind::IOError(e) => (Kind::Lost, e.to_string(), None),
+            _ => (Kind::Lost, error.to_string(), None),
+        };
+        Fault { kind, text, code }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault::from(&error)
+    }
+}
+
+/// Soft errors close a channel, hard ones the connection. Only 311 and 406 (soft), 501 and 502 (hard) blame a
+/// message: too large, a foreign `user_id`, an invalid `expiration`, a frame or table that cannot be read. Hard errors
+/// such as 320 (an operator closed the connection) or 541 (an internal error) do not.
+fn kind_of(kind: &AMQPErrorKind) -> Kind {
+    match kind {
+        AMQPErrorKind::Soft(soft) => match soft {
+            AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::CONTENTTOOLARGE => Kind::Content,
+            AMQPSoftError::ACCESSREFUSED | AMQPSoftError::NOTFOUND | AMQPSoftError::RESOURCELOCKED => {
+                Kind::Setup
+            }
+            AMQPSoftError::NOCONSUMERS | AMQPSoftError::NOROUTE => Kind::Lost,
+        },
+        AMQPErrorKind::Hard(hard) => match hard.get_id() {
+            501 | 502 => Kind::ContentFatal,
+            402 | 530 => Kind::Setup,
+            _ => Kind::Lost,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapin::protocol::AMQPError;
+
+    #[test]
+    fn replies_are_sorted_by_who_is_to_blame() {
+        let table = [
+            (406, Kind::Content),
+            (311, Kind::Content),
+            (403, Kind::Setup),
+            (404, Kind::Setup),
+            (405, Kind::Setup),
+            (530, Kind::Setup),
+            (501, Kind::ContentFatal),
+            (502, Kind::ContentFatal),
+            (320, Kind::Lost),
+            (541, Kind::Lost),
+            (504, Kind::Lost),
+        ];
+        for (code, kind) in table {
+            let error = AMQPError::from_id(code, "text".into()).unwrap();
+            let fault = Fault::from(Error::from(ErrorKind::ProtocolError(error)));
+            assert_eq!((fault.kind, fault.code), (kind, Some(code)), "{code}");
+            assert_eq!(fault.text, format!("{code} text"));
+        }
+    }
+}

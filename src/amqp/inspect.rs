@@ -1,0 +1,82 @@
+//! `check --connect`: logs in on both sides and looks at what is there. Creates nothing.
+
+use super::connection::Session;
+use super::fault::Fault;
+use super::topology::{inspect_egress, inspect_ingest, Note};
+use super::{Options, Side};
+use std::time::Duration;
+
+/// How much a [`Finding`] matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be, or harmless.
+    Good,
+    /// It works, but requests can be lost.
+    Warning,
+    /// It does not work; in mode `declare` a missing queue or exchange will be created at the start.
+    Fault,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The end it was found at.
+    pub side: Side,
+    /// How much it matters.
+    pub severity: Severity,
+    /// A sentence that names the queue, exchange, address or permission.
+    pub text: String,
+}
+
+/// Logs in at every address of both sides and looks, at the first that answers, for every queue and exchange in
+/// use, and how it differs.
+pub async fn inspect(options: &Options) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for side in [Side::Ingest, Side::Egress] {
+        let mut looked = false;
+        let endpoints = match side {
+            Side::Ingest => &options.amqp.endpoints,
+            Side::Egress => &options.egress.endpoints,
+        };
+        for endpoint in endpoints {
+            let ca_file = options.amqp.ca_file.as_deref();
+            let limit = options.timeouts.connect;
+            match Session::open(endpoint, ca_file, limit, "tidegate check").await {
+                Ok(session) => {
+                    findings.push(Finding {
+                        side,
+                        severity: Severity::Good,
+                        text: format!("logged in at {} as '{}'", session.address(), endpoint.user),
+                    });
+                    if !std::mem::replace(&mut looked, true) {
+                        let found = look(&session, side, options).await;
+                        findings.extend(found.into_iter().map(|found| finding(side, found)));
+                    }
+                    session.close(Duration::from_secs(2)).await;
+                }
+                Err(error) => {
+                    findings.push(Finding { side, severity: Severity::Fault, text: error.to_string() });
+                }
+            }
+        }
+    }
+    findings
+}
+
+async fn look(session: &Session, side: Side, options: &Options) -> Vec<Result<Note, Fault>> {
+    let names = options.names();
+    match side {
+        Side::Ingest => inspect_ingest(session, &names, options.timeouts.connect).await,
+        Side::Egress => inspect_egress(session, &names, options.timeouts.connect).await,
+    }
+}
+
+fn finding(side: Side, found: Result<Note, Fault>) -> Finding {
+    match found {
+        Ok(note) => {
+            let severity = if note.risky { Severity::Warning } else { Severity::Good };
+            Finding { side, severity, text: note.text }
+        }
+        Err(fault) => Finding { side, severity: Severity::Fault, text: fault.text },
+    }
+}

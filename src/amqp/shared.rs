@@ -1,0 +1,134 @@
+//! What both ends share: the way to the daemon's loop, and figures for status, metrics and watchdog.
+
+use super::lateness::{Distribution, Recorder};
+use super::{Event, Link, Side};
+use crate::clock;
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::MissedTickBehavior;
+
+/// Figures of both ends since the process started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Per item: moment of publish minus due; what leaves before its due counts as 0. Dead letters are not in it.
+    pub lateness: Distribution,
+    /// Per confirmed batch: publish to confirm.
+    pub confirm: Distribution,
+    /// Connections of the ingest side that ended or did not come about.
+    pub ingest_failures: u64,
+    /// Connections of the egress side that ended or did not come about.
+    pub egress_failures: u64,
+    /// When the consumer's task last ran, monotonic ms; at least every second unless it hangs.
+    pub ingest_progress_ms: u64,
+    /// When the publisher's task last ran, monotonic ms; at least every second unless it hangs.
+    pub egress_progress_ms: u64,
+    /// Most deliveries asked for in advance at present.
+    pub prefetch: u32,
+    /// Connections that ended in a frame that cannot be parsed.
+    pub parse_errors: u64,
+}
+
+pub(super) struct Shared {
+    on_event: Arc<dyn Fn(Event) + Send + Sync>,
+    figures: Mutex<Figures>,
+    links: Mutex<[Option<Link>; 2]>,
+    failures: [AtomicU64; 2],
+    progress: [AtomicU64; 2],
+    prefetch: AtomicU32,
+    parse_errors: AtomicU64,
+}
+
+#[derive(Default)]
+pub(super) struct Figures {
+    pub(super) lateness: Recorder,
+    pub(super) confirm: Recorder,
+}
+
+impl Shared {
+    pub(super) fn new(on_event: Arc<dyn Fn(Event) + Send + Sync>) -> Self {
+        let now = clock::now().mono;
+        Shared {
+            on_event,
+            figures: Mutex::default(),
+            links: Mutex::default(),
+            failures: [AtomicU64::new(0), AtomicU64::new(0)],
+            progress: [AtomicU64::new(now), AtomicU64::new(now)],
+            prefetch: AtomicU32::new(0),
+            parse_errors: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn post(&self, event: Event) {
+        (self.on_event)(event);
+    }
+
+    /// Posts a state if it is another one.
+    pub(super) fn link(&self, side: Side, link: Link) {
+        {
+            let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = &mut links[index(side)];
+            if last.as_ref() == Some(&link) {
+                return;
+            }
+            *last = Some(link.clone());
+        }
+        self.post(Event::Link { side, link });
+    }
+
+    pub(super) fn failed(&self, side: Side) {
+        self.failures[index(side)].fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn parse_error(&self) {
+        self.parse_errors.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn set_prefetch(&self, prefetch: u16) {
+        self.prefetch.store(prefetch.into(), Relaxed);
+    }
+
+    pub(super) fn figures(&self) -> MutexGuard<'_, Figures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let (lateness, confirm) = {
+            let figures = self.figures();
+            (figures.lateness.snapshot(), figures.confirm.snapshot())
+        };
+        Stats {
+            lateness,
+            confirm,
+            ingest_failures: self.failures[0].load(Relaxed),
+            egress_failures: self.failures[1].load(Relaxed),
+            ingest_progress_ms: self.progress[0].load(Relaxed),
+            egress_progress_ms: self.progress[1].load(Relaxed),
+            prefetch: self.prefetch.load(Relaxed),
+            parse_errors: self.parse_errors.load(Relaxed),
+        }
+    }
+}
+
+/// Runs a side's supervisor and stamps its progress each second from within the same task: a task that is stuck in
+/// a computation, or a runtime that has stopped, makes no stamps. Waits for the broker do not count as hanging,
+/// since each has its own bound.
+pub(super) async fn attended(shared: Arc<Shared>, side: Side, work: impl Future<Output = ()>) {
+    let mut work = std::pin::pin!(work);
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = &mut work => return,
+            _ = second.tick() => shared.progress[index(side)].store(clock::now().mono, Relaxed),
+        }
+    }
+}
+
+fn index(side: Side) -> usize {
+    match side {
+        Side::Ingest => 0,
+        Side::Egress => 1,
+    }
+}

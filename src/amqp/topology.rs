@@ -1,0 +1,367 @@
+//! Queues, exchanges and bindings: created, checked, or left alone at each connect.
+//!
+//! Each side sees to what it uses, since the two may have different logins or even brokers. Deliberately absent:
+//! deleting or changing anything that is there. A queue with other arguments is used as it is.
+
+use super::connection::Session;
+use super::fault::{Fault, Kind};
+use crate::config::Topology;
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{Channel, ExchangeKind};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
+const DELIVERY_LIMIT: i64 = 50;
+
+/// The names that a side needs.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    pub(super) queue: String,
+    pub(super) ingest: String,
+    pub(super) egress: String,
+    pub(super) dead: String,
+}
+
+/// Something an operator should know though it does not stop the work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Note {
+    /// Requests can be lost by it.
+    pub(super) risky: bool,
+    pub(super) text: String,
+}
+
+/// What an exchange of another type means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OtherType {
+    /// Batches would go to the wrong queues.
+    Refuse,
+    Report,
+}
+
+/// Prepares what the consumer needs: ingest queue, exchange and binding, and the dead exchange that the queue names.
+pub(super) async fn prepare_ingest(
+    session: &Session,
+    mode: Topology,
+    names: &Names,
+    limit: Duration,
+) -> Result<Vec<Note>, Fault> {
+    let mut setup = Setup::new(session, limit);
+    match mode {
+        Topology::Off => {}
+        Topology::Passive => {
+            setup.check_exchange(&names.dead).await?;
+            setup.check_queue(&names.queue).await?;
+            setup.check_exchange(&names.ingest).await?;
+        }
+        Topology::Declare => {
+            setup.declare_dead(&names.dead).await?;
+            setup
+                .declare_queue(&names.queue, ingest_arguments(&names.dead), &explain_ingest(&names.dead))
+                .await?;
+            setup.declare_exchange(&names.ingest, ExchangeKind::Fanout, OtherType::Report).await?;
+            setup.bind(&names.queue, &names.ingest).await?;
+        }
+    }
+    Ok(setup.finish().await)
+}
+
+/// Prepares what the publisher needs: the output exchange and the dead exchange with its queue.
+pub(super) async fn prepare_egress(
+    session: &Session,
+    mode: Topology,
+    names: &Names,
+    limit: Duration,
+) -> Result<Vec<Note>, Fault> {
+    let mut setup = Setup::new(session, limit);
+    match mode {
+        Topology::Off => {}
+        Topology::Passive => {
+            setup.check_exchange(&names.dead).await?;
+            setup.check_exchange(&names.egress).await?;
+        }
+        Topology::Declare => {
+            setup.declare_dead(&names.dead).await?;
+            setup.declare_exchange(&names.egress, ExchangeKind::Direct, OtherType::Refuse).await?;
+        }
+    }
+    Ok(setup.finish().await)
+}
+
+/// Looks at everything one side uses without creating anything: a declaration is tried only where the thing exists,
+/// to hear from the broker how it differs.
+pub(super) async fn inspect_ingest(
+    session: &Session,
+    names: &Names,
+    limit: Duration,
+) -> Vec<Result<Note, Fault>> {
+    let mut setup = Setup::new(session, limit);
+    let mut found = Vec::new();
+    if setup.exists(&mut found, &names.queue, true).await {
+        let arguments = ingest_arguments(&names.dead);
+        let outcome = setup.declare_queue(&names.queue, arguments, &explain_ingest(&names.dead)).await;
+        setup.compared(&mut found, outcome);
+    }
+    if setup.exists(&mut found, &names.ingest, false).await {
+        let outcome = setup.declare_exchange(&names.ingest, ExchangeKind::Fanout, OtherType::Report).await;
+        setup.compared(&mut found, outcome);
+    }
+    setup.inspect_dead(&mut found, &names.dead).await;
+    setup.finish().await;
+    found
+}
+
+/// As [`inspect_ingest`], for the publishing side.
+pub(super) async fn inspect_egress(
+    session: &Session,
+    names: &Names,
+    limit: Duration,
+) -> Vec<Result<Note, Fault>> {
+    let mut setup = Setup::new(session, limit);
+    let mut found = Vec::new();
+    if setup.exists(&mut found, &names.egress, false).await {
+        let outcome = setup.declare_exchange(&names.egress, ExchangeKind::Direct, OtherType::Refuse).await;
+        setup.compared(&mut found, outcome);
+    }
+    setup.inspect_dead(&mut found, &names.dead).await;
+    setup.finish().await;
+    found
+}
+
+/// What the broker takes off the ingest queue by itself arrives at the dead exchange. Without a limit RabbitMQ 4
+/// drops after 20 returns, and a limit of -1 makes 3.10 drop at the first.
+fn ingest_arguments(dead: &str) -> FieldTable {
+    let mut arguments = FieldTable::default();
+    for (name, value) in [
+        ("x-queue-type", "quorum"),
+        ("x-dead-letter-exchange", dead),
+        ("x-dead-letter-strategy", "at-least-once"),
+        ("x-overflow", "reject-publish"),
+    ] {
+        arguments.insert(name.into(), AMQPValue::LongString(value.into()));
+    }
+    arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
+    arguments
+}
+
+fn explain_ingest(dead: &str) -> String {
+    format!(
+        "x-queue-type=quorum, x-dead-letter-exchange={dead}, x-dead-letter-strategy=at-least-once, \
+         x-overflow=reject-publish, x-delivery-limit={DELIVERY_LIMIT}"
+    )
+}
+
+fn short(name: &str) -> Result<ShortString, Fault> {
+    ShortString::try_new(name)
+        .map_err(|_| Fault::setup(format!("the name '{name}' is longer than 255 bytes")))
+}
+
+/// Runs each step on a channel that the broker may close over it.
+struct Setup<'a> {
+    session: &'a Session,
+    channel: Option<Channel>,
+    limit: Duration,
+    notes: Vec<Note>,
+}
+
+impl<'a> Setup<'a> {
+    fn new(session: &'a Session, limit: Duration) -> Self {
+        Setup { session, channel: None, limit, notes: Vec::new() }
+    }
+
+    async fn finish(self) -> Vec<Note> {
+        if let Some(channel) = self.channel {
+            // The session ends it at the latest.
+            let _ = timeout(self.limit, channel.close(200, "OK".into())).await;
+        }
+        self.notes
+    }
+
+    async fn channel(&mut self) -> Result<Channel, Fault> {
+        if let Some(channel) = self.channel.as_ref().filter(|channel| channel.status().connected()) {
+            return Ok(channel.clone());
+        }
+        let channel = self.session.channel(self.limit).await?;
+        self.channel = Some(channel.clone());
+        Ok(channel)
+    }
+
+    /// A refused step has cost its channel.
+    fn done<T>(
+        &mut self,
+        what: &str,
+        result: Result<lapin::Result<T>, tokio::time::error::Elapsed>,
+    ) -> Result<T, Fault> {
+        let fault = match result {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => Fault::from(error).while_doing(what),
+            Err(_) => Fault::timeout(what, self.limit),
+        };
+        self.channel = None;
+        Err(fault)
+    }
+
+    async fn check_queue(&mut self, name: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let call = channel.queue_declare(short(name)?, options, FieldTable::default());
+        let result = timeout(self.limit, call).await;
+        self.done(&format!("checking queue '{name}'"), result).map(drop)
+    }
+
+    async fn check_exchange(&mut self, name: &str) -> Result<(), Fault> {
+        // The default exchange is always there, and may not be declared.
+        if name.is_empty() {
+            return Ok(());
+        }
+        let channel = self.channel().await?;
+        let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+        let call =
+            channel.exchange_declare(short(name)?, ExchangeKind::Direct, options, FieldTable::default());
+        let result = timeout(self.limit, call).await;
+        self.done(&format!("checking exchange '{name}'"), result)
+    }
+
+    async fn declare_dead(&mut self, name: &str) -> Result<(), Fault> {
+        self.declare_exchange(name, ExchangeKind::Fanout, OtherType::Report).await?;
+        self.declare_queue(name, FieldTable::default(), "durable, no arguments").await?;
+        self.bind(name, name).await
+    }
+
+    async fn declare_queue(&mut self, name: &str, arguments: FieldTable, ours: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        let result = timeout(self.limit, channel.queue_declare(short(name)?, options, arguments)).await;
+        let Err(fault) = self.done(&format!("declaring queue '{name}'"), result) else { return Ok(()) };
+        match fault.code {
+            Some(406) => {
+                self.note(
+                    true,
+                    format!(
+                        "queue '{name}' has other arguments and is used as it is; requests can be lost where they \
+                         differ. The broker says: {}. Wanted: {ours}",
+                        fault.text
+                    ),
+                );
+                self.check_queue(name).await
+            }
+            Some(403) => {
+                let checked = self.check_queue(name).await;
+                self.instead(checked, fault)
+            }
+            Some(_) | None => Err(fault),
+        }
+    }
+
+    async fn declare_exchange(
+        &mut self,
+        name: &str,
+        kind: ExchangeKind,
+        other: OtherType,
+    ) -> Result<(), Fault> {
+        if name.is_empty() {
+            return Ok(());
+        }
+        let channel = self.channel().await?;
+        let wanted = format!("{kind:?}, durable, no arguments").to_lowercase();
+        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let call = channel.exchange_declare(short(name)?, kind, options, FieldTable::default());
+        let result = timeout(self.limit, call).await;
+        let Err(mut fault) = self.done(&format!("declaring exchange '{name}'"), result) else {
+            return Ok(());
+        };
+        match fault.code {
+            Some(406) if other == OtherType::Refuse && fault.text.contains("'type'") => {
+                fault.kind = Kind::Setup;
+                fault.text =
+                    format!("exchange '{name}' is of another type. {}. Wanted: {wanted}", fault.text);
+                Err(fault)
+            }
+            Some(406) => {
+                self.note(
+                    fault.text.contains("'durable'") || fault.text.contains("'type'"),
+                    format!(
+                        "exchange '{name}' differs and is used as it is. The broker says: {}. Wanted: {wanted}",
+                        fault.text
+                    ),
+                );
+                self.check_exchange(name).await
+            }
+            Some(403) => {
+                let checked = self.check_exchange(name).await;
+                self.instead(checked, fault)
+            }
+            Some(_) | None => Err(fault),
+        }
+    }
+
+    /// Bindings cannot be checked; without the permission to bind, whoever made the queue has seen to it.
+    async fn bind(&mut self, queue: &str, exchange: &str) -> Result<(), Fault> {
+        if exchange.is_empty() {
+            return Ok(());
+        }
+        let channel = self.channel().await?;
+        let call = channel.queue_bind(
+            short(queue)?,
+            short(exchange)?,
+            "".into(),
+            QueueBindOptions::default(),
+            FieldTable::default(),
+        );
+        let result = timeout(self.limit, call).await;
+        let what = format!("binding queue '{queue}' to exchange '{exchange}'");
+        match self.done(&what, result) {
+            Err(fault) if fault.code == Some(403) => {
+                self.note(false, format!("{}; the binding is taken to be there", fault.text));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// The permission to declare is missing: it is enough that the thing is there.
+    fn instead(&mut self, checked: Result<(), Fault>, declared: Fault) -> Result<(), Fault> {
+        match checked {
+            Ok(()) => {
+                self.note(false, format!("{}; it exists and is used as it is", declared.text));
+                Ok(())
+            }
+            Err(mut fault) if fault.code.is_some() => {
+                fault.text =
+                    format!("{}, and the permission to create it is missing: {}", fault.text, declared.text);
+                Err(fault)
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    fn note(&mut self, risky: bool, text: String) {
+        self.notes.push(Note { risky, text });
+    }
+
+    async fn exists(&mut self, found: &mut Vec<Result<Note, Fault>>, name: &str, queue: bool) -> bool {
+        let checked = if queue { self.check_queue(name).await } else { self.check_exchange(name).await };
+        match checked {
+            Ok(()) => {
+                let what = if queue { "queue" } else { "exchange" };
+                found.push(Ok(Note { risky: false, text: format!("{what} '{name}' exists") }));
+                true
+            }
+            Err(fault) => {
+                found.push(Err(fault));
+                false
+            }
+        }
+    }
+
+    async fn inspect_dead(&mut self, found: &mut Vec<Result<Note, Fault>>, name: &str) {
+        self.exists(found, name, false).await;
+        self.exists(found, name, true).await;
+    }
+
+    fn compared(&mut self, found: &mut Vec<Result<Note, Fault>>, outcome: Result<(), Fault>) {
+        found.extend(self.notes.drain(..).map(Ok));
+        found.extend(outcome.err().map(Err));
+    }
+}

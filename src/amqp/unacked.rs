@@ -1,0 +1,76 @@
+//! How many deliveries of one channel are not acked. Pure.
+
+use std::collections::VecDeque;
+
+/// Delivery tags count from 1 without gaps within a channel; acked ones are forgotten from the front.
+#[derive(Debug, Default)]
+pub(super) struct Unacked {
+    /// Tags up to this one are acked.
+    base: u64,
+    /// Whether the tags after it are.
+    acked: VecDeque<bool>,
+    open: usize,
+}
+
+impl Unacked {
+    pub(super) fn delivered(&mut self, tag: u64) {
+        while self.base + (self.acked.len() as u64) < tag {
+            self.acked.push_back(false);
+            self.open += 1;
+        }
+    }
+
+    /// The tag to send for this ack, and how many deliveries it covers that no other has. `None`: nothing to send.
+    ///
+    /// The broker closes the channel over a tag that it does not wait for, even on a `multiple` ack. So one whose
+    /// own tag was acked before goes out with the highest open tag below it.
+    pub(super) fn ack(&mut self, tag: u64, multiple: bool) -> Option<(u64, u32)> {
+        let index = usize::try_from(tag.checked_sub(self.base + 1)?).ok()?;
+        if index >= self.acked.len() {
+            return None;
+        }
+        let first = if multiple { 0 } else { index };
+        let last = first + self.acked.range(first..=index).rposition(|acked| !acked)?;
+        let sent = self.base + 1 + last as u64;
+        let mut count = 0;
+        for acked in self.acked.range_mut(first..=last) {
+            count += usize::from(!std::mem::replace(acked, true));
+        }
+        while self.acked.front() == Some(&true) {
+            self.acked.pop_front();
+            self.base += 1;
+        }
+        self.open -= count;
+        Some((sent, u32::try_from(count).unwrap_or(u32::MAX)))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_single_and_multiple_acks_in_any_order() {
+        let mut unacked = Unacked::default();
+        for tag in 1..=10 {
+            unacked.delivered(tag);
+        }
+        assert_eq!(unacked.ack(3, false), Some((3, 1)));
+        assert_eq!(unacked.ack(3, false), None, "known already");
+        assert_eq!(unacked.ack(5, true), Some((5, 4)));
+        assert_eq!(unacked.ack(2, false), None);
+        assert_eq!(unacked.ack(11, true), None, "never delivered");
+        assert_eq!(unacked.ack(0, true), None);
+        assert_eq!(unacked.len(), 5);
+        assert_eq!(unacked.ack(8, false), Some((8, 1)));
+        assert_eq!(unacked.ack(8, true), Some((7, 2)), "8 is not open any more");
+        assert_eq!(unacked.ack(10, true), Some((10, 2)));
+        assert_eq!((unacked.len(), unacked.acked.len()), (0, 0));
+        unacked.delivered(11);
+        assert_eq!((unacked.ack(11, false), unacked.len()), (Some((11, 1)), 0));
+    }
+}

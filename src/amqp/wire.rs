@@ -1,1 +1,0 @@
-//! Headers and bodies to types, and back; pure.

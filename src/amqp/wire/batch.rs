@@ -1,0 +1,340 @@
+//! Batches to output messages: four body formats, and the properties and headers around them.
+//!
+//! Bodies are written straight into one buffer, in one pass over the items; a body that leaves as it came is shared,
+//! not copied. How long a body can become is known beforehand from `engine::size`, and tested against it here.
+
+use super::dead;
+use super::json::{push_number, push_payload, push_segment, push_string};
+use super::properties::{parse_table, short, signed, Basic};
+use crate::engine::types::{Batch, BatchItem, Content, Format};
+use jiff::Timestamp;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::BasicProperties;
+use std::borrow::Cow;
+use std::io::Write as _;
+use std::ops::Deref;
+use std::sync::Arc;
+
+const APP_ID: &str = "tidegate";
+const BATCH_TYPE: &str = "tidegate.batch";
+const X_BATCH: &str = "x-batch";
+/// CloudEvents `type` of an item whose request had no `type`.
+const ITEM_TYPE: &str = "tidegate.item";
+/// Hex digits of a batch id (128 bits).
+const BATCH_ID_LENGTH: usize = 32;
+
+/// Names of the two exchanges that are published to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchanges {
+    /// `egress.exchange`.
+    pub egress: ShortString,
+    /// `dead.exchange`.
+    pub dead: ShortString,
+}
+
+impl Exchanges {
+    /// Names longer than the 255 bytes that the protocol can carry are cut; the configuration refuses them.
+    pub fn new(egress: &str, dead: &str) -> Self {
+        Exchanges { egress: short(egress), dead: short(dead) }
+    }
+}
+
+/// One message to be published, `mandatory` and confirmed.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Where to.
+    pub exchange: ShortString,
+    /// The application's name; empty for a dead request whose application could not be read.
+    pub routing_key: ShortString,
+    /// With all headers.
+    pub properties: BasicProperties,
+    /// Payload.
+    pub body: Body,
+    /// The batch id, also in header `x-batch`.
+    pub id: String,
+}
+
+/// A payload, built or shared; read it as `&[u8]`.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// Encoded for this batch.
+    Built(Vec<u8>),
+    /// The body of this content, as it came.
+    Of(Arc<Content>),
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Body::Built(bytes) => bytes,
+            Body::Of(content) => &content.body,
+        }
+    }
+}
+
+/// The output message of a batch, or the dead letter that it stands for.
+///
+/// `store_identity` makes the ids of items that came without one unique; `now_ms` (UTC) becomes the message's
+/// timestamp. An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents no
+/// `datacontenttype`. CloudEvents know only 32-bit integers, so the extension `due` is text there (UTC ms in
+/// decimal); a content encoding travels as the extension `contentencoding`.
+///
+/// A `passthrough` batch or a dead letter has exactly one item. Should there be more, they leave as JSON, so that
+/// none is lost.
+pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64) -> Outgoing {
+    debug_assert!(!batch.items.is_empty());
+    let mut id = BatchId::new(&batch.application);
+    if let [item] = batch.items.as_slice() {
+        if batch.dead.is_some() || batch.format == Format::Passthrough {
+            return alone(batch, item, names, store_identity, id);
+        }
+    }
+    debug_assert!(batch.dead.is_none() && batch.format != Format::Passthrough);
+    let (content_type, body) = match batch.format {
+        Format::Json | Format::Passthrough => ("application/json", json(batch, store_identity, &mut id)),
+        Format::Ndjson => ("application/x-ndjson", ndjson(batch, store_identity, &mut id)),
+        Format::CloudEvents => {
+            ("application/cloudevents-batch+json", cloud_events(batch, store_identity, &mut id))
+        }
+    };
+    let id = id.finish();
+    let mut headers = FieldTable::default();
+    if let Some(customer) = &batch.customer {
+        put_text(&mut headers, "x-customer", customer);
+    }
+    put_number(&mut headers, "x-count", batch.items.len() as u64);
+    put_number(&mut headers, "x-due", batch.due);
+    put_text(&mut headers, "x-closed-by", batch.closed_by.as_str());
+    put_number(&mut headers, "x-attempt", batch.attempt.into());
+    put_text(&mut headers, X_BATCH, &id);
+    let basic = Basic {
+        content_type: Some(content_type),
+        message_id: Some(&id),
+        timestamp: Some(now_ms / 1000),
+        kind: Some(BATCH_TYPE),
+        app_id: Some(APP_ID),
+        ..Basic::default()
+    };
+    Outgoing {
+        exchange: names.egress.clone(),
+        routing_key: short(&batch.application),
+        properties: basic.to_amqp(headers),
+        body: Body::Built(body),
+        id,
+    }
+}
+
+/// The batch id in the header of a message, in particular of one that was returned.
+pub fn batch_id_of(properties: &BasicProperties) -> Option<&str> {
+    let text = properties.headers().as_ref()?.inner().get(X_BATCH)?.as_long_string()?;
+    std::str::from_utf8(text.as_bytes()).ok()
+}
+
+/// One item as it came, with what tidegate adds; for the output or the dead exchange.
+fn alone(
+    batch: &Batch,
+    item: &BatchItem,
+    names: &Exchanges,
+    store_identity: u64,
+    mut id: BatchId,
+) -> Outgoing {
+    let (basic, table) = parts(&item.content);
+    let message_id = item_id(&basic, store_identity, item.seq);
+    id.add(&message_id, item.seq);
+    let id = id.finish();
+    let mut headers = parse_table(table);
+    put_number(&mut headers, "x-due", item.due);
+    put_number(&mut headers, "x-attempt", batch.attempt.into());
+    put_text(&mut headers, X_BATCH, &id);
+    let exchange = match &batch.dead {
+        Some(verdict) => {
+            dead::mark(&mut headers, batch, item, verdict);
+            &names.dead
+        }
+        None => &names.egress,
+    };
+    Outgoing {
+        exchange: exchange.clone(),
+        routing_key: short(&batch.application),
+        properties: Basic { message_id: Some(&message_id), ..basic }.to_amqp(headers),
+        body: Body::Of(Arc::clone(&item.content)),
+        id,
+    }
+}
+
+fn json(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8> {
+    let mut out = Vec::with_capacity(room(batch));
+    out.extend_from_slice(b"{\"application\":");
+    push_string(&mut out, &batch.application);
+    out.extend_from_slice(b",\"customer\":");
+    push_text(&mut out, batch.customer.as_deref());
+    out.extend_from_slice(b",\"batch\":\"");
+    // The id is known only when all members have been seen.
+    let place = out.len();
+    out.extend_from_slice(&[b'0'; BATCH_ID_LENGTH]);
+    out.extend_from_slice(b"\",\"items\":[");
+    for (index, item) in batch.items.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        json_item(&mut out, item, store_identity, id);
+    }
+    out.extend_from_slice(b"]}");
+    out[place..place + BATCH_ID_LENGTH].copy_from_slice(&id.hex());
+    out
+}
+
+fn ndjson(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8> {
+    let mut out = Vec::with_capacity(room(batch));
+    for item in &batch.items {
+        json_item(&mut out, item, store_identity, id);
+        out.push(b'\n');
+    }
+    out
+}
+
+fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, id: &mut BatchId) {
+    let (basic, _) = parts(&item.content);
+    let item_id = item_id(&basic, store_identity, item.seq);
+    id.add(&item_id, item.seq);
+    out.extend_from_slice(b"{\"id\":");
+    push_string(out, &item_id);
+    out.extend_from_slice(b",\"due\":");
+    push_number(out, item.due);
+    out.extend_from_slice(b",\"received\":");
+    push_number(out, item.received);
+    out.extend_from_slice(b",\"content_type\":");
+    push_text(out, basic.content_type);
+    if let Some(encoding) = basic.content_encoding {
+        out.extend_from_slice(b",\"content_encoding\":");
+        push_string(out, encoding);
+    }
+    push_payload(out, "payload", &item.content);
+    out.push(b'}');
+}
+
+fn cloud_events(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8> {
+    let mut out = Vec::with_capacity(room(batch) + batch.items.len() * 128);
+    // The same in every event of the batch.
+    let mut source_and_subject = b",\"source\":\"/tidegate/".to_vec();
+    push_segment(&mut source_and_subject, &batch.application);
+    source_and_subject.push(b'"');
+    if let Some(customer) = &batch.customer {
+        source_and_subject.extend_from_slice(b",\"subject\":");
+        push_string(&mut source_and_subject, customer);
+    }
+    out.push(b'[');
+    for (index, item) in batch.items.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        let (basic, _) = parts(&item.content);
+        let item_id = item_id(&basic, store_identity, item.seq);
+        id.add(&item_id, item.seq);
+        out.extend_from_slice(b"{\"specversion\":\"1.0\",\"id\":");
+        push_string(&mut out, &item_id);
+        out.extend_from_slice(&source_and_subject);
+        out.extend_from_slice(b",\"type\":");
+        push_string(&mut out, basic.kind.unwrap_or(ITEM_TYPE));
+        push_time(&mut out, item.received);
+        if let Some(content_type) = basic.content_type {
+            out.extend_from_slice(b",\"datacontenttype\":");
+            push_string(&mut out, content_type);
+        }
+        if let Some(encoding) = basic.content_encoding {
+            out.extend_from_slice(b",\"contentencoding\":");
+            push_string(&mut out, encoding);
+        }
+        out.extend_from_slice(b",\"due\":\"");
+        push_number(&mut out, item.due);
+        out.push(b'"');
+        push_payload(&mut out, "data", &item.content);
+        out.push(b'}');
+    }
+    out.push(b']');
+    out
+}
+
+/// `,"time":"..."`, RFC 3339 in UTC with milliseconds; a moment beyond the library's last is written as that.
+fn push_time(out: &mut Vec<u8>, ms: u64) {
+    let time = Timestamp::from_millisecond(signed(ms)).unwrap_or(Timestamp::MAX);
+    // Writing to a vector does not fail.
+    let _ = write!(out, ",\"time\":\"{time:.3}\"");
+}
+
+/// A JSON string, or null.
+fn push_text(out: &mut Vec<u8>, text: Option<&str>) {
+    match text {
+        Some(text) => push_string(out, text),
+        None => out.extend_from_slice(b"null"),
+    }
+}
+
+/// About as many bytes as the JSON body will have, rather more.
+fn room(batch: &Batch) -> usize {
+    let body = |item: &BatchItem| {
+        if item.content.json {
+            item.content.body.len()
+        } else {
+            item.content.body.len() / 3 * 4
+        }
+    };
+    batch.items.iter().map(|item| body(item) + 160).sum::<usize>() + 160 + batch.application.len()
+}
+
+/// Properties and encoded headers of an item. The store checks what it reads, so damage here is all but
+/// impossible; it must not cost the payload.
+fn parts(content: &Content) -> (Basic<'_>, &[u8]) {
+    Basic::parse(&content.properties).unwrap_or_default()
+}
+
+/// The producer's id, or the one assigned: unique, because the store's identity is, and the arrival number is
+/// within it.
+fn item_id<'a>(basic: &Basic<'a>, store_identity: u64, seq: u64) -> Cow<'a, str> {
+    match basic.message_id {
+        Some(id) => Cow::Borrowed(id),
+        None => Cow::Owned(format!("{store_identity:016x}-{seq:x}")),
+    }
+}
+
+/// Sets a header, a signed 64-bit number.
+pub(super) fn put_number(headers: &mut FieldTable, name: &str, number: u64) {
+    headers.insert(short(name), AMQPValue::LongLongInt(signed(number)));
+}
+
+/// Sets a header, a long string.
+pub(super) fn put_text(headers: &mut FieldTable, name: &str, text: &str) {
+    headers.insert(short(name), AMQPValue::LongString(text.into()));
+}
+
+/// A hash over the application and the (id, arrival number) of each member, so that the same members have the same
+/// id over retries and restarts.
+struct BatchId(blake3::Hasher);
+
+impl BatchId {
+    fn new(application: &str) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(application.len() as u64).to_le_bytes());
+        hasher.update(application.as_bytes());
+        BatchId(hasher)
+    }
+
+    fn add(&mut self, id: &str, seq: u64) {
+        // Lengths keep "a" + "bc" apart from "ab" + "c".
+        self.0.update(&(id.len() as u64).to_le_bytes());
+        self.0.update(id.as_bytes());
+        self.0.update(&seq.to_le_bytes());
+    }
+
+    fn hex(&self) -> [u8; BATCH_ID_LENGTH] {
+        let mut hex = [0; BATCH_ID_LENGTH];
+        hex.copy_from_slice(&self.0.finalize().to_hex().as_bytes()[..BATCH_ID_LENGTH]);
+        hex
+    }
+
+    fn finish(&self) -> String {
+        self.hex().iter().map(|&digit| char::from(digit)).collect()
+    }
+}

@@ -1,0 +1,271 @@
+//! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when they do
+//! not.
+
+use super::time::{self, Fault, Given};
+use crate::engine::types::{Dead, DuplicateRule, Reason};
+use lapin::types::{AMQPValue, FieldTable};
+use std::borrow::Cow;
+use std::fmt::Display;
+
+/// Longest application and customer, bytes.
+pub(super) const MAX_NAME: usize = 200;
+/// Longest id, bytes: what a short string can carry.
+pub(super) const MAX_ID: usize = 255;
+/// Longest error sentence, bytes. It travels as a header.
+const MAX_SENTENCE: usize = 500;
+/// Most characters of an offending value that are repeated in a sentence.
+const MAX_SHOWN: usize = 60;
+
+pub(super) const APPLICATION: &str = "x-application";
+pub(super) const CUSTOMER: &str = "x-customer";
+pub(super) const DELIVER_AT: &str = "x-deliver-at";
+pub(super) const DELAY: &str = "x-delay";
+pub(super) const OPT_DELIVERY_TIME: &str = "x-opt-delivery-time";
+pub(super) const OPT_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
+pub(super) const DELIVER_BEFORE: &str = "x-deliver-before";
+pub(super) const ON_DUPLICATE: &str = "x-on-duplicate";
+
+/// The headers with a meaning, found in one pass over the table. Void ones are absent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fields<'a> {
+    pub application: Option<&'a AMQPValue>,
+    pub customer: Option<&'a AMQPValue>,
+    pub deliver_at: Option<&'a AMQPValue>,
+    pub delay: Option<&'a AMQPValue>,
+    pub opt_delivery_time: Option<&'a AMQPValue>,
+    pub opt_delivery_delay: Option<&'a AMQPValue>,
+    pub deliver_before: Option<&'a AMQPValue>,
+    pub on_duplicate: Option<&'a AMQPValue>,
+}
+
+impl<'a> Fields<'a> {
+    pub fn gather(headers: Option<&'a FieldTable>) -> Self {
+        let mut fields = Fields::default();
+        for (name, value) in headers.into_iter().flatten() {
+            if let Some(slot) = fields.slot(name.as_str()) {
+                *slot = Some(value).filter(|value| !matches!(value, AMQPValue::Void));
+            }
+        }
+        fields
+    }
+
+    fn slot(&mut self, name: &str) -> Option<&mut Option<&'a AMQPValue>> {
+        Some(match name {
+            APPLICATION => &mut self.application,
+            CUSTOMER => &mut self.customer,
+            DELIVER_AT => &mut self.deliver_at,
+            DELAY => &mut self.delay,
+            OPT_DELIVERY_TIME => &mut self.opt_delivery_time,
+            OPT_DELIVERY_DELAY => &mut self.opt_delivery_delay,
+            DELIVER_BEFORE => &mut self.deliver_before,
+            ON_DUPLICATE => &mut self.on_duplicate,
+            _ => return None,
+        })
+    }
+
+    /// Whether this header carries a field.
+    pub fn is_field(name: &str) -> bool {
+        Fields::default().slot(name).is_some()
+    }
+}
+
+/// A verdict of reason `invalid`; the sentence is cut to a bound.
+pub(super) fn invalid(sentence: impl Into<String>) -> Dead {
+    verdict(Reason::Invalid, sentence)
+}
+
+/// A verdict; the sentence is cut to a bound.
+pub(super) fn verdict(reason: Reason, sentence: impl Into<String>) -> Dead {
+    let mut sentence = sentence.into();
+    if sentence.contains(char::is_control) {
+        // A parser's own words may repeat a key as it came.
+        sentence = sentence.replace(char::is_control, " ");
+    }
+    if sentence.len() > MAX_SENTENCE {
+        let mut end = MAX_SENTENCE;
+        while !sentence.is_char_boundary(end) {
+            end -= 1;
+        }
+        sentence.truncate(end);
+        sentence.push_str("...");
+    }
+    Dead { reason, error: sentence.into() }
+}
+
+/// The text in a header. An integer counts as its decimal text; empty is absent.
+pub(super) fn text<'a>(
+    name: &str,
+    value: Option<&'a AMQPValue>,
+    max: usize,
+) -> Result<Option<Cow<'a, str>>, Dead> {
+    let Some(value) = value else { return Ok(None) };
+    let utf8 = |bytes: &'a [u8]| {
+        std::str::from_utf8(bytes)
+            .map(Cow::Borrowed)
+            .map_err(|_| invalid(format!("{name} is not UTF-8: {}", show(value))))
+    };
+    let text = match value {
+        AMQPValue::Void => return Ok(None),
+        AMQPValue::ShortString(text) => Cow::Borrowed(text.as_str()),
+        AMQPValue::LongString(text) => utf8(text.as_bytes())?,
+        AMQPValue::ByteArray(text) => utf8(text.as_slice())?,
+        AMQPValue::ShortShortInt(number) => Cow::Owned(number.to_string()),
+        AMQPValue::ShortShortUInt(number) => Cow::Owned(number.to_string()),
+        AMQPValue::ShortInt(number) => Cow::Owned(number.to_string()),
+        AMQPValue::ShortUInt(number) => Cow::Owned(number.to_string()),
+        AMQPValue::LongInt(number) => Cow::Owned(number.to_string()),
+        AMQPValue::LongUInt(number) => Cow::Owned(number.to_string()),
+        AMQPValue::LongLongInt(number) => Cow::Owned(number.to_string()),
+        AMQPValue::Boolean(_)
+        | AMQPValue::Float(_)
+        | AMQPValue::Double(_)
+        | AMQPValue::DecimalValue(_)
+        | AMQPValue::Timestamp(_)
+        | AMQPValue::FieldArray(_)
+        | AMQPValue::FieldTable(_) => {
+            return Err(invalid(format!("{name} must be text or an integer, not {}", show(value))));
+        }
+    };
+    bounded(name, text, max)
+}
+
+/// Empty is absent; longer than `max` bytes is a fault.
+pub(super) fn bounded<'a>(name: &str, text: Cow<'a, str>, max: usize) -> Result<Option<Cow<'a, str>>, Dead> {
+    match text.len() {
+        0 => Ok(None),
+        length if length > max => {
+            Err(invalid(format!("{name} is {length} bytes long, more than {max}: {}", show_text(&text))))
+        }
+        _ => Ok(Some(text)),
+    }
+}
+
+/// The rule's name as the contract writes it.
+pub(super) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<DuplicateRule, Dead> {
+    match text {
+        None | Some("keep") => Ok(DuplicateRule::Keep),
+        Some("replace") => Ok(DuplicateRule::Replace),
+        Some("earliest") => Ok(DuplicateRule::Earliest),
+        Some("latest") => Ok(DuplicateRule::Latest),
+        Some("reject") => Ok(DuplicateRule::Reject),
+        Some(other) => Err(invalid(format!(
+            "{name} must be keep, replace, earliest, latest or reject, not {}",
+            show_text(other)
+        ))),
+    }
+}
+
+/// Gathers the fields that name an own time, which must all mean the same moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnTime {
+    received: u64,
+    max_delay: u64,
+    found: Option<(&'static str, u64)>,
+}
+
+impl OwnTime {
+    /// `received`: UTC ms; `max_delay`: ms.
+    pub fn new(received: u64, max_delay: u64) -> Self {
+        OwnTime { received, max_delay, found: None }
+    }
+
+    /// A point in time. Past is now.
+    pub fn at(&mut self, name: &'static str, given: Option<Given>, shown: impl Display) -> Result<(), Dead> {
+        let Some(given) = given else { return Ok(()) };
+        let at = time::moment(given).map_err(|fault| time_fault(name, fault, shown))?;
+        self.add(name, at.max(self.received))
+    }
+
+    /// A delay from the moment of receipt. Negative is now.
+    pub fn after(
+        &mut self,
+        name: &'static str,
+        given: Option<Given>,
+        shown: impl Display,
+    ) -> Result<(), Dead> {
+        let Some(given) = given else { return Ok(()) };
+        let delay = time::delay(given).map_err(|fault| time_fault(name, fault, shown))?;
+        self.add(name, self.received.saturating_add(delay))
+    }
+
+    /// UTC ms, not before the moment of receipt.
+    pub fn moment(self) -> Option<u64> {
+        self.found.map(|(_, moment)| moment)
+    }
+
+    fn add(&mut self, name: &'static str, moment: u64) -> Result<(), Dead> {
+        let ahead = moment - self.received.min(moment);
+        if ahead > self.max_delay {
+            return Err(invalid(format!(
+                "{name} lies {ahead} ms ahead, beyond limits.max_delay ({} ms)",
+                self.max_delay
+            )));
+        }
+        match self.found {
+            Some((other, earlier)) if earlier != moment => Err(invalid(format!(
+                "{other} and {name} mean different moments ({earlier} and {moment}, UTC ms)"
+            ))),
+            _ => {
+                self.found = Some((name, moment));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A point in time by which the item must have left; UTC ms.
+pub(super) fn expiry(name: &str, given: Option<Given>, shown: impl Display) -> Result<Option<u64>, Dead> {
+    given.map(|given| time::moment(given).map_err(|fault| time_fault(name, fault, shown))).transpose()
+}
+
+/// The value of a time header.
+pub(super) fn given(name: &str, value: Option<&AMQPValue>) -> Result<Option<Given>, Dead> {
+    let Some(value) = value else { return Ok(None) };
+    time::of_header(value).map_err(|fault| time_fault(name, fault, show(value)))
+}
+
+/// The sentence for a fault in a time field.
+pub(super) fn time_fault(name: &str, fault: Fault, shown: impl Display) -> Dead {
+    invalid(format!("{name} {fault}: {shown}"))
+}
+
+/// A header's value for a sentence: short, on one line.
+pub(super) fn show(value: &AMQPValue) -> String {
+    match value {
+        AMQPValue::Boolean(value) => value.to_string(),
+        AMQPValue::ShortShortInt(value) => value.to_string(),
+        AMQPValue::ShortShortUInt(value) => value.to_string(),
+        AMQPValue::ShortInt(value) => value.to_string(),
+        AMQPValue::ShortUInt(value) => value.to_string(),
+        AMQPValue::LongInt(value) => value.to_string(),
+        AMQPValue::LongUInt(value) => value.to_string(),
+        AMQPValue::LongLongInt(value) => value.to_string(),
+        // Not `{}`, which would write 1e300 with all its zeros.
+        AMQPValue::Float(value) => format!("{value:?}"),
+        AMQPValue::Double(value) => format!("{value:?}"),
+        AMQPValue::DecimalValue(value) => format!("decimal {}e-{}", value.value as i32, value.scale),
+        AMQPValue::ShortString(value) => show_text(value.as_str()),
+        AMQPValue::LongString(value) => show_bytes(value.as_bytes()),
+        AMQPValue::ByteArray(value) => show_bytes(value.as_slice()),
+        AMQPValue::Timestamp(value) => format!("timestamp {value} s"),
+        AMQPValue::FieldArray(_) => "an array".into(),
+        AMQPValue::FieldTable(_) => "a table".into(),
+        AMQPValue::Void => "void".into(),
+    }
+}
+
+/// Text for a sentence: quoted, escaped, cut.
+pub(super) fn show_text(text: &str) -> String {
+    let mut shown: String = text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect();
+    shown.insert(0, '"');
+    shown.push('"');
+    if text.chars().nth(MAX_SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+fn show_bytes(bytes: &[u8]) -> String {
+    // More than is shown, so that a cut character at its end is not.
+    show_text(&String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_SHOWN * 5)]))
+}

@@ -1,0 +1,295 @@
+//! One ingest message to one request: the contract's table of fields, line by line.
+
+use super::envelope;
+use super::fields::{self, Fields, OwnTime};
+use super::json::{is_embeddable, media_type};
+use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
+use crate::engine::size::{self, Parts};
+use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody};
+use lapin::types::AMQPValue;
+use lapin::BasicProperties;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Most headers of a request.
+const MAX_HEADERS: usize = 1_000;
+/// Most bytes of a request's properties, headers included: half of a frame of 128 KiB, in which they must fit.
+const MAX_PROPERTIES: usize = 64 << 10;
+/// Most bytes of properties that a dead letter can carry: a frame, less what is added to them.
+const MAX_DEAD_PROPERTIES: usize = 120 << 10;
+
+/// Content type of the JSON envelope.
+const ENVELOPE: &str = "application/vnd.tidegate+json";
+
+/// An ingest message, as it was delivered.
+#[derive(Clone, Debug)]
+pub struct Incoming<'a> {
+    /// Exchange it was published to; empty is the default one.
+    pub exchange: &'a str,
+    /// Routing key it was published with.
+    pub routing_key: &'a str,
+    /// Properties, with headers.
+    pub properties: BasicProperties,
+    /// Payload.
+    pub body: Vec<u8>,
+    /// Wall clock at receipt, UTC ms.
+    pub received: u64,
+}
+
+/// The configured limits that reading a request needs (`[limits]`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Most bytes of a body.
+    pub max_body: u64,
+    /// Most entries of an array.
+    pub max_envelope_items: usize,
+    /// Furthest own time, ms ahead.
+    pub max_delay_ms: u64,
+}
+
+/// Reads one ingest message. Whatever it holds, it becomes items or a rejection that carries it whole.
+pub fn request(parts: Incoming<'_>, limits: &RequestLimits) -> RequestBody {
+    let Incoming { exchange, routing_key, properties, mut body, received } = parts;
+    let message = Message {
+        basic: Basic::of(&properties),
+        fields: Fields::gather(properties.headers().as_ref()),
+        properties: &properties,
+        routing_key: if exchange.is_empty() { "" } else { routing_key },
+        received,
+        limits,
+    };
+    match message.read(&mut body) {
+        Ok(items) => RequestBody::Items(items),
+        Err(dead) => RequestBody::Rejected(Box::new(message.rejected(dead, body))),
+    }
+}
+
+/// A message that is being read.
+#[derive(Clone, Copy)]
+pub(super) struct Message<'a> {
+    pub basic: Basic<'a>,
+    pub fields: Fields<'a>,
+    pub properties: &'a BasicProperties,
+    /// Empty where it does not name an application.
+    pub routing_key: &'a str,
+    /// UTC ms.
+    pub received: u64,
+    pub limits: &'a RequestLimits,
+}
+
+impl<'a> Message<'a> {
+    /// Takes the body only once nothing can be wrong any more.
+    fn read(&self, body: &mut Vec<u8>) -> Result<Vec<NewItem>, Dead> {
+        if body.len() as u64 > self.limits.max_body {
+            return Err(fields::verdict(
+                Reason::TooLarge,
+                format!(
+                    "the body has {} bytes, more than limits.max_body ({})",
+                    body.len(),
+                    self.limits.max_body
+                ),
+            ));
+        }
+        if let Some(kind) = self.basic.kind {
+            check_kind(kind)?;
+        }
+        if self.is_envelope() {
+            return envelope::items(self, body);
+        }
+        let application = self.required_application()?.into();
+        let customer = self.customer()?.map(Into::into);
+        let at = self.own_time()?;
+        let name = fields::DELIVER_BEFORE;
+        let value = self.fields.deliver_before;
+        let expiry = fields::expiry(name, fields::given(name, value)?, Shown(value))?;
+        let name = fields::ON_DUPLICATE;
+        let rule = fields::text(name, self.fields.on_duplicate, fields::MAX_NAME)?;
+        let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
+        let properties = self.checked_properties(|_, _| true)?;
+        Ok(vec![item(
+            &self.basic,
+            Terms { application, customer, at, expiry, on_duplicate },
+            properties,
+            std::mem::take(body),
+        )])
+    }
+
+    pub fn is_envelope(&self) -> bool {
+        self.basic.content_type.is_some_and(|text| media_type(text).eq_ignore_ascii_case(ENVELOPE))
+    }
+
+    /// Header, else routing key.
+    pub fn application(&self) -> Result<Option<Cow<'a, str>>, Dead> {
+        match fields::text(fields::APPLICATION, self.fields.application, fields::MAX_NAME)? {
+            Some(name) => Ok(Some(name)),
+            None => fields::bounded("the routing key", Cow::Borrowed(self.routing_key), fields::MAX_NAME),
+        }
+    }
+
+    fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
+        self.application()?.ok_or_else(|| {
+            fields::invalid(
+                "x-application is missing, and there is no routing key of an exchange other than the default one",
+            )
+        })
+    }
+
+    fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
+        fields::text(fields::CUSTOMER, self.fields.customer, fields::MAX_NAME)
+    }
+
+    fn own_time(&self) -> Result<Option<u64>, Dead> {
+        let found = &self.fields;
+        let mut own = OwnTime::new(self.received, self.limits.max_delay_ms);
+        for (name, value) in
+            [(fields::DELIVER_AT, found.deliver_at), (fields::OPT_DELIVERY_TIME, found.opt_delivery_time)]
+        {
+            own.at(name, fields::given(name, value)?, Shown(value))?;
+        }
+        for (name, value) in
+            [(fields::DELAY, found.delay), (fields::OPT_DELIVERY_DELAY, found.opt_delivery_delay)]
+        {
+            own.after(name, fields::given(name, value)?, Shown(value))?;
+        }
+        Ok(own.moment())
+    }
+
+    /// The stored form of the properties with those headers that `keep` takes, within the limits of a request.
+    fn checked_properties(&self, keep: impl Fn(&str, &AMQPValue) -> bool) -> Result<Vec<u8>, Dead> {
+        let bytes =
+            self.basic.write(|out| put_headers(out, self.properties, keep)).map_err(|TooDeep| too_deep())?;
+        self.check_size(bytes.len())?;
+        Ok(bytes)
+    }
+
+    /// Whether the headers keep within the limits of a request.
+    pub fn check_size(&self, bytes: usize) -> Result<(), Dead> {
+        let count = self.properties.headers().as_ref().map_or(0, |headers| headers.inner().len());
+        if count > MAX_HEADERS {
+            return Err(fields::verdict(
+                Reason::TooLarge,
+                format!("the message has {count} headers, more than {MAX_HEADERS}"),
+            ));
+        }
+        if bytes > MAX_PROPERTIES {
+            return Err(fields::verdict(
+                Reason::TooLarge,
+                format!("the properties have {bytes} bytes, more than {MAX_PROPERTIES}"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn rejected(&self, dead: Dead, body: Vec<u8>) -> Rejected {
+        let named = if self.is_envelope() && body.len() as u64 <= self.limits.max_body {
+            envelope::names(&body)
+        } else {
+            envelope::Names { customer: self.customer().ok().flatten().map(Into::into), application: None }
+        };
+        let application = named.application.or_else(|| self.application().ok().flatten().map(Into::into));
+        // A dead letter is never embedded, so its body is not judged.
+        let content = Content { properties: self.dead_properties(), body, json: false };
+        Rejected { application, customer: named.customer, dead, content: Arc::new(content) }
+    }
+
+    /// As they came; where they cannot travel so, only headers that are plain values, as many as fit.
+    fn dead_properties(&self) -> Vec<u8> {
+        if let Ok(bytes) = self.basic.write(|out| put_headers(out, self.properties, |_, _| true)) {
+            if bytes.len() <= MAX_DEAD_PROPERTIES {
+                return bytes;
+            }
+        }
+        let left = std::cell::Cell::new(MAX_PROPERTIES);
+        let keep = |name: &str, value: &AMQPValue| {
+            let Some(size) = plain_size(value).map(|size| size + name.len() + 2) else { return false };
+            let Some(rest) = left.get().checked_sub(size) else { return false };
+            left.set(rest);
+            true
+        };
+        self.basic.write(|out| put_headers(out, self.properties, keep)).unwrap_or_default()
+    }
+}
+
+/// A command's name is taken, an unknown one is not let through: it would be a command of a later version.
+fn check_kind(kind: &str) -> Result<(), Dead> {
+    let Some(name) = kind.strip_prefix("tidegate.") else { return Ok(()) };
+    match name {
+        "cancel" | "lookup" | "flush" => Err(fields::verdict(
+            Reason::Unsupported,
+            format!("type {kind} is a command, and this release executes no commands"),
+        )),
+        _ => Err(fields::invalid(format!(
+            "type {} is not a command: types beginning with tidegate. are reserved",
+            fields::show_text(kind)
+        ))),
+    }
+}
+
+/// Reason and sentence for headers nested too deep.
+pub(super) fn too_deep() -> Dead {
+    fields::invalid(format!("the headers are nested more than {MAX_DEPTH} levels deep"))
+}
+
+/// What a request asks for.
+pub(super) struct Terms {
+    pub application: Box<str>,
+    pub customer: Option<Box<str>>,
+    pub at: Option<u64>,
+    pub expiry: Option<u64>,
+    pub on_duplicate: crate::engine::types::DuplicateRule,
+}
+
+/// An item of these parts; `basic` is what `properties` holds.
+pub(super) fn item(basic: &Basic<'_>, terms: Terms, properties: Vec<u8>, body: Vec<u8>) -> NewItem {
+    let json = is_embeddable(basic.content_type, basic.content_encoding, &body);
+    let weight = size::weight(&Parts {
+        body: body.len(),
+        json,
+        id: basic.message_id,
+        content_type: basic.content_type,
+        content_encoding: basic.content_encoding,
+        kind: basic.kind,
+    });
+    NewItem {
+        application: terms.application,
+        customer: terms.customer,
+        at: terms.at,
+        expiry: terms.expiry,
+        id: basic.message_id.map(Into::into),
+        on_duplicate: terms.on_duplicate,
+        weight,
+        content: Arc::new(Content { properties, body, json }),
+    }
+}
+
+/// Encoded size of a value that contains no others.
+fn plain_size(value: &AMQPValue) -> Option<usize> {
+    match value {
+        AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => None,
+        AMQPValue::LongString(text) => Some(4 + text.len()),
+        AMQPValue::ByteArray(bytes) => Some(4 + bytes.len()),
+        AMQPValue::ShortString(text) => Some(4 + text.as_str().len()),
+        AMQPValue::Boolean(_)
+        | AMQPValue::ShortShortInt(_)
+        | AMQPValue::ShortShortUInt(_)
+        | AMQPValue::ShortInt(_)
+        | AMQPValue::ShortUInt(_)
+        | AMQPValue::LongInt(_)
+        | AMQPValue::LongUInt(_)
+        | AMQPValue::LongLongInt(_)
+        | AMQPValue::Float(_)
+        | AMQPValue::Double(_)
+        | AMQPValue::DecimalValue(_)
+        | AMQPValue::Timestamp(_)
+        | AMQPValue::Void => Some(8),
+    }
+}
+
+/// Formats a header's value only when a sentence needs it.
+struct Shown<'a>(Option<&'a AMQPValue>);
+
+impl std::fmt::Display for Shown<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0.map(fields::show).unwrap_or_default())
+    }
+}

@@ -1,0 +1,323 @@
+//! The table of fields, row by row, and what a rejection carries.
+
+use super::*;
+use crate::engine::types::DuplicateRule;
+
+fn own_time(name: &str, value: AMQPValue) -> Option<u64> {
+    item(take(with(&[(name, value)]), b"x")).at
+}
+
+fn time_refusal(name: &str, value: AMQPValue) -> String {
+    refusal(take(with(&[(name, value)]), b"x"))
+}
+
+#[test]
+fn the_least_request() {
+    let item = item(take(BasicProperties::default(), b"\x00\xff"));
+    assert_eq!(&*item.application, "orders");
+    assert_eq!((&item.customer, item.at, item.expiry, &item.id), (&None, None, None, &None));
+    assert_eq!(item.on_duplicate, DuplicateRule::Keep);
+    assert_eq!(item.content.body, b"\x00\xff");
+    assert!(!item.content.json);
+}
+
+#[test]
+fn application() {
+    let name = |exchange, key, headers: &[(&str, AMQPValue)]| {
+        item(from(exchange, key, with(headers), b"x")).application
+    };
+    assert_eq!(&*name("", "tidegate.ingest", &[("x-application", text("a"))]), "a");
+    assert_eq!(&*name("e", "key", &[("x-application", text("a"))]), "a");
+    assert_eq!(&*name("e", "key", &[]), "key");
+    assert_eq!(&*name("e", "key", &[("x-application", text(""))]), "key");
+    assert_eq!(&*name("e", "key", &[("x-application", AMQPValue::Void)]), "key");
+    assert_eq!(&*name("e", "key", &[("x-application", AMQPValue::ShortInt(-7))]), "-7");
+    assert_eq!(&*name("e", "key", &[("x-application", AMQPValue::ByteArray(b"b".as_slice().into()))]), "b");
+    let longest = "ü".repeat(100);
+    assert_eq!(&*name("e", &longest, &[]), longest);
+    assert_eq!(&*name("e", "", &[("x-application", text(&longest))]), longest);
+
+    for (exchange, key, header, named) in [
+        ("", "tidegate.ingest", None, "x-application"),
+        ("e", "", None, "x-application"),
+        ("e", "", Some(text("")), "x-application"),
+        ("e", &*"k".repeat(201), None, "the routing key"),
+        ("e", "key", Some(text(&"k".repeat(201))), "x-application"),
+        ("e", "key", Some(AMQPValue::LongString(vec![b'a', 0xff].into())), "x-application"),
+        ("e", "key", Some(AMQPValue::Boolean(true)), "x-application"),
+    ] {
+        let headers = header.map(|value| ("x-application", value));
+        let refused = rejected(from(exchange, key, with(headers.as_slice()), b"x"));
+        assert!(refused.dead.error.starts_with(named), "{}", refused.dead.error);
+        assert_eq!(refused.application, None);
+    }
+}
+
+#[test]
+fn customer() {
+    let name = |value| item(take(with(&[("x-customer", value)]), b"x")).customer;
+    assert_eq!(name(text("42")).as_deref(), Some("42"));
+    for (value, expected) in [
+        (AMQPValue::ShortShortInt(-42), "-42"),
+        (AMQPValue::ShortShortUInt(200), "200"),
+        (AMQPValue::ShortInt(-300), "-300"),
+        (AMQPValue::ShortUInt(60_000), "60000"),
+        (AMQPValue::LongInt(-1), "-1"),
+        (AMQPValue::LongUInt(u32::MAX), "4294967295"),
+        (number(i64::MIN), "-9223372036854775808"),
+        (AMQPValue::ByteArray("Zoë".as_bytes().into()), "Zoë"),
+        (AMQPValue::ShortString("s".into()), "s"),
+        (text(" \0"), " \0"),
+    ] {
+        assert_eq!(name(value.clone()).as_deref(), Some(expected), "{value:?}");
+    }
+    assert_eq!(name(text("")), None);
+    assert_eq!(name(AMQPValue::Void), None);
+    assert_eq!(name(text(&"c".repeat(200))).unwrap().len(), 200);
+    for value in [
+        text(&"c".repeat(201)),
+        AMQPValue::Double(42.0),
+        decimal(0, 42),
+        AMQPValue::Timestamp(42),
+        AMQPValue::FieldTable(table(&[])),
+        AMQPValue::LongString(vec![0xc3].into()),
+    ] {
+        let refused = rejected(take(with(&[("x-customer", value.clone())]), b"x"));
+        assert!(refused.dead.error.starts_with("x-customer "), "{}", refused.dead.error);
+        assert_eq!((refused.application.as_deref(), refused.customer), (Some("orders"), None), "{value:?}");
+    }
+}
+
+#[test]
+fn delays() {
+    let day = DAY as i64;
+    for (value, expected) in [
+        (number(1500), 1500),
+        (number(0), 0),
+        (number(-1), 0),
+        (number(i64::MIN), 0),
+        (AMQPValue::LongUInt(u32::MAX), 4_294_967_295),
+        (number(1 << 32), 1 << 32),
+        (number((1 << 32) + 1), (1 << 32) + 1),
+        (number(3650 * day), 3650 * DAY),
+        (text("1500"), 1500),
+        (text("1.5"), 2),
+        (text("-5"), 0),
+        (AMQPValue::Double(1.5), 2),
+        (AMQPValue::Float(0.25), 1),
+        (AMQPValue::Double(-1e300), 0),
+        (decimal(1, 15), 2),
+        (decimal(1, -15), 0),
+    ] {
+        for name in ["x-delay", "x-opt-delivery-delay"] {
+            assert_eq!(own_time(name, value.clone()), Some(NOW + expected), "{name} {value:?}");
+        }
+    }
+    assert_eq!(own_time("x-delay", text("")), None);
+    assert_eq!(own_time("x-delay", AMQPValue::Void), None);
+    for value in [
+        number(3650 * day + 1),
+        number(i64::MAX),
+        text("18446744073709551615"),
+        text("soon"),
+        text("1e3"),
+        text("2026-06-01T00:00:00Z"),
+        AMQPValue::Double(f64::NAN),
+        AMQPValue::Double(f64::INFINITY),
+        AMQPValue::Double(1e300),
+        AMQPValue::Timestamp(5),
+        AMQPValue::Boolean(true),
+        AMQPValue::FieldArray(vec![number(1)].into()),
+    ] {
+        for name in ["x-delay", "x-opt-delivery-delay"] {
+            assert!(time_refusal(name, value.clone()).starts_with(name), "{name} {value:?}");
+        }
+    }
+}
+
+#[test]
+fn points_in_time() {
+    let ms = NOW as i64;
+    for (value, expected) in [
+        (number(ms + 1), NOW + 1),
+        (number(ms - 1), NOW),
+        (number(100_000_000_000), NOW),
+        (number(-1), NOW),
+        (text("1780272000001"), NOW + 1),
+        (text("1780272000000.5"), NOW + 1),
+        (AMQPValue::Double(1_780_272_000_000.5), NOW + 1),
+        (AMQPValue::Timestamp(NOW / 1000 + 1), NOW + 1000),
+        (AMQPValue::Timestamp(0), NOW),
+        (text("2026-06-01T00:00:00.001Z"), NOW + 1),
+        (text("2026-06-01T02:00:00.0005+02:00"), NOW + 1),
+        (text("1970-01-01T00:00:00Z"), NOW),
+        (AMQPValue::ByteArray(b"2026-05-31T23:00:01-01:00".as_slice().into()), NOW + 1000),
+    ] {
+        for name in ["x-deliver-at", "x-opt-delivery-time"] {
+            assert_eq!(own_time(name, value.clone()), Some(expected), "{name} {value:?}");
+        }
+    }
+    for (value, said) in [
+        (number(0), "seconds by mistake"),
+        (number(NOW as i64 / 1000), "seconds by mistake"),
+        (text("1780272000"), "seconds by mistake"),
+        (number(99_999_999_999), "seconds by mistake"),
+        (decimal(0, i32::MAX), "seconds by mistake"),
+        (number(ms + 3650 * DAY as i64 + 1), "limits.max_delay"),
+        (number(i64::MAX), "limits.max_delay"),
+        (text("18446744073709551615"), "limits.max_delay"),
+        (AMQPValue::Double(1e300), "limits.max_delay"),
+        (AMQPValue::Timestamp(u64::MAX), "limits.max_delay"),
+        (AMQPValue::Timestamp(NOW), "limits.max_delay"),
+        (text("9999-12-31T23:59:59Z"), "limits.max_delay"),
+        (text("2026-06-01T00:00:00"), "\"2026-06-01T00:00:00\""),
+        (text("tomorrow"), "\"tomorrow\""),
+        (AMQPValue::Double(f64::NAN), "NaN"),
+        (AMQPValue::FieldTable(table(&[])), "a table"),
+    ] {
+        for name in ["x-deliver-at", "x-opt-delivery-time"] {
+            let error = time_refusal(name, value.clone());
+            assert!(error.starts_with(name) && error.contains(said), "{error}");
+        }
+    }
+}
+
+#[test]
+fn seconds_beyond_31_bits() {
+    const TURN: u64 = (1 << 31) * 1000;
+    for (value, expected) in [
+        (number(TURN as i64 - 1), TURN - 1),
+        (number(TURN as i64), TURN),
+        (text("2147483648000"), TURN),
+        (AMQPValue::Double(2_147_483_648_000.0), TURN),
+        (AMQPValue::Timestamp((1 << 31) - 1), TURN - 1000),
+        (AMQPValue::Timestamp(1 << 31), TURN),
+        (AMQPValue::Timestamp(1 << 32), 2 * TURN),
+        (text("2038-01-19T03:14:08Z"), TURN),
+    ] {
+        let limits = RequestLimits { max_delay_ms: 100 * 366 * DAY, ..LIMITS };
+        let properties = with(&[("x-deliver-at", value.clone())]);
+        let parts = Incoming { exchange: "e", routing_key: "k", properties, body: Vec::new(), received: NOW };
+        assert_eq!(item(read(parts, &limits)).at, Some(expected), "{value:?}");
+    }
+}
+
+#[test]
+fn several_own_times() {
+    let ms = NOW as i64;
+    let at = |headers: &[(&str, AMQPValue)]| item(take(with(headers), b"x")).at;
+    assert_eq!(at(&[("x-deliver-at", number(ms + 500)), ("x-delay", number(500))]), Some(NOW + 500));
+    assert_eq!(at(&[("x-delay", text("500")), ("x-opt-delivery-delay", number(500))]), Some(NOW + 500));
+    assert_eq!(at(&[("x-deliver-at", text("2026-01-01T00:00:00Z")), ("x-delay", number(-3))]), Some(NOW));
+    assert_eq!(at(&[("x-delay", text("")), ("x-opt-delivery-delay", number(5))]), Some(NOW + 5));
+    for headers in [
+        [("x-deliver-at", number(ms + 500)), ("x-delay", number(501))],
+        [("x-delay", number(0)), ("x-opt-delivery-delay", number(1))],
+        [("x-deliver-at", number(ms + 5)), ("x-opt-delivery-time", number(ms + 6))],
+    ] {
+        let error = refusal(take(with(&headers), b"x"));
+        assert!(error.contains(headers[0].0) && error.contains(headers[1].0), "{error}");
+    }
+}
+
+#[test]
+fn no_overflow_at_the_edges() {
+    for received in [0, NOW, u64::MAX - 1, u64::MAX] {
+        for max_delay_ms in [0, 1, u64::MAX] {
+            for value in [number(0), number(i64::MAX), number(i64::MIN), AMQPValue::Timestamp(u64::MAX)] {
+                for name in ["x-delay", "x-deliver-at", "x-deliver-before"] {
+                    let limits = RequestLimits { max_delay_ms, ..LIMITS };
+                    let properties = with(&[(name, value.clone())]);
+                    let incoming =
+                        Incoming { exchange: "e", routing_key: "k", properties, body: Vec::new(), received };
+                    read(incoming, &limits);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn expiry() {
+    let expiry = |value| item(take(with(&[("x-deliver-before", value)]), b"x")).expiry;
+    assert_eq!(expiry(number(NOW as i64 + 5)), Some(NOW + 5));
+    // Judged by the engine, when it would leave.
+    assert_eq!(expiry(number(NOW as i64 - 5)), Some(NOW - 5));
+    assert_eq!(expiry(number(-5)), Some(0));
+    assert_eq!(expiry(text("9999-12-31T23:59:59Z")), Some(253_402_300_799_000));
+    assert_eq!(expiry(AMQPValue::Timestamp(2_000_000_000)), Some(2_000_000_000_000));
+    assert_eq!(expiry(number(i64::MAX)), Some(i64::MAX as u64));
+    assert_eq!(expiry(text("")), None);
+    for value in [number(1_780_272_000), text("never"), AMQPValue::Double(f64::NAN)] {
+        assert!(time_refusal("x-deliver-before", value).starts_with("x-deliver-before "));
+    }
+}
+
+#[test]
+fn ids_and_duplicate_rules() {
+    let id = |id: &str| item(take(BasicProperties::default().with_message_id(id.into()), b"x")).id;
+    assert_eq!(id("i-1").as_deref(), Some("i-1"));
+    assert_eq!(id(""), None);
+    assert_eq!(id(&"i".repeat(255)).unwrap().len(), 255);
+
+    let rule = |value| item(take(with(&[("x-on-duplicate", value)]), b"x")).on_duplicate;
+    for (name, expected) in [
+        ("", DuplicateRule::Keep),
+        ("keep", DuplicateRule::Keep),
+        ("replace", DuplicateRule::Replace),
+        ("earliest", DuplicateRule::Earliest),
+        ("latest", DuplicateRule::Latest),
+        ("reject", DuplicateRule::Reject),
+    ] {
+        assert_eq!(rule(text(name)), expected);
+    }
+    assert_eq!(rule(AMQPValue::Void), DuplicateRule::Keep);
+    for value in [text("Keep"), text("drop\n"), number(1), AMQPValue::Boolean(true), text(&"r".repeat(300))] {
+        let error = refusal(take(with(&[("x-on-duplicate", value)]), b"x"));
+        assert!(error.starts_with("x-on-duplicate ") && !error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn types_beginning_with_tidegate() {
+    let kind = |kind: &str| take(BasicProperties::default().with_type(kind.into()), b"x");
+    for command in ["tidegate.cancel", "tidegate.lookup", "tidegate.flush"] {
+        let refused = rejected(kind(command));
+        assert_eq!(refused.dead.reason, Reason::Unsupported);
+        assert!(refused.dead.error.contains(command));
+        assert_eq!(refused.application.as_deref(), Some("orders"));
+    }
+    for other in ["tidegate.", "tidegate.batch", "tidegate.item", "tidegate.Cancel", "tidegate.cancel "] {
+        assert!(refusal(kind(other)).starts_with("type "));
+    }
+    for own in ["", "tidegate", "tidegatex", "Tidegate.cancel", "order.created"] {
+        item(kind(own));
+    }
+}
+
+#[test]
+fn limits() {
+    let body = vec![b'x'; LIMITS.max_body as usize];
+    item(take(BasicProperties::default(), &body));
+    let refused = rejected(take(with(&[("x-customer", text("c"))]), &[&body[..], b"y"].concat()));
+    assert_eq!(refused.dead.reason, Reason::TooLarge);
+    assert!(refused.dead.error.contains("limits.max_body"));
+    assert_eq!((refused.application.as_deref(), refused.customer.as_deref()), (Some("orders"), Some("c")));
+    assert_eq!(refused.content.body.len() as u64, LIMITS.max_body + 1);
+
+    let many: Vec<_> = (0..1001).map(|n| (n.to_string(), number(n))).collect();
+    let named: Vec<_> = many.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    item(take(with(&named[..1000]), b"x"));
+    assert_eq!(rejected(take(with(&named), b"x")).dead.reason, Reason::TooLarge);
+    let large = text(&"h".repeat(70_000));
+    assert_eq!(rejected(take(with(&[("h", large)]), b"x")).dead.reason, Reason::TooLarge);
+}
+
+#[test]
+fn sentences_are_bounded_and_on_one_line() {
+    let long = "\n\u{7f}\"".repeat(20_000);
+    for name in ["x-customer", "x-application", "x-delay", "x-deliver-at", "x-on-duplicate"] {
+        let error = refusal(take(with(&[(name, text(&long))]), b"x"));
+        assert!(error.len() < 510 && !error.contains(char::is_control), "{error:?}");
+    }
+}

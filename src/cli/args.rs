@@ -1,0 +1,253 @@
+//! The command line: what may be written, checked as far as text alone allows.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Below this many ms since 1970 (March 1973), a moment was meant in seconds.
+const LEAST_PLAUSIBLE_MS: i64 = 100_000_000_000;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   done
+  1   failed; the reason is on standard error
+  2   wrong usage
+  3   done in part: not ready (status), fewer batches than asked for (tail)
+  75  the store is locked by another process (run)
+  78  the configuration is at fault
+
+Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is there,
+else defaults. TIDEGATE__SECTION__KEY overrides single keys.";
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, about, after_help = EXIT_CODES, max_term_width = 110)]
+pub struct Cli {
+    /// Configuration file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Form of what is printed
+    #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// `--output`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people
+    Table,
+    /// For programs: one JSON document, or one a line (tail)
+    Json,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon in the foreground
+    Run(RunArgs),
+    /// Check the configuration and what it refers to
+    Check(CheckArgs),
+    /// Publish one push request to the ingest exchange, confirmed
+    Push(PushArgs),
+    /// Print the batches of one application as they come
+    ///
+    /// A temporary queue of its own is bound to the output exchange beside those of the application. While it is
+    /// there it counts as a destination: batches of an application without any other queue are delivered to it
+    /// alone, and are gone with it.
+    Tail(TailArgs),
+    /// Show the state of the running daemon
+    Status,
+}
+
+/// `run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Open the store even if some of it is damaged and lost
+    #[arg(long)]
+    pub accept_loss: bool,
+}
+
+/// `check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Log in to the broker too, and look at queues and exchanges without changing any
+    #[arg(long)]
+    pub connect: bool,
+}
+
+/// `push`.
+#[derive(Args, Debug)]
+pub struct PushArgs {
+    /// Application that the payload is for; its batches have this routing key
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// Payload; `-` or nothing: read from standard input
+    pub body: Option<String>,
+    /// Customer it is for: grouped with others of the same customer
+    #[arg(long, value_name = "C", value_parser = name)]
+    pub customer: Option<String>,
+    /// Id, by which a repeat is recognised; made up if left out
+    #[arg(long, value_name = "I", value_parser = id)]
+    pub id: Option<String>,
+    /// Earliest time to leave, from now: 30s, 1h 30m
+    #[arg(long, value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "deliver_at")]
+    pub delay: Option<Duration>,
+    /// Earliest time to leave: RFC 3339 with offset, or UTC milliseconds
+    #[arg(long, value_name = "T", value_parser = moment, allow_hyphen_values = true)]
+    pub deliver_at: Option<i64>,
+    /// Further header; may be repeated
+    #[arg(long = "header", value_name = "K=V", value_parser = header)]
+    pub headers: Vec<(String, String)>,
+    /// Content type [default: application/json if BODY is JSON, else text/plain]
+    #[arg(long, value_name = "TYPE", value_parser = id)]
+    pub content_type: Option<String>,
+}
+
+/// `tail`.
+#[derive(Args, Debug)]
+pub struct TailArgs {
+    /// Application whose batches to print
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// End after this many batches
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// End after this time: 10s, 5m
+    #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration)]
+    pub for_time: Option<Duration>,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    bounded(text, 200)
+}
+
+fn id(text: &str) -> Result<String, String> {
+    bounded(text, 255)
+}
+
+fn bounded(text: &str, most: usize) -> Result<String, String> {
+    match text.len() {
+        0 => Err("it must not be empty".to_owned()),
+        n if n > most => Err(format!("it has {n} bytes, {most} are allowed")),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("it needs the form KEY=VALUE")?;
+    Ok((bounded(key, 255).map_err(|e| format!("key: {e}"))?, value.to_owned()))
+}
+
+/// UTC ms of a number or of RFC 3339 text; fractions of a ms round up.
+fn moment(text: &str) -> Result<i64, String> {
+    if let Ok(ms) = text.parse::<i64>() {
+        return if (0..LEAST_PLAUSIBLE_MS).contains(&ms) {
+            Err("that is in 1973 or before: it is read as milliseconds, and looks like seconds".to_owned())
+        } else {
+            Ok(ms)
+        };
+    }
+    let at: jiff::Timestamp = text.parse().map_err(|_| {
+        "it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00".to_owned()
+    })?;
+    let (ms, rest) = (at.as_nanosecond().div_euclid(1_000_000), at.as_nanosecond().rem_euclid(1_000_000));
+    i64::try_from(ms + i128::from(rest > 0)).map_err(|_| "it is out of range".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::error::ErrorKind;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, ErrorKind> {
+        Cli::try_parse_from(line.split_whitespace()).map_err(|e| e.kind())
+    }
+
+    fn push(line: &str) -> PushArgs {
+        let Command::Push(args) = parse(line).unwrap().command else { panic!("{line}") };
+        args
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_arguments_stand_anywhere() {
+        for line in [
+            "tidegate --config a.toml --output json status",
+            "tidegate status --config a.toml --output json",
+            "tidegate --output json status --config a.toml",
+            "tidegate push --config a.toml app body --output json",
+        ] {
+            let cli = parse(line).unwrap();
+            assert_eq!(cli.config.as_deref(), Some(std::path::Path::new("a.toml")), "{line}");
+            assert_eq!(cli.output, Output::Json, "{line}");
+        }
+        assert_eq!(parse("tidegate status").unwrap().output, Output::Table);
+    }
+
+    #[test]
+    fn push_takes_what_the_contract_names() {
+        let args =
+            push("tidegate push app --customer c --id i --delay 1h30m --header a=b --header c=d=e - --content-type x/y");
+        assert_eq!(args.application, "app");
+        assert_eq!((args.customer.as_deref(), args.id.as_deref()), (Some("c"), Some("i")));
+        assert_eq!(args.delay, Some(Duration::from_secs(5_400)));
+        assert_eq!(args.headers, [("a".into(), "b".into()), ("c".into(), "d=e".into())]);
+        assert_eq!(args.body.as_deref(), Some("-"));
+        assert_eq!(args.content_type.as_deref(), Some("x/y"));
+        assert_eq!(push("tidegate push app").body, None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_by_usage() {
+        let long = "x".repeat(201);
+        for line in [
+            "tidegate",
+            "tidegate nothing",
+            "tidegate push",
+            "tidegate push app --delay",
+            "tidegate push app --delay 3",
+            "tidegate push app --delay 3s --deliver-at 2030-01-01T00:00:00Z",
+            "tidegate push app --header novalue",
+            "tidegate push app --header =v",
+            "tidegate push app one two",
+            &format!("tidegate push {long}"),
+            &format!("tidegate push app --customer {long}"),
+            "tidegate tail app --count 0",
+            "tidegate status --output yaml",
+        ] {
+            let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn moments() {
+        assert_eq!(moment("1800000000000"), Ok(1_800_000_000_000));
+        assert_eq!(moment("-5"), Ok(-5));
+        assert_eq!(moment("2027-01-15T08:00:00Z"), Ok(1_800_000_000_000));
+        assert_eq!(moment("2027-01-15T09:00:00.0001+01:00"), Ok(1_800_000_000_001));
+        for wrong in
+            ["1800000000", "0", "99999999999", "", "tomorrow", "2027-01-15", "2027-01-15T08:00:00", "1e12"]
+        {
+            assert!(moment(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(push("tidegate push app --deliver-at -5").deliver_at, Some(-5));
+    }
+
+    #[test]
+    fn help_names_the_exit_codes() {
+        let help = Cli::command().render_long_help().to_string();
+        for code in ["0 ", "1 ", "2 ", "3 ", "75 ", "78 "] {
+            assert!(help.contains(&format!("\n  {code}")), "{code} in {help}");
+        }
+        assert_eq!(parse("tidegate --help").unwrap_err(), ErrorKind::DisplayHelp);
+    }
+}

@@ -1,0 +1,235 @@
+//! `check`: the configuration, what it refers to on this machine, and with `--connect` the broker's side.
+//!
+//! It changes nothing: no directory is made, no lock taken, no queue declared.
+
+use super::args::Output;
+use super::broker::{block_on, Session};
+use super::output::{plain, Failure, Out};
+use crate::config::{Config, Endpoint, Loaded, StoreKind};
+use rustix::fs::{access, Access};
+use serde_json::{json, Value};
+use std::path::{Path, PathBuf};
+
+/// How much a finding weighs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Ok,
+    Warn,
+    Fail,
+}
+
+impl Level {
+    fn as_str(self) -> &'static str {
+        match self {
+            Level::Ok => "ok",
+            Level::Warn => "warn",
+            Level::Fail => "fail",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug)]
+struct Finding {
+    level: Level,
+    subject: &'static str,
+    text: String,
+}
+
+fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> Finding {
+    Finding { level, subject, text: text.into() }
+}
+
+/// Runs the command on what was loaded, or on the faults (one a line) that kept it from being loaded.
+///
+/// # Errors
+/// Bad configuration; failed when anything else is at fault.
+pub fn run(
+    path: Option<&Path>,
+    loaded: Result<Loaded, String>,
+    connect: bool,
+    output: Output,
+) -> Result<(), Failure> {
+    let loaded = match loaded {
+        Ok(loaded) => loaded,
+        Err(faults) => {
+            if output == Output::Json {
+                let all: Vec<_> = faults.lines().map(|f| finding(Level::Fail, "config", f)).collect();
+                print(path, &all, output)?;
+            }
+            return Err(Failure::Config(faults));
+        }
+    };
+    let mut findings = vec![config_source(path)];
+    findings.extend(loaded.warnings.iter().map(|w| finding(Level::Warn, "config", w.to_string())));
+    findings.push(store(&loaded.config));
+    findings.push(admin(&loaded.config));
+    if connect {
+        findings.extend(broker(&loaded.config)?);
+    }
+    print(path, &findings, output)?;
+    match findings.iter().filter(|f| f.level == Level::Fail).count() {
+        0 => Ok(()),
+        n => Err(Failure::Failed(format!("check: {n} failed"))),
+    }
+}
+
+fn print(path: Option<&Path>, findings: &[Finding], output: Output) -> Result<(), Failure> {
+    let mut out = Out::lock();
+    if output == Output::Json {
+        let one = |f: &Finding| json!({ "level": f.level.as_str(), "subject": f.subject, "text": f.text });
+        return out.json(&json!({
+            "config": path.map(|p| p.display().to_string()),
+            "ok": findings.iter().all(|f| f.level != Level::Fail),
+            "findings": findings.iter().map(one).collect::<Vec<Value>>(),
+        }));
+    }
+    let row =
+        |f: &Finding| vec![f.level.as_str().to_owned(), f.subject.to_owned(), plain(&f.text).into_owned()];
+    out.table(&findings.iter().map(row).collect::<Vec<_>>())
+}
+
+fn config_source(path: Option<&Path>) -> Finding {
+    match path {
+        Some(path) => finding(Level::Ok, "config", path.display().to_string()),
+        None => finding(Level::Ok, "config", "no file: defaults and environment"),
+    }
+}
+
+/// Judged for the user who runs the check, which should be the daemon's.
+fn store(config: &Config) -> Finding {
+    let path = &config.store.path;
+    match config.store.kind {
+        StoreKind::Memory => finding(Level::Ok, "store", "memory: nothing is written"),
+        StoreKind::Disk => match directory(path) {
+            Ok(text) => finding(Level::Ok, "store", text),
+            Err(text) => finding(Level::Fail, "store", text),
+        },
+    }
+}
+
+fn directory(path: &Path) -> Result<String, String> {
+    let shown = path.display();
+    let meta = match path.symlink_metadata() {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return creatable(path),
+        Err(e) => return Err(format!("{shown}: {e}")),
+    };
+    // A link to a directory is what systemd's StateDirectory= makes; a link to nothing is a mistake.
+    let is_dir = if meta.is_symlink() { path.is_dir() } else { meta.is_dir() };
+    if !is_dir {
+        return Err(format!("{shown} is not a directory"));
+    }
+    writable(path)?;
+    Ok(format!("{shown} can be written"))
+}
+
+fn creatable(path: &Path) -> Result<String, String> {
+    let mut above = path.to_path_buf();
+    while above.pop() {
+        let parent = if above.as_os_str().is_empty() { PathBuf::from(".") } else { above.clone() };
+        if parent.is_dir() {
+            writable(&parent)?;
+            return Ok(format!("{} will be created", path.display()));
+        }
+        if parent.exists() {
+            return Err(format!("{} is not a directory", parent.display()));
+        }
+    }
+    Err(format!("{}: no directory above it exists", path.display()))
+}
+
+fn writable(path: &Path) -> Result<(), String> {
+    access(path, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|e| format!("{} cannot be written by this user: {e}", path.display()))
+}
+
+fn admin(config: &Config) -> Finding {
+    let listen = config.admin.listen;
+    match (&config.admin.token, listen.ip().is_loopback()) {
+        (Some(_), _) => finding(Level::Ok, "admin", format!("{listen}, with token")),
+        (None, true) => {
+            finding(Level::Ok, "admin", format!("{listen}, without token, for this machine only"))
+        }
+        (None, false) => finding(
+            Level::Fail,
+            "admin",
+            format!("{listen} is no loopback address: this needs admin.token_file"),
+        ),
+    }
+}
+
+/// The one place that asks the broker.
+fn broker(config: &Config) -> Result<Vec<Finding>, Failure> {
+    block_on(inspect(config))
+}
+
+async fn inspect(config: &Config) -> Result<Vec<Finding>, Failure> {
+    let mut findings = Vec::new();
+    for (subject, endpoints) in [("ingest", &config.amqp.endpoints), ("egress", &config.egress.endpoints)] {
+        for endpoint in endpoints {
+            findings.push(login(config, subject, endpoint).await);
+        }
+    }
+    Ok(findings)
+}
+
+async fn login(config: &Config, subject: &'static str, endpoint: &Endpoint) -> Finding {
+    let Endpoint { host, port, vhost, user, .. } = endpoint;
+    match Session::open(config, std::slice::from_ref(endpoint), "tidegate check").await {
+        Ok(session) => {
+            session.close().await;
+            finding(Level::Ok, subject, format!("{host}:{port} lets {user} in on {vhost}"))
+        }
+        Err(failure) => finding(Level::Fail, subject, failure.text().unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config::load(None, std::iter::empty()).unwrap().config
+    }
+
+    #[test]
+    fn a_store_path_must_be_a_directory_or_become_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let dangling = dir.path().join("dangling");
+        std::os::unix::fs::symlink(dir.path().join("nothing"), &dangling).unwrap();
+        let mut config = config();
+        for (path, want) in [
+            (dir.path().to_path_buf(), Level::Ok),
+            (dir.path().join("a/b"), Level::Ok),
+            (file.clone(), Level::Fail),
+            (file.join("below"), Level::Fail),
+            (dangling, Level::Fail),
+        ] {
+            config.store.path = path;
+            let found = store(&config);
+            assert_eq!(found.level, want, "{found:?}");
+        }
+        assert!(!dir.path().join("a").exists(), "a check makes nothing");
+        config.store.kind = StoreKind::Memory;
+        assert_eq!(store(&config).level, Level::Ok);
+    }
+
+    #[test]
+    fn an_open_listener_needs_a_token() {
+        let mut config = config();
+        assert_eq!(admin(&config).level, Level::Ok);
+        config.admin.listen = "0.0.0.0:9380".parse().unwrap();
+        assert_eq!(admin(&config).level, Level::Fail);
+        config.admin.token = Some("t".to_owned().into());
+        assert_eq!(admin(&config).level, Level::Ok);
+    }
+
+    #[test]
+    fn faults_are_bad_configuration() {
+        let failure = run(None, Err("line 1: no".into()), false, Output::Table).unwrap_err();
+        assert_eq!((failure.exit_code(), failure.text()), (78, Some("line 1: no")));
+    }
+}

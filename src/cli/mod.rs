@@ -1,0 +1,128 @@
+//! The command line: which command, with which configuration, and the exit code it ends with.
+//!
+//! Commands print through [`output`] only. `cancel`, `lookup`, `flush` and `list` belong beside `push` in
+//! [`args::Command`], each in a file of its own.
+
+pub mod args;
+mod broker;
+mod check;
+pub mod output;
+mod push;
+mod status;
+mod tail;
+
+use crate::config::{Config, Loaded};
+use crate::daemon;
+use args::{Cli, Command, RunArgs};
+use clap::Parser;
+use output::{note, plain, Failure};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Read when neither argument nor environment names a file, if it is there.
+const DEFAULT_CONFIG: &str = "/etc/tidegate/config.toml";
+/// Names the file when the argument does not.
+const CONFIG_VARIABLE: &str = "TIDEGATE_CONFIG";
+
+/// Runs the command that the process was started with. The variable `RUST_MIN_STACK` has been set by then.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Usage on standard error, or help and version on standard output; that may be closed.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let default = Path::new(DEFAULT_CONFIG);
+    let path = config_path(cli.config.clone(), std::env::var_os(CONFIG_VARIABLE), default, default.exists());
+    match dispatch(cli, path) {
+        Ok(code) => code,
+        Err(failure) => {
+            if let Some(text) = failure.text() {
+                // Line by line: a fault may quote what somebody wrote.
+                text.lines().for_each(|line| note(plain(line)));
+            }
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
+    let output = cli.output;
+    match cli.command {
+        Command::Run(args) => return run(args, path),
+        Command::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
+        Command::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
+        Command::Tail(args) => tail::run(&quietly(path.as_deref())?, &args, output)?,
+        Command::Status => status::run(&quietly(path.as_deref())?, output)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure> {
+    let loaded = load(config_path.as_deref()).map_err(Failure::Config)?;
+    for warning in &loaded.warnings {
+        note(format_args!("warning: {}", plain(&warning.to_string())));
+    }
+    let options = daemon::RunOptions { config: loaded.config, config_path, accept_loss: args.accept_loss };
+    Ok(daemon::run(options))
+}
+
+/// For commands beside the daemon, which has told its warnings already.
+fn quietly(path: Option<&Path>) -> Result<Config, Failure> {
+    load(path).map(|loaded| loaded.config).map_err(Failure::Config)
+}
+
+/// Loads the configuration, or tells its faults, one a line.
+fn load(path: Option<&Path>) -> Result<Loaded, String> {
+    Config::load(path, environment()).map_err(|faults| faults.to_string())
+}
+
+/// The environment. What is not UTF-8 is passed on marked as such, so that it is a fault and not a panic.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    let lossy = |text: OsString| text.to_string_lossy().into_owned();
+    std::env::vars_os().map(move |(key, value)| (lossy(key), lossy(value)))
+}
+
+/// Argument, environment, the usual place, nothing. An empty variable is none.
+fn config_path(
+    argument: Option<PathBuf>,
+    variable: Option<OsString>,
+    default: &Path,
+    default_exists: bool,
+) -> Option<PathBuf> {
+    argument
+        .or_else(|| variable.filter(|v| !v.is_empty()).map(PathBuf::from))
+        .or_else(|| default_exists.then(|| default.to_path_buf()))
+}
+
+/// RFC 3339 in UTC of UTC milliseconds; the number where no calendar reaches.
+fn moment(ms: i64) -> String {
+    jiff::Timestamp::from_millisecond(ms).map_or_else(|_| ms.to_string(), |at| at.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_is_looked_for_in_this_order() {
+        let usual = Path::new("/etc/usual.toml");
+        let find = |argument: Option<&str>, variable: Option<&str>, exists| {
+            config_path(argument.map(PathBuf::from), variable.map(OsString::from), usual, exists)
+        };
+        assert_eq!(find(Some("a"), Some("b"), true), Some("a".into()));
+        assert_eq!(find(None, Some("b"), true), Some("b".into()));
+        assert_eq!(find(None, Some(""), true), Some(usual.into()));
+        assert_eq!(find(None, None, true), Some(usual.into()));
+        assert_eq!(find(None, None, false), None);
+    }
+
+    #[test]
+    fn moments_are_utc() {
+        assert_eq!(moment(1_800_000_000_000), "2027-01-15T08:00:00Z");
+        assert_eq!(moment(i64::MAX), i64::MAX.to_string());
+    }
+}

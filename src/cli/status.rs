@@ -1,0 +1,359 @@
+//! `status`: the state document of the running daemon, as a table or as it came.
+
+use super::args::Output;
+use super::output::{plain, Failure, Out};
+use crate::admin::state::{ApplicationState, Document};
+use crate::config::Config;
+use secrecy::ExposeSecret;
+use serde::Deserialize;
+use serde_json::Value;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+/// Longer than the daemon takes for its slowest answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// A thousand applications with long names and errors stay below.
+const MAX_ANSWER: u64 = 16 << 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// Failed when the daemon cannot be asked; partial when it is not ready.
+pub fn run(config: &Config, output: Output) -> Result<(), Failure> {
+    let report = fetch(&Client::new(config))?;
+    let mut out = Out::lock();
+    match output {
+        Output::Json => out.json(&report.raw)?,
+        Output::Table => table(&report.document, &mut out)?,
+    }
+    match report.missing {
+        None => Ok(()),
+        Some(missing) => Err(Failure::Partial(format!("not ready: {} missing", plain(&missing)))),
+    }
+}
+
+/// What the daemon said.
+#[derive(Debug)]
+struct Report {
+    /// As it came, with keys that this version does not know.
+    raw: Value,
+    document: Document,
+    /// Set when it is not ready.
+    missing: Option<String>,
+}
+
+fn fetch(client: &Client) -> Result<Report, Failure> {
+    // First the probe: its word counts, and it is answered even when the daemon's loop is stuck.
+    let (status, ready) = client.get("/readyz")?;
+    let missing = match (status, ready.get("ready")) {
+        (200, Some(Value::Bool(true))) => None,
+        (503, Some(Value::Bool(false))) => Some(names(&ready["missing"])),
+        (403, _) => return Err(client.said(status, &ready)),
+        _ => return Err(client.not_tidegate()),
+    };
+    let (status, raw) = client.get("/api/v1/state")?;
+    match status {
+        200 => {
+            let document = Document::deserialize(&raw).map_err(|_| client.not_tidegate())?;
+            Ok(Report { raw, document, missing })
+        }
+        401 => Err(Failure::failed(
+            "the daemon wants its token: admin.token_file of this configuration must name it",
+        )),
+        _ => Err(client.said(status, &raw)),
+    }
+}
+
+struct Client {
+    agent: ureq::Agent,
+    base: String,
+    authorization: Option<String>,
+}
+
+impl Client {
+    fn new(config: &Config) -> Self {
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            // The daemon is asked directly, and its token is shown to nobody else.
+            .proxy(None)
+            .timeout_connect(Some(CONNECT_WITHIN))
+            .timeout_global(Some(ANSWER_WITHIN))
+            .build();
+        Client {
+            agent: ureq::Agent::new_with_config(agent),
+            base: format!("http://{}", reachable(config.admin.listen)),
+            authorization: config.admin.token.as_ref().map(|t| format!("Bearer {}", t.expose_secret())),
+        }
+    }
+
+    fn get(&self, path: &str) -> Result<(u16, Value), Failure> {
+        let unreachable =
+            |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.base));
+        let mut request = self.agent.get(format!("{}{path}", self.base));
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
+        let mut answer = request.call().map_err(unreachable)?;
+        let status = answer.status().as_u16();
+        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
+        let value = serde_json::from_str(&text).map_err(|_| self.not_tidegate())?;
+        Ok((status, value))
+    }
+
+    fn said(&self, status: u16, answer: &Value) -> Failure {
+        let said = answer["error"].as_str().unwrap_or("no reason given");
+        Failure::Failed(format!("{}: HTTP {status}: {}", self.base, plain(said)))
+    }
+
+    fn not_tidegate(&self) -> Failure {
+        Failure::Failed(format!("what answers at {} is not tidegate's admin server", self.base))
+    }
+}
+
+/// Where a listener can be reached from its own machine.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        IpAddr::V4(_) | IpAddr::V6(_) => listen.ip(),
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+fn names(list: &Value) -> String {
+    let names: Vec<_> = list.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    names.join(", ")
+}
+
+fn table(d: &Document, out: &mut Out) -> Result<(), Failure> {
+    out.table(&summary(d))?;
+    if !d.applications.is_empty() || d.dead_letters.is_some() {
+        out.line("")?;
+        out.table(&applications(d))?;
+    }
+    if d.applications_truncated {
+        out.line("(not all applications are shown)")?;
+    }
+    Ok(())
+}
+
+fn summary(d: &Document) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    let mut add = |key: &str, text: String| rows.push(vec![key.to_owned(), plain(&text).into_owned()]);
+    add("tidegate", format!("{}, {}, up {}", d.version, d.state, span(d.uptime_ms)));
+    let ready = if d.ready { "yes".to_owned() } else { format!("no: {} missing", d.missing.join(", ")) };
+    add("ready", ready);
+    for link in &d.links {
+        let detail = if link.detail.is_empty() { String::new() } else { format!(": {}", link.detail) };
+        add(&link.side, format!("{}{detail}", link.state));
+    }
+    let i = &d.items;
+    add(
+        "items",
+        format!(
+            "{} waiting ({} due, {} in flight), {} parked, {} windows open",
+            i.waiting, i.due, i.in_flight, i.parked, i.windows
+        ),
+    );
+    if let Some(next) = i.next_due_at {
+        let when = match next.checked_sub(d.at) {
+            Some(ahead) => format!("in {}", span(ahead)),
+            None => format!("{} ago", span(d.at - next)),
+        };
+        add("next due", format!("{} ({when})", super::moment(i64::try_from(next).unwrap_or(i64::MAX))));
+    }
+    let intake = if d.intake_paused { "paused, " } else { "" };
+    let t = &d.totals;
+    add(
+        "intake",
+        format!("{intake}{} received ({} redelivered), {} accepted", t.received, t.redelivered, t.accepted),
+    );
+    add("sent", format!("{} items in {} batches confirmed", t.confirmed, t.batches_confirmed));
+    add(
+        "failed",
+        format!("{} returned, {} nacked, {} refused, {} unknown", t.returned, t.nacked, t.refused, t.unknown),
+    );
+    let dead: Vec<_> = t.dead.iter().filter(|(_, &n)| n > 0).map(|(r, n)| format!("{n} {r}")).collect();
+    add("dead", if dead.is_empty() { "0".to_owned() } else { dead.join(", ") });
+    let l = &d.lateness;
+    add(
+        "lateness",
+        format!(
+            "p50 {}, p99 {}, p99.9 {}, max {} of {} batches",
+            ms(l.p50_us),
+            ms(l.p99_us),
+            ms(l.p999_us),
+            ms(l.max_us),
+            l.count
+        ),
+    );
+    add("store", store(d));
+    rows
+}
+
+fn store(d: &Document) -> String {
+    let s = &d.store;
+    format!(
+        "{}, {} used, {} free, {} commits (last {} ms, longest {} ms), {} orders queued",
+        s.kind,
+        bytes(s.bytes),
+        bytes(s.free_bytes),
+        s.commits,
+        s.last_commit_ms,
+        s.max_commit_ms,
+        s.queue
+    )
+}
+
+fn applications(d: &Document) -> Vec<Vec<String>> {
+    let head = ["APPLICATION", "STATE", "WAITING", "DUE", "IN FLIGHT", "PARKED", "WINDOWS", "CONFIRMED", ""];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(d.applications.iter().map(|a| application(&a.name, a)));
+    rows.extend(d.dead_letters.iter().map(|a| application("(dead letters)", a)));
+    rows
+}
+
+fn application(name: &str, a: &ApplicationState) -> Vec<String> {
+    let mut row = vec![plain(name).into_owned(), plain(&a.state).into_owned()];
+    row.extend([a.waiting, a.due, a.in_flight, a.parked, a.windows, a.confirmed].map(|n| n.to_string()));
+    if let Some(error) = &a.last_error {
+        let next = a.next_try_in_ms.map_or(String::new(), |ms| format!("; next try in {}", span(ms)));
+        row.push(format!("{}{next}", plain(error)));
+    }
+    row
+}
+
+/// Two units are enough for people.
+fn span(ms: u64) -> String {
+    if ms < 10_000 {
+        return format!("{}.{} s", ms / 1_000, ms % 1_000 / 100);
+    }
+    let text = humantime::format_duration(Duration::from_secs(ms / 1_000)).to_string();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+fn ms(us: u64) -> String {
+    format!("{}.{} ms", us / 1_000, us % 1_000 / 100)
+}
+
+fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1_024.0 && unit < UNITS.len() - 1 {
+        value /= 1_024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{n} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::state::tests::example;
+    use crate::admin::{serve, Latch, Options, Query, Readiness, Server};
+    use std::sync::Arc;
+    use tokio::runtime::Runtime;
+
+    /// A daemon's admin server, and the configuration that leads to it.
+    fn daemon(token: Option<&str>) -> (Runtime, Server, Arc<Readiness>, Config) {
+        let mut config = Config::load(None, std::iter::empty()).unwrap().config;
+        config.admin.token = token.map(|t| t.to_owned().into());
+        config.admin.listen = "127.0.0.1:0".parse().unwrap();
+        let readiness = Arc::new(Readiness::new());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let ask = Arc::new(|Query::State(reply)| drop(reply.send(example())));
+        let server = runtime.block_on(serve(Options::from(&config.admin), readiness.clone(), ask)).unwrap();
+        config.admin.listen = server.local_addr();
+        (runtime, server, readiness, config)
+    }
+
+    #[test]
+    fn a_daemon_tells_its_state_ready_or_not() {
+        for token in [None, Some("canary")] {
+            let (_runtime, _server, readiness, config) = daemon(token);
+            let report = fetch(&Client::new(&config)).unwrap();
+            assert_eq!(report.missing.as_deref(), Some("store, ingest, egress, topology, consumer"));
+            assert_eq!(report.document.state, "not_ready");
+            Latch::ALL.into_iter().for_each(|latch| {
+                readiness.set(latch, true);
+            });
+            let report = fetch(&Client::new(&config)).unwrap();
+            assert_eq!(report.missing, None);
+            assert_eq!(report.raw["state"], "running");
+            assert_eq!(report.document.items.waiting, 40);
+        }
+    }
+
+    #[test]
+    fn a_wrong_token_and_a_dead_daemon_are_told_apart() {
+        let (runtime, server, _readiness, mut config) = daemon(Some("canary"));
+        config.admin.token = None;
+        let failure = fetch(&Client::new(&config)).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        assert!(failure.text().unwrap().contains("token"), "{failure:?}");
+        runtime.block_on(server.stop());
+        let failure = fetch(&Client::new(&config)).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        assert!(failure.text().unwrap().contains("no daemon answers at http://127.0.0.1:"), "{failure:?}");
+    }
+
+    #[test]
+    fn the_summary_says_what_an_operator_asks() {
+        let mut input = example();
+        input.snapshot.counters.dead[0] = 2;
+        let rows = summary(&Document::new(&input, &["egress"]));
+        let row = |key: &str| rows.iter().find(|r| r[0] == key).map(|r| r[1].as_str());
+        assert_eq!(row("tidegate"), Some("0.0.0-test, not_ready, up 2h"));
+        assert_eq!(row("ready"), Some("no: egress missing"));
+        assert_eq!(row("ingest"), Some("connected: 127.0.0.1:5672"));
+        assert_eq!(row("next due"), Some("2027-01-15T08:00:01Z (in 1.0 s)"));
+        assert_eq!(row("dead"), Some("7 expired, 2 invalid"));
+        assert_eq!(row("lateness"), Some("p50 0.4 ms, p99 0.9 ms, p99.9 0.9 ms, max 1.0 ms of 5 batches"));
+    }
+
+    #[test]
+    fn parked_applications_say_why_and_until_when() {
+        let mut input = example();
+        input.snapshot.applications[1].name = "m\u{1b}[2J".into();
+        let rows = applications(&Document::new(&input, &[]));
+        assert_eq!(rows[1][0], "m\\u{1b}[2J");
+        assert_eq!(rows[2].last().map(String::as_str), Some("NO_ROUTE; next try in 1.5 s"));
+        assert_eq!(rows[3][0], "(dead letters)");
+    }
+
+    #[test]
+    fn an_overdue_item_is_told_as_past() {
+        let mut input = example();
+        input.snapshot.next_due = Some(input.at - 90_000);
+        let rows = summary(&Document::new(&input, &[]));
+        assert!(rows.iter().any(|r| r[1].ends_with("(1m 30s ago)")), "{rows:?}");
+    }
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!(
+            (span(0), span(9_999), span(90_061_000)),
+            ("0.0 s".into(), "9.9 s".into(), "1day 1h".into())
+        );
+        assert_eq!(
+            (bytes(1_023), bytes(1_536), bytes(u64::MAX)),
+            ("1023 B".into(), "1.5 KiB".into(), "16777216.0 TiB".into())
+        );
+    }
+
+    #[test]
+    fn a_listener_on_every_address_is_reached_on_loopback() {
+        let at = |text: &str| reachable(text.parse().unwrap()).to_string();
+        assert_eq!(at("0.0.0.0:9380"), "127.0.0.1:9380");
+        assert_eq!(at("[::]:9380"), "[::1]:9380");
+        assert_eq!(at("10.1.2.3:9380"), "10.1.2.3:9380");
+    }
+}

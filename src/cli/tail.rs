@@ -1,0 +1,263 @@
+//! `tail`: batches of one application as they come, from a temporary queue beside the application's own.
+
+use super::args::{Output, TailArgs};
+use super::broker::{block_on, Session};
+use super::output::{note, plain, Failure, Out};
+use crate::clock;
+use crate::config::Config;
+use base64::prelude::{Engine as _, BASE64_STANDARD};
+use futures_util::StreamExt;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use serde_json::{json, value::RawValue, Value};
+use tokio::time::Instant;
+
+/// Batches on their way to this process: what it prints slowly stays at the broker.
+const PREFETCH: u16 = 20;
+/// What stays at the broker, bytes. Beyond it the oldest batch is dropped here, and here alone.
+const QUEUE_BYTES: i64 = 64 << 20;
+
+/// Runs the command.
+///
+/// # Errors
+/// Connection, missing exchange, loss of the queue; partial when it ended before `--count` batches had come.
+pub fn run(config: &Config, args: &TailArgs, output: Output) -> Result<(), Failure> {
+    block_on(async {
+        let session = Session::open(config, &config.amqp.endpoints, "tidegate tail").await?;
+        let outcome = follow(&session, &config.egress.exchange, args, output).await;
+        session.close().await;
+        outcome
+    })
+}
+
+async fn follow(session: &Session, exchange: &str, args: &TailArgs, output: Output) -> Result<(), Failure> {
+    let channel = &session.channel;
+    let queue = bound_queue(session, exchange, &args.application).await?;
+    session.ask("basic.qos", channel.basic_qos(PREFETCH, BasicQosOptions::default())).await?;
+    let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
+    let consume = channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default());
+    let mut batches = session.ask("consuming", consume).await?;
+    note(format_args!("listening on {} for {}", plain(exchange), plain(&args.application)));
+
+    let ends = args.for_time.and_then(|d| Instant::now().checked_add(d));
+    let mut out = Out::lock();
+    let mut seen = 0;
+    while args.count.is_none_or(|most| seen < most) {
+        let next = match ends {
+            Some(at) => tokio::time::timeout_at(at, batches.next()).await,
+            None => Ok(batches.next().await),
+        };
+        let Ok(next) = next else { break };
+        let delivery = match next {
+            Some(Ok(delivery)) => delivery,
+            Some(Err(error)) => return Err(Failure::Failed(format!("the connection was lost: {error}"))),
+            None => return Err(Failure::failed("the broker has ended the temporary queue")),
+        };
+        let batch = Batch::read(&delivery, clock::wall_ms());
+        match output {
+            Output::Json => out.line(batch.json())?,
+            Output::Table => batch.text().iter().try_for_each(|line| out.line(line))?,
+        }
+        seen += 1;
+        session
+            .ask("basic.ack", channel.basic_ack(delivery.delivery_tag, BasicAckOptions::default()))
+            .await?;
+    }
+    match args.count {
+        Some(wanted) if seen < wanted => {
+            Err(Failure::Partial(format!("{seen} of {wanted} batches came in the time given")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+async fn bound_queue(session: &Session, exchange: &str, application: &str) -> Result<ShortString, Failure> {
+    let short = |text: &str| ShortString::try_new(text).map_err(|e| Failure::Usage(e.to_string()));
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(QUEUE_BYTES));
+    // Not reject-publish: a slow reader here must not fail the daemon's publishes.
+    arguments.insert("x-overflow".into(), AMQPValue::LongString("drop-head".into()));
+    let options =
+        QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+    let declare = session.channel.queue_declare("".into(), options, arguments);
+    let queue = session.ask("declaring a temporary queue", declare).await?.name().clone();
+    let bind = session.channel.queue_bind(
+        queue.clone(),
+        short(exchange)?,
+        short(application)?,
+        QueueBindOptions::default(),
+        FieldTable::default(),
+    );
+    session.ask(&format!("binding to exchange {}", plain(exchange)), bind).await?;
+    Ok(queue)
+}
+
+/// One message of the output exchange, whatever its format.
+struct Batch<'a> {
+    application: &'a str,
+    content_type: &'a str,
+    id: Option<String>,
+    customer: Option<String>,
+    closed_by: Option<String>,
+    count: Option<i64>,
+    attempt: Option<i64>,
+    due: Option<i64>,
+    received: u64,
+    body: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    fn read(delivery: &'a Delivery, received: u64) -> Self {
+        let properties = &delivery.properties;
+        let header = |key: &str| properties.headers().as_ref().and_then(|table| table.inner().get(key));
+        let text = |key: &str| header(key).and_then(as_text);
+        let number = |key: &str| header(key).and_then(as_number);
+        Batch {
+            application: delivery.routing_key.as_str(),
+            content_type: properties.content_type().as_ref().map_or("", |t| t.as_str()),
+            id: text("x-batch"),
+            customer: text("x-customer"),
+            closed_by: text("x-closed-by"),
+            count: number("x-count"),
+            attempt: number("x-attempt"),
+            due: number("x-due"),
+            received,
+            body: &delivery.data,
+        }
+    }
+
+    /// Receipt here minus due: the way through the broker counts too.
+    fn lateness_ms(&self) -> Option<i64> {
+        self.due.map(|due| i64::try_from(self.received).unwrap_or(i64::MAX).saturating_sub(due))
+    }
+
+    fn json(&self) -> Value {
+        let mut value = json!({
+            "batch": self.id,
+            "application": self.application,
+            "customer": self.customer,
+            "count": self.count,
+            "due": self.due,
+            "received": self.received,
+            "lateness_ms": self.lateness_ms(),
+            "closed_by": self.closed_by,
+            "attempt": self.attempt,
+            "content_type": self.content_type,
+        });
+        let (key, body) = match serde_json::from_slice(self.body) {
+            Ok(body) => ("body", body),
+            Err(_) => match std::str::from_utf8(self.body) {
+                Ok(text) => ("body_text", Value::from(text)),
+                Err(_) => ("body_base64", Value::from(BASE64_STANDARD.encode(self.body))),
+            },
+        };
+        value[key] = body;
+        value
+    }
+
+    /// A line on the batch, then one for each item or line of the body.
+    fn text(&self) -> Vec<String> {
+        let mut head = super::moment(i64::try_from(self.received).unwrap_or(i64::MAX));
+        let mut add = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                head.push_str(&format!("  {name}={}", plain(&value)));
+            }
+        };
+        add("customer", self.customer.clone());
+        add("count", self.count.map(|n| n.to_string()));
+        add("late", self.lateness_ms().map(|ms| format!("{ms}ms")));
+        add("closed_by", self.closed_by.clone());
+        add("attempt", self.attempt.map(|n| n.to_string()));
+        add("batch", self.id.clone());
+        let mut lines = vec![head];
+        match serde_json::from_slice::<Items<'_>>(self.body) {
+            Ok(Items { items }) => lines.extend(items.iter().map(|item| format!("  {}", plain(item.get())))),
+            Err(_) => {
+                let body = String::from_utf8_lossy(self.body);
+                lines.extend(body.lines().map(|line| format!("  {}", plain(line))));
+            }
+        }
+        lines
+    }
+}
+
+/// The items of a body of format `json`, as they were written.
+#[derive(serde::Deserialize)]
+struct Items<'a> {
+    #[serde(borrow)]
+    items: Vec<&'a RawValue>,
+}
+
+fn as_text(value: &AMQPValue) -> Option<String> {
+    if let AMQPValue::LongString(text) = value {
+        Some(text.to_string())
+    } else {
+        as_number(value).map(|n| n.to_string())
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "every other type is no integer")]
+fn as_number(value: &AMQPValue) -> Option<i64> {
+    match value {
+        AMQPValue::LongLongInt(n) => Some(*n),
+        AMQPValue::LongInt(n) => Some(i64::from(*n)),
+        AMQPValue::ShortInt(n) => Some(i64::from(*n)),
+        AMQPValue::Timestamp(n) => i64::try_from(*n).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(body: &[u8]) -> Batch<'_> {
+        Batch {
+            application: "app",
+            content_type: "application/json",
+            id: Some("b1".into()),
+            customer: Some("c\u{1b}".into()),
+            closed_by: Some("time".into()),
+            count: Some(2),
+            attempt: Some(1),
+            due: Some(1_800_000_000_000),
+            received: 1_800_000_000_004,
+            body,
+        }
+    }
+
+    #[test]
+    fn a_batch_is_a_line_and_its_items() {
+        let lines = batch(br#"{"batch": "b1", "items": [{"id": "1"}, {"id": "2"}]}"#).text();
+        let head = "2027-01-15T08:00:00.004Z  customer=c\\u{1b}  count=2  late=4ms  closed_by=time  attempt=1  batch=b1";
+        assert_eq!(lines, [head, r#"  {"id": "1"}"#, r#"  {"id": "2"}"#]);
+    }
+
+    #[test]
+    fn other_bodies_are_shown_line_by_line() {
+        assert_eq!(batch(b"one\ntwo\x07").text()[1..], ["  one", "  two\\u{7}"]);
+        assert_eq!(batch(b"").text().len(), 1);
+    }
+
+    #[test]
+    fn as_json_a_body_is_itself_or_text_or_base64() {
+        let value = batch(b"[1]").json();
+        assert_eq!((&value["body"], &value["lateness_ms"]), (&json!([1]), &json!(4)));
+        assert_eq!(batch(b"x").json()["body_text"], "x");
+        assert_eq!(batch(b"\xff").json()["body_base64"], "/w==");
+        assert!(!batch(b"[1]").json().to_string().contains('\n'), "one line");
+    }
+
+    #[test]
+    fn lateness_may_be_negative_and_may_be_unknown() {
+        let mut it = batch(b"");
+        it.due = Some(1_800_000_000_005);
+        assert_eq!(it.lateness_ms(), Some(-1));
+        it.due = None;
+        assert_eq!(it.lateness_ms(), None);
+        assert_eq!(it.json()["lateness_ms"], Value::Null);
+    }
+}

@@ -1,0 +1,95 @@
+//! What an application may set: the keys of `[defaults]` and of `[applications.NAME]`.
+
+use super::read::BROKER_MAX;
+use super::section::Section;
+use super::units::{Flag, Size, Span, Whole, Words};
+use crate::engine::types::{AppSettings, Format, OnFull, Retry};
+use std::time::Duration;
+
+/// RabbitMQ 4 refuses larger messages unless it is told otherwise (`max_message_size`).
+const BROKER_USUAL: u64 = 16 << 20;
+
+/// Reads `[defaults]` or one `[applications.NAME]` (whose `base` is sound or not). Tells whether it is sound.
+pub(super) fn application(
+    mut s: Section<'_, '_>,
+    base: &AppSettings,
+    base_sound: Option<bool>,
+    hold_max: Option<Duration>,
+) -> (AppSettings, bool) {
+    let formats = &[
+        ("json", Format::Json),
+        ("ndjson", Format::Ndjson),
+        ("cloudevents", Format::CloudEvents),
+        ("passthrough", Format::Passthrough),
+    ];
+    let policies = &[
+        ("pause", OnFull::Pause),
+        ("flush-early", OnFull::FlushEarly),
+        ("drop-oldest", OnFull::DropOldest),
+        ("drop-newest", OnFull::DropNewest),
+    ];
+    let window = s.get_ms("window", base.window, Span::from_ms(1));
+    let quiet = s.get_ms("quiet", base.quiet, Span::from_ms(0));
+    let align = s.get("align", base.align, Flag);
+    let coalesce = s.get_ms("coalesce", base.coalesce, Span::from_ms(0));
+    let max_items = s.get("max_items", base.max_items.into(), Whole(1..=u32::MAX.into())) as u32;
+    let max_bytes = s.get("max_bytes", base.max_bytes, Size(1..=BROKER_MAX));
+    let format = s.get("format", base.format, Words(formats));
+    let dedupe_tail = s.get_ms("dedupe_tail", base.dedupe_tail, Span::from_ms(0));
+    let (retry, retry_sound) = retry(s.section("retry"), base.retry, base_sound);
+    let on_full = s.get("on_full", base.on_full, Words(policies));
+    let max_waiting = s.get("max_waiting", base.max_waiting, Whole(0..=1_000_000_000_000));
+
+    let judged = base_sound != Some(false) && !s.failed(&["window", "quiet"]);
+    // What both come from elsewhere was judged there.
+    let key = if s.is_set("quiet") { "quiet" } else { "window" };
+    if judged && quiet >= window && quiet > 0 && (s.is_set(key) || base_sound.is_none()) {
+        let (quiet, window) = (text(quiet), text(window));
+        s.fault(key, format!("quiet ({quiet}) must be shorter than window ({window}), or \"0s\" for off"));
+    }
+    if s.is_set("max_bytes") && max_bytes > BROKER_USUAL {
+        s.warn("max_bytes", "is above 16MiB, which RabbitMQ 4 refuses unless its max_message_size is raised");
+    }
+    let longest = hold_max.map_or(u64::MAX, |h| h.as_millis() as u64);
+    if window > longest && (s.is_set("window") || base_sound.is_none()) {
+        s.warn("window", "is longer than store.hold_max, and the memory store holds nothing for so long");
+    }
+    let sound = !s.failed(&["window", "quiet"]) && retry_sound;
+    s.end();
+    let settings = AppSettings {
+        window,
+        quiet,
+        align,
+        coalesce,
+        max_items,
+        max_bytes,
+        format,
+        dedupe_tail,
+        retry,
+        on_full,
+        max_waiting,
+    };
+    (settings, sound)
+}
+
+fn retry(mut s: Section<'_, '_>, base: Retry, base_sound: Option<bool>) -> (Retry, bool) {
+    let retry = Retry {
+        min: s.get_ms("min", base.min, Span::from_ms(1)),
+        max: s.get_ms("max", base.max, Span::from_ms(1)),
+        attempts: s.get("attempts", base.attempts.into(), Whole(0..=u32::MAX.into())) as u32,
+    };
+    let judged = base_sound != Some(false) && !s.failed(&["min", "max"]);
+    let key = if s.is_set("min") { "min" } else { "max" };
+    if judged && retry.min > retry.max && (s.is_set(key) || base_sound.is_none()) {
+        let (min, max) = (text(retry.min), text(retry.max));
+        s.fault(key, format!("retry.min ({min}) must not be longer than retry.max ({max})"));
+    }
+    let sound = !s.failed(&["min", "max"]);
+    s.end();
+    (retry, sound)
+}
+
+/// Milliseconds as text.
+fn text(ms: u64) -> String {
+    humantime::format_duration(Duration::from_millis(ms)).to_string()
+}

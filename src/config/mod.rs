@@ -1,0 +1,354 @@
+//! Configuration: TOML text and environment to raw values to one checked [`Config`], every fault at once.
+//!
+//! `tree` holds what was written, with its places; `section` reads it key by key through the seeds of `units`;
+//! `read`, `login` and `application` know every key, its bounds, and what must hold between keys. Defaults stand here and nowhere else.
+//!
+//! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by itself
+//! and by the files of secrets that it names.
+
+mod application;
+mod finding;
+mod login;
+mod read;
+mod reload;
+mod secret;
+mod section;
+mod tree;
+mod units;
+mod uri;
+
+pub use finding::{Faults, Finding, Place};
+pub use reload::needs_restart;
+
+use crate::engine::types::{AppSettings, Settings};
+use secrecy::SecretString;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A configuration that may be run, and what is doubtful about it.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Checked.
+    pub config: Config,
+    /// Sorted by line. Each deserves a line in the log.
+    pub warnings: Vec<Finding>,
+}
+
+/// The environment, for [`Config::load`]. What is not UTF-8 is passed on marked as such, so that an override that
+/// cannot be read is a fault and not a panic.
+pub fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
+}
+
+/// Paths of all keys there are, those of `[applications.NAME]` apart (they are those of `[defaults]`).
+pub fn keys() -> Vec<String> {
+    let findings = section::Findings::default();
+    let _ = read::config(&tree::Table::new(), &findings, &login::Surroundings::default());
+    findings.keys.take().into_iter().collect()
+}
+
+impl Config {
+    /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a file:
+    /// defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
+    ///
+    /// # Errors
+    /// Every fault at once. Syntax faults are reported alone, because what follows one cannot be trusted.
+    pub fn load(path: Option<&Path>, env: impl Iterator<Item = (String, String)>) -> Result<Loaded, Faults> {
+        let mut env: Vec<(String, String)> =
+            env.filter(|(k, _)| k.starts_with(tree::PREFIX) || k == "CREDENTIALS_DIRECTORY").collect();
+        // RETRY stands before RETRY__MIN, so that the whole table never hides one of its keys.
+        env.sort();
+        let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
+        let findings = section::Findings::default();
+        let mut tree = match &file {
+            None => tree::Table::new(),
+            Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
+        };
+        let mut around =
+            login::Surroundings { file_exposed: file.as_ref().is_some_and(|f| f.exposed), credentials: None };
+        for (name, value) in &env {
+            if name == "CREDENTIALS_DIRECTORY" {
+                around.credentials = (!value.is_empty()).then(|| value.into());
+            } else if let Err(fault) = tree::overlay(&mut tree, name, value) {
+                findings.faults.borrow_mut().push(fault);
+            }
+        }
+        let config = read::config(&tree, &findings, &around);
+        let (mut faults, mut warnings) = (findings.faults.take(), findings.warnings.take());
+        faults.sort();
+        warnings.sort();
+        if faults.is_empty() {
+            Ok(Loaded { config, warnings })
+        } else {
+            Err(Faults(faults))
+        }
+    }
+
+    /// What the engine is told.
+    pub fn engine_settings(&self) -> Settings {
+        let hold_max = match self.store.kind {
+            StoreKind::Disk => None,
+            StoreKind::Memory => Some(self.store.hold_max.as_millis() as u64),
+        };
+        Settings {
+            defaults: Arc::new(self.defaults.clone()),
+            applications: self.applications.iter().map(|(k, v)| (k.clone(), Arc::new(v.clone()))).collect(),
+            hold_max,
+            memory: self.limits.memory,
+            customers: self.limits.customers,
+            max_in_flight: self.egress.max_in_flight,
+            max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
+        }
+    }
+}
+
+/// Most bytes of unconfirmed batches: what lapin holds twice, and what a lost connection repeats.
+const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
+
+/// More than any configuration; a device or log given by mistake is not read whole.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// The configuration file.
+struct File {
+    path: Arc<Path>,
+    text: String,
+    /// Others than its owner may read it.
+    exposed: bool,
+}
+
+impl File {
+    fn read(path: &Path) -> Result<File, Finding> {
+        let shared: Arc<Path> = path.into();
+        let fault = |line: usize, text: String| Finding {
+            place: Place::File { line, path: shared.clone() },
+            key: String::new(),
+            text,
+        };
+        let unreadable = |e: std::io::Error| fault(0, format!("cannot be read: {e}"));
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+        let mut bytes = Vec::new();
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(fault(0, format!("holds more than {}", units::size(MAX_FILE_BYTES))));
+        }
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let good = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+            fault(1 + good.iter().filter(|&&b| b == b'\n').count(), "is not UTF-8".into())
+        })?;
+        Ok(File { path: shared, text, exposed: mode & 0o044 != 0 })
+    }
+}
+
+/// The whole configuration, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `[amqp]`.
+    pub amqp: Amqp,
+    /// `[ingest]`.
+    pub ingest: Ingest,
+    /// `[egress]`.
+    pub egress: Egress,
+    /// `[dead]`.
+    pub dead: DeadLetters,
+    /// `[store]`.
+    pub store: Store,
+    /// `[limits]`.
+    pub limits: Limits,
+    /// `[admin]`.
+    pub admin: Admin,
+    /// `[timeouts]`.
+    pub timeouts: Timeouts,
+    /// `[defaults]`.
+    pub defaults: AppSettings,
+    /// `[applications.NAME]`, each laid over the defaults.
+    pub applications: BTreeMap<String, AppSettings>,
+}
+
+/// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the password.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// `amqps`.
+    pub tls: bool,
+    /// Host name or address, IPv6 without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// Virtual host, decoded.
+    pub vhost: String,
+    /// User name, decoded.
+    pub user: String,
+    /// Password, decoded. `SecretString` prints as redacted.
+    pub password: SecretString,
+}
+
+/// What tidegate does about queues and exchanges at each connect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Topology {
+    /// Create what is missing.
+    #[default]
+    Declare,
+    /// Check that it is there.
+    Passive,
+    /// Neither.
+    Off,
+}
+
+/// `[amqp]`.
+#[derive(Clone, Debug)]
+pub struct Amqp {
+    /// At least one; tried in turn.
+    pub endpoints: Vec<Endpoint>,
+    /// See [`Topology`].
+    pub topology: Topology,
+    /// PEM file with the only CA to trust; `None` = the platform's.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// `[ingest]`.
+#[derive(Clone, Debug)]
+pub struct Ingest {
+    /// Queue that requests are taken from.
+    pub queue: String,
+    /// Fanout exchange bound to it.
+    pub exchange: String,
+    /// Most unacked deliveries.
+    pub prefetch: u16,
+}
+
+/// `[egress]`.
+#[derive(Clone, Debug)]
+pub struct Egress {
+    /// Direct exchange that batches go to.
+    pub exchange: String,
+    /// Addresses of the publishing connection: `egress.uri`, else those of `[amqp]`.
+    pub endpoints: Vec<Endpoint>,
+    /// Most unconfirmed batches.
+    pub max_in_flight: usize,
+}
+
+/// `[dead]`.
+#[derive(Clone, Debug)]
+pub struct DeadLetters {
+    /// Fanout exchange, with a durable queue of the same name.
+    pub exchange: String,
+}
+
+/// `store.kind`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreKind {
+    /// Durable, in `store.path`.
+    #[default]
+    Disk,
+    /// Nothing is kept: the broker's unacked message is the copy.
+    Memory,
+}
+
+/// `[store]`.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// See [`StoreKind`].
+    pub kind: StoreKind,
+    /// Directory of the disk store.
+    pub path: PathBuf,
+    /// Memory: longest own time it takes.
+    pub hold_max: Duration,
+}
+
+/// `[limits]`.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Bytes.
+    pub memory: u64,
+    /// Bytes; 0 = no limit of its own.
+    pub disk: u64,
+    /// Open windows.
+    pub customers: u64,
+    /// Bytes.
+    pub max_body: u64,
+    /// Entries of one JSON array.
+    pub max_envelope_items: usize,
+    /// Furthest own time.
+    pub max_delay: Duration,
+}
+
+/// `[admin]`.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// HTTP listener.
+    pub listen: SocketAddr,
+    /// Bearer token, read from `token_file`.
+    pub token: Option<SecretString>,
+}
+
+/// `[timeouts]`: bounds on waits for the broker and on shutdown.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// TCP, TLS and AMQP handshake together, for each address.
+    pub connect: Duration,
+    /// Oldest unconfirmed publish; then the connection is given up.
+    pub confirm: Duration,
+    /// Whole budget of a graceful shutdown.
+    pub drain: Duration,
+}
+
+impl Default for Config {
+    /// The built-in defaults: what an empty file gives.
+    fn default() -> Self {
+        let amqp = Amqp::default();
+        Config {
+            egress: Egress {
+                exchange: "tidegate.out".into(),
+                endpoints: amqp.endpoints.clone(),
+                max_in_flight: 1_000,
+            },
+            amqp,
+            ingest: Ingest {
+                queue: "tidegate.ingest".into(),
+                exchange: "tidegate.in".into(),
+                prefetch: 10_000,
+            },
+            dead: DeadLetters { exchange: "tidegate.dead".into() },
+            store: Store {
+                kind: StoreKind::Disk,
+                path: "/var/lib/tidegate".into(),
+                hold_max: Duration::from_secs(25 * 60),
+            },
+            limits: Limits {
+                memory: 256 << 20,
+                disk: 0,
+                customers: 100_000,
+                max_body: 8 << 20,
+                max_envelope_items: 10_000,
+                max_delay: Duration::from_secs(3_650 * 86_400),
+            },
+            admin: Admin { listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9380), token: None },
+            timeouts: Timeouts {
+                connect: Duration::from_secs(10),
+                confirm: Duration::from_secs(30),
+                drain: Duration::from_secs(20),
+            },
+            defaults: AppSettings::default(),
+            applications: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for Amqp {
+    fn default() -> Self {
+        let guest = Endpoint {
+            tls: false,
+            host: "127.0.0.1".into(),
+            port: 5672,
+            vhost: "/".into(),
+            user: "guest".into(),
+            password: "guest".to_owned().into(),
+        };
+        Amqp { endpoints: vec![guest], topology: Topology::Declare, ca_file: None }
+    }
+}

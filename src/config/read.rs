@@ -1,0 +1,206 @@
+//! The sections and their keys: what each may hold, and what must hold between them.
+//!
+//! Addresses and their logins are read by `login`, what an application may set by `application`.
+
+use super::application::application;
+use super::login::{amqp, egress_endpoints, secret_of, Password, Surroundings};
+use super::section::{Findings, Section};
+use super::tree::Table;
+use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
+use super::{Admin, Config, Limits, Store, StoreKind, Timeouts};
+use crate::engine::types::AppSettings;
+use secrecy::ExposeSecret;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A broker message can be no larger (RabbitMQ's hard limit).
+pub(super) const BROKER_MAX: u64 = 512 << 20;
+/// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless it is told otherwise.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// A wait for the broker that is longer is not a bound.
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Reads the whole tree. Where there is a fault, the default stands in its place; the caller counts the faults.
+pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surroundings) -> Config {
+    let d = Config::default();
+    let mut root = Section::root(tree, findings);
+    let mut amqp_section = root.section("amqp");
+    let mut ingest = root.section("ingest");
+    let mut egress = root.section("egress");
+    let mut dead = root.section("dead");
+
+    let mut config = d.clone();
+    config.amqp = amqp(&mut amqp_section, around);
+    config.ingest.queue = name(&mut ingest, "queue", d.ingest.queue);
+    config.ingest.exchange = name(&mut ingest, "exchange", d.ingest.exchange);
+    config.ingest.prefetch = ingest.get("prefetch", d.ingest.prefetch.into(), Whole(1..=65_535)) as u16;
+    config.egress.exchange = name(&mut egress, "exchange", d.egress.exchange);
+    config.egress.endpoints = egress_endpoints(&mut egress, &config.amqp, around);
+    let in_flight = egress.get("max_in_flight", d.egress.max_in_flight as u64, Whole(1..=65_535));
+    config.egress.max_in_flight = in_flight as usize;
+    config.dead.exchange = name(&mut dead, "exchange", d.dead.exchange);
+    names_differ(&config, [&mut ingest, &mut egress, &mut dead]);
+    let mut ends = config.amqp.endpoints.iter().chain(&config.egress.endpoints);
+    if config.amqp.ca_file.is_some() && !ends.any(|e| e.tls) {
+        amqp_section.warn("ca_file", "has no effect: no address begins with amqps://");
+    }
+
+    config.store = store(root.section("store"), d.store);
+    config.limits = limits(root.section("limits"), d.limits);
+    config.admin = admin(root.section("admin"), d.admin, around);
+    config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
+    (config.defaults, config.applications) = applications(&mut root, &config);
+
+    for section in [amqp_section, ingest, egress, dead, root] {
+        section.end();
+    }
+    config
+}
+
+/// The name of a queue or exchange: an AMQP short string. RabbitMQ drops line breaks from names silently.
+fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
+    let name = s.get(key, default, Text);
+    if name.is_empty() {
+        s.fault(key, "is empty");
+    } else if name.len() > 255 {
+        s.fault(key, format!("is {} bytes long: at most 255", name.len()));
+    } else if name.chars().any(char::is_control) {
+        s.fault(key, "holds a control character");
+    }
+    name
+}
+
+/// What must differ, lest messages go round in a circle or arrive where nobody expects them. The fault stands at the
+/// key that was written; where both were, at the latter of the two.
+fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
+    let [ingest, egress, dead] = parts;
+    if [&*ingest, &*egress, &*dead].iter().any(|s| s.failed(&["exchange", "queue"])) {
+        return;
+    }
+    if c.ingest.exchange == c.egress.exchange {
+        let at = if egress.is_set("exchange") { &mut *egress } else { &mut *ingest };
+        at.fault(
+            "exchange",
+            "is both ingest.exchange and egress.exchange: batches would come back as requests",
+        );
+    } else if c.dead.exchange == c.egress.exchange {
+        let at = if dead.is_set("exchange") { &mut *dead } else { egress };
+        at.fault("exchange", "is both egress.exchange and dead.exchange: dead items would pass for batches");
+    }
+    if c.dead.exchange == c.ingest.exchange {
+        let at = if dead.is_set("exchange") { dead } else { ingest };
+        at.fault(
+            "exchange",
+            "is both ingest.exchange and dead.exchange: dead items would come back as requests",
+        );
+    } else if c.dead.exchange == c.ingest.queue {
+        let (at, key) = if dead.is_set("exchange") { (dead, "exchange") } else { (ingest, "queue") };
+        at.fault(
+            key,
+            "is both ingest.queue and dead.exchange, whose queue has its name: dead items would come back as requests",
+        );
+    }
+}
+
+fn store(mut s: Section<'_, '_>, d: Store) -> Store {
+    let kind = s.get("kind", d.kind, Words(&[("disk", StoreKind::Disk), ("memory", StoreKind::Memory)]));
+    let path = PathBuf::from(s.get("path", d.path.to_string_lossy().into_owned(), Text));
+    let hold_max = s.get("hold_max", d.hold_max, Span::from_ms(1));
+    match kind {
+        StoreKind::Disk if !path.is_absolute() => s.fault("path", "is not absolute: it must begin with /"),
+        StoreKind::Memory if hold_max >= CONSUMER_TIMEOUT => {
+            s.warn(
+                "hold_max",
+                "reaches RabbitMQ's usual consumer timeout of 30m, which would close the channel",
+            );
+        }
+        StoreKind::Disk | StoreKind::Memory => {}
+    }
+    s.end();
+    Store { kind, path, hold_max }
+}
+
+fn limits(mut s: Section<'_, '_>, d: Limits) -> Limits {
+    let limits = Limits {
+        memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
+        disk: s.get("disk", d.disk, Size(0..=1 << 60)),
+        customers: s.get("customers", d.customers, Whole(1..=1_000_000_000)),
+        max_body: s.get("max_body", d.max_body, Size(1..=BROKER_MAX)),
+        max_envelope_items: s.get("max_envelope_items", d.max_envelope_items as u64, Whole(1..=1_000_000))
+            as usize,
+        max_delay: s.get("max_delay", d.max_delay, Span(Duration::from_millis(1)..=LONGEST)),
+    };
+    if !s.failed(&["memory", "max_body"]) {
+        let key = if s.is_set("max_body") { "max_body" } else { "memory" };
+        if limits.max_body > limits.memory {
+            let (body, memory) = (size(limits.max_body), size(limits.memory));
+            s.fault(
+                key,
+                format!("one body of limits.max_body ({body}) would not fit into limits.memory ({memory})"),
+            );
+        } else if limits.max_body > limits.memory / 4 {
+            s.warn(
+                key,
+                "limits.max_body is more than a quarter of limits.memory: large bodies will slow the intake",
+            );
+        }
+    }
+    s.end();
+    limits
+}
+
+fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
+    let text = s.get("listen", d.listen.to_string(), Text);
+    let listen = text.parse().unwrap_or_else(|_| {
+        s.fault("listen", "is not an address and port, such as 127.0.0.1:9380 or [::1]:9380");
+        d.listen
+    });
+    let token = match secret_of(&mut s, "token_file", "admin-token", around) {
+        Password::Given(token) => {
+            if !token.expose_secret().bytes().all(|b| b.is_ascii_graphic()) {
+                s.fault(
+                    "token_file",
+                    "holds a token with other characters than visible ASCII: no client could send it",
+                );
+            } else if token.expose_secret().len() < 16 {
+                s.warn("token_file", "holds a token of less than 16 characters, which may be guessed");
+            }
+            Some(token)
+        }
+        Password::None | Password::Failed => None,
+    };
+    if token.is_none() && !listen.ip().to_canonical().is_loopback() && !s.failed(&["listen", "token_file"]) {
+        s.fault("listen", "is not a loopback address: token_file is needed");
+    }
+    s.end();
+    Admin { listen, token }
+}
+
+fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
+    let span = || Span(Duration::from_millis(1)..=HOUR);
+    let timeouts = Timeouts {
+        connect: s.get("connect", d.connect, span()),
+        confirm: s.get("confirm", d.confirm, span()),
+        drain: s.get("drain", d.drain, span()),
+    };
+    s.end();
+    timeouts
+}
+
+fn applications(root: &mut Section<'_, '_>, config: &Config) -> (AppSettings, BTreeMap<String, AppSettings>) {
+    let hold_max = match config.store.kind {
+        StoreKind::Disk => None,
+        StoreKind::Memory => Some(config.store.hold_max),
+    };
+    let (defaults, sound) = application(root.section("defaults"), &config.defaults, None, hold_max);
+    let mut all = BTreeMap::new();
+    for (name, section) in root.section("applications").named() {
+        if name.is_empty() || name.len() > 200 {
+            section.fault_here(format!("has a name of {} bytes: 1 to 200", name.len()));
+        }
+        let (settings, _) = application(section, &defaults, Some(sound), hold_max);
+        all.insert(name.to_owned(), settings);
+    }
+    (defaults, all)
+}

@@ -1,0 +1,98 @@
+//! Which keys take effect at a reload, and which wait for a restart.
+
+use super::{Config, Endpoint};
+use secrecy::ExposeSecret;
+
+impl Config {
+    /// This running configuration with everything of `new` that takes effect at once: `[defaults]`,
+    /// `[applications]`, and the limits on requests and open windows.
+    pub fn reloaded(&self, new: &Config) -> Config {
+        let mut live = self.clone();
+        live.defaults = new.defaults.clone();
+        live.applications = new.applications.clone();
+        live.limits.customers = new.limits.customers;
+        live.limits.max_body = new.limits.max_body;
+        live.limits.max_envelope_items = new.limits.max_envelope_items;
+        live.limits.max_delay = new.limits.max_delay;
+        live
+    }
+}
+
+/// The keys that differ and take effect only at a restart, in the order of the example file.
+pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
+    let same_ends = |a: &[Endpoint], b: &[Endpoint]| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_endpoint(a, b))
+    };
+    // `egress.endpoints` follow `[amqp]` where egress has no login of its own: named once then.
+    let amqp_same = same_ends(&old.amqp.endpoints, &new.amqp.endpoints);
+    let follows = |c: &Config| same_ends(&c.amqp.endpoints, &c.egress.endpoints);
+    let egress_same = same_ends(&old.egress.endpoints, &new.egress.endpoints) || follows(old) && follows(new);
+    let token = |c: &Config| c.admin.token.as_ref().map(|t| t.expose_secret().to_owned());
+    let all = [
+        ("amqp.uri", amqp_same),
+        ("amqp.topology", old.amqp.topology == new.amqp.topology),
+        ("amqp.ca_file", old.amqp.ca_file == new.amqp.ca_file),
+        ("ingest.queue", old.ingest.queue == new.ingest.queue),
+        ("ingest.exchange", old.ingest.exchange == new.ingest.exchange),
+        ("ingest.prefetch", old.ingest.prefetch == new.ingest.prefetch),
+        ("egress.exchange", old.egress.exchange == new.egress.exchange),
+        ("egress.uri", egress_same),
+        ("egress.max_in_flight", old.egress.max_in_flight == new.egress.max_in_flight),
+        ("dead.exchange", old.dead.exchange == new.dead.exchange),
+        ("store.kind", old.store.kind == new.store.kind),
+        ("store.path", old.store.path == new.store.path),
+        ("store.hold_max", old.store.hold_max == new.store.hold_max),
+        ("limits.memory", old.limits.memory == new.limits.memory),
+        ("limits.disk", old.limits.disk == new.limits.disk),
+        ("admin.listen", old.admin.listen == new.admin.listen),
+        ("admin.token_file", token(old) == token(new)),
+        ("timeouts.connect", old.timeouts.connect == new.timeouts.connect),
+        ("timeouts.confirm", old.timeouts.confirm == new.timeouts.confirm),
+        ("timeouts.drain", old.timeouts.drain == new.timeouts.drain),
+    ];
+    all.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+fn same_endpoint(a: &Endpoint, b: &Endpoint) -> bool {
+    let parts = |e: &Endpoint| (e.tls, e.host.clone(), e.port, e.vhost.clone(), e.user.clone());
+    parts(a) == parts(b) && a.password.expose_secret() == b.password.expose_secret()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn what_takes_effect_at_once_needs_no_restart() {
+        let old = Config::default();
+        let mut new = old.clone();
+        assert!(needs_restart(&old, &new).is_empty());
+        new.defaults.window = 7;
+        new.applications.insert("shop".into(), new.defaults.clone());
+        new.limits.customers = 1;
+        new.limits.max_body = 2;
+        new.limits.max_envelope_items = 3;
+        new.limits.max_delay = Duration::from_secs(4);
+        assert!(needs_restart(&old, &new).is_empty());
+        assert_eq!(format!("{:?}", old.reloaded(&new)), format!("{new:?}"));
+    }
+
+    #[test]
+    fn the_rest_is_named_and_stays() {
+        let old = Config::default();
+        let mut new = old.clone();
+        new.amqp.endpoints[0].password = "other".to_owned().into();
+        new.egress.endpoints = new.amqp.endpoints.clone();
+        assert_eq!(needs_restart(&old, &new), ["amqp.uri"]);
+        new.egress.endpoints[0].user = "out".into();
+        new.store.path = "/elsewhere".into();
+        new.limits.memory = 1;
+        new.admin.token = Some("t".to_owned().into());
+        new.timeouts.drain = Duration::from_secs(1);
+        let keys =
+            ["amqp.uri", "egress.uri", "store.path", "limits.memory", "admin.token_file", "timeouts.drain"];
+        assert_eq!(needs_restart(&old, &new), keys);
+        assert_eq!(format!("{:?}", old.reloaded(&new)), format!("{old:?}"));
+    }
+}

@@ -1,0 +1,201 @@
+//! Reads one section of the tree: each key once, by its seed; what nobody asked for is an unknown key.
+//!
+//! So the code that reads a key is the only list of the keys there are.
+
+use super::finding::{nearest, Finding, Place};
+use super::tree::{Node, Table, Value};
+use serde::de::DeserializeSeed;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use toml::de::{Error, ValueDeserializer};
+use toml::Spanned;
+
+/// Everything found so far.
+#[derive(Default)]
+pub(super) struct Findings {
+    pub faults: RefCell<Vec<Finding>>,
+    pub warnings: RefCell<Vec<Finding>>,
+    /// Paths of all keys that were asked for.
+    pub keys: RefCell<BTreeSet<String>>,
+}
+
+impl Findings {
+    pub(super) fn fault(&self, place: Place, key: &str, text: impl Into<String>) {
+        self.faults.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
+    }
+
+    pub(super) fn warn(&self, place: Place, key: &str, text: impl Into<String>) {
+        self.warnings.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
+    }
+}
+
+/// One table of the configuration, present or not.
+pub(super) struct Section<'t, 'f> {
+    findings: &'f Findings,
+    path: String,
+    place: Place,
+    table: Option<&'t Table<'t>>,
+    asked: Vec<&'static str>,
+    failed: BTreeSet<&'static str>,
+}
+
+impl<'t, 'f> Section<'t, 'f> {
+    /// The whole document.
+    pub(super) fn root(table: &'t Table<'t>, findings: &'f Findings) -> Self {
+        let (path, place) = (String::new(), Place::Default);
+        Section { findings, path, place, table: Some(table), asked: Vec::new(), failed: BTreeSet::new() }
+    }
+
+    /// A table within this one. Left out, it is empty.
+    pub(super) fn section(&mut self, key: &'static str) -> Section<'t, 'f> {
+        self.asked.push(key);
+        let node = self.table.and_then(|t| t.get(key));
+        self.inner(self.path_of(key), node)
+    }
+
+    /// The tables within this one whose names are free, and so their names.
+    pub(super) fn named(&self) -> Vec<(&'t str, Section<'t, 'f>)> {
+        let entries = self.table.into_iter().flatten();
+        entries.map(|(name, node)| (name.as_str(), self.inner(self.path_of(name), Some(node)))).collect()
+    }
+
+    fn inner(&self, path: String, node: Option<&'t Node<'t>>) -> Section<'t, 'f> {
+        let table = match node.map(|n| &n.value) {
+            None => None,
+            Some(Value::Table(t)) => Some(t),
+            Some(Value::List(_) | Value::Leaf(_)) => {
+                let place = node.map_or(Place::Default, |n| n.place.clone());
+                self.findings.fault(
+                    place,
+                    &path,
+                    format!("is a section: write [{path}], or a table in braces"),
+                );
+                None
+            }
+        };
+        let place = node.map_or(Place::Default, |n| n.place.clone());
+        Section { findings: self.findings, path, place, table, asked: Vec::new(), failed: BTreeSet::new() }
+    }
+
+    /// The value of a key, or `default` where it is left out or faulty; the latter is noted.
+    pub(super) fn get<S>(&mut self, key: &'static str, default: S::Value, seed: S) -> S::Value
+    where
+        S: DeserializeSeed<'t>,
+    {
+        let Some(node) = self.node(key) else { return default };
+        let read: Result<S::Value, Error> = match &node.value {
+            // The span is of no use: the place is known, and is not always in a file.
+            Value::Leaf(v) => seed.deserialize(ValueDeserializer::from(Spanned::new(0..0, v.clone()))),
+            Value::List(_) => Err(serde::de::Error::custom("is a list; expected a single value")),
+            Value::Table(_) => Err(serde::de::Error::custom("is a table; expected a single value")),
+        };
+        read.unwrap_or_else(|e| {
+            self.fault(key, e.message());
+            default
+        })
+    }
+
+    /// As [`get`](Self::get), in milliseconds.
+    pub(super) fn get_ms<S>(&mut self, key: &'static str, default: u64, seed: S) -> u64
+    where
+        S: DeserializeSeed<'t, Value = Duration>,
+    {
+        // Seeds bound durations to a hundred years, so that the milliseconds fit.
+        self.get(key, Duration::from_millis(default), seed).as_millis() as u64
+    }
+
+    /// A list of values, each with its place; `None` where it is left out or faulty.
+    pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Place, S::Value)>>
+    where
+        S: DeserializeSeed<'t>,
+    {
+        let Value::List(nodes) = &self.node(key)?.value else {
+            self.fault(key, "is not a list: write [\"..\", \"..\"]");
+            return None;
+        };
+        let mut values = Vec::new();
+        for node in nodes {
+            let read = match &node.value {
+                Value::Leaf(v) => seed().deserialize(ValueDeserializer::from(Spanned::new(0..0, v.clone()))),
+                Value::List(_) | Value::Table(_) => {
+                    Err(serde::de::Error::custom("holds something else than values"))
+                }
+            };
+            match read {
+                Ok(v) => values.push((node.place.clone(), v)),
+                Err(e) => self.fault(key, e.message()),
+            }
+        }
+        (!self.failed(&[key])).then_some(values)
+    }
+
+    /// Notes a fault of one of this section's keys, where it was written.
+    pub(super) fn fault(&mut self, key: &'static str, text: impl Into<String>) {
+        self.failed.insert(key);
+        self.findings.fault(self.place(key), &self.path_of(key), text);
+    }
+
+    /// Notes a warning about one of this section's keys.
+    pub(super) fn warn(&self, key: &'static str, text: impl Into<String>) {
+        self.findings.warn(self.place(key), &self.path_of(key), text);
+    }
+
+    /// Notes a fault of the section as such.
+    pub(super) fn fault_here(&self, text: impl Into<String>) {
+        self.findings.fault(self.place.clone(), &self.path, text);
+    }
+
+    /// Whether any of these has a fault, so that nothing should be concluded from its value.
+    pub(super) fn failed(&self, keys: &[&'static str]) -> bool {
+        keys.iter().any(|k| self.failed.contains(k))
+    }
+
+    /// Whether the key was written anywhere.
+    pub(super) fn is_set(&self, key: &str) -> bool {
+        self.table.is_some_and(|t| t.contains_key(key))
+    }
+
+    /// Where a key was written.
+    pub(super) fn place(&self, key: &str) -> Place {
+        self.table.and_then(|t| t.get(key)).map_or(Place::Default, |n| n.place.clone())
+    }
+
+    /// Where everything is noted.
+    pub(super) fn findings(&self) -> &'f Findings {
+        self.findings
+    }
+
+    /// Path of a key, its name quoted where TOML asks for it.
+    pub(super) fn path_of(&self, key: &str) -> String {
+        let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+        let key = match !key.is_empty() && key.bytes().all(bare) {
+            true => key.to_owned(),
+            false => format!("{key:?}"),
+        };
+        if self.path.is_empty() {
+            key
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    fn node(&mut self, key: &'static str) -> Option<&'t Node<'t>> {
+        self.asked.push(key);
+        self.findings.keys.borrow_mut().insert(self.path_of(key));
+        self.table?.get(key)
+    }
+
+    /// Notes every key that nobody asked for.
+    pub(super) fn end(self) {
+        for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.asked.contains(&k.as_str()))
+        {
+            let kind = if matches!(node.value, Value::Table(_)) { "section" } else { "key" };
+            let hint = match nearest(key, self.asked.iter().copied()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("known here: {}", self.asked.join(", ")),
+            };
+            self.findings.fault(node.place.clone(), &self.path_of(key), format!("unknown {kind}, {hint}"));
+        }
+    }
+}

@@ -1,0 +1,714 @@
+//! The way out: from due items to batches, and from what became of them to what happens next.
+//!
+//! An application with something to send stands in the run queue, and each turn of the queue sends one batch, so
+//! that a large backlog of one delays nobody. Every batch takes a slot of the publisher; none is formed without a
+//! free one.
+//!
+//! Guarantee: items are removed when their batch was confirmed and not returned, and at no other outcome. A batch
+//! whose outcome is unknown is sent again with the same members, hence under the same batch id; receivers drop the
+//! repeat by item id.
+
+use super::event::{Load, Op};
+use super::retry;
+use super::slab::NIL;
+use super::table::{Extra, Flight, Phase, Ready, Road, Row, State};
+use super::types::{
+    Batch, BatchItem, Content, Dead, Format, Now, Outcome, Reason, Settled,
+};
+use super::{Engine, DEAD};
+use std::sync::Arc;
+
+/// How long a confirm proves that an application can be delivered to, ms. After a longer rest its next batch goes
+/// alone first: a queue that was removed meanwhile then costs one returned batch, not a window of them.
+const PROOF_MS: u64 = 5_000;
+
+impl Engine {
+    /// An item is due: it goes to its application's queue, or where that waits, to its lane.
+    pub(super) fn make_ready(&mut self, id: u32) {
+        self.rows[id].state = State::Ready;
+        if self.waits_in_lane(self.rows[id].app) {
+            self.park_row(id);
+        } else {
+            self.push_ready(id);
+        }
+    }
+
+    pub(super) fn push_ready(&mut self, id: u32) {
+        let row = &mut self.rows[id];
+        row.state = State::Ready;
+        let (app, group, place) = (row.app, row.group, (row.due, row.key.seq));
+        if group == NIL {
+            self.apps[app].ready.push_back(Ready::Single(id));
+        } else {
+            let last = self.groups[group].ready.back().copied();
+            let sorted = last.is_none_or(|last| (self.rows[last].due, self.rows[last].key.seq) <= place);
+            let owner = &mut self.groups[group];
+            owner.unsorted |= !sorted;
+            owner.ready.push_back(id);
+            if !owner.queued {
+                owner.queued = true;
+                self.apps[app].ready.push_back(Ready::Group(group));
+            }
+        }
+        self.apps[app].ready_rows += 1;
+        self.ready_rows += 1;
+        self.enqueue(app);
+    }
+
+    /// Takes an item off whatever list it is on. Flying ones are on none.
+    pub(super) fn unlist(&mut self, id: u32) {
+        let (app, group) = (self.rows[id].app, self.rows[id].group);
+        match self.rows[id].state {
+            State::Scheduled => self.schedule.remove(id, self.rows[id].key),
+            State::Windowed { .. } => {
+                self.unlist_member(id);
+                let weight = self.rows[id].weight;
+                self.uncount_member(group, weight);
+            }
+            State::Ready => {
+                if group == NIL {
+                    self.apps[app].ready.retain(|entry| !matches!(entry, Ready::Single(other) if *other == id));
+                } else {
+                    let owner = &mut self.groups[group];
+                    owner.ready.retain(|other| *other != id);
+                    if owner.ready.is_empty() {
+                        owner.queued = false;
+                        self.apps[app]
+                            .ready
+                            .retain(|entry| !matches!(entry, Ready::Group(other) if *other == group));
+                    }
+                }
+                self.apps[app].ready_rows -= 1;
+                self.ready_rows -= 1;
+            }
+            State::Flying(_) => {}
+        }
+    }
+
+    /// Gives an item up: from now on it belongs to the dead exchange. It is on no list.
+    pub(super) fn kill(&mut self, id: u32, reason: Reason, error: &str) {
+        self.count_dead(reason);
+        let (application, customer) = self.address(&self.rows[id]);
+        let row = &mut self.rows[id];
+        let (app, group) = (row.app, row.group);
+        let extra = row.extra.get_or_insert_with(Box::default);
+        extra.dead = Some(Arc::new(Dead { reason, error: error.into() }));
+        extra.application = Some(application);
+        extra.customer = customer;
+        row.app = DEAD;
+        row.group = NIL;
+        let in_lane = row.in_lane;
+        self.apps[app].rows -= 1;
+        self.apps[DEAD].rows += 1;
+        if group != NIL {
+            self.groups[group].rows -= 1;
+            self.release_group(group);
+        }
+        if in_lane {
+            self.move_to_dead_lane(id, app);
+        }
+        self.make_ready(id);
+    }
+
+    // ---- sending ----------------------------------------------------------------------------------------------
+
+    /// Puts an application into the run queue if it has something to send and may.
+    pub(super) fn enqueue(&mut self, app: u32) {
+        if !self.apps[app].queued && self.has_work(app) && self.may_send(app) {
+            self.apps[app].queued = true;
+            self.run.push_back(app);
+        }
+    }
+
+    fn has_work(&self, app: u32) -> bool {
+        let app = &self.apps[app];
+        !app.resend.is_empty() || !app.ready.is_empty()
+    }
+
+    /// An application may not take all slots: another's batch finds one free within a confirm.
+    fn share(&self) -> usize {
+        (self.settings.max_in_flight * 3 / 4).max(1)
+    }
+
+    fn may_send(&self, app: u32) -> bool {
+        let app = &self.apps[app];
+        if app.suspects > 0 || app.parking {
+            return false;
+        }
+        match app.road {
+            Road::Open { .. } => app.slots < app.allowance.min(self.share()),
+            Road::Unproven | Road::Probing { .. } => app.slots == 0,
+            Road::Parked { .. } => false,
+        }
+    }
+
+    fn has_slot(&self) -> bool {
+        self.egress.ready
+            && !self.egress.blocked
+            && self.slots < self.settings.max_in_flight
+            && (self.slots == 0 || self.slot_bytes < self.settings.max_in_flight_bytes)
+    }
+
+    /// Hands out batches while there are slots and somebody to send to.
+    pub(super) fn pump(&mut self, now: Now) {
+        while self.has_slot() {
+            if self.probe.is_none() {
+                if let Some(number) = self.suspects.pop_front() {
+                    let app = self.flights.get(&number).map(|flight| flight.app);
+                    if self.keep_sendable(number, now).is_some() {
+                        self.probe = Some(number);
+                        self.take_slot(number);
+                        self.gather(number);
+                    } else if let Some(app) = app {
+                        self.apps[app].suspects -= 1;
+                        self.enqueue(app);
+                    }
+                    continue;
+                }
+            }
+            let Some(app) = self.run.pop_front() else { break };
+            self.apps[app].queued = false;
+            self.rest(app, now);
+            if !self.may_send(app) {
+                continue;
+            }
+            if let Some(number) = self.next_flight(app, now) {
+                self.take_slot(number);
+                self.gather(number);
+            }
+            self.enqueue(app);
+        }
+        self.request_contents();
+    }
+
+    /// After a long rest an application has to prove itself again.
+    fn rest(&mut self, app: u32, now: Now) {
+        let app = &mut self.apps[app];
+        if let Road::Open { proven } = app.road {
+            if app.slots == 0 && now.mono > proven + PROOF_MS {
+                app.road = Road::Unproven;
+                app.allowance = 1;
+            }
+        }
+    }
+
+    /// The next batch of an application: one to be sent again, or a new one.
+    fn next_flight(&mut self, app: u32, now: Now) -> Option<u64> {
+        while let Some(number) = self.apps[app].resend.pop_front() {
+            if let Some(number) = self.keep_sendable(number, now) {
+                return Some(number);
+            }
+        }
+        while let Some(entry) = self.apps[app].ready.pop_front() {
+            let rows = match entry {
+                Ready::Single(id) => vec![id],
+                Ready::Group(group) => self.take_group(group),
+            };
+            self.apps[app].ready_rows -= rows.len() as u64;
+            self.ready_rows -= rows.len() as u64;
+            let rows = self.sendable(rows, now);
+            if !rows.is_empty() {
+                return Some(self.form(app, rows));
+            }
+        }
+        None
+    }
+
+    fn form(&mut self, app: u32, rows: Vec<u32>) -> u64 {
+        let number = self.next_flight;
+        self.next_flight += 1;
+        let mut bytes = 0;
+        for id in &rows {
+            let row = &mut self.rows[*id];
+            row.state = State::Flying(number);
+            bytes += row.content.as_ref().map_or(u64::from(row.weight), |c| c.size());
+        }
+        self.flights.insert(number, Flight { app, rows, bytes, publishes: 0, phase: Phase::Waiting });
+        number
+    }
+
+    /// As many due items of one customer as one batch takes, in order of (due, arrival).
+    fn take_group(&mut self, group: u32) -> Vec<u32> {
+        let app = self.groups[group].app;
+        let settings = &self.apps[app].settings;
+        let (max_items, max_bytes) = match settings.format {
+            Format::Passthrough => (1, u64::MAX),
+            Format::Json | Format::Ndjson | Format::CloudEvents => {
+                (settings.max_items as usize, settings.max_bytes)
+            }
+        };
+        let rows = &self.rows;
+        let owner = &mut self.groups[group];
+        if std::mem::take(&mut owner.unsorted) {
+            owner.ready.make_contiguous().sort_unstable_by_key(|id| (rows[*id].due, rows[*id].key.seq));
+        }
+        let mut bytes = owner.overhead.batch;
+        let mut take = 0;
+        for id in owner.ready.iter().take(max_items) {
+            bytes += u64::from(rows[*id].weight) + owner.overhead.item;
+            if take > 0 && bytes > max_bytes {
+                break;
+            }
+            take += 1;
+        }
+        let taken: Vec<u32> = owner.ready.drain(..take).collect();
+        if owner.ready.is_empty() {
+            owner.queued = false;
+            if owner.ready.capacity() > 64 {
+                owner.ready = std::collections::VecDeque::new();
+            }
+        } else {
+            self.apps[app].ready.push_back(Ready::Group(group));
+        }
+        taken
+    }
+
+    /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back made
+    /// early waits again, and what the broker will deliver anew (see [`Engine::ingest_lost`]) is forgotten.
+    fn sendable(&mut self, rows: Vec<u32>, now: Now) -> Vec<u32> {
+        let is_sendable = |row: &Row| {
+            // One that was tried before has left in its time already.
+            let early = row.own_time && row.key.due > now.wall && row.attempts == 0;
+            let lost = !row.stored && row.delivery.is_none();
+            (row.expiry > now.wall || row.app == DEAD) && !early && !lost
+        };
+        if rows.iter().all(|id| is_sendable(&self.rows[*id])) {
+            return rows;
+        }
+        let (good, bad): (Vec<u32>, Vec<u32>) = rows.into_iter().partition(|id| is_sendable(&self.rows[*id]));
+        for id in bad {
+            let row = &mut self.rows[id];
+            if !row.stored && row.delivery.is_none() {
+                self.remove_row(id);
+            } else if row.expiry <= now.wall {
+                let error = format!("x-deliver-before {} was over when it could leave, at {}", row.expiry, now.wall);
+                self.kill(id, Reason::Expired, &error);
+            } else {
+                row.state = State::Scheduled;
+                self.schedule.insert(id, row.key);
+            }
+        }
+        good
+    }
+
+    /// The same for a flight about to be sent again.
+    fn keep_sendable(&mut self, number: u64, now: Now) -> Option<u64> {
+        let rows = std::mem::take(&mut self.flights.get_mut(&number)?.rows);
+        let rows = self.sendable(rows, now);
+        if rows.is_empty() {
+            self.flights.remove(&number);
+            return None;
+        }
+        self.flights.get_mut(&number)?.rows = rows;
+        Some(number)
+    }
+
+    fn take_slot(&mut self, number: u64) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        self.slots += 1;
+        self.slot_bytes += flight.bytes;
+        self.apps[flight.app].slots += 1;
+        self.apps[flight.app].flying += flight.rows.len() as u64;
+    }
+
+    fn free_slot(&mut self, number: u64) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        self.slots -= 1;
+        self.slot_bytes -= flight.bytes;
+        self.apps[flight.app].slots -= 1;
+        self.apps[flight.app].flying -= flight.rows.len() as u64;
+    }
+
+    /// Sends a flight, or waits for the payloads that it lacks. Behind one that waits, others of the same
+    /// application wait too: their order counts.
+    fn gather(&mut self, number: u64) {
+        let probe = self.probe == Some(number);
+        let Some(flight) = self.flights.get(&number) else { return };
+        let app = flight.app;
+        let lacking: Vec<u64> = flight
+            .rows
+            .iter()
+            .map(|id| &self.rows[*id])
+            .filter(|row| row.content.is_none())
+            .map(|row| row.key.seq)
+            .collect();
+        if lacking.is_empty() && (probe || self.apps[app].outbox.is_empty()) {
+            self.launch(number);
+            return;
+        }
+        if let Some(flight) = self.flights.get_mut(&number) {
+            flight.phase = Phase::Gathering { missing: lacking.len() as u32 };
+        }
+        self.lacking.extend(lacking);
+        if !probe {
+            self.apps[app].outbox.push_back(number);
+        }
+    }
+
+    fn request_contents(&mut self) {
+        if self.lacking.is_empty() {
+            return;
+        }
+        let wanted = std::mem::take(&mut self.lacking)
+            .into_iter()
+            .filter_map(|seq| {
+                let row = &self.rows[*self.by_seq.get(&seq)?];
+                Some((seq, self.place_of(row), row.key))
+            })
+            .collect();
+        self.fx.loads.push(Load::Contents(wanted));
+    }
+
+    pub(super) fn content_loaded(&mut self, seq: u64, content: Arc<Content>) {
+        let Some(id) = self.by_seq.get(&seq).copied() else { return };
+        let row = &mut self.rows[id];
+        if row.content.is_some() {
+            return;
+        }
+        self.content_bytes += content.size();
+        row.content = Some(content);
+        let State::Flying(number) = row.state else { return };
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Phase::Gathering { missing } = &mut flight.phase else { return };
+        *missing = missing.saturating_sub(1);
+        let app = flight.app;
+        if self.probe == Some(number) {
+            if flight.phase == (Phase::Gathering { missing: 0 }) {
+                self.launch(number);
+            }
+            return;
+        }
+        self.launch_gathered(app);
+    }
+
+    fn launch_gathered(&mut self, app: u32) {
+        while let Some(number) = self.apps[app].outbox.front().copied() {
+            let ready = self
+                .flights
+                .get(&number)
+                .is_none_or(|flight| flight.phase == Phase::Gathering { missing: 0 });
+            if !ready {
+                break;
+            }
+            self.apps[app].outbox.pop_front();
+            self.launch(number);
+        }
+    }
+
+    /// The connection went while payloads were on their way: the flight gives its slot back and waits.
+    fn unsent(&mut self, number: u64) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let app = flight.app;
+        self.free_slot(number);
+        if self.probe == Some(number) {
+            self.probe = None;
+            self.apps[app].suspects -= 1;
+            self.suspect(number, true);
+        } else {
+            self.send_again(number);
+        }
+    }
+
+    /// Hands a flight to the publisher.
+    fn launch(&mut self, number: u64) {
+        let probe = self.probe == Some(number);
+        if !self.egress.ready {
+            self.unsent(number);
+            return;
+        }
+        let committed = self.committed;
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.publishes += 1;
+        flight.phase = Phase::Out { probe };
+        let app = &self.apps[flight.app];
+        let mut items = Vec::with_capacity(flight.rows.len());
+        let mut attempt = flight.publishes;
+        for id in &flight.rows {
+            let row = &mut self.rows[*id];
+            attempt = attempt.max(row.attempts + 1);
+            // A payload that can be read again does not stay here while its batch is under way.
+            let gone = row.stored && row.token <= committed;
+            let content = if gone { row.content.take() } else { row.content.clone() };
+            let Some(content) = content else { continue };
+            if gone {
+                self.content_bytes -= content.size();
+            }
+            items.push(BatchItem {
+                seq: row.key.seq,
+                due: row.due,
+                received: row.received,
+                attempts: row.attempts,
+                content,
+            });
+        }
+        let first = &self.rows[flight.rows[0]];
+        let extra = first.extra.as_deref();
+        let dead = extra.and_then(|extra| extra.dead.clone());
+        let (application, customer) = match (extra, &dead) {
+            (Some(Extra { application: Some(application), customer, .. }), Some(_)) => {
+                (Arc::clone(application), customer.clone())
+            }
+            _ => {
+                let customer = (first.group != NIL).then(|| Arc::clone(&self.groups[first.group].customer));
+                (Arc::clone(&app.name), customer)
+            }
+        };
+        self.counters.published += 1;
+        self.fx.publishes.push(Batch {
+            number,
+            application,
+            customer,
+            dead,
+            format: app.settings.format,
+            closed_by: first.closed_by,
+            attempt,
+            due: first.due,
+            probe,
+            items,
+        });
+    }
+
+    // ---- outcomes ---------------------------------------------------------------------------------------------
+
+    pub(super) fn settled(&mut self, settled: Vec<Settled>, now: Now) {
+        for Settled { number, outcome } in settled {
+            let Some(flight) = self.flights.get(&number) else { continue };
+            let Phase::Out { probe } = flight.phase else { continue };
+            let app = flight.app;
+            self.free_slot(number);
+            if probe {
+                self.probe = None;
+                self.apps[app].suspects -= 1;
+            }
+            match outcome {
+                Outcome::Confirmed => self.delivered(number, now),
+                Outcome::Nacked => {
+                    self.counters.nacked += 1;
+                    self.failed(number, "nacked by the broker: a bound queue is full or unavailable", now);
+                }
+                Outcome::Returned(text) => {
+                    self.counters.returned += 1;
+                    self.failed(number, &format!("returned by the broker: {text}"), now);
+                }
+                Outcome::Refused(text) => {
+                    self.counters.refused += 1;
+                    self.refused(number, probe, &text, now);
+                }
+                Outcome::Unknown => {
+                    self.counters.unknown += 1;
+                    if probe {
+                        self.suspect(number, true);
+                    } else {
+                        self.send_again(number);
+                    }
+                }
+            }
+            self.enqueue(app);
+        }
+    }
+
+    /// Confirmed and not returned: this, and nothing else, ends an item well.
+    fn delivered(&mut self, number: u64, now: Now) {
+        let Some(flight) = self.flights.remove(&number) else { return };
+        let app = flight.app;
+        let count = flight.rows.len() as u64;
+        if app == DEAD {
+            self.counters.dead_sent += count;
+        } else {
+            self.counters.sent += count;
+            self.counters.batches += 1;
+        }
+        for id in flight.rows {
+            self.finish(id);
+        }
+        let share = self.share();
+        let app_row = &mut self.apps[app];
+        app_row.sent += count;
+        match app_row.road {
+            Road::Open { .. } => app_row.allowance = (app_row.allowance * 2).min(share),
+            Road::Unproven | Road::Probing { .. } => {
+                app_row.allowance = 2;
+                app_row.failures = 0;
+            }
+            // A straggler from before the failure; the probe decides.
+            Road::Parked { .. } => return,
+        }
+        app_row.road = Road::Open { proven: now.mono };
+        if app_row.lane.is_some() {
+            self.hungry.insert(app);
+        }
+    }
+
+    /// An item is done with: its request may be acked, and the store forgets it.
+    pub(super) fn finish(&mut self, id: u32) {
+        let place = self.place_of(&self.rows[id]);
+        let indexed = self.index_of(&self.rows[id]);
+        let Some(row) = self.remove_row(id) else { return };
+        if let Some(delivery) = row.delivery {
+            self.ledger.safe(delivery);
+        }
+        if !row.stored {
+            return;
+        }
+        self.cursor.note_move(row.key.seq, None);
+        if row.in_lane {
+            self.leave_lane(row.app);
+        } else {
+            self.stored -= 1;
+        }
+        self.delete_later(Op::Delete { place, key: row.key, indexed });
+    }
+
+    /// To be sent again as it is, before anything new of its application.
+    fn send_again(&mut self, number: u64) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.phase = Phase::Waiting;
+        let app = flight.app;
+        let lost = flight.rows.iter().all(|id| !self.rows[*id].stored && self.rows[*id].delivery.is_none());
+        if lost {
+            // The broker has these requests back and delivers them again.
+            if let Some(flight) = self.flights.remove(&number) {
+                for id in flight.rows {
+                    self.remove_row(id);
+                }
+            }
+            return;
+        }
+        let resend = &mut self.apps[app].resend;
+        let at = resend.partition_point(|other| *other < number);
+        resend.insert(at, number);
+        self.enqueue(app);
+    }
+
+    /// Nacked or returned: the application is left alone for a while, and one batch of it will try the road.
+    fn failed(&mut self, number: u64, error: &str, now: Now) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        let app = flight.app;
+        let rows = self.count_attempt(number, error);
+        self.park_app(app, error, now);
+        if rows == 0 {
+            return;
+        }
+        self.send_again(number);
+        if self.is_durable() {
+            self.keep_one_probe(app);
+        }
+    }
+
+    /// Counts a failed attempt to every member; members that have had their last go to the dead exchange. Returns
+    /// how many are left in the flight.
+    fn count_attempt(&mut self, number: u64, error: &str) -> usize {
+        let Some(flight) = self.flights.get_mut(&number) else { return 0 };
+        let allowed = self.apps[flight.app].settings.retry.attempts;
+        let limited = allowed > 0 && flight.app != DEAD;
+        let rows = std::mem::take(&mut flight.rows);
+        let text: Arc<str> = error.into();
+        for id in &rows {
+            let row = &mut self.rows[*id];
+            row.attempts += 1;
+            row.extra.get_or_insert_with(Box::default).last_error = Some(Arc::clone(&text));
+        }
+        let (left, over): (Vec<u32>, Vec<u32>) =
+            rows.into_iter().partition(|id| !limited || self.rows[*id].attempts < allowed);
+        for id in over {
+            let error = format!("given up after {allowed} attempts (retry.attempts): {error}");
+            self.kill(id, Reason::Attempts, &error);
+        }
+        let count = left.len();
+        if count == 0 {
+            self.flights.remove(&number);
+        } else if let Some(flight) = self.flights.get_mut(&number) {
+            flight.rows = left;
+        }
+        count
+    }
+
+    fn park_app(&mut self, app: u32, error: &str, now: Now) {
+        let random = self.random.draw();
+        let row = &mut self.apps[app];
+        row.allowance = 1;
+        if matches!(row.road, Road::Parked { .. }) {
+            return;
+        }
+        row.failures = row.failures.saturating_add(1);
+        let until = now.mono + retry::pause(&row.settings.retry, row.failures, random);
+        row.road = Road::Parked { until, last_error: error.into() };
+        self.backoffs.insert((until, app));
+        self.start_parking(app);
+    }
+
+    /// Of several failed batches the oldest stays in memory as the probe, with its attempts written down; the
+    /// others go to the lane.
+    fn keep_one_probe(&mut self, app: u32) {
+        while self.apps[app].resend.len() > 1 {
+            if let Some(number) = self.apps[app].resend.pop_back() {
+                self.dissolve(number);
+            }
+        }
+        let Some(number) = self.apps[app].resend.front().copied() else { return };
+        let rows = self.flights.get(&number).map(|flight| flight.rows.clone()).unwrap_or_default();
+        for id in rows {
+            self.store_row(id);
+            self.park_in_place(id);
+        }
+    }
+
+    pub(super) fn end_backoffs(&mut self, now: Now) {
+        while let Some((at, app)) = self.backoffs.first().copied() {
+            if at > now.mono {
+                break;
+            }
+            self.backoffs.pop_first();
+            let Road::Parked { last_error, .. } = &self.apps[app].road else { continue };
+            let last_error = Arc::clone(last_error);
+            let probe = !self.apps[app].resend.is_empty();
+            self.apps[app].road = if probe { Road::Probing { last_error } } else { Road::Unproven };
+            if self.apps[app].lane.is_some() {
+                self.hungry.insert(app);
+            }
+            self.enqueue(app);
+        }
+    }
+
+    /// The broker closed the channel over this batch, or perhaps over another that was out with it.
+    fn refused(&mut self, number: u64, probe: bool, text: &str, now: Now) {
+        if !probe {
+            self.suspect(number, false);
+            return;
+        }
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let app = flight.app;
+        if flight.rows.len() == 1 {
+            let Some(flight) = self.flights.remove(&number) else { return };
+            let id = flight.rows[0];
+            self.rows[id].attempts += 1;
+            if app == DEAD {
+                // The dead exchange is the last resort: it is tried again later, and the operator is told.
+                let number = self.form(app, vec![id]);
+                self.failed(number, text, now);
+                return;
+            }
+            self.kill(id, Reason::Refused, &format!("refused by the broker: {text}"));
+            return;
+        }
+        // One of its members is the culprit: try the halves.
+        let tail = flight.rows.split_off(flight.rows.len() / 2);
+        flight.bytes /= 2;
+        let tail = self.form(app, tail);
+        self.suspect(tail, true);
+        self.suspect(number, true);
+    }
+
+    /// Into the line of those that are sent alone, on the probe channel.
+    fn suspect(&mut self, number: u64, first: bool) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.phase = Phase::Suspect;
+        self.apps[flight.app].suspects += 1;
+        if first {
+            self.suspects.push_front(number);
+        } else {
+            let at = self.suspects.partition_point(|other| *other < number);
+            self.suspects.insert(at, number);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! From requests to items: which kind each is, when it is due, whether it stays in memory, and what is written.
+
+use super::event::{Op, Place, Stored};
+use super::slab::NIL;
+use super::table::{Extra, Road, Row, State};
+use super::types::{
+    ClosedBy, Content, Dead, Delivery, Key, NewItem, Now, Reason, Rejected, Request, RequestBody,
+};
+use super::{Engine, DEAD};
+use std::sync::Arc;
+
+/// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time, ms.
+const DEFER_MS: u64 = 20;
+
+/// Payloads due within this time stay in memory as long as there is room for them, ms.
+const KEEP_MS: u64 = 30_000;
+
+/// The kind of an item, with what decides its due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Own(u64),
+    Windowed,
+    Immediate,
+}
+
+impl Engine {
+    pub(super) fn take_requests(&mut self, requests: Vec<Request>, now: Now) {
+        for request in requests {
+            if !self.ledger.is_current(request.delivery) {
+                continue;
+            }
+            self.counters.requests += 1;
+            self.counters.redelivered += u64::from(request.redelivered);
+            match request.body {
+                RequestBody::Items(items) => {
+                    self.ledger.open(request.delivery, items.len() as u32);
+                    for item in items {
+                        self.accept(item, request.received, request.delivery, now);
+                    }
+                }
+                RequestBody::Rejected(rejected) => {
+                    self.ledger.open(request.delivery, 1);
+                    self.reject(*rejected, request.received, request.delivery, now);
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, item: NewItem, received: u64, delivery: Delivery, now: Now) {
+        self.counters.accepted += 1;
+        let app = self.app(&item.application);
+        let kind = match (item.at, &item.customer) {
+            (Some(at), _) => Kind::Own(self.own_due(app, at, item.expiry, now)),
+            (None, Some(_)) => Kind::Windowed,
+            (None, None) => Kind::Immediate,
+        };
+        if let (Some(hold_max), Kind::Own(due)) = (self.settings.hold_max, kind) {
+            if due > now.wall.saturating_add(hold_max) {
+                let error = format!(
+                    "own time is {} ms away, above store.hold_max = {hold_max} ms of the memory store",
+                    due - now.wall
+                );
+                let dead = Dead { reason: Reason::Unsupported, error: error.into() };
+                let rejected = Rejected {
+                    application: Some(item.application),
+                    customer: item.customer,
+                    dead,
+                    content: item.content,
+                };
+                self.reject(rejected, received, delivery, now);
+                return;
+            }
+        }
+        let group = match &item.customer {
+            Some(customer) => self.group(app, customer),
+            None => NIL,
+        };
+        self.pin_group(group);
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        let due = match kind {
+            Kind::Own(due) => due,
+            Kind::Immediate => now.wall,
+            Kind::Windowed => {
+                self.join_window(group, u64::from(item.weight), item.expiry.unwrap_or(u64::MAX), seq, now)
+            }
+        };
+        let row = Row {
+            key: Key { due, seq },
+            due,
+            received,
+            expiry: item.expiry.unwrap_or(u64::MAX),
+            app,
+            group,
+            weight: item.weight,
+            attempts: 0,
+            token: 0,
+            state: State::Ready,
+            closed_by: ClosedBy::Time,
+            own_time: matches!(kind, Kind::Own(_)),
+            stored: false,
+            in_lane: false,
+            indexed: false,
+            content: Some(item.content),
+            delivery: Some(delivery),
+            extra: None,
+        };
+        self.place(row, kind, now);
+        if kind == Kind::Windowed {
+            self.close_full_window(group, now);
+        }
+        self.unpin_group(group);
+    }
+
+    /// An own time, rounded as configured; the past is now. Rounding never passes an expiry.
+    fn own_due(&self, app: u32, at: u64, expiry: Option<u64>, now: Now) -> u64 {
+        if at <= now.wall {
+            return now.wall;
+        }
+        let step = self.apps[app].settings.coalesce;
+        if step == 0 {
+            return at;
+        }
+        let rounded = at.div_ceil(step).saturating_mul(step);
+        if expiry.is_some_and(|expiry| rounded >= expiry) {
+            return at;
+        }
+        rounded
+    }
+
+    /// Decides where a new item lives, writes it if anything is written, and puts it on its list.
+    fn place(&mut self, mut row: Row, kind: Kind, now: Now) {
+        if !self.is_durable() {
+            let id = self.insert_row(row);
+            self.enlist(id, kind, now);
+            return;
+        }
+        let due_now = row.key.due <= now.wall && kind != Kind::Windowed;
+        if due_now && self.waits_in_lane(row.app) {
+            let item = self.stored_from(&row);
+            self.put_in_lane(row.app, item, row.delivery.take());
+            return;
+        }
+        if due_now && self.may_defer(&row) {
+            let at = now.mono + DEFER_MS;
+            let seq = row.key.seq;
+            let id = self.insert_row(row);
+            self.deferred.push_back((at, id, seq));
+            self.enlist(id, kind, now);
+            return;
+        }
+        self.make_room(row.key);
+        let below = row.key < self.cursor.until;
+        let stays = below || self.cursor.loading.is_some();
+        row.indexed = !below && row.group != NIL;
+        if below {
+            self.bare_until = self.bare_until.max(row.key.due + 1);
+        }
+        self.write_row(&mut row);
+        if !stays {
+            self.cursor.far_min = self.cursor.far_min.min(row.key);
+            if kind == Kind::Windowed {
+                self.far_member(row.group);
+            }
+            return;
+        }
+        let (seq, token) = (row.key.seq, row.token);
+        let keep = row.key.due <= now.wall + KEEP_MS && self.content_bytes < self.budget.contents / 4 * 3;
+        let id = self.insert_row(row);
+        if !keep {
+            self.fresh.push_back((token, id, seq));
+        }
+        self.enlist(id, kind, now);
+    }
+
+    fn enlist(&mut self, id: u32, kind: Kind, now: Now) {
+        match kind {
+            Kind::Windowed => self.near_member(id, now),
+            Kind::Own(due) if due > now.wall => {
+                self.rows[id].state = State::Scheduled;
+                self.schedule.insert(id, self.rows[id].key);
+            }
+            Kind::Own(_) | Kind::Immediate => self.make_ready(id),
+        }
+    }
+
+    /// Whether an item that is due at once may go out before it is written: only where its confirm can be expected
+    /// at once, or the write would merely come later.
+    fn may_defer(&self, row: &Row) -> bool {
+        let app = &self.apps[row.app];
+        row.group == NIL
+            && self.egress.ready
+            && !self.egress.blocked
+            && !self.draining
+            && matches!(app.road, Road::Open { .. })
+            && app.resend.is_empty()
+            && self.slots + (app.ready.len()) < self.settings.max_in_flight
+            && self.cursor.until.due > row.key.due
+    }
+
+    /// Items whose confirm did not come in time are written now.
+    pub(super) fn store_deferred(&mut self, now: Now) {
+        while let Some((at, id, seq)) = self.deferred.front().copied() {
+            let alive = self.by_seq.get(&seq) == Some(&id) && !self.rows[id].stored && self.rows[id].delivery.is_some();
+            if alive && at > now.mono {
+                break;
+            }
+            self.deferred.pop_front();
+            if alive {
+                self.store_row(id);
+            }
+        }
+    }
+
+    /// Writes an item that is in memory alone.
+    pub(super) fn store_row(&mut self, id: u32) {
+        if !self.is_durable() || self.rows[id].stored {
+            return;
+        }
+        let stored = self.stored_of(id);
+        let token = self.next_token();
+        let row = &mut self.rows[id];
+        row.stored = true;
+        row.token = token;
+        if let Some(delivery) = row.delivery.take() {
+            self.awaiting.push_back((token, delivery));
+        }
+        self.bare_until = self.bare_until.max(row.key.due + 1);
+        self.stored += 1;
+        self.stored_in_memory += 1;
+        *self.seconds.entry(row.key.due / 1_000).or_default() += 1;
+        self.ops.push(Op::Put { place: Place::Time, item: Box::new(stored), indexed: false });
+    }
+
+    /// Writes a new item to the time index.
+    fn write_row(&mut self, row: &mut Row) {
+        row.stored = true;
+        row.token = self.next_token();
+        if let Some(delivery) = row.delivery.take() {
+            self.awaiting.push_back((row.token, delivery));
+        }
+        self.stored += 1;
+        let item = Box::new(self.stored_from(row));
+        self.ops.push(Op::Put { place: Place::Time, item, indexed: row.indexed });
+    }
+
+    fn stored_of(&self, id: u32) -> Stored {
+        self.stored_from(&self.rows[id])
+    }
+
+    pub(super) fn stored_from(&self, row: &Row) -> Stored {
+        let extra = row.extra.as_deref();
+        let (application, customer) = self.address(row);
+        Stored {
+            key: row.key,
+            application,
+            customer,
+            received: row.received,
+            own_time: row.own_time,
+            expiry: (row.expiry != u64::MAX).then_some(row.expiry),
+            weight: row.weight,
+            attempts: row.attempts,
+            last_error: extra.and_then(|e| e.last_error.clone()),
+            dead: extra.and_then(|e| e.dead.clone()),
+            content: row.content.clone(),
+        }
+    }
+
+    /// Application and customer by name; of a dead item, those that it was meant for.
+    pub(super) fn address(&self, row: &Row) -> (Arc<str>, Option<Arc<str>>) {
+        if let Some(Extra { application: Some(application), customer, .. }) = row.extra.as_deref() {
+            return (application.clone(), customer.clone());
+        }
+        let customer = (row.group != NIL).then(|| self.groups[row.group].customer.clone());
+        (self.apps[row.app].name.clone(), customer)
+    }
+
+    /// A request that was not understood, or cannot be taken, becomes a dead item of its own.
+    fn reject(&mut self, rejected: Rejected, received: u64, delivery: Delivery, now: Now) {
+        self.count_dead(rejected.dead.reason);
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        let extra = Extra {
+            dead: Some(Arc::new(rejected.dead)),
+            application: Some(rejected.application.map_or_else(|| "".into(), Arc::from)),
+            customer: rejected.customer.map(Arc::from),
+            last_error: None,
+        };
+        let row = dead_row(Key { due: now.wall, seq }, received, rejected.content, delivery, extra);
+        self.place(row, Kind::Immediate, now);
+    }
+
+    pub(super) fn count_dead(&mut self, reason: Reason) {
+        self.counters.dead[reason as usize] += 1;
+    }
+
+    /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or they
+    /// would be there twice.
+    pub(super) fn ingest_lost(&mut self) {
+        self.ledger.restart(0);
+        self.awaiting.clear();
+        let lost: Vec<u32> = self.rows.ids().filter(|id| !self.rows[*id].stored).collect();
+        for id in lost {
+            self.rows[id].delivery = None;
+            if !matches!(self.rows[id].state, State::Flying(_)) {
+                self.unlist(id);
+                self.remove_row(id);
+            }
+        }
+    }
+}
+
+fn dead_row(key: Key, received: u64, content: Arc<Content>, delivery: Delivery, extra: Extra) -> Row {
+    Row {
+        key,
+        due: key.due,
+        received,
+        expiry: u64::MAX,
+        app: DEAD,
+        group: NIL,
+        weight: 0,
+        attempts: 0,
+        token: 0,
+        state: State::Ready,
+        closed_by: ClosedBy::Time,
+        own_time: false,
+        stored: false,
+        in_lane: false,
+        indexed: false,
+        content: Some(content),
+        delivery: Some(delivery),
+        extra: Some(Box::new(extra)),
+    }
+}

@@ -1,0 +1,360 @@
+//! The near future in memory, the far one in the store alone.
+//!
+//! The invariant, tested against a naive model: every item of the time index below [`Cursor::until`] is in memory.
+//! (Items at or above it may be in memory as well; a load that meets them again knows them by their sequence.)
+//!
+//! One load of the time index runs at a time. Until it returns, every new item stays in memory, nothing is given
+//! back, and the sequences of items that were finished meanwhile are remembered: what the load brings is then
+//! exactly what memory lacks, whatever raced with it.
+
+use super::event::{Load, Loaded, Op, Opened, Place, Stored};
+use super::slab::NIL;
+use super::table::{Extra, Row, State};
+use super::types::{ClosedBy, Key, Now};
+use super::{Engine, DEAD};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// How far ahead items are kept in memory, ms. Less where memory is short.
+pub(super) const HORIZON_MS: u64 = 20_000;
+
+/// Items due within this time are loaded even where their payloads find no room, ms.
+const URGENT_MS: u64 = 2_000;
+
+/// Rows of one load: some milliseconds of reading.
+const LOAD_ROWS: usize = 8_192;
+
+/// A load that would bring fewer rows than this waits for more room.
+const LOAD_ROWS_MIN: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Cursor {
+    /// See the module's page.
+    pub(super) until: Key,
+    /// No item that is in the store alone lies below.
+    pub(super) far_min: Key,
+    /// A load of the time index is under way, up to this due.
+    pub(super) loading: Option<u64>,
+    /// Loads of any kind under way.
+    under_way: usize,
+    /// Items that were finished (`None`) or moved to a lane while a load was under way, which may bring them back
+    /// from the past.
+    moved: HashMap<u64, Option<u32>>,
+}
+
+impl Cursor {
+    pub(super) fn new(opened: &Opened, now: Now) -> Self {
+        let empty = opened.marks.waiting == 0;
+        let start = if empty { Key { due: now.wall, seq: 0 } } else { opened.marks.low };
+        let far_min = if empty { Key { due: u64::MAX, seq: u64::MAX } } else { opened.marks.low };
+        Cursor { until: start, far_min, loading: None, under_way: 0, moved: HashMap::new() }
+    }
+
+    pub(super) fn begin_other(&mut self) {
+        self.under_way += 1;
+    }
+
+    pub(super) fn end(&mut self) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if self.under_way == 0 {
+            self.moved.clear();
+        }
+    }
+
+    /// An item is gone for good, or lies in the lane of this application now.
+    pub(super) fn note_move(&mut self, seq: u64, lane: Option<u32>) {
+        if self.under_way > 0 {
+            self.moved.insert(seq, lane);
+        }
+    }
+
+    /// Whether a row read from the time index (`None`) or this lane is still there.
+    fn is_current(&self, seq: u64, read_from: Option<u32>) -> bool {
+        match self.moved.get(&seq) {
+            None => true,
+            Some(now_in) => now_in.is_some() && *now_in == read_from,
+        }
+    }
+}
+
+impl Engine {
+    /// Items of the time index that are in the store alone.
+    pub(super) fn far(&self) -> u64 {
+        self.stored.saturating_sub(self.stored_in_memory)
+    }
+
+    /// Moves the cursor over what is known to be empty.
+    pub(super) fn advance_cursor(&mut self, now: Now) {
+        if self.cursor.loading.is_some() {
+            return;
+        }
+        if self.far() == 0 {
+            self.cursor.far_min = Key { due: u64::MAX, seq: u64::MAX };
+        }
+        let horizon = Key { due: now.wall + HORIZON_MS, seq: 0 };
+        self.cursor.until = self.cursor.until.max(self.cursor.far_min.min(horizon));
+    }
+
+    /// Asks for the next rows when the horizon comes near and there is room.
+    pub(super) fn preload(&mut self, now: Now) {
+        self.load_lanes();
+        let wanted = if self.may_open_intake() {
+            now.wall + HORIZON_MS
+        } else {
+            // After a start; far away only where the clock was set back meanwhile.
+            self.bare_until.max(now.wall + HORIZON_MS)
+        };
+        if self.cursor.loading.is_some() || !self.is_preload_due(now.wall) {
+            return;
+        }
+        let Some(room) = self.room() else { return };
+        let from = self.cursor.until.max(self.cursor.far_min);
+        let until = wanted.max(from.due.saturating_add(1));
+        self.cursor.loading = Some(until);
+        self.cursor.begin_other();
+        self.fx.loads.push(Load::Time {
+            from,
+            until,
+            max_rows: room.min(LOAD_ROWS),
+            max_bytes: self.budget.contents.saturating_sub(self.content_bytes),
+        });
+    }
+
+    fn is_preload_due(&self, wall: u64) -> bool {
+        let ahead = self.cursor.until.max(self.cursor.far_min).due.saturating_sub(wall);
+        let room = self.content_bytes < self.budget.contents / 8 * 7;
+        if !self.may_open_intake() {
+            return true;
+        }
+        self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead < URGENT_MS)
+    }
+
+    /// When the next look at the far future is due, wall clock.
+    pub(super) fn preload_deadline(&self) -> Option<u64> {
+        if self.far() == 0 || self.cursor.loading.is_some() {
+            return None;
+        }
+        // Without room there is nothing to wait for but an event.
+        self.room()?;
+        let reach = self.cursor.until.max(self.cursor.far_min).due.saturating_add(1);
+        let room = self.content_bytes < self.budget.contents / 8 * 7;
+        Some(reach.saturating_sub(if room { HORIZON_MS / 2 } else { URGENT_MS }))
+    }
+
+    /// Whether the first requests may be taken: everything that has no index rows is in memory, or memory is full.
+    pub(super) fn may_open_intake(&self) -> bool {
+        self.far() == 0
+            || self.cursor.until.due >= self.bare_until
+            || self.cursor.far_min.due >= self.bare_until
+            || self.room().is_none()
+    }
+
+    /// How many rows find room in memory; `None` = too few to be worth a load.
+    fn room(&self) -> Option<usize> {
+        let room = self.budget.rows.saturating_sub(self.rows.len());
+        (room >= LOAD_ROWS_MIN.min(self.budget.rows / 4)).then_some(room)
+    }
+
+    /// No item of the time index lies below.
+    pub(super) fn low_mark(&self) -> Key {
+        let near = self.seconds.keys().next().map(|second| Key { due: second * 1_000, seq: 0 });
+        let far = (self.far() > 0).then_some(self.cursor.far_min);
+        [near, far].into_iter().flatten().min().unwrap_or(Key { due: u64::MAX, seq: u64::MAX })
+    }
+
+    /// When memory is full, the items due last go back to being in the store alone.
+    pub(super) fn make_room(&mut self, wanted: Key) {
+        if self.rows.len() < self.budget.rows || self.cursor.loading.is_some() {
+            return;
+        }
+        let rows = &self.rows;
+        let furthest = self.schedule.take_furthest(self.budget.rows / 16 + 1, |id| rows[id].key);
+        for id in furthest {
+            self.give_back(id);
+        }
+        if self.rows.len() >= self.budget.rows {
+            // All that is in memory is due: the new one waits in the store behind it.
+            self.cursor.until = self.cursor.until.min(wanted);
+        }
+    }
+
+    /// The row leaves memory; it has been taken out of the schedule. Its index row goes with the next commit, so
+    /// that whoever asks the store for this customer finds it.
+    fn give_back(&mut self, id: u32) {
+        let row = &self.rows[id];
+        let (key, group) = (row.key, row.group);
+        if row.in_lane {
+            self.back_to_lane(id);
+            return;
+        }
+        if group != NIL {
+            let owner = &self.groups[group];
+            let application = Arc::clone(&self.apps[owner.app].name);
+            let customer = Arc::clone(&owner.customer);
+            self.ops.push(Op::Index { key, application, customer });
+        }
+        if let State::Windowed { pos, .. } = self.rows[id].state {
+            self.forget_member(group, pos);
+            self.far_member(group);
+        }
+        self.remove_row(id);
+        self.cursor.until = self.cursor.until.min(key);
+        self.cursor.far_min = self.cursor.far_min.min(key);
+    }
+
+    pub(super) fn loaded(&mut self, loaded: Loaded, now: Now) {
+        match loaded {
+            Loaded::Time { rows, next } => {
+                for stored in rows {
+                    self.restore(stored, None, now);
+                }
+                let until = self.cursor.loading.take().unwrap_or(0);
+                self.cursor.until = next.unwrap_or(Key { due: until, seq: 0 });
+                self.cursor.far_min = self.cursor.far_min.max(self.cursor.until);
+            }
+            Loaded::Lane { lane, rows, next } => self.lane_loaded(&lane, rows, next, now),
+            Loaded::Group { application, customer, rows, next } => {
+                self.group_loaded(&application, &customer, rows, next, now);
+            }
+            Loaded::Contents(contents) => {
+                for (seq, content) in contents {
+                    self.content_loaded(seq, content);
+                }
+                return;
+            }
+        }
+        self.cursor.end();
+    }
+
+    fn group_loaded(
+        &mut self,
+        application: &str,
+        customer: &str,
+        rows: Vec<Stored>,
+        next: Option<Key>,
+        now: Now,
+    ) {
+        let app = self.app(application);
+        let group = self.group(app, customer);
+        let Some(closing) = self.groups[group].closing else {
+            self.release_group(group);
+            return;
+        };
+        for stored in rows {
+            if !stored.own_time && stored.key.seq <= closing.upto {
+                self.restore(stored, None, now);
+            }
+        }
+        match next {
+            Some(from) => self.load_group(group, from),
+            None if closing.again => {
+                if let Some(closing) = self.groups[group].closing.as_mut() {
+                    closing.again = false;
+                }
+                let from = self.low_mark();
+                self.load_group(group, from);
+            }
+            None => {
+                self.groups[group].closing = None;
+                self.release_group(group);
+            }
+        }
+    }
+
+    /// Takes a stored item into memory, unless it is there or was finished meanwhile.
+    pub(super) fn restore(&mut self, stored: Stored, lane: Option<u32>, now: Now) {
+        let seq = stored.key.seq;
+        if self.by_seq.contains_key(&seq) || !self.cursor.is_current(seq, lane) {
+            return;
+        }
+        let in_lane = lane.is_some();
+        let (app, group) = match (&stored.dead, &stored.customer) {
+            (Some(_), _) => (DEAD, NIL),
+            (None, customer) => {
+                let app = self.app(&stored.application);
+                let group = customer.as_ref().map_or(NIL, |customer| self.group(app, customer));
+                (app, group)
+            }
+        };
+        let windowed = group != NIL && !stored.own_time;
+        // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
+        let indexed = !in_lane && group != NIL;
+        let row = Row {
+            key: stored.key,
+            due: stored.key.due,
+            received: stored.received,
+            expiry: stored.expiry.unwrap_or(u64::MAX),
+            app,
+            group,
+            weight: stored.weight,
+            attempts: stored.attempts,
+            token: 0,
+            state: State::Ready,
+            closed_by: ClosedBy::Time,
+            own_time: stored.own_time,
+            stored: true,
+            in_lane,
+            indexed,
+            content: stored.content,
+            delivery: None,
+            extra: (stored.dead.is_some() || stored.last_error.is_some()).then(|| {
+                let meant_for = stored.dead.is_some();
+                Box::new(Extra {
+                    last_error: stored.last_error,
+                    dead: stored.dead,
+                    application: meant_for.then_some(stored.application),
+                    customer: if meant_for { stored.customer } else { None },
+                })
+            }),
+        };
+        let key = row.key;
+        let id = self.insert_row(row);
+        if in_lane {
+            self.push_ready(id);
+            return;
+        }
+        if windowed {
+            match self.groups[group].closing {
+                Some(c) if seq <= c.upto => self.leave_window(id, c.due, c.cause),
+                _ if key.due <= now.wall => self.overdue_member(id),
+                _ => self.rejoin_window(id, now),
+            }
+        } else if key.due <= now.wall {
+            self.make_ready(id);
+        } else {
+            self.rows[id].state = State::Scheduled;
+            self.schedule.insert(id, key);
+        }
+    }
+
+    /// A member of a window that ended while nobody was there to close it.
+    fn overdue_member(&mut self, id: u32) {
+        let group = self.rows[id].group;
+        if let Some(window) = self.groups[group].window.as_mut() {
+            if window.far > 0 {
+                window.far -= 1;
+                let weight = self.rows[id].weight;
+                self.uncount_member(group, weight);
+            }
+        }
+        self.make_ready(id);
+    }
+
+    /// What the store must know to find an item again.
+    pub(super) fn place_of(&self, row: &Row) -> Place {
+        if row.in_lane {
+            Place::Lane(Arc::clone(&self.apps[row.app].name))
+        } else {
+            Place::Time
+        }
+    }
+
+    /// Application and customer of an item that has an index row.
+    pub(super) fn index_of(&self, row: &Row) -> Option<(Arc<str>, Arc<str>)> {
+        if !row.indexed {
+            return None;
+        }
+        let (application, customer) = self.address(row);
+        Some((application, customer?))
+    }
+}

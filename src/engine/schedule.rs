@@ -1,0 +1,382 @@
+//! What is due when: a timing wheel for the near time, a sorted set beyond it.
+//!
+//! The wheel has one slot a millisecond over [`SLOTS`] milliseconds, so that insert and removal are O(1) and
+//! nothing cascades; two levels of bitmaps find the next slot in use. Entries beyond its span wait in a set sorted
+//! by key and move to the wheel once, when its span reaches them. (The wheel is scheme 4 of Varghese and Lauck,
+//! "Hashed and hierarchical timing wheels", 1987.)
+//!
+//! Entries are handles; the caller keeps the key of each and gives it back at removal. The module reads no clock.
+
+use super::slab::NIL;
+use super::types::Key;
+use std::collections::BTreeSet;
+
+/// Span of the wheel in milliseconds: a little over a minute, which is as far as the engine looks ahead.
+pub(super) const SLOTS: u64 = 1 << 16;
+const MASK: u64 = SLOTS - 1;
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    prev: u32,
+    next: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// First millisecond that has not been taken. Slots of `base..base + SLOTS` are in the wheel.
+    base: u64,
+    heads: Vec<u32>,
+    /// One bit a slot, then one bit a word.
+    used: Vec<u64>,
+    used_words: Vec<u64>,
+    links: Vec<Link>,
+    far: BTreeSet<(Key, u32)>,
+    near: usize,
+}
+
+impl Schedule {
+    pub(super) fn new(now: u64) -> Self {
+        Schedule {
+            base: now,
+            heads: vec![NIL; SLOTS as usize],
+            used: vec![0; (SLOTS / 64) as usize],
+            used_words: vec![0; (SLOTS / 64 / 64) as usize],
+            links: Vec::new(),
+            far: BTreeSet::new(),
+            near: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.near + self.far.len()
+    }
+
+    /// Adds `id`, due at `key.due`. What is due already is taken by the next [`Schedule::take_due`].
+    pub(super) fn insert(&mut self, id: u32, key: Key) {
+        if key.due < self.base + SLOTS {
+            self.link(id, self.slot(key.due));
+        } else {
+            self.far.insert((key, id));
+        }
+    }
+
+    /// Removes an entry that is in the schedule under exactly this key.
+    pub(super) fn remove(&mut self, id: u32, key: Key) {
+        if key.due < self.base + SLOTS {
+            self.unlink(id, self.slot(key.due));
+        } else {
+            let was = self.far.remove(&(key, id));
+            debug_assert!(was, "the caller gives back the key it inserted");
+        }
+    }
+
+    /// Takes entries due at or before `now`, slot by slot, until `limit` is passed or all are taken; returns
+    /// whether all are. Entries of one slot come in no order.
+    pub(super) fn take_due(&mut self, now: u64, limit: usize, out: &mut Vec<u32>) -> bool {
+        while self.base <= now {
+            let Some(at) = self.first_used() else {
+                self.base = now + 1;
+                break;
+            };
+            if at > now {
+                self.base = now + 1;
+                break;
+            }
+            self.drain_slot(at, out);
+            self.base = at + 1;
+            self.refill(now, out);
+            if out.len() >= limit && self.base <= now {
+                return false;
+            }
+        }
+        self.refill(now, out);
+        true
+    }
+
+    /// When the earliest entry is due. An overdue one counts as due at the schedule's present moment.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.first_used().or_else(|| self.far.first().map(|(key, _)| key.due))
+    }
+
+    /// The clock went back to `now`: entries are put where they belong, seen from there.
+    pub(super) fn rebase(&mut self, now: u64, key_of: impl Fn(u32) -> Key) {
+        let mut ids = Vec::with_capacity(self.near);
+        while let Some(at) = self.first_used() {
+            self.drain_slot(at, &mut ids);
+        }
+        self.base = now;
+        for id in ids {
+            self.insert(id, key_of(id));
+        }
+    }
+
+    /// Takes the `count` entries that are due last, the very last first.
+    pub(super) fn take_furthest(&mut self, count: usize, key_of: impl Fn(u32) -> Key) -> Vec<u32> {
+        let mut out = Vec::with_capacity(count.min(self.len()));
+        while out.len() < count {
+            if let Some((_, id)) = self.far.pop_last() {
+                out.push(id);
+                continue;
+            }
+            let Some(at) = self.last_used() else { break };
+            let mut slot = Vec::new();
+            self.drain_slot(at, &mut slot);
+            slot.sort_unstable_by_key(|id| std::cmp::Reverse(key_of(*id)));
+            let keep = slot.split_off(slot.len().min(count - out.len()));
+            for id in keep {
+                self.link(id, at & MASK);
+            }
+            out.append(&mut slot);
+        }
+        out
+    }
+
+    /// Moves what the wheel's span has reached out of the far set; what is due already goes to `out`.
+    fn refill(&mut self, now: u64, out: &mut Vec<u32>) {
+        while let Some((key, id)) = self.far.first().copied() {
+            if key.due >= self.base + SLOTS {
+                break;
+            }
+            self.far.pop_first();
+            if key.due <= now && key.due < self.base {
+                out.push(id);
+            } else {
+                self.link(id, self.slot(key.due));
+            }
+        }
+    }
+
+    /// An overdue entry lies in the present slot. It is found there at removal: the slot is emptied before `base`
+    /// moves on.
+    fn slot(&self, due: u64) -> u64 {
+        due.max(self.base) & MASK
+    }
+
+    fn link(&mut self, id: u32, slot: u64) {
+        if self.links.len() <= id as usize {
+            self.links.resize(id as usize + 1, Link { prev: NIL, next: NIL });
+        }
+        let head = self.heads[slot as usize];
+        self.links[id as usize] = Link { prev: NIL, next: head };
+        if head == NIL {
+            self.used[(slot / 64) as usize] |= 1 << (slot % 64);
+            self.used_words[(slot / 4096) as usize] |= 1 << (slot / 64 % 64);
+        } else {
+            self.links[head as usize].prev = id;
+        }
+        self.heads[slot as usize] = id;
+        self.near += 1;
+    }
+
+    fn unlink(&mut self, id: u32, slot: u64) {
+        let Link { prev, next } = self.links[id as usize];
+        if next != NIL {
+            self.links[next as usize].prev = prev;
+        }
+        if prev != NIL {
+            self.links[prev as usize].next = next;
+        } else {
+            debug_assert_eq!(self.heads[slot as usize], id, "the caller gives back the key it inserted");
+            self.heads[slot as usize] = next;
+            if next == NIL {
+                self.mark_empty(slot);
+            }
+        }
+        self.near -= 1;
+    }
+
+    fn mark_empty(&mut self, slot: u64) {
+        let word = (slot / 64) as usize;
+        self.used[word] &= !(1 << (slot % 64));
+        if self.used[word] == 0 {
+            self.used_words[word / 64] &= !(1 << (word % 64));
+        }
+    }
+
+    fn drain_slot(&mut self, at: u64, out: &mut Vec<u32>) {
+        let slot = at & MASK;
+        let mut id = std::mem::replace(&mut self.heads[slot as usize], NIL);
+        while id != NIL {
+            out.push(id);
+            self.near -= 1;
+            id = self.links[id as usize].next;
+        }
+        self.mark_empty(slot);
+    }
+
+    /// The first moment at or after `base` whose slot is in use.
+    fn first_used(&self) -> Option<u64> {
+        if self.near == 0 {
+            return None;
+        }
+        let start = self.base & MASK;
+        let slot = self.first_from(start, SLOTS).or_else(|| self.first_from(0, start))?;
+        Some(self.base + (slot.wrapping_sub(start) & MASK))
+    }
+
+    /// The first slot in use in `from..to`.
+    fn first_from(&self, from: u64, to: u64) -> Option<u64> {
+        let mut slot = from;
+        while slot < to {
+            let word = (slot / 64) as usize;
+            let rest = self.used[word] & (!0 << (slot % 64));
+            if rest != 0 {
+                let found = word as u64 * 64 + u64::from(rest.trailing_zeros());
+                return (found < to).then_some(found);
+            }
+            // Nothing more in this word: ask the summary for the next word in use.
+            let next_word = word + 1;
+            let mut summary = next_word / 64;
+            let mut bits = match self.used_words.get(summary) {
+                Some(bits) => bits & (!0 << (next_word % 64)),
+                None => return None,
+            };
+            while bits == 0 {
+                summary += 1;
+                bits = *self.used_words.get(summary)?;
+            }
+            slot = (summary as u64 * 64 + u64::from(bits.trailing_zeros())) * 64;
+        }
+        None
+    }
+
+    /// The last moment in the wheel whose slot is in use.
+    fn last_used(&self) -> Option<u64> {
+        if self.near == 0 {
+            return None;
+        }
+        let start = self.base & MASK;
+        let last_in = |from: u64, to: u64| {
+            // Rare (memory is short): a plain walk over the words, from the end.
+            (from / 64..to.div_ceil(64)).rev().find_map(|word| {
+                let mut bits = self.used[word as usize];
+                if word == from / 64 {
+                    bits &= !0 << (from % 64);
+                }
+                if word == to / 64 {
+                    bits &= (1u64 << (to % 64)).wrapping_sub(1);
+                }
+                (bits != 0).then(|| word * 64 + 63 - u64::from(bits.leading_zeros()))
+            })
+        };
+        let slot = last_in(0, start).or_else(|| last_in(start, SLOTS))?;
+        Some(self.base + (slot.wrapping_sub(start) & MASK))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn key(due: u64, seq: u64) -> Key {
+        Key { due, seq }
+    }
+
+    #[test]
+    fn near_and_far_come_out_in_their_time() {
+        let mut s = Schedule::new(1_000);
+        s.insert(1, key(1_005, 1));
+        s.insert(2, key(1_000 + SLOTS + 10, 2));
+        s.insert(3, key(1_000 + 3 * SLOTS, 3));
+        assert_eq!(s.next(), Some(1_005));
+        let mut out = vec![];
+        assert!(s.take_due(1_004, 10, &mut out) && out.is_empty());
+        assert!(s.take_due(1_005, 10, &mut out));
+        assert_eq!(std::mem::take(&mut out), [1]);
+        assert_eq!(s.next(), Some(1_000 + SLOTS + 10));
+        assert!(s.take_due(1_000 + 4 * SLOTS, 10, &mut out));
+        assert_eq!(out, [2, 3]);
+        assert_eq!((s.len(), s.next()), (0, None));
+    }
+
+    #[test]
+    fn a_turn_is_bounded() {
+        let mut s = Schedule::new(0);
+        for id in 0..10 {
+            s.insert(id, key(u64::from(id) + 1, u64::from(id)));
+        }
+        let mut out = vec![];
+        assert!(!s.take_due(100, 4, &mut out));
+        assert_eq!(out.len(), 4);
+        assert!(s.take_due(100, 40, &mut out));
+        assert_eq!(out.len(), 10);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(u64),
+        Remove(usize),
+        Advance(u64),
+        Back(u64),
+        Furthest(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            5 => (0..3 * SLOTS).prop_map(Step::Insert),
+            3 => (0..500u64).prop_map(Step::Insert),
+            2 => any::<usize>().prop_map(Step::Remove),
+            4 => (0..2_000u64).prop_map(Step::Advance),
+            1 => (0..2 * SLOTS).prop_map(Step::Advance),
+            1 => (0..5_000u64).prop_map(Step::Back),
+            1 => (0..5usize).prop_map(Step::Furthest),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_sorted_map(steps in prop::collection::vec(step(), 1..200)) {
+            let mut now = 1_000_000u64;
+            let mut s = Schedule::new(now);
+            let mut model: BTreeMap<Key, u32> = BTreeMap::new();
+            let mut keys: Vec<Key> = vec![];
+            for step in steps {
+                match step {
+                    Step::Insert(ahead) => {
+                        let id = keys.len() as u32;
+                        let k = key(now + ahead + 1, u64::from(id));
+                        keys.push(k);
+                        s.insert(id, k);
+                        model.insert(k, id);
+                    }
+                    Step::Remove(n) => {
+                        if let Some((k, id)) = model.iter().nth(n % model.len().max(1)).map(|(k, v)| (*k, *v)) {
+                            model.remove(&k);
+                            s.remove(id, k);
+                        }
+                    }
+                    Step::Advance(by) => {
+                        now += by;
+                        let mut out = vec![];
+                        while !s.take_due(now, 3, &mut out) {}
+                        let mut taken: Vec<Key> = out.iter().map(|id| keys[*id as usize]).collect();
+                        prop_assert!(taken.windows(2).all(|w| w[0].due <= w[1].due));
+                        taken.sort();
+                        let due: Vec<Key> = model.keys().copied().take_while(|k| k.due <= now).collect();
+                        for k in &due {
+                            model.remove(k);
+                        }
+                        prop_assert_eq!(taken, due);
+                    }
+                    Step::Back(by) => {
+                        now -= by;
+                        s.rebase(now, |id| keys[id as usize]);
+                    }
+                    Step::Furthest(n) => {
+                        let got: Vec<Key> =
+                            s.take_furthest(n, |id| keys[id as usize]).iter().map(|id| keys[*id as usize]).collect();
+                        let want: Vec<Key> = model.keys().rev().copied().take(n).collect();
+                        for k in &want {
+                            model.remove(k);
+                        }
+                        prop_assert_eq!(got, want);
+                    }
+                }
+                prop_assert_eq!(s.len(), model.len());
+                prop_assert_eq!(s.next(), model.keys().next().map(|k| k.due));
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! A store, a broker and two clocks, as far as the engine can tell: everything happens when a test says so.
+
+use crate::engine::event::*;
+use crate::engine::types::*;
+use crate::engine::Engine;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+pub(super) const T0: u64 = 1_800_000_000_000;
+
+/// What a real store does, over sorted maps. A job that has been executed is durable.
+#[derive(Clone, Default)]
+pub(in crate::engine) struct FakeStore {
+    pub(in crate::engine) time: BTreeMap<Key, Stored>,
+    pub(in crate::engine) lanes: BTreeMap<(Arc<str>, Key), Stored>,
+    pub(super) index: BTreeSet<(Arc<str>, Arc<str>, Key)>,
+    windows: BTreeMap<(Arc<str>, Arc<str>), WindowRow>,
+    lane_rows: BTreeMap<Arc<str>, LaneRow>,
+    marks: Marks,
+}
+
+impl FakeStore {
+    pub(super) fn apply(&mut self, ops: Vec<Op>, marks: Marks) {
+        for op in ops {
+            self.apply_one(op);
+        }
+        self.marks = marks;
+        assert_eq!(marks.waiting, self.time.len() as u64, "the mark counts the time index");
+        if let Some(first) = self.time.keys().next() {
+            assert!(marks.low <= *first, "low mark {:?} above the first row {first:?}", marks.low);
+        }
+    }
+
+    fn apply_one(&mut self, op: Op) {
+        match op {
+            Op::Put { place: Place::Time, item, indexed } => {
+                assert!(item.content.is_some(), "a write carries its payload");
+                if indexed {
+                    let customer = item.customer.clone().expect("only items of a customer are indexed");
+                    self.index.insert((item.application.clone(), customer, item.key));
+                }
+                assert!(self.time.insert(item.key, *item).is_none(), "written twice");
+            }
+            Op::Put { place: Place::Lane(lane), item, .. } => {
+                assert!(self.lanes.insert((lane, item.key), *item).is_none(), "written twice");
+            }
+            Op::Delete { place, key, indexed } => {
+                if let Some((application, customer)) = indexed {
+                    self.index.remove(&(application, customer, key));
+                }
+                let gone = match place {
+                    Place::Time => self.time.remove(&key),
+                    Place::Lane(lane) => self.lanes.remove(&(lane, key)),
+                };
+                assert!(gone.is_some(), "deleted what was not there: {key:?}");
+            }
+            Op::Index { key, application, customer } => {
+                self.index.insert((application, customer, key));
+            }
+            Op::Park { from, key, indexed, lane, attempts, last_error, dead } => {
+                if let Some((application, customer)) = indexed {
+                    self.index.remove(&(application, customer, key));
+                }
+                let mut item = match from {
+                    Place::Time => self.time.remove(&key),
+                    Place::Lane(lane) => self.lanes.remove(&(lane, key)),
+                }
+                .expect("parked what is there");
+                item.attempts = attempts;
+                item.last_error = last_error;
+                item.dead = dead;
+                self.lanes.insert((lane, key), item);
+            }
+            Op::PutWindow(row) => {
+                self.windows.insert((row.application.clone(), row.customer.clone()), row);
+            }
+            Op::DeleteWindow { application, customer } => {
+                self.windows.remove(&(application, customer));
+            }
+            Op::PutLane(row) if row.count == 0 => {
+                self.lane_rows.remove(&row.lane);
+            }
+            Op::PutLane(row) => {
+                self.lane_rows.insert(row.lane.clone(), row);
+            }
+        }
+    }
+
+    pub(super) fn load(&self, load: Load) -> Loaded {
+        match load {
+            Load::Time { from, until, max_rows, max_bytes } => {
+                let range = self.time.range(from..Key { due: until, seq: 0 });
+                let (rows, next) = cut(range.map(|(k, v)| (*k, v)), max_rows, max_bytes);
+                Loaded::Time { rows, next }
+            }
+            Load::Lane { lane, from, max_rows, max_bytes } => {
+                let range = self.lanes.range((lane.clone(), from)..).take_while(|((name, _), _)| *name == lane);
+                let (rows, next) = cut(range.map(|((_, k), v)| (*k, v)), max_rows, max_bytes);
+                Loaded::Lane { lane, rows, next }
+            }
+            Load::Group { application, customer, from, max_rows } => {
+                let range = self
+                    .index
+                    .range((application.clone(), customer.clone(), from)..)
+                    .take_while(|(a, c, _)| *a == application && *c == customer)
+                    .filter_map(|(.., k)| self.time.get(k).map(|v| (*k, v)));
+                let (rows, next) = cut(range, max_rows, 0);
+                Loaded::Group { application, customer, rows, next }
+            }
+            Load::Contents(wanted) => Loaded::Contents(
+                wanted
+                    .into_iter()
+                    .map(|(handle, place, key)| {
+                        let item = match place {
+                            Place::Time => self.time.get(&key),
+                            Place::Lane(lane) => self.lanes.get(&(lane, key)),
+                        };
+                        (handle, item.expect("asked for what is there").content.clone().expect("has content"))
+                    })
+                    .collect(),
+            ),
+        }
+    }
+
+    pub(super) fn opened(&self) -> Opened {
+        Opened {
+            marks: self.marks,
+            windows: self.windows.values().cloned().collect(),
+            lanes: self.lane_rows.values().cloned().collect(),
+        }
+    }
+}
+
+fn cut<'a>(
+    rows: impl Iterator<Item = (Key, &'a Stored)>,
+    max_rows: usize,
+    max_bytes: u64,
+) -> (Vec<Stored>, Option<Key>) {
+    let (mut out, mut bytes) = (Vec::new(), 0);
+    for (key, row) in rows {
+        if out.len() == max_rows {
+            return (out, Some(key));
+        }
+        let mut row = row.clone();
+        bytes += row.content.as_ref().map_or(0, |c| c.size());
+        if bytes > max_bytes {
+            row.content = None;
+        }
+        out.push(row);
+    }
+    (out, None)
+}
+
+pub(super) enum Job {
+    Commit(Vec<Op>, Token, Marks),
+    Load(Load),
+}
+
+/// An ingest message that the broker holds until it is acked.
+#[derive(Clone)]
+pub(super) struct Pending {
+    pub(super) body: RequestBody,
+    pub(super) tag: Option<u64>,
+}
+
+pub(super) struct World {
+    pub(super) engine: Engine,
+    pub(super) settings: Settings,
+    pub(super) now: Now,
+    pub(super) store: FakeStore,
+    pub(super) jobs: VecDeque<Job>,
+    /// Published and not settled.
+    pub(super) out: Vec<Batch>,
+    /// Confirmed, in order.
+    pub(super) delivered: Vec<(Now, Batch)>,
+    pub(super) acks: Vec<Ack>,
+    pub(super) generation: u32,
+    pub(super) tag: u64,
+    pub(super) queue: Vec<Pending>,
+    pub(super) intake_open: bool,
+    pub(super) lives: u64,
+}
+
+pub(super) fn settings() -> Settings {
+    Settings {
+        defaults: Arc::new(AppSettings::default()),
+        applications: BTreeMap::new(),
+        hold_max: None,
+        memory: 64 << 20,
+        customers: 1_000,
+        max_in_flight: 100,
+        max_in_flight_bytes: 8 << 20,
+    }
+}
+
+pub(super) fn with(change: impl FnOnce(&mut AppSettings)) -> Settings {
+    let mut app = AppSettings::default();
+    change(&mut app);
+    Settings { defaults: Arc::new(app), ..settings() }
+}
+
+/// An item; `id` doubles as its payload.
+pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
+    NewItem {
+        application: application.into(),
+        customer: (!customer.is_empty()).then(|| customer.into()),
+        at: None,
+        expiry: None,
+        id: None,
+        on_duplicate: DuplicateRule::Keep,
+        weight: 100,
+        content: Arc::new(Content { properties: vec![], body: id.as_bytes().to_vec(), json: false }),
+    }
+}
+
+pub(super) fn at(at: u64, item: NewItem) -> NewItem {
+    NewItem { at: Some(at), ..item }
+}
+
+pub(super) fn name(item: &BatchItem) -> String {
+    String::from_utf8_lossy(&item.content.body).into_owned()
+}
+
+impl World {
+    /// A fresh store, both ends connected, at [`T0`].
+    pub(super) fn new(settings: Settings) -> Self {
+        let now = Now { wall: T0, mono: 1_000 };
+        let store = FakeStore::default();
+        let engine = Engine::new(settings.clone(), &store.opened(), 1, now);
+        let mut world = World {
+            engine,
+            settings,
+            now,
+            store,
+            jobs: VecDeque::new(),
+            out: vec![],
+            delivered: vec![],
+            acks: vec![],
+            generation: 0,
+            tag: 0,
+            queue: vec![],
+            intake_open: false,
+            lives: 1,
+        };
+        world.connect();
+        world
+    }
+
+    pub(super) fn connect(&mut self) {
+        self.generation += 1;
+        self.tag = 0;
+        self.queue.iter_mut().for_each(|p| p.tag = None);
+        let generation = self.generation;
+        self.input(Input::IngestReady { generation });
+        self.input(Input::EgressReady);
+    }
+
+    /// kill -9 and a start: what was not executed is gone, what was not acked comes back.
+    pub(super) fn crash(&mut self) {
+        self.jobs.clear();
+        self.out.clear();
+        self.intake_open = false;
+        self.lives += 1;
+        self.engine = Engine::new(self.settings.clone(), &self.store.opened(), self.lives, self.now);
+        self.connect();
+        self.drain_jobs();
+        while !self.intake_open {
+            self.input(Input::Tick);
+            self.drain_jobs();
+        }
+    }
+
+    pub(super) fn input(&mut self, input: Input) {
+        let fx = self.engine.handle(input, self.now);
+        if let Some((token, marks)) = fx.commit {
+            self.jobs.push_back(Job::Commit(fx.store, token, marks));
+        } else {
+            assert!(fx.store.is_empty(), "operations come with a commit");
+        }
+        for ack in &fx.acks {
+            self.take_ack(*ack);
+        }
+        self.acks.extend(fx.acks);
+        self.out.extend(fx.publishes);
+        self.jobs.extend(fx.loads.into_iter().map(Job::Load));
+        if fx.intake == Some(Intake::Resume) {
+            self.intake_open = true;
+        }
+    }
+
+    fn take_ack(&mut self, ack: Ack) {
+        if ack.delivery.generation != self.generation {
+            return;
+        }
+        let tag = ack.delivery.tag;
+        self.queue.retain(|p| !p.tag.is_some_and(|t| t == tag || (ack.multiple && t < tag)));
+    }
+
+    /// Publishes requests to the ingest queue and delivers them.
+    pub(super) fn send(&mut self, items: Vec<NewItem>) {
+        for item in items {
+            self.queue.push(Pending { body: RequestBody::Items(vec![item]), tag: None });
+        }
+        self.deliver(usize::MAX);
+    }
+
+    /// Delivers up to `count` of what waits in the ingest queue.
+    pub(super) fn deliver(&mut self, count: usize) {
+        let mut requests = vec![];
+        for pending in self.queue.iter_mut().filter(|p| p.tag.is_none()).take(count) {
+            self.tag += 1;
+            pending.tag = Some(self.tag);
+            requests.push(Request {
+                delivery: Delivery { generation: self.generation, tag: self.tag },
+                redelivered: false,
+                received: self.now.wall,
+                body: pending.body.clone(),
+            });
+        }
+        if !requests.is_empty() {
+            self.input(Input::Requests(requests));
+        }
+    }
+
+    /// Executes the oldest job of the store.
+    pub(super) fn do_job(&mut self) -> bool {
+        match self.jobs.pop_front() {
+            None => false,
+            Some(Job::Commit(ops, token, marks)) => {
+                self.store.apply(ops, marks);
+                self.input(Input::Committed(token));
+                true
+            }
+            Some(Job::Load(load)) => {
+                let loaded = self.store.load(load);
+                self.input(Input::Loaded(loaded));
+                true
+            }
+        }
+    }
+
+    pub(super) fn drain_jobs(&mut self) {
+        while self.do_job() {}
+    }
+
+    /// Settles the n-th of what is out.
+    pub(super) fn settle(&mut self, nth: usize, outcome: Outcome) -> Batch {
+        let batch = self.out.remove(nth);
+        if outcome == Outcome::Confirmed {
+            self.delivered.push((self.now, batch.clone()));
+        }
+        self.input(Input::Settled(vec![Settled { number: batch.number, outcome }]));
+        batch
+    }
+
+    pub(super) fn confirm_all(&mut self) {
+        while !self.out.is_empty() {
+            self.settle(0, Outcome::Confirmed);
+        }
+    }
+
+    pub(super) fn advance(&mut self, ms: u64) {
+        self.now.wall += ms;
+        self.now.mono += ms;
+        self.input(Input::Tick);
+    }
+
+    /// Everything in its time: the store at once, the broker at once, the clock to the next deadline, until `ms`
+    /// have passed.
+    pub(super) fn run(&mut self, ms: u64) {
+        let end = self.now.mono + ms;
+        for _ in 0..100_000 {
+            self.drain_jobs();
+            self.confirm_all();
+            self.drain_jobs();
+            if !self.out.is_empty() {
+                continue;
+            }
+            let deadline = self.engine.next_deadline();
+            let wall = deadline.wall.map(|at| at.saturating_sub(self.now.wall));
+            let mono = deadline.mono.map(|at| at.saturating_sub(self.now.mono));
+            let wait = wall.into_iter().chain(mono).min().unwrap_or(u64::MAX);
+            let left = end - self.now.mono;
+            if wait > left {
+                self.now.wall += left;
+                self.now.mono += left;
+                self.input(Input::Tick);
+                return;
+            }
+            self.advance(wait);
+        }
+        panic!("the engine does not come to rest: {:?}", self.engine.next_deadline());
+    }
+
+    /// Names of delivered items, batch by batch, with the moment of delivery after [`T0`].
+    pub(super) fn story(&self) -> Vec<(u64, Vec<String>)> {
+        self.delivered.iter().map(|(now, b)| (now.wall - T0, b.items.iter().map(name).collect())).collect()
+    }
+}

@@ -1,0 +1,238 @@
+//! The store's directory: made private, locked for one process, and the count of durable commits kept beside the
+//! data. Deliberately absent: what lies in the data itself.
+//!
+//! ```text
+//! <store.path>/LOCK        held by the running process, its pid inside
+//! <store.path>/COMMITTED   number of the last durable commit, overwritten in place
+//! <store.path>/db/         the storage engine's files
+//! ```
+
+use super::OpenError;
+use rustix::fs::OFlags;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A directory that this process alone uses, as long as this value lives.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// The lock is a property of the open file: it ends with it, also when the process is killed.
+    _lock: File,
+}
+
+impl Directory {
+    /// Makes the directory where it is missing (mode 0700), and locks it.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Locked`], [`OpenError::Io`].
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        // Without a slash at the end, which would make lstat follow a link.
+        let path: PathBuf = path.components().collect();
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.file_type().is_symlink() => return Err(OpenError::Symlink { path }),
+            Ok(found) if !found.is_dir() => return Err(OpenError::NotADirectory { path }),
+            Ok(found) if found.permissions().mode() & 0o077 != 0 => {
+                tracing::warn!(path = %path.display(), "other users can look into the store; mode 0700 is advised");
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)
+                .map_err(OpenError::io("create directory", &path))?,
+            Err(error) => return Err(OpenError::io("look at", &path)(error)),
+        }
+        let lock = lock(&path.join("LOCK"))?;
+        Ok(Directory { path, _lock: lock })
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the storage engine's files lie.
+    pub fn data(&self) -> PathBuf {
+        self.path.join("db")
+    }
+
+    /// Makes the directory's entries durable, and its own entry in its parent.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`].
+    pub fn sync(&self) -> Result<(), OpenError> {
+        let absolute = std::path::absolute(&self.path).map_err(OpenError::io("find", &self.path))?;
+        for path in [Some(absolute.as_path()), absolute.parent()].into_iter().flatten() {
+            File::open(path).and_then(|dir| dir.sync_all()).map_err(OpenError::io("sync directory", path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens a file of our own: private, never through a link, never cut.
+fn own_file(path: &Path) -> Result<File, OpenError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+        .open(path)
+        .map_err(OpenError::io("open", path))
+}
+
+fn lock(path: &Path) -> Result<File, OpenError> {
+    let mut file = own_file(path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            // Bounded: whatever lies there, a pid is short.
+            let pid = (&file).take(32).read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+            return Err(OpenError::Locked { pid, path: path.to_owned() });
+        }
+        Err(TryLockError::Error(error)) => return Err(OpenError::io("lock", path)(error)),
+    }
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(OpenError::io("write to", path))?;
+    Ok(file)
+}
+
+const MAGIC: &[u8; 8] = b"tidegate";
+const LEN: usize = 28;
+
+/// The number of the last durable commit, in a file apart from the data.
+///
+/// The storage engine ends the replay of its log at the first thing it cannot read, and takes the rest for the
+/// torn tail of a crash. If that rest had been synced, commits would be gone without a word; this number, written
+/// only after the sync, tells the two apart. It is itself not synced: after a power cut it may be old, never new.
+#[derive(Debug)]
+pub struct Committed {
+    file: File,
+    identity: u64,
+    warned: bool,
+}
+
+impl Committed {
+    /// Opens (or makes) the file of this store. Returns it with the number in it, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`]; [`OpenError::Damaged`] when it belongs to another store.
+    pub fn open(directory: &Directory, identity: u64) -> Result<(Self, Option<u64>), OpenError> {
+        let path = directory.path().join("COMMITTED");
+        let file = own_file(&path)?;
+        let mut bytes = Vec::with_capacity(LEN);
+        (&file).take(LEN as u64).read_to_end(&mut bytes).map_err(OpenError::io("read", &path))?;
+        let number = match parse(&bytes) {
+            Some((owner, number)) if owner == identity => Some(number),
+            Some(_) => {
+                return Err(OpenError::Damaged {
+                    place: path.display().to_string(),
+                    error: "it belongs to another store; were files of two stores mixed?".to_owned(),
+                });
+            }
+            None if bytes.iter().all(|b| *b == 0) => None,
+            None => {
+                tracing::warn!(path = %path.display(), "unreadable; the log's end cannot be checked against it");
+                None
+            }
+        };
+        Ok((Committed { file, identity, warned: false }, number))
+    }
+
+    /// Notes that commit `number` is durable.
+    pub fn record(&mut self, number: u64) {
+        let mut bytes = [MAGIC.as_slice(), &self.identity.to_le_bytes(), &number.to_le_bytes()].concat();
+        let crc = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+        // Only a check is lost with it, never an item: no reason to stop.
+        if let Err(error) = self.file.write_all_at(&bytes, 0) {
+            if !std::mem::replace(&mut self.warned, true) {
+                tracing::warn!(%error, "the number of durable commits cannot be noted");
+            }
+        }
+    }
+
+    /// Makes the note itself durable.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+fn parse(bytes: &[u8]) -> Option<(u64, u64)> {
+    let (fields, crc) = bytes.split_last_chunk::<4>()?;
+    let (magic, fields) = fields.split_first_chunk::<8>()?;
+    let (identity, number) = fields.split_first_chunk::<8>()?;
+    let whole = crc32c::crc32c_append(crc32c::crc32c(magic), fields);
+    if magic != MAGIC || whole != u32::from_le_bytes(*crc) {
+        return None;
+    }
+    Some((u64::from_le_bytes(*identity), u64::from_le_bytes(number.try_into().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_private_and_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new");
+        let first = Directory::open(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        let mut slashed = path.clone().into_os_string();
+        slashed.push("/");
+        match Directory::open(Path::new(&slashed)) {
+            Err(OpenError::Locked { pid, path: named }) => {
+                assert_eq!(pid, Some(std::process::id()));
+                assert_eq!(named, path.join("LOCK"));
+            }
+            Ok(_) | Err(_) => panic!("not refused"),
+        }
+        drop(first);
+        Directory::open(&path).unwrap();
+    }
+
+    #[test]
+    fn links_and_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().join("real");
+        fs::create_dir(&real).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert!(matches!(Directory::open(&link), Err(OpenError::Symlink { .. })));
+        assert!(matches!(Directory::open(&link.join("")), Err(OpenError::Symlink { .. })));
+        let file = dir.path().join("file");
+        fs::write(&file, "x").unwrap();
+        assert!(matches!(Directory::open(&file), Err(OpenError::NotADirectory { .. })));
+        // The lock file is not followed either.
+        std::os::unix::fs::symlink(&file, real.join("LOCK")).unwrap();
+        assert!(matches!(Directory::open(&real), Err(OpenError::Io { .. })));
+        assert_eq!(fs::read(&file).unwrap(), b"x");
+    }
+
+    #[test]
+    fn the_committed_number_is_kept_per_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = Directory::open(dir.path()).unwrap();
+        let (mut committed, none) = Committed::open(&dir, 7).unwrap();
+        assert_eq!(none, None);
+        committed.record(41);
+        committed.record(42);
+        assert_eq!(Committed::open(&dir, 7).unwrap().1, Some(42));
+        assert!(matches!(Committed::open(&dir, 8), Err(OpenError::Damaged { .. })));
+        fs::write(dir.path().join("COMMITTED"), [0; LEN]).unwrap();
+        assert_eq!(Committed::open(&dir, 7).unwrap().1, None);
+    }
+}

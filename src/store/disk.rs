@@ -1,0 +1,348 @@
+//! The disk store: one fjall database, one batch and one sync for each call of commit.
+//!
+//! Every commit has a number, written in the same batch as its rows. Deliberately absent: repair. What does not
+//! read as it was written is reported by name, and stays.
+
+use super::changes::Changes;
+use super::directory::{Committed, Directory};
+use super::rows::{self, Space, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
+use super::spaces::{damaged, io_error, unwritable, Spaces, DAMAGE};
+use super::{new_identity, Commit, OpenError, OpenStore, Reader, Store, StoreError, Usage};
+use crate::engine::event::{Load, Loaded, Marks, Opened};
+use fjall::config::{BlockSizePolicy, FilterPolicy};
+use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most twice.
+const JOURNALS: u64 = 64 << 20;
+/// Threads that flush and compact: with one alone, a flush would wait behind a compaction.
+const WORKERS: usize = 2;
+/// Files kept open, far below the usual limit of 1,024 for a process.
+const OPEN_FILES: usize = 200;
+/// Bytes of memory that a row costs in a memtable beside key and value, about.
+const ROW_OVERHEAD: u64 = 128;
+
+/// What the storage engine may use of `limits.memory`, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Budget {
+    /// Cache of blocks read.
+    cache: u64,
+    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way to
+    /// the disk, and four at the very most; then writes wait.
+    memtables: u64,
+}
+
+impl Budget {
+    /// A quarter of the limit: one part cache, three parts memtables.
+    fn of(memory_limit: u64) -> Self {
+        let part = memory_limit / 16;
+        Budget { cache: part.clamp(1 << 20, 256 << 20), memtables: part.clamp(1 << 20, 32 << 20) }
+    }
+}
+
+/// Opens the store in `path`, and makes it first where there is none.
+///
+/// # Errors
+///
+/// See [`super::open`].
+pub fn open(path: &Path, memory_limit: u64) -> Result<OpenStore, OpenError> {
+    let directory = Directory::open(path)?;
+    let budget = Budget::of(memory_limit);
+    let db = open_database(&directory, budget)?;
+    let (spaces, known) = match read_format(&db)? {
+        Some(()) => {
+            let spaces = keyspaces(&db, &directory)?;
+            let known = read_meta(&spaces)?;
+            (spaces, known)
+        }
+        None => create(&db, &directory)?,
+    };
+    let Known { identity, number, marks } = known;
+    let (mut committed, noted) = Committed::open(&directory, identity)?;
+    if let Some(noted) = noted.filter(|noted| *noted > number) {
+        return Err(OpenError::Damaged {
+            place: format!("{}/*.jnl", directory.data().display()),
+            error: format!(
+                "commits {} to {noted} had been made durable and are gone; restore the files, or delete {} to \
+                 accept the loss",
+                number + 1,
+                directory.path().join("COMMITTED").display(),
+            ),
+        });
+    }
+    committed.record(number);
+    committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
+    directory.sync()?;
+    let opened = Opened {
+        marks,
+        windows: spaces.all(Space::Windows, rows::read_window).map_err(opening)?,
+        lanes: spaces.all(Space::LaneRows, rows::read_lane).map_err(opening)?,
+    };
+    // What the log gave back counts as well; how much that was is not known, half is a fair guess.
+    let unflushed = Space::ALL.map(|_| budget.memtables / 2 / Space::ALL.len() as u64);
+    let directory = Arc::new(directory);
+    let store = DiskStore { spaces, db, committed, number, budget, unflushed, directory };
+    Ok(OpenStore { store: Box::new(store), opened, identity })
+}
+
+/// What the keyspace `meta` holds.
+struct Known {
+    identity: u64,
+    /// Of the last commit.
+    number: u64,
+    marks: Marks,
+}
+
+fn open_database(directory: &Directory, budget: Budget) -> Result<Database, OpenError> {
+    let path = directory.data();
+    Database::builder(&path)
+        .cache_size(budget.cache)
+        .max_journaling_size(JOURNALS)
+        .max_cached_files(Some(OPEN_FILES))
+        .worker_threads(WORKERS)
+        .open()
+        .map_err(|error| not_opened(&path, error))
+}
+
+fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
+    if matches!(error, fjall::Error::Locked) {
+        return OpenError::Locked { pid: None, path: path.join("lock") };
+    }
+    match io_error(&error) {
+        Some(io) if !DAMAGE.contains(&io.kind()) => {
+            let source = io::Error::new(io.kind(), io.to_string());
+            OpenError::Io { action: "open", path: path.to_owned(), source }
+        }
+        _ => {
+            let place = if matches!(error, fjall::Error::JournalRecovery(_)) {
+                path.join("*.jnl")
+            } else if matches!(error, fjall::Error::InvalidVersion(_)) {
+                path.join("version")
+            } else {
+                path.to_owned()
+            };
+            OpenError::Damaged { place: place.display().to_string(), error: error.to_string() }
+        }
+    }
+}
+
+/// Whether there is a store of a format that this program knows. `None`: there is nothing yet.
+fn read_format(db: &Database) -> Result<Option<()>, OpenError> {
+    let place = "keyspace `meta`, key `format`".to_owned();
+    let row = if db.keyspace_exists(Space::Meta.name()) {
+        let meta = db.keyspace(Space::Meta.name(), || options(Space::Meta));
+        meta.and_then(|meta| meta.get(META_FORMAT)).map_err(|e| not_read(Space::Meta, &e))?
+    } else {
+        None
+    };
+    let Some(row) = row else {
+        // A first start may have been cut short. But where there are items, there was a format.
+        for name in db.list_keyspace_names() {
+            let space = db.keyspace(&name, KeyspaceCreateOptions::default);
+            if !space.and_then(|s| s.is_empty()).map_err(|e| not_read(Space::Meta, &e))? {
+                let error = format!("missing, although keyspace `{}` holds rows", &*name);
+                return Err(OpenError::Damaged { place, error });
+            }
+        }
+        return Ok(None);
+    };
+    let found = rows::read_number(META_FORMAT, &row)
+        .and_then(|n| u32::try_from(n).map_err(|_| "out of range".to_owned()))
+        .map_err(|error| OpenError::Damaged { place: place.clone(), error })?;
+    if found > FORMAT {
+        return Err(OpenError::Newer { found, known: FORMAT });
+    }
+    // Every keyspace is made before the format is written: one that is missing has been lost.
+    for space in Space::ALL {
+        if !db.keyspace_exists(space.name()) {
+            let place = format!("keyspace `{}`", space.name());
+            return Err(OpenError::Damaged { place, error: "missing".to_owned() });
+        }
+    }
+    if found == FORMAT {
+        Ok(Some(()))
+    } else {
+        Err(OpenError::Damaged { place, error: format!("there has never been a format {found}") })
+    }
+}
+
+fn keyspaces(db: &Database, directory: &Directory) -> Result<Spaces, OpenError> {
+    let open = |space: Space| {
+        db.keyspace(space.name(), || options(space)).map_err(|error| not_opened(&directory.data(), error))
+    };
+    let [time, lanes, customers, windows, lane_rows, meta] = Space::ALL.map(open);
+    Ok(Spaces::new([time?, lanes?, customers?, windows?, lane_rows?, meta?]))
+}
+
+/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new ones.
+fn options(space: Space) -> KeyspaceCreateOptions {
+    // The size of a memtable is seen to by `DiskStore::rotate`, since it follows the configuration.
+    let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
+    match space {
+        // Single reads look for what is there.
+        Space::Time | Space::Lanes => {
+            options.expect_point_read_hits(true).data_block_size_policy(BlockSizePolicy::all(8 << 10))
+        }
+        // Only ever scanned.
+        Space::Customers | Space::Windows | Space::LaneRows => {
+            options.filter_policy(FilterPolicy::disabled())
+        }
+        Space::Meta => options,
+    }
+}
+
+/// The first commit of a new store, number 0.
+fn create(db: &Database, directory: &Directory) -> Result<(Spaces, Known), OpenError> {
+    let spaces = keyspaces(db, directory)?;
+    let known = Known { identity: new_identity()?, number: 0, marks: Marks::default() };
+    let meta = spaces.of(Space::Meta);
+    let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
+    batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
+    batch.insert(meta, META_IDENTITY, rows::number_row(META_IDENTITY, known.identity));
+    batch.insert(meta, META_MARKS, rows::marks_row(known.number, &known.marks));
+    batch.commit().map_err(|e| unwritable("wrote the first commit", directory.path(), &e))?;
+    Ok((spaces, known))
+}
+
+fn read_meta(spaces: &Spaces) -> Result<Known, OpenError> {
+    fn row<T>(
+        spaces: &Spaces,
+        key: &[u8],
+        read: impl Fn(&[u8]) -> Result<T, String>,
+    ) -> Result<T, OpenError> {
+        let bytes = spaces.get(Space::Meta, key).map_err(opening)?;
+        bytes
+            .ok_or_else(|| "missing".to_owned())
+            .and_then(|bytes| read(&bytes))
+            .map_err(|e| opening(damaged(Space::Meta, key, &e)))
+    }
+    let identity = row(spaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
+    let (number, marks) = row(spaces, META_MARKS, rows::read_marks)?;
+    Ok(Known { identity, number, marks })
+}
+
+/// An error met while the store is opened.
+fn opening(error: StoreError) -> OpenError {
+    if let StoreError::Damaged { keyspace, key, error } = error {
+        let place = format!("keyspace `{keyspace}`, key {key}");
+        return OpenError::Damaged { place, error };
+    }
+    OpenError::Store(error)
+}
+
+fn not_read(space: Space, error: &fjall::Error) -> OpenError {
+    opening(damaged(space, b"", error))
+}
+
+/// See the module.
+pub struct DiskStore {
+    // In this order they are dropped: the lock last.
+    spaces: Spaces,
+    db: Database,
+    committed: Committed,
+    /// Of the last commit.
+    number: u64,
+    budget: Budget,
+    /// Bytes written to each keyspace since its memtable was last rotated, about.
+    unflushed: [u64; 6],
+    directory: Arc<Directory>,
+}
+
+impl DiskStore {
+    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget.
+    fn rotate(&mut self) -> Result<(), StoreError> {
+        if self.unflushed.iter().sum::<u64>() <= self.budget.memtables {
+            return Ok(());
+        }
+        let fullest = Space::ALL.into_iter().zip(&mut self.unflushed).max_by_key(|(_, bytes)| **bytes);
+        if let Some((space, bytes)) = fullest {
+            *bytes = 0;
+            // Not part of the documented interface, but the documented size is fixed for the life of a keyspace.
+            let rotated = self.spaces.of(space).rotate_memtable();
+            rotated.map_err(|e| unwritable("rotated a memtable", self.directory.path(), &e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Store for DiskStore {
+    fn commit(&mut self, groups: &[Commit]) -> Result<(), StoreError> {
+        let Some(last) = groups.last() else { return Ok(()) };
+        let mut changes = Changes::new(&self.spaces, groups.iter().map(|g| g.ops.len()).sum());
+        for op in groups.iter().flat_map(|group| &group.ops) {
+            changes.apply(op)?;
+        }
+        let number = self.number + 1;
+        changes.put(Space::Meta, META_MARKS, rows::marks_row(number, &last.marks));
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
+        for (space, key, value) in changes.into_rows() {
+            let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
+            if let Some(sum) = self.unflushed.get_mut(space as usize) {
+                *sum += bytes as u64 + ROW_OVERHEAD;
+            }
+            match value {
+                Some(value) => batch.insert(self.spaces.of(space), key, value),
+                None => batch.remove(self.spaces.of(space), key),
+            }
+        }
+        batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
+        self.number = number;
+        self.committed.record(number);
+        self.rotate()
+    }
+
+    fn load(&mut self, load: &Load) -> Result<Loaded, StoreError> {
+        self.spaces.load(load)
+    }
+
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        Some(Box::new(DiskReader { spaces: self.spaces.clone(), _directory: self.directory.clone() }))
+    }
+
+    fn usage(&self) -> Result<Usage, StoreError> {
+        let used = self.db.disk_space().map_err(|e| unwritable("measured", self.directory.path(), &e))?;
+        let fs = rustix::fs::statvfs(self.directory.path())
+            .map_err(|e| StoreError::Engine { action: "looked for free space", error: e.to_string() })?;
+        let bytes = |blocks: u64| blocks.saturating_mul(fs.f_frsize);
+        Ok(Usage { used, free: bytes(fs.f_bavail), total: bytes(fs.f_blocks) })
+    }
+
+    fn group_limit(&self) -> (usize, u64) {
+        // A memtable grows by a whole group at a time.
+        (65_536, self.budget.memtables)
+    }
+
+    fn close(self: Box<Self>) -> Result<(), StoreError> {
+        let path = self.directory.path();
+        self.db.persist(PersistMode::SyncAll).map_err(|e| unwritable("closed", path, &e))?;
+        self.committed.sync().map_err(|e| StoreError::Engine { action: "closed", error: e.to_string() })
+    }
+}
+
+/// Reads beside the thread that owns the store; keeps the directory locked while it does.
+struct DiskReader {
+    spaces: Spaces,
+    _directory: Arc<Directory>,
+}
+
+impl Reader for DiskReader {
+    fn contents(&self, wanted: &super::Wanted) -> Result<Option<super::Contents>, StoreError> {
+        self.spaces.contents(wanted)
+    }
+}
+
+/// For tests of what a damaged or foreign store does: writes a row past all rules.
+#[cfg(test)]
+pub(super) fn write_raw(path: &Path, space: Space, key: &[u8], value: Option<&[u8]>) {
+    let directory = Directory::open(path).unwrap();
+    let db = open_database(&directory, Budget::of(0)).unwrap();
+    let spaces = keyspaces(&db, &directory).unwrap();
+    let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
+    match value {
+        Some(value) => batch.insert(spaces.of(space), key, fjall::Slice::from(value)),
+        None => batch.remove(spaces.of(space), key),
+    }
+    batch.commit().unwrap();
+}

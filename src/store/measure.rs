@@ -1,0 +1,120 @@
+//! Measurements, run by hand:
+//! `cargo test --lib store::measure -- --ignored --nocapture --test-threads 1`.
+
+#![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the measurement")]
+
+use super::tests::{config, delete, group, item, key, open_at};
+use super::*;
+use crate::clock::now;
+use crate::engine::event::Stored;
+
+fn put(seq: u64, body: usize) -> Op {
+    // Incompressible enough, and different in each row.
+    let mut state = seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let byte = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    let content = Content { properties: vec![0; 20], body: (0..body).map(byte).collect(), json: false };
+    let item = Stored { content: Some(Arc::new(content)), ..item(seq, seq) };
+    Op::Put { place: Place::Time, item: Box::new(item), indexed: false }
+}
+
+/// Resident memory of this process, MiB: now, and at its peak.
+fn memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = |name| status.lines().find(|l| l.starts_with(name)).unwrap_or_default().to_owned();
+    format!("{} {}", line("VmRSS"), line("VmHWM")).replace('\t', " ")
+}
+
+fn timed(what: &str, rows: u64, run: impl FnOnce()) {
+    let before = now().mono;
+    run();
+    let ms = (now().mono - before).max(1);
+    println!("{what}: {rows} rows in {ms} ms, {} rows/s; {}", rows * 1_000 / ms, memory());
+}
+
+/// Fills the store; says how long the commits took, without the making of what is committed.
+fn fill(store: &mut dyn Store, rows: u64, body: usize) {
+    let mut ms = 0;
+    for start in (0..rows).step_by(1_000) {
+        let group = group(start, (start..start + 1_000).map(|seq| put(seq, body)).collect());
+        let before = now().mono;
+        store.commit(&[group]).unwrap();
+        ms += now().mono - before;
+    }
+    println!("commits alone: {ms} ms, {} rows/s", rows * 1_000 / ms.max(1));
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn throughput() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(&config(dir.path()), 256 << 20).unwrap().store;
+    const ROWS: u64 = 300_000;
+    timed("put, 1,000 x 300 B a commit", ROWS, || fill(&mut *store, ROWS, 300));
+    timed("delete, 1,000 a commit", ROWS, || {
+        for start in (0..ROWS).step_by(1_000) {
+            let ops = (start..start + 1_000).map(|seq| delete(seq, seq)).collect();
+            store.commit(&[group(start, ops)]).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn a_million_waiting_in_little_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open_at(dir.path()).store;
+    const ROWS: u64 = 1_000_000;
+    timed("put, 1,000 x 1 kB a commit, limit 32 MiB", ROWS, || fill(&mut *store, ROWS, 1_000));
+    timed("scan with contents, 1,000 a load", ROWS, || {
+        let mut from = Some(Key::default());
+        while let Some(next) = from {
+            let load = Load::Time { from: next, until: u64::MAX, max_rows: 1_000, max_bytes: u64::MAX };
+            match store.load(&load).unwrap() {
+                Loaded::Time { next, .. } => from = next,
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    let reader = store.reader().unwrap();
+    timed("single contents in no order", 20_000, || {
+        for n in 0..20_000 {
+            let seq = n * 7_919 % ROWS;
+            reader.contents(&[(n, Place::Time, key(seq, seq))]).unwrap().unwrap();
+        }
+    });
+    drop(reader);
+    println!("{:?}", store.usage().unwrap());
+    timed("close", 1, || store.close().unwrap());
+    timed("open", 1, || drop(open_at(dir.path())));
+}
+
+/// Needs a small file system of its own (tmpfs of 160 MiB, say), named by `TIDEGATE_SMALL_DISK`.
+#[test]
+#[ignore = "needs a small file system"]
+fn a_full_disk_is_called_that_and_loses_nothing() {
+    let Some(path) = std::env::var_os("TIDEGATE_SMALL_DISK") else { return };
+    let path = PathBuf::from(path).join("store");
+    let mut store = open_at(&path).store;
+    let mut committed = 0;
+    let error = loop {
+        let ops = (committed..committed + 1_000).map(|seq| put(seq, 1_000)).collect();
+        match store.commit(&[group(committed, ops)]) {
+            Ok(()) => committed += 1_000,
+            Err(error) => break error,
+        }
+    };
+    println!("after {committed} rows: {error}");
+    assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
+    drop(store);
+    let mut again = open_at(&path);
+    let load = Load::Time { from: Key::default(), until: u64::MAX, max_rows: usize::MAX, max_bytes: 0 };
+    match again.store.load(&load).unwrap() {
+        Loaded::Time { rows, .. } => assert!(rows.len() as u64 >= committed, "{} rows", rows.len()),
+        other => panic!("{other:?}"),
+    }
+}
