@@ -59,14 +59,9 @@ fn a_thousand_times_spread_over_a_second_are_met() {
     lateness.sort_unstable();
     assert!(lateness[0] >= 0, "early by {} us", -lateness[0]);
     let median = percentile(&lateness, 50.0);
-    // The broker's and the consumer's time are in this figure; the daemon's own has to be below it.
-    assert!(median < 5_000, "median {median} us at the consumer, p99 {}", percentile(&lateness, 99.0));
-    // `lateness` in the state: publish minus due, as the daemon measures it.
-    let state = daemon.state();
-    let own = state["lateness"]["p50_ms"].as_f64().or_else(|| state["lateness_ms"]["p50"].as_f64());
-    if let Some(own) = own {
-        assert!(own < 2.0, "median {own} ms by its own measure: {state}");
-    } else {
-        assert!(median < 2_000, "median {median} us at the consumer (the state tells none: {state})");
-    }
+    // The broker's and the consumer's time are in this figure.
+    let shown = format!("{median} us at the consumer, p99 {} us", percentile(&lateness, 99.0));
+    assert!(median < 5_000, "median {shown}");
+    let own = daemon.state()["lateness"].clone();
+    assert!(own["p50_us"].as_u64().is_some_and(|us| us < 2_000), "by its own measure {own}; {shown}");
 }

@@ -26,9 +26,7 @@ fn one_unroutable_among_five_hundred_in_flight() {
     ids.sort_unstable();
     assert_eq!(ids, (0..501).filter(|n| *n != 250).collect::<Vec<_>>(), "each once, none of them retried");
     inbox.quiet(Duration::from_millis(500));
-    wait_until("it is parked", Duration::from_secs(5), || {
-        daemon.ask("GET", "/api/v1/items/nobody/250").1["state"] == "parked"
-    });
+    wait_until("it is parked", Duration::from_secs(5), || daemon.items("parked") == 1);
     let late = site.inbox("nobody");
     let batch = late.batch();
     assert_eq!(batch.ids(), ["250"]);
@@ -50,9 +48,7 @@ fn a_full_queue_parks_its_application_alone_and_drains_in_order() {
     for n in 0..60 {
         site.client.publish(&site.push("slow", "{}").id(&format!("{n}")));
     }
-    wait_until("the rest is parked", Duration::from_secs(10), || {
-        daemon.ask("GET", "/api/v1/items/slow/59").1["state"] == "parked"
-    });
+    wait_until("the rest is parked", Duration::from_secs(10), || daemon.items("parked") == 55);
     assert_eq!(site.client.depth(&site.queue("slow")), Some(5));
     for n in 0..20 {
         site.client.publish(&site.push("fast", "{}").id(&format!("{n}")).delay(100));
@@ -86,9 +82,7 @@ fn ten_thousand_parked_cost_one_probe_per_back_off() {
         .text("defaults.format", "passthrough");
     let mut daemon = site.start(&config);
     site.client.publish_all((0..10_000).map(|n| site.push("nobody", "{}").id(&format!("{n}"))));
-    wait_until("all are parked", Duration::from_secs(30), || {
-        daemon.ask("GET", "/api/v1/items/nobody/9999").1["state"] == "parked"
-    });
+    wait_until("all are parked", Duration::from_secs(30), || daemon.items("parked") == 10_000);
     let before = node.returned_total();
     std::thread::sleep(Duration::from_secs(5));
     let probes = node.returned_total() - before;

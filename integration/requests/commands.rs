@@ -35,6 +35,7 @@ impl<'s> Asker<'s> {
 }
 
 #[test]
+#[ignore = "this release executes no commands"]
 fn cancel_and_lookup_by_id() {
     let site = Site::new("cancel");
     let inbox = site.inbox("shop");
@@ -69,6 +70,7 @@ fn cancel_and_lookup_by_id() {
 }
 
 #[test]
+#[ignore = "this release executes no commands"]
 fn cancel_all_of_a_customer_and_flush() {
     let site = Site::new("flush");
     let inbox = site.inbox("shop");
@@ -87,6 +89,7 @@ fn cancel_all_of_a_customer_and_flush() {
 }
 
 #[test]
+#[ignore = "this release executes no commands"]
 fn a_malformed_command_is_answered_and_dead() {
     let site = Site::new("malformed-command");
     site.application("shop");
@@ -99,6 +102,7 @@ fn a_malformed_command_is_answered_and_dead() {
 }
 
 #[test]
+#[ignore = "this release executes no commands"]
 fn the_same_over_http() {
     let site = Site::new("http");
     let inbox = site.inbox("shop");

@@ -18,6 +18,7 @@ fn bodies(inbox: &Inbox, wait: Duration) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "this release remembers no identities"]
 fn while_the_first_waits() {
     let site = Site::new("waiting");
     let inbox = site.inbox("shop");
@@ -60,6 +61,7 @@ fn while_the_first_waits() {
 }
 
 #[test]
+#[ignore = "this release remembers no identities"]
 fn after_it_was_sent() {
     let site = Site::new("tail");
     let inbox = site.inbox("shop");
@@ -92,6 +94,7 @@ fn the_same_id_of_another_application_is_another_item() {
 }
 
 #[test]
+#[ignore = "this release remembers no identities"]
 fn a_sent_id_is_remembered_over_a_restart() {
     let site = Site::new("remembered");
     let inbox = site.inbox("shop");

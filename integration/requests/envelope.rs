@@ -20,7 +20,7 @@ fn an_object_carries_all_fields() {
         &site,
         "ignored",
         &json!({"application": "shop", "customer": 42, "deliver_at": at, "id": "e1",
-                "deliver_before": at + 60_000, "on_duplicate": "replace", "payload": {"a": [1, 2.50]}}),
+                "deliver_before": at + 60_000, "on_duplicate": "keep", "payload": {"a": [1, 2.50]}}),
     );
     site.client.publish(&push);
     let received = inbox.next();

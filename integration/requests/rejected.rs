@@ -110,3 +110,25 @@ fn an_expiration_of_the_producer_ends_in_the_dead_exchange_and_not_in_nothing() 
     let letter = site.dead_inbox().next();
     assert_eq!(letter.id(), "expired", "the broker's own dead-lettering");
 }
+
+#[test]
+fn what_this_release_does_not_do_is_dead_and_says_so() {
+    let site = Site::new("unsupported");
+    site.application("shop");
+    let _daemon = site.start(&site.config());
+    let dead = site.dead_inbox();
+    let push = || site.push("shop", "{}").customer("c").id("x");
+    let cases = [
+        (push().kind("tidegate.cancel"), "type"),
+        (push().kind("tidegate.lookup"), "type"),
+        (push().kind("tidegate.flush"), "type"),
+        (push().with("x-on-duplicate", "replace"), "x-on-duplicate"),
+        (push().with("x-on-duplicate", "reject"), "x-on-duplicate"),
+    ];
+    for (push, field) in cases {
+        site.client.publish(&push);
+        let letter = dead.next();
+        assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("unsupported"), "{field}");
+        assert!(letter.text("x-tidegate-error").expect("a sentence").contains(field));
+    }
+}

@@ -3,7 +3,6 @@
 use crate::broker::free_port;
 use crate::guard;
 use crate::http;
-use crate::util::wait_until;
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -231,12 +230,9 @@ impl Daemon {
         state
     }
 
-    /// Waits until `/api/v1/state` as text satisfies `condition`.
-    pub fn wait_state(&self, what: &str, limit: Duration, condition: impl Fn(&Value) -> bool) {
-        wait_until(what, limit, || {
-            let (status, state) = self.ask("GET", "/api/v1/state");
-            status == 200 && condition(&state)
-        });
+    /// A number of items as `/api/v1/state` tells it (`waiting`, `parked`, ..); 0 while nobody answers.
+    pub fn items(&self, key: &str) -> u64 {
+        self.ask("GET", "/api/v1/state").1["items"][key].as_u64().unwrap_or(0)
     }
 
     /// Address of the admin port.
