@@ -165,3 +165,23 @@ fn without_customer_and_time_it_leaves_at_once_and_alone() {
         assert_eq!(batch.message.number("x-count"), Some(1));
     }
 }
+
+#[test]
+fn the_counters_add_up() {
+    let site = Site::new("counters");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    site.client.publish_all((0..300).map(|n| site.push("shop", "{}").customer(&format!("c{}", n % 7))));
+    site.client.publish_all((0..10).map(|_| site.push("shop", "{}").with("x-delay", "soon")));
+    inbox.items(300, Duration::from_secs(10));
+    tidegate_harness::wait_until("all is settled", Duration::from_secs(10), || {
+        let totals = daemon.state()["totals"].clone();
+        totals["confirmed"] == 300 && totals["dead_confirmed"] == 10
+    });
+    let state = daemon.state();
+    let totals = &state["totals"];
+    assert_eq!((&totals["received"], &totals["dead"]["invalid"]), (&310.into(), &10.into()), "{state}");
+    for key in ["waiting", "parked", "in_flight", "due", "windows"] {
+        assert_eq!(state["items"][key], 0, "{key}: {state}");
+    }
+}
