@@ -17,6 +17,11 @@ pub fn wall_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
 }
 
+/// Monotonic clock in microseconds; [`Now::mono`] is this, rounded down to milliseconds.
+pub fn mono_us() -> u64 {
+    boot_ns() / 1_000
+}
+
 /// Wall clock, UTC milliseconds since the epoch, rounded down.
 pub fn wall_ms() -> u64 {
     wall_us() / 1_000

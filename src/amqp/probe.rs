@@ -17,7 +17,7 @@ pub(super) struct Message {
     pub(super) exchange: ShortString,
     pub(super) routing_key: ShortString,
     pub(super) properties: BasicProperties,
-    pub(super) body: Vec<u8>,
+    pub(super) body: super::wire::Body,
 }
 
 impl Message {

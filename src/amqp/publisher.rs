@@ -50,8 +50,7 @@ impl Egress {
         jobs: UnboundedReceiver<Vec<Batch>>,
         shutdown: ShutdownSignal,
     ) -> Self {
-        let names =
-            Exchanges { egress: options.egress.exchange.clone(), dead: options.dead.exchange.clone() };
+        let names = Exchanges::new(&options.egress.exchange, &options.dead.exchange);
         Egress {
             shared,
             options,

@@ -60,6 +60,16 @@ pub enum Command {
     Tail(TailArgs),
     /// Show the state of the running daemon
     Status,
+    /// Help with the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// `config`.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print a complete configuration with every key, its default and what it means
+    Sample,
 }
 
 /// `run`.
@@ -68,6 +78,9 @@ pub struct RunArgs {
     /// Open the store even if some of it is damaged and lost
     #[arg(long)]
     pub accept_loss: bool,
+    /// Shape of the log on standard error: text or json
+    #[arg(long, default_value = "text", value_name = "FORMAT")]
+    pub log_format: crate::logging::LogFormat,
 }
 
 /// `check`.
@@ -240,6 +253,13 @@ mod tests {
             assert!(moment(wrong).is_err(), "{wrong}");
         }
         assert_eq!(push("tidegate push app --deliver-at -5").deliver_at, Some(-5));
+    }
+
+    #[test]
+    fn the_sample_is_a_subcommand_and_config_an_argument() {
+        let cli = parse("tidegate config sample --config a.toml").unwrap();
+        assert!(matches!(cli.command, Command::Config(ConfigCommand::Sample)));
+        assert_eq!(cli.config.as_deref(), Some(std::path::Path::new("a.toml")));
     }
 
     #[test]

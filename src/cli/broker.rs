@@ -1,18 +1,13 @@
 //! A short-lived connection to the broker, for commands.
 
 use super::output::Failure;
+use crate::amqp::connect;
 use crate::config::{Config, Endpoint};
-use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
-use lapin::{Channel, Connection, ConnectionProperties};
-use secrecy::ExposeSecret;
+use lapin::{Channel, Connection};
 use std::fmt::Display;
 use std::future::Future;
-use std::path::Path;
 use std::time::Duration;
 
-/// What RabbitMQ offers; bounds the memory that one header frame can take.
-const FRAME_MAX: u32 = 131_072;
-const HEARTBEAT_S: u16 = 30;
 /// How long to be polite when leaving. A blocked connection never answers a close.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
@@ -83,38 +78,5 @@ async fn within<T, E: Display>(
         Ok(Ok(done)) => Ok(done),
         Ok(Err(error)) => Err(Failure::Failed(format!("{doing}: {error}"))),
         Err(_) => Err(Failure::Failed(format!("{doing}: no answer within {} ms", limit.as_millis()))),
-    }
-}
-
-/// Opens one connection. The whole of it (name look-up, TCP, TLS, AMQP) is bounded by `limit`.
-async fn connect(
-    endpoint: &Endpoint,
-    ca_file: Option<&Path>,
-    limit: Duration,
-    name: &str,
-) -> Result<Connection, String> {
-    let Endpoint { tls, host, port, vhost, user, password } = endpoint;
-    if *tls && ca_file.is_some() {
-        return Err(format!("{host}:{port}: amqp.ca_file is not supported by this command"));
-    }
-    let uri = AMQPUri {
-        scheme: if *tls { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
-        authority: AMQPAuthority {
-            userinfo: AMQPUserInfo { username: user.clone(), password: password.expose_secret().to_owned() },
-            host: host.clone(),
-            port: *port,
-        },
-        vhost: vhost.clone(),
-        query: AMQPQueryString {
-            frame_max: Some(FRAME_MAX),
-            heartbeat: Some(HEARTBEAT_S),
-            ..AMQPQueryString::default()
-        },
-    };
-    let options = ConnectionProperties::default().with_connection_name(name.into());
-    match tokio::time::timeout(limit, Connection::connect_uri(uri, options)).await {
-        Ok(Ok(connection)) => Ok(connection),
-        Ok(Err(error)) => Err(format!("{host}:{port} as {user} on {vhost}: {error}")),
-        Err(_) => Err(format!("{host}:{port}: no connection within {} ms", limit.as_millis())),
     }
 }

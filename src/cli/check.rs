@@ -3,9 +3,10 @@
 //! It changes nothing: no directory is made, no lock taken, no queue declared.
 
 use super::args::Output;
-use super::broker::{block_on, Session};
+use super::broker::block_on;
 use super::output::{plain, Failure, Out};
-use crate::config::{Config, Endpoint, Loaded, StoreKind};
+use crate::amqp;
+use crate::config::{Config, Loaded, StoreKind};
 use rustix::fs::{access, Access};
 use serde_json::{json, Value};
 use std::path::{Path, PathBuf};
@@ -165,24 +166,16 @@ fn broker(config: &Config) -> Result<Vec<Finding>, Failure> {
 }
 
 async fn inspect(config: &Config) -> Result<Vec<Finding>, Failure> {
-    let mut findings = Vec::new();
-    for (subject, endpoints) in [("ingest", &config.amqp.endpoints), ("egress", &config.egress.endpoints)] {
-        for endpoint in endpoints {
-            findings.push(login(config, subject, endpoint).await);
-        }
-    }
-    Ok(findings)
-}
-
-async fn login(config: &Config, subject: &'static str, endpoint: &Endpoint) -> Finding {
-    let Endpoint { host, port, vhost, user, .. } = endpoint;
-    match Session::open(config, std::slice::from_ref(endpoint), "tidegate check").await {
-        Ok(session) => {
-            session.close().await;
-            finding(Level::Ok, subject, format!("{host}:{port} lets {user} in on {vhost}"))
-        }
-        Err(failure) => finding(Level::Fail, subject, failure.text().unwrap_or_default()),
-    }
+    let found = amqp::inspect(&amqp::Options::new(config, 0, false)).await;
+    let one = |f: amqp::Finding| {
+        let level = match f.severity {
+            amqp::Severity::Good => Level::Ok,
+            amqp::Severity::Warning => Level::Warn,
+            amqp::Severity::Fault => Level::Fail,
+        };
+        finding(level, f.side.as_str(), f.text)
+    };
+    Ok(found.into_iter().map(one).collect())
 }
 
 #[cfg(test)]

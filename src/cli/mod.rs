@@ -13,15 +13,17 @@ mod tail;
 
 use crate::config::{Config, Loaded};
 use crate::daemon;
-use args::{Cli, Command, RunArgs};
+use args::{Cli, Command, ConfigCommand, RunArgs};
 use clap::Parser;
-use output::{note, plain, Failure};
+use output::{note, plain, Failure, Out};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Read when neither argument nor environment names a file, if it is there.
 const DEFAULT_CONFIG: &str = "/etc/tidegate/config.toml";
+/// Every key with its default; a test of the configuration holds it to that.
+const SAMPLE: &str = include_str!("../../config.example.toml");
 /// Names the file when the argument does not.
 const CONFIG_VARIABLE: &str = "TIDEGATE_CONFIG";
 
@@ -56,6 +58,8 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         Command::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
         Command::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
         Command::Tail(args) => tail::run(&quietly(path.as_deref())?, &args, output)?,
+        // Whatever the output is to be: it is a file's text.
+        Command::Config(ConfigCommand::Sample) => Out::lock().line(SAMPLE.trim_end())?,
         Command::Status => status::run(&quietly(path.as_deref())?, output)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -66,7 +70,12 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
     for warning in &loaded.warnings {
         note(format_args!("warning: {}", plain(&warning.to_string())));
     }
-    let options = daemon::RunOptions { config: loaded.config, config_path, accept_loss: args.accept_loss };
+    let options = daemon::RunOptions {
+        config: loaded.config,
+        config_path,
+        accept_loss: args.accept_loss,
+        log_format: args.log_format,
+    };
     Ok(daemon::run(options))
 }
 

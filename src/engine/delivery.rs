@@ -12,9 +12,7 @@ use super::event::{Load, Op};
 use super::retry;
 use super::slab::NIL;
 use super::table::{Extra, Flight, Phase, Ready, Road, Row, State};
-use super::types::{
-    Batch, BatchItem, Content, Dead, Format, Now, Outcome, Reason, Settled,
-};
+use super::types::{Batch, BatchItem, Content, Dead, Format, Now, Outcome, Reason, Settled};
 use super::{Engine, DEAD};
 use std::sync::Arc;
 
@@ -67,7 +65,9 @@ impl Engine {
             }
             State::Ready => {
                 if group == NIL {
-                    self.apps[app].ready.retain(|entry| !matches!(entry, Ready::Single(other) if *other == id));
+                    self.apps[app]
+                        .ready
+                        .retain(|entry| !matches!(entry, Ready::Single(other) if *other == id));
                 } else {
                     let owner = &mut self.groups[group];
                     owner.ready.retain(|other| *other != id);
@@ -281,7 +281,8 @@ impl Engine {
             if !row.stored && row.delivery.is_none() {
                 self.remove_row(id);
             } else if row.expiry <= now.wall {
-                let error = format!("x-deliver-before {} was over when it could leave, at {}", row.expiry, now.wall);
+                let error =
+                    format!("x-deliver-before {} was over when it could leave, at {}", row.expiry, now.wall);
                 self.kill(id, Reason::Expired, &error);
             } else {
                 row.state = State::Scheduled;

@@ -257,6 +257,8 @@ pub enum Input {
     EgressLost,
     /// `connection.blocked` (true) and `connection.unblocked` (false) of the egress connection.
     EgressBlocked(bool),
+    /// The store has no room for new items (true), or has it again (false).
+    StoreFull(bool),
     /// The configuration was read again.
     Configure(Box<Settings>),
     /// Shutting down: give out what is due, take nothing new.

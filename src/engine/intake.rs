@@ -201,7 +201,9 @@ impl Engine {
     /// Items whose confirm did not come in time are written now.
     pub(super) fn store_deferred(&mut self, now: Now) {
         while let Some((at, id, seq)) = self.deferred.front().copied() {
-            let alive = self.by_seq.get(&seq) == Some(&id) && !self.rows[id].stored && self.rows[id].delivery.is_some();
+            let alive = self.by_seq.get(&seq) == Some(&id)
+                && !self.rows[id].stored
+                && self.rows[id].delivery.is_some();
             if alive && at > now.mono {
                 break;
             }

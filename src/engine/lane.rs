@@ -5,7 +5,7 @@
 //! anything is left in the lane, what becomes due goes behind it. With nothing stored there are no lanes: the items
 //! wait in memory, bounded by the prefetch.
 
-use super::event::{Load, LaneRow, Op, Place, Stored};
+use super::event::{LaneRow, Load, Op, Place, Stored};
 use super::table::{Lane, Ready, Road, State};
 use super::types::{Delivery, Key, Now};
 use super::{Engine, DEAD};

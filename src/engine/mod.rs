@@ -173,6 +173,9 @@ pub struct Engine {
     deferred: VecDeque<(u64, u32, u64)>,
     /// Payloads to be let go once their commit is durable.
     fresh: VecDeque<(Token, u32, u64)>,
+    /// What the first request needs to know has been loaded.
+    restored: bool,
+    store_full: bool,
     intake_open: bool,
     draining: bool,
 
@@ -228,6 +231,8 @@ impl Engine {
             awaiting: VecDeque::new(),
             deferred: VecDeque::new(),
             fresh: VecDeque::new(),
+            restored: false,
+            store_full: false,
             intake_open: false,
             draining: false,
             fx: Effects::default(),
@@ -253,6 +258,7 @@ impl Engine {
             Input::EgressReady => self.egress = Egress { ready: true, blocked: false },
             Input::EgressLost => self.egress.ready = false,
             Input::EgressBlocked(blocked) => self.egress.blocked = blocked,
+            Input::StoreFull(full) => self.store_full = full,
             Input::Configure(settings) => self.configure(*settings),
             Input::Drain => self.draining = true,
             Input::Tick => {}
@@ -297,9 +303,11 @@ impl Engine {
         self.preload(now);
         self.flush(now);
         self.ledger.acks(&mut self.fx.acks);
-        if !self.intake_open && self.may_open_intake() {
-            self.intake_open = true;
-            self.fx.intake = Some(Intake::Resume);
+        self.restored |= self.may_open_intake();
+        let open = self.restored && !self.store_full;
+        if open != self.intake_open {
+            self.intake_open = open;
+            self.fx.intake = Some(if open { Intake::Resume } else { Intake::Pause });
         }
     }
 
@@ -583,10 +591,15 @@ impl Engine {
 
     /// The invariants of the module pages, against the store as it stands once all writes are executed.
     fn check_invariants(&self, store: &tests::FakeStore) {
-        let pending: u64 = self.deletes.iter().filter(|op| matches!(op, Op::Delete { place: event::Place::Time, .. })).count() as u64;
+        let pending: u64 = self
+            .deletes
+            .iter()
+            .filter(|op| matches!(op, Op::Delete { place: event::Place::Time, .. }))
+            .count() as u64;
         assert_eq!(self.stored + pending, store.time.len() as u64, "count of the time index");
         for (key, item) in store.time.range(..self.cursor.until) {
-            let deleted = self.deletes.iter().any(|op| matches!(op, Op::Delete { key: gone, .. } if gone == key));
+            let deleted =
+                self.deletes.iter().any(|op| matches!(op, Op::Delete { key: gone, .. } if gone == key));
             assert!(
                 deleted || self.by_seq.contains_key(&key.seq),
                 "below the cursor {:?} and not in memory: {item:?}",

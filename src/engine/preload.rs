@@ -98,7 +98,7 @@ impl Engine {
     /// Asks for the next rows when the horizon comes near and there is room.
     pub(super) fn preload(&mut self, now: Now) {
         self.load_lanes();
-        let wanted = if self.may_open_intake() {
+        let wanted = if self.restored || self.may_open_intake() {
             now.wall + HORIZON_MS
         } else {
             // After a start; far away only where the clock was set back meanwhile.
@@ -123,7 +123,7 @@ impl Engine {
     fn is_preload_due(&self, wall: u64) -> bool {
         let ahead = self.cursor.until.max(self.cursor.far_min).due.saturating_sub(wall);
         let room = self.content_bytes < self.budget.contents / 8 * 7;
-        if !self.may_open_intake() {
+        if !self.restored && !self.may_open_intake() {
             return true;
         }
         self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead < URGENT_MS)

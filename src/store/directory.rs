@@ -11,7 +11,7 @@ use super::OpenError;
 use rustix::fs::OFlags;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A directory that this process alone uses, as long as this value lives.
@@ -32,6 +32,7 @@ impl Directory {
         // Without a slash at the end, which would make lstat follow a link.
         let path: PathBuf = path.components().collect();
         match fs::symlink_metadata(&path) {
+            Ok(found) if found.file_type().is_symlink() && found.uid() == 0 && is_private_link(&path) => {}
             Ok(found) if found.file_type().is_symlink() => return Err(OpenError::Symlink { path }),
             Ok(found) if !found.is_dir() => return Err(OpenError::NotADirectory { path }),
             Ok(found) if found.permissions().mode() & 0o077 != 0 => {
@@ -71,6 +72,12 @@ impl Directory {
         }
         Ok(())
     }
+}
+
+/// systemd's `DynamicUser=` links `/var/lib/NAME` to `private/NAME`, as root. No other link is followed.
+fn is_private_link(path: &Path) -> bool {
+    let name = path.file_name().map(|name| Path::new("private").join(name));
+    name.is_some() && fs::read_link(path).ok() == name
 }
 
 /// Opens a file of our own: private, never through a link, never cut.
@@ -213,6 +220,11 @@ mod tests {
         std::os::unix::fs::symlink(&real, &link).unwrap();
         assert!(matches!(Directory::open(&link), Err(OpenError::Symlink { .. })));
         assert!(matches!(Directory::open(&link.join("")), Err(OpenError::Symlink { .. })));
+        // But for the one that systemd makes.
+        let private = dir.path().join("private");
+        fs::create_dir_all(private.join("state")).unwrap();
+        std::os::unix::fs::symlink("private/state", dir.path().join("state")).unwrap();
+        assert_eq!(Directory::open(&dir.path().join("state")).is_ok(), rustix::process::geteuid().is_root());
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
         assert!(matches!(Directory::open(&file), Err(OpenError::NotADirectory { .. })));

@@ -47,7 +47,7 @@ impl Budget {
 /// # Errors
 ///
 /// See [`super::open`].
-pub fn open(path: &Path, memory_limit: u64) -> Result<OpenStore, OpenError> {
+pub fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     let directory = Directory::open(path)?;
     let budget = Budget::of(memory_limit);
     let db = open_database(&directory, budget)?;
@@ -61,14 +61,16 @@ pub fn open(path: &Path, memory_limit: u64) -> Result<OpenStore, OpenError> {
     };
     let Known { identity, number, marks } = known;
     let (mut committed, noted) = Committed::open(&directory, identity)?;
-    if let Some(noted) = noted.filter(|noted| *noted > number) {
+    let lost = noted.filter(|noted| *noted > number);
+    if let (Some(noted), true) = (lost, accept_loss) {
+        tracing::warn!(first = number + 1, last = noted, "durable commits are gone, and this is accepted");
+    } else if let Some(noted) = lost {
         return Err(OpenError::Damaged {
             place: format!("{}/*.jnl", directory.data().display()),
             error: format!(
-                "commits {} to {noted} had been made durable and are gone; restore the files, or delete {} to \
-                 accept the loss",
+                "commits {} to {noted} had been made durable and are gone; restore the files, or start with \
+                 --accept-loss to go on without them",
                 number + 1,
-                directory.path().join("COMMITTED").display(),
             ),
         });
     }

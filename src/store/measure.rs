@@ -52,7 +52,7 @@ fn fill(store: &mut dyn Store, rows: u64, body: usize) {
 #[ignore = "a measurement"]
 fn throughput() {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), 256 << 20).unwrap().store;
+    let mut store = open(&config(dir.path()), 256 << 20, false).unwrap().store;
     const ROWS: u64 = 300_000;
     timed("put, 1,000 x 300 B a commit", ROWS, || fill(&mut *store, ROWS, 300));
     timed("delete, 1,000 a commit", ROWS, || {

@@ -247,14 +247,15 @@ pub struct OpenStore {
 }
 
 /// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`, bytes):
-/// the store's buffers and caches take about a quarter of it.
+/// the store's buffers and caches take about a quarter of it. `accept_loss`: go on although commits that had been
+/// made durable are gone.
 ///
 /// # Errors
 ///
 /// See [`OpenError`]. Nothing is repaired silently: a damaged store stays as it is.
-pub fn open(store: &config::Store, memory_limit: u64) -> Result<OpenStore, OpenError> {
+pub fn open(store: &config::Store, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     match store.kind {
-        StoreKind::Disk => disk::open(&store.path, memory_limit),
+        StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss),
         StoreKind::Memory => memory::open(),
     }
 }

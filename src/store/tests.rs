@@ -71,11 +71,11 @@ pub(super) fn config(path: &Path) -> config::Store {
 }
 
 pub(super) fn open_at(path: &Path) -> OpenStore {
-    open(&config(path), 32 << 20).unwrap()
+    open(&config(path), 32 << 20, false).unwrap()
 }
 
 fn refusal(path: &Path) -> OpenError {
-    match open(&config(path), 32 << 20) {
+    match open(&config(path), 32 << 20, false) {
         Ok(_) => panic!("opened"),
         Err(error) => error,
     }
@@ -526,7 +526,8 @@ fn room_is_measured() {
 #[test]
 fn the_memory_store_keeps_nothing() {
     let settings = config::Store { kind: StoreKind::Memory, ..config(Path::new("/nowhere/at/all")) };
-    let (first, second) = (open(&settings, 1 << 20).unwrap(), open(&settings, 1 << 20).unwrap());
+    let (first, second) =
+        (open(&settings, 1 << 20, false).unwrap(), open(&settings, 1 << 20, false).unwrap());
     assert_ne!(first.identity, second.identity);
     assert_eq!(first.opened, Opened::default());
     let mut store = first.store;

@@ -136,11 +136,8 @@ impl Sim {
             }
             97 => {
                 let by = self.pick(100_000);
-                self.world.now.wall = if self.pick(2) == 0 {
-                    self.world.now.wall + by
-                } else {
-                    self.world.now.wall - by
-                };
+                self.world.now.wall =
+                    if self.pick(2) == 0 { self.world.now.wall + by } else { self.world.now.wall - by };
                 self.world.input(Input::Tick);
             }
             98 => {
@@ -259,7 +256,9 @@ impl Sim {
                 let batch = self.world.settle(0, Outcome::Confirmed);
                 self.receive(&batch);
             }
-            if self.arrived.len() == self.asked.len() && self.world.engine.snapshot(self.world.now).in_memory == 0 {
+            if self.arrived.len() == self.asked.len()
+                && self.world.engine.snapshot(self.world.now).in_memory == 0
+            {
                 break;
             }
             self.world.advance(500);
@@ -269,7 +268,12 @@ impl Sim {
         self.world.drain_jobs();
         let missing: Vec<&String> = self.asked.keys().filter(|id| !self.arrived.contains_key(*id)).collect();
         let state = self.world.engine.snapshot(self.world.now);
-        assert!(missing.is_empty(), "lost: {missing:?}; {state:?}; out {}; intake {}", self.world.out.len(), self.world.intake_open);
+        assert!(
+            missing.is_empty(),
+            "lost: {missing:?}; {state:?}; out {}; intake {}",
+            self.world.out.len(),
+            self.world.intake_open
+        );
         assert!(self.dead.is_empty(), "given up without a reason: {:?}", self.dead);
         assert!(self.world.queue.is_empty(), "{} requests not acked", self.world.queue.len());
         assert!(self.world.store.time.is_empty(), "left in the time index");

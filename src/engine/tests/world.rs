@@ -94,7 +94,8 @@ impl FakeStore {
                 Loaded::Time { rows, next }
             }
             Load::Lane { lane, from, max_rows, max_bytes } => {
-                let range = self.lanes.range((lane.clone(), from)..).take_while(|((name, _), _)| *name == lane);
+                let range =
+                    self.lanes.range((lane.clone(), from)..).take_while(|((name, _), _)| *name == lane);
                 let (rows, next) = cut(range.map(|((_, k), v)| (*k, v)), max_rows, max_bytes);
                 Loaded::Lane { lane, rows, next }
             }

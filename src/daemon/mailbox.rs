@@ -1,0 +1,117 @@
+//! Where everything that happens to the daemon arrives, and where its loop sleeps.
+//!
+//! A closed set of events in two queues. Control (settled publishes, store answers, links, signals, queries) comes
+//! first in a turn: it frees slots and memory. What the ingest connection sends keeps an order of its own and is
+//! taken in bounded helpings. Neither queue needs a limit: deliveries are bounded by the prefetch, settled publishes
+//! by the slots, store answers by what was asked, queries by the admin listener.
+//!
+//! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
+
+use crate::admin::Query;
+use crate::signals::Signal;
+use crate::{amqp, store};
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Requests handled in one turn: some hundred microseconds of work.
+const TURN_REQUESTS: usize = 1_024;
+
+/// Everything that can happen.
+#[derive(Debug)]
+pub(super) enum Event {
+    Amqp(amqp::Event),
+    Store(store::thread::Event),
+    Signal(Signal),
+    Query(Query),
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    control: VecDeque<Event>,
+    ingest: VecDeque<amqp::Event>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Mailbox {
+    queues: Mutex<Queues>,
+    filled: Condvar,
+}
+
+impl Mailbox {
+    /// From any thread; never blocks for long.
+    pub(super) fn post(&self, event: Event) {
+        let mut queues = self.lock();
+        match event {
+            Event::Amqp(
+                event
+                @ (amqp::Event::Requests(_) | amqp::Event::IngestReady { .. } | amqp::Event::IngestLost),
+            ) => queues.ingest.push_back(event),
+            other => queues.control.push_back(other),
+        }
+        drop(queues);
+        self.filled.notify_one();
+    }
+
+    /// Waits until something is there, `timeout` at most, and moves one turn's events to `out`.
+    pub(super) fn take(&self, timeout: Duration, out: &mut Vec<Event>) {
+        let mut queues = self.lock();
+        if queues.control.is_empty() && queues.ingest.is_empty() && !timeout.is_zero() {
+            let waited = self.filled.wait_timeout_while(queues, timeout, |queues| {
+                queues.control.is_empty() && queues.ingest.is_empty()
+            });
+            queues = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        out.extend(queues.control.drain(..));
+        let mut requests = 0;
+        while requests < TURN_REQUESTS {
+            let Some(event) = queues.ingest.pop_front() else { break };
+            if let amqp::Event::Requests(chunk) = &event {
+                requests += chunk.len();
+            }
+            out.push(Event::Amqp(event));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn control_comes_first_and_ingest_keeps_its_order() {
+        let mailbox = Mailbox::default();
+        mailbox.post(Event::Amqp(amqp::Event::IngestReady { generation: 1 }));
+        mailbox.post(Event::Amqp(amqp::Event::IngestLost));
+        mailbox.post(Event::Signal(Signal::Reload));
+        let mut out = vec![];
+        mailbox.take(Duration::ZERO, &mut out);
+        assert!(
+            matches!(
+                out[..],
+                [
+                    Event::Signal(Signal::Reload),
+                    Event::Amqp(amqp::Event::IngestReady { generation: 1 }),
+                    Event::Amqp(amqp::Event::IngestLost)
+                ]
+            ),
+            "{out:?}"
+        );
+    }
+
+    #[test]
+    fn a_post_ends_the_wait() {
+        let mailbox = Arc::new(Mailbox::default());
+        let poster = Arc::clone(&mailbox);
+        let thread = std::thread::spawn(move || poster.post(Event::Signal(Signal::Terminate)));
+        let mut out = vec![];
+        mailbox.take(Duration::from_secs(30), &mut out);
+        assert_eq!(out.len(), 1);
+        thread.join().unwrap();
+    }
+}

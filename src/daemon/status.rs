@@ -1,0 +1,121 @@
+//! What the daemon tells of itself: link states, the state document, the line for systemd.
+
+use super::Daemon;
+use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState};
+use crate::amqp::{Link, Side};
+use crate::clock;
+use crate::config::{Config, StoreKind};
+
+/// `store.kind` in words.
+pub(super) fn kind(config: &Config) -> &'static str {
+    match config.store.kind {
+        StoreKind::Disk => "disk",
+        StoreKind::Memory => "memory",
+    }
+}
+
+impl Daemon {
+    /// A connection's state has changed.
+    pub(super) fn link(&mut self, side: Side, link: Link) {
+        let (state, detail) = describe(&link);
+        match &link {
+            Link::Down { .. } | Link::Blocked { .. } => {
+                tracing::warn!(side = side.as_str(), state, "{detail}");
+            }
+            Link::Up { notes, .. } => {
+                tracing::info!(side = side.as_str(), state, "{detail}");
+                for note in notes {
+                    tracing::warn!(side = side.as_str(), "{note}");
+                }
+            }
+            Link::Connecting { .. } | Link::Paused { .. } | Link::Closed => {
+                tracing::debug!(side = side.as_str(), state, "{detail}");
+            }
+        }
+        let up = matches!(link, Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. });
+        let (latch, index) = match side {
+            Side::Ingest => (Latch::Ingest, 0),
+            Side::Egress => (Latch::Egress, 1),
+        };
+        self.readiness.set(latch, up);
+        self.links[index] = Some(link);
+        // A link is up once its topology stands.
+        let both = self
+            .links
+            .iter()
+            .all(|link| matches!(link, Some(Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. })));
+        self.readiness.set(Latch::Topology, both);
+    }
+
+    pub(super) fn state(&self) -> StateInput {
+        let now = clock::now();
+        let store = self.store.stats();
+        let lateness = self.amqp.stats().lateness;
+        let links = [("ingest", &self.links[0]), ("egress", &self.links[1])];
+        StateInput {
+            snapshot: self.engine.snapshot(now),
+            links: links
+                .into_iter()
+                .map(|(side, link)| {
+                    let (state, detail) =
+                        link.as_ref().map_or(("connecting", String::new()), |link| describe(link));
+                    LinkState { side, state: state.to_owned(), detail }
+                })
+                .collect(),
+            store: StoreState {
+                kind: kind(&self.config).to_owned(),
+                commits: store.commits,
+                last_commit_ms: store.last_commit_ms,
+                max_commit_ms: store.max_commit_ms,
+                bytes: store.usage.map_or(0, |usage| usage.used),
+                free_bytes: store.usage.map_or(0, |usage| usage.free),
+                queue: store.queued as u64,
+            },
+            lateness: LatenessState {
+                count: lateness.count,
+                p50_us: lateness.p50_us,
+                p99_us: lateness.p99_us,
+                p999_us: lateness.p999_us,
+                max_us: lateness.max_us,
+            },
+            draining: self.stop.is_some(),
+            version: env!("CARGO_PKG_VERSION"),
+            started_at: self.started.wall,
+            at: now.wall,
+            uptime_ms: now.mono.saturating_sub(self.started.mono),
+        }
+    }
+
+    /// One line for `systemctl status`.
+    pub(super) fn status_line(&self) -> String {
+        for (side, link) in ["ingest", "egress"].iter().zip(&self.links) {
+            match link {
+                Some(link @ (Link::Down { .. } | Link::Blocked { .. })) => {
+                    let (state, detail) = describe(link);
+                    return format!("{side} {state}: {detail}");
+                }
+                Some(Link::Up { .. } | Link::Paused { .. } | Link::Closed) => {}
+                Some(Link::Connecting { .. }) | None => return format!("{side} connecting"),
+            }
+        }
+        let s = self.engine.snapshot(clock::now());
+        let low = if self.low { "disk nearly full, " } else { "" };
+        format!(
+            "{low}{} waiting, {} due, {} in flight, {} parked, {} confirmed",
+            s.waiting, s.ready, s.in_flight_items, s.parked, s.counters.sent
+        )
+    }
+}
+
+fn describe(link: &Link) -> (&'static str, String) {
+    match link {
+        Link::Connecting { address } => ("connecting", address.clone()),
+        Link::Up { address, .. } => ("connected", address.clone()),
+        Link::Paused { address } => ("paused", address.clone()),
+        Link::Blocked { reason } => ("blocked", reason.clone()),
+        Link::Down { error, retry_in } => {
+            ("down", format!("{error}; next try in {} ms", retry_in.as_millis()))
+        }
+        Link::Closed => ("closed", String::new()),
+    }
+}
