@@ -1,0 +1,81 @@
+# Everything a person or a CI runs. `make help` lists it. Nothing here starts, stops or asks the system's own
+# RabbitMQ service: tests, demo and bench start private nodes with their own ports and directories.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+CARGO ?= cargo
+BIN := $(CURDIR)/target/release/tidegate
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+
+# Packages come only when they are missing; without network but with everything installed all targets work.
+# While apt installs, /usr/sbin/policy-rc.d keeps it from starting the broker's service (unless one is there).
+define install
+missing=; \
+[ -n "$$TIDEGATE_TEST_AMQP" ] || ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server >/dev/null 2>&1 \
+	|| [ -n "$$TIDEGATE_TEST_SBIN" ] || missing="$$missing rabbitmq-server"; \
+for tool in $(1); do command -v $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
+if [ -n "$$missing" ]; then \
+	command -v apt-get >/dev/null 2>&1 || { echo "please install:$$missing"; exit 1; }; \
+	echo "installing$$missing"; guard=; \
+	if [ ! -e /usr/sbin/policy-rc.d ]; then \
+		guard=/usr/sbin/policy-rc.d; trap '$(SUDO) rm -f /usr/sbin/policy-rc.d' EXIT INT TERM; \
+		printf '#!/bin/sh\nexit 101\n' | $(SUDO) tee $$guard >/dev/null; $(SUDO) chmod 755 $$guard; \
+	fi; \
+	$(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null 2>&1 \
+		|| { $(SUDO) apt-get update -qq && \
+			$(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || exit 1; \
+fi
+endef
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: fetch
+fetch:
+	@$(CARGO) fetch --locked --offline >/dev/null 2>&1 || $(CARGO) fetch --locked
+
+.PHONY: build
+build: fetch ## the release binary, target/release/tidegate
+	$(CARGO) build --release --locked --offline
+
+.PHONY: lint
+lint: fetch ## formatting and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked --offline -- -D warnings
+
+.PHONY: setup
+setup:
+	@$(call install,strace)
+
+.PHONY: test
+test: setup lint build ## lints, unit and property tests, and the black-box tests against a private broker
+	TIDEGATE_BIN=$(BIN) $(CARGO) test --workspace --locked --offline
+
+.PHONY: demo
+demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9 with nothing lost
+	@$(call install,)
+	$(CARGO) build --release --locked --offline --bin tidegate --example demo
+	@target/release/examples/demo
+
+.PHONY: bench
+bench: fetch ## about two minutes: tidegate beside a bare consumer and a naive bridge
+	@$(call install,)
+	$(CARGO) build --release --locked --offline --bin tidegate --example bench
+	@target/release/examples/bench
+
+.PHONY: bench-long
+bench-long: fetch ## the same with a million messages and five repeats
+	@$(call install,)
+	$(CARGO) build --release --locked --offline --bin tidegate --example bench
+	@target/release/examples/bench --long
+
+.PHONY: deny
+deny: ## licences, bans, sources and advisories (needs cargo-deny)
+	$(CARGO) deny check advisories bans licenses sources
+
+.PHONY: audit
+audit: ## known vulnerabilities (needs cargo-audit)
+	$(CARGO) audit --deny warnings

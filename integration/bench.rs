@@ -1,0 +1,337 @@
+//! `make bench`: tidegate beside a bare consumer and a naive bridge, in one run on one machine.
+//!
+//! Absolute figures drift from machine to machine; the ratios count. The kinds are run in turn, several times over,
+//! and the median of each is told. Time runs from the first message taken off the ingest queue to the last one at
+//! its goal; the wait that was asked for (the window, the delay) is not counted.
+#![expect(clippy::print_stdout, reason = "a program for people to read")]
+
+use futures_util::StreamExt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tidegate_harness::lapin::message::Delivery;
+use tidegate_harness::lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+};
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::lapin::{Connection, ConnectionProperties, Consumer, PublisherConfirm};
+use tidegate_harness::{
+    block_on, percentile, run_guarded, text, Client, Config, Daemon, Node, Raw, RawProperties, Site,
+};
+
+const BODY: usize = 200;
+const CUSTOMERS: u64 = 1000;
+const LIMIT: Duration = Duration::from_secs(600);
+
+struct Plan {
+    messages: u64,
+    repeats: usize,
+    backlog: u64,
+    rate: u64,
+    seconds: u64,
+}
+
+/// One measured run.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    per_second: f64,
+    cpu_us: f64,
+    rss_mib: f64,
+}
+
+fn main() -> ExitCode {
+    let long = std::env::args().any(|a| a == "--long");
+    let plan = if long {
+        Plan { messages: 1_000_000, repeats: 5, backlog: 1_000_000, rate: 10_000, seconds: 30 }
+    } else {
+        Plan { messages: 200_000, repeats: 3, backlog: 100_000, rate: 5_000, seconds: 8 }
+    };
+    run_guarded(|| {
+        let node = Node::start("");
+        println!(
+            "{} messages of {BODY} B from a quorum queue, {} repeats in turn; broker, client and daemon share {} cores\n",
+            plan.messages,
+            plan.repeats,
+            std::thread::available_parallelism().map_or(0, std::num::NonZero::get)
+        );
+        throughput(&node, &plan);
+        lateness(&node, &plan);
+    });
+    ExitCode::SUCCESS
+}
+
+fn throughput(node: &Node, plan: &Plan) {
+    let mut runs: [Vec<Run>; 5] = Default::default();
+    for repeat in 0..plan.repeats {
+        println!("repeat {} of {} ..", repeat + 1, plan.repeats);
+        runs[0].push(bare(node, plan.messages));
+        runs[1].push(naive(node, plan.messages));
+        runs[2].push(windowed(node, plan.messages));
+        runs[3].push(passthrough(node, plan.messages, 1000));
+        runs[4].push(passthrough(node, plan.messages, 0));
+    }
+    let medians = runs.map(|mut kind| {
+        kind.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
+        kind[kind.len() / 2]
+    });
+    let [bare, naive, windowed, delayed, at_once] = medians;
+    println!(
+        "\n{:<44} {:>10} {:>9} {:>8} {:>9} {:>9}",
+        "", "msg/s", "ratio", "to reach", "CPU us/m", "RSS MiB"
+    );
+    line("bare consumer drain (lapin, ack every 200)", bare, None, None);
+    line("naive 1:1 bridge (lapin)", naive, None, None);
+    line("tidegate windowed, disk, 1,000 customers", windowed, Some(bare), Some(0.7));
+    line("tidegate passthrough, disk, delay 1 s", delayed, Some(naive), Some(0.85));
+    line("tidegate passthrough, disk, due at once", at_once, Some(naive), Some(0.95));
+}
+
+fn line(name: &str, run: Run, reference: Option<Run>, goal: Option<f64>) {
+    let ratio = reference.map_or(String::new(), |r| format!("{:.2}", run.per_second / r.per_second));
+    let goal = goal.map_or(String::new(), |g| format!("{g:.2}"));
+    let figure = |f: f64| if f > 0.0 { format!("{f:.1}") } else { String::new() };
+    println!(
+        "{name:<44} {:>10.0} {ratio:>9} {goal:>8} {:>9} {:>9}",
+        run.per_second,
+        figure(run.cpu_us),
+        figure(run.rss_mib)
+    );
+}
+
+fn quorum() -> FieldTable {
+    let mut table = FieldTable::default();
+    table.insert("x-queue-type".into(), text("quorum"));
+    table
+}
+
+fn entry(name: &str, kind: u8, value: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![u8::try_from(name.len()).unwrap_or(0)];
+    bytes.extend_from_slice(name.as_bytes());
+    bytes.push(kind);
+    if kind == b'S' {
+        bytes.extend_from_slice(&u32::try_from(value.len()).unwrap_or(0).to_be_bytes());
+    }
+    bytes.extend_from_slice(value);
+    bytes
+}
+
+fn delay(ms: i64) -> Vec<u8> {
+    entry("x-delay", b'l', &ms.to_be_bytes())
+}
+
+/// Publishes `count` messages whose headers come from `headers(n)`.
+fn fill(node: &Node, exchange: &str, key: &str, count: u64, headers: impl Fn(u64) -> Vec<u8>) {
+    let mut raw = Raw::connect(node);
+    let body = [b'x'; BODY];
+    for n in 0..count {
+        let properties = RawProperties::default().headers(&headers(n)).persistent();
+        raw.put(exchange, key.as_bytes(), &properties, &body);
+        if n % 500 == 499 {
+            raw.settle(1500);
+        }
+    }
+    raw.settle(0);
+}
+
+async fn connect(uri: &str) -> Connection {
+    let runtime = async_rs::Runtime::tokio_current();
+    Connection::connect_with_runtime(uri, ConnectionProperties::default(), runtime)
+        .await
+        .expect("a connection")
+}
+
+async fn consumer(connection: &Connection, queue: &str) -> Consumer {
+    let channel = connection.create_channel().await.expect("a channel");
+    channel.basic_qos(2000, BasicQosOptions::default()).await.expect("basic.qos");
+    let options = BasicConsumeOptions::default();
+    channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await.expect("a consumer")
+}
+
+fn per_second(count: u64, time: Duration) -> Run {
+    Run { per_second: count as f64 / time.as_secs_f64(), ..Run::default() }
+}
+
+fn bare(node: &Node, count: u64) -> Run {
+    let client = Client::connect(node.uri());
+    client.queue("bench.bare", quorum());
+    fill(node, "", "bench.bare", count, |_| Vec::new());
+    let time = block_on(async {
+        let connection = connect(node.uri()).await;
+        let start = Instant::now();
+        let mut deliveries = consumer(&connection, "bench.bare").await;
+        for n in 1..=count {
+            let delivery = deliveries.next().await.expect("a delivery").expect("a delivery");
+            if n % 200 == 0 || n == count {
+                delivery.acker.ack(BasicAckOptions { multiple: true }).await.expect("basic.ack");
+            }
+        }
+        start.elapsed()
+    });
+    client.delete_queue("bench.bare");
+    per_second(count, time)
+}
+
+fn naive(node: &Node, count: u64) -> Run {
+    let client = Client::connect(node.uri());
+    client.queue("bench.from", quorum());
+    client.queue("bench.to", FieldTable::default());
+    fill(node, "", "bench.from", count, |_| Vec::new());
+    let time = block_on(async {
+        let (from, to) = (connect(node.uri()).await, connect(node.uri()).await);
+        let channel = to.create_channel().await.expect("a channel");
+        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirm.select");
+        let (sender, mut open) = tokio::sync::mpsc::channel::<(PublisherConfirm, Delivery)>(1000);
+        let start = Instant::now();
+        let mut deliveries = consumer(&from, "bench.from").await;
+        let acks = tokio::spawn(async move {
+            while let Some((confirm, delivery)) = open.recv().await {
+                assert!(confirm.await.expect("a confirm").is_ack(), "nacked");
+                delivery.acker.ack(BasicAckOptions::default()).await.expect("basic.ack");
+            }
+        });
+        for _ in 0..count {
+            let delivery = deliveries.next().await.expect("a delivery").expect("a delivery");
+            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+            let properties = delivery.properties.clone();
+            let publish =
+                channel.basic_publish("".into(), "bench.to".into(), options, &delivery.data, properties);
+            let confirm = publish.await.expect("basic.publish");
+            assert!(sender.send((confirm, delivery)).await.is_ok(), "the acking task lives");
+        }
+        drop(sender);
+        acks.await.expect("the acking task");
+        start.elapsed()
+    });
+    client.delete_queue("bench.from");
+    client.delete_queue("bench.to");
+    per_second(count, time)
+}
+
+/// Fills the ingest queue with the daemon down, starts it, and returns with the moment of the first delivery.
+fn filled(
+    site: &Site<'_>,
+    config: &Config,
+    count: u64,
+    headers: impl Fn(u64) -> Vec<u8>,
+) -> (Daemon, Instant, u64) {
+    let mut daemon = site.start(config);
+    daemon.term();
+    daemon.exit(Duration::from_secs(30));
+    fill(site.node, &site.ingest(), "shop", count, headers);
+    daemon.start_again();
+    let full = u32::try_from(count).ok();
+    let end = Instant::now() + LIMIT;
+    while site.client.depth(&site.ingest_queue()) == full {
+        assert!(Instant::now() < end, "the daemon takes nothing");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let cpu = daemon.cpu_us();
+    (daemon, Instant::now(), cpu)
+}
+
+fn measured(daemon: &Daemon, count: u64, time: Duration, cpu_before: u64) -> Run {
+    Run {
+        cpu_us: (daemon.cpu_us() - cpu_before) as f64 / count as f64,
+        rss_mib: daemon.peak_rss() as f64 / f64::from(1 << 20),
+        ..per_second(count, time)
+    }
+}
+
+fn windowed(node: &Node, count: u64) -> Run {
+    let site = Site::on(node, "windowed");
+    let window = Duration::from_secs(1);
+    let config = site.config().text("defaults.window", "1s");
+    site.application("shop");
+    let customers: Vec<Vec<u8>> =
+        (0..CUSTOMERS).map(|c| entry("x-customer", b'S', format!("customer-{c}").as_bytes())).collect();
+    let header = |n: u64| customers[usize::try_from(n % CUSTOMERS).unwrap_or(0)].clone();
+    let inbox = site.client.consume(&site.queue("shop"));
+    let (daemon, start, cpu) = filled(&site, &config, count, header);
+    let mut items = 0;
+    while items < count {
+        let received = inbox.poll(Duration::from_secs(60)).expect("a batch within a minute");
+        items += u64::try_from(received.number("x-count").unwrap_or(0)).unwrap_or(0);
+    }
+    let run = measured(&daemon, count, start.elapsed().saturating_sub(window), cpu);
+    clean(&site);
+    run
+}
+
+fn passthrough(node: &Node, count: u64, delay_ms: i64) -> Run {
+    let site = Site::on(node, "passthrough");
+    let wait = Duration::from_millis(u64::try_from(delay_ms).unwrap_or(0));
+    let config = site.config().text("defaults.format", "passthrough");
+    site.application("shop");
+    let headers = if delay_ms > 0 { delay(delay_ms) } else { Vec::new() };
+    let (daemon, start, cpu) = filled(&site, &config, count, |_| headers.clone());
+    let end = Instant::now() + LIMIT;
+    while u64::from(site.client.depth(&site.queue("shop")).unwrap_or(0)) < count {
+        assert!(Instant::now() < end, "not all arrive: {:?}", site.client.depth(&site.queue("shop")));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let run = measured(&daemon, count, start.elapsed().saturating_sub(wait), cpu);
+    clean(&site);
+    run
+}
+
+fn clean(site: &Site<'_>) {
+    site.client.delete_queue(&site.queue("shop"));
+}
+
+fn lateness(node: &Node, plan: &Plan) {
+    let site = Site::on(node, "lateness");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+    let far = delay(86_400_000);
+    fill(node, &site.ingest(), "shop", plan.backlog, |_| far.clone());
+    let end = Instant::now() + LIMIT;
+    while site.client.depth(&site.ingest_queue()) != Some(0) {
+        assert!(Instant::now() < end, "the backlog is not taken in");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let total = plan.rate * plan.seconds;
+    let feeding = std::thread::scope(|scope| {
+        let feeder = scope.spawn(|| feed(node, &site.ingest(), plan.rate, plan.seconds));
+        let mut late: Vec<i64> = Vec::new();
+        while (late.len() as u64) < total {
+            let received = inbox.poll(Duration::from_secs(30)).expect("a message within 30 s");
+            late.push(received.lateness_us());
+        }
+        feeder.join().expect("the feeder");
+        late.sort_unstable();
+        late
+    });
+    let ms = |p: f64| percentile(&feeding, p) as f64 / 1000.0;
+    println!(
+        "\nlateness at the consumer, {} msg/s with delays of 1 to 5 s, {} more waiting:\n  \
+         p50 {:.2} ms   p99 {:.2} ms   p99.9 {:.2} ms   largest {:.2} ms   early {}   RSS {:.0} MiB",
+        plan.rate,
+        plan.backlog,
+        ms(50.0),
+        ms(99.0),
+        ms(99.9),
+        ms(100.0),
+        feeding.iter().filter(|l| **l < 0).count(),
+        daemon.rss() as f64 / f64::from(1 << 20)
+    );
+}
+
+/// Requests at a steady rate, in slices of 10 ms.
+fn feed(node: &Node, exchange: &str, rate: u64, seconds: u64) {
+    let mut raw = Raw::connect(node);
+    let body = [b'x'; BODY];
+    let start = Instant::now();
+    let mut sent = 0;
+    while sent < rate * seconds {
+        let passed = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let target = (passed * rate / 1000).min(rate * seconds);
+        while sent < target {
+            let headers = delay(1000 + i64::try_from(sent * 7919 % 4000).unwrap_or(0));
+            let properties = RawProperties::default().headers(&headers).persistent();
+            raw.put(exchange, b"shop", &properties, &body);
+            sent += 1;
+        }
+        raw.settle(20_000);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    raw.settle(0);
+}

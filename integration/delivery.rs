@@ -1,0 +1,9 @@
+//! When and how batches leave: windows, own times, order, parked applications, topology.
+
+mod delivery {
+    mod own_times;
+    mod parked;
+    mod refused;
+    mod topology;
+    mod windows;
+}

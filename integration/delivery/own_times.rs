@@ -1,0 +1,67 @@
+//! Own times: never early, short ones not behind long ones, precise.
+
+use tidegate_harness::{now_ms, percentile, Site};
+
+#[test]
+fn a_short_delay_is_not_held_up_by_the_long_one_before_it() {
+    let site = Site::new("short");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    for (id, delay) in [("long", 1500), ("middle", 800), ("short", 200)] {
+        site.client.publish(&site.push("shop", "{}").id(id).delay(delay));
+    }
+    for expected in ["short", "middle", "long"] {
+        let received = inbox.next();
+        assert!((0..300_000).contains(&received.lateness_us()), "late by {} us", received.lateness_us());
+        assert_eq!(received.batch().ids(), [expected]);
+    }
+}
+
+#[test]
+fn max_items_only_splits_what_is_due_together() {
+    let site = Site::new("split");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config().set("defaults.max_items", "4"));
+    let at = i64::try_from(now_ms()).expect("a date") + 1000;
+    let pushes =
+        (0..10).map(|n| site.push("shop", "{}").customer("c").id(&format!("{n}")).number("x-deliver-at", at));
+    site.client.publish_all(pushes);
+    let mut ids = Vec::new();
+    for size in [4, 4, 2] {
+        let batch = inbox.batch();
+        assert!(batch.message.lateness_us() >= 0, "own-time items never leave early");
+        assert_eq!(batch.items.len(), size);
+        ids.extend(batch.items.into_iter().map(|i| i.id));
+    }
+    assert_eq!(ids, (0..10).map(|n| n.to_string()).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_thousand_times_spread_over_a_second_are_met() {
+    let site = Site::new("precise");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    let base = i64::try_from(now_ms()).expect("a date") + 2500;
+    let pushes = (0..1000).map(|n| {
+        site.push("shop", "{}")
+            .id(&format!("{n}"))
+            .customer(&format!("c{}", n % 50))
+            .number("x-deliver-at", base + n)
+    });
+    site.client.publish_all(pushes);
+    let mut seen = 0;
+    let mut lateness: Vec<i64> = Vec::new();
+    while seen < 1000 {
+        let received = inbox.next();
+        lateness.push(received.lateness_us());
+        seen += received.batch().items.len();
+    }
+    lateness.sort_unstable();
+    assert!(lateness[0] >= 0, "early by {} us", -lateness[0]);
+    let median = percentile(&lateness, 50.0);
+    // The broker's and the consumer's time are in this figure.
+    let shown = format!("{median} us at the consumer, p99 {} us", percentile(&lateness, 99.0));
+    assert!(median < 5_000, "median {shown}");
+    let own = daemon.state()["lateness"].clone();
+    assert!(own["p50_us"].as_u64().is_some_and(|us| us < 2_000), "by its own measure {own}; {shown}");
+}

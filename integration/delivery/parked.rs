@@ -1,0 +1,137 @@
+//! Applications that cannot be delivered to: exactly theirs is held back, cheaply and in order.
+
+use std::time::Duration;
+use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
+use tidegate_harness::{text, wait_until, Node, Site};
+
+#[test]
+fn one_unroutable_among_five_hundred_in_flight() {
+    let site = Site::new("unroutable");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config().text("defaults.retry.min", "300ms"));
+    let at = |id: &str, application: &str, when: i64| {
+        site.push(application, "{}").id(id).number("x-deliver-at", when)
+    };
+    let when = i64::try_from(tidegate_harness::now_ms()).expect("a date") + 1500;
+    let pushes = (0..501).map(|n| {
+        let application = if n == 250 { "nobody" } else { "shop" };
+        at(&format!("{n}"), application, when)
+    });
+    site.client.publish_all(pushes);
+    let mut ids: Vec<usize> = inbox
+        .items(500, Duration::from_secs(10))
+        .into_iter()
+        .map(|i| i.id.parse().expect("our id"))
+        .collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..501).filter(|n| *n != 250).collect::<Vec<_>>(), "each once, none of them retried");
+    inbox.quiet(Duration::from_millis(500));
+    wait_until("it is parked", Duration::from_secs(5), || daemon.items("parked") == 1);
+    let late = site.inbox("nobody");
+    let batch = late.batch();
+    assert_eq!(batch.ids(), ["250"]);
+    assert!(batch.message.number("x-attempt").expect("x-attempt") >= 2);
+    late.quiet(Duration::from_millis(500));
+    inbox.quiet(Duration::from_millis(10));
+}
+
+#[test]
+fn a_full_queue_parks_its_application_alone_and_drains_in_order() {
+    let site = Site::new("full");
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(5));
+    arguments.insert("x-overflow".into(), text("reject-publish"));
+    site.application_with("slow", arguments);
+    let fast = site.inbox("fast");
+    let config = site.config().text("defaults.retry.min", "200ms").text("defaults.retry.max", "400ms");
+    let daemon = site.start(&config);
+    for n in 0..60 {
+        site.client.publish(&site.push("slow", "{}").id(&format!("{n}")));
+    }
+    wait_until("the rest is parked", Duration::from_secs(10), || daemon.items("parked") == 55);
+    assert_eq!(site.client.depth(&site.queue("slow")), Some(5));
+    for n in 0..20 {
+        site.client.publish(&site.push("fast", "{}").id(&format!("{n}")).delay(100));
+        let received = fast.next();
+        assert!(
+            received.lateness_us() < 300_000,
+            "late by {} us behind a parked application",
+            received.lateness_us()
+        );
+    }
+    let inbox = site.client.consume(&site.queue("slow"));
+    let mut ids: Vec<usize> =
+        inbox.items(60, Duration::from_secs(40)).into_iter().map(|i| i.id.parse().expect("our id")).collect();
+    // What was already in flight at the first refusal may come before the refused one; nothing twice.
+    let (first, rest) = ids.split_at(5);
+    assert_eq!(first, [0, 1, 2, 3, 4]);
+    assert!(rest.windows(2).filter(|w| w[0] > w[1]).count() <= 1, "in order: {rest:?}");
+    ids.sort_unstable();
+    assert_eq!(ids, (0..60).collect::<Vec<_>>());
+    inbox.quiet(Duration::from_millis(500));
+}
+
+#[test]
+fn ten_thousand_parked_cost_one_probe_per_back_off() {
+    let Some(node) = Node::own("ten_thousand_parked", "") else { return };
+    let site = Site::on(&node, "probe");
+    let config = site
+        .config()
+        .text("defaults.retry.min", "1s")
+        .text("defaults.retry.max", "1s")
+        .text("defaults.format", "passthrough");
+    let mut daemon = site.start(&config);
+    site.client.publish_all((0..10_000).map(|n| site.push("nobody", "{}").id(&format!("{n}"))));
+    wait_until("all are parked", Duration::from_secs(30), || daemon.items("parked") == 10_000);
+    let before = node.returned_total();
+    std::thread::sleep(Duration::from_secs(5));
+    let probes = node.returned_total() - before;
+    assert!((2..=8).contains(&probes), "{probes} returned in about 5 to 6 s with a back-off of 1 s");
+    daemon.kill9();
+    daemon.start_again();
+    daemon.wait_ready();
+    let inbox = site.inbox("nobody");
+    let mut ids: Vec<usize> = inbox
+        .take(10_000, Duration::from_secs(30))
+        .into_iter()
+        .map(|m| m.id().parse().expect("our id"))
+        .collect();
+    let jumps = ids.windows(2).filter(|w| w[0] > w[1]).count();
+    assert!(jumps <= 1, "in order: {jumps} jumps back");
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 10_000);
+}
+
+#[test]
+fn attempts_are_counted_and_end_in_the_dead_exchange() {
+    let site = Site::new("attempts");
+    let config = site.config().set("defaults.retry", r#"{ min = "100ms", max = "200ms", attempts = 3 }"#);
+    let _daemon = site.start(&config);
+    site.client.publish(&site.push("nobody", "{}").id("given-up"));
+    let letter = site.dead_inbox().next();
+    assert_eq!(letter.id(), "given-up");
+    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
+    assert_eq!(letter.number("x-tidegate-attempts"), Some(3));
+    assert!(letter.number("x-due").is_some());
+}
+
+#[test]
+fn an_exchange_deleted_under_load_is_survived() {
+    let site = Site::new("deleted");
+    site.application("shop");
+    let ledger = tidegate_harness::Ledger::new();
+    let daemon = site.start(&site.config().text("defaults.retry.min", "200ms"));
+    let queues = [site.queue("shop")];
+    let recorder = tidegate_harness::Recorder::start(site.node.uri(), &queues, &ledger);
+    let load = site.load(&ledger, 300);
+    std::thread::sleep(Duration::from_secs(1));
+    site.client.delete_exchange(&site.out());
+    std::thread::sleep(Duration::from_secs(1));
+    site.application("shop");
+    std::thread::sleep(Duration::from_secs(1));
+    load.stop();
+    ledger.settle(Duration::from_secs(30)).assert_clean();
+    drop(recorder);
+    drop(daemon);
+}

@@ -1,0 +1,93 @@
+//! What is declared, checked or left alone; and queues that are there already with other arguments.
+
+use std::time::Duration;
+use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
+use tidegate_harness::lapin::ExchangeKind;
+use tidegate_harness::{text, Config, Daemon, Node, Push, Site};
+
+#[test]
+fn declare_builds_everything_with_default_names() {
+    let Some(node) = Node::controlled("declare_builds_everything") else { return };
+    let site = Site::on(node, "defaults");
+    let plain = tidegate_harness::Client::connect(&node.uri_of("guest", "plain"));
+    let config = Config::default()
+        .text("amqp.uri", &node.uri_of("guest", "plain"))
+        .text("store.path", &site.dir.join("store").to_string_lossy());
+    let _daemon = site.start(&config);
+    assert!(plain.has_exchange("tidegate.in", ExchangeKind::Fanout));
+    assert!(plain.has_exchange("tidegate.out", ExchangeKind::Direct));
+    assert!(plain.has_exchange("tidegate.dead", ExchangeKind::Fanout));
+    assert_eq!(plain.depth("tidegate.dead"), Some(0));
+    let listed = node.ctl(&["list_queues", "-p", "plain", "name", "arguments", "durable"]);
+    for wanted in ["x-queue-type", "quorum", "at-least-once", "reject-publish", "x-delivery-limit", "50"] {
+        assert!(listed.contains(wanted), "{wanted} in {listed}");
+    }
+    plain.queue("app", FieldTable::default());
+    plain.bind("app", "tidegate.out", "app");
+    plain.publish(&Push::new("tidegate.in", "app", "{}").id("x"));
+    assert_eq!(plain.consume("app").batch().ids(), ["x"]);
+}
+
+#[test]
+fn passive_waits_for_what_is_missing_and_takes_it_when_it_comes() {
+    let site = Site::new("passive");
+    let daemon = Daemon::start(&site.config().text("amqp.topology", "passive"), &site.dir);
+    std::thread::sleep(Duration::from_secs(2));
+    let (status, missing) = daemon.ask("GET", "/readyz");
+    assert_eq!(status, 503, "{missing}");
+    assert_eq!(site.client.depth(&site.ingest_queue()), None, "passive creates nothing");
+    build(&site);
+    let daemon = daemon.ready();
+    let inbox = site.inbox("shop");
+    site.client.publish(&site.push("shop", "{}").id("x"));
+    assert_eq!(inbox.batch().ids(), ["x"]);
+    drop(daemon);
+}
+
+#[test]
+fn off_uses_what_is_there() {
+    let site = Site::new("off");
+    build(&site);
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config().text("amqp.topology", "off"));
+    site.client.publish(&site.push("shop", "{}").id("x"));
+    assert_eq!(inbox.batch().ids(), ["x"]);
+}
+
+fn build(site: &Site<'_>) {
+    site.client.exchange(&site.ingest(), ExchangeKind::Fanout);
+    site.client.exchange(&site.out(), ExchangeKind::Direct);
+    site.client.exchange(&site.dead(), ExchangeKind::Fanout);
+    site.client.queue(&site.dead(), FieldTable::default());
+    site.client.bind(&site.dead(), &site.dead(), "");
+    site.client.queue(&site.ingest_queue(), FieldTable::default());
+    site.client.bind(&site.ingest_queue(), &site.ingest(), "");
+}
+
+#[test]
+fn a_queue_with_other_arguments_is_used_and_both_sides_are_reported() {
+    let site = Site::new("mismatch");
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(123_456));
+    arguments.insert("x-overflow".into(), text("drop-head"));
+    site.client.queue(&site.ingest_queue(), arguments);
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    site.client.publish(&site.push("shop", "{}").id("x"));
+    assert_eq!(inbox.batch().ids(), ["x"]);
+    let log = daemon.log();
+    let told = log.lines().any(|l| l.contains(&site.ingest_queue()) && l.contains("WARN"));
+    assert!(told, "a warning that names the queue:\n{log}");
+    assert!(log.contains("quorum"), "what was wanted:\n{log}");
+}
+
+#[test]
+fn a_second_daemon_does_not_consume_the_same_queue() {
+    let site = Site::new("exclusive");
+    let _first = site.start(&site.config());
+    let dir = tidegate_harness::workdir("second");
+    let config = site.config().text("store.path", &dir.join("store").to_string_lossy());
+    let second = Daemon::start(&config, &dir);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(second.ask("GET", "/readyz").0, 503, "the consumer is exclusive");
+}

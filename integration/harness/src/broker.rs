@@ -1,0 +1,368 @@
+//! A RabbitMQ node of our own: own name, ports, directories and epmd, so that nothing of the machine is touched.
+//!
+//! The system's broker service is never started, stopped or spoken to. No plugin is enabled.
+
+use crate::guard;
+use crate::util::{say, wait_until};
+use lapin::uri::AMQPUri;
+use rustix::process::{kill_process, Pid, Signal};
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Broker named by `TIDEGATE_TEST_AMQP`, to be used in place of a private node where a test does not need to
+/// control it.
+pub fn external_uri() -> Option<String> {
+    std::env::var("TIDEGATE_TEST_AMQP").ok().filter(|u| !u.is_empty())
+}
+
+/// A broker: a private node, or an external one that cannot be controlled.
+#[derive(Debug)]
+pub struct Node {
+    uri: String,
+    private: Option<Private>,
+}
+
+#[derive(Debug)]
+struct Private {
+    sbin: PathBuf,
+    dir: PathBuf,
+    port: u16,
+    dist_port: u16,
+    epmd_port: u16,
+    children: Mutex<Children>,
+}
+
+#[derive(Debug, Default)]
+struct Children {
+    epmd: Option<Child>,
+    beam: Option<Child>,
+}
+
+/// Users that every private node knows, beside `guest`; password as the name.
+const USERS: [&str; 2] = ["guest", "other"];
+/// Virtual hosts that every private node has, beside `/`.
+const VHOSTS: [&str; 3] = ["/", "plain", "spare"];
+
+impl Node {
+    /// The node that all tests of one binary share: external if one is named, else started at the first use.
+    pub fn shared() -> &'static Node {
+        static NODE: OnceLock<Node> = OnceLock::new();
+        NODE.get_or_init(|| match external_uri() {
+            Some(uri) => Node { uri, private: None },
+            None => Node::start(""),
+        })
+    }
+
+    /// The shared node, if it is one of our own; else says that the test is skipped.
+    pub fn controlled(test: &str) -> Option<&'static Node> {
+        let node = Node::shared();
+        if node.private.is_none() {
+            skip(test);
+            return None;
+        }
+        Some(node)
+    }
+
+    /// A node of one's own with extra lines of `rabbitmq.conf`; `None` (and a line that says so) where an external
+    /// broker is to be used.
+    pub fn own(test: &str, conf: &str) -> Option<Node> {
+        if external_uri().is_some() {
+            skip(test);
+            return None;
+        }
+        Some(Node::start(conf))
+    }
+
+    /// Starts a private node and waits until it serves.
+    pub fn start(conf: &str) -> Node {
+        let sbin = find_sbin();
+        let dir = guard::workdir("node");
+        let private = Private {
+            sbin,
+            port: free_port(),
+            dist_port: free_port(),
+            epmd_port: free_port(),
+            children: Mutex::default(),
+            dir,
+        };
+        private.prepare(conf);
+        private.launch();
+        let uri = format!("amqp://guest:guest@127.0.0.1:{}/%2f", private.port);
+        Node { uri, private: Some(private) }
+    }
+
+    /// AMQP URI of the virtual host `/` (or of the external broker), as `guest`.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// The same for another user and virtual host (already percent-encoded) of a private node.
+    pub fn uri_of(&self, user: &str, vhost: &str) -> String {
+        let private = self.private();
+        format!("amqp://{user}:{user}@127.0.0.1:{}/{vhost}", private.port)
+    }
+
+    /// Socket address, virtual host, user and password, for hand-made connections.
+    pub fn login(&self) -> (SocketAddr, String, String, String) {
+        let uri: AMQPUri = self.uri.parse().expect("a valid AMQP URI");
+        let host = uri.authority.host.clone();
+        let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(host.as_str(), uri.authority.port))
+            .expect("the broker's host name");
+        let address = found.next().expect("an address of the broker");
+        (address, uri.vhost, uri.authority.userinfo.username, uri.authority.userinfo.password)
+    }
+
+    fn private(&self) -> &Private {
+        self.private.as_ref().expect("a private node")
+    }
+
+    /// Evaluates an Erlang expression in the node and returns what it prints.
+    pub fn eval(&self, expression: &str) -> String {
+        self.ctl(&["eval", expression])
+    }
+
+    /// Runs `rabbitmqctl` against the node.
+    pub fn ctl(&self, arguments: &[&str]) -> String {
+        let private = self.private();
+        let mut command = Command::new(private.sbin.join("rabbitmqctl"));
+        private.environment(&mut command);
+        let out = command.arg("-q").args(arguments).output().expect("rabbitmqctl runs");
+        let text = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+        assert!(
+            out.status.success(),
+            "rabbitmqctl {arguments:?}: {text} {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        text
+    }
+
+    /// The node's count of messages returned as unroutable since its start.
+    pub fn returned_total(&self) -> u64 {
+        let text = self.eval(
+            "lists:sum([maps:get(messages_unroutable_returned_total, M, 0) || \
+             {_, M} <- maps:to_list(rabbit_global_counters:overview())]).",
+        );
+        text.parse().unwrap_or_else(|_| panic!("not a counter: {text}"))
+    }
+
+    /// Raises (or clears) the memory alarm, which blocks all publishing connections.
+    pub fn memory_alarm(&self, on: bool) {
+        // An absolute limit of one byte trips at once; the node's checker applies a new limit immediately.
+        self.eval(&format!(
+            "vm_memory_monitor:set_vm_memory_high_watermark({}).",
+            if on { "0.000001" } else { "0.6" }
+        ));
+    }
+
+    /// Stops the node as an operator would, and waits for its end.
+    pub fn stop(&self) {
+        self.private().end(Signal::TERM);
+    }
+
+    /// Kills the node's process.
+    ///
+    /// Just before, the tables that the broker writes behind are synced. They hold the election terms of quorum
+    /// queues, and RabbitMQ 3.10 finds no leader ever again for a queue that was declared or restarted in the second
+    /// before a kill, which is no concern of these tests. Messages are not touched by it.
+    pub fn kill9(&self) {
+        self.eval("[dets:sync(Table) || Table <- dets:all()].");
+        self.private().end(Signal::KILL);
+    }
+
+    /// Starts the node again after [`Node::stop`] or [`Node::kill9`], with the same data.
+    pub fn start_again(&self) {
+        self.private().launch();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(private) = &self.private {
+            private.end(Signal::KILL);
+            let epmd = private.children().epmd.take();
+            if let Some(mut epmd) = epmd {
+                let _gone = epmd.kill();
+                let _reaped = epmd.wait();
+                guard::forget(epmd.id());
+            }
+        }
+    }
+}
+
+impl Private {
+    fn children(&self) -> MutexGuard<'_, Children> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn prepare(&self, conf: &str) {
+        for sub in ["home", "mnesia", "log"] {
+            fs::create_dir(self.dir.join(sub)).expect("a directory for the node");
+        }
+        let cookie = self.dir.join("home/.erlang.cookie");
+        fs::write(&cookie, format!("TIDEGATE{}", self.port)).expect("the cookie");
+        fs::set_permissions(&cookie, fs::Permissions::from_mode(0o400)).expect("the cookie's mode");
+        fs::write(self.dir.join("enabled_plugins"), "[].\n").expect("the list of plugins");
+        let definitions = self.dir.join("definitions.json");
+        fs::write(&definitions, definitions_json()).expect("the definitions");
+        let conf = format!(
+            "listeners.tcp.1 = 127.0.0.1:{}\nloopback_users = none\nload_definitions = {}\n{conf}\n",
+            self.port,
+            definitions.display()
+        );
+        fs::write(self.dir.join("rabbitmq.conf"), conf).expect("the node's configuration");
+    }
+
+    fn environment(&self, command: &mut Command) {
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("RABBITMQ_") {
+                command.env_remove(name);
+            }
+        }
+        let path = |p: &str| self.dir.join(p);
+        command
+            .env("HOME", path("home"))
+            .env("ERL_EPMD_PORT", self.epmd_port.to_string())
+            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
+            // A host name that resolves on any machine, in a container too.
+            .env("RABBITMQ_NODENAME", format!("tg{}@localhost", self.port))
+            .env("RABBITMQ_NODE_PORT", self.port.to_string())
+            .env("RABBITMQ_DIST_PORT", self.dist_port.to_string())
+            .env("RABBITMQ_MNESIA_BASE", path("mnesia"))
+            .env("RABBITMQ_LOG_BASE", path("log"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", path("enabled_plugins"))
+            .env("RABBITMQ_PID_FILE", path("pid"))
+            .env("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf"))
+            .env("RABBITMQ_CONF_ENV_FILE", path("no-such-file"))
+            // The start script then becomes the Erlang machine instead of its parent: our child's id is the node's.
+            .env("RABBITMQ_ALLOW_INPUT", "1");
+    }
+
+    fn launch(&self) {
+        let mut children = self.children();
+        if children.epmd.is_none() {
+            // In the foreground and before the node, which would else leave a daemon behind.
+            let epmd = Command::new(find_epmd())
+                .args(["-port", &self.epmd_port.to_string(), "-address", "127.0.0.1"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .process_group(0)
+                .spawn()
+                .expect("epmd starts");
+            guard::watch(epmd.id());
+            children.epmd = Some(epmd);
+            let address = SocketAddr::from(([127, 0, 0, 1], self.epmd_port));
+            wait_until("epmd listens", Duration::from_secs(10), || TcpStream::connect(address).is_ok());
+        }
+        let out_path = self.dir.join("out");
+        let out = File::create(&out_path).expect("the node's output file");
+        let mut command = Command::new(self.sbin.join("rabbitmq-server"));
+        self.environment(&mut command);
+        let beam = command
+            .arg("-noinput")
+            .stdin(Stdio::null())
+            .stderr(out.try_clone().expect("a second handle"))
+            .stdout(out)
+            .process_group(0)
+            .spawn()
+            .expect("rabbitmq-server starts");
+        guard::watch(beam.id());
+        let pid = beam.id();
+        children.beam = Some(beam);
+        drop(children);
+        wait_until("the broker's start", Duration::from_secs(90), || {
+            let text = fs::read_to_string(&out_path).unwrap_or_default();
+            assert!(guard::alive(pid), "the broker ended at its start:\n{text}");
+            text.contains("completed with")
+        });
+    }
+
+    fn end(&self, signal: Signal) {
+        let taken = self.children().beam.take();
+        let Some(mut beam) = taken else { return };
+        let pid = Pid::from_child(&beam);
+        let _sent = kill_process(pid, signal);
+        let limit = std::time::Instant::now() + Duration::from_secs(30);
+        loop {
+            match beam.try_wait() {
+                Ok(None) if std::time::Instant::now() < limit => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Ok(None) => {
+                    let _sent = kill_process(pid, Signal::KILL);
+                }
+                Ok(Some(_)) | Err(_) => break,
+            }
+        }
+        guard::forget(beam.id());
+    }
+}
+
+fn skip(test: &str) {
+    say(&format!(
+        "skipped: {test} needs a broker it can control, and TIDEGATE_TEST_AMQP names one it cannot"
+    ));
+}
+
+fn definitions_json() -> String {
+    let users = USERS.map(|u| serde_json::json!({"name": u, "password": u, "tags": "administrator"}));
+    let vhosts = VHOSTS.map(|v| serde_json::json!({"name": v}));
+    let mut permissions = Vec::new();
+    for user in USERS {
+        for vhost in VHOSTS {
+            permissions.push(serde_json::json!({
+                "user": user, "vhost": vhost, "configure": ".*", "write": ".*", "read": ".*"
+            }));
+        }
+    }
+    serde_json::json!({"users": users, "vhosts": vhosts, "permissions": permissions}).to_string()
+}
+
+/// A TCP port that was free a moment ago, below the range from which outgoing connections take theirs.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let spread = u16::try_from(std::process::id() % 9_000).unwrap_or(0);
+    for _ in 0..10_000 {
+        let port = 20_000 + (spread + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free TCP port between 20000 and 32000");
+}
+
+fn find_sbin() -> PathBuf {
+    if let Some(dir) = std::env::var_os("TIDEGATE_TEST_SBIN") {
+        return PathBuf::from(dir);
+    }
+    let base = Path::new("/usr/lib/rabbitmq/lib");
+    let found = fs::read_dir(base).into_iter().flatten().flatten().map(|e| e.path().join("sbin"));
+    let mut found: Vec<PathBuf> = found.filter(|p| p.join("rabbitmq-server").exists()).collect();
+    found.sort();
+    found.pop().unwrap_or_else(|| {
+        panic!(
+            "no RabbitMQ below {}: install rabbitmq-server, or set TIDEGATE_TEST_SBIN or TIDEGATE_TEST_AMQP",
+            base.display()
+        )
+    })
+}
+
+/// Debian has it on the path; elsewhere it lies beside the Erlang machine.
+fn find_epmd() -> PathBuf {
+    for dir in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
+        let candidate = dir.join("epmd");
+        if candidate.exists() {
+            return candidate;
+        }
+    }
+    let erts = fs::read_dir("/usr/lib/erlang").into_iter().flatten().flatten();
+    let mut found = erts.map(|e| e.path().join("bin/epmd")).filter(|p| p.exists());
+    found.next().expect("epmd, which comes with Erlang")
+}

@@ -1,0 +1,334 @@
+//! Producers and applications: a small wrapper around lapin for plain threads.
+
+use crate::message::{Batch, Item, Push, Received};
+use crate::util::{block_on, now_us, runtime};
+use async_rs::Runtime;
+use futures_util::StreamExt;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+    ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// Most unconfirmed publishes of [`Client::publish_all`].
+const WINDOW: usize = 1000;
+
+fn bounded<T, F: Future<Output = lapin::Result<T>>>(what: &str, future: F) -> lapin::Result<T> {
+    block_on(async {
+        match tokio::time::timeout(LIMIT, future).await {
+            Ok(result) => result,
+            Err(_) => {
+                let late = format!("{what}: no answer within {LIMIT:?}");
+                Err(std::io::Error::new(std::io::ErrorKind::TimedOut, late).into())
+            }
+        }
+    })
+}
+
+/// What the broker said to a publish.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Confirmed and routed.
+    Taken,
+    /// Confirmed, but returned as unroutable.
+    Returned,
+    /// `basic.nack`.
+    Nacked,
+}
+
+/// A connection with one channel in confirm mode.
+pub struct Client {
+    connection: Connection,
+    channel: Channel,
+}
+
+impl Client {
+    /// Connects; panics where that fails, as almost every test needs it.
+    pub fn connect(uri: &str) -> Client {
+        Client::try_connect(uri).unwrap_or_else(|e| panic!("cannot connect to the broker: {e}"))
+    }
+
+    /// Connects, for load that lives through a broker's restart.
+    ///
+    /// # Errors
+    /// Whatever lapin says, or a timeout.
+    pub fn try_connect(uri: &str) -> lapin::Result<Client> {
+        bounded("connect", async {
+            let runtime = Runtime::tokio_with_handle(runtime().handle().clone());
+            let properties = ConnectionProperties::default().with_connection_name("tidegate-test".into());
+            let connection = Connection::connect_with_runtime(uri, properties, runtime).await?;
+            let channel = connection.create_channel().await?;
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            Ok(Client { connection, channel })
+        })
+    }
+
+    /// Declares a durable queue with these arguments.
+    pub fn queue(&self, name: &str, arguments: FieldTable) {
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        let declared = bounded("queue.declare", self.channel.queue_declare(name.into(), options, arguments));
+        declared.unwrap_or_else(|e| panic!("cannot declare queue {name}: {e}"));
+    }
+
+    /// Declares a durable exchange.
+    pub fn exchange(&self, name: &str, kind: ExchangeKind) {
+        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let declare = self.channel.exchange_declare(name.into(), kind, options, FieldTable::default());
+        bounded("exchange.declare", declare)
+            .unwrap_or_else(|e| panic!("cannot declare exchange {name}: {e}"));
+    }
+
+    /// Binds a queue.
+    pub fn bind(&self, queue: &str, exchange: &str, key: &str) {
+        let bind = self.channel.queue_bind(
+            queue.into(),
+            exchange.into(),
+            key.into(),
+            QueueBindOptions::default(),
+            FieldTable::default(),
+        );
+        bounded("queue.bind", bind).unwrap_or_else(|e| panic!("cannot bind {queue} to {exchange}: {e}"));
+    }
+
+    /// Removes a binding.
+    pub fn unbind(&self, queue: &str, exchange: &str, key: &str) {
+        let unbind =
+            self.channel.queue_unbind(queue.into(), exchange.into(), key.into(), FieldTable::default());
+        bounded("queue.unbind", unbind).unwrap_or_else(|e| panic!("cannot unbind {queue}: {e}"));
+    }
+
+    /// Deletes a queue.
+    pub fn delete_queue(&self, name: &str) {
+        let delete = self.channel.queue_delete(name.into(), QueueDeleteOptions::default());
+        bounded("queue.delete", delete).unwrap_or_else(|e| panic!("cannot delete {name}: {e}"));
+    }
+
+    /// Deletes an exchange.
+    pub fn delete_exchange(&self, name: &str) {
+        let delete =
+            self.channel.exchange_delete(name.into(), lapin::options::ExchangeDeleteOptions::default());
+        bounded("exchange.delete", delete).unwrap_or_else(|e| panic!("cannot delete {name}: {e}"));
+    }
+
+    /// Ready messages in a queue; `None` where there is no such queue.
+    pub fn depth(&self, queue: &str) -> Option<u32> {
+        let asked = bounded("queue.declare", async {
+            // A channel of its own: the broker closes it when the queue does not exist.
+            let channel = self.connection.create_channel().await?;
+            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+            let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+            let count = queue.message_count();
+            channel.close(200, "".into()).await?;
+            Ok(count)
+        });
+        asked.ok()
+    }
+
+    /// Whether an exchange exists.
+    pub fn has_exchange(&self, name: &str, kind: ExchangeKind) -> bool {
+        let asked = bounded("exchange.declare", async {
+            let channel = self.connection.create_channel().await?;
+            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+            channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await?;
+            channel.close(200, "".into()).await
+        });
+        asked.is_ok()
+    }
+
+    /// Publishes one message, `mandatory`, and waits for the broker's answer.
+    pub fn publish(&self, push: &Push) -> Verdict {
+        self.try_publish(push).unwrap_or_else(|e| panic!("publish failed: {e}"))
+    }
+
+    /// As [`Client::publish`], for load that lives through faults.
+    ///
+    /// # Errors
+    /// Whatever lapin says, or a timeout; the message may have been taken.
+    pub fn try_publish(&self, push: &Push) -> lapin::Result<Verdict> {
+        bounded("publish", async { Ok(judge(&self.send(push).await?.await?)) })
+    }
+
+    /// Publishes many with a window of confirms; panics unless every one is taken.
+    pub fn publish_all(&self, pushes: impl IntoIterator<Item = Push>) -> usize {
+        let mut count = 0;
+        let done: lapin::Result<()> = block_on(async {
+            let mut open = VecDeque::with_capacity(WINDOW);
+            for push in pushes {
+                if open.len() == WINDOW {
+                    settle(open.pop_front()).await?;
+                }
+                open.push_back(self.send(&push).await?);
+                count += 1;
+            }
+            while let Some(confirm) = open.pop_front() {
+                settle(Some(confirm)).await?;
+            }
+            Ok(())
+        });
+        done.unwrap_or_else(|e| panic!("publish failed after {count}: {e}"));
+        count
+    }
+
+    /// Publishes a few with all their confirms open; the verdicts up to the first failure of the connection.
+    pub fn publish_window(&self, pushes: &[Push]) -> Vec<Verdict> {
+        let mut verdicts = Vec::with_capacity(pushes.len());
+        let _failed_or_late = bounded("publish", async {
+            let mut open = Vec::with_capacity(pushes.len());
+            let mut broken = Ok(());
+            for push in pushes {
+                match self.send(push).await {
+                    Ok(confirm) => open.push(confirm),
+                    Err(e) => {
+                        broken = Err(e);
+                        break;
+                    }
+                }
+            }
+            for confirm in open {
+                verdicts.push(judge(&confirm.await?));
+            }
+            broken
+        });
+        verdicts
+    }
+
+    async fn send(&self, push: &Push) -> lapin::Result<lapin::PublisherConfirm> {
+        let properties = push.properties.clone().with_delivery_mode(2).with_headers(push.headers.clone());
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let (exchange, key) = (push.exchange.as_str().into(), push.key.as_str().into());
+        self.channel.basic_publish(exchange, key, options, &push.body, properties).await
+    }
+
+    /// Consumes a queue, acking each message as it is taken in.
+    pub fn consume(&self, queue: &str) -> Inbox {
+        self.try_consume(queue, 500).unwrap_or_else(|e| panic!("cannot consume {queue}: {e}"))
+    }
+
+    /// As [`Client::consume`], with a prefetch, for load that lives through faults.
+    ///
+    /// # Errors
+    /// Whatever lapin says, or a timeout.
+    pub fn try_consume(&self, queue: &str, prefetch: u16) -> lapin::Result<Inbox> {
+        let mut consumer = bounded("consume", async {
+            let channel = self.connection.create_channel().await?;
+            channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
+            let options = BasicConsumeOptions::default();
+            channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await
+        })?;
+        let (sender, receiver) = channel();
+        runtime().spawn(async move {
+            while let Some(Ok(delivery)) = consumer.next().await {
+                let at_us = now_us();
+                let acked = delivery.acker.ack(BasicAckOptions::default()).await;
+                let received = Received {
+                    at_us,
+                    exchange: delivery.exchange.to_string(),
+                    key: delivery.routing_key.to_string(),
+                    redelivered: delivery.redelivered,
+                    properties: delivery.properties,
+                    body: delivery.data,
+                };
+                if sender.send(received).is_err() || acked.is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Inbox { receiver })
+    }
+}
+
+fn judge(confirmation: &Confirmation) -> Verdict {
+    match confirmation {
+        Confirmation::Ack(None) => Verdict::Taken,
+        Confirmation::Ack(Some(_)) => Verdict::Returned,
+        Confirmation::Nack(_) => Verdict::Nacked,
+        Confirmation::NotRequested => panic!("the channel is not in confirm mode"),
+    }
+}
+
+async fn settle(confirm: Option<lapin::PublisherConfirm>) -> lapin::Result<()> {
+    if let Some(confirm) = confirm {
+        let verdict = judge(&confirm.await?);
+        assert_eq!(verdict, Verdict::Taken, "the broker does not take a message of the test");
+    }
+    Ok(())
+}
+
+/// The consumer is gone, and with it the connection or the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended;
+
+/// Messages of one queue, in the order of their delivery.
+pub struct Inbox {
+    receiver: Receiver<Received>,
+}
+
+impl Inbox {
+    /// The next message; `None` when nothing comes for so long, or the consumer has ended.
+    pub fn poll(&self, limit: Duration) -> Option<Received> {
+        self.receiver.recv_timeout(limit).ok()
+    }
+
+    /// As [`Inbox::poll`], but tells a quiet queue (`Ok(None)`) from the consumer's end.
+    ///
+    /// # Errors
+    /// The consumer has ended.
+    pub fn try_poll(&self, limit: Duration) -> Result<Option<Received>, Ended> {
+        match self.receiver.recv_timeout(limit) {
+            Ok(received) => Ok(Some(received)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(Ended),
+        }
+    }
+
+    /// The next message; panics when none comes within 10 s.
+    pub fn next(&self) -> Received {
+        self.poll(Duration::from_secs(10)).expect("a message within 10 s")
+    }
+
+    /// The next batch of format `json`; panics when none comes within 10 s.
+    pub fn batch(&self) -> Batch {
+        self.next().batch()
+    }
+
+    /// Exactly `count` messages; panics when they do not come within `limit`.
+    pub fn take(&self, count: usize, limit: Duration) -> Vec<Received> {
+        let end = std::time::Instant::now() + limit;
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            match self.poll(left) {
+                Some(received) => taken.push(received),
+                None => panic!("{} of {count} messages within {limit:?}", taken.len()),
+            }
+        }
+        taken
+    }
+
+    /// Items of `json` batches until `count` have come; panics when they do not come within `limit`.
+    pub fn items(&self, count: usize, limit: Duration) -> Vec<Item> {
+        let end = std::time::Instant::now() + limit;
+        let mut items = Vec::new();
+        while items.len() < count {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            match self.poll(left) {
+                Some(received) => items.extend(received.batch().items),
+                None => panic!("{} of {count} items within {limit:?}", items.len()),
+            }
+        }
+        items
+    }
+
+    /// Panics if anything comes within `time`.
+    pub fn quiet(&self, time: Duration) {
+        if let Some(received) = self.poll(time) {
+            panic!("nothing was to come, but: {received:?} {:?}", String::from_utf8_lossy(&received.body));
+        }
+    }
+}

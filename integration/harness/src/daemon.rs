@@ -1,0 +1,305 @@
+//! The built binary as a process: configured by a file, watched through its admin port, ended by signals.
+
+use crate::broker::free_port;
+use crate::guard;
+use crate::http;
+use rustix::process::{kill_process, Pid, Signal};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The binary under test: `TIDEGATE_BIN`, else the one that cargo has built beside the running test or example.
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("TIDEGATE_BIN").filter(|p| !p.is_empty()) {
+        return PathBuf::from(path);
+    }
+    let own = std::env::current_exe().expect("the path of this program");
+    let target = own.parent().and_then(Path::parent).expect("a target directory");
+    target.join("tidegate")
+}
+
+/// A configuration file in the making: values in TOML by dotted key.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    sections: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl Config {
+    /// Sets one key; everything before the last dot is the section, `value` is TOML.
+    #[must_use]
+    pub fn set(mut self, key: &str, value: &str) -> Self {
+        let (section, name) = key.rsplit_once('.').expect("a key with its section");
+        self.sections.entry(section.to_owned()).or_default().insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Sets one key to a TOML string.
+    #[must_use]
+    pub fn text(self, key: &str, value: &str) -> Self {
+        let quoted = Value::from(value).to_string();
+        self.set(key, &quoted)
+    }
+
+    /// The file's content.
+    pub fn render(&self) -> String {
+        let mut file = String::new();
+        for (section, keys) in &self.sections {
+            let _written = writeln!(file, "[{section}]");
+            for (name, value) in keys {
+                let _written = writeln!(file, "{name} = {value}");
+            }
+        }
+        file
+    }
+}
+
+/// A running (or ended) daemon. Killed when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Option<Child>,
+    traced: bool,
+    admin: SocketAddr,
+    file: PathBuf,
+    log: PathBuf,
+    binary: PathBuf,
+}
+
+impl Daemon {
+    /// Writes the configuration into `dir`, with an admin port of its own, and starts the daemon.
+    pub fn start(config: &Config, dir: &Path) -> Daemon {
+        let mut daemon = Daemon::prepare(config, dir);
+        daemon.launch(Command::new(&daemon.binary));
+        daemon
+    }
+
+    /// The same under `strace`, which writes what it sees of `calls` to the file returned.
+    pub fn start_traced(config: &Config, dir: &Path, calls: &str) -> (Daemon, PathBuf) {
+        let mut daemon = Daemon::prepare(config, dir);
+        let trace = dir.join("trace");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-xx", "-s", "65536", "-e", &format!("trace={calls}")]);
+        command.arg("-o").arg(&trace).arg(&daemon.binary);
+        daemon.traced = true;
+        daemon.launch(command);
+        (daemon, trace)
+    }
+
+    fn prepare(config: &Config, dir: &Path) -> Daemon {
+        let admin = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let config = config.clone().text("admin.listen", &admin.to_string());
+        let file = dir.join("tidegate.toml");
+        fs::write(&file, config.render()).expect("the configuration file");
+        Daemon { child: None, traced: false, admin, file, log: dir.join("log"), binary: binary() }
+    }
+
+    fn launch(&mut self, mut command: Command) {
+        let log = OpenOptions::new().create(true).append(true).open(&self.log).expect("the log file");
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("TIDEGATE__") {
+                command.env_remove(name);
+            }
+        }
+        let child = command
+            .arg("run")
+            .arg("--config")
+            .arg(&self.file)
+            // The daemon must see to its stack by itself, however it is started.
+            .env_remove("RUST_MIN_STACK")
+            .stdin(Stdio::null())
+            .stderr(log.try_clone().expect("a second handle"))
+            .stdout(log)
+            .process_group(0)
+            .spawn();
+        let child = child.unwrap_or_else(|e| panic!("cannot start {}: {e}", self.binary.display()));
+        guard::watch(child.id());
+        self.child = Some(child);
+    }
+
+    /// Starts it again after its end, on the same store, configuration and log.
+    pub fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        self.traced = false;
+        self.launch(Command::new(&self.binary));
+    }
+
+    /// Rewrites the configuration file (the admin port stays).
+    pub fn rewrite(&self, config: &Config) {
+        let config = config.clone().text("admin.listen", &self.admin.to_string());
+        fs::write(&self.file, config.render()).expect("the configuration file");
+    }
+
+    /// Waits for `/readyz`; panics with the log when that takes more than 30 s.
+    #[must_use]
+    pub fn ready(mut self) -> Self {
+        self.wait_ready();
+        self
+    }
+
+    /// As [`Daemon::ready`], in place.
+    pub fn wait_ready(&mut self) {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let answer = http::request("GET", self.admin, "/readyz");
+            if answer.as_ref().is_some_and(|(status, _)| *status == 200) {
+                return;
+            }
+            if let Some(status) = self.ended() {
+                panic!("the daemon ended at its start, {status}:\n{}", self.log_tail());
+            }
+            assert!(Instant::now() < end, "not ready within 30 s: {answer:?}\n{}", self.log_tail());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.as_mut()?.try_wait().expect("the daemon's status")?;
+        let child = self.child.take()?;
+        guard::forget(child.id());
+        Some(status)
+    }
+
+    /// Process id of the daemon itself (not of `strace`).
+    pub fn pid(&self) -> u32 {
+        let child = self.child.as_ref().expect("a running daemon").id();
+        if !self.traced {
+            return child;
+        }
+        let path = format!("/proc/{child}/task/{child}/children");
+        let children = fs::read_to_string(path).expect("strace's children");
+        children.split_whitespace().next().and_then(|p| p.parse().ok()).expect("a traced daemon")
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).expect("a process id");
+        kill_process(pid, signal).expect("the signal is sent");
+    }
+
+    /// SIGTERM.
+    pub fn term(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// SIGHUP.
+    pub fn hup(&self) {
+        self.signal(Signal::HUP);
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill9(&mut self) {
+        self.signal(Signal::KILL);
+        self.exit(Duration::from_secs(10));
+    }
+
+    /// Waits for the end of the process; panics with the log after `limit`.
+    pub fn exit(&mut self, limit: Duration) -> ExitStatus {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            assert!(Instant::now() < end, "still running after {limit:?}\n{}", self.log_tail());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Whether the process runs.
+    pub fn running(&mut self) -> bool {
+        self.child.is_some() && self.ended().is_none()
+    }
+
+    /// Asks the admin port: status, and the body as JSON (or as a JSON string where it is none). `(0, null)` when
+    /// nobody answers.
+    pub fn ask(&self, method: &str, path: &str) -> (u16, Value) {
+        let Some((status, body)) = http::request(method, self.admin, path) else {
+            return (0, Value::Null);
+        };
+        let value = serde_json::from_str(&body).unwrap_or(Value::String(body));
+        (status, value)
+    }
+
+    /// `/api/v1/state`.
+    pub fn state(&self) -> Value {
+        let (status, state) = self.ask("GET", "/api/v1/state");
+        assert_eq!(status, 200, "/api/v1/state: {state}");
+        state
+    }
+
+    /// A number of items as `/api/v1/state` tells it (`waiting`, `parked`, ..); 0 while nobody answers.
+    pub fn items(&self, key: &str) -> u64 {
+        self.ask("GET", "/api/v1/state").1["items"][key].as_u64().unwrap_or(0)
+    }
+
+    /// Address of the admin port.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The configuration file.
+    pub fn config_file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Everything it has written so far, over restarts.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The last 4 KiB of the log.
+    pub fn log_tail(&self) -> String {
+        let log = self.log();
+        let mut from = log.len().saturating_sub(4096);
+        while !log.is_char_boundary(from) {
+            from += 1;
+        }
+        log[from..].to_owned()
+    }
+
+    /// Resident memory now, bytes.
+    pub fn rss(&self) -> u64 {
+        self.status_kib("VmRSS:") * 1024
+    }
+
+    /// Highest resident memory of this process so far, bytes.
+    pub fn peak_rss(&self) -> u64 {
+        self.status_kib("VmHWM:") * 1024
+    }
+
+    fn status_kib(&self, field: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("its status");
+        let line = status.lines().find_map(|l| l.strip_prefix(field)).expect("the status field");
+        line.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a number of KiB")
+    }
+
+    /// Processor time used so far, user and system, microseconds (in steps of 10 ms).
+    pub fn cpu_us(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("its statistics");
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+        // utime and stime are the 14th and 15th field; two come before the closing bracket. Linux has 100 ticks a
+        // second on every platform it shows to programs.
+        (ticks(11) + ticks(12)) * 10_000
+    }
+}
+
+impl Drop for Daemon {
+    #[expect(clippy::print_stderr, reason = "the log belongs to the report of a failed test")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- end of the daemon's log ---\n{}\n---", self.log_tail());
+        }
+        if self.running() {
+            self.signal(Signal::KILL);
+            if let Some(mut child) = self.child.take() {
+                let _killed = child.kill();
+                let _reaped = child.wait();
+                guard::forget(child.id());
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The watchdog: a child process that outlives this one by a moment, kills what it started and removes its files.
+//!
+//! Statics are never dropped, a panic may abort, and Ctrl-C ends a process without asking. All of them close
+//! pipes, so the watchdog waits for the end of its standard input.
+
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+const SCRIPT: &str = r#"
+trap '' INT TERM HUP
+pids=
+while read -r verb pid; do
+    case $verb in
+        add) pids="$pids $pid" ;;
+        gone) rest=; for p in $pids; do [ "$p" = "$pid" ] || rest="$rest $p"; done; pids=$rest ;;
+    esac
+done
+for p in $pids; do kill -9 "$p" 2>/dev/null; done
+n=0
+for p in $pids; do
+    while [ $n -lt 40 ] && kill -0 "$p" 2>/dev/null; do sleep 0.05; n=$((n + 1)); done
+done
+[ -n "$2" ] || rm -rf -- "$1"
+"#;
+
+struct Guard {
+    watchdog: Option<(Child, ChildStdin)>,
+    root: PathBuf,
+}
+
+fn guard() -> &'static Mutex<Guard> {
+    static GUARD: OnceLock<Mutex<Guard>> = OnceLock::new();
+    GUARD.get_or_init(|| {
+        let root =
+            tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary directory").keep();
+        let keep = std::env::var("TIDEGATE_TEST_KEEP").unwrap_or_default();
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", SCRIPT, "watchdog"])
+            .arg(&root)
+            .arg(keep)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Ctrl-C goes to the whole foreground group; the watchdog must survive it to clean up.
+            .process_group(0)
+            .spawn()
+            .expect("a watchdog process");
+        let stdin = child.stdin.take().expect("the watchdog's input");
+        Mutex::new(Guard { watchdog: Some((child, stdin)), root })
+    })
+}
+
+fn tell(line: &str) {
+    let mut guard = guard().lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, stdin)) = &mut guard.watchdog {
+        let told = stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush());
+        told.expect("the watchdog listens");
+    }
+}
+
+/// Has the process killed when this one ends, however it ends.
+pub(crate) fn watch(pid: u32) {
+    tell(&format!("add {pid}\n"));
+}
+
+/// The process has been waited for: its id may now belong to another.
+pub(crate) fn forget(pid: u32) {
+    tell(&format!("gone {pid}\n"));
+}
+
+/// A new directory below this process's temporary root, which is removed when the process has ended (kept with
+/// `TIDEGATE_TEST_KEEP=1`).
+pub fn workdir(name: &str) -> PathBuf {
+    let root = guard().lock().unwrap_or_else(PoisonError::into_inner).root.clone();
+    let mut n = 0;
+    loop {
+        let dir: PathBuf = root.join(format!("{name}-{n}"));
+        match std::fs::create_dir(&dir) {
+            Ok(()) => return dir,
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => n += 1,
+            Err(e) => panic!("cannot create {}: {e}", dir.display()),
+        }
+    }
+}
+
+/// Runs `work`, then has everything killed and removed and waits for that: for programs, whose last line should
+/// not come before the machine is clean.
+pub fn run_guarded<T>(work: impl FnOnce() -> T) -> T {
+    let result = work();
+    let taken = guard().lock().unwrap_or_else(PoisonError::into_inner).watchdog.take();
+    if let Some((mut child, stdin)) = taken {
+        drop(stdin);
+        let _ended = child.wait();
+    }
+    result
+}
+
+/// Whether the process runs (a zombie does not).
+pub(crate) fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
+    stat.is_ok_and(|s| s.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))
+}

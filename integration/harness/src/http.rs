@@ -1,0 +1,37 @@
+//! Just enough HTTP to ask the daemon's admin port: one request a connection, bounded in time.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Status code and body; `None` when nobody answers.
+pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let limit = Duration::from_secs(10);
+    let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
+    stream.set_read_timeout(Some(limit)).ok()?;
+    stream.set_write_timeout(Some(limit)).ok()?;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split_whitespace().nth(1)?.parse().ok()?;
+    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    Some((status, if chunked { dechunk(body) } else { body.to_owned() }))
+}
+
+fn dechunk(mut body: &str) -> String {
+    let mut whole = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
+        if size == 0 || rest.len() < size {
+            break;
+        }
+        whole.push_str(&rest[..size]);
+        body = rest[size..].trim_start_matches("\r\n");
+    }
+    whole
+}

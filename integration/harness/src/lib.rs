@@ -1,0 +1,27 @@
+//! What the black-box tests stand on: a private RabbitMQ node, the built daemon, AMQP clients, and the oracle that
+//! compares what was confirmed to the producers with what reached the applications.
+//!
+//! Nothing here knows the daemon's code: it is started as a process, configured by a file, and watched from
+//! outside. Faults of the harness itself end the test with a panic that says what was expected.
+
+mod broker;
+mod client;
+mod daemon;
+mod guard;
+mod http;
+mod message;
+mod oracle;
+mod raw;
+mod site;
+mod util;
+
+pub use broker::{external_uri, Node};
+pub use client::{Client, Ended, Inbox, Verdict};
+pub use daemon::{binary, Config, Daemon};
+pub use guard::{run_guarded, workdir};
+pub use lapin;
+pub use message::{text, Batch, Item, Push, Received};
+pub use oracle::{Ledger, Load, Recipe, Recorder, Report};
+pub use raw::{nested_arrays, Raw, RawProperties};
+pub use site::Site;
+pub use util::{block_on, now_ms, now_us, percentile, runtime, say, wait_until};

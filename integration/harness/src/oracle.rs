@@ -1,0 +1,313 @@
+//! The oracle: what was confirmed to the producers (P) against what the applications received (C).
+//!
+//! Once the faults have stopped, `P \ C` must be empty, nothing may have come before its time, a batch must hold
+//! one customer of one application, and nothing may be in C that no producer has sent. Repeats are listed: whether
+//! they are allowed depends on the faults of the test.
+
+use crate::client::{Client, Verdict};
+use crate::message::{Push, Received};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+struct Sent {
+    application: String,
+    customer: Option<String>,
+    not_before_ms: Option<u64>,
+    confirmed: bool,
+    received: u32,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    items: HashMap<String, Sent>,
+    strangers: Vec<String>,
+    mixed: Vec<String>,
+    early: Vec<String>,
+    batches: u64,
+    items_out: u64,
+    repeats: Vec<String>,
+    lateness_us: Vec<i64>,
+}
+
+/// Both logs, fed by any number of producers and consumers.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    log: Mutex<Log>,
+}
+
+/// The oracle's findings.
+#[derive(Debug)]
+pub struct Report {
+    /// Requests confirmed to their producers.
+    pub confirmed: u64,
+    /// Items that arrived, repeats included.
+    pub items_out: u64,
+    /// Batches that arrived.
+    pub batches: u64,
+    /// Confirmed but never received.
+    pub lost: Vec<String>,
+    /// Received more than once.
+    pub repeats: Vec<String>,
+    /// Received before their time.
+    pub early: Vec<String>,
+    /// Received in the batch of another customer or application.
+    pub mixed: Vec<String>,
+    /// Received but never sent.
+    pub strangers: Vec<String>,
+    /// Arrival after `x-due`, microseconds, sorted; one figure a batch.
+    pub lateness_us: Vec<i64>,
+}
+
+impl Report {
+    /// Panics unless nothing is lost, early, mixed or strange.
+    pub fn assert_clean(&self) {
+        let few = |ids: &[String]| ids.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        for (what, ids) in [
+            ("lost", &self.lost),
+            ("early", &self.early),
+            ("mixed", &self.mixed),
+            ("unknown", &self.strangers),
+        ] {
+            assert!(ids.is_empty(), "{} of {} items {what}: {} ..", ids.len(), self.confirmed, few(ids));
+        }
+        assert!(self.confirmed > 0, "the load has confirmed nothing");
+    }
+
+    /// As [`Report::assert_clean`], and no item may have come twice.
+    pub fn assert_exact(&self) {
+        self.assert_clean();
+        assert!(self.repeats.is_empty(), "{} repeats: {:?}", self.repeats.len(), self.repeats.first());
+    }
+}
+
+impl Ledger {
+    /// An empty ledger, to be shared among threads.
+    pub fn new() -> Arc<Ledger> {
+        Arc::default()
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request is about to be published.
+    pub fn sending(&self, id: &str, application: &str, customer: Option<&str>, not_before_ms: Option<u64>) {
+        let sent = Sent {
+            application: application.to_owned(),
+            customer: customer.map(ToOwned::to_owned),
+            not_before_ms,
+            confirmed: false,
+            received: 0,
+        };
+        assert!(self.log().items.insert(id.to_owned(), sent).is_none(), "the load uses id {id} twice");
+    }
+
+    /// The broker has confirmed it.
+    pub fn confirmed(&self, id: &str) {
+        self.log().items.get_mut(id).expect("an id that was sent").confirmed = true;
+    }
+
+    /// A batch of format `json` has arrived.
+    pub fn received(&self, message: Received) {
+        let repeated_by_broker = message.redelivered;
+        let at_us = message.at_us;
+        let lateness = message.lateness_us();
+        let key = message.key.clone();
+        let batch = message.batch();
+        let mut log = self.log();
+        log.batches += 1;
+        log.lateness_us.push(lateness);
+        for item in &batch.items {
+            log.items_out += 1;
+            let Some(sent) = log.items.get_mut(&item.id) else {
+                log.strangers.push(item.id.clone());
+                continue;
+            };
+            sent.received += 1;
+            let again = sent.received > 1 && !repeated_by_broker;
+            let stray = sent.application != batch.application
+                || sent.application != key
+                || sent.customer != batch.customer;
+            let early = sent.not_before_ms.is_some_and(|t| at_us < t * 1000);
+            if again {
+                log.repeats.push(item.id.clone());
+            }
+            if stray {
+                log.mixed.push(item.id.clone());
+            }
+            if early {
+                log.early.push(item.id.clone());
+            }
+        }
+    }
+
+    /// Confirmed requests that have not arrived yet.
+    pub fn missing(&self) -> usize {
+        self.log().items.values().filter(|s| s.confirmed && s.received == 0).count()
+    }
+
+    /// Requests confirmed so far.
+    pub fn confirmed_count(&self) -> usize {
+        self.log().items.values().filter(|s| s.confirmed).count()
+    }
+
+    /// Waits until everything confirmed has arrived, at most `limit`, and for a moment more, in which repeats and
+    /// strangers would come; then reports.
+    pub fn settle(&self, limit: Duration) -> Report {
+        let end = Instant::now() + limit;
+        while self.missing() > 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        let log = self.log();
+        let mut lost: Vec<String> = log
+            .items
+            .iter()
+            .filter(|(_, s)| s.confirmed && s.received == 0)
+            .map(|(id, _)| id.clone())
+            .collect();
+        lost.sort();
+        let mut lateness_us = log.lateness_us.clone();
+        lateness_us.sort_unstable();
+        Report {
+            confirmed: log.items.values().filter(|s| s.confirmed).count() as u64,
+            items_out: log.items_out,
+            batches: log.batches,
+            lost,
+            repeats: log.repeats.clone(),
+            early: log.early.clone(),
+            mixed: log.mixed.clone(),
+            strangers: log.strangers.clone(),
+            lateness_us,
+        }
+    }
+}
+
+/// A consumer of several queues that writes to a ledger and connects again after faults.
+pub struct Recorder {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// Starts to consume, one thread a queue.
+    pub fn start(uri: &str, queues: &[String], ledger: &Arc<Ledger>) -> Recorder {
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads = queues
+            .iter()
+            .map(|queue| {
+                let (uri, queue) = (uri.to_owned(), queue.clone());
+                let (stop, ledger) = (Arc::clone(&stop), Arc::clone(ledger));
+                std::thread::spawn(move || record(&uri, &queue, &ledger, &stop))
+            })
+            .collect();
+        Recorder { stop, threads }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "a recorder met a malformed batch");
+        }
+    }
+}
+
+fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(client) = Client::try_connect(uri) else {
+            std::thread::sleep(Duration::from_millis(200));
+            continue;
+        };
+        let Ok(inbox) = client.try_consume(queue, 500) else { continue };
+        while !stop.load(Ordering::Relaxed) {
+            match inbox.try_poll(Duration::from_millis(100)) {
+                Ok(Some(message)) => ledger.received(message),
+                Ok(None) => {}
+                Err(_ended) => break,
+            }
+        }
+    }
+}
+
+/// A producer at a steady rate that writes to a ledger and connects again after faults. A request whose confirm was
+/// lost is sent no second time: it may or may not arrive.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Makes the n-th request: message, application, customer, delay in ms.
+pub type Recipe = Box<dyn FnMut(u64) -> (Push, String, Option<String>, Option<u64>) + Send>;
+
+impl Load {
+    /// Publishes `per_second` requests a second until stopped. The message id of each must be unique.
+    pub fn start(uri: &str, per_second: u64, ledger: &Arc<Ledger>, recipe: Recipe) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (uri, ledger) = (uri.to_owned(), Arc::clone(ledger));
+        let stopping = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || produce(&uri, per_second, &ledger, recipe, &stopping));
+        Load { stop, thread: Some(thread) }
+    }
+
+    /// Ends the load; every confirm that is to come has come when it returns.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the load has failed");
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn produce(uri: &str, per_second: u64, ledger: &Ledger, mut recipe: Recipe, stop: &AtomicBool) {
+    let start = Instant::now();
+    let mut n = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(client) = Client::try_connect(uri) else {
+            std::thread::sleep(Duration::from_millis(200));
+            continue;
+        };
+        let mut working = true;
+        while working && !stop.load(Ordering::Relaxed) {
+            // In slices of 10 ms; what a fault has kept from being sent is not made up for all at once.
+            let target = u64::try_from(start.elapsed().as_millis()).unwrap_or(0) * per_second / 1000;
+            n = n.max(target.saturating_sub(per_second));
+            let mut ids = Vec::new();
+            let mut slice = Vec::new();
+            while n < target && slice.len() < 500 {
+                let (push, application, customer, delay) = recipe(n);
+                n += 1;
+                let id = push.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default();
+                let not_before = delay.map(|d| crate::util::now_ms() + d);
+                ledger.sending(&id, &application, customer.as_deref(), not_before);
+                ids.push(id);
+                slice.push(push);
+            }
+            let verdicts = client.publish_window(&slice);
+            working = verdicts.len() == slice.len();
+            for (id, verdict) in ids.iter().zip(verdicts) {
+                if verdict == Verdict::Taken {
+                    ledger.confirmed(id);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! One test's own corner of the broker: names that no other test uses, its directory, its configuration.
+
+use crate::broker::Node;
+use crate::client::{Client, Inbox};
+use crate::daemon::{Config, Daemon};
+use crate::guard::workdir;
+use crate::message::Push;
+use crate::oracle::{Ledger, Load};
+use lapin::types::FieldTable;
+use lapin::ExchangeKind;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+/// See the module. Queues and exchanges are left to the end of the node.
+pub struct Site<'n> {
+    /// The broker.
+    pub node: &'n Node,
+    /// A client of the test.
+    pub client: Client,
+    /// Its directory; the store lies in `store` below it.
+    pub dir: PathBuf,
+    prefix: String,
+}
+
+impl<'n> Site<'n> {
+    /// A corner on the shared broker.
+    pub fn new(name: &str) -> Site<'static> {
+        Site::on(Node::shared(), name)
+    }
+
+    /// A corner on this broker.
+    pub fn on(node: &'n Node, name: &str) -> Site<'n> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("tgt.{}.{n}.{name}", std::process::id());
+        Site { node, client: Client::connect(node.uri()), dir: workdir(name), prefix }
+    }
+
+    /// Name of the ingest queue.
+    pub fn ingest_queue(&self) -> String {
+        format!("{}.ingest", self.prefix)
+    }
+
+    /// Name of the ingest exchange.
+    pub fn ingest(&self) -> String {
+        format!("{}.in", self.prefix)
+    }
+
+    /// Name of the output exchange.
+    pub fn out(&self) -> String {
+        format!("{}.out", self.prefix)
+    }
+
+    /// Name of the dead-letter exchange and queue.
+    pub fn dead(&self) -> String {
+        format!("{}.dead", self.prefix)
+    }
+
+    /// Name of an application's queue.
+    pub fn queue(&self, application: &str) -> String {
+        format!("{}.app.{application}", self.prefix)
+    }
+
+    /// Names, broker and store; everything else as the contract's defaults, with a window of 200 ms.
+    pub fn config(&self) -> Config {
+        Config::default()
+            .text("amqp.uri", self.node.uri())
+            .text("ingest.queue", &self.ingest_queue())
+            .text("ingest.exchange", &self.ingest())
+            .text("egress.exchange", &self.out())
+            .text("dead.exchange", &self.dead())
+            .text("store.path", &self.dir.join("store").to_string_lossy())
+            .text("defaults.window", "200ms")
+    }
+
+    /// Starts a daemon with this configuration and waits until it is ready.
+    pub fn start(&self, config: &Config) -> Daemon {
+        Daemon::start(config, &self.dir).ready()
+    }
+
+    /// Declares an application's queue and binds it to the output exchange (which is created if need be).
+    pub fn application(&self, application: &str) {
+        self.application_with(application, FieldTable::default());
+    }
+
+    /// The same with queue arguments.
+    pub fn application_with(&self, application: &str, arguments: FieldTable) {
+        self.client.exchange(&self.out(), ExchangeKind::Direct);
+        self.client.queue(&self.queue(application), arguments);
+        self.client.bind(&self.queue(application), &self.out(), application);
+    }
+
+    /// Declares an application's queue and consumes it.
+    pub fn inbox(&self, application: &str) -> Inbox {
+        self.application(application);
+        self.client.consume(&self.queue(application))
+    }
+
+    /// Consumes the dead-letter queue, which the daemon has declared.
+    pub fn dead_inbox(&self) -> Inbox {
+        self.client.consume(&self.dead())
+    }
+
+    /// A request for an application, named by the routing key.
+    pub fn push(&self, application: &str, body: impl Into<Vec<u8>>) -> Push {
+        Push::new(&self.ingest(), application, body)
+    }
+
+    /// Windowed, timed (up to 2 s) and immediate requests for the application `shop`, at a steady rate.
+    pub fn load(&self, ledger: &Arc<Ledger>, per_second: u64) -> Load {
+        let exchange = self.ingest();
+        let recipe = move |n: u64| {
+            let push = Push::new(&exchange, "shop", n.to_string()).id(&format!("r{n}"));
+            let customer = format!("c{}", n % 40);
+            match n % 4 {
+                0 => (push, "shop".to_owned(), None, None),
+                1 => {
+                    let delay = n * 37 % 2000;
+                    let push = push.delay(i64::try_from(delay).unwrap_or(0)).customer(&customer);
+                    (push, "shop".to_owned(), Some(customer), Some(delay))
+                }
+                _ => (push.customer(&customer), "shop".to_owned(), Some(customer), None),
+            }
+        };
+        Load::start(self.node.uri(), per_second, ledger, Box::new(recipe))
+    }
+}

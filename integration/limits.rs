@@ -1,0 +1,220 @@
+//! Bounds and hostile input: memory, messages that break parsers, a blocked broker, what the disk has seen before
+//! an ack.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use tidegate_harness::{
+    binary, nested_arrays, say, wait_until, Daemon, Inbox, Node, Raw, RawProperties, Site,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn ids_of(inbox: &Inbox, wanted: &[String], limit: Duration) {
+    let mut missing: BTreeSet<&str> = wanted.iter().map(String::as_str).collect();
+    let end = Instant::now() + limit;
+    while !missing.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        let Some(received) = inbox.poll(left) else { panic!("missing after {limit:?}: {missing:?}") };
+        for item in received.batch().items {
+            missing.remove(item.id.as_str());
+        }
+    }
+}
+
+/// Whether this item comes now.
+fn delivered(inbox: &Inbox, id: &str) -> bool {
+    inbox.poll(Duration::from_millis(50)).is_some_and(|m| m.batch().items.iter().any(|i| i.id == id))
+}
+
+fn good(site: &Site<'_>, name: &str) -> Vec<String> {
+    let ids: Vec<String> = (0..30).map(|n| format!("{name}{n}")).collect();
+    site.client.publish_all(ids.iter().map(|id| site.push("shop", "{}").customer("c").id(id)));
+    ids
+}
+
+#[test]
+fn headers_nested_26000_deep_do_not_end_it() {
+    let site = Site::new("nested");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config());
+    let pid = daemon.pid();
+    ids_of(&inbox, &good(&site, "before"), Duration::from_secs(30));
+    let properties =
+        RawProperties::default().headers(&nested_arrays("x-deep", 26_000)).persistent().message_id(b"deep");
+    Raw::connect(site.node).publish(&site.ingest(), b"shop", &properties, b"{}");
+    wait_until("it is delivered or dead", Duration::from_secs(10), || {
+        delivered(&inbox, "deep") || site.client.depth(&site.dead()) == Some(1)
+    });
+    ids_of(&inbox, &good(&site, "after"), Duration::from_secs(30));
+    assert!(daemon.running() && daemon.pid() == pid, "the same process:\n{}", daemon.log_tail());
+}
+
+#[test]
+fn a_message_id_in_latin_1_ends_in_the_dead_queue_and_the_others_flow() {
+    let site = Site::new("latin-1");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config());
+    let mut raw = Raw::connect(site.node);
+    let mut wanted = good(&site, "before");
+    let culprit = RawProperties::default().persistent().message_id(b"caf\xe9");
+    raw.publish(&site.ingest(), b"shop", &culprit, b"{}");
+    wanted.extend(good(&site, "after"));
+    let limit = Duration::from_secs(120);
+    ids_of(&inbox, &wanted, limit);
+    wait_until("the culprit is in the dead queue", limit, || site.client.depth(&site.dead()) == Some(1));
+    let late = good(&site, "late");
+    ids_of(&inbox, &late, Duration::from_secs(60));
+    assert!(daemon.running());
+}
+
+#[test]
+fn a_hundred_thousand_headers_and_odd_bodies() {
+    let site = Site::new("odd");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config());
+    let mut raw = Raw::connect(site.node);
+    // 18,000 entries fill a frame: the name in three bytes, a void value.
+    let mut entries = Vec::new();
+    for n in 0..18_000u32 {
+        let name = [b'!' + (n % 90) as u8, b'!' + (n / 90 % 90) as u8, b'!' + (n / 8100) as u8];
+        entries.push(3);
+        entries.extend_from_slice(&name);
+        entries.push(b'V');
+    }
+    let many = RawProperties::default().headers(&entries).persistent().message_id(b"many");
+    raw.publish(&site.ingest(), b"shop", &many, b"{}");
+    let empty = RawProperties::default().persistent().message_id(b"empty");
+    raw.publish(&site.ingest(), b"shop", &empty, b"");
+    let wrong = RawProperties::default().content_type(b"application/json").persistent().message_id(b"wrong");
+    raw.publish(&site.ingest(), b"shop", &wrong, &[0xff; 100]);
+    let large = RawProperties::default().persistent().message_id(b"large");
+    raw.publish(&site.ingest(), b"shop", &large, &vec![b'x'; 16 << 20]);
+    ids_of(&inbox, &["empty".to_owned(), "wrong".to_owned()], Duration::from_secs(20));
+    let wanted = good(&site, "after");
+    ids_of(&inbox, &wanted, Duration::from_secs(20));
+    let dead = site.dead_inbox();
+    let letter = std::iter::from_fn(|| dead.poll(Duration::from_secs(10))).find(|l| l.id() == "large");
+    assert_eq!(letter.and_then(|l| l.text("x-tidegate-reason")).as_deref(), Some("too_large"));
+    assert!(daemon.running());
+}
+
+#[test]
+fn a_blocked_broker_is_waited_for_and_does_not_hold_up_the_end() {
+    let Some(node) = Node::own("a_blocked_broker", "") else { return };
+    let site = Site::on(&node, "blocked");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config().text("defaults.format", "json"));
+    let some = |name: &str| {
+        let pushes = (0..200).map(|n| site.push("shop", "{}").id(&format!("{name}{n}")).delay(1500));
+        site.client.publish_all(pushes);
+    };
+    some("a");
+    node.memory_alarm(true);
+    let blocked = inbox.poll(Duration::from_secs(4));
+    assert!(blocked.is_none(), "the alarm blocks publishing");
+    let told = daemon.state();
+    assert_eq!(told["state"], "blocked", "the state says so: {told}");
+    node.memory_alarm(false);
+    let mut ids: Vec<String> = inbox.items(200, Duration::from_secs(20)).into_iter().map(|i| i.id).collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 200, "each once: nothing is sent again while blocked");
+    some("b");
+    node.memory_alarm(true);
+    std::thread::sleep(Duration::from_secs(2));
+    daemon.term();
+    let status = daemon.exit(Duration::from_secs(45));
+    assert_eq!(status.code(), Some(0), "{}", daemon.log_tail());
+    node.memory_alarm(false);
+    daemon.start_again();
+    let wanted: Vec<String> = (0..200).map(|n| format!("b{n}")).collect();
+    ids_of(&inbox, &wanted, Duration::from_secs(30));
+}
+
+/// Length of the longest run of acks without a finished sync before it, and the number of acks, in a trace.
+fn unsynced_acks(trace: &str) -> (usize, usize) {
+    // Frame type 1, any channel, a payload of 13 bytes: class 60, method 80.
+    let ack = r"\x00\x00\x00\x0d\x00\x3c\x00\x50";
+    let (mut synced, mut unsynced, mut acks) = (false, 0, 0);
+    for line in trace.lines() {
+        let sync = line.contains("fdatasync") || line.contains("fsync");
+        if sync && line.trim_end().ends_with("= 0") {
+            synced = true;
+        } else if line.contains(ack) {
+            acks += line.matches(ack).count();
+            unsynced += usize::from(!synced);
+            synced = false;
+        }
+    }
+    (unsynced, acks)
+}
+
+#[test]
+fn a_sync_of_the_disk_precedes_every_ack() {
+    let found = std::process::Command::new("strace").arg("-V").output();
+    assert!(found.is_ok_and(|o| o.status.success()), "this test needs strace");
+    let site = Site::new("trace");
+    let inbox = site.inbox("shop");
+    let calls = "fdatasync,fsync,sendto,write,writev,sendmsg";
+    let (daemon, trace) = Daemon::start_traced(&site.config(), &site.dir, calls);
+    let mut daemon = daemon.ready();
+    // Stored for certain: they wait. One after the other, so that each has a commit of its own.
+    for n in 0..20 {
+        site.client.publish(&site.push("shop", "{}").id(&format!("{n}")).delay(4000));
+        wait_until("it is stored", Duration::from_secs(10), || daemon.items("waiting") == n + 1);
+    }
+    inbox.items(20, Duration::from_secs(15));
+    daemon.term();
+    daemon.exit(Duration::from_secs(30));
+    let trace = std::fs::read_to_string(trace).expect("the trace");
+    let (unsynced, acks) = unsynced_acks(&trace);
+    assert!(acks > 0, "no ack in the trace: does the pattern still fit?");
+    assert_eq!(unsynced, 0, "{unsynced} of {acks} acks without a sync since the one before");
+}
+
+#[test]
+fn a_million_waiting_items_in_32_mib() {
+    // An unoptimised binary would take many minutes for the million; it gets a tenth.
+    let optimised = binary().components().any(|c| c.as_os_str() == "release");
+    let count: u64 = if optimised { 1_000_000 } else { 100_000 };
+    let Some(node) = Node::own("a_million_waiting_items", "") else { return };
+    let site = Site::on(&node, "million");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config().text("limits.memory", "32MiB"));
+    let mut raw = Raw::connect(&node);
+    let mut delay = vec![7];
+    delay.extend_from_slice(b"x-delayl");
+    delay.extend_from_slice(&3_600_000i64.to_be_bytes());
+    let properties = RawProperties::default().headers(&delay).persistent();
+    let body = vec![b'x'; 1000];
+    let mut peak = 0;
+    for _ in 0..100 {
+        raw.flood(&site.ingest(), "shop", &properties, &body, count / 100);
+        peak = peak.max(daemon.rss());
+        assert!(peak < 128 * MIB, "{} MiB resident while taking in", peak / MIB);
+    }
+    wait_until("all are stored", Duration::from_secs(180), || {
+        peak = peak.max(daemon.rss());
+        site.client.depth(&site.ingest_queue()) == Some(0) && daemon.items("waiting") == count
+    });
+    assert!(daemon.peak_rss() < 128 * MIB, "{} MiB at the most", daemon.peak_rss() / MIB);
+    let taken = daemon.peak_rss() / MIB;
+    daemon.kill9();
+    let start = Instant::now();
+    daemon.start_again();
+    daemon.wait_ready();
+    let ready = start.elapsed();
+    assert!(
+        ready < Duration::from_secs(5),
+        "{ready:?} to be ready: the start must not grow with the backlog"
+    );
+    assert!(daemon.items("waiting") == count, "all of them are known after the restart: {}", daemon.state());
+    site.client.publish(&site.push("shop", "{}").id("now"));
+    assert_eq!(inbox.batch().ids(), ["now"], "nothing else is due");
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(daemon.peak_rss() < 128 * MIB, "{} MiB after the restart", daemon.peak_rss() / MIB);
+    say(&format!(
+        "{count} items of 1 kB waiting: {taken} MiB at the most, {} MiB after a restart, ready in {ready:?}",
+        daemon.peak_rss() / MIB
+    ));
+}

@@ -1,0 +1,11 @@
+//! What a request may look like: headers, own times, envelopes, formats, commands; and what becomes of one that
+//! cannot be understood.
+
+mod requests {
+    mod commands;
+    mod duplicates;
+    mod envelope;
+    mod fields;
+    mod formats;
+    mod rejected;
+}

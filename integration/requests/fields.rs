@@ -1,0 +1,203 @@
+//! Application, customer, own time, expiry and id as headers and properties.
+
+use std::time::Duration;
+use tidegate_harness::lapin::types::{AMQPValue, ByteArray, DecimalValue};
+use tidegate_harness::{now_ms, wait_until, Push, Site, Verdict};
+
+#[test]
+fn application_comes_from_the_header_or_the_routing_key() {
+    let site = Site::new("application");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let by_key = site.push("shop", "1").id("by-key");
+    let by_header = site.push("elsewhere", "2").with("x-application", "shop").id("by-header");
+    let by_default = Push::new("", &site.ingest_queue(), "3").with("x-application", "shop").id("by-default");
+    for push in [by_key, by_header, by_default] {
+        assert_eq!(site.client.publish(&push), Verdict::Taken);
+        let batch = inbox.batch();
+        assert_eq!((batch.application.as_str(), batch.customer.as_deref()), ("shop", None));
+        assert_eq!(batch.ids(), [push.properties.message_id().as_ref().map_or("", |i| i.as_str())]);
+        assert!(batch.message.header("x-customer").is_none(), "left out where there is none");
+    }
+    // Published to the default exchange, the routing key is the queue's name and names no application.
+    site.client.publish(&Push::new("", &site.ingest_queue(), "4"));
+    let dead = site.dead_inbox().next();
+    assert_eq!(dead.text("x-tidegate-reason").as_deref(), Some("invalid"));
+    assert!(dead.text("x-tidegate-error").expect("a sentence").contains("application"));
+}
+
+#[test]
+fn customer_is_text_bytes_or_an_integer() {
+    let site = Site::new("customer");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let long = "x".repeat(200);
+    let cases = [
+        (AMQPValue::LongString("c\u{e4}".into()), "c\u{e4}"),
+        (AMQPValue::ByteArray(ByteArray::from(&b"bytes"[..])), "bytes"),
+        (AMQPValue::LongLongInt(42), "42"),
+        (AMQPValue::ShortShortInt(-7), "-7"),
+        (AMQPValue::LongString(long.as_str().into()), long.as_str()),
+    ];
+    for (value, expected) in cases {
+        site.client.publish(&site.push("shop", "{}").header("x-customer", value));
+        let batch = inbox.batch();
+        assert_eq!(batch.customer.as_deref(), Some(expected));
+        assert_eq!(batch.message.text("x-customer").as_deref(), Some(expected));
+    }
+    site.client.publish(&site.push("shop", "{}").customer(""));
+    assert_eq!(inbox.batch().customer, None, "empty is absent");
+}
+
+#[test]
+fn every_form_of_an_own_time_is_kept_and_never_early() {
+    let site = Site::new("own-time");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let start = now_ms();
+    let at = i64::try_from(start + 1500).expect("a date");
+    let zoned = format!("{}.{:03}", civil(at / 1000), at % 1000);
+    let delays = [
+        AMQPValue::LongLongInt(1500),
+        AMQPValue::LongInt(1500),
+        AMQPValue::LongUInt(1500),
+        AMQPValue::ShortInt(1500),
+        AMQPValue::Float(1499.5),
+        AMQPValue::Double(1499.01),
+        AMQPValue::DecimalValue(DecimalValue { scale: 1, value: 15_000 }),
+        AMQPValue::LongString("1500".into()),
+    ];
+    let mut pushes: Vec<Push> = Vec::new();
+    for name in ["x-delay", "x-opt-delivery-delay"] {
+        pushes.extend(delays.iter().map(|d| site.push("shop", "{}").header(name, d.clone())));
+    }
+    for name in ["x-deliver-at", "x-opt-delivery-time"] {
+        pushes.push(site.push("shop", "{}").number(name, at));
+        pushes.push(site.push("shop", "{}").header(name, AMQPValue::Double(at as f64)));
+        pushes.push(site.push("shop", "{}").with(name, &at.to_string()));
+        pushes.push(site.push("shop", "{}").with(name, &format!("{zoned}Z")));
+        pushes.push(site.push("shop", "{}").with(name, &format!("{zoned}+00:00")));
+    }
+    let absolute = pushes.len() - 10;
+    for (n, push) in pushes.iter_mut().enumerate() {
+        *push = push.clone().id(&format!("{n}"));
+    }
+    let count = site.client.publish_all(pushes);
+    for received in inbox.take(count, Duration::from_secs(10)) {
+        assert!(received.lateness_us() >= 0, "early by {} us", -received.lateness_us());
+        let batch = received.batch();
+        assert_eq!(batch.items.len(), 1, "without a customer it leaves alone");
+        let item = &batch.items[0];
+        let n: usize = item.id.parse().expect("our id");
+        if n >= absolute {
+            assert_eq!(item.due, at, "request {n}");
+        } else {
+            assert_eq!(item.due - item.received, 1500, "request {n}: fractions of a ms round up");
+        }
+    }
+}
+
+/// Seconds since the epoch as `YYYY-MM-DDTHH:MM:SS` in UTC.
+fn civil(seconds: i64) -> String {
+    let (mut days, rest) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let leap = |y: i64| (y % 4 == 0 && y % 100 != 0) || y % 400 == 0;
+    let mut year = 1970;
+    while days >= 365 + i64::from(leap(year)) {
+        days -= 365 + i64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + i64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}", days + 1)
+}
+
+#[test]
+fn an_amqp_timestamp_is_in_seconds() {
+    let site = Site::new("timestamp");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let at = now_ms() / 1000 + 2;
+    site.client.publish(&site.push("shop", "{}").header("x-deliver-at", AMQPValue::Timestamp(at)));
+    let received = inbox.next();
+    assert!(received.lateness_us() >= 0, "early");
+    assert_eq!(received.batch().items[0].due, i64::try_from(at * 1000).expect("a date"));
+}
+
+#[test]
+fn past_and_negative_times_mean_now() {
+    let site = Site::new("past");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let hour_ago = i64::try_from(now_ms()).expect("a date") - 3_600_000;
+    site.client.publish_all([
+        site.push("shop", "{}").number("x-deliver-at", hour_ago),
+        site.push("shop", "{}").delay(-5),
+        site.push("shop", "{}").delay(0),
+        site.push("shop", "{}").with("x-deliver-at", "2001-01-01T00:00:00+02:00"),
+    ]);
+    inbox.take(4, Duration::from_secs(5));
+}
+
+#[test]
+fn far_times_are_64_bit_and_wait() {
+    let site = Site::new("far");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    for (id, delay) in
+        [("2^31 s", 1_i64 << 31), ("2^32 ms", (1_i64 << 32) + 10), ("9 years", 283_824_000_000)]
+    {
+        assert_eq!(site.client.publish(&site.push("shop", "{}").delay(delay).id(id)), Verdict::Taken);
+    }
+    wait_until("the far items are held", Duration::from_secs(5), || daemon.items("waiting") == 3);
+    inbox.quiet(Duration::from_millis(300));
+    assert_eq!(site.client.depth(&site.dead()), Some(0));
+}
+
+#[test]
+fn the_same_time_twice_is_accepted() {
+    let site = Site::new("twice");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    site.client.publish(&site.push("shop", "{}").delay(300).with("x-opt-delivery-delay", "300"));
+    assert!(inbox.next().lateness_us() >= 0);
+}
+
+#[test]
+fn an_item_that_cannot_leave_before_its_expiry_is_dead() {
+    let site = Site::new("expiry");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config().text("defaults.window", "20s"));
+    let soon = i64::try_from(now_ms()).expect("a date") + 1200;
+    site.client.publish_all([
+        site.push("shop", "{}").id("late").delay(5000).number("x-deliver-before", soon),
+        site.push("shop", "{}").id("window").customer("c").number("x-deliver-before", soon),
+    ]);
+    let batch = inbox.batch();
+    assert_eq!(batch.ids(), ["window"], "its window closes before its expiry");
+    assert_eq!(batch.message.text("x-closed-by").as_deref(), Some("expiry"));
+    assert!(batch.message.at_us < u64::try_from(soon * 1000).expect("a date"), "it leaves before");
+    let dead = site.dead_inbox().next();
+    assert_eq!(dead.text("x-tidegate-reason").as_deref(), Some("expired"));
+    assert_eq!(dead.id(), "late");
+}
+
+#[test]
+fn an_assigned_id_is_there_and_unique() {
+    let site = Site::new("assigned");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    site.client.publish_all((0..50).map(|_| site.push("shop", "{}").customer("c")));
+    let mut ids: Vec<String> = inbox.items(50, Duration::from_secs(5)).into_iter().map(|i| i.id).collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 50);
+    assert!(ids.iter().all(|id| !id.is_empty()));
+}
