@@ -304,7 +304,9 @@ impl Engine {
         self.flush(now);
         self.ledger.acks(&mut self.fx.acks);
         self.restored |= self.may_open_intake();
-        let open = self.restored && !self.store_full;
+        // Resumes with some distance, so that it does not flap.
+        let most = if self.intake_open { self.settings.customers } else { self.settings.customers / 10 * 9 };
+        let open = self.restored && !self.store_full && self.open_windows < most.max(1);
         if open != self.intake_open {
             self.intake_open = open;
             self.fx.intake = Some(if open { Intake::Resume } else { Intake::Pause });
