@@ -37,7 +37,11 @@ impl<'s> Demo<'s> {
     }
 
     fn config(&self) -> Config {
-        self.site.config().text("defaults.window", "1s").text("applications.orders.window", "2s")
+        self.site
+            .config()
+            .text("defaults.window", "1s")
+            .text("applications.orders.window", "2s")
+            .text("applications.orders.coalesce", "250ms")
     }
 
     fn run(&mut self) -> ExitCode {
@@ -116,9 +120,14 @@ impl<'s> Demo<'s> {
 
     fn chapter_forms(&self) {
         self.say("a JSON envelope, and a request without customer, which leaves at once and alone");
-        let envelope = r#"{"payload":{"kind":"envelope"}}"#;
+        let id = "from-an-envelope";
+        let envelope =
+            format!(r#"{{"customer":"ben","delay_ms":500,"id":"{id}","payload":{{"total":12.50}}}}"#);
         let push = self.site.push("orders", envelope).content_type("application/vnd.tidegate+json");
-        self.send("orders", Some("ben"), Some(500), "from-an-envelope", push.clone());
+        self.ledger.sending(id, "orders", Some("ben"), Some(now_ms() + 500));
+        if self.site.client.publish(&push) == Verdict::Taken {
+            self.ledger.confirmed(id);
+        }
         self.send("orders", None, None, "nobody-in-particular", self.site.push("orders", "at once"));
         self.listen(Duration::from_millis(900));
     }
@@ -195,6 +204,7 @@ fn summary(report: &Report) -> ExitCode {
     println!("  batches              {:>8}", report.batches);
     println!("  lost                 {:>8}", report.lost.len());
     println!("  early                {:>8}", report.early.len());
+    println!("  in a wrong batch     {:>8}", report.mixed.len() + report.strangers.len());
     println!("  repeats (by a kill)  {:>8}", report.repeats.len());
     println!("  lateness, median     {:>8.2} ms", ms(percentile(&report.lateness_us, 50.0)));
     println!(

@@ -208,7 +208,9 @@ fn a_million_waiting_items_in_32_mib() {
         ready < Duration::from_secs(5),
         "{ready:?} to be ready: the start must not grow with the backlog"
     );
-    assert!(daemon.items("waiting") == count, "all of them are known after the restart: {}", daemon.state());
+    // The last commit may not have been acked: what has no id of its own then comes again.
+    let known = daemon.items("waiting");
+    assert!((count..count + 20_000).contains(&known), "{known} of {count} are known after the restart");
     site.client.publish(&site.push("shop", "{}").id("now"));
     assert_eq!(inbox.batch().ids(), ["now"], "nothing else is due");
     std::thread::sleep(Duration::from_secs(3));

@@ -16,16 +16,16 @@ fn an_object_carries_all_fields() {
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let at = now_ms() + 700;
-    let push = envelope(
-        &site,
-        "ignored",
-        &json!({"application": "shop", "customer": 42, "deliver_at": at, "id": "e1",
-                "deliver_before": at + 60_000, "on_duplicate": "keep", "payload": {"a": [1, 2.50]}}),
+    let body = format!(
+        r#"{{"application": "shop", "customer": 42, "deliver_at": {at}, "id": "e1", "deliver_before": {},
+            "on_duplicate": "keep", "payload": {{"a": [1, 2.50]}}}}"#,
+        at + 60_000
     );
+    let push = Push::new(&site.ingest(), "ignored", body).content_type(TYPE);
     site.client.publish(&push);
     let received = inbox.next();
     assert!(received.lateness_us() >= 0, "early");
-    assert!(received.body_text().contains(r#"{"a":[1,2.50]}"#), "as written: {}", received.body_text());
+    assert!(received.body_text().contains(r#"{"a": [1, 2.50]}"#), "as written: {}", received.body_text());
     let batch = received.batch();
     assert_eq!((batch.customer.as_deref(), batch.ids()), (Some("42"), vec!["e1"]));
     assert_eq!(batch.items[0].content_type.as_deref(), Some("application/json"));

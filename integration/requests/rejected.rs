@@ -14,6 +14,7 @@ fn each_malformed_field_is_named_and_nobody_else_is_held_up() {
     let now = i64::try_from(now_ms()).expect("a date");
     let push = || site.push("shop", "{}");
     let long = "x".repeat(201);
+    // Not among them: floats that are no numbers; RabbitMQ itself cuts the connection of whoever publishes one.
     let cases: Vec<(Push, &str, &str)> = vec![
         (push().delay(1000).number("x-deliver-at", now + 50_000), "invalid", "x-delay"),
         (push().number("x-deliver-at", now / 1000), "invalid", "x-deliver-at"),
@@ -23,12 +24,6 @@ fn each_malformed_field_is_named_and_nobody_else_is_held_up() {
         (push().with("x-deliver-at", "2030-01-01T00:00:00"), "invalid", "x-deliver-at"),
         (push().with("x-delay", "soon"), "invalid", "x-delay"),
         (push().header("x-delay", AMQPValue::Boolean(true)), "invalid", "x-delay"),
-        (push().header("x-delay", AMQPValue::Double(f64::NAN)), "invalid", "x-delay"),
-        (
-            push().header("x-opt-delivery-delay", AMQPValue::Double(f64::INFINITY)),
-            "invalid",
-            "delivery-delay",
-        ),
         (
             push().header("x-opt-delivery-time", AMQPValue::FieldTable(FieldTable::default())),
             "invalid",
@@ -112,8 +107,8 @@ fn an_expiration_of_the_producer_ends_in_the_dead_exchange_and_not_in_nothing() 
 }
 
 #[test]
-fn what_this_release_does_not_do_is_dead_and_says_so() {
-    let site = Site::new("unsupported");
+fn a_command_is_dead_and_says_why() {
+    let site = Site::new("command");
     site.application("shop");
     let _daemon = site.start(&site.config());
     let dead = site.dead_inbox();
@@ -122,8 +117,6 @@ fn what_this_release_does_not_do_is_dead_and_says_so() {
         (push().kind("tidegate.cancel"), "type"),
         (push().kind("tidegate.lookup"), "type"),
         (push().kind("tidegate.flush"), "type"),
-        (push().with("x-on-duplicate", "replace"), "x-on-duplicate"),
-        (push().with("x-on-duplicate", "reject"), "x-on-duplicate"),
     ];
     for (push, field) in cases {
         site.client.publish(&push);
