@@ -67,9 +67,22 @@ impl Engine {
         }
     }
 
+    /// The broker delivers an item again: it is not there any more.
+    pub(super) fn forget(&mut self, id: u32) {
+        if let Some(row) = self.remove_row(id) {
+            self.count_out(row.app);
+        }
+    }
+
     fn accept(&mut self, item: NewItem, received: u64, delivery: Delivery, now: Now) {
-        self.counters.accepted += 1;
         let app = self.app(&item.application);
+        if let Err(dead) = self.admit(app, &item, now) {
+            let NewItem { application, customer, content, .. } = item;
+            let rejected = Rejected { application: Some(application), customer, dead, content };
+            self.reject(rejected, received, delivery, now);
+            return;
+        }
+        self.counters.accepted += 1;
         let kind = match (item.at, &item.customer) {
             (Some(at), _) => Kind::Own(self.own_due(app, at, item.expiry, now)),
             (None, Some(_)) => Kind::Windowed,
@@ -97,6 +110,7 @@ impl Engine {
             None => NIL,
         };
         self.pin_group(group);
+        self.count_in(app);
         let seq = self.next_seq;
         self.next_seq += 1;
         let due = match kind {
@@ -242,6 +256,9 @@ impl Engine {
         }
         let stored = self.stored_of(id);
         let token = self.next_token();
+        let app = self.rows[id].app;
+        self.apps[app].unstored -= 1;
+        self.note_count(app);
         let row = &mut self.rows[id];
         row.stored = true;
         row.token = token;
@@ -301,6 +318,7 @@ impl Engine {
     /// A request that was not understood, or cannot be taken, becomes a dead item of its own.
     fn reject(&mut self, rejected: Rejected, received: u64, delivery: Delivery, now: Now) {
         self.count_dead(rejected.dead.reason);
+        self.count_in(DEAD);
         let seq = self.next_seq;
         self.next_seq += 1;
         let extra = Extra {
@@ -327,7 +345,7 @@ impl Engine {
             self.rows[id].delivery = None;
             if !matches!(self.rows[id].state, State::Flying(_)) {
                 self.unlist(id);
-                self.remove_row(id);
+                self.forget(id);
             }
         }
     }

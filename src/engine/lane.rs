@@ -86,7 +86,7 @@ impl Engine {
         if !self.rows[id].stored {
             if self.rows[id].delivery.is_none() {
                 // Its only copy is the broker's, which delivers it again.
-                self.remove_row(id);
+                self.forget(id);
             } else {
                 let item = self.stored_from(&self.rows[id]);
                 if let Some(row) = self.remove_row(id) {

@@ -18,6 +18,7 @@
 
 mod delivery;
 pub mod event;
+mod full;
 mod intake;
 mod lane;
 mod ledger;
@@ -34,7 +35,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-use event::{Deadline, Effects, Input, Intake, Marks, Op, Opened, Token};
+use event::{Deadline, Effects, Input, Marks, Op, Opened, Token};
 use ledger::Ledger;
 use preload::Cursor;
 use retry::Random;
@@ -172,6 +173,7 @@ pub struct Engine {
     cursor: Cursor,
     dirty_windows: Vec<u32>,
     dirty_lanes: Vec<u32>,
+    dirty_counts: Vec<u32>,
     /// Applications that can be delivered to and have a backlog in their lane.
     hungry: BTreeSet<u32>,
 
@@ -186,6 +188,9 @@ pub struct Engine {
     /// What the first request needs to know has been loaded.
     restored: bool,
     store_full: bool,
+    windows_full: bool,
+    /// Applications at their limit whose policy is to pause.
+    full: BTreeSet<u32>,
     gate: Gate,
     draining: bool,
 
@@ -236,6 +241,7 @@ impl Engine {
             cursor: Cursor::new(opened, now),
             dirty_windows: Vec::new(),
             dirty_lanes: Vec::new(),
+            dirty_counts: Vec::new(),
             hungry: BTreeSet::new(),
             ledger: Ledger::new(single),
             awaiting: VecDeque::new(),
@@ -243,6 +249,8 @@ impl Engine {
             fresh: VecDeque::new(),
             restored: false,
             store_full: false,
+            windows_full: false,
+            full: BTreeSet::new(),
             gate: Gate::Closed,
             draining: false,
             fx: Effects::default(),
@@ -250,6 +258,7 @@ impl Engine {
         };
         let dead = engine.app("");
         debug_assert_eq!(dead, DEAD);
+        engine.restore_counts(&opened.applications);
         engine.restore_lanes(&opened.lanes);
         engine.restore_windows(&opened.windows, now);
         engine
@@ -314,9 +323,7 @@ impl Engine {
         self.flush(now);
         self.ledger.acks(&mut self.fx.acks);
         self.restored |= self.may_open_intake();
-        // Resumes with some distance, so that it does not flap.
-        let most = if self.gate == Gate::Open { self.settings.customers } else { self.settings.customers / 10 * 9 };
-        let open = self.restored && !self.store_full && self.open_windows < most.max(1);
+        let open = self.has_room() && self.restored;
         self.move_gate(open);
     }
 
@@ -371,6 +378,7 @@ impl Engine {
         if (self.ops.is_empty() && self.deletes.is_empty()) || !hurry {
             return;
         }
+        self.flush_counts();
         self.token += 1;
         self.fx.store = std::mem::take(&mut self.ops);
         self.fx.store.append(&mut self.deletes);
@@ -427,6 +435,7 @@ impl Engine {
             let app = &self.apps[group.app];
             group.overhead = size::overhead(app.settings.format, &app.name, Some(&group.customer));
         }
+        self.recheck_limits();
     }
 
     /// The application of this name, made known if it is not.
@@ -459,6 +468,11 @@ impl Engine {
             queued: false,
             rows: 0,
             windows: 0,
+            total: 0,
+            unstored: 0,
+            counted: 0,
+            count_dirty: false,
+            by_age: BTreeMap::new(),
             sent: 0,
         });
         self.names.insert(name, id);
@@ -468,7 +482,13 @@ impl Engine {
     fn forget_idle_apps(&mut self) {
         for id in self.apps.ids().collect::<Vec<_>>() {
             let app = &self.apps[id];
-            let idle = app.rows == 0 && app.windows == 0 && app.lane.is_none() && !app.queued && !app.parking;
+            let idle = app.total == 0
+                && app.rows == 0
+                && !app.count_dirty
+                && app.windows == 0
+                && app.lane.is_none()
+                && !app.queued
+                && !app.parking;
             if id != DEAD && idle && !matches!(app.road, Road::Parked { .. }) {
                 self.names.remove(&app.name);
                 self.apps.remove(id);
@@ -537,9 +557,15 @@ impl Engine {
             self.stored_in_memory += 1;
             *self.seconds.entry(row.key.due / 1_000).or_default() += 1;
         }
-        let seq = row.key.seq;
+        if !row.stored {
+            self.apps[row.app].unstored += 1;
+        }
+        let (seq, app) = (row.key.seq, row.app);
         let id = self.rows.insert(row);
         self.by_seq.insert(seq, id);
+        if self.tracks_age(app) {
+            self.apps[app].by_age.insert(seq, id);
+        }
         id
     }
 
@@ -551,6 +577,11 @@ impl Engine {
             self.content_bytes -= content.size();
         }
         self.apps[row.app].rows -= 1;
+        self.apps[row.app].by_age.remove(&row.key.seq);
+        if !row.stored {
+            self.apps[row.app].unstored -= 1;
+            self.note_count(row.app);
+        }
         if row.group != NIL {
             self.groups[row.group].rows -= 1;
             self.release_group(row.group);

@@ -162,15 +162,22 @@ impl Sim {
         }
         self.faults = true;
         self.connected = false;
-        while !self.world.out.is_empty() {
+        self.all_unknown();
+        self.world.input(Input::EgressLost);
+        // What was handed over before the engine heard of it.
+        self.all_unknown();
+    }
+
+    fn all_unknown(&mut self) {
+        let mut settled = vec![];
+        for batch in std::mem::take(&mut self.world.out) {
             // It may have arrived all the same.
-            let arrived = self.pick(2) == 0;
-            let batch = self.world.settle(0, Outcome::Unknown);
-            if arrived {
+            if self.pick(2) == 0 {
                 self.receive(&batch);
             }
+            settled.push(Settled { number: batch.number, outcome: Outcome::Unknown });
         }
-        self.world.input(Input::EgressLost);
+        self.world.input(Input::Settled(settled));
     }
 
     fn settle_one(&mut self) {
