@@ -1,12 +1,12 @@
 //! From requests to items: which kind each is, when it is due, whether it stays in memory, and what is written.
 
-use super::event::{Op, Place, Stored};
+use super::event::{Intake, Op, Place, Stored};
 use super::slab::NIL;
 use super::table::{Extra, Road, Row, State};
 use super::types::{
     ClosedBy, Content, Dead, Delivery, Key, NewItem, Now, Reason, Rejected, Request, RequestBody,
 };
-use super::{Engine, DEAD};
+use super::{Engine, Gate, DEAD};
 use std::sync::Arc;
 
 /// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time, ms.
@@ -25,6 +25,10 @@ enum Kind {
 
 impl Engine {
     pub(super) fn take_requests(&mut self, requests: Vec<Request>, now: Now) {
+        if self.gate == Gate::Closing {
+            // They go back with the channel.
+            return;
+        }
         for request in requests {
             if !self.ledger.is_current(request.delivery) {
                 continue;
@@ -43,6 +47,23 @@ impl Engine {
                     self.reject(*rejected, request.received, request.delivery, now);
                 }
             }
+        }
+    }
+
+    /// Opens or closes the intake. With nothing stored, everything taken is given back at once.
+    pub(super) fn move_gate(&mut self, open: bool) {
+        self.gate = match (self.gate, open) {
+            (Gate::Closed, true) => {
+                self.fx.intake = Some(Intake::Resume);
+                Gate::Open
+            }
+            (Gate::Open, false) => Gate::Closing,
+            // A change of mind comes too late: deliveries have been passed over.
+            (gate, _) => gate,
+        };
+        if self.gate == Gate::Closing && (!self.is_durable() || self.ledger.is_settled()) {
+            self.fx.intake = Some(Intake::Pause);
+            self.gate = Gate::Closed;
         }
     }
 

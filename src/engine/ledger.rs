@@ -77,6 +77,11 @@ impl Ledger {
         }
     }
 
+    /// Every delivery so far is safe, and its ack has been given.
+    pub(super) fn is_settled(&self) -> bool {
+        self.open.is_empty() && !self.moved
+    }
+
     /// Deliveries that are not safe yet.
     #[cfg(test)]
     pub(super) fn unsafe_deliveries(&self) -> usize {

@@ -101,6 +101,16 @@ impl Hasher for SeqHasher {
 
 type SeqMap<V> = HashMap<u64, V, BuildHasherDefault<SeqHasher>>;
 
+/// Whether requests are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Open,
+    /// Nothing more is taken; what was taken before is still being made safe and acked. Closing the channel sooner
+    /// would bring it back a second time.
+    Closing,
+    Closed,
+}
+
 /// The state of the egress end, as last told.
 #[derive(Debug, Default)]
 struct Egress {
@@ -176,7 +186,7 @@ pub struct Engine {
     /// What the first request needs to know has been loaded.
     restored: bool,
     store_full: bool,
-    intake_open: bool,
+    gate: Gate,
     draining: bool,
 
     fx: Effects,
@@ -233,7 +243,7 @@ impl Engine {
             fresh: VecDeque::new(),
             restored: false,
             store_full: false,
-            intake_open: false,
+            gate: Gate::Closed,
             draining: false,
             fx: Effects::default(),
             settings,
@@ -304,11 +314,10 @@ impl Engine {
         self.flush(now);
         self.ledger.acks(&mut self.fx.acks);
         self.restored |= self.may_open_intake();
-        let open = self.restored && !self.store_full;
-        if open != self.intake_open {
-            self.intake_open = open;
-            self.fx.intake = Some(if open { Intake::Resume } else { Intake::Pause });
-        }
+        // Resumes with some distance, so that it does not flap.
+        let most = if self.gate == Gate::Open { self.settings.customers } else { self.settings.customers / 10 * 9 };
+        let open = self.restored && !self.store_full && self.open_windows < most.max(1);
+        self.move_gate(open);
     }
 
     /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits for

@@ -2,7 +2,7 @@
 
 use super::table::{App, Road};
 use super::types::{Now, Reason};
-use super::Engine;
+use super::{Engine, Gate};
 
 /// Totals since the start of the process. Every item that came in ends in exactly one of `sent`, `dead` (by
 /// reason) or is still there.
@@ -140,7 +140,7 @@ impl Engine {
             loaded_until: self.cursor.until.due,
             content_bytes: self.content_bytes,
             uncommitted: self.token - self.committed,
-            paused: !self.intake_open,
+            paused: self.gate != Gate::Open,
             counters: self.counters.clone(),
             applications,
         }

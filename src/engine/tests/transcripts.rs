@@ -410,3 +410,23 @@ fn one_application_does_not_take_all_slots() {
     w.send(vec![item("small", "", "1")]);
     assert!(w.out.iter().any(|b| b.application.as_ref() == "small"));
 }
+
+#[test]
+fn a_pause_gives_back_only_what_was_not_taken() {
+    let mut w = World::new(Settings { customers: 2, ..settings() });
+    w.send(vec![item("a", "c1", "1"), item("a", "c2", "2")]);
+    assert!(w.intake_open, "what was taken is not acked yet");
+    w.send(vec![item("a", "c3", "3")]);
+    w.do_job();
+    assert!(!w.intake_open, "acked, then paused");
+    assert_eq!((w.queue.len(), w.store.time.len()), (1, 2), "the third stays with the broker");
+    w.input(Input::IngestLost);
+    w.run(4_000);
+    assert!(w.intake_open);
+    w.connect();
+    w.deliver(10);
+    w.run(4_000);
+    let flat: Vec<String> = w.story().into_iter().flat_map(|(_, n)| n).collect();
+    assert_eq!(flat, names(&["1", "2", "3"]));
+    assert!(w.queue.is_empty());
+}

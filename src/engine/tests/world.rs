@@ -284,8 +284,8 @@ impl World {
         self.acks.extend(fx.acks);
         self.out.extend(fx.publishes);
         self.jobs.extend(fx.loads.into_iter().map(Job::Load));
-        if fx.intake == Some(Intake::Resume) {
-            self.intake_open = true;
+        if let Some(intake) = fx.intake {
+            self.intake_open = intake == Intake::Resume;
         }
     }
 
