@@ -63,8 +63,8 @@ const STEP_MS: u64 = 1_000;
 /// Applications remembered though nothing of theirs is left; beyond, an idle one is forgotten.
 const IDLE_APPS: usize = 1_024;
 
-/// How `limits.memory` is divided. The rest belongs to the store's caches, the ingest prefetch and the publisher's
-/// window of confirms, a quarter each at most (see docs/ARCHITECTURE.md, "Memory").
+/// How `limits.memory` is divided: three sixteenths for items, as much for payloads, a quarter each for the store's
+/// buffers and the ingest prefetch, an eighth for what is published and not confirmed.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     /// Items in memory.
@@ -78,7 +78,8 @@ const ROW_COST: u64 = 256;
 
 impl Budget {
     fn of(settings: &Settings) -> Self {
-        Budget { rows: (settings.memory / 4 / ROW_COST).max(1_000) as usize, contents: settings.memory / 4 }
+        let share = settings.memory / 16 * 3;
+        Budget { rows: (share / ROW_COST).max(1_000) as usize, contents: share }
     }
 }
 
