@@ -251,10 +251,10 @@ impl Daemon {
                 Event::Amqp(amqp::Event::Requests(chunk)) if requests.is_empty() => requests = chunk,
                 Event::Amqp(amqp::Event::Requests(chunk)) => requests.extend(chunk),
                 Event::Amqp(amqp::Event::Settled(chunk)) => settled.extend(chunk),
-                other => {
+                event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
                     self.settle(&mut settled);
                     self.take(&mut requests);
-                    self.other(other);
+                    self.other(event);
                 }
             }
         }

@@ -36,11 +36,11 @@ const APPS: [&str; 4] = ["a", "b", "c", "d"];
 impl Sim {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let durable = random.draw() % 8 != 0;
+        let durable = !random.draw().is_multiple_of(8);
         let app = AppSettings {
             window: [50, 3_000, 30_000, 90_000][(random.draw() % 4) as usize],
             quiet: [0, 20][(random.draw() % 2) as usize],
-            align: random.draw() % 4 == 0,
+            align: random.draw().is_multiple_of(4),
             coalesce: [0, 100][(random.draw() % 2) as usize],
             max_items: [1, 3, 1_000][(random.draw() % 3) as usize],
             max_bytes: [500, 1 << 20][(random.draw() % 2) as usize],

@@ -158,7 +158,7 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
                 w.settle(0, Outcome::Confirmed);
             }
         }
-        if (w.now.wall - T0) % 1_000 == 0 {
+        if (w.now.wall - T0).is_multiple_of(1_000) {
             w.send(vec![item("good", "", "g")]);
         }
     }
