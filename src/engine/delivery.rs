@@ -53,40 +53,12 @@ impl Engine {
         self.enqueue(app);
     }
 
-    /// Takes an item off whatever list it is on. Flying ones are on none.
-    pub(super) fn unlist(&mut self, id: u32) {
-        let (app, group) = (self.rows[id].app, self.rows[id].group);
-        match self.rows[id].state {
-            State::Scheduled => self.schedule.remove(id, self.rows[id].key),
-            State::Windowed { .. } => {
-                self.unlist_member(id);
-                let weight = self.rows[id].weight;
-                self.uncount_member(group, weight);
-            }
-            State::Ready => {
-                if group == NIL {
-                    self.apps[app]
-                        .ready
-                        .retain(|entry| !matches!(entry, Ready::Single(other) if *other == id));
-                } else {
-                    let owner = &mut self.groups[group];
-                    owner.ready.retain(|other| *other != id);
-                    if owner.ready.is_empty() {
-                        owner.queued = false;
-                        self.apps[app]
-                            .ready
-                            .retain(|entry| !matches!(entry, Ready::Group(other) if *other == group));
-                    }
-                }
-                self.apps[app].ready_rows -= 1;
-                self.ready_rows -= 1;
-            }
-            State::Flying(_) => {}
-        }
-    }
-
     /// Gives an item up: from now on it belongs to the dead exchange. It is on no list.
     pub(super) fn kill(&mut self, id: u32, reason: Reason, error: &str) {
+        if self.rows[id].is_lost() {
+            self.give_back_to_broker(id);
+            return;
+        }
         self.count_dead(reason);
         let (application, customer) = self.address(&self.rows[id]);
         let row = &mut self.rows[id];
@@ -172,7 +144,7 @@ impl Engine {
                         self.gather(number);
                     } else if let Some(app) = app {
                         self.apps[app].suspects -= 1;
-                        self.enqueue(app);
+                        self.replace_probe(app);
                     }
                     continue;
                 }
@@ -187,9 +159,23 @@ impl Engine {
                 self.take_slot(number);
                 self.gather(number);
             }
-            self.enqueue(app);
+            self.replace_probe(app);
         }
         self.request_contents();
+    }
+
+    /// The probe may be gone without an answer (it expired, or was refused): then the next batch takes its place.
+    /// Without this, an application would wait for ever behind a probe that does not exist.
+    fn replace_probe(&mut self, app: u32) {
+        let row = &mut self.apps[app];
+        let gone = row.resend.is_empty() && row.slots == 0 && row.suspects == 0;
+        if gone && matches!(row.road, Road::Probing { .. }) {
+            row.road = Road::Unproven;
+            if row.lane.is_some() {
+                self.hungry.insert(app);
+            }
+        }
+        self.enqueue(app);
     }
 
     /// After a long rest an application has to prove itself again.
@@ -217,6 +203,9 @@ impl Engine {
             };
             self.apps[app].ready_rows -= rows.len() as u64;
             self.ready_rows -= rows.len() as u64;
+            if self.apps[app].lane.is_some() {
+                self.hungry.insert(app);
+            }
             let rows = self.sendable(rows, now);
             if !rows.is_empty() {
                 return Some(self.form(app, rows));
@@ -234,7 +223,8 @@ impl Engine {
             row.state = State::Flying(number);
             bytes += row.content.as_ref().map_or(u64::from(row.weight), |c| c.size());
         }
-        self.flights.insert(number, Flight { app, rows, bytes, publishes: 0, phase: Phase::Waiting });
+        let format = self.apps[app].settings.format;
+        self.flights.insert(number, Flight { app, rows, bytes, format, publishes: 0, phase: Phase::Waiting });
         number
     }
 
@@ -280,8 +270,7 @@ impl Engine {
         let is_sendable = |row: &Row| {
             // One that was tried before has left in its time already.
             let early = row.own_time && row.key.due > now.wall && row.attempts == 0;
-            let lost = !row.stored && row.delivery.is_none();
-            (row.expiry > now.wall || row.app == DEAD) && !early && !lost
+            (row.expiry > now.wall || row.app == DEAD) && !early && !row.is_lost()
         };
         if rows.iter().all(|id| is_sendable(&self.rows[*id])) {
             return rows;
@@ -289,8 +278,8 @@ impl Engine {
         let (good, bad): (Vec<u32>, Vec<u32>) = rows.into_iter().partition(|id| is_sendable(&self.rows[*id]));
         for id in bad {
             let row = &mut self.rows[id];
-            if !row.stored && row.delivery.is_none() {
-                self.forget(id);
+            if row.is_lost() {
+                self.give_back_to_broker(id);
             } else if row.expiry <= now.wall {
                 let error =
                     format!("x-deliver-before {} was over when it could leave, at {}", row.expiry, now.wall);
@@ -407,7 +396,8 @@ impl Engine {
         }
     }
 
-    /// The connection went while payloads were on their way: the flight gives its slot back and waits.
+    /// The connection went, or was blocked, while payloads were on their way: the flight gives its slot back and
+    /// waits.
     fn unsent(&mut self, number: u64) {
         let Some(flight) = self.flights.get(&number) else { return };
         let app = flight.app;
@@ -419,13 +409,35 @@ impl Engine {
         } else {
             self.send_again(number);
         }
+        self.replace_probe(app);
+    }
+
+    /// Time has passed while its payloads were on their way: takes out what has expired meanwhile, or has become
+    /// early again. False: nothing is left of it.
+    fn is_still_sendable(&mut self, number: u64) -> bool {
+        let Some(app) = self.flights.get(&number).map(|flight| flight.app) else { return false };
+        self.free_slot(number);
+        if self.keep_sendable(number, self.last).is_some() {
+            self.take_slot(number);
+            return true;
+        }
+        if self.probe == Some(number) {
+            self.probe = None;
+            self.apps[app].suspects -= 1;
+        }
+        self.replace_probe(app);
+        false
     }
 
     /// Hands a flight to the publisher.
     fn launch(&mut self, number: u64) {
         let probe = self.probe == Some(number);
-        if !self.egress.ready {
+        if !self.egress.ready || self.egress.blocked {
             self.unsent(number);
+            return;
+        }
+        let Some(flight) = self.flights.get(&number) else { return };
+        if matches!(flight.phase, Phase::Gathering { .. }) && !self.is_still_sendable(number) {
             return;
         }
         let committed = self.committed;
@@ -471,7 +483,7 @@ impl Engine {
             application,
             customer,
             dead,
-            format: app.settings.format,
+            format: flight.format,
             closed_by: first.closed_by,
             attempt,
             due: first.due,
@@ -515,7 +527,7 @@ impl Engine {
                     }
                 }
             }
-            self.enqueue(app);
+            self.replace_probe(app);
         }
     }
 
@@ -577,12 +589,12 @@ impl Engine {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.phase = Phase::Waiting;
         let app = flight.app;
-        let lost = flight.rows.iter().all(|id| !self.rows[*id].stored && self.rows[*id].delivery.is_none());
+        let lost = flight.rows.iter().all(|id| self.rows[*id].is_lost());
         if lost {
             // The broker has these requests back and delivers them again.
             if let Some(flight) = self.flights.remove(&number) {
                 for id in flight.rows {
-                    self.forget(id);
+                    self.give_back_to_broker(id);
                 }
             }
             return;
@@ -694,13 +706,13 @@ impl Engine {
         if flight.rows.len() == 1 {
             let Some(flight) = self.flights.remove(&number) else { return };
             let id = flight.rows[0];
-            self.rows[id].attempts += 1;
             if app == DEAD {
                 // The dead exchange is the last resort: it is tried again later, and the operator is told.
                 let number = self.form(app, vec![id]);
                 self.failed(number, text, now);
                 return;
             }
+            self.rows[id].attempts += 1;
             self.kill(id, Reason::Refused, &format!("refused by the broker: {text}"));
             return;
         }

@@ -63,7 +63,7 @@ impl Engine {
                     let error = format!("{limit} is reached, and none of them can be dropped");
                     return Err(Dead { reason: Reason::Full, error: error.into() });
                 };
-                self.unlist(id);
+                self.unlist(&[id], |other, _| other == id);
                 self.kill(id, Reason::Full, &format!("{limit} is reached, and this was the oldest"));
             }
             OnFull::DropNewest => {

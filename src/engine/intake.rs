@@ -2,11 +2,12 @@
 
 use super::event::{Intake, Op, Place, Stored};
 use super::slab::NIL;
-use super::table::{Extra, Road, Row, State};
+use super::table::{Extra, Ready, Road, Row, State};
 use super::types::{
     ClosedBy, Content, Dead, Delivery, Key, NewItem, Now, Reason, Rejected, Request, RequestBody,
 };
 use super::{Engine, Gate, DEAD};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time, ms.
@@ -25,7 +26,7 @@ enum Kind {
 
 impl Engine {
     pub(super) fn take_requests(&mut self, requests: Vec<Request>, now: Now) {
-        if self.gate == Gate::Closing {
+        if self.gate != Gate::Open {
             // They go back with the channel.
             return;
         }
@@ -64,13 +65,8 @@ impl Engine {
         if self.gate == Gate::Closing && (!self.is_durable() || self.ledger.is_settled()) {
             self.fx.intake = Some(Intake::Pause);
             self.gate = Gate::Closed;
-        }
-    }
-
-    /// The broker delivers an item again: it is not there any more.
-    pub(super) fn forget(&mut self, id: u32) {
-        if let Some(row) = self.remove_row(id) {
-            self.count_out(row.app);
+            // Some of this generation have been passed over: nothing of it may be taken, or acked, from now on.
+            self.ledger.restart(0);
         }
     }
 
@@ -341,12 +337,64 @@ impl Engine {
         self.ledger.restart(0);
         self.awaiting.clear();
         let lost: Vec<u32> = self.rows.ids().filter(|id| !self.rows[*id].stored).collect();
+        for id in &lost {
+            self.rows[*id].delivery = None;
+        }
+        self.unlist(&lost, |_, row| row.is_lost());
         for id in lost {
-            self.rows[id].delivery = None;
             if !matches!(self.rows[id].state, State::Flying(_)) {
-                self.unlist(id);
-                self.forget(id);
+                self.give_back_to_broker(id);
             }
+        }
+    }
+
+    /// Takes items off their lists: each queue is gone through once, however many of them it holds. `is_gone` says the
+    /// same of a single one.
+    pub(super) fn unlist(&mut self, gone: &[u32], is_gone: impl Fn(u32, &Row) -> bool) {
+        let (mut groups, mut apps) = (BTreeSet::new(), BTreeSet::new());
+        for id in gone.iter().copied() {
+            let row = &self.rows[id];
+            let (app, group, weight) = (row.app, row.group, row.weight);
+            match row.state {
+                State::Scheduled => self.schedule.remove(id, row.key),
+                State::Windowed { .. } => {
+                    self.unlist_member(id);
+                    self.uncount_member(group, weight);
+                }
+                State::Ready => {
+                    self.apps[app].ready_rows -= 1;
+                    self.ready_rows -= 1;
+                    apps.insert(app);
+                    if group != NIL {
+                        groups.insert(group);
+                    }
+                }
+                State::Flying(_) => {}
+            }
+        }
+        let rows = &self.rows;
+        for group in groups {
+            let owner = &mut self.groups[group];
+            owner.ready.retain(|id| !is_gone(*id, &rows[*id]));
+            owner.queued = !owner.ready.is_empty();
+        }
+        for app in apps {
+            let groups = &self.groups;
+            self.apps[app].ready.retain(|entry| match entry {
+                Ready::Single(id) => !is_gone(*id, &rows[*id]),
+                Ready::Group(group) => groups[*group].queued,
+            });
+            if self.apps[app].lane.is_some() {
+                self.hungry.insert(app);
+            }
+        }
+    }
+
+    /// Forgets an item that the broker delivers again. It is on no list.
+    pub(super) fn give_back_to_broker(&mut self, id: u32) {
+        if let Some(row) = self.remove_row(id) {
+            self.count_out(row.app);
+            self.counters.given_back += 1;
         }
     }
 }

@@ -15,8 +15,15 @@ use std::sync::Arc;
 /// Items parked in one turn.
 const PARK_ROWS: usize = 1_000;
 
-/// Items fetched from a lane at a time; so many must fit even when memory is full, or nothing would ever move.
+/// Items fetched from a lane at a time.
 const LANE_ROWS: usize = 1_000;
+
+/// The same where memory is full: so many must fit for each application that has nothing else to send, or nothing
+/// would ever move.
+const LANE_FEW: usize = 64;
+
+/// Lanes fetched from at a time.
+const LANE_LOADS: usize = 4;
 
 /// A lane is fetched from when its application has fewer items than this on the way.
 const LANE_LOW: u64 = 500;
@@ -81,12 +88,12 @@ impl Engine {
         self.ops.push(Op::Put { place, item, indexed: false });
     }
 
-    /// An item leaves memory for its application's lane. It is on no list.
+    /// An item leaves memory for its application's lane. It is on no list. What lies there already is not written
+    /// again: whoever changed it has written the change.
     pub(super) fn park_row(&mut self, id: u32) {
         if !self.rows[id].stored {
             if self.rows[id].delivery.is_none() {
-                // Its only copy is the broker's, which delivers it again.
-                self.forget(id);
+                self.give_back_to_broker(id);
             } else {
                 let item = self.stored_from(&self.rows[id]);
                 if let Some(row) = self.remove_row(id) {
@@ -95,7 +102,9 @@ impl Engine {
             }
             return;
         }
-        self.park_in_place(id);
+        if !self.rows[id].in_lane {
+            self.park_in_place(id);
+        }
         self.back_to_lane(id);
     }
 
@@ -222,6 +231,7 @@ impl Engine {
         if self.apps[app].ready.is_empty() {
             self.apps[app].ready = VecDeque::new();
             self.apps[app].parking = false;
+            self.hungry.insert(app);
             // It may have become deliverable meanwhile.
             self.enqueue(app);
         } else {
@@ -229,33 +239,37 @@ impl Engine {
         }
     }
 
-    /// Fetches from the lanes of applications that can be delivered to and have little else on the way.
+    /// Fetches from the lanes of applications that can be delivered to and have little else on the way, in turn.
+    /// One that has to wait is not looked at again before something has changed for it.
     pub(super) fn load_lanes(&mut self) {
-        if self.hungry.is_empty() || !self.egress.ready {
+        while self.egress.ready && self.lane_loads < LANE_LOADS {
+            let next = self.hungry.range(self.hungry_from..).next().or_else(|| self.hungry.first());
+            let Some(app) = next.copied() else { return };
+            self.hungry.remove(&app);
+            self.hungry_from = app + 1;
+            self.load_lane(app);
+        }
+    }
+
+    fn load_lane(&mut self, app: u32) {
+        let ready = self.apps[app].ready_rows;
+        let parking = self.apps[app].parking;
+        let closed = matches!(self.apps[app].road, Road::Parked { .. } | Road::Probing { .. });
+        let room = self.budget.rows.saturating_sub(self.rows.len());
+        let max_rows = if room > LANE_FEW { room.min(LANE_ROWS) } else { LANE_FEW };
+        let Some(lane) = self.apps[app].lane.as_mut() else { return };
+        let nothing = lane.count <= lane.in_memory;
+        let busy = ready >= LANE_LOW || (room <= LANE_FEW && ready > 0);
+        if closed || nothing || busy || parking || lane.loading {
             return;
         }
-        for app in self.hungry.iter().copied().collect::<Vec<_>>() {
-            let parking = self.apps[app].parking;
-            let closed = matches!(self.apps[app].road, Road::Parked { .. } | Road::Probing { .. });
-            let busy = self.apps[app].ready_rows >= LANE_LOW;
-            let Some(lane) = self.apps[app].lane.as_mut() else {
-                self.hungry.remove(&app);
-                continue;
-            };
-            if closed || lane.count <= lane.in_memory {
-                self.hungry.remove(&app);
-                continue;
-            }
-            if lane.loading || busy || parking {
-                continue;
-            }
-            lane.loading = true;
-            let from = lane.next;
-            self.cursor.begin_other();
-            let lane = Arc::clone(&self.apps[app].name);
-            let max_bytes = self.budget.contents.saturating_sub(self.content_bytes);
-            self.fx.loads.push(Load::Lane { lane, from, max_rows: LANE_ROWS, max_bytes });
-        }
+        lane.loading = true;
+        let from = lane.next;
+        self.cursor.begin_other();
+        self.lane_loads += 1;
+        let lane = Arc::clone(&self.apps[app].name);
+        let max_bytes = self.budget.contents.saturating_sub(self.content_bytes) / LANE_LOADS as u64;
+        self.fx.loads.push(Load::Lane { lane, from, max_rows, max_bytes });
     }
 
     pub(super) fn lane_loaded(&mut self, name: &str, rows: Vec<Stored>, next: Option<Key>, now: Now) {
@@ -274,6 +288,8 @@ impl Engine {
         }
         let lane = self.lane_mut(app);
         lane.loading = false;
+        self.lane_loads = self.lane_loads.saturating_sub(1);
+        let lane = self.lane_mut(app);
         // Parked again meanwhile: nothing was taken, and the next load begins where this one did.
         let next = if closed { first.or(next) } else { next };
         lane.next = next.unwrap_or(LAST);
@@ -291,6 +307,10 @@ impl Engine {
         let Some(flight) = self.flights.remove(&number) else { return };
         for id in flight.rows {
             self.rows[id].state = State::Ready;
+            if self.rows[id].in_lane {
+                // Its attempts have changed.
+                self.park_in_place(id);
+            }
             self.park_row(id);
         }
     }

@@ -135,6 +135,8 @@ pub struct Engine {
     groups: Slab<Group>,
     apps: Slab<App>,
     names: HashMap<Arc<str>, u32>,
+    /// So many applications are remembered before idle ones are looked for.
+    forget_at: usize,
     content_bytes: u64,
     open_windows: u64,
     ready_rows: u64,
@@ -177,6 +179,9 @@ pub struct Engine {
     dirty_counts: Vec<u32>,
     /// Applications that can be delivered to and have a backlog in their lane.
     hungry: BTreeSet<u32>,
+    /// Where the next look at them begins, and lanes being fetched from.
+    hungry_from: u32,
+    lane_loads: usize,
 
     // The way in.
     ledger: Ledger,
@@ -212,6 +217,7 @@ impl Engine {
             groups: Slab::new(),
             apps: Slab::new(),
             names: HashMap::new(),
+            forget_at: IDLE_APPS,
             content_bytes: 0,
             open_windows: 0,
             ready_rows: 0,
@@ -244,6 +250,8 @@ impl Engine {
             dirty_lanes: Vec::new(),
             dirty_counts: Vec::new(),
             hungry: BTreeSet::new(),
+            hungry_from: 0,
+            lane_loads: 0,
             ledger: Ledger::new(single),
             awaiting: VecDeque::new(),
             deferred: VecDeque::new(),
@@ -315,7 +323,10 @@ impl Engine {
     fn turn(&mut self, now: Now) {
         self.advance_cursor(now);
         self.take_due(now);
-        self.close_windows(now);
+        if !self.more_due {
+            // Else items that were due before them would leave after them.
+            self.close_windows(now);
+        }
         self.store_deferred(now);
         self.end_backoffs(now);
         self.park_chunk();
@@ -435,6 +446,10 @@ impl Engine {
             let group = &mut self.groups[id];
             let app = &self.apps[group.app];
             group.overhead = size::overhead(app.settings.format, &app.name, Some(&group.customer));
+            if group.window.is_some() {
+                // A shorter quiet time holds for the open windows too.
+                self.plan_check(id, self.last);
+            }
         }
         self.recheck_limits();
     }
@@ -444,8 +459,10 @@ impl Engine {
         if let Some(id) = self.names.get(name) {
             return *id;
         }
-        if self.apps.len() > IDLE_APPS {
+        if self.apps.len() > self.forget_at {
             self.forget_idle_apps();
+            // However many are busy, each is looked at a bounded number of times for each that is new.
+            self.forget_at = IDLE_APPS.max(self.apps.len() * 2);
         }
         let name: Arc<str> = name.into();
         let settings = self.settings.of(&name).clone();
@@ -483,10 +500,12 @@ impl Engine {
     fn forget_idle_apps(&mut self) {
         for id in self.apps.ids().collect::<Vec<_>>() {
             let app = &self.apps[id];
+            // Groups: the members of a closed window may still be on their way.
             let idle = app.total == 0
                 && app.rows == 0
                 && !app.count_dirty
                 && app.windows == 0
+                && app.groups.is_empty()
                 && app.lane.is_none()
                 && !app.queued
                 && !app.parking;
@@ -638,11 +657,17 @@ impl Engine {
             .filter(|op| matches!(op, Op::Delete { place: event::Place::Time, .. }))
             .count() as u64;
         assert_eq!(self.stored + pending, store.time.len() as u64, "count of the time index");
+        let gone: std::collections::HashSet<u64> = self
+            .deletes
+            .iter()
+            .filter_map(|op| match op {
+                Op::Delete { key, .. } => Some(key.seq),
+                _ => None,
+            })
+            .collect();
         for (key, item) in store.time.range(..self.cursor.until) {
-            let deleted =
-                self.deletes.iter().any(|op| matches!(op, Op::Delete { key: gone, .. } if gone == key));
             assert!(
-                deleted || self.by_seq.contains_key(&key.seq),
+                gone.contains(&key.seq) || self.by_seq.contains_key(&key.seq),
                 "below the cursor {:?} and not in memory: {item:?}",
                 self.cursor.until
             );

@@ -12,7 +12,7 @@ use super::slab::NIL;
 use super::table::{Extra, Row, State};
 use super::types::{ClosedBy, Key, Now};
 use super::{Engine, DEAD};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// How far ahead items are kept in memory, ms. Less where memory is short.
@@ -35,11 +35,14 @@ pub(super) struct Cursor {
     pub(super) far_min: Key,
     /// A load of the time index is under way, up to this due.
     pub(super) loading: Option<u64>,
-    /// Loads of any kind under way.
-    under_way: usize,
+    /// Loads of rows begun and ended so far. They end in the order in which they began.
+    begun: u64,
+    ended: u64,
     /// Items that were finished (`None`) or moved to a lane while a load was under way, which may bring them back
-    /// from the past.
-    moved: HashMap<u64, Option<u32>>,
+    /// from the past; with the last load begun before.
+    moved: HashMap<u64, (Option<u32>, u64)>,
+    /// The same in order, so that each is forgotten with the last load that it matters to.
+    moves: VecDeque<(u64, u64)>,
 }
 
 impl Cursor {
@@ -47,24 +50,39 @@ impl Cursor {
         let empty = opened.marks.waiting == 0;
         let start = if empty { Key { due: now.wall, seq: 0 } } else { opened.marks.low };
         let far_min = if empty { Key { due: u64::MAX, seq: u64::MAX } } else { opened.marks.low };
-        Cursor { until: start, far_min, loading: None, under_way: 0, moved: HashMap::new() }
+        Cursor {
+            until: start,
+            far_min,
+            loading: None,
+            begun: 0,
+            ended: 0,
+            moved: HashMap::new(),
+            moves: VecDeque::new(),
+        }
     }
 
     pub(super) fn begin_other(&mut self) {
-        self.under_way += 1;
+        self.begun += 1;
     }
 
     pub(super) fn end(&mut self) {
-        self.under_way = self.under_way.saturating_sub(1);
-        if self.under_way == 0 {
-            self.moved.clear();
+        self.ended += 1;
+        while let Some((load, seq)) = self.moves.front().copied() {
+            if load > self.ended {
+                break;
+            }
+            self.moves.pop_front();
+            if self.moved.get(&seq).is_some_and(|(_, last)| *last == load) {
+                self.moved.remove(&seq);
+            }
         }
     }
 
     /// An item is gone for good, or lies in the lane of this application now.
     pub(super) fn note_move(&mut self, seq: u64, lane: Option<u32>) {
-        if self.under_way > 0 {
-            self.moved.insert(seq, lane);
+        if self.begun > self.ended {
+            self.moved.insert(seq, (lane, self.begun));
+            self.moves.push_back((self.begun, seq));
         }
     }
 
@@ -72,7 +90,7 @@ impl Cursor {
     fn is_current(&self, seq: u64, read_from: Option<u32>) -> bool {
         match self.moved.get(&seq) {
             None => true,
-            Some(now_in) => now_in.is_some() && *now_in == read_from,
+            Some((now_in, _)) => now_in.is_some() && *now_in == read_from,
         }
     }
 }

@@ -4,8 +4,8 @@ use super::table::{App, Road};
 use super::types::{Now, Reason};
 use super::{Engine, Gate};
 
-/// Totals since the start of the process. Every item that came in ends in exactly one of `sent`, `dead` (by
-/// reason) or is still there.
+/// Totals since the start of the process. Every item that came in ends in exactly one of `sent`, `dead_sent` and
+/// `given_back`, or is still there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Ingest messages read.
@@ -24,6 +24,9 @@ pub struct Counters {
     pub dead_sent: u64,
     /// Batches handed to the publisher, repeats included.
     pub published: u64,
+    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a message
+    /// that was not acked when the ingest connection was lost or paused.
+    pub given_back: u64,
     /// Publishes that were returned as unroutable.
     pub returned: u64,
     /// Publishes that were nacked.

@@ -3,7 +3,7 @@
 
 use super::event::Token;
 use super::size::Overhead;
-use super::types::{AppSettings, ClosedBy, Content, Dead, Delivery, Key};
+use super::types::{AppSettings, ClosedBy, Content, Dead, Delivery, Format, Key};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -51,6 +51,13 @@ pub(super) struct Row {
     /// The delivery to be acked, while that depends on this very item. Boxed extras are rare.
     pub(super) delivery: Option<Delivery>,
     pub(super) extra: Option<Box<Extra>>,
+}
+
+impl Row {
+    /// Its only copy was an unacked message, which the broker delivers again.
+    pub(super) fn is_lost(&self) -> bool {
+        !self.stored && self.delivery.is_none()
+    }
 }
 
 /// What few items have.
@@ -205,6 +212,8 @@ pub(super) struct Flight {
     pub(super) rows: Vec<u32>,
     /// Payload bytes, against the publisher's bound.
     pub(super) bytes: u64,
+    /// Fixed when it is formed: a repeat is the same message, whatever the settings have become meanwhile.
+    pub(super) format: Format,
     /// Publishes so far.
     pub(super) publishes: u32,
     pub(super) phase: Phase,

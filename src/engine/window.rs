@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// A window closes so long before its most urgent expiry, ms: time to be sent.
 pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 
+/// By so much the two clocks may disagree on the end of a window, ms; more is a step.
+const CLOCK_SLACK_MS: u64 = 5;
+
 /// Rows of one customer fetched at a time when their window closes before they were loaded.
 const GROUP_ROWS: usize = 10_000;
 
@@ -30,7 +33,7 @@ impl Engine {
         }
         if self.groups[group].window.is_none() {
             let length = if settings.align {
-                (now.wall / settings.window + 1) * settings.window - now.wall
+                settings.window - now.wall % settings.window.max(1)
             } else {
                 settings.window
             };
@@ -73,7 +76,7 @@ impl Engine {
 
     /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet time
     /// starts anew with each arrival) are found out when the old moment comes, which costs nothing per item.
-    fn plan_check(&mut self, group: u32, now: Now) {
+    pub(super) fn plan_check(&mut self, group: u32, now: Now) {
         let quiet = self.apps[self.groups[group].app].settings.quiet;
         let Some(window) = self.groups[group].window.as_mut() else { return };
         let at = window.deadline(quiet, now).0;
@@ -127,11 +130,10 @@ impl Engine {
         self.apps[app].windows -= 1;
         self.open_windows -= 1;
         self.counters.closed[cause as usize] += 1;
-        let due = window.end.min(now.wall);
+        // The two clocks' milliseconds do not turn at the same moment: a window that ran to its end is due at its end.
+        let due = if window.end <= now.wall + CLOCK_SLACK_MS { window.end } else { now.wall };
         if window.long {
-            let application = Arc::clone(&self.apps[app].name);
-            let customer = Arc::clone(&self.groups[group].customer);
-            self.ops.push(Op::DeleteWindow { application, customer });
+            self.delete_window(group);
         }
         if window.far > 0 {
             let upto = self.next_seq - 1;
@@ -145,6 +147,12 @@ impl Engine {
             }
             self.leave_window(id, due, cause);
         }
+    }
+
+    fn delete_window(&mut self, group: u32) {
+        let application = Arc::clone(&self.apps[self.groups[group].app].name);
+        let customer = Arc::clone(&self.groups[group].customer);
+        self.ops.push(Op::DeleteWindow { application, customer });
     }
 
     /// A member of a closed window is due.
@@ -223,10 +231,13 @@ impl Engine {
         if window.count > 0 {
             return;
         }
-        let check = window.check;
+        let (check, long) = (window.check, window.long);
         self.groups[group].window = None;
         self.closing.remove(group, check);
         let app = self.groups[group].app;
+        if long {
+            self.delete_window(group);
+        }
         self.apps[app].windows -= 1;
         self.open_windows -= 1;
     }

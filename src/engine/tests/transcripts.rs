@@ -316,6 +316,7 @@ fn after_a_restart_a_window_has_at_most_its_length_left() {
     w.send(vec![item("a", "c", "1")]);
     w.run(2_000);
     w.crash();
+    w.restore();
     w.send(vec![item("a", "c", "2")]);
     w.run(10_000);
     assert_eq!(w.story(), [(3_000, names(&["1", "2"]))]);
@@ -325,6 +326,7 @@ fn after_a_restart_a_window_has_at_most_its_length_left() {
     w.run(1_000);
     w.now.wall -= 1_000_000;
     w.crash();
+    w.restore();
     let back = w.now.wall;
     w.run(10_000);
     assert_eq!(w.delivered[0].0.wall, back + 3_000);
@@ -340,6 +342,7 @@ fn a_long_window_counts_on_over_a_restart() {
     w.run(1_000);
     assert_eq!(w.engine.snapshot(w.now).in_memory, 0, "far away: in the store alone");
     w.crash();
+    w.restore();
     w.send(vec![item("a", "c", "4"), item("a", "c", "5")]);
     w.run(1_000);
     assert_eq!(w.story(), [(1_000, names(&["1", "2", "3", "4"]))]);

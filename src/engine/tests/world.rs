@@ -14,8 +14,8 @@ pub(in crate::engine) struct FakeStore {
     pub(in crate::engine) time: BTreeMap<Key, Stored>,
     pub(in crate::engine) lanes: BTreeMap<(Arc<str>, Key), Stored>,
     pub(super) index: BTreeSet<(Arc<str>, Arc<str>, Key)>,
-    windows: BTreeMap<(Arc<str>, Arc<str>), WindowRow>,
-    lane_rows: BTreeMap<Arc<str>, LaneRow>,
+    pub(super) windows: BTreeMap<(Arc<str>, Arc<str>), WindowRow>,
+    pub(super) lane_rows: BTreeMap<Arc<str>, LaneRow>,
     pub(in crate::engine) counts: BTreeMap<Arc<str>, u64>,
     marks: Marks,
 }
@@ -104,17 +104,18 @@ impl FakeStore {
         }
     }
 
-    pub(super) fn load(&self, load: Load) -> Loaded {
+    /// Executes a read, bringing at most `most` rows, as a store may that serves a large read in pieces.
+    pub(super) fn load(&self, load: Load, most: usize) -> Loaded {
         match load {
             Load::Time { from, until, max_rows, max_bytes } => {
                 let range = self.time.range(from..Key { due: until, seq: 0 });
-                let (rows, next) = cut(range.map(|(k, v)| (*k, v)), max_rows, max_bytes);
+                let (rows, next) = cut(range.map(|(k, v)| (*k, v)), max_rows.min(most), max_bytes);
                 Loaded::Time { rows, next }
             }
             Load::Lane { lane, from, max_rows, max_bytes } => {
                 let range =
                     self.lanes.range((lane.clone(), from)..).take_while(|((name, _), _)| *name == lane);
-                let (rows, next) = cut(range.map(|((_, k), v)| (*k, v)), max_rows, max_bytes);
+                let (rows, next) = cut(range.map(|((_, k), v)| (*k, v)), max_rows.min(most), max_bytes);
                 Loaded::Lane { lane, rows, next }
             }
             Load::Group { application, customer, from, max_rows } => {
@@ -123,22 +124,27 @@ impl FakeStore {
                     .range((application.clone(), customer.clone(), from)..)
                     .take_while(|(a, c, _)| *a == application && *c == customer)
                     .filter_map(|(.., k)| self.time.get(k).map(|v| (*k, v)));
-                let (rows, next) = cut(range, max_rows, 0);
+                let (rows, next) = cut(range, max_rows.min(most), 0);
                 Loaded::Group { application, customer, rows, next }
             }
-            Load::Contents(wanted) => Loaded::Contents(
-                wanted
-                    .into_iter()
-                    .map(|(handle, place, key)| {
-                        let item = match place {
-                            Place::Time => self.time.get(&key),
-                            Place::Lane(lane) => self.lanes.get(&(lane, key)),
-                        };
-                        (handle, item.expect("asked for what is there").content.clone().expect("has content"))
-                    })
-                    .collect(),
-            ),
+            Load::Contents(wanted) => {
+                Loaded::Contents(self.contents(&wanted).expect("asked for what is there"))
+            }
         }
+    }
+
+    /// Contents, if all are there.
+    fn contents(&self, wanted: &[(u64, Place, Key)]) -> Option<Vec<(u64, Arc<Content>)>> {
+        wanted
+            .iter()
+            .map(|(handle, place, key)| {
+                let item = match place {
+                    Place::Time => self.time.get(key),
+                    Place::Lane(lane) => self.lanes.get(&(lane.clone(), *key)),
+                };
+                Some((*handle, item?.content.clone().expect("has content")))
+            })
+            .collect()
     }
 
     pub(super) fn opened(&self) -> Opened {
@@ -175,6 +181,7 @@ fn cut<'a>(
     (out, None)
 }
 
+#[derive(Debug)]
 pub(super) enum Job {
     Commit(Vec<Op>, Token, Marks),
     Load(Load),
@@ -191,10 +198,20 @@ pub(super) struct World {
     pub(super) engine: Engine,
     pub(super) settings: Settings,
     pub(super) now: Now,
+    /// What has been executed, hence is durable.
     pub(super) store: FakeStore,
+    /// The same with all that was handed over, kept beside it where `follow` is set.
+    pub(super) logical: FakeStore,
+    pub(super) follow: bool,
     pub(super) jobs: VecDeque<Job>,
+    /// Contents wanted, where they are read beside the commits (`beside`) and not in line with them.
+    pub(super) reads: VecDeque<Vec<(u64, Place, Key)>>,
+    pub(super) beside: bool,
     /// Published and not settled.
     pub(super) out: Vec<Batch>,
+    /// Published since somebody last looked, with the moment, and whether the egress end was open.
+    pub(super) fresh: Vec<(Now, bool, Batch)>,
+    pub(super) egress: (bool, bool),
     /// Confirmed, in order.
     pub(super) delivered: Vec<(Now, Batch)>,
     pub(super) acks: Vec<Ack>,
@@ -202,6 +219,8 @@ pub(super) struct World {
     pub(super) tag: u64,
     pub(super) queue: Vec<Pending>,
     pub(super) intake_open: bool,
+    /// Orders to the consumer that nobody has looked at yet.
+    pub(super) orders: VecDeque<Intake>,
     pub(super) lives: u64,
 }
 
@@ -255,15 +274,22 @@ impl World {
             engine,
             settings,
             now,
+            logical: store.clone(),
             store,
+            follow: false,
             jobs: VecDeque::new(),
+            reads: VecDeque::new(),
+            beside: false,
             out: vec![],
+            fresh: vec![],
+            egress: (false, false),
             delivered: vec![],
             acks: vec![],
             generation: 0,
             tag: 0,
             queue: vec![],
             intake_open: false,
+            orders: VecDeque::new(),
             lives: 1,
         };
         world.connect();
@@ -282,16 +308,28 @@ impl World {
     /// kill -9 and a start: what was not executed is gone, what was not acked comes back.
     pub(super) fn crash(&mut self) {
         self.jobs.clear();
+        self.reads.clear();
         self.out.clear();
+        self.orders.clear();
+        self.logical = self.store.clone();
+        self.egress = (false, false);
         self.intake_open = false;
         self.lives += 1;
         self.engine = Engine::new(self.settings.clone(), &self.store.opened(), self.lives, self.now);
         self.connect();
-        self.drain_jobs();
-        while !self.intake_open {
-            self.input(Input::Tick);
+    }
+
+    /// After a start: what must be loaded before the first request is taken.
+    pub(super) fn restore(&mut self) {
+        for _ in 0..200 {
             self.drain_jobs();
+            if self.intake_open || self.engine.snapshot(self.now).windows * 10 >= self.settings.customers * 9
+            {
+                return;
+            }
+            self.input(Input::Tick);
         }
+        panic!("the intake does not open: {:?}", self.engine.snapshot(self.now));
     }
 
     /// A crash of an engine that does not take requests at once.
@@ -306,8 +344,17 @@ impl World {
     }
 
     pub(super) fn input(&mut self, input: Input) {
+        match input {
+            Input::EgressReady => self.egress = (true, false),
+            Input::EgressLost => self.egress.0 = false,
+            Input::EgressBlocked(blocked) => self.egress.1 = blocked,
+            _ => {}
+        }
         let fx = self.engine.handle(input, self.now);
         if let Some((token, marks)) = fx.commit {
+            if self.follow {
+                self.logical.apply(fx.store.clone(), marks);
+            }
             self.jobs.push_back(Job::Commit(fx.store, token, marks));
         } else {
             assert!(fx.store.is_empty(), "operations come with a commit");
@@ -316,10 +363,20 @@ impl World {
             self.take_ack(*ack);
         }
         self.acks.extend(fx.acks);
+        if self.follow {
+            let open = self.egress == (true, false);
+            self.fresh.extend(fx.publishes.iter().map(|batch| (self.now, open, batch.clone())));
+        }
         self.out.extend(fx.publishes);
-        self.jobs.extend(fx.loads.into_iter().map(Job::Load));
+        for load in fx.loads {
+            match load {
+                Load::Contents(wanted) if self.beside => self.reads.push_back(wanted),
+                load => self.jobs.push_back(Job::Load(load)),
+            }
+        }
         if let Some(intake) = fx.intake {
             self.intake_open = intake == Intake::Resume;
+            self.orders.push_back(intake);
         }
     }
 
@@ -359,6 +416,11 @@ impl World {
 
     /// Executes the oldest job of the store.
     pub(super) fn do_job(&mut self) -> bool {
+        self.do_job_in_pieces(usize::MAX)
+    }
+
+    /// The same; a read brings at most so many rows.
+    pub(super) fn do_job_in_pieces(&mut self, most: usize) -> bool {
         match self.jobs.pop_front() {
             None => false,
             Some(Job::Commit(ops, token, marks)) => {
@@ -367,15 +429,31 @@ impl World {
                 true
             }
             Some(Job::Load(load)) => {
-                let loaded = self.store.load(load);
+                let loaded = self.store.load(load, most);
                 self.input(Input::Loaded(loaded));
                 true
             }
         }
     }
 
+    /// Reads contents beside the commits. What is not there yet is looked for again behind all that was queued.
+    pub(super) fn do_read(&mut self) -> bool {
+        let Some(wanted) = self.reads.pop_front() else { return false };
+        match self.store.contents(&wanted) {
+            Some(found) => self.input(Input::Loaded(Loaded::Contents(found))),
+            None => self.jobs.push_back(Job::Load(Load::Contents(wanted))),
+        }
+        true
+    }
+
     pub(super) fn drain_jobs(&mut self) {
-        while self.do_job() {}
+        for _ in 0..20_000 {
+            if !self.do_job() && !self.do_read() {
+                return;
+            }
+        }
+        let last: Vec<String> = self.jobs.iter().map(|job| format!("{job:?}")).collect();
+        panic!("the store is never done: {last:?} {:?}", self.engine.snapshot(self.now));
     }
 
     /// Settles the n-th of what is out.
