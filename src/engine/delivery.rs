@@ -268,9 +268,12 @@ impl Engine {
     /// early waits again, and what the broker will deliver anew (see [`Engine::ingest_lost`]) is forgotten.
     fn sendable(&mut self, rows: Vec<u32>, now: Now) -> Vec<u32> {
         let is_sendable = |row: &Row| {
-            // One that was tried before has left in its time already.
+            if row.is_lost() {
+                return false;
+            }
+            // A dead letter is bound to no time. One that was tried before has left in its time already.
             let early = row.own_time && row.key.due > now.wall && row.attempts == 0;
-            (row.expiry > now.wall || row.app == DEAD) && !early && !row.is_lost()
+            row.app == DEAD || (row.expiry > now.wall && !early)
         };
         if rows.iter().all(|id| is_sendable(&self.rows[*id])) {
             return rows;

@@ -186,6 +186,9 @@ impl Sim {
             65..80 => self.settle_one(),
             80..90 => {
                 let ms = [1, 7, 100, 3_000, 25_000][self.pick(5) as usize];
+                if self.calm {
+                    self.world.drain_jobs();
+                }
                 self.world.advance(ms);
             }
             90..93 => self.follow_deadlines(),
@@ -469,7 +472,11 @@ impl Sim {
             if self.world.intake_open {
                 self.world.deliver(50);
             }
+            let mut turns = 0;
             while let Some(batch) = self.world.out.first() {
+                turns += 1;
+                let state = self.world.engine.snapshot(self.world.now);
+                assert!(turns < 5_000, "sent again and again: {batch:?} {state:?}");
                 if self.is_poisoned(batch) {
                     let probe = batch.probe;
                     self.close_channel(probe);
@@ -540,7 +547,9 @@ fn nothing_is_lost_early_or_mixed_up_in_any_world() {
     let first: u64 = std::env::var("SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let mut failed = vec![];
     for seed in first..first + seeds {
+        let start = std::time::Instant::now();
         let result = std::panic::catch_unwind(|| run(seed, 400));
+        if start.elapsed().as_millis() > 1000 { eprintln!("seed {seed} slow {:?}", start.elapsed()); }
         if result.is_err() {
             eprintln!("seed {seed} (repeat with SEED={seed} SEEDS=1)");
             failed.push(seed);
