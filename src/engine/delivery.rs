@@ -43,7 +43,8 @@ impl Engine {
             let owner = &mut self.groups[group];
             owner.unsorted |= !sorted;
             owner.ready.push_back(id);
-            if !owner.queued {
+            // Members that are still coming from the store belong before some of these.
+            if !owner.queued && owner.closing.is_none() {
                 owner.queued = true;
                 self.apps[app].ready.push_back(Ready::Group(group));
             }
@@ -199,6 +200,11 @@ impl Engine {
         while let Some(entry) = self.apps[app].ready.pop_front() {
             let rows = match entry {
                 Ready::Single(id) => vec![id],
+                Ready::Group(group) if self.groups[group].closing.is_some() => {
+                    // Its line forms anew once the members from the store are here.
+                    self.groups[group].queued = false;
+                    continue;
+                }
                 Ready::Group(group) => self.take_group(group),
             };
             self.apps[app].ready_rows -= rows.len() as u64;
@@ -722,7 +728,12 @@ impl Engine {
         // One of its members is the culprit: try the halves.
         let tail = flight.rows.split_off(flight.rows.len() / 2);
         flight.bytes /= 2;
+        // The same batch in two: a reload does not change what has been formed.
+        let format = flight.format;
         let tail = self.form(app, tail);
+        if let Some(flight) = self.flights.get_mut(&tail) {
+            flight.format = format;
+        }
         self.suspect(tail, true);
         self.suspect(number, true);
     }

@@ -662,7 +662,13 @@ impl Engine {
             .iter()
             .filter_map(|op| match op {
                 Op::Delete { key, .. } => Some(key.seq),
-                _ => None,
+                Op::Put { .. }
+                | Op::Index { .. }
+                | Op::Park { .. }
+                | Op::PutWindow(_)
+                | Op::DeleteWindow { .. }
+                | Op::PutLane(_)
+                | Op::PutApp(_) => None,
             })
             .collect();
         for (key, item) in store.time.range(..self.cursor.until) {
