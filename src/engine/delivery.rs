@@ -43,8 +43,7 @@ impl Engine {
             let owner = &mut self.groups[group];
             owner.unsorted |= !sorted;
             owner.ready.push_back(id);
-            // Members that are still coming from the store belong before some of these.
-            if !owner.queued && owner.closing.is_none() {
+            if !owner.queued {
                 owner.queued = true;
                 self.apps[app].ready.push_back(Ready::Group(group));
             }
@@ -200,11 +199,6 @@ impl Engine {
         while let Some(entry) = self.apps[app].ready.pop_front() {
             let rows = match entry {
                 Ready::Single(id) => vec![id],
-                Ready::Group(group) if self.groups[group].closing.is_some() => {
-                    // Its line forms anew once the members from the store are here.
-                    self.groups[group].queued = false;
-                    continue;
-                }
                 Ready::Group(group) => self.take_group(group),
             };
             self.apps[app].ready_rows -= rows.len() as u64;
@@ -728,12 +722,7 @@ impl Engine {
         // One of its members is the culprit: try the halves.
         let tail = flight.rows.split_off(flight.rows.len() / 2);
         flight.bytes /= 2;
-        // The same batch in two: a reload does not change what has been formed.
-        let format = flight.format;
         let tail = self.form(app, tail);
-        if let Some(flight) = self.flights.get_mut(&tail) {
-            flight.format = format;
-        }
         self.suspect(tail, true);
         self.suspect(number, true);
     }

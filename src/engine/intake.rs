@@ -51,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Opens or closes the intake; it closes once what was taken is safe.
+    /// Opens or closes the intake. With nothing stored, everything taken is given back at once.
     pub(super) fn move_gate(&mut self, open: bool) {
         self.gate = match (self.gate, open) {
             (Gate::Closed, true) => {
@@ -62,7 +62,7 @@ impl Engine {
             // A change of mind comes too late: deliveries have been passed over.
             (gate, _) => gate,
         };
-        if self.gate == Gate::Closing && self.ledger.is_settled() {
+        if self.gate == Gate::Closing && (!self.is_durable() || self.ledger.is_settled()) {
             self.fx.intake = Some(Intake::Pause);
             self.gate = Gate::Closed;
             // Some of this generation have been passed over: nothing of it may be taken, or acked, from now on.
@@ -182,13 +182,14 @@ impl Engine {
         }
         self.make_room(row.key);
         let below = row.key < self.cursor.until;
+        let stays = below || self.cursor.loading.is_some();
         row.indexed = !below && row.group != NIL;
         if below {
             self.bare_until = self.bare_until.max(row.key.due + 1);
         }
         self.write_row(&mut row);
-        if !below {
-            self.cursor.note_far(row.key);
+        if !stays {
+            self.cursor.far_min = self.cursor.far_min.min(row.key);
             if kind == Kind::Windowed {
                 self.far_member(row.group);
             }
@@ -375,7 +376,7 @@ impl Engine {
         for group in groups {
             let owner = &mut self.groups[group];
             owner.ready.retain(|id| !is_gone(*id, &rows[*id]));
-            owner.queued &= !owner.ready.is_empty();
+            owner.queued = !owner.ready.is_empty();
         }
         for app in apps {
             let groups = &self.groups;

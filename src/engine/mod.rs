@@ -662,13 +662,7 @@ impl Engine {
             .iter()
             .filter_map(|op| match op {
                 Op::Delete { key, .. } => Some(key.seq),
-                Op::Put { .. }
-                | Op::Index { .. }
-                | Op::Park { .. }
-                | Op::PutWindow(_)
-                | Op::DeleteWindow { .. }
-                | Op::PutLane(_)
-                | Op::PutApp(_) => None,
+                _ => None,
             })
             .collect();
         for (key, item) in store.time.range(..self.cursor.until) {

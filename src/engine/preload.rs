@@ -3,10 +3,9 @@
 //! The invariant, tested against a naive model: every item of the time index below [`Cursor::until`] is in memory.
 //! (Items at or above it may be in memory as well; a load that meets them again knows them by their sequence.)
 //!
-//! One load of the time index runs at a time. Until it returns, nothing is given back, the lowest key that was
-//! written at or above the cursor is remembered (the cursor stops there, and the next load sees it), and so are the
-//! sequences of items that were finished: what the load brings is then exactly what memory lacks, whatever raced
-//! with it. An item that is due now but lies above the cursor waits in the store behind what is due longer.
+//! One load of the time index runs at a time. Until it returns, every new item stays in memory, nothing is given
+//! back, and the sequences of items that were finished meanwhile are remembered: what the load brings is then
+//! exactly what memory lacks, whatever raced with it.
 
 use super::event::{Load, Loaded, Op, Opened, Place, Stored};
 use super::slab::NIL;
@@ -28,8 +27,6 @@ const LOAD_ROWS: usize = 8_192;
 /// A load that would bring fewer rows than this waits for more room.
 const LOAD_ROWS_MIN: usize = 256;
 
-const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
-
 #[derive(Debug)]
 pub(super) struct Cursor {
     /// See the module's page.
@@ -38,8 +35,6 @@ pub(super) struct Cursor {
     pub(super) far_min: Key,
     /// A load of the time index is under way, up to this due.
     pub(super) loading: Option<u64>,
-    /// Lowest key that came to be in the store alone while a load was under way, which did not see it.
-    arrived: Key,
     /// Loads of rows begun and ended so far. They end in the order in which they began.
     begun: u64,
     ended: u64,
@@ -59,19 +54,10 @@ impl Cursor {
             until: start,
             far_min,
             loading: None,
-            arrived: LAST,
             begun: 0,
             ended: 0,
             moved: HashMap::new(),
             moves: VecDeque::new(),
-        }
-    }
-
-    /// An item is in the store alone.
-    pub(super) fn note_far(&mut self, key: Key) {
-        self.far_min = self.far_min.min(key);
-        if self.loading.is_some() {
-            self.arrived = self.arrived.min(key);
         }
     }
 
@@ -138,9 +124,6 @@ impl Engine {
         };
         if self.cursor.loading.is_some() || !self.is_preload_due(now.wall) {
             return;
-        }
-        if self.room().is_none() {
-            self.make_room_for_overdue(now);
         }
         let Some(room) = self.room() else { return };
         let from = self.cursor.until.max(self.cursor.far_min);
@@ -213,25 +196,6 @@ impl Engine {
         }
     }
 
-    /// Memory may be full of what is due later than items that wait in the store: those change places.
-    fn make_room_for_overdue(&mut self, now: Now) {
-        let first = self.cursor.far_min;
-        if first.due > now.wall + URGENT_MS {
-            return;
-        }
-        let rows = &self.rows;
-        let count = LOAD_ROWS_MIN.max(self.budget.rows / 16).min(self.budget.rows / 2 + 1);
-        for id in self.schedule.take_furthest(count, |id| rows[id].key) {
-            let key = self.rows[id].key;
-            // What came out of a lane would be fetched again at once.
-            if key > first && !self.rows[id].in_lane {
-                self.give_back(id);
-            } else {
-                self.schedule.insert(id, key);
-            }
-        }
-    }
-
     /// The row leaves memory; it has been taken out of the schedule. Its index row goes with the next commit, so
     /// that whoever asks the store for this customer finds it.
     fn give_back(&mut self, id: u32) {
@@ -263,8 +227,7 @@ impl Engine {
                     self.restore(stored, None, now);
                 }
                 let until = self.cursor.loading.take().unwrap_or(0);
-                let looked_at = next.unwrap_or(Key { due: until, seq: 0 });
-                self.cursor.until = looked_at.min(std::mem::replace(&mut self.cursor.arrived, LAST));
+                self.cursor.until = next.unwrap_or(Key { due: until, seq: 0 });
                 self.cursor.far_min = self.cursor.far_min.max(self.cursor.until);
             }
             Loaded::Lane { lane, rows, next } => self.lane_loaded(&lane, rows, next, now),
@@ -296,9 +259,7 @@ impl Engine {
             return;
         };
         for stored in rows {
-            // What else of this customer is due goes along: nothing of theirs may overtake it.
-            let member = !stored.own_time && stored.key.seq <= closing.upto;
-            if member || stored.key.due <= now.wall {
+            if !stored.own_time && stored.key.seq <= closing.upto {
                 self.restore(stored, None, now);
             }
         }
@@ -313,29 +274,9 @@ impl Engine {
             }
             None => {
                 self.groups[group].closing = None;
-                self.release_held(group);
                 self.release_group(group);
             }
         }
-    }
-
-    /// All members of a closed window are here: they leave, in order.
-    fn release_held(&mut self, group: u32) {
-        if self.groups[group].queued {
-            return;
-        }
-        let app = self.groups[group].app;
-        let mut held: Vec<u32> = self.groups[group].ready.drain(..).collect();
-        self.groups[group].unsorted = false;
-        self.apps[app].ready_rows -= held.len() as u64;
-        self.ready_rows -= held.len() as u64;
-        let rows = &self.rows;
-        held.sort_unstable_by_key(|id| (rows[*id].due, rows[*id].key.seq));
-        self.pin_group(group);
-        for id in held {
-            self.make_ready(id);
-        }
-        self.unpin_group(group);
     }
 
     /// Takes a stored item into memory, unless it is there or was finished meanwhile.
@@ -391,11 +332,10 @@ impl Engine {
             return;
         }
         if windowed {
-            match self.groups[group].closing.filter(|closing| seq <= closing.upto) {
-                Some(_) if key.due <= now.wall => self.make_ready(id),
-                Some(closing) => self.leave_window(id, closing.due, closing.cause),
-                None if key.due <= now.wall => self.overdue_member(id),
-                None => self.rejoin_window(id, now),
+            match self.groups[group].closing {
+                Some(c) if seq <= c.upto => self.leave_window(id, c.due, c.cause),
+                _ if key.due <= now.wall => self.overdue_member(id),
+                _ => self.rejoin_window(id, now),
             }
         } else if key.due <= now.wall {
             self.make_ready(id);

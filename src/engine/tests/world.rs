@@ -348,16 +348,7 @@ impl World {
             Input::EgressReady => self.egress = (true, false),
             Input::EgressLost => self.egress.0 = false,
             Input::EgressBlocked(blocked) => self.egress.1 = blocked,
-            Input::Requests(_)
-            | Input::Committed(_)
-            | Input::Loaded(_)
-            | Input::Settled(_)
-            | Input::IngestReady { .. }
-            | Input::IngestLost
-            | Input::StoreFull(_)
-            | Input::Configure(_)
-            | Input::Drain
-            | Input::Tick => {}
+            _ => {}
         }
         let fx = self.engine.handle(input, self.now);
         if let Some((token, marks)) = fx.commit {
@@ -380,9 +371,7 @@ impl World {
         for load in fx.loads {
             match load {
                 Load::Contents(wanted) if self.beside => self.reads.push_back(wanted),
-                load @ (Load::Time { .. } | Load::Lane { .. } | Load::Group { .. } | Load::Contents(_)) => {
-                    self.jobs.push_back(Job::Load(load));
-                }
+                load => self.jobs.push_back(Job::Load(load)),
             }
         }
         if let Some(intake) = fx.intake {
