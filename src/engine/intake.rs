@@ -365,6 +365,7 @@ impl Engine {
             let owner = &mut self.groups[group];
             owner.ready.retain(|id| !rows[*id].is_lost());
             owner.queued = !owner.ready.is_empty();
+            owner.held &= owner.queued;
         }
         for app in apps {
             let groups = &self.groups;

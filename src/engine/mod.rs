@@ -45,7 +45,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use table::{App, Flight, Group, Road, Row};
-use types::{Delivery, Now, Settings};
+use types::{Delivery, Key, Now, Settings};
 
 /// Handle of the application that stands for the dead exchange.
 const DEAD: u32 = 0;
@@ -155,6 +155,11 @@ pub struct Engine {
     suspects: VecDeque<u64>,
     probe: Option<u64>,
     parking: VecDeque<u32>,
+    /// Customers with due items whose older ones are in the store alone, where the store's began when the last was
+    /// held back, and whether to look again in any case.
+    held: Vec<u32>,
+    held_bar: Key,
+    release: bool,
     /// Sequences whose payloads must be fetched before their flights can leave.
     lacking: Vec<u64>,
 
@@ -174,6 +179,8 @@ pub struct Engine {
     cursor: Cursor,
     dirty_windows: Vec<u32>,
     dirty_lanes: Vec<u32>,
+    /// Items of lanes, in memory, that the clock's going back made early.
+    early: BTreeSet<(Key, u32)>,
     /// Applications that can be delivered to and have a backlog in their lane.
     hungry: BTreeSet<u32>,
     /// Where the next look at them begins, and lanes being fetched from.
@@ -228,6 +235,9 @@ impl Engine {
             suspects: VecDeque::new(),
             probe: None,
             parking: VecDeque::new(),
+            held: Vec::new(),
+            held_bar: Key::default(),
+            release: false,
             lacking: Vec::new(),
             next_seq: opened.marks.next_seq.max(1),
             token: 0,
@@ -242,6 +252,7 @@ impl Engine {
             cursor: Cursor::new(opened, now),
             dirty_windows: Vec::new(),
             dirty_lanes: Vec::new(),
+            early: BTreeSet::new(),
             hungry: BTreeSet::new(),
             hungry_from: 0,
             lane_loads: 0,
@@ -290,7 +301,8 @@ impl Engine {
         if self.more_due || !self.parking.is_empty() {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
-        let wall = [self.schedule.next(), self.preload_deadline()].into_iter().flatten().min();
+        let early = self.early.first().map(|(key, _)| key.due);
+        let wall = [self.schedule.next(), self.preload_deadline(), early].into_iter().flatten().min();
         let deletes = (!self.deletes.is_empty()).then(|| self.deletes_since + DELETE_WAIT_MS);
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let deferred = self.deferred.front().map(|(at, ..)| *at);
@@ -306,7 +318,7 @@ impl Engine {
         self.ops.is_empty()
             && self.deletes.is_empty()
             && self.committed == self.token
-            && (stuck || (self.slots == 0 && self.run.is_empty() && self.suspects.is_empty()))
+            && (stuck || (self.slots == 0 && self.run.is_empty() && self.held.is_empty() && self.suspects.is_empty()))
     }
 
     /// What one turn does after every input, in this order: time first, then the way out, then the store.
@@ -320,6 +332,7 @@ impl Engine {
         self.store_deferred(now);
         self.end_backoffs(now);
         self.park_chunk();
+        self.release_held(now);
         self.pump(now);
         self.preload(now);
         self.flush(now);
@@ -328,7 +341,9 @@ impl Engine {
         // Resumes with some distance, so that it does not flap.
         let limit = self.settings.customers;
         let most = if self.gate == Gate::Open { limit } else { limit - limit / 10 };
-        let open = self.restored && !self.store_full && self.open_windows < most.max(1);
+        // With nothing stored the prefetch bounds them, and a pause would give all of them back.
+        let few = !self.is_durable() || self.open_windows < most.max(1);
+        let open = self.restored && !self.store_full && few;
         self.move_gate(open);
     }
 
@@ -355,6 +370,16 @@ impl Engine {
     fn take_due(&mut self, now: Now) {
         let mut due = Vec::new();
         self.more_due = !self.schedule.take_due(now.wall, TURN_ROWS, &mut due);
+        while let Some((key, id)) = self.early.first().copied() {
+            if key.due > now.wall {
+                break;
+            }
+            self.early.pop_first();
+            let app = self.rows[id].app;
+            self.apps[app].early -= 1;
+            self.hungry.insert(app);
+            due.push(id);
+        }
         let rows = &self.rows;
         due.sort_unstable_by_key(|id| rows[*id].key);
         for id in due {
@@ -473,6 +498,7 @@ impl Engine {
             allowance: 1,
             failures: 0,
             lane: None,
+            early: 0,
             parking: false,
             queued: false,
             rows: 0,
@@ -516,6 +542,7 @@ impl Engine {
             ready: VecDeque::new(),
             unsorted: false,
             queued: false,
+            held: false,
             rows: 0,
         });
         self.apps[app].groups.insert(customer, id);

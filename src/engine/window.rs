@@ -133,7 +133,7 @@ impl Engine {
         }
         if window.far > 0 {
             let upto = self.next_seq - 1;
-            self.collect_far(group, Closing { upto, due, cause, again: false });
+            self.collect_far(group, Closing { upto, due, cause, again: false, late: false });
         }
         let rows = &self.rows;
         window.members.sort_unstable_by_key(|id| rows[*id].key.seq);
@@ -163,7 +163,7 @@ impl Engine {
     fn collect_far(&mut self, group: u32, closing: Closing) {
         if let Some(earlier) = self.groups[group].closing.as_mut() {
             // The members of an earlier window are still coming: begin again once they are all here.
-            *earlier = Closing { again: true, ..closing };
+            *earlier = Closing { again: true, late: earlier.late, ..closing };
             return;
         }
         self.groups[group].closing = Some(closing);
