@@ -81,7 +81,9 @@ impl Budget {
     }
 }
 
-/// Sequences are our own consecutive numbers: a multiplication spreads them well enough.
+/// Sequences are our own consecutive numbers: no producer chooses them, but one chooses which of them stay, every
+/// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the table.
+/// Sixteen neighbours lie together: they come together.
 #[derive(Default)]
 struct SeqHasher(u64);
 
@@ -95,7 +97,9 @@ impl Hasher for SeqHasher {
         }
     }
     fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let n = self.0.rotate_left(5) ^ n;
+        let mixed = (n >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = (mixed ^ (mixed >> 32)) << 4 | (n & 15);
     }
 }
 
@@ -318,7 +322,11 @@ impl Engine {
         self.ops.is_empty()
             && self.deletes.is_empty()
             && self.committed == self.token
-            && (stuck || (self.slots == 0 && self.run.is_empty() && self.held.is_empty() && self.suspects.is_empty()))
+            && (stuck
+                || (self.slots == 0
+                    && self.run.is_empty()
+                    && self.held.is_empty()
+                    && self.suspects.is_empty()))
     }
 
     /// What one turn does after every input, in this order: time first, then the way out, then the store.

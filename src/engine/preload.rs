@@ -50,7 +50,15 @@ impl Cursor {
         let empty = opened.marks.waiting == 0;
         let start = if empty { Key { due: now.wall, seq: 0 } } else { opened.marks.low };
         let far_min = if empty { Key { due: u64::MAX, seq: u64::MAX } } else { opened.marks.low };
-        Cursor { until: start, far_min, loading: None, begun: 0, ended: 0, moved: HashMap::new(), moves: VecDeque::new() }
+        Cursor {
+            until: start,
+            far_min,
+            loading: None,
+            begun: 0,
+            ended: 0,
+            moved: HashMap::new(),
+            moves: VecDeque::new(),
+        }
     }
 
     pub(super) fn begin_other(&mut self) {

@@ -18,7 +18,10 @@ pub struct RawProperties {
 
 impl RawProperties {
     fn put(mut self, bit: u16, bytes: &[u8]) -> Self {
-        assert!(u32::from(self.flags) & ((2 << bit) - 1) == 0, "properties are set in the order of their flags");
+        assert!(
+            u32::from(self.flags) & ((2 << bit) - 1) == 0,
+            "properties are set in the order of their flags"
+        );
         self.flags |= 1 << bit;
         self.bytes.extend_from_slice(bytes);
         self

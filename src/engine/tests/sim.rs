@@ -210,7 +210,11 @@ impl Sim {
                         self.world.deliver(2);
                         assert_eq!(generation, self.world.generation);
                         let tags = |queue: &[Pending]| queue.iter().filter(|p| p.tag.is_some()).count();
-                        assert!(self.world.queue.len() == queue.len(), "acked after the pause: {}", tags(&queue));
+                        assert!(
+                            self.world.queue.len() == queue.len(),
+                            "acked after the pause: {}",
+                            tags(&queue)
+                        );
                     }
                     self.world.input(Input::IngestLost);
                     self.world.queue.iter_mut().for_each(|p| p.tag = None);
@@ -541,11 +545,12 @@ fn run(seed: u64, steps: usize) {
 
 #[test]
 fn nothing_is_lost_early_or_mixed_up_in_any_world() {
-    let seeds: u64 = std::env::var("SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
-    let first: u64 = std::env::var("SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let number = |name, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
+    let (first, seeds) = (number("SEED", 1), number("SEEDS", 200));
+    let steps = number("STEPS", 400) as usize;
     let mut failed = vec![];
     for seed in first..first + seeds {
-        let result = std::panic::catch_unwind(|| run(seed, 400));
+        let result = std::panic::catch_unwind(|| run(seed, steps));
         if result.is_err() {
             eprintln!("seed {seed} (repeat with SEED={seed} SEEDS=1)");
             failed.push(seed);

@@ -300,7 +300,8 @@ impl World {
     pub(super) fn restore(&mut self) {
         for _ in 0..200 {
             self.drain_jobs();
-            if self.intake_open || self.engine.snapshot(self.now).windows * 10 >= self.settings.customers * 9 {
+            if self.intake_open || self.engine.snapshot(self.now).windows * 10 >= self.settings.customers * 9
+            {
                 return;
             }
             self.input(Input::Tick);
