@@ -199,8 +199,11 @@ impl Engine {
         while let Some(entry) = self.apps[app].ready.pop_front() {
             let rows = match entry {
                 Ready::Single(id) => vec![id],
-                Ready::Group(group) => self.take_group(group),
+                Ready::Group(group) => self.take_group(group, now),
             };
+            if rows.is_empty() {
+                continue;
+            }
             self.apps[app].ready_rows -= rows.len() as u64;
             self.ready_rows -= rows.len() as u64;
             if self.apps[app].lane.is_some() {
@@ -228,8 +231,35 @@ impl Engine {
         number
     }
 
-    /// As many due items of one customer as one batch takes, in order of (due, arrival).
-    fn take_group(&mut self, group: u32) -> Vec<u32> {
+    /// Where items that are due begin to be in the store alone, when memory lags behind.
+    fn bar(&self, now: Now) -> Option<(u64, u64)> {
+        let far = self.cursor.far_min;
+        (far.due <= now.wall && self.far() > 0).then_some((far.due, far.seq))
+    }
+
+    /// Customers that were held back stand in line again once more has been loaded.
+    pub(super) fn release_held(&mut self, now: Now) {
+        let release = std::mem::take(&mut self.release);
+        let far = self.cursor.far_min;
+        if self.held.is_empty() || (!release && far == self.held_bar && far.due <= now.wall) {
+            return;
+        }
+        for group in std::mem::take(&mut self.held) {
+            let Some(owner) = self.groups.get(group).filter(|owner| owner.held) else { continue };
+            let app = owner.app;
+            self.groups[group].held = false;
+            self.apps[app].ready.push_back(Ready::Group(group));
+            if self.waits_in_lane(app) {
+                self.start_parking(app);
+            }
+            self.enqueue(app);
+        }
+    }
+
+    /// As many due items of one customer as one batch takes, in order of (due, arrival). None while older ones of
+    /// theirs have still to be loaded: then the customer is held back.
+    fn take_group(&mut self, group: u32, now: Now) -> Vec<u32> {
+        let bar = self.bar(now);
         let app = self.groups[group].app;
         let settings = &self.apps[app].settings;
         let (max_items, max_bytes) = match settings.format {
@@ -245,12 +275,22 @@ impl Engine {
         }
         let mut bytes = owner.overhead.batch;
         let mut take = 0;
-        for id in owner.ready.iter().take(max_items) {
+        let incomplete = owner.closing.is_some_and(|closing| !closing.late);
+        for id in owner.ready.iter().take(if incomplete { 0 } else { max_items }) {
+            if bar.is_some_and(|bar| (rows[*id].due, rows[*id].key.seq) >= bar) {
+                break;
+            }
             bytes += u64::from(rows[*id].weight) + owner.overhead.item;
             if take > 0 && bytes > max_bytes {
                 break;
             }
             take += 1;
+        }
+        if take == 0 {
+            owner.held = true;
+            self.held.push(group);
+            self.held_bar = self.cursor.far_min;
+            return Vec::new();
         }
         let taken: Vec<u32> = owner.ready.drain(..take).collect();
         if owner.ready.is_empty() {
@@ -289,7 +329,13 @@ impl Engine {
                 self.kill(id, Reason::Expired, &error);
             } else {
                 row.state = State::Scheduled;
-                self.schedule.insert(id, row.key);
+                if row.in_lane {
+                    // Not to be given back when memory is short: it would be fetched again at once.
+                    self.early.insert((row.key, id));
+                    self.apps[row.app].early += 1;
+                } else {
+                    self.schedule.insert(id, row.key);
+                }
             }
         }
         good
@@ -722,7 +768,11 @@ impl Engine {
         // One of its members is the culprit: try the halves.
         let tail = flight.rows.split_off(flight.rows.len() / 2);
         flight.bytes /= 2;
+        let format = flight.format;
         let tail = self.form(app, tail);
+        if let Some(flight) = self.flights.get_mut(&tail) {
+            flight.format = format;
+        }
         self.suspect(tail, true);
         self.suspect(number, true);
     }

@@ -252,14 +252,14 @@ impl Engine {
     }
 
     fn load_lane(&mut self, app: u32) {
-        let ready = self.apps[app].ready_rows;
+        let (ready, early) = (self.apps[app].ready_rows, self.apps[app].early);
         let parking = self.apps[app].parking;
         let closed = matches!(self.apps[app].road, Road::Parked { .. } | Road::Probing { .. });
         let room = self.budget.rows.saturating_sub(self.rows.len());
         let max_rows = if room > LANE_FEW { room.min(LANE_ROWS) } else { LANE_FEW };
         let Some(lane) = self.apps[app].lane.as_mut() else { return };
         let nothing = lane.count <= lane.in_memory;
-        let busy = ready >= LANE_LOW || (room <= LANE_FEW && ready > 0);
+        let busy = ready >= LANE_LOW || (room <= LANE_FEW && ready > 0) || early > 0;
         if closed || nothing || busy || parking || lane.loading {
             return;
         }

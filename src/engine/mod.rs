@@ -33,6 +33,7 @@ pub mod types;
 mod window;
 
 #[cfg(test)]
+#[expect(clippy::wildcard_enum_match_arm, reason = "a test looks at what it is about")]
 mod tests;
 
 use event::{Deadline, Effects, Input, Marks, Op, Opened, Token};
@@ -46,7 +47,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use table::{App, Flight, Group, Road, Row};
-use types::{Delivery, Now, Settings};
+use types::{Delivery, Key, Now, Settings};
 
 /// Handle of the application that stands for the dead exchange.
 const DEAD: u32 = 0;
@@ -83,7 +84,9 @@ impl Budget {
     }
 }
 
-/// Sequences are our own consecutive numbers: a multiplication spreads them well enough.
+/// Sequences are our own consecutive numbers: no producer chooses them, but one chooses which of them stay, every
+/// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the table.
+/// Sixteen neighbours lie together: they come together.
 #[derive(Default)]
 struct SeqHasher(u64);
 
@@ -97,7 +100,9 @@ impl Hasher for SeqHasher {
         }
     }
     fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let n = self.0.rotate_left(5) ^ n;
+        let mixed = (n >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = (mixed ^ (mixed >> 32)) << 4 | (n & 15);
     }
 }
 
@@ -157,6 +162,11 @@ pub struct Engine {
     suspects: VecDeque<u64>,
     probe: Option<u64>,
     parking: VecDeque<u32>,
+    /// Customers with due items whose older ones are in the store alone, where the store's began when the last was
+    /// held back, and whether to look again in any case.
+    held: Vec<u32>,
+    held_bar: Key,
+    release: bool,
     /// Sequences whose payloads must be fetched before their flights can leave.
     lacking: Vec<u64>,
 
@@ -177,6 +187,8 @@ pub struct Engine {
     dirty_windows: Vec<u32>,
     dirty_lanes: Vec<u32>,
     dirty_counts: Vec<u32>,
+    /// Items of lanes, in memory, that the clock's going back made early.
+    early: BTreeSet<(Key, u32)>,
     /// Applications that can be delivered to and have a backlog in their lane.
     hungry: BTreeSet<u32>,
     /// Where the next look at them begins, and lanes being fetched from.
@@ -234,6 +246,9 @@ impl Engine {
             suspects: VecDeque::new(),
             probe: None,
             parking: VecDeque::new(),
+            held: Vec::new(),
+            held_bar: Key::default(),
+            release: false,
             lacking: Vec::new(),
             next_seq: opened.marks.next_seq.max(1),
             token: 0,
@@ -249,6 +264,7 @@ impl Engine {
             dirty_windows: Vec::new(),
             dirty_lanes: Vec::new(),
             dirty_counts: Vec::new(),
+            early: BTreeSet::new(),
             hungry: BTreeSet::new(),
             hungry_from: 0,
             lane_loads: 0,
@@ -300,7 +316,8 @@ impl Engine {
         if self.more_due || !self.parking.is_empty() {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
-        let wall = [self.schedule.next(), self.preload_deadline()].into_iter().flatten().min();
+        let early = self.early.first().map(|(key, _)| key.due);
+        let wall = [self.schedule.next(), self.preload_deadline(), early].into_iter().flatten().min();
         let deletes = (!self.deletes.is_empty()).then(|| self.deletes_since + DELETE_WAIT_MS);
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let deferred = self.deferred.front().map(|(at, ..)| *at);
@@ -316,7 +333,11 @@ impl Engine {
         self.ops.is_empty()
             && self.deletes.is_empty()
             && self.committed == self.token
-            && (stuck || (self.slots == 0 && self.run.is_empty() && self.suspects.is_empty()))
+            && (stuck
+                || (self.slots == 0
+                    && self.run.is_empty()
+                    && self.held.is_empty()
+                    && self.suspects.is_empty()))
     }
 
     /// What one turn does after every input, in this order: time first, then the way out, then the store.
@@ -330,6 +351,7 @@ impl Engine {
         self.store_deferred(now);
         self.end_backoffs(now);
         self.park_chunk();
+        self.release_held(now);
         self.pump(now);
         self.preload(now);
         self.flush(now);
@@ -362,6 +384,16 @@ impl Engine {
     fn take_due(&mut self, now: Now) {
         let mut due = Vec::new();
         self.more_due = !self.schedule.take_due(now.wall, TURN_ROWS, &mut due);
+        while let Some((key, id)) = self.early.first().copied() {
+            if key.due > now.wall {
+                break;
+            }
+            self.early.pop_first();
+            let app = self.rows[id].app;
+            self.apps[app].early -= 1;
+            self.hungry.insert(app);
+            due.push(id);
+        }
         let rows = &self.rows;
         due.sort_unstable_by_key(|id| rows[*id].key);
         for id in due {
@@ -482,6 +514,7 @@ impl Engine {
             allowance: 1,
             failures: 0,
             lane: None,
+            early: 0,
             parking: false,
             queued: false,
             rows: 0,
@@ -532,6 +565,7 @@ impl Engine {
             ready: VecDeque::new(),
             unsorted: false,
             queued: false,
+            held: false,
             rows: 0,
         });
         self.apps[app].groups.insert(customer, id);
@@ -645,10 +679,6 @@ impl Engine {
         self.budget = Budget { rows, contents };
     }
 
-    fn shrunk(&self) -> (usize, u64) {
-        (self.budget.rows, self.budget.contents)
-    }
-
     /// The invariants of the module pages, against the store as it stands once all writes are executed.
     fn check_invariants(&self, store: &tests::FakeStore) {
         let pending: u64 = self
@@ -662,7 +692,13 @@ impl Engine {
             .iter()
             .filter_map(|op| match op {
                 Op::Delete { key, .. } => Some(key.seq),
-                _ => None,
+                Op::Put { .. }
+                | Op::Index { .. }
+                | Op::Park { .. }
+                | Op::PutWindow(_)
+                | Op::DeleteWindow { .. }
+                | Op::PutLane(_)
+                | Op::PutApp(_) => None,
             })
             .collect();
         for (key, item) in store.time.range(..self.cursor.until) {

@@ -125,7 +125,7 @@ impl Engine {
         if self.cursor.loading.is_some() || !self.is_preload_due(now.wall) {
             return;
         }
-        let Some(room) = self.room() else { return };
+        let Some(room) = self.room_for_overdue(now) else { return };
         let from = self.cursor.until.max(self.cursor.far_min);
         let until = wanted.max(from.due.saturating_add(1));
         self.cursor.loading = Some(until);
@@ -144,7 +144,7 @@ impl Engine {
         if !self.restored && !self.may_open_intake() {
             return true;
         }
-        self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead < URGENT_MS)
+        self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead <= URGENT_MS)
     }
 
     /// When the next look at the far future is due, wall clock.
@@ -152,8 +152,11 @@ impl Engine {
         if self.far() == 0 || self.cursor.loading.is_some() {
             return None;
         }
-        // Without room there is nothing to wait for but an event.
-        self.room()?;
+        if self.room().is_none() {
+            // Either there is something to swap, or there is nothing to wait for but an event.
+            let urgent = self.first_lacking().due.saturating_sub(URGENT_MS);
+            return self.has_later_rows().then_some(urgent);
+        }
         let reach = self.cursor.until.max(self.cursor.far_min).due.saturating_add(1);
         let room = self.content_bytes < self.budget.contents / 8 * 7;
         Some(reach.saturating_sub(if room { HORIZON_MS / 2 } else { URGENT_MS }))
@@ -173,6 +176,27 @@ impl Engine {
         (room >= LOAD_ROWS_MIN.min(self.budget.rows / 4)).then_some(room)
     }
 
+    /// The same, when it matters most: where what is due soonest is in the store alone, what is due later leaves
+    /// memory for it; and where all that is in memory waits for what is not, a few rows more are taken.
+    fn room_for_overdue(&mut self, now: Now) -> Option<usize> {
+        let urgent = self.first_lacking().due <= now.wall.saturating_add(URGENT_MS) && self.far() > 0;
+        if self.room().is_none() && urgent && self.has_later_rows() {
+            self.give_back_furthest(LOAD_ROWS_MIN.max(self.budget.rows / 16 + 1));
+        }
+        let stuck = urgent && !self.held.is_empty() && self.run.is_empty() && self.parking.is_empty();
+        self.room().or(stuck.then_some(LOAD_ROWS_MIN))
+    }
+
+    /// No item that memory lacks lies below.
+    fn first_lacking(&self) -> Key {
+        self.cursor.until.max(self.cursor.far_min)
+    }
+
+    /// Whether memory holds rows that are due later than the first that it does not hold.
+    fn has_later_rows(&self) -> bool {
+        self.schedule.last().is_some_and(|due| due > self.first_lacking().due)
+    }
+
     /// No item of the time index lies below.
     pub(super) fn low_mark(&self) -> Key {
         let near = self.seconds.keys().next().map(|second| Key { due: second * 1_000, seq: 0 });
@@ -185,14 +209,17 @@ impl Engine {
         if self.rows.len() < self.budget.rows || self.cursor.loading.is_some() {
             return;
         }
-        let rows = &self.rows;
-        let furthest = self.schedule.take_furthest(self.budget.rows / 16 + 1, |id| rows[id].key);
-        for id in furthest {
-            self.give_back(id);
-        }
+        self.give_back_furthest(self.budget.rows / 16 + 1);
         if self.rows.len() >= self.budget.rows {
             // All that is in memory is due: the new one waits in the store behind it.
             self.cursor.until = self.cursor.until.min(wanted);
+        }
+    }
+
+    fn give_back_furthest(&mut self, count: usize) {
+        let rows = &self.rows;
+        for id in self.schedule.take_furthest(count, |id| rows[id].key) {
+            self.give_back(id);
         }
     }
 
@@ -201,10 +228,8 @@ impl Engine {
     fn give_back(&mut self, id: u32) {
         let row = &self.rows[id];
         let (key, group) = (row.key, row.group);
-        if row.in_lane {
-            self.back_to_lane(id);
-            return;
-        }
+        // One that was to leave at once, before the clock went back, has not been written yet.
+        self.store_row(id);
         if group != NIL {
             let owner = &self.groups[group];
             let application = Arc::clone(&self.apps[owner.app].name);
@@ -268,12 +293,15 @@ impl Engine {
             None if closing.again => {
                 if let Some(closing) = self.groups[group].closing.as_mut() {
                     closing.again = false;
+                    closing.late = true;
                 }
+                self.release = true;
                 let from = self.low_mark();
                 self.load_group(group, from);
             }
             None => {
                 self.groups[group].closing = None;
+                self.release = true;
                 self.release_group(group);
             }
         }

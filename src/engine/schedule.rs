@@ -106,6 +106,11 @@ impl Schedule {
         }
     }
 
+    /// When the last entry is due.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.far.last().map(|(key, _)| key.due).or_else(|| self.last_used())
+    }
+
     /// The clock went back to `now`: entries are put where they belong, seen from there.
     pub(super) fn rebase(&mut self, now: u64, key_of: impl Fn(u32) -> Key) {
         let mut ids = Vec::with_capacity(self.near);
@@ -384,6 +389,7 @@ mod tests {
                 }
                 prop_assert_eq!(s.len(), model.len());
                 prop_assert_eq!(s.next(), model.keys().next().map(|k| k.due));
+                prop_assert_eq!(s.last(), model.keys().next_back().map(|k| k.due));
             }
         }
     }

@@ -82,8 +82,10 @@ pub(super) struct Group {
     /// Due items, in order of (due, seq) unless `unsorted`.
     pub(super) ready: VecDeque<u32>,
     pub(super) unsorted: bool,
-    /// It stands in its application's queue.
+    /// It stands in its application's queue, or is held back.
     pub(super) queued: bool,
+    /// Older items of this customer are in the store alone: it waits for them, outside the queue.
+    pub(super) held: bool,
     /// Rows in memory that name this group.
     pub(super) rows: u32,
 }
@@ -120,6 +122,8 @@ pub(super) struct Closing {
     pub(super) cause: ClosedBy,
     /// Another window closed while its members were being fetched.
     pub(super) again: bool,
+    /// So fast do windows close that there is always one more to fetch: no waiting for the last.
+    pub(super) late: bool,
 }
 
 /// What stands in an application's queue.
@@ -186,6 +190,8 @@ pub(super) struct App {
     /// Failed probes in a row.
     pub(super) failures: u32,
     pub(super) lane: Option<Lane>,
+    /// Items of the lane that the clock's going back made early: nothing more is fetched before they are due.
+    pub(super) early: u64,
     /// Ready rows are on their way into the lane.
     pub(super) parking: bool,
     /// It stands in the engine's run queue.

@@ -131,13 +131,14 @@ impl Engine {
         self.open_windows -= 1;
         self.counters.closed[cause as usize] += 1;
         // The two clocks' milliseconds do not turn at the same moment: a window that ran to its end is due at its end.
-        let due = if window.end <= now.wall + CLOCK_SLACK_MS { window.end } else { now.wall };
+        let to_its_end = cause == ClosedBy::Time && window.end <= now.wall + CLOCK_SLACK_MS;
+        let due = if to_its_end { window.end } else { window.end.min(now.wall) };
         if window.long {
             self.delete_window(group);
         }
         if window.far > 0 {
             let upto = self.next_seq - 1;
-            self.collect_far(group, Closing { upto, due, cause, again: false });
+            self.collect_far(group, Closing { upto, due, cause, again: false, late: false });
         }
         let rows = &self.rows;
         window.members.sort_unstable_by_key(|id| rows[*id].key.seq);
@@ -167,7 +168,7 @@ impl Engine {
     fn collect_far(&mut self, group: u32, closing: Closing) {
         if let Some(earlier) = self.groups[group].closing.as_mut() {
             // The members of an earlier window are still coming: begin again once they are all here.
-            *earlier = Closing { again: true, ..closing };
+            *earlier = Closing { again: true, late: earlier.late, ..closing };
             return;
         }
         self.groups[group].closing = Some(closing);

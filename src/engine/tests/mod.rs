@@ -1,6 +1,7 @@
 //! Tests of the engine: transcripts (this input, exactly these effects), and a seeded world of a store, a broker
 //! and two clocks around the real engine, with checkers after every step.
 
+mod measure;
 mod sim;
 mod transcripts;
 mod world;

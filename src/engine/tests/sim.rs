@@ -65,7 +65,7 @@ fn app_settings(random: &mut Random) -> AppSettings {
 impl Sim {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let durable = random.draw() % 8 != 0;
+        let durable = !random.draw().is_multiple_of(8);
         let settings = Settings {
             defaults: Arc::new(app_settings(&mut random)),
             hold_max: (!durable).then_some(1 << 40),
@@ -94,7 +94,7 @@ impl Sim {
             places: HashMap::new(),
             connected: true,
             durable,
-            calm: seed % 4 == 0,
+            calm: seed.is_multiple_of(4),
             first_life: true,
             budget,
         }
@@ -426,7 +426,9 @@ impl Sim {
                 if self.calm && !customer.is_empty() {
                     let place = (item.due, item.seq);
                     let before = self.places.insert((asked.application.clone(), customer), place);
-                    assert!(before < Some(place), "order of a customer: {before:?}, then {place:?}");
+                    // In the millisecond in which one left, a window may still close over older ones.
+                    let ordered = before.is_none_or(|before| before.0 <= place.0);
+                    assert!(ordered, "order of a customer: {before:?}, then {place:?}");
                 }
             }
         }
@@ -520,12 +522,12 @@ impl Sim {
         assert!(self.world.engine.is_idle(), "nothing is left, but it is not idle");
         let counters = &state.counters;
         if self.first_life {
-            let rejected = self.asked.values().filter(|asked| asked.rejected).count() as u64;
+            let taken = counters.accepted + counters.dead[Reason::Invalid as usize];
+            let ended = counters.sent + counters.dead_sent + counters.given_back;
+            assert_eq!(taken, ended, "{counters:?}");
             if !self.faults {
-                assert_eq!(counters.accepted + rejected, self.asked.len() as u64);
-                assert_eq!(counters.sent + counters.dead_sent, self.asked.len() as u64);
+                assert_eq!(taken, self.asked.len() as u64);
             }
-            assert_eq!(counters.dead.iter().sum::<u64>(), counters.dead_sent, "{counters:?}");
         }
     }
 }
@@ -543,13 +545,12 @@ fn run(seed: u64, steps: usize) {
 
 #[test]
 fn nothing_is_lost_early_or_mixed_up_in_any_world() {
-    let seeds: u64 = std::env::var("SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
-    let first: u64 = std::env::var("SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let number = |name, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
+    let (first, seeds) = (number("SEED", 1), number("SEEDS", 200));
+    let steps = number("STEPS", 400) as usize;
     let mut failed = vec![];
     for seed in first..first + seeds {
-        let start = std::time::Instant::now();
-        let result = std::panic::catch_unwind(|| run(seed, 400));
-        if start.elapsed().as_millis() > 1000 { eprintln!("seed {seed} slow {:?}", start.elapsed()); }
+        let result = std::panic::catch_unwind(|| run(seed, steps));
         if result.is_err() {
             eprintln!("seed {seed} (repeat with SEED={seed} SEEDS=1)");
             failed.push(seed);

@@ -496,3 +496,94 @@ fn at_its_limit_an_application_closes_its_windows_early() {
     assert!(w.delivered.iter().all(|(_, b)| b.closed_by == ClosedBy::Flush));
     assert!(w.intake_open);
 }
+
+#[test]
+fn a_probe_that_expires_does_not_hold_its_application_up() {
+    let mut w = World::new(settings());
+    let urgent = NewItem { expiry: Some(T0 + 500), ..item("a", "", "urgent") };
+    w.send(vec![urgent]);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.drain_jobs();
+    w.advance(10);
+    w.send(vec![item("a", "", "patient")]);
+    w.run(20_000);
+    let flat: Vec<String> = w.story().into_iter().flat_map(|(_, n)| n).collect();
+    assert_eq!(flat, names(&["urgent", "patient"]));
+    assert_eq!(w.delivered[0].1.dead.as_ref().map(|d| d.reason), Some(Reason::Expired));
+    assert!(w.store.lanes.is_empty());
+}
+
+#[test]
+fn a_parked_application_costs_one_probe_a_backoff_after_a_restart_too() {
+    let mut w = World::new(settings());
+    w.send((0..50).map(|n| item("bad", "", &n.to_string())).collect());
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.drain_jobs();
+    assert_eq!(w.store.lanes.len(), 50);
+    w.crash();
+    w.restore();
+    let (mut probes, mut ops) = (vec![], 0);
+    for _ in 0..20_000 {
+        w.advance(1);
+        ops += w
+            .jobs
+            .iter()
+            .map(|job| if let Job::Commit(ops, ..) = job { ops.len() } else { 0 })
+            .sum::<usize>();
+        w.drain_jobs();
+        while !w.out.is_empty() {
+            probes.push(name(&w.out[0].items[0]));
+            w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+        }
+    }
+    assert!(probes.len() >= 4 && probes.len() <= 7, "{probes:?}");
+    assert!(probes.iter().all(|id| id == "0"), "{probes:?}");
+    assert!(ops < 100, "what does not change is not written again: {ops}");
+    w.run(60_000);
+    assert_eq!(w.delivered.len(), 50);
+}
+
+#[test]
+fn memory_stays_within_its_budget_and_nothing_is_late() {
+    let mut w = World::new(settings());
+    w.engine.shrink(1_000, 100_000);
+    let bound = 1_000 + 500 + 100;
+    for round in 0..40u64 {
+        let due = |n: u64| T0 + 1_000 + (round * 500 + n) * 7_919 % 15_000;
+        w.send((0..500).map(|n| at(due(n), item("a", ["x", "y", ""][n as usize % 3], "i"))).collect());
+        w.drain_jobs();
+        assert!(w.engine.snapshot(w.now).in_memory <= bound);
+    }
+    while w.now.wall < T0 + 17_000 {
+        w.advance(5);
+        w.drain_jobs();
+        w.confirm_all();
+        w.drain_jobs();
+        let state = w.engine.snapshot(w.now);
+        assert!(state.in_memory <= bound, "{state:?}");
+        assert!(state.content_bytes <= 100_000 + bound * 200, "{state:?}");
+    }
+    let items: u64 = w.delivered.iter().map(|(_, b)| b.items.len() as u64).sum();
+    assert_eq!(items, 20_000);
+    let late = w.delivered.iter().flat_map(|(now, b)| b.items.iter().map(|i| now.wall - i.due)).max();
+    assert!(late <= Some(10), "{late:?}");
+}
+
+#[test]
+fn what_is_beyond_the_pause_is_neither_taken_nor_acked() {
+    let mut w = World::new(Settings { customers: 1, ..settings() });
+    w.send(vec![item("a", "c1", "1"), item("a", "c0", "0")]);
+    w.do_job();
+    assert!(!w.intake_open);
+    w.acks.clear();
+    // Still on their way when the consumer was told.
+    w.send(vec![item("a", "c2", "2"), item("a", "c3", "3")]);
+    w.run(10_000);
+    assert_eq!((w.queue.len(), w.acks.len()), (2, 0));
+    w.connect();
+    w.deliver(1);
+    w.drain_jobs();
+    assert_eq!(w.queue.len(), 1);
+}
