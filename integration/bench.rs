@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let plan = if long {
         Plan { messages: 1_000_000, repeats: 5, backlog: 1_000_000, rate: 10_000, seconds: 30 }
     } else {
-        Plan { messages: 200_000, repeats: 3, backlog: 100_000, rate: 5_000, seconds: 8 }
+        Plan { messages: 150_000, repeats: 3, backlog: 100_000, rate: 5_000, seconds: 8 }
     };
     run_guarded(|| {
         let node = Node::start("");

@@ -2,8 +2,6 @@
 //! cannot be understood.
 
 mod requests {
-    mod commands;
-    mod duplicates;
     mod envelope;
     mod fields;
     mod formats;

@@ -17,8 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 /// What is logged unless `TIDEGATE_LOG` says otherwise.
-pub const DEFAULT_FILTER: &str =
-    "info,lapin=warn,lapin::channels=off,lapin::returned_messages=off,fjall=warn,lsm_tree=warn";
+pub const DEFAULT_FILTER: &str = "info,lapin=off,fjall=warn,lsm_tree=warn";
 
 /// The variable that holds another filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "TIDEGATE_LOG";

@@ -38,7 +38,7 @@ pub struct StateInput {
 pub struct LinkState {
     /// `ingest` or `egress`.
     pub side: &'static str,
-    /// A word: `connecting`, `connected`, `blocked`, `waiting`.
+    /// A word: `connecting`, `connected`, `paused`, `blocked`, `down` or `closed`.
     pub state: String,
     /// A sentence, when there is something to say: address, last error, time of the next try. No secrets.
     pub detail: String,
@@ -64,11 +64,11 @@ pub struct StoreState {
     pub queue: u64,
 }
 
-/// Distribution of lateness over all batches.
+/// Distribution of lateness over all items, at their first publish.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatenessState {
-    /// Batches measured.
+    /// Items measured.
     pub count: u64,
     /// Median.
     pub p50_us: u64,

@@ -250,7 +250,10 @@ impl Lane {
             wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
         if batch.dead.is_none() {
             let late = |due: u64| now_us.saturating_sub(due.saturating_mul(1_000));
-            owed.late_us.extend(batch.items.iter().map(|item| late(item.due)));
+            // Repeats are late for a reason of their own.
+            if batch.attempt == 1 {
+                owed.late_us.extend(batch.items.iter().map(|item| late(item.due)));
+            }
         }
         Message { number: batch.number, id, exchange, routing_key, properties, body }
     }

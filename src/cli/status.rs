@@ -181,7 +181,7 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
     add(
         "lateness",
         format!(
-            "p50 {}, p99 {}, p99.9 {}, max {} of {} batches",
+            "p50 {}, p99 {}, p99.9 {}, max {} of {} items",
             ms(l.p50_us),
             ms(l.p99_us),
             ms(l.p999_us),
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(row("ingest"), Some("connected: 127.0.0.1:5672"));
         assert_eq!(row("next due"), Some("2027-01-15T08:00:01Z (in 1.0 s)"));
         assert_eq!(row("dead"), Some("7 expired, 2 invalid"));
-        assert_eq!(row("lateness"), Some("p50 0.4 ms, p99 0.9 ms, p99.9 0.9 ms, max 1.0 ms of 5 batches"));
+        assert_eq!(row("lateness"), Some("p50 0.4 ms, p99 0.9 ms, p99.9 0.9 ms, max 1.0 ms of 5 items"));
     }
 
     #[test]

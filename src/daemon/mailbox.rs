@@ -47,7 +47,9 @@ impl Mailbox {
                 event
                 @ (amqp::Event::Requests(_) | amqp::Event::IngestReady { .. } | amqp::Event::IngestLost),
             ) => queues.ingest.push_back(event),
-            other => queues.control.push_back(other),
+            event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
+                queues.control.push_back(event);
+            }
         }
         drop(queues);
         self.filled.notify_one();

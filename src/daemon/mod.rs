@@ -10,7 +10,7 @@ mod status;
 use crate::amqp::{self, Amqp};
 use crate::config::{self, Config, StoreKind};
 use crate::engine::event::{Effects, Input, Intake};
-use crate::engine::types::{Request, Settled};
+use crate::engine::types::{Reason, Request, Settled};
 use crate::engine::Engine;
 use crate::logging::{self, LogFormat};
 use crate::notify::{watchdog_interval, Notify};
@@ -148,6 +148,7 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         store = status::kind(&config),
         admin = %admin.local_addr(),
         waiting = opened.opened.marks.waiting,
+        parked = opened.opened.lanes.iter().map(|lane| lane.count).sum::<u64>(),
         "started"
     );
 
@@ -168,6 +169,7 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         fed: started.mono,
         looked: 0,
         low: false,
+        dropped: 0,
         stop: None,
         failed: None,
     };
@@ -208,6 +210,8 @@ struct Daemon {
     looked: u64,
     /// Free space is below the low-water mark.
     low: bool,
+    /// Items dropped for want of room, as last logged.
+    dropped: u64,
     /// Monotonic end of the drain, once a stop was asked for.
     stop: Option<u64>,
     failed: Option<store::StoreError>,
@@ -247,10 +251,10 @@ impl Daemon {
                 Event::Amqp(amqp::Event::Requests(chunk)) if requests.is_empty() => requests = chunk,
                 Event::Amqp(amqp::Event::Requests(chunk)) => requests.extend(chunk),
                 Event::Amqp(amqp::Event::Settled(chunk)) => settled.extend(chunk),
-                other => {
+                event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
                     self.settle(&mut settled);
                     self.take(&mut requests);
-                    self.other(other);
+                    self.other(event);
                 }
             }
         }
@@ -413,6 +417,7 @@ impl Daemon {
         if now.mono > self.started.mono + starts::LONG_LIFE_MS {
             self.starts.settle();
         }
+        self.log_dropped();
         let stats = self.store.stats();
         if let Some(usage) = stats.usage {
             self.mind_room(usage);
@@ -425,6 +430,15 @@ impl Daemon {
         if self.is_alive(now.mono, &stats) {
             self.fed = now.mono;
             self.notify.watchdog();
+        }
+    }
+
+    /// Items dropped for want of room are worth a line, and not one each.
+    fn log_dropped(&mut self) {
+        let dropped = self.engine.counters().dead[Reason::Full as usize];
+        if dropped > self.dropped {
+            tracing::warn!(items = dropped - self.dropped, "at a limit: dead-lettered (full)");
+            self.dropped = dropped;
         }
     }
 

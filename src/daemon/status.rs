@@ -19,18 +19,13 @@ impl Daemon {
     pub(super) fn link(&mut self, side: Side, link: Link) {
         let (state, detail) = describe(&link);
         match &link {
-            Link::Down { .. } | Link::Blocked { .. } => {
-                tracing::warn!(side = side.as_str(), state, "{detail}");
-            }
-            Link::Up { notes, .. } => {
-                tracing::info!(side = side.as_str(), state, "{detail}");
-                for note in notes {
-                    tracing::warn!(side = side.as_str(), "{note}");
-                }
-            }
-            Link::Connecting { .. } | Link::Paused { .. } | Link::Closed => {
-                tracing::debug!(side = side.as_str(), state, "{detail}");
-            }
+            Link::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
+            // The connection's own supervisor logs these, and not more often than somebody can read.
+            Link::Down { .. }
+            | Link::Up { .. }
+            | Link::Connecting { .. }
+            | Link::Paused { .. }
+            | Link::Closed => tracing::debug!(side = side.as_str(), state, "{detail}"),
         }
         let up = matches!(link, Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. });
         let (latch, index) = match side {

@@ -70,14 +70,25 @@ impl Engine {
         row.app = DEAD;
         row.group = NIL;
         let in_lane = row.in_lane;
+        let (seq, stored) = (row.key.seq, row.stored);
         self.apps[app].rows -= 1;
+        self.apps[app].by_age.remove(&seq);
         self.apps[DEAD].rows += 1;
+        if !stored {
+            self.apps[app].unstored -= 1;
+            self.apps[DEAD].unstored += 1;
+        }
+        self.count_out(app);
+        self.count_in(DEAD);
         if group != NIL {
             self.groups[group].rows -= 1;
             self.release_group(group);
         }
+        // The verdict is written down: a restart finds the item dead, not to be judged anew.
         if in_lane {
             self.move_to_dead_lane(id, app);
+        } else if stored {
+            self.park_in_place(id);
         }
         self.make_ready(id);
     }
@@ -606,6 +617,7 @@ impl Engine {
         let place = self.place_of(&self.rows[id]);
         let indexed = self.index_of(&self.rows[id]);
         let Some(row) = self.remove_row(id) else { return };
+        self.count_out(row.app);
         if let Some(delivery) = row.delivery {
             self.ledger.safe(delivery);
         }

@@ -73,6 +73,15 @@ pub struct LaneRow {
     pub low: Key,
 }
 
+/// How many items of an application are stored, wherever they lie, as the store keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppRow {
+    /// Application name, or empty for the dead exchange.
+    pub application: Arc<str>,
+    /// Items. 0 removes the row.
+    pub waiting: u64,
+}
+
 /// One write. All writes of one [`Effects`] are one atomic commit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -132,6 +141,8 @@ pub enum Op {
     },
     /// Write a lane's row; a count of 0 removes it.
     PutLane(LaneRow),
+    /// Write an application's row; a number of 0 removes it.
+    PutApp(AppRow),
 }
 
 /// Recorded with every commit, so that a start needs no scan.
@@ -156,6 +167,8 @@ pub struct Opened {
     pub windows: Vec<WindowRow>,
     /// Lanes with parked items.
     pub lanes: Vec<LaneRow>,
+    /// Applications that have stored items.
+    pub applications: Vec<AppRow>,
 }
 
 /// One read. Executed in order with the writes: it sees every write handed over before it.

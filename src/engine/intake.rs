@@ -71,8 +71,14 @@ impl Engine {
     }
 
     fn accept(&mut self, item: NewItem, received: u64, delivery: Delivery, now: Now) {
-        self.counters.accepted += 1;
         let app = self.app(&item.application);
+        if let Err(dead) = self.admit(app, &item, now) {
+            let NewItem { application, customer, content, .. } = item;
+            let rejected = Rejected { application: Some(application), customer, dead, content };
+            self.reject(rejected, received, delivery, now);
+            return;
+        }
+        self.counters.accepted += 1;
         let kind = match (item.at, &item.customer) {
             (Some(at), _) => Kind::Own(self.own_due(app, at, item.expiry, now)),
             (None, Some(_)) => Kind::Windowed,
@@ -100,6 +106,7 @@ impl Engine {
             None => NIL,
         };
         self.pin_group(group);
+        self.count_in(app);
         let seq = self.next_seq;
         self.next_seq += 1;
         let due = match kind {
@@ -245,6 +252,9 @@ impl Engine {
         }
         let stored = self.stored_of(id);
         let token = self.next_token();
+        let app = self.rows[id].app;
+        self.apps[app].unstored -= 1;
+        self.note_count(app);
         let row = &mut self.rows[id];
         row.stored = true;
         row.token = token;
@@ -304,6 +314,7 @@ impl Engine {
     /// A request that was not understood, or cannot be taken, becomes a dead item of its own.
     fn reject(&mut self, rejected: Rejected, received: u64, delivery: Delivery, now: Now) {
         self.count_dead(rejected.dead.reason);
+        self.count_in(DEAD);
         let seq = self.next_seq;
         self.next_seq += 1;
         let extra = Extra {
@@ -329,7 +340,7 @@ impl Engine {
         for id in &lost {
             self.rows[*id].delivery = None;
         }
-        self.unlist_lost(&lost);
+        self.unlist(&lost, |_, row| row.is_lost());
         for id in lost {
             if !matches!(self.rows[id].state, State::Flying(_)) {
                 self.give_back_to_broker(id);
@@ -337,10 +348,11 @@ impl Engine {
         }
     }
 
-    /// Takes lost items off their lists: each queue is gone through once, however many of them it holds.
-    fn unlist_lost(&mut self, lost: &[u32]) {
+    /// Takes items off their lists: each queue is gone through once, however many of them it holds. `is_gone` says the
+    /// same of a single one.
+    pub(super) fn unlist(&mut self, gone: &[u32], is_gone: impl Fn(u32, &Row) -> bool) {
         let (mut groups, mut apps) = (BTreeSet::new(), BTreeSet::new());
-        for id in lost.iter().copied() {
+        for id in gone.iter().copied() {
             let row = &self.rows[id];
             let (app, group, weight) = (row.app, row.group, row.weight);
             match row.state {
@@ -363,14 +375,14 @@ impl Engine {
         let rows = &self.rows;
         for group in groups {
             let owner = &mut self.groups[group];
-            owner.ready.retain(|id| !rows[*id].is_lost());
+            owner.ready.retain(|id| !is_gone(*id, &rows[*id]));
             owner.queued = !owner.ready.is_empty();
             owner.held &= owner.queued;
         }
         for app in apps {
             let groups = &self.groups;
             self.apps[app].ready.retain(|entry| match entry {
-                Ready::Single(id) => !rows[*id].is_lost(),
+                Ready::Single(id) => !is_gone(*id, &rows[*id]),
                 Ready::Group(group) => groups[*group].queued,
             });
             if self.apps[app].lane.is_some() {
@@ -381,7 +393,8 @@ impl Engine {
 
     /// Forgets an item that the broker delivers again. It is on no list.
     pub(super) fn give_back_to_broker(&mut self, id: u32) {
-        if self.remove_row(id).is_some() {
+        if let Some(row) = self.remove_row(id) {
+            self.count_out(row.app);
             self.counters.given_back += 1;
         }
     }

@@ -18,6 +18,7 @@
 
 mod delivery;
 pub mod event;
+mod full;
 mod intake;
 mod lane;
 mod ledger;
@@ -62,8 +63,8 @@ const STEP_MS: u64 = 1_000;
 /// Applications remembered though nothing of theirs is left; beyond, an idle one is forgotten.
 const IDLE_APPS: usize = 1_024;
 
-/// How `limits.memory` is divided. The rest belongs to the store's caches, the ingest prefetch and the publisher's
-/// window of confirms, a quarter each at most (see docs/ARCHITECTURE.md, "Memory").
+/// How `limits.memory` is divided: three sixteenths for items, as much for payloads, a quarter each for the store's
+/// buffers and the ingest prefetch, an eighth for what is published and not confirmed.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     /// Items in memory.
@@ -77,7 +78,8 @@ const ROW_COST: u64 = 256;
 
 impl Budget {
     fn of(settings: &Settings) -> Self {
-        Budget { rows: (settings.memory / 4 / ROW_COST).max(1_000) as usize, contents: settings.memory / 4 }
+        let share = settings.memory / 16 * 3;
+        Budget { rows: (share / ROW_COST).max(1_000) as usize, contents: share }
     }
 }
 
@@ -185,6 +187,7 @@ pub struct Engine {
     dirty_lanes: Vec<u32>,
     /// Items of lanes, in memory, that the clock's going back made early.
     early: BTreeSet<(Key, u32)>,
+    dirty_counts: Vec<u32>,
     /// Applications that can be delivered to and have a backlog in their lane.
     hungry: BTreeSet<u32>,
     /// Where the next look at them begins, and lanes being fetched from.
@@ -202,6 +205,9 @@ pub struct Engine {
     /// What the first request needs to know has been loaded.
     restored: bool,
     store_full: bool,
+    windows_full: bool,
+    /// Applications at their limit whose policy is to pause.
+    full: BTreeSet<u32>,
     gate: Gate,
     draining: bool,
 
@@ -257,6 +263,7 @@ impl Engine {
             dirty_windows: Vec::new(),
             dirty_lanes: Vec::new(),
             early: BTreeSet::new(),
+            dirty_counts: Vec::new(),
             hungry: BTreeSet::new(),
             hungry_from: 0,
             lane_loads: 0,
@@ -266,6 +273,8 @@ impl Engine {
             fresh: VecDeque::new(),
             restored: false,
             store_full: false,
+            windows_full: false,
+            full: BTreeSet::new(),
             gate: Gate::Closed,
             draining: false,
             fx: Effects::default(),
@@ -273,6 +282,7 @@ impl Engine {
         };
         let dead = engine.app("");
         debug_assert_eq!(dead, DEAD);
+        engine.restore_counts(&opened.applications);
         engine.restore_lanes(&opened.lanes);
         engine.restore_windows(&opened.windows, now);
         engine
@@ -346,12 +356,7 @@ impl Engine {
         self.flush(now);
         self.ledger.acks(&mut self.fx.acks);
         self.restored |= self.may_open_intake();
-        // Resumes with some distance, so that it does not flap.
-        let limit = self.settings.customers;
-        let most = if self.gate == Gate::Open { limit } else { limit - limit / 10 };
-        // With nothing stored the prefetch bounds them, and a pause would give all of them back.
-        let few = !self.is_durable() || self.open_windows < most.max(1);
-        let open = self.restored && !self.store_full && few;
+        let open = self.has_room() && self.restored;
         self.move_gate(open);
     }
 
@@ -416,6 +421,7 @@ impl Engine {
         if (self.ops.is_empty() && self.deletes.is_empty()) || !hurry {
             return;
         }
+        self.flush_counts();
         self.token += 1;
         self.fx.store = std::mem::take(&mut self.ops);
         self.fx.store.append(&mut self.deletes);
@@ -476,6 +482,7 @@ impl Engine {
                 self.plan_check(id, self.last);
             }
         }
+        self.recheck_limits();
     }
 
     /// The application of this name, made known if it is not.
@@ -511,6 +518,11 @@ impl Engine {
             queued: false,
             rows: 0,
             windows: 0,
+            total: 0,
+            unstored: 0,
+            counted: 0,
+            count_dirty: false,
+            by_age: BTreeMap::new(),
             sent: 0,
         });
         self.names.insert(name, id);
@@ -521,7 +533,9 @@ impl Engine {
         for id in self.apps.ids().collect::<Vec<_>>() {
             let app = &self.apps[id];
             // Groups: the members of a closed window may still be on their way.
-            let idle = app.rows == 0
+            let idle = app.total == 0
+                && app.rows == 0
+                && !app.count_dirty
                 && app.windows == 0
                 && app.groups.is_empty()
                 && app.lane.is_none()
@@ -596,9 +610,15 @@ impl Engine {
             self.stored_in_memory += 1;
             *self.seconds.entry(row.key.due / 1_000).or_default() += 1;
         }
-        let seq = row.key.seq;
+        if !row.stored {
+            self.apps[row.app].unstored += 1;
+        }
+        let (seq, app) = (row.key.seq, row.app);
         let id = self.rows.insert(row);
         self.by_seq.insert(seq, id);
+        if self.tracks_age(app) {
+            self.apps[app].by_age.insert(seq, id);
+        }
         id
     }
 
@@ -610,6 +630,11 @@ impl Engine {
             self.content_bytes -= content.size();
         }
         self.apps[row.app].rows -= 1;
+        self.apps[row.app].by_age.remove(&row.key.seq);
+        if !row.stored {
+            self.apps[row.app].unstored -= 1;
+            self.note_count(row.app);
+        }
         if row.group != NIL {
             self.groups[row.group].rows -= 1;
             self.release_group(row.group);

@@ -103,6 +103,14 @@ impl Schedule {
         self.far.last().map(|(key, _)| key.due).or_else(|| self.last_used())
     }
 
+    /// An entry that is due first.
+    pub(super) fn first(&self) -> Option<u32> {
+        match self.first_used() {
+            Some(at) => Some(self.heads[(at & MASK) as usize]),
+            None => self.far.first().map(|(_, id)| *id),
+        }
+    }
+
     /// The clock went back to `now`: entries are put where they belong, seen from there.
     pub(super) fn rebase(&mut self, now: u64, key_of: impl Fn(u32) -> Key) {
         let mut ids = Vec::with_capacity(self.near);

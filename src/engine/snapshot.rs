@@ -123,10 +123,15 @@ impl Snapshot {
 }
 
 impl Engine {
+    /// Totals since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// The state at this moment. Costs time in the number of applications, not of items.
     pub fn snapshot(&self, now: Now) -> Snapshot {
         let mut applications: Vec<Application> =
-            self.apps.ids().map(|id| application(&self.apps[id], now)).collect();
+            self.apps.ids().map(|id| self.application(&self.apps[id], now)).collect();
         applications.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let parked = applications.iter().map(|app| app.parked).sum();
         let in_flight_items = applications.iter().map(|app| app.in_flight).sum();
@@ -150,33 +155,43 @@ impl Engine {
     }
 }
 
-fn application(app: &App, now: Now) -> Application {
-    let delivery = match &app.road {
-        Road::Unproven => Delivery::Unproven,
-        Road::Open { .. } => Delivery::Open,
-        Road::Parked { until, last_error } => Delivery::Parked {
-            next_try_in: until.saturating_sub(now.mono),
-            failures: app.failures,
-            last_error: last_error.to_string(),
-        },
-        Road::Probing { last_error } => {
-            Delivery::Parked { next_try_in: 0, failures: app.failures, last_error: last_error.to_string() }
+impl Engine {
+    fn application(&self, app: &App, now: Now) -> Application {
+        let resend: u64 = app
+            .resend
+            .iter()
+            .filter_map(|number| self.flights.get(number))
+            .map(|flight| flight.rows.len() as u64)
+            .sum();
+        let delivery = match &app.road {
+            Road::Unproven => Delivery::Unproven,
+            Road::Open { .. } => Delivery::Open,
+            Road::Parked { until, last_error } => Delivery::Parked {
+                next_try_in: until.saturating_sub(now.mono),
+                failures: app.failures,
+                last_error: last_error.to_string(),
+            },
+            Road::Probing { last_error } => Delivery::Parked {
+                next_try_in: 0,
+                failures: app.failures,
+                last_error: last_error.to_string(),
+            },
+        };
+        let parked = match (&app.road, &app.lane) {
+            (_, Some(lane)) => lane.count,
+            // With nothing stored, what is ready behind the failed batch is what is parked.
+            (Road::Parked { .. } | Road::Probing { .. }, None) => app.ready_rows + app.flying + resend,
+            (Road::Unproven | Road::Open { .. }, None) => 0,
+        };
+        Application {
+            name: app.name.to_string(),
+            waiting: app.rows.saturating_sub(app.ready_rows + app.flying + resend),
+            ready: app.ready_rows,
+            in_flight: app.flying,
+            parked,
+            windows: app.windows,
+            sent: app.sent,
+            delivery,
         }
-    };
-    let parked = match (&app.road, &app.lane) {
-        (_, Some(lane)) => lane.count,
-        // With nothing stored, what is ready behind the failed batch is what is parked.
-        (Road::Parked { .. } | Road::Probing { .. }, None) => app.ready_rows + app.flying,
-        (Road::Unproven | Road::Open { .. }, None) => 0,
-    };
-    Application {
-        name: app.name.to_string(),
-        waiting: app.rows.saturating_sub(app.ready_rows + app.flying),
-        ready: app.ready_rows,
-        in_flight: app.flying,
-        parked,
-        windows: app.windows,
-        sent: app.sent,
-        delivery,
     }
 }

@@ -4,7 +4,7 @@
 use super::event::Token;
 use super::size::Overhead;
 use super::types::{AppSettings, ClosedBy, Content, Dead, Delivery, Format, Key};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Where an item in memory stands on its way.
@@ -199,6 +199,14 @@ pub(super) struct App {
     /// Rows in memory that name it, and open windows.
     pub(super) rows: u64,
     pub(super) windows: u64,
+    /// Items of it that have not ended, wherever they are; of these, without a row in the store; and the number that
+    /// the store's row of it says.
+    pub(super) total: u64,
+    pub(super) unstored: u64,
+    pub(super) counted: u64,
+    pub(super) count_dirty: bool,
+    /// Items in memory by sequence; only where the oldest may be dropped.
+    pub(super) by_age: BTreeMap<u64, u32>,
     pub(super) sent: u64,
 }
 

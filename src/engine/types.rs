@@ -278,7 +278,7 @@ pub struct Settings {
     pub applications: BTreeMap<String, Arc<AppSettings>>,
     /// `store.hold_max` in ms when nothing is stored (`kind = "memory"`); `None` with a durable store.
     pub hold_max: Option<u64>,
-    /// `limits.memory` in bytes; the engine divides it (see `engine::budget`).
+    /// `limits.memory` in bytes; the engine divides it.
     pub memory: u64,
     /// Most open windows.
     pub customers: u64,

@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// A window closes so long before its most urgent expiry, ms: time to be sent.
 pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 
+/// By so much the two clocks may disagree on the end of a window, ms; more is a step.
+const CLOCK_SLACK_MS: u64 = 5;
+
 /// Rows of one customer fetched at a time when their window closes before they were loaded.
 const GROUP_ROWS: usize = 10_000;
 
@@ -127,7 +130,8 @@ impl Engine {
         self.apps[app].windows -= 1;
         self.open_windows -= 1;
         self.counters.closed[cause as usize] += 1;
-        let due = window.end.min(now.wall);
+        // The two clocks' milliseconds do not turn at the same moment: a window that ran to its end is due at its end.
+        let due = if window.end <= now.wall + CLOCK_SLACK_MS { window.end } else { now.wall };
         if window.long {
             self.delete_window(group);
         }

@@ -69,6 +69,15 @@ impl<'a> Changes<'a> {
                 }
                 Ok(())
             }
+            Op::PutApp(app) => {
+                let (key, value) = rows::app_row(app)?;
+                if app.waiting == 0 {
+                    self.remove(Space::Applications, key);
+                } else {
+                    self.put(Space::Applications, key, value);
+                }
+                Ok(())
+            }
         }
     }
 

@@ -81,6 +81,7 @@ pub fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenSto
         marks,
         windows: spaces.all(Space::Windows, rows::read_window).map_err(opening)?,
         lanes: spaces.all(Space::LaneRows, rows::read_lane).map_err(opening)?,
+        applications: spaces.all(Space::Applications, rows::read_app).map_err(opening)?,
     };
     // What the log gave back counts as well; how much that was is not known, half is a fair guess.
     let unflushed = Space::ALL.map(|_| budget.memtables / 2 / Space::ALL.len() as u64);
@@ -174,8 +175,8 @@ fn keyspaces(db: &Database, directory: &Directory) -> Result<Spaces, OpenError> 
     let open = |space: Space| {
         db.keyspace(space.name(), || options(space)).map_err(|error| not_opened(&directory.data(), error))
     };
-    let [time, lanes, customers, windows, lane_rows, meta] = Space::ALL.map(open);
-    Ok(Spaces::new([time?, lanes?, customers?, windows?, lane_rows?, meta?]))
+    let [time, lanes, customers, windows, lane_rows, applications, meta] = Space::ALL.map(open);
+    Ok(Spaces::new([time?, lanes?, customers?, windows?, lane_rows?, applications?, meta?]))
 }
 
 /// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new ones.
@@ -188,7 +189,7 @@ fn options(space: Space) -> KeyspaceCreateOptions {
             options.expect_point_read_hits(true).data_block_size_policy(BlockSizePolicy::all(8 << 10))
         }
         // Only ever scanned.
-        Space::Customers | Space::Windows | Space::LaneRows => {
+        Space::Customers | Space::Windows | Space::LaneRows | Space::Applications => {
             options.filter_policy(FilterPolicy::disabled())
         }
         Space::Meta => options,
@@ -248,7 +249,7 @@ pub struct DiskStore {
     number: u64,
     budget: Budget,
     /// Bytes written to each keyspace since its memtable was last rotated, about.
-    unflushed: [u64; 6],
+    unflushed: [u64; 7],
     directory: Arc<Directory>,
 }
 

@@ -4,7 +4,7 @@
 //! that no name is a prefix of another. Every small row carries a crc32c over its key and its fields.
 
 use super::StoreError;
-use crate::engine::event::{LaneRow, Marks, WindowRow};
+use crate::engine::event::{AppRow, LaneRow, Marks, WindowRow};
 use crate::engine::types::Key;
 use std::sync::Arc;
 
@@ -27,14 +27,23 @@ pub enum Space {
     Windows,
     /// (lane) -> lane row.
     LaneRows,
+    /// Counts of stored items by application.
+    Applications,
     /// Format, identity, marks.
     Meta,
 }
 
 impl Space {
     /// All of them.
-    pub const ALL: [Space; 6] =
-        [Space::Time, Space::Lanes, Space::Customers, Space::Windows, Space::LaneRows, Space::Meta];
+    pub const ALL: [Space; 7] = [
+        Space::Time,
+        Space::Lanes,
+        Space::Customers,
+        Space::Windows,
+        Space::LaneRows,
+        Space::Applications,
+        Space::Meta,
+    ];
 
     /// Its name in the storage engine and in messages.
     pub fn name(self) -> &'static str {
@@ -44,6 +53,7 @@ impl Space {
             Space::Customers => "customers",
             Space::Windows => "windows",
             Space::LaneRows => "lane_rows",
+            Space::Applications => "applications",
             Space::Meta => "meta",
         }
     }
@@ -216,6 +226,28 @@ pub fn lane_row(row: &LaneRow) -> Result<(Vec<u8>, Vec<u8>), StoreError> {
     Ok((key, value))
 }
 
+/// Key and value of an application's row.
+///
+/// # Errors
+///
+/// As [`prefix`].
+pub fn app_row(row: &AppRow) -> Result<(Vec<u8>, Vec<u8>), StoreError> {
+    let key = prefix(&[&row.application])?;
+    let value = seal_numbers(&key, &[row.waiting]);
+    Ok((key, value))
+}
+
+/// Reads [`app_row`].
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn read_app(key: &[u8], bytes: &[u8]) -> Result<AppRow, String> {
+    let [application] = names(key)?;
+    let [waiting] = unseal(key, bytes)?;
+    Ok(AppRow { application, waiting })
+}
+
 /// Reads [`lane_row`].
 ///
 /// # Errors
@@ -275,6 +307,9 @@ mod tests {
             let lane = LaneRow { lane: "".into(), count: a, low: key(b, c) };
             let (k, v) = lane_row(&lane).unwrap();
             prop_assert_eq!(read_lane(&k, &v).unwrap(), lane);
+            let app = AppRow { application: "a".into(), waiting: a };
+            let (k, v) = app_row(&app).unwrap();
+            prop_assert_eq!(read_app(&k, &v).unwrap(), app);
         }
 
         #[test]

@@ -26,24 +26,25 @@ pub const DAMAGE: [io::ErrorKind; 3] =
 #[derive(Clone)]
 pub struct Spaces {
     /// In the order of [`Space::ALL`].
-    all: [Keyspace; 6],
+    all: [Keyspace; 7],
 }
 
 impl Spaces {
     /// From handles in the order of [`Space::ALL`].
-    pub fn new(all: [Keyspace; 6]) -> Self {
+    pub fn new(all: [Keyspace; 7]) -> Self {
         Spaces { all }
     }
 
     /// The handle of one.
     pub fn of(&self, space: Space) -> &Keyspace {
-        let [time, lanes, customers, windows, lane_rows, meta] = &self.all;
+        let [time, lanes, customers, windows, lane_rows, applications, meta] = &self.all;
         match space {
             Space::Time => time,
             Space::Lanes => lanes,
             Space::Customers => customers,
             Space::Windows => windows,
             Space::LaneRows => lane_rows,
+            Space::Applications => applications,
             Space::Meta => meta,
         }
     }

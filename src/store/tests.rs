@@ -337,8 +337,12 @@ fn marks_windows_and_lanes_survive() {
         .unwrap();
     store.close().unwrap();
     let first = open_at(dir.path());
-    let expected =
-        Opened { marks, windows: vec![window("a", 2)], lanes: vec![lane_row("", 6), lane_row("app", 5)] };
+    let expected = Opened {
+        marks,
+        windows: vec![window("a", 2)],
+        lanes: vec![lane_row("", 6), lane_row("app", 5)],
+        applications: vec![],
+    };
     assert_eq!(first.opened, expected);
     assert_ne!(first.identity, 0);
     let identity = first.identity;

@@ -230,7 +230,8 @@ fn size(op: &Op) -> u64 {
         | Op::Park { .. }
         | Op::PutWindow(_)
         | Op::DeleteWindow { .. }
-        | Op::PutLane(_) => 128,
+        | Op::PutLane(_)
+        | Op::PutApp(_) => 128,
     }
 }
 

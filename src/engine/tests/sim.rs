@@ -65,7 +65,7 @@ fn app_settings(random: &mut Random) -> AppSettings {
 impl Sim {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let durable = random.draw() % 8 != 0;
+        let durable = !random.draw().is_multiple_of(8);
         let settings = Settings {
             defaults: Arc::new(app_settings(&mut random)),
             hold_max: (!durable).then_some(1 << 40),
@@ -94,7 +94,7 @@ impl Sim {
             places: HashMap::new(),
             connected: true,
             durable,
-            calm: seed % 4 == 0,
+            calm: seed.is_multiple_of(4),
             first_life: true,
             budget,
         }
@@ -443,7 +443,7 @@ impl Sim {
             Reason::Expired => asked.expiry.is_some_and(|at| !self.calm || now.wall >= at),
             Reason::Attempts => item.attempts >= 3,
             Reason::Refused => asked.poison,
-            _ => false,
+            Reason::TooLarge | Reason::Duplicate | Reason::Full | Reason::Unsupported => false,
         };
         assert!(right, "dead without reason: {dead:?} {}", item.attempts);
     }
@@ -475,11 +475,10 @@ impl Sim {
                 self.world.deliver(50);
             }
             let mut turns = 0;
-            while let Some(batch) = self.world.out.first() {
+            while let Some(batch) = self.world.first_out() {
                 turns += 1;
-                let state = self.world.engine.snapshot(self.world.now);
-                assert!(turns < 5_000, "sent again and again: {batch:?} {state:?}");
-                if self.is_poisoned(batch) {
+                assert!(turns < 50_000, "sent again and again: {batch:?}");
+                if self.is_poisoned(&batch) {
                     let probe = batch.probe;
                     self.close_channel(probe);
                     continue;
@@ -508,7 +507,14 @@ impl Sim {
         let missing: Vec<&String> = self.asked.keys().filter(|id| !self.arrived.contains_key(*id)).collect();
         let state = self.world.engine.snapshot(self.world.now);
         let (out, intake) = (self.world.out.len(), self.world.intake_open);
-        assert!(missing.is_empty(), "lost: {missing:?}; {state:?}; out {out}; intake {intake}");
+        let deadline = self.world.engine.next_deadline();
+        assert!(
+            missing.is_empty(),
+            "{} lost: {:?}; {state:?}; out {out}; intake {intake}; {:?} {deadline:?}",
+            missing.len(),
+            missing.first(),
+            self.world.now,
+        );
         assert!(self.world.queue.is_empty(), "{} requests not acked", self.world.queue.len());
         let store = &self.world.store;
         assert!(store.time.is_empty(), "left in the time index");

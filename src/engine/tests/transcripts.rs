@@ -158,7 +158,7 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
                 w.settle(0, Outcome::Confirmed);
             }
         }
-        if (w.now.wall - T0) % 1_000 == 0 {
+        if (w.now.wall - T0).is_multiple_of(1_000) {
             w.send(vec![item("good", "", "g")]);
         }
     }
@@ -417,12 +417,12 @@ fn one_application_does_not_take_all_slots() {
 #[test]
 fn a_pause_gives_back_only_what_was_not_taken() {
     let mut w = World::new(Settings { customers: 2, ..settings() });
-    w.send(vec![item("a", "c1", "1"), item("a", "c2", "2")]);
+    w.send(vec![item("a", "c1", "1"), item("a", "c2", "2"), item("a", "c3", "3")]);
     assert!(w.intake_open, "what was taken is not acked yet");
-    w.send(vec![item("a", "c3", "3")]);
+    w.send(vec![item("a", "c4", "4")]);
     w.do_job();
     assert!(!w.intake_open, "acked, then paused");
-    assert_eq!((w.queue.len(), w.store.time.len()), (1, 2), "the third stays with the broker");
+    assert_eq!((w.queue.len(), w.store.time.len()), (1, 3), "the fourth stays with the broker");
     w.input(Input::IngestLost);
     w.run(4_000);
     assert!(w.intake_open);
@@ -430,7 +430,7 @@ fn a_pause_gives_back_only_what_was_not_taken() {
     w.deliver(10);
     w.run(4_000);
     let flat: Vec<String> = w.story().into_iter().flat_map(|(_, n)| n).collect();
-    assert_eq!(flat, names(&["1", "2", "3"]));
+    assert_eq!(flat, names(&["1", "2", "3", "4"]));
     assert!(w.queue.is_empty());
 }
 
@@ -523,4 +523,67 @@ fn what_is_beyond_the_pause_is_neither_taken_nor_acked() {
     w.deliver(1);
     w.drain_jobs();
     assert_eq!(w.queue.len(), 1);
+}
+
+fn limited(on_full: OnFull) -> World {
+    World::new(with(|app| {
+        app.max_waiting = 3;
+        app.on_full = on_full;
+    }))
+}
+
+fn four() -> Vec<NewItem> {
+    (1..=4).map(|n| at(T0 + 5_000 - n, item("a", "", &n.to_string()))).collect()
+}
+
+/// Delivered and dead items, by name.
+fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
+    let (mut sent, mut dead) = (vec![], vec![]);
+    for (_, batch) in &w.delivered {
+        for item in &batch.items {
+            match &batch.dead {
+                Some(verdict) => dead.push((name(item), verdict.reason)),
+                None => sent.push(name(item)),
+            }
+        }
+    }
+    sent.sort();
+    (sent, dead)
+}
+
+#[test]
+fn at_its_limit_an_application_drops_the_newest_or_the_oldest() {
+    let mut w = limited(OnFull::DropNewest);
+    w.send(four());
+    w.run(10_000);
+    assert_eq!(ends(&w), (names(&["1", "2", "3"]), vec![("4".into(), Reason::Full)]));
+
+    let mut w = limited(OnFull::DropOldest);
+    w.send(four());
+    w.run(10_000);
+    assert_eq!(ends(&w), (names(&["2", "3", "4"]), vec![("1".into(), Reason::Full)]));
+    assert!(w.store.time.is_empty() && w.store.lanes.is_empty() && w.store.counts.is_empty());
+}
+
+#[test]
+fn at_its_limit_an_application_pauses_the_intake_until_there_is_room() {
+    let mut w = limited(OnFull::Pause);
+    w.send(four());
+    w.drain_jobs();
+    assert!(!w.intake_open);
+    w.crash_paused();
+    assert_eq!(w.engine.snapshot(w.now).applications[1].name, "a");
+    w.run(10_000);
+    assert!(w.intake_open, "room again");
+    assert_eq!(ends(&w).0, names(&["1", "2", "3", "4"]));
+}
+
+#[test]
+fn at_its_limit_an_application_closes_its_windows_early() {
+    let mut w = limited(OnFull::FlushEarly);
+    w.send((1..=4).map(|n| item("a", &format!("c{n}"), &n.to_string())).collect());
+    w.run(100);
+    assert_eq!(ends(&w).0, names(&["1", "2", "3"]));
+    assert!(w.delivered.iter().all(|(_, b)| b.closed_by == ClosedBy::Flush));
+    assert!(w.intake_open);
 }

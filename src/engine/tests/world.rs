@@ -16,6 +16,7 @@ pub(in crate::engine) struct FakeStore {
     pub(super) index: BTreeSet<(Arc<str>, Arc<str>, Key)>,
     pub(super) windows: BTreeMap<(Arc<str>, Arc<str>), WindowRow>,
     pub(super) lane_rows: BTreeMap<Arc<str>, LaneRow>,
+    pub(in crate::engine) counts: BTreeMap<Arc<str>, u64>,
     marks: Marks,
 }
 
@@ -25,10 +26,21 @@ impl FakeStore {
             self.apply_one(op);
         }
         self.marks = marks;
+        self.check_counts();
         assert_eq!(marks.waiting, self.time.len() as u64, "the mark counts the time index");
         if let Some(first) = self.time.keys().next() {
             assert!(marks.low <= *first, "low mark {:?} above the first row {first:?}", marks.low);
         }
+    }
+
+    /// Every commit leaves exact numbers behind.
+    fn check_counts(&self) {
+        let mut counts: BTreeMap<Arc<str>, u64> = BTreeMap::new();
+        for item in self.time.values().chain(self.lanes.values()) {
+            let name = if item.dead.is_some() { "".into() } else { item.application.clone() };
+            *counts.entry(name).or_default() += 1;
+        }
+        assert_eq!(self.counts, counts, "numbers by application");
     }
 
     fn apply_one(&mut self, op: Op) {
@@ -76,6 +88,12 @@ impl FakeStore {
             }
             Op::DeleteWindow { application, customer } => {
                 self.windows.remove(&(application, customer));
+            }
+            Op::PutApp(row) if row.waiting == 0 => {
+                self.counts.remove(&row.application);
+            }
+            Op::PutApp(row) => {
+                self.counts.insert(row.application, row.waiting);
             }
             Op::PutLane(row) if row.count == 0 => {
                 self.lane_rows.remove(&row.lane);
@@ -134,6 +152,11 @@ impl FakeStore {
             marks: self.marks,
             windows: self.windows.values().cloned().collect(),
             lanes: self.lane_rows.values().cloned().collect(),
+            applications: self
+                .counts
+                .iter()
+                .map(|(application, waiting)| AppRow { application: application.clone(), waiting: *waiting })
+                .collect(),
         }
     }
 }
@@ -309,6 +332,17 @@ impl World {
         panic!("the intake does not open: {:?}", self.engine.snapshot(self.now));
     }
 
+    /// A crash of an engine that does not take requests at once.
+    pub(super) fn crash_paused(&mut self) {
+        self.jobs.clear();
+        self.out.clear();
+        self.lives += 1;
+        self.intake_open = false;
+        self.engine = Engine::new(self.settings.clone(), &self.store.opened(), self.lives, self.now);
+        self.connect();
+        self.drain_jobs();
+    }
+
     pub(super) fn input(&mut self, input: Input) {
         match input {
             Input::EgressReady => self.egress = (true, false),
@@ -430,6 +464,14 @@ impl World {
         }
         self.input(Input::Settled(vec![Settled { number: batch.number, outcome }]));
         batch
+    }
+
+    /// The first of what is out, once the store has done what that needs.
+    pub(super) fn first_out(&mut self) -> Option<Batch> {
+        if self.out.is_empty() {
+            self.drain_jobs();
+        }
+        self.out.first().cloned()
     }
 
     pub(super) fn confirm_all(&mut self) {
