@@ -678,10 +678,6 @@ impl Engine {
         self.budget = Budget { rows, contents };
     }
 
-    fn shrunk(&self) -> (usize, u64) {
-        (self.budget.rows, self.budget.contents)
-    }
-
     /// The invariants of the module pages, against the store as it stands once all writes are executed.
     fn check_invariants(&self, store: &tests::FakeStore) {
         let pending: u64 = self
@@ -693,10 +689,7 @@ impl Engine {
         let gone: std::collections::HashSet<u64> = self
             .deletes
             .iter()
-            .filter_map(|op| match op {
-                Op::Delete { key, .. } => Some(key.seq),
-                _ => None,
-            })
+            .filter_map(|op| if let Op::Delete { key, .. } = op { Some(key.seq) } else { None })
             .collect();
         for (key, item) in store.time.range(..self.cursor.until) {
             assert!(

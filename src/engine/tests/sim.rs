@@ -468,7 +468,8 @@ impl Sim {
         }
         self.world.input(Input::EgressBlocked(false));
         self.world.input(Input::StoreFull(false));
-        for _ in 0..3_000 {
+        // Five windows of 90 s at a time take their time.
+        for _ in 0..3_000 + 40 * self.asked.len() {
             self.obey_orders();
             self.world.drain_jobs();
             if self.world.intake_open {

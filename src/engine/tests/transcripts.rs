@@ -511,12 +511,12 @@ fn memory_stays_within_its_budget_and_nothing_is_late() {
 #[test]
 fn what_is_beyond_the_pause_is_neither_taken_nor_acked() {
     let mut w = World::new(Settings { customers: 1, ..settings() });
-    w.send(vec![item("a", "c1", "1")]);
+    w.send(vec![item("a", "c1", "1"), item("a", "c2", "2")]);
     w.do_job();
     assert!(!w.intake_open);
     w.acks.clear();
     // Still on their way when the consumer was told.
-    w.send(vec![item("a", "c2", "2"), item("a", "c3", "3")]);
+    w.send(vec![item("a", "c3", "3"), item("a", "c4", "4")]);
     w.run(10_000);
     assert_eq!((w.queue.len(), w.acks.len()), (2, 0));
     w.connect();
