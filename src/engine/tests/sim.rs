@@ -58,6 +58,9 @@ fn app_settings(random: &mut Random) -> AppSettings {
         max_bytes: one_of(&[500, 1 << 20]),
         format: [Format::Json, Format::Passthrough][one_of(&[0, 1]) as usize],
         retry: Retry { min: 100, max: 2_000, attempts: one_of(&[0, 0, 3]) as u32 },
+        max_waiting: one_of(&[0, 0, 0, 10]),
+        on_full: [OnFull::Pause, OnFull::FlushEarly, OnFull::DropOldest, OnFull::DropNewest]
+            [one_of(&[0, 1, 2, 3]) as usize],
         ..AppSettings::default()
     }
 }
@@ -443,7 +446,8 @@ impl Sim {
             Reason::Expired => asked.expiry.is_some_and(|at| !self.calm || now.wall >= at),
             Reason::Attempts => item.attempts >= 3,
             Reason::Refused => asked.poison,
-            Reason::TooLarge | Reason::Duplicate | Reason::Full | Reason::Unsupported => false,
+            Reason::Full => !asked.rejected,
+            Reason::TooLarge | Reason::Duplicate | Reason::Unsupported => false,
         };
         assert!(right, "dead without reason: {dead:?} {}", item.attempts);
     }
@@ -529,7 +533,7 @@ impl Sim {
         assert!(self.world.engine.is_idle(), "nothing is left, but it is not idle");
         let counters = &state.counters;
         if self.first_life {
-            let taken = counters.accepted + counters.dead[Reason::Invalid as usize];
+            let taken = counters.accepted + counters.rejected;
             let ended = counters.sent + counters.dead_sent + counters.given_back;
             assert_eq!(taken, ended, "{counters:?}");
             if !self.faults {
