@@ -293,7 +293,7 @@ fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
     assert_eq!(
         [next(), next()],
         [(0, 256), (1, 256)],
-        "64 MiB of memory, a quarter of it, in bodies of 64 KiB"
+        "4 MiB of memory, a quarter of it, in bodies of 4 KiB"
     );
     assert_eq!([next(), next(), next()], [(2, 1), (3, 1), (4, 1)]);
     let good = daemon.request();

@@ -124,7 +124,7 @@ pub fn options(port: u16) -> Options {
         egress: config::Egress { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
         dead: config::DeadLetters { exchange: "tidegate.dead".into() },
         limits: limits(),
-        memory: 64 << 20,
+        memory: 4 << 20,
         timeouts: Timeouts {
             connect: Duration::from_secs(5),
             confirm: Duration::from_secs(10),

@@ -54,6 +54,7 @@ pub(super) async fn prepare_ingest(
             setup.check_exchange(&names.dead).await?;
             setup.check_queue(&names.queue).await?;
             setup.check_exchange(&names.ingest).await?;
+            setup.check_alone(&names.queue).await?;
         }
         Topology::Declare => {
             setup.declare_dead(&names.dead).await?;
@@ -62,6 +63,7 @@ pub(super) async fn prepare_ingest(
                 .await?;
             setup.declare_exchange(&names.ingest, ExchangeKind::Fanout, OtherType::Report).await?;
             setup.bind(&names.queue, &names.ingest).await?;
+            setup.check_alone(&names.queue).await?;
         }
     }
     Ok(setup.finish().await)
@@ -208,6 +210,22 @@ impl<'a> Setup<'a> {
         let call = channel.queue_declare(short(name)?, options, FieldTable::default());
         let result = timeout(self.limit, call).await;
         self.done(&format!("checking queue '{name}'"), result).map(drop)
+    }
+
+    /// Two consumers would split windows and identities. Ours is exclusive, but quorum queues (seen on RabbitMQ 3.10)
+    /// let a second one in all the same; so it is also looked for.
+    async fn check_alone(&mut self, name: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let call = channel.queue_declare(short(name)?, options, FieldTable::default());
+        let result = timeout(self.limit, call).await;
+        let queue = self.done(&format!("checking queue '{name}'"), result)?;
+        match queue.consumer_count() {
+            0 => Ok(()),
+            others => Err(Fault::setup(format!(
+                "queue '{name}' has {others} other consumer(s): tidegate must be the only one"
+            ))),
+        }
     }
 
     async fn check_exchange(&mut self, name: &str) -> Result<(), Fault> {

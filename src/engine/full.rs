@@ -145,7 +145,13 @@ impl Engine {
     }
 
     /// Whether no limit stands against taking requests.
+    ///
+    /// With nothing stored, the prefetch is the limit: closing the intake would throw away what is held, only to have
+    /// it delivered again.
     pub(super) fn has_room(&mut self) -> bool {
+        if !self.is_durable() {
+            return true;
+        }
         if self.windows_full
             && self.open_windows.saturating_mul(10) < self.settings.customers.saturating_mul(9)
         {

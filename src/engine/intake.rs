@@ -51,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Opens or closes the intake. With nothing stored, everything taken is given back at once.
+    /// Opens or closes the intake; it closes once what was taken is safe.
     pub(super) fn move_gate(&mut self, open: bool) {
         self.gate = match (self.gate, open) {
             (Gate::Closed, true) => {
@@ -62,7 +62,7 @@ impl Engine {
             // A change of mind comes too late: deliveries have been passed over.
             (gate, _) => gate,
         };
-        if self.gate == Gate::Closing && (!self.is_durable() || self.ledger.is_settled()) {
+        if self.gate == Gate::Closing && self.ledger.is_settled() {
             self.fx.intake = Some(Intake::Pause);
             self.gate = Gate::Closed;
             // Some of this generation have been passed over: nothing of it may be taken, or acked, from now on.

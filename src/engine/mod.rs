@@ -33,6 +33,7 @@ pub mod types;
 mod window;
 
 #[cfg(test)]
+#[expect(clippy::wildcard_enum_match_arm, reason = "a test looks at what it is about")]
 mod tests;
 
 use event::{Deadline, Effects, Input, Marks, Op, Opened, Token};
@@ -185,9 +186,9 @@ pub struct Engine {
     cursor: Cursor,
     dirty_windows: Vec<u32>,
     dirty_lanes: Vec<u32>,
+    dirty_counts: Vec<u32>,
     /// Items of lanes, in memory, that the clock's going back made early.
     early: BTreeSet<(Key, u32)>,
-    dirty_counts: Vec<u32>,
     /// Applications that can be delivered to and have a backlog in their lane.
     hungry: BTreeSet<u32>,
     /// Where the next look at them begins, and lanes being fetched from.
@@ -262,8 +263,8 @@ impl Engine {
             cursor: Cursor::new(opened, now),
             dirty_windows: Vec::new(),
             dirty_lanes: Vec::new(),
-            early: BTreeSet::new(),
             dirty_counts: Vec::new(),
+            early: BTreeSet::new(),
             hungry: BTreeSet::new(),
             hungry_from: 0,
             lane_loads: 0,
@@ -689,7 +690,16 @@ impl Engine {
         let gone: std::collections::HashSet<u64> = self
             .deletes
             .iter()
-            .filter_map(|op| if let Op::Delete { key, .. } = op { Some(key.seq) } else { None })
+            .filter_map(|op| match op {
+                Op::Delete { key, .. } => Some(key.seq),
+                Op::Put { .. }
+                | Op::Index { .. }
+                | Op::Park { .. }
+                | Op::PutWindow(_)
+                | Op::DeleteWindow { .. }
+                | Op::PutLane(_)
+                | Op::PutApp(_) => None,
+            })
             .collect();
         for (key, item) in store.time.range(..self.cursor.until) {
             assert!(

@@ -144,7 +144,7 @@ impl Engine {
         if !self.restored && !self.may_open_intake() {
             return true;
         }
-        self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead < URGENT_MS)
+        self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead <= URGENT_MS)
     }
 
     /// When the next look at the far future is due, wall clock.
@@ -154,7 +154,7 @@ impl Engine {
         }
         if self.room().is_none() {
             // Either there is something to swap, or there is nothing to wait for but an event.
-            let urgent = self.cursor.far_min.due.saturating_add(1).saturating_sub(URGENT_MS);
+            let urgent = self.first_lacking().due.saturating_add(1).saturating_sub(URGENT_MS);
             return self.has_later_rows().then_some(urgent);
         }
         let reach = self.cursor.until.max(self.cursor.far_min).due.saturating_add(1);
@@ -179,7 +179,7 @@ impl Engine {
     /// The same, when it matters most: where what is due soonest is in the store alone, what is due later leaves
     /// memory for it; and where all that is in memory waits for what is not, a few rows more are taken.
     fn room_for_overdue(&mut self, now: Now) -> Option<usize> {
-        let urgent = self.cursor.far_min.due <= now.wall.saturating_add(URGENT_MS) && self.far() > 0;
+        let urgent = self.first_lacking().due <= now.wall.saturating_add(URGENT_MS) && self.far() > 0;
         if self.room().is_none() && urgent && self.has_later_rows() {
             self.give_back_furthest(LOAD_ROWS_MIN.min(self.budget.rows / 4) + 1);
         }
@@ -187,9 +187,14 @@ impl Engine {
         self.room().or(stuck.then_some(LOAD_ROWS_MIN))
     }
 
+    /// No item that memory lacks lies below.
+    fn first_lacking(&self) -> Key {
+        self.cursor.until.max(self.cursor.far_min)
+    }
+
     /// Whether memory holds rows that are due later than the first that it does not hold.
     fn has_later_rows(&self) -> bool {
-        self.schedule.last().is_some_and(|due| due > self.cursor.far_min.due)
+        self.schedule.last().is_some_and(|due| due > self.first_lacking().due)
     }
 
     /// No item of the time index lies below.

@@ -98,17 +98,17 @@ impl Schedule {
         self.first_used().or_else(|| self.far.first().map(|(key, _)| key.due))
     }
 
-    /// When the last entry is due.
-    pub(super) fn last(&self) -> Option<u64> {
-        self.far.last().map(|(key, _)| key.due).or_else(|| self.last_used())
-    }
-
     /// An entry that is due first.
     pub(super) fn first(&self) -> Option<u32> {
         match self.first_used() {
             Some(at) => Some(self.heads[(at & MASK) as usize]),
             None => self.far.first().map(|(_, id)| *id),
         }
+    }
+
+    /// When the last entry is due.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.far.last().map(|(key, _)| key.due).or_else(|| self.last_used())
     }
 
     /// The clock went back to `now`: entries are put where they belong, seen from there.

@@ -4,8 +4,8 @@ use super::table::{App, Road};
 use super::types::{Now, Reason};
 use super::{Engine, Gate};
 
-/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `sent`, `dead_sent` and
-/// `given_back`, or is still there.
+/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `sent`,
+/// `dead_sent` and `given_back`, or is still there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Ingest messages read.

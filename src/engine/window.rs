@@ -131,7 +131,8 @@ impl Engine {
         self.open_windows -= 1;
         self.counters.closed[cause as usize] += 1;
         // The two clocks' milliseconds do not turn at the same moment: a window that ran to its end is due at its end.
-        let due = if window.end <= now.wall + CLOCK_SLACK_MS { window.end } else { now.wall };
+        let to_its_end = cause == ClosedBy::Time && window.end <= now.wall + CLOCK_SLACK_MS;
+        let due = if to_its_end { window.end } else { window.end.min(now.wall) };
         if window.long {
             self.delete_window(group);
         }
