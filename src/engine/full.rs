@@ -157,7 +157,10 @@ impl Engine {
         {
             self.windows_full = false;
         }
-        !self.store_full && !self.windows_full && self.full.is_empty()
+        // With nothing stored the prefetch is the bound, and a pause would give all of it back: windows and delays
+        // would begin anew each time, and never end.
+        let limited = self.is_durable() && (self.windows_full || !self.full.is_empty());
+        !self.store_full && !limited
     }
 
     /// After a reload the limits are others: they are found out again by the next item.

@@ -78,7 +78,6 @@ impl Engine {
             self.reject(rejected, received, delivery, now);
             return;
         }
-        self.counters.accepted += 1;
         let kind = match (item.at, &item.customer) {
             (Some(at), _) => Kind::Own(self.own_due(app, at, item.expiry, now)),
             (None, Some(_)) => Kind::Windowed,
@@ -101,6 +100,7 @@ impl Engine {
                 return;
             }
         }
+        self.counters.accepted += 1;
         let group = match &item.customer {
             Some(customer) => self.group(app, customer),
             None => NIL,
@@ -313,6 +313,7 @@ impl Engine {
 
     /// A request that was not understood, or cannot be taken, becomes a dead item of its own.
     fn reject(&mut self, rejected: Rejected, received: u64, delivery: Delivery, now: Now) {
+        self.counters.rejected += 1;
         self.count_dead(rejected.dead.reason);
         self.count_in(DEAD);
         let seq = self.next_seq;
@@ -356,6 +357,11 @@ impl Engine {
             let row = &self.rows[id];
             let (app, group, weight) = (row.app, row.group, row.weight);
             match row.state {
+                State::Scheduled if row.in_lane => {
+                    self.early.remove(&(row.key, id));
+                    self.apps[app].early -= 1;
+                    self.hungry.insert(app);
+                }
                 State::Scheduled => self.schedule.remove(id, row.key),
                 State::Windowed { .. } => {
                     self.unlist_member(id);

@@ -33,7 +33,6 @@ pub mod types;
 mod window;
 
 #[cfg(test)]
-#[expect(clippy::wildcard_enum_match_arm, reason = "a test looks at what it is about")]
 mod tests;
 
 use event::{Deadline, Effects, Input, Marks, Op, Opened, Token};

@@ -154,7 +154,7 @@ impl Engine {
         }
         if self.room().is_none() {
             // Either there is something to swap, or there is nothing to wait for but an event.
-            let urgent = self.first_lacking().due.saturating_sub(URGENT_MS);
+            let urgent = self.first_lacking().due.saturating_add(1).saturating_sub(URGENT_MS);
             return self.has_later_rows().then_some(urgent);
         }
         let reach = self.cursor.until.max(self.cursor.far_min).due.saturating_add(1);
@@ -181,7 +181,7 @@ impl Engine {
     fn room_for_overdue(&mut self, now: Now) -> Option<usize> {
         let urgent = self.first_lacking().due <= now.wall.saturating_add(URGENT_MS) && self.far() > 0;
         if self.room().is_none() && urgent && self.has_later_rows() {
-            self.give_back_furthest(LOAD_ROWS_MIN.max(self.budget.rows / 16 + 1));
+            self.give_back_furthest(LOAD_ROWS_MIN.min(self.budget.rows / 4) + 1);
         }
         let stuck = urgent && !self.held.is_empty() && self.run.is_empty() && self.parking.is_empty();
         self.room().or(stuck.then_some(LOAD_ROWS_MIN))

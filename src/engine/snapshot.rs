@@ -4,8 +4,8 @@ use super::table::{App, Road};
 use super::types::{Now, Reason};
 use super::{Engine, Gate};
 
-/// Totals since the start of the process. Every item that came in ends in exactly one of `sent`, `dead_sent` and
-/// `given_back`, or is still there.
+/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `sent`,
+/// `dead_sent` and `given_back`, or is still there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Ingest messages read.
@@ -14,6 +14,8 @@ pub struct Counters {
     pub redelivered: u64,
     /// Items accepted (array entries counted one by one).
     pub accepted: u64,
+    /// Requests that were not understood, and items that could not be taken: dead letters from the start.
+    pub rejected: u64,
     /// Items confirmed at the output exchange.
     pub sent: u64,
     /// Batches confirmed at the output exchange.

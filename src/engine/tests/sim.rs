@@ -58,6 +58,9 @@ fn app_settings(random: &mut Random) -> AppSettings {
         max_bytes: one_of(&[500, 1 << 20]),
         format: [Format::Json, Format::Passthrough][one_of(&[0, 1]) as usize],
         retry: Retry { min: 100, max: 2_000, attempts: one_of(&[0, 0, 3]) as u32 },
+        max_waiting: one_of(&[0, 0, 0, 10]),
+        on_full: [OnFull::Pause, OnFull::FlushEarly, OnFull::DropOldest, OnFull::DropNewest]
+            [one_of(&[0, 1, 2, 3]) as usize],
         ..AppSettings::default()
     }
 }
@@ -443,7 +446,8 @@ impl Sim {
             Reason::Expired => asked.expiry.is_some_and(|at| !self.calm || now.wall >= at),
             Reason::Attempts => item.attempts >= 3,
             Reason::Refused => asked.poison,
-            _ => false,
+            Reason::Full => !asked.rejected,
+            Reason::TooLarge | Reason::Duplicate | Reason::Unsupported => false,
         };
         assert!(right, "dead without reason: {dead:?} {}", item.attempts);
     }
@@ -468,18 +472,18 @@ impl Sim {
         }
         self.world.input(Input::EgressBlocked(false));
         self.world.input(Input::StoreFull(false));
-        for _ in 0..3_000 {
+        // Five windows of 90 s at a time take their time.
+        for _ in 0..3_000 + 40 * self.asked.len() {
             self.obey_orders();
             self.world.drain_jobs();
             if self.world.intake_open {
                 self.world.deliver(50);
             }
             let mut turns = 0;
-            while let Some(batch) = self.world.out.first() {
+            while let Some(batch) = self.world.first_out() {
                 turns += 1;
-                let state = self.world.engine.snapshot(self.world.now);
-                assert!(turns < 5_000, "sent again and again: {batch:?} {state:?}");
-                if self.is_poisoned(batch) {
+                assert!(turns < 50_000, "sent again and again: {batch:?}");
+                if self.is_poisoned(&batch) {
                     let probe = batch.probe;
                     self.close_channel(probe);
                     continue;
@@ -508,7 +512,14 @@ impl Sim {
         let missing: Vec<&String> = self.asked.keys().filter(|id| !self.arrived.contains_key(*id)).collect();
         let state = self.world.engine.snapshot(self.world.now);
         let (out, intake) = (self.world.out.len(), self.world.intake_open);
-        assert!(missing.is_empty(), "lost: {missing:?}; {state:?}; out {out}; intake {intake}");
+        let deadline = self.world.engine.next_deadline();
+        assert!(
+            missing.is_empty(),
+            "{} lost: {:?}; {state:?}; out {out}; intake {intake}; {:?} {deadline:?}",
+            missing.len(),
+            missing.first(),
+            self.world.now,
+        );
         assert!(self.world.queue.is_empty(), "{} requests not acked", self.world.queue.len());
         let store = &self.world.store;
         assert!(store.time.is_empty(), "left in the time index");
@@ -522,7 +533,7 @@ impl Sim {
         assert!(self.world.engine.is_idle(), "nothing is left, but it is not idle");
         let counters = &state.counters;
         if self.first_life {
-            let taken = counters.accepted + counters.dead[Reason::Invalid as usize];
+            let taken = counters.accepted + counters.rejected;
             let ended = counters.sent + counters.dead_sent + counters.given_back;
             assert_eq!(taken, ended, "{counters:?}");
             if !self.faults {

@@ -344,11 +344,12 @@ impl World {
     }
 
     pub(super) fn input(&mut self, input: Input) {
-        match input {
-            Input::EgressReady => self.egress = (true, false),
-            Input::EgressLost => self.egress.0 = false,
-            Input::EgressBlocked(blocked) => self.egress.1 = blocked,
-            _ => {}
+        if let Input::EgressBlocked(blocked) = input {
+            self.egress.1 = blocked;
+        } else if matches!(input, Input::EgressReady) {
+            self.egress = (true, false);
+        } else if matches!(input, Input::EgressLost) {
+            self.egress.0 = false;
         }
         let fx = self.engine.handle(input, self.now);
         if let Some((token, marks)) = fx.commit {
@@ -371,7 +372,9 @@ impl World {
         for load in fx.loads {
             match load {
                 Load::Contents(wanted) if self.beside => self.reads.push_back(wanted),
-                load => self.jobs.push_back(Job::Load(load)),
+                load @ (Load::Time { .. } | Load::Lane { .. } | Load::Group { .. } | Load::Contents(_)) => {
+                    self.jobs.push_back(Job::Load(load));
+                }
             }
         }
         if let Some(intake) = fx.intake {
@@ -464,6 +467,14 @@ impl World {
         }
         self.input(Input::Settled(vec![Settled { number: batch.number, outcome }]));
         batch
+    }
+
+    /// The first of what is out, once the store has done what that needs.
+    pub(super) fn first_out(&mut self) -> Option<Batch> {
+        if self.out.is_empty() {
+            self.drain_jobs();
+        }
+        self.out.first().cloned()
     }
 
     pub(super) fn confirm_all(&mut self) {
