@@ -6,7 +6,8 @@
 //! called again though nothing happens. The same inputs at the same moments give the same effects, bit for bit.
 //!
 //! Who decides what: `intake` turns requests into items; `window` opens and closes windows; `preload` keeps the
-//! near future in memory and the far one in the store; `delivery` forms batches and judges what became of them;
+//! near future in memory and the far one in the store; `delivery` forms batches, `outcome` judges what became of
+//! them;
 //! `lane` takes care of what cannot be delivered at present; `ledger` knows what may be acknowledged.
 //!
 //! What the caller must keep to:
@@ -22,6 +23,7 @@ mod full;
 mod intake;
 mod lane;
 mod ledger;
+mod outcome;
 mod preload;
 mod retry;
 mod schedule;
