@@ -1,6 +1,7 @@
 //! When and how batches leave: windows, own times, order, parked applications, topology.
 
 mod delivery {
+    mod crowds;
     mod own_times;
     mod parked;
     mod refused;

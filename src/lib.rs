@@ -3,6 +3,9 @@
 //! The crate is a daemon; this library exists so that its parts can be tested and measured from outside the
 //! binary. `docs/ARCHITECTURE.md` tells how the parts fit and which imports are allowed.
 
+#[macro_use]
+mod failpoint;
+
 pub mod admin;
 pub mod amqp;
 pub mod cli;

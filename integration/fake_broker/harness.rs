@@ -7,13 +7,15 @@ use std::io::Write;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
-use tidegate::amqp::wire::{request, Incoming, RequestLimits};
+use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
 use tidegate::amqp::{Amqp, Event, Link, Options, Side};
 use tidegate::config::{self, Endpoint, Timeouts, Topology};
 use tidegate::engine::types::{Batch, BatchItem, ClosedBy, Format, Outcome, Request, RequestBody, Settled};
 
 /// In the login of every test; it must appear nowhere.
 pub const PASSWORD: &str = "canary-password";
+/// Identity of the store.
+pub const STORE: u64 = 7;
 /// No test waits longer than this for an event.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -130,7 +132,7 @@ pub fn options(port: u16) -> Options {
             confirm: Duration::from_secs(10),
             drain: Duration::from_secs(5),
         },
-        store_identity: 7,
+        store_identity: STORE,
         quarantine: false,
     }
 }
@@ -148,7 +150,7 @@ pub fn batch(number: u64) -> Batch {
         body: number.to_string().into_bytes(),
         received: 1_000,
     };
-    let RequestBody::Items(items) = request(incoming, &limits()) else {
+    let RequestBody::Items(items) = request(incoming, &limits(), STORE) else {
         panic!("a plain request is understood")
     };
     Batch {
@@ -169,6 +171,12 @@ pub fn batch(number: u64) -> Batch {
             content: items[0].content.clone(),
         }],
     }
+}
+
+/// Delivered, under the id of [`batch`] with this number.
+pub fn confirmed(number: u64) -> Outcome {
+    let names = Exchanges::new("tidegate.out", "tidegate.dead");
+    Outcome::Confirmed(encode(&batch(number), &names, STORE, 0).id)
 }
 
 /// Tells of each ack: connection, tag, multiple.

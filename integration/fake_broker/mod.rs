@@ -77,20 +77,26 @@ pub struct Peer {
 impl FakeBroker {
     /// Listens; connections named `tidegate egress` run the second script, all others the first.
     pub fn start(host: &str, ingest: Script, egress: Script) -> FakeBroker {
+        FakeBroker::answering(host, ingest, egress, idle())
+    }
+
+    /// The same, with a script for connections named `tidegate answers`.
+    pub fn answering(host: &str, ingest: Script, egress: Script, answers: Script) -> FakeBroker {
         let listener = TcpListener::bind((host, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let scripts = Arc::new((ingest, egress, AtomicUsize::new(0), AtomicUsize::new(0)));
+        let scripts = Arc::new([ingest, egress, answers].map(|script| (script, AtomicUsize::new(0))));
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let scripts = scripts.clone();
                 thread::spawn(move || {
                     let Some(peer) = Peer::welcome(stream.unwrap()) else { return };
-                    let (ingest, egress, ingests, egresses) = &*scripts;
-                    if peer.name == "tidegate egress" {
-                        egress(peer, egresses.fetch_add(1, Ordering::Relaxed));
-                    } else {
-                        ingest(peer, ingests.fetch_add(1, Ordering::Relaxed));
-                    }
+                    let side = match peer.name.as_str() {
+                        "tidegate egress" => 1,
+                        "tidegate answers" => 2,
+                        _ => 0,
+                    };
+                    let (script, count) = &scripts[side];
+                    script(peer, count.fetch_add(1, Ordering::Relaxed));
                 });
             }
         });
@@ -166,6 +172,14 @@ impl Peer {
                 return seen;
             }
         }
+    }
+
+    /// Whether nothing at all comes for so long.
+    pub fn is_quiet(&mut self, time: Duration) -> bool {
+        self.stream.set_read_timeout(Some(time)).unwrap();
+        let nothing = self.read_frame().is_none();
+        self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        nothing
     }
 
     /// The next publish; panics if the client is gone before.

@@ -107,21 +107,25 @@ fn an_expiration_of_the_producer_ends_in_the_dead_exchange_and_not_in_nothing() 
 }
 
 #[test]
-fn a_command_is_dead_and_says_why() {
+fn a_command_that_names_nothing_is_dead_and_says_why() {
     let site = Site::new("command");
     site.application("shop");
     let _daemon = site.start(&site.config());
     let dead = site.dead_inbox();
-    let push = || site.push("shop", "{}").customer("c").id("x");
+    let push = |kind: &str| site.push("shop", "{}").kind(kind);
     let cases = [
-        (push().kind("tidegate.cancel"), "type"),
-        (push().kind("tidegate.lookup"), "type"),
-        (push().kind("tidegate.flush"), "type"),
+        (push("tidegate.cancel"), "message_id"),
+        (push("tidegate.lookup").customer("c"), "message_id"),
+        (push("tidegate.flush").id("x"), "x-customer"),
+        (push("tidegate.Cancel").id("x"), "type"),
+        (push("tidegate.").id("x"), "type"),
     ];
     for (push, field) in cases {
         site.client.publish(&push);
         let letter = dead.next();
-        assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("unsupported"), "{field}");
-        assert!(letter.text("x-tidegate-error").expect("a sentence").contains(field));
+        let sentence = letter.text("x-tidegate-error").expect("a sentence");
+        assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("invalid"), "{sentence}");
+        assert!(sentence.contains(field), "{field}: {sentence}");
+        assert_eq!(letter.properties.kind(), push.properties.kind(), "it may be sent again as it is");
     }
 }

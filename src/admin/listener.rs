@@ -28,7 +28,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Bounds { connections: 64, idle: Duration::from_secs(30), life: Duration::from_secs(600) }
+        Bounds { connections: 64, idle: Duration::from_secs(45), life: Duration::from_secs(600) }
     }
 }
 

@@ -1,15 +1,22 @@
-//! The admin HTTP server: probes and the state document, for operators and supervisors.
+//! The admin HTTP server: probes, the state document, and commands on items, customers and applications; for
+//! operators and supervisors.
 //!
 //! It owns nothing and decides nothing. What it tells it asks the daemon's loop for, through a callback that
 //! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a proxy's
 //! task), no CORS and no session.
 
+mod answer;
+pub mod applications;
+mod asked;
 pub mod guard;
+mod items;
 mod listener;
+pub mod parse;
 pub mod readiness;
 mod routes;
 pub mod state;
 
+pub use asked::{Answered, Asked, ItemOf, Status};
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
@@ -31,6 +38,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 pub enum Query {
     /// Everything at this moment.
     State(oneshot::Sender<StateInput>),
+    /// A command.
+    Command(Asked, oneshot::Sender<Answered>),
 }
 
 /// Posts a query into the loop's mailbox. Must not block.

@@ -1,15 +1,14 @@
-//! Paths, handlers, and the layers that every request passes.
-//!
-//! Routes of items, customers and metrics belong into routers of their own beside [`probes`] and [`api`]; what a
-//! handler tells is made by pure functions of the state it was given (`state.rs`).
+//! The layers that every request passes, and the routers that lie within: probes and state here, items and
+//! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions of what it was
+//! given.
 
+use super::answer::{failure, unavailable, Shared, COMMAND_WITHIN};
 use super::guard::{is_probe, Guard, Refusal};
 use super::readiness::Readiness;
-use super::state::Document;
-use super::{Ask, Query};
+use super::{applications, items, Ask};
 use axum::body::{to_bytes, Body};
 use axum::extract::{Request, State};
-use axum::http::{header, HeaderName, HeaderValue, StatusCode};
+use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -17,17 +16,18 @@ use axum::{Json, Router};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{oneshot, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// How long the loop may take to answer a query.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Whole time of a request, from its headers to the head of its answer. Longer than [`ANSWER_WITHIN`].
-const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+/// Whole time of a request, from its headers to the head of its answer. Longer than the wait for the daemon.
+const REQUEST_WITHIN: Duration = COMMAND_WITHIN.saturating_add(Duration::from_secs(5));
 /// Longest request body: names and filters, never payloads.
 pub(super) const MAX_BODY: usize = 64 * 1024;
-/// Requests handled at one time, probes apart; each may cost the loop a snapshot.
-const MAX_REQUESTS: usize = 16;
+/// Questions about the state at one time; each costs the loop a snapshot.
+const MAX_QUESTIONS: usize = 16;
+/// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that wait for the
+/// store or for an outcome must not keep an operator from seeing why. Both together leave connections for probes.
+pub(super) const MAX_COMMANDS: usize = 32;
 
 /// On every answer. No page may frame, sniff, keep or read it.
 const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
@@ -40,23 +40,24 @@ const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
 ];
 
 #[derive(Clone)]
-struct Shared {
-    readiness: Arc<Readiness>,
-    ask: Ask,
-}
-
-#[derive(Clone)]
 struct Gate {
     guard: Arc<Guard>,
-    slots: Arc<Semaphore>,
+    questions: Arc<Semaphore>,
+    commands: Arc<Semaphore>,
 }
 
 /// Everything that is served.
 pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, ask: Ask) -> Router {
-    let gate = Gate { guard: Arc::new(guard), slots: Arc::new(Semaphore::new(MAX_REQUESTS)) };
+    let gate = Gate {
+        guard: Arc::new(guard),
+        questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
+        commands: Arc::new(Semaphore::new(MAX_COMMANDS)),
+    };
     probes()
-        .merge(api())
-        .fallback(|| async { failure(StatusCode::NOT_FOUND, "there is nothing at this path") })
+        .merge(items::router())
+        .merge(applications::router())
+        .route("/api/v1/state", get(state))
+        .fallback(nothing)
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
         })
@@ -69,10 +70,6 @@ fn probes() -> Router<Shared> {
     Router::new().route("/livez", get(|| async { "ok" })).route("/readyz", get(readyz))
 }
 
-fn api() -> Router<Shared> {
-    Router::new().route("/api/v1/state", get(state))
-}
-
 async fn readyz(State(shared): State<Shared>) -> Response {
     let missing = shared.readiness.missing();
     let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -80,13 +77,28 @@ async fn readyz(State(shared): State<Shared>) -> Response {
 }
 
 async fn state(State(shared): State<Shared>) -> Response {
-    let (reply, answer) = oneshot::channel();
-    (shared.ask)(Query::State(reply));
-    match timeout(ANSWER_WITHIN, answer).await {
-        Ok(Ok(input)) => Json(Document::new(&input, &shared.readiness.missing())).into_response(),
-        Ok(Err(_)) => unavailable("the daemon is stopping"),
-        Err(_) => unavailable("the daemon did not answer in time"),
+    match shared.state().await {
+        Ok(document) => Json(document).into_response(),
+        Err(answer) => answer,
     }
+}
+
+/// A script with an empty variable meets no route; it is told so.
+async fn nothing(uri: Uri) -> Response {
+    let path = uri.path();
+    if path.starts_with("/api/") && (path.contains("//") || path.ends_with('/')) {
+        return failure(
+            StatusCode::BAD_REQUEST,
+            "an application, customer or id in the path must not be empty",
+        );
+    }
+    failure(StatusCode::NOT_FOUND, "there is nothing at this path")
+}
+
+/// Answered from a snapshot of the loop.
+fn is_question(method: &Method, path: &str) -> bool {
+    let told = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked"];
+    method == Method::GET && told.iter().any(|start| path.starts_with(start))
 }
 
 /// The gate before every handler: who asks, how much at a time, how large, how long.
@@ -98,7 +110,12 @@ async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Respon
     let _slot = if is_probe(request.uri().path()) {
         None
     } else {
-        match gate.slots.try_acquire() {
+        let slots = if is_question(request.method(), request.uri().path()) {
+            &gate.questions
+        } else {
+            &gate.commands
+        };
+        match slots.try_acquire() {
             Ok(slot) => Some(slot),
             Err(_) => return unavailable("too many requests at one time"),
         }
@@ -144,14 +161,4 @@ fn refuse(refusal: Refusal) -> Response {
             .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tidegate\""));
     }
     answer
-}
-
-fn unavailable(text: &str) -> Response {
-    let mut answer = failure(StatusCode::SERVICE_UNAVAILABLE, text);
-    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    answer
-}
-
-fn failure(status: StatusCode, text: &str) -> Response {
-    (status, Json(json!({ "error": text }))).into_response()
 }

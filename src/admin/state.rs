@@ -6,7 +6,7 @@
 //! secrets in it.
 
 use crate::engine::snapshot::{Application, Counters, Delivery, Snapshot};
-use crate::engine::types::{ClosedBy, Reason};
+use crate::engine::types::{ClosedBy, DuplicateRule, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -168,6 +168,16 @@ pub struct Totals {
     pub redelivered: u64,
     /// Items accepted.
     pub accepted: u64,
+    /// Requests that were not understood or could not be taken: dead letters from the start.
+    pub rejected: u64,
+    /// Items taken back by a command.
+    pub cancelled: u64,
+    /// Items whose place a later request with the same id took.
+    pub replaced: u64,
+    /// Items forgotten because the broker delivers their requests again.
+    pub given_back: u64,
+    /// Requests whose id was known, by `x-on-duplicate`; every rule is there.
+    pub duplicates: BTreeMap<String, Duplicates>,
     /// Items confirmed at the output exchange.
     pub confirmed: u64,
     /// Batches confirmed at the output exchange.
@@ -196,6 +206,20 @@ pub struct Totals {
     pub clock_backward: u64,
 }
 
+/// What one rule did to requests whose id was known.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Duplicates {
+    /// Dropped: the other one stays.
+    pub dropped: u64,
+    /// Took the other one's place.
+    pub replaced: u64,
+    /// Accepted as new: the other one had ended.
+    pub accepted: u64,
+    /// Dead, reason `duplicate`.
+    pub dead: u64,
+}
+
 /// One application.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -204,6 +228,10 @@ pub struct ApplicationState {
     pub name: String,
     /// `unproven` (nothing confirmed lately), `open` or `parked`.
     pub state: String,
+    /// Items that have not ended, wherever they are.
+    pub total: u64,
+    /// Held back by an operator's order.
+    pub paused: bool,
     /// Items in memory that wait for their time.
     pub waiting: u64,
     /// Items that are due and wait for a free slot.
@@ -295,10 +323,18 @@ impl Totals {
     fn new(c: &Counters) -> Self {
         let by_reason = Reason::ALL.iter().zip(c.dead).map(|(r, n)| (r.as_str().to_owned(), n));
         let by_cause = CAUSES.iter().zip(c.closed).map(|(cause, n)| (cause.as_str().to_owned(), n));
+        let by_rule = RULES.iter().zip(c.duplicates).map(|(rule, [dropped, replaced, accepted, dead])| {
+            (rule.as_str().to_owned(), Duplicates { dropped, replaced, accepted, dead })
+        });
         Totals {
             received: c.requests,
             redelivered: c.redelivered,
             accepted: c.accepted,
+            rejected: c.rejected,
+            cancelled: c.cancelled,
+            replaced: c.replaced,
+            given_back: c.given_back,
+            duplicates: by_rule.collect(),
             confirmed: c.sent,
             batches_confirmed: c.batches,
             batches_published: c.published,
@@ -320,6 +356,15 @@ impl Totals {
 const CAUSES: [ClosedBy; 6] =
     [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
 
+/// In the order of their declaration, which is that of [`Counters::duplicates`].
+const RULES: [DuplicateRule; 5] = [
+    DuplicateRule::Keep,
+    DuplicateRule::Replace,
+    DuplicateRule::Earliest,
+    DuplicateRule::Latest,
+    DuplicateRule::Reject,
+];
+
 impl ApplicationState {
     fn new(a: &Application) -> Self {
         let (state, next_try_in_ms, failures, last_error) = match &a.delivery {
@@ -332,6 +377,8 @@ impl ApplicationState {
         ApplicationState {
             name: a.name.clone(),
             state: state.to_owned(),
+            total: a.total,
+            paused: a.paused,
             waiting: a.waiting,
             due: a.ready,
             in_flight: a.in_flight,
@@ -354,6 +401,8 @@ pub(crate) mod tests {
     pub(crate) fn example() -> StateInput {
         let app = |name: &str, delivery| Application {
             name: name.to_owned(),
+            total: 14,
+            paused: false,
             waiting: 4,
             ready: 1,
             in_flight: 2,

@@ -1,5 +1,7 @@
 //! The server as its clients meet it: real sockets, a real HTTP client.
 
+mod commands;
+
 use super::state::tests::example;
 use super::*;
 use serde_json::{json, Value};
@@ -28,9 +30,14 @@ fn start(token: Option<&str>, ask: Ask) -> Running {
 
 /// A loop that answers.
 fn answering() -> Ask {
-    Arc::new(|Query::State(reply)| {
-        let _ = reply.send(example());
-    })
+    Arc::new(|query| tell(query, example()))
+}
+
+fn tell(query: Query, state: StateInput) {
+    match query {
+        Query::State(reply) => drop(reply.send(state)),
+        Query::Command(asked, _) => panic!("no command was expected: {asked:?}"),
+    }
 }
 
 impl Running {
@@ -232,8 +239,8 @@ fn probes_are_answered_while_the_api_is_full() {
         let answer = it.get("/api/v1/state");
         assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
         assert_eq!(it.get("/livez").status, 200);
-        for Query::State(reply) in replies {
-            let _ = reply.send(example());
+        for query in replies {
+            tell(query, example());
         }
         for one in full {
             assert_eq!(one.join().unwrap(), 200);

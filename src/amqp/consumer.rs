@@ -237,6 +237,7 @@ impl Ingest {
             return if self.stopped { feed.stop().await } else { Ok(()) };
         };
         let covered = feed.ack(&acks).await?;
+        failpoint!("after-ack");
         if covered > 0 {
             self.backoff.reset();
             if self.quarantine.acked(covered) {
@@ -297,7 +298,7 @@ impl Ingest {
             delivery: Handle { generation, tag: delivery.delivery_tag },
             redelivered: delivery.redelivered,
             received,
-            body: wire::request(incoming, &self.limits),
+            body: wire::request(incoming, &self.limits, self.options.store_identity),
         }
     }
 

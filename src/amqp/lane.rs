@@ -164,6 +164,7 @@ impl Lane {
         }
         let now = us_since(*epoch);
         window.judge(&mut owed.settled, |at| owed.confirm_us.push(now.saturating_sub(at)));
+        failpoint!("after-confirm", if owed.has_confirms());
         match fault {
             Some(fault) => Err(fault),
             None => self.finish_probe(owed),
@@ -204,13 +205,14 @@ impl Lane {
         Ok(())
     }
 
-    /// The end: everything not settled is, with `outcome`; what was not published at all is unknown.
+    /// The end: everything not settled is, with `outcome`; what was not published at all is so.
     pub(super) fn fail(&mut self, outcome: &Outcome, owed: &mut Owed) {
         owed.settled.extend(self.window.fail(outcome));
         let probing = self.probing.take().map(|(number, ..)| number);
         let waiting = self.suspects.drain(..).chain(self.held.drain(..)).map(|batch| batch.number);
-        let unknown = |number| Settled { number, outcome: Outcome::Unknown };
-        owed.settled.extend(probing.into_iter().chain(waiting).map(unknown));
+        let settled = |outcome: Outcome| move |number| Settled { number, outcome: outcome.clone() };
+        owed.settled.extend(probing.into_iter().map(settled(Outcome::Unknown)));
+        owed.settled.extend(waiting.map(settled(Outcome::Unsent)));
     }
 
     /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half closed for
@@ -228,7 +230,7 @@ impl Lane {
     fn finish_probe(&mut self, owed: &mut Owed) -> Result<(), Fault> {
         let Some(probed) = self.probed.take() else { return Ok(()) };
         let since = self.probing.take().map(|(_, since, _)| since);
-        if let (Outcome::Confirmed, Some(since)) = (&probed.settled.outcome, since) {
+        if let (Outcome::Confirmed(_), Some(since)) = (&probed.settled.outcome, since) {
             owed.confirm_us.push(us_since(since));
         }
         owed.settled.push(probed.settled);
@@ -237,10 +239,11 @@ impl Lane {
     }
 
     fn publish(&mut self, batch: &Batch, owed: &mut Owed) {
-        let mut message = self.message(batch, owed);
-        let id = std::mem::take(&mut message.id);
-        let slot = self.window.publish(message.number, id, us_since(self.epoch));
+        let message = self.message(batch, owed);
+        let slot = self.window.publish(message.number, message.id, us_since(self.epoch));
+        failpoint!("before-publish");
         self.confirms.start(slot, Box::pin(message.publish(self.channel.clone())));
+        failpoint!("after-publish");
     }
 
     /// Encodes, and notes how late its items are.
@@ -261,7 +264,7 @@ impl Lane {
 
 fn returned(back: &BasicReturnMessage) -> Returned {
     Returned {
-        id: wire::batch_id_of(&back.properties).map(str::to_owned),
+        id: wire::batch_id_of(&back.properties),
         text: format!("{} {}", back.reply_code, back.reply_text),
     }
 }

@@ -1,4 +1,5 @@
-//! The two AMQP ends: one connection consumes requests, another publishes batches.
+//! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened when it is
+//! needed first, carries the answers to commands (`replies`).
 //!
 //! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops all of it,
 //! and begins again with a new generation, after a jittered back-off and without end. lapin's own recovery is off: a
@@ -22,6 +23,7 @@ mod lateness;
 mod prefetch;
 mod probe;
 mod publisher;
+mod replies;
 mod shared;
 mod supervise;
 mod topology;
@@ -32,11 +34,13 @@ pub mod wire;
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use inspect::{inspect, Finding, Severity};
 pub use lateness::{Distribution, BOUNDS_US};
+pub use replies::OutgoingReply;
 pub use shared::Stats;
 
 use crate::config::{self, Config};
 use crate::engine::event::Intake;
-use crate::engine::types::{Ack, Batch, Request, Settled};
+use crate::engine::types::{Ack, Batch, Delivery, Request, Settled};
+use replies::{Handed, Replies};
 use shared::Shared;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -61,12 +65,14 @@ pub enum Event {
     /// Batches can be published.
     EgressReady,
     /// Batches cannot be published. All handed over so far have been settled; one that is handed over before the
-    /// loop has read this is settled [`crate::engine::types::Outcome::Unknown`] right after it.
+    /// loop has read this is settled [`crate::engine::types::Outcome::Unsent`] right after it.
     EgressLost,
     /// The broker takes nothing from the publishing connection at present (true), or again (false).
     EgressBlocked(bool),
     /// Publishes have ended.
     Settled(Vec<Settled>),
+    /// The answers to these commands are out, or have been given up.
+    Answered(Vec<Delivery>),
     /// For status and readiness; sent when it changes.
     Link {
         /// Which end.
@@ -207,6 +213,7 @@ pub struct Amqp {
     shared: Arc<Shared>,
     ingest: mpsc::UnboundedSender<IngestOrder>,
     egress: mpsc::UnboundedSender<Vec<Batch>>,
+    replies: mpsc::UnboundedSender<Handed>,
     shutdown: watch::Sender<Option<Instant>>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -229,14 +236,18 @@ impl Amqp {
         let options = Arc::new(options);
         let (ingest, ingest_orders) = mpsc::unbounded_channel();
         let (egress, egress_orders) = mpsc::unbounded_channel();
+        let (replies, reply_orders) = mpsc::unbounded_channel();
         let (shutdown, signal) = watch::channel(None);
         let consumer = consumer::Ingest::new(shared.clone(), options.clone(), ingest_orders, signal.clone());
-        let publisher = publisher::Egress::new(shared.clone(), options, egress_orders, signal);
+        let publisher =
+            publisher::Egress::new(shared.clone(), options.clone(), egress_orders, signal.clone());
+        let replies_out = Replies::new(shared.clone(), options, reply_orders, signal);
         let tasks = vec![
             runtime.spawn(shared::attended(shared.clone(), Side::Ingest, consumer.run())),
             runtime.spawn(shared::attended(shared.clone(), Side::Egress, publisher.run())),
+            runtime.spawn(replies_out.run()),
         ];
-        Amqp { shared, ingest, egress, shutdown, tasks: Mutex::new(tasks) }
+        Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
     }
 
     /// Acks towards the ingest queue. Those of an old generation are dropped.
@@ -248,6 +259,13 @@ impl Amqp {
     pub fn publish(&self, batches: Vec<Batch>) {
         // After the shutdown nobody is there to settle them, nor to hear of it.
         let _ = self.egress.send(batches);
+    }
+
+    /// Hands over answers to commands. Each is told exactly once by [`Event::Answered`], within about 5 s, whether or
+    /// not it could be sent.
+    pub fn reply(&self, replies: Vec<OutgoingReply>) {
+        // After the shutdown nobody hears of it.
+        let _ = self.replies.send((Instant::now(), replies));
     }
 
     /// Pauses or resumes consuming.
@@ -270,7 +288,7 @@ impl Amqp {
         self.shared.stats()
     }
 
-    /// Waits for confirms under way for half of the budget at most, closes both connections, and ends both tasks,
+    /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their tasks,
     /// forcibly when the budget is over. Must be awaited before the runtime ends.
     pub async fn shutdown(&self, budget: Duration) {
         let end = Instant::now() + budget;

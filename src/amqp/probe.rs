@@ -3,7 +3,7 @@
 use super::connection::Session;
 use super::fault::{Fault, Kind};
 use super::wire::Body;
-use crate::engine::types::{Outcome, Settled};
+use crate::engine::types::{BatchId, Outcome, Settled};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 /// A message, ready for lapin.
 pub(super) struct Message {
     pub(super) number: u64,
-    pub(super) id: String,
+    pub(super) id: BatchId,
     pub(super) exchange: ShortString,
     pub(super) routing_key: ShortString,
     pub(super) properties: BasicProperties,
@@ -63,7 +63,7 @@ pub(super) async fn probe(
     alone: bool,
     limit: Duration,
 ) -> Probed {
-    let number = message.number;
+    let (number, id) = (message.number, message.id);
     let unknown = |fault| Probed {
         settled: Settled { number, outcome: Outcome::Unknown },
         channel: None,
@@ -77,7 +77,7 @@ pub(super) async fn probe(
         },
     };
     let outcome = match message.publish(channel.clone()).await {
-        Ok(Confirmation::Ack(None)) => Outcome::Confirmed,
+        Ok(Confirmation::Ack(None)) => Outcome::Confirmed(id),
         Ok(Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back))) => {
             Outcome::Returned(format!("{} {}", back.reply_code, back.reply_text).into())
         }

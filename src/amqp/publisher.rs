@@ -187,7 +187,7 @@ impl Egress {
                 result = lane.collect(&mut owed);
             }
             // They have nothing to do with the end of this channel.
-            (Some(batches), Err(_)) => owed.settled.extend(unknown(batches)),
+            (Some(batches), Err(_)) => owed.settled.extend(unsent(batches)),
             (None, _) => {}
         }
         if result.is_ok() {
@@ -279,7 +279,7 @@ impl Egress {
             .await?;
             match arrived {
                 Ok(done) => return Some(done),
-                Err(batches) => self.settle(unknown(batches)),
+                Err(batches) => self.settle(unsent(batches)),
             }
         }
     }
@@ -287,7 +287,7 @@ impl Egress {
     /// Settles what has been handed over but not published.
     fn disown(&mut self) {
         while let Ok(batches) = self.jobs.try_recv() {
-            self.settle(unknown(batches));
+            self.settle(unsent(batches));
         }
     }
 
@@ -298,6 +298,6 @@ impl Egress {
     }
 }
 
-fn unknown(batches: Vec<Batch>) -> Vec<Settled> {
-    batches.iter().map(|batch| Settled { number: batch.number, outcome: Outcome::Unknown }).collect()
+fn unsent(batches: Vec<Batch>) -> Vec<Settled> {
+    batches.iter().map(|batch| Settled { number: batch.number, outcome: Outcome::Unsent }).collect()
 }

@@ -19,7 +19,7 @@
 //!   still there, more answers than returns would have been taken. Until then it is held. Those waited for are in
 //!   flight, so the wait ends with an answer or with the generation.
 
-use crate::engine::types::{Outcome, Settled};
+use crate::engine::types::{BatchId, Outcome, Settled};
 use std::collections::VecDeque;
 
 /// The broker's answer to one publish.
@@ -33,7 +33,7 @@ pub(super) enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Returned {
     /// Its header `x-batch`.
-    pub(super) id: Option<String>,
+    pub(super) id: Option<BatchId>,
     /// Reply code and text.
     pub(super) text: String,
 }
@@ -62,7 +62,7 @@ pub(super) struct Window {
 struct Entry {
     /// [`crate::engine::types::Batch::number`].
     number: u64,
-    id: String,
+    id: BatchId,
     /// Any monotonic unit, of the caller's choice.
     at: u64,
     serial: u64,
@@ -74,7 +74,7 @@ struct Entry {
 
 impl Window {
     /// Takes note of a publish; gives the slot that its answer will be reported for.
-    pub(super) fn publish(&mut self, number: u64, id: String, at: u64) -> usize {
+    pub(super) fn publish(&mut self, number: u64, id: BatchId, at: u64) -> usize {
         self.published += 1;
         let serial = self.published;
         let entry = Entry { number, id, at, serial, answer: None, carried: false, returned: None };
@@ -121,14 +121,14 @@ impl Window {
             let outcome = match (entry.answer, &entry.returned) {
                 (_, Some(text)) => Outcome::Returned(text.as_str().into()),
                 (Some(Answer::Nack), None) => Outcome::Nacked,
-                (Some(Answer::Ack), None) if !entry.carried || certain => Outcome::Confirmed,
+                (Some(Answer::Ack), None) if !entry.carried || certain => Outcome::Confirmed(entry.id),
                 (Some(Answer::Ack) | None, None) => {
                     self.slots[slot] = Some(entry);
                     self.held.push(slot);
                     continue;
                 }
             };
-            if outcome == Outcome::Confirmed {
+            if matches!(outcome, Outcome::Confirmed(_)) {
                 confirmed_at(entry.at);
             }
             settled.push(Settled { number: entry.number, outcome });
@@ -215,6 +215,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Another one for each number.
+    fn id(number: u64) -> BatchId {
+        BatchId(u128::from(number).to_be_bytes())
+    }
+
     /// Runs a script against batches 1 to 9 and compares what each round settles.
     ///
     /// Script: rounds are divided by `|`; in a round `3+` acks batch 3, `3-` nacks it, `3+2` acks it and carries the
@@ -222,16 +227,15 @@ mod tests {
     /// `3=N` nacked.
     fn check(script: &str, expected: &str) {
         let mut window = Window::default();
-        let slots: Vec<usize> = (1..=9).map(|n| window.publish(n, format!("id{n}"), n)).collect();
+        let slots: Vec<usize> = (1..=9).map(|n| window.publish(n, id(n), n)).collect();
         let digit = |c: u8| usize::from(c - b'0');
         let mut seen = Vec::new();
         for round in script.split('|') {
             for word in round.split_whitespace().map(str::as_bytes) {
                 let answer = if word[1] == b'+' { Answer::Ack } else { Answer::Nack };
-                let carried = word.get(2).map(|c| Returned {
-                    id: Some(format!("id{}", digit(*c))),
-                    text: "312 NO_ROUTE".to_owned(),
-                });
+                let carried = word
+                    .get(2)
+                    .map(|c| Returned { id: Some(id(digit(*c) as u64)), text: "312 NO_ROUTE".to_owned() });
                 window.answer(slots[digit(word[0]) - 1], answer, carried).unwrap();
             }
             let mut settled = Vec::new();
@@ -245,11 +249,15 @@ mod tests {
 
     fn word(settled: &Settled) -> String {
         let letter = match &settled.outcome {
-            Outcome::Confirmed => 'C',
+            Outcome::Confirmed(delivered) => {
+                assert_eq!(*delivered, id(settled.number), "under its own id");
+                'C'
+            }
             Outcome::Returned(_) => 'R',
             Outcome::Nacked => 'N',
             Outcome::Refused(_) => 'F',
             Outcome::Unknown => 'U',
+            Outcome::Unsent => 'N',
         };
         format!("{}={letter}", settled.number)
     }
@@ -284,8 +292,8 @@ mod tests {
     #[test]
     fn an_end_settles_all_in_order_and_trusts_no_held_ack() {
         let mut window = Window::default();
-        let slots: Vec<usize> = (1..=5).map(|n| window.publish(n, format!("id{n}"), n)).collect();
-        let returned = Returned { id: Some("id2".to_owned()), text: "312 NO_ROUTE".to_owned() };
+        let slots: Vec<usize> = (1..=5).map(|n| window.publish(n, id(n), n)).collect();
+        let returned = Returned { id: Some(id(2)), text: "312 NO_ROUTE".to_owned() };
         window.answer(slots[0], Answer::Ack, Some(returned)).unwrap();
         window.answer(slots[3], Answer::Ack, None).unwrap();
         let mut settled = Vec::new();
@@ -300,10 +308,10 @@ mod tests {
     #[test]
     fn a_return_that_is_not_ours_is_told() {
         let mut window = Window::default();
-        let slot = window.publish(1, "a".to_owned(), 0);
-        let stranger = Returned { id: Some("b".to_owned()), text: String::new() };
+        let slot = window.publish(1, id(1), 0);
+        let stranger = Returned { id: Some(id(9)), text: String::new() };
         assert_eq!(window.answer(slot, Answer::Ack, Some(stranger)), Err(Stray));
-        let slot = window.publish(2, "c".to_owned(), 0);
+        let slot = window.publish(2, id(2), 0);
         let nameless = Returned { id: None, text: String::new() };
         assert_eq!(window.answer(slot, Answer::Ack, Some(nameless)), Err(Stray));
     }
@@ -311,15 +319,15 @@ mod tests {
     #[test]
     fn the_oldest_is_found_while_later_ones_come_and_go() {
         let mut window = Window::default();
-        let first = window.publish(0, "first".to_owned(), 7);
+        let first = window.publish(0, id(0), 7);
         for n in 1..10_000 {
-            let slot = window.publish(n, n.to_string(), 7 + n);
+            let slot = window.publish(n, id(n), 7 + n);
             window.answer(slot, Answer::Ack, None).unwrap();
             window.judge(&mut Vec::new(), |_| ());
             assert_eq!(window.oldest(), Some(7));
         }
         assert!(window.order.len() < 200, "{}", window.order.len());
-        let last = window.publish(10_000, "last".to_owned(), 20_000);
+        let last = window.publish(10_000, id(10_000), 20_000);
         window.answer(first, Answer::Ack, None).unwrap();
         window.judge(&mut Vec::new(), |_| ());
         assert_eq!(window.oldest(), Some(20_000));
@@ -338,7 +346,7 @@ mod tests {
         ) {
             let mut window = Window::default();
             let slots: Vec<usize> =
-                (0..fates.len()).map(|n| window.publish(n as u64, n.to_string(), 0)).collect();
+                (0..fates.len() as u64).map(|n| window.publish(n, id(n), 0)).collect();
             // Wire order: every return before its own ack, and acks in an arbitrary order; returns are sent as soon as
             // the broker has met the message, so they may run far ahead of the acks.
             let mut wire: Vec<(u32, usize, bool)> = Vec::new();
@@ -357,7 +365,7 @@ mod tests {
                     queue.push_back(n);
                     continue;
                 }
-                let carried = queue.pop_front().map(|r: usize| Returned { id: Some(r.to_string()), text: String::new() });
+                let carried = queue.pop_front().map(|r: usize| Returned { id: Some(id(r as u64)), text: String::new() });
                 prop_assert_eq!(window.answer(slots[n], Answer::Ack, carried), Ok(()));
                 if fates[n].2 {
                     window.judge(&mut settled, |_| ());
@@ -367,7 +375,8 @@ mod tests {
             prop_assert_eq!(settled.len(), fates.len());
             for s in settled {
                 let unroutable = fates[s.number as usize].0;
-                prop_assert_eq!(s.outcome != Outcome::Confirmed, unroutable, "batch {}", s.number);
+                let delivered = s.outcome == Outcome::Confirmed(id(s.number));
+                prop_assert_eq!(delivered, !unroutable, "batch {}", s.number);
             }
         }
     }

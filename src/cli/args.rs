@@ -1,5 +1,11 @@
 //! The command line: what may be written, checked as far as text alone allows.
 
+mod asks;
+
+pub use asks::{
+    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
+};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,8 +17,9 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0   done
   1   failed; the reason is on standard error
-  2   wrong usage
-  3   done in part: not ready (status), fewer batches than asked for (tail)
+  2   wrong usage; parked drop without --yes
+  3   not done, or in part: not ready (status), fewer batches than asked for (tail), nothing of that name is known
+      (unknown), or it was found sent, expired, dead or in flight and could not be cancelled (cancel)
   75  the store is locked by another process (run)
   78  the configuration is at fault
 
@@ -58,6 +65,23 @@ pub enum Command {
     /// there it counts as a destination: batches of an application without any other queue are delivered to it
     /// alone, and are gone with it.
     Tail(TailArgs),
+    /// Take an item back that has not left, or all items of a customer
+    ///
+    /// What has been sent, has expired or died, or is in flight cannot be cancelled: exit code 3.
+    Cancel(CancelArgs),
+    /// Show what has become of an item
+    Lookup(LookupArgs),
+    /// Close the open window of a customer now
+    Flush(FlushArgs),
+    /// Show the items that have not ended, in order of due
+    List(ListArgs),
+    /// Hold the items of an application back until it is resumed; new ones are still taken
+    Pause(ApplicationArgs),
+    /// Let a paused application go on
+    Resume(ApplicationArgs),
+    /// What cannot be delivered at present: show it, try it again, give it up
+    #[command(subcommand)]
+    Parked(ParkedCommand),
     /// Show the state of the running daemon
     Status,
     /// Help with the configuration

@@ -1,11 +1,13 @@
 //! The command line: which command, with which configuration, and the exit code it ends with.
 //!
-//! Commands print through [`output`] only. `cancel`, `lookup`, `flush` and `list` belong beside `push` in
-//! [`args::Command`], each in a file of its own.
+//! Commands print through [`output`] only, and ask the running daemon through `client` only.
 
 pub mod args;
+mod asks;
 mod broker;
 mod check;
+mod client;
+mod list;
 pub mod output;
 mod push;
 mod status;
@@ -13,8 +15,9 @@ mod tail;
 
 use crate::config::{Config, Loaded};
 use crate::daemon;
-use args::{Cli, Command, ConfigCommand, RunArgs};
+use args::{Cli, Command, ConfigCommand, ParkedCommand, RunArgs};
 use clap::Parser;
+use client::Client;
 use output::{note, plain, Failure, Out};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -53,6 +56,7 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let output = cli.output;
+    let daemon = || quietly(path.as_deref()).map(|config| Client::new(&config));
     match cli.command {
         Command::Run(args) => return run(args, path),
         Command::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
@@ -60,7 +64,16 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         Command::Tail(args) => tail::run(&quietly(path.as_deref())?, &args, output)?,
         // Whatever the output is to be: it is a file's text.
         Command::Config(ConfigCommand::Sample) => Out::lock().line(SAMPLE.trim_end())?,
-        Command::Status => status::run(&quietly(path.as_deref())?, output)?,
+        Command::Status => status::run(&daemon()?, output)?,
+        Command::Cancel(args) => asks::cancel(&daemon()?, &args, output)?,
+        Command::Lookup(args) => asks::lookup(&daemon()?, &args, output)?,
+        Command::Flush(args) => asks::flush(&daemon()?, &args, output)?,
+        Command::List(args) => list::run(&daemon()?, &args, output)?,
+        Command::Pause(args) => asks::pause(&daemon()?, &args, output)?,
+        Command::Resume(args) => asks::resume(&daemon()?, &args, output)?,
+        Command::Parked(ParkedCommand::List(args)) => list::parked(&daemon()?, &args, output)?,
+        Command::Parked(ParkedCommand::Retry(args)) => asks::retry(&daemon()?, &args, output)?,
+        Command::Parked(ParkedCommand::Drop(args)) => asks::drop_parked(&daemon()?, &args, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }

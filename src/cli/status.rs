@@ -1,27 +1,20 @@
 //! `status`: the state document of the running daemon, as a table or as it came.
 
 use super::args::Output;
+use super::client::{path, Client};
 use super::output::{plain, Failure, Out};
 use crate::admin::state::{ApplicationState, Document};
-use crate::config::Config;
-use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde_json::Value;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
-
-/// Longer than the daemon takes for its slowest answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(15);
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A thousand applications with long names and errors stay below.
-const MAX_ANSWER: u64 = 16 << 20;
+use ureq::http::Method;
 
 /// Runs the command.
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when it is not ready.
-pub fn run(config: &Config, output: Output) -> Result<(), Failure> {
-    let report = fetch(&Client::new(config))?;
+pub fn run(client: &Client, output: Output) -> Result<(), Failure> {
+    let report = fetch(client)?;
     let mut out = Out::lock();
     match output {
         Output::Json => out.json(&report.raw)?,
@@ -45,81 +38,21 @@ struct Report {
 
 fn fetch(client: &Client) -> Result<Report, Failure> {
     // First the probe: its word counts, and it is answered even when the daemon's loop is stuck.
-    let (status, ready) = client.get("/readyz")?;
+    let (status, ready) = client.exchange(Method::GET, "/readyz")?;
     let missing = match (status, ready.get("ready")) {
         (200, Some(Value::Bool(true))) => None,
         (503, Some(Value::Bool(false))) => Some(names(&ready["missing"])),
         (403, _) => return Err(client.said(status, &ready)),
         _ => return Err(client.not_tidegate()),
     };
-    let (status, raw) = client.get("/api/v1/state")?;
+    let (status, raw) = client.exchange(Method::GET, &path(&["state"]))?;
     match status {
         200 => {
             let document = Document::deserialize(&raw).map_err(|_| client.not_tidegate())?;
             Ok(Report { raw, document, missing })
         }
-        401 => Err(Failure::failed(
-            "the daemon wants its token: admin.token_file of this configuration must name it",
-        )),
         _ => Err(client.said(status, &raw)),
     }
-}
-
-struct Client {
-    agent: ureq::Agent,
-    base: String,
-    authorization: Option<String>,
-}
-
-impl Client {
-    fn new(config: &Config) -> Self {
-        let agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // The daemon is asked directly, and its token is shown to nobody else.
-            .proxy(None)
-            .timeout_connect(Some(CONNECT_WITHIN))
-            .timeout_global(Some(ANSWER_WITHIN))
-            .build();
-        Client {
-            agent: ureq::Agent::new_with_config(agent),
-            base: format!("http://{}", reachable(config.admin.listen)),
-            authorization: config.admin.token.as_ref().map(|t| format!("Bearer {}", t.expose_secret())),
-        }
-    }
-
-    fn get(&self, path: &str) -> Result<(u16, Value), Failure> {
-        let unreachable =
-            |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.base));
-        let mut request = self.agent.get(format!("{}{path}", self.base));
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
-        }
-        let mut answer = request.call().map_err(unreachable)?;
-        let status = answer.status().as_u16();
-        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
-        let value = serde_json::from_str(&text).map_err(|_| self.not_tidegate())?;
-        Ok((status, value))
-    }
-
-    fn said(&self, status: u16, answer: &Value) -> Failure {
-        let said = answer["error"].as_str().unwrap_or("no reason given");
-        Failure::Failed(format!("{}: HTTP {status}: {}", self.base, plain(said)))
-    }
-
-    fn not_tidegate(&self) -> Failure {
-        Failure::Failed(format!("what answers at {} is not tidegate's admin server", self.base))
-    }
-}
-
-/// Where a listener can be reached from its own machine.
-fn reachable(listen: SocketAddr) -> SocketAddr {
-    let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        IpAddr::V4(_) | IpAddr::V6(_) => listen.ip(),
-    };
-    SocketAddr::new(ip, listen.port())
 }
 
 fn names(list: &Value) -> String {
@@ -131,7 +64,7 @@ fn table(d: &Document, out: &mut Out) -> Result<(), Failure> {
     out.table(&summary(d))?;
     if !d.applications.is_empty() || d.dead_letters.is_some() {
         out.line("")?;
-        out.table(&applications(d))?;
+        out.table(&applications(&d.applications, d.dead_letters.as_ref()))?;
     }
     if d.applications_truncated {
         out.line("(not all applications are shown)")?;
@@ -207,17 +140,22 @@ fn store(d: &Document) -> String {
     )
 }
 
-fn applications(d: &Document) -> Vec<Vec<String>> {
-    let head = ["APPLICATION", "STATE", "WAITING", "DUE", "IN FLIGHT", "PARKED", "WINDOWS", "CONFIRMED", ""];
+/// A line each, below a head.
+pub(super) fn applications(
+    all: &[ApplicationState],
+    dead_letters: Option<&ApplicationState>,
+) -> Vec<Vec<String>> {
+    let head = ["APPLICATION", "STATE", "ITEMS", "DUE", "IN FLIGHT", "PARKED", "WINDOWS", "CONFIRMED", ""];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(d.applications.iter().map(|a| application(&a.name, a)));
-    rows.extend(d.dead_letters.iter().map(|a| application("(dead letters)", a)));
+    rows.extend(all.iter().map(|a| application(&a.name, a)));
+    rows.extend(dead_letters.into_iter().map(|a| application("(dead letters)", a)));
     rows
 }
 
 fn application(name: &str, a: &ApplicationState) -> Vec<String> {
-    let mut row = vec![plain(name).into_owned(), plain(&a.state).into_owned()];
-    row.extend([a.waiting, a.due, a.in_flight, a.parked, a.windows, a.confirmed].map(|n| n.to_string()));
+    let state = if a.paused { format!("{}, paused", a.state) } else { a.state.clone() };
+    let mut row = vec![plain(name).into_owned(), plain(&state).into_owned()];
+    row.extend([a.total, a.due, a.in_flight, a.parked, a.windows, a.confirmed].map(|n| n.to_string()));
     if let Some(error) = &a.last_error {
         let next = a.next_try_in_ms.map_or(String::new(), |ms| format!("; next try in {}", span(ms)));
         row.push(format!("{}{next}", plain(error)));
@@ -226,7 +164,7 @@ fn application(name: &str, a: &ApplicationState) -> Vec<String> {
 }
 
 /// Two units are enough for people.
-fn span(ms: u64) -> String {
+pub(super) fn span(ms: u64) -> String {
     if ms < 10_000 {
         return format!("{}.{} s", ms / 1_000, ms % 1_000 / 100);
     }
@@ -255,35 +193,30 @@ fn bytes(n: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client::tests::{running, Daemon};
     use super::*;
     use crate::admin::state::tests::example;
-    use crate::admin::{serve, Latch, Options, Query, Readiness, Server};
+    use crate::admin::{Latch, Query};
+    use crate::config::Config;
     use std::sync::Arc;
-    use tokio::runtime::Runtime;
 
-    /// A daemon's admin server, and the configuration that leads to it.
-    fn daemon(token: Option<&str>) -> (Runtime, Server, Arc<Readiness>, Config) {
-        let mut config = Config::load(None, std::iter::empty()).unwrap().config;
-        config.admin.token = token.map(|t| t.to_owned().into());
-        config.admin.listen = "127.0.0.1:0".parse().unwrap();
-        let readiness = Arc::new(Readiness::new());
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let ask = Arc::new(|Query::State(reply)| drop(reply.send(example())));
-        let server = runtime.block_on(serve(Options::from(&config.admin), readiness.clone(), ask)).unwrap();
-        config.admin.listen = server.local_addr();
-        (runtime, server, readiness, config)
+    fn daemon(token: Option<&str>) -> (Daemon, Config) {
+        let ask = Arc::new(|query| match query {
+            Query::State(reply) => drop(reply.send(example())),
+            Query::Command(..) => {}
+        });
+        running(token, ask)
     }
 
     #[test]
     fn a_daemon_tells_its_state_ready_or_not() {
         for token in [None, Some("canary")] {
-            let (_runtime, _server, readiness, config) = daemon(token);
+            let (daemon, config) = daemon(token);
             let report = fetch(&Client::new(&config)).unwrap();
             assert_eq!(report.missing.as_deref(), Some("store, ingest, egress, topology, consumer"));
             assert_eq!(report.document.state, "not_ready");
             Latch::ALL.into_iter().for_each(|latch| {
-                readiness.set(latch, true);
+                daemon.readiness.set(latch, true);
             });
             let report = fetch(&Client::new(&config)).unwrap();
             assert_eq!(report.missing, None);
@@ -294,12 +227,12 @@ mod tests {
 
     #[test]
     fn a_wrong_token_and_a_dead_daemon_are_told_apart() {
-        let (runtime, server, _readiness, mut config) = daemon(Some("canary"));
+        let (daemon, mut config) = daemon(Some("canary"));
         config.admin.token = None;
         let failure = fetch(&Client::new(&config)).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
         assert!(failure.text().unwrap().contains("token"), "{failure:?}");
-        runtime.block_on(server.stop());
+        daemon.stop();
         let failure = fetch(&Client::new(&config)).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
         assert!(failure.text().unwrap().contains("no daemon answers at http://127.0.0.1:"), "{failure:?}");
@@ -323,7 +256,8 @@ mod tests {
     fn parked_applications_say_why_and_until_when() {
         let mut input = example();
         input.snapshot.applications[1].name = "m\u{1b}[2J".into();
-        let rows = applications(&Document::new(&input, &[]));
+        let document = Document::new(&input, &[]);
+        let rows = applications(&document.applications, document.dead_letters.as_ref());
         assert_eq!(rows[1][0], "m\\u{1b}[2J");
         assert_eq!(rows[2].last().map(String::as_str), Some("NO_ROUTE; next try in 1.5 s"));
         assert_eq!(rows[3][0], "(dead letters)");
@@ -347,13 +281,5 @@ mod tests {
             (bytes(1_023), bytes(1_536), bytes(u64::MAX)),
             ("1023 B".into(), "1.5 KiB".into(), "16777216.0 TiB".into())
         );
-    }
-
-    #[test]
-    fn a_listener_on_every_address_is_reached_on_loopback() {
-        let at = |text: &str| reachable(text.parse().unwrap()).to_string();
-        assert_eq!(at("0.0.0.0:9380"), "127.0.0.1:9380");
-        assert_eq!(at("[::]:9380"), "[::1]:9380");
-        assert_eq!(at("10.1.2.3:9380"), "10.1.2.3:9380");
     }
 }

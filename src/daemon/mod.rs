@@ -3,14 +3,17 @@
 //! It alone knows all parts. It decides nothing about items: what happens is translated into the engine's inputs,
 //! and what the engine answers is carried out, in the engine's order.
 
+mod answers;
+mod commands;
 mod mailbox;
 mod starts;
 mod status;
+mod upkeep;
 
 use crate::amqp::{self, Amqp};
 use crate::config::{self, Config, StoreKind};
 use crate::engine::event::{Effects, Input, Intake};
-use crate::engine::types::{Reason, Request, Settled};
+use crate::engine::types::{Asker, Command, Request, Settled};
 use crate::engine::Engine;
 use crate::logging::{self, LogFormat};
 use crate::notify::{watchdog_interval, Notify};
@@ -18,6 +21,7 @@ use crate::signals::{self, Signal};
 use crate::store::{self, thread::Event as StoreEvent, Commit, OpenError};
 use crate::{admin, clock};
 use admin::{Latch, Readiness};
+use commands::Open;
 use mailbox::{Event, Mailbox};
 use starts::Starts;
 use std::path::PathBuf;
@@ -28,15 +32,8 @@ use std::time::Duration;
 /// The wall clock is looked at this often at least, so that neither a step nor a suspend is slept over.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// A part that has made no progress for so long while it had work is taken for dead: the watchdog is not fed, ms.
-const STUCK_MS: u64 = 60_000;
-
 /// Of the shutdown budget, what closing needs.
 const CLOSING: Duration = Duration::from_secs(5);
-
-/// Free space below which nothing is accepted, as a share of the file system; above with some distance, again.
-const LOW_WATER_PERCENT: u64 = 5;
-const LOW_WATER_BACK_PERCENT: u64 = 6;
 
 /// Exit codes beside 0 and 1.
 const EXIT_LOCKED: u8 = 75;
@@ -124,7 +121,10 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
     let directory = (config.store.kind == StoreKind::Disk).then_some(config.store.path.as_path());
     let (starts, quarantine) = Starts::note(directory);
     if quarantine {
-        tracing::warn!("several quick deaths in a row: requests are taken one at a time until one is acked");
+        tracing::warn!(
+            "several quick deaths in a row: the next requests are taken one at a time, as many of them as are taken \
+             in advance otherwise"
+        );
     }
     let seed = getrandom::u64().unwrap_or(opened.identity);
     let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
@@ -162,10 +162,13 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         notify,
         starts,
         links: Default::default(),
+        open: Open::default(),
+        store_identity: opened.identity,
         config,
         config_path: options.config_path,
         started,
         watchdog: watchdog_interval(),
+        told: false,
         fed: started.mono,
         looked: 0,
         low: false,
@@ -175,6 +178,7 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
     };
     daemon.run();
     daemon.close(&runtime);
+    daemon.turn_away();
     runtime.block_on(admin.stop());
     drop(listening);
     drop(entered);
@@ -189,6 +193,14 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
     }
 }
 
+/// What one turn brought, as far as it goes to the engine many at a time; in the order in which it goes.
+#[derive(Default)]
+struct Turn {
+    settled: Vec<Settled>,
+    commands: Vec<(Asker, Command)>,
+    requests: Vec<Request>,
+}
+
 /// What the loop owns.
 struct Daemon {
     engine: Engine,
@@ -200,10 +212,16 @@ struct Daemon {
     starts: Starts,
     /// Ingest, egress.
     links: [Option<amqp::Link>; 2],
+    /// Commands of the admin port.
+    open: Open,
+    /// For assigned ids.
+    store_identity: u64,
     config: Config,
     config_path: Option<PathBuf>,
     started: crate::engine::types::Now,
     watchdog: Option<Duration>,
+    /// The engine was told something, and with it the time, in this turn.
+    told: bool,
     /// When the watchdog was fed, monotonic ms.
     fed: u64,
     /// When the parts were last looked at, monotonic ms.
@@ -224,9 +242,10 @@ impl Daemon {
         self.feed(Input::Tick);
         while self.failed.is_none() && !self.is_over() {
             self.mailbox.take(self.sleep(), &mut events);
-            let idle = events.is_empty();
+            self.told = false;
             self.turn(&mut events);
-            if idle {
+            if !self.told {
+                // Also after questions alone: else who asks often keeps it from noticing a step of the clock.
                 self.feed(Input::Tick);
             }
             self.look_after();
@@ -244,33 +263,37 @@ impl Daemon {
 
     /// Everything of one turn. Neighbouring events of one kind go to the engine as one input.
     fn turn(&mut self, events: &mut Vec<Event>) {
-        let mut requests: Vec<Request> = Vec::new();
-        let mut settled: Vec<Settled> = Vec::new();
+        failpoint!("turn");
+        let mut turn = Turn::default();
         for event in events.drain(..) {
             match event {
-                Event::Amqp(amqp::Event::Requests(chunk)) if requests.is_empty() => requests = chunk,
-                Event::Amqp(amqp::Event::Requests(chunk)) => requests.extend(chunk),
-                Event::Amqp(amqp::Event::Settled(chunk)) => settled.extend(chunk),
+                Event::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => {
+                    turn.requests = chunk;
+                }
+                Event::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
+                Event::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
+                Event::Query(admin::Query::Command(asked, sender)) => {
+                    turn.commands.extend(self.open.admit(asked, sender, self.store_identity));
+                }
                 event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
-                    self.settle(&mut settled);
-                    self.take(&mut requests);
+                    self.work_off(&mut turn);
                     self.other(event);
                 }
             }
         }
-        self.settle(&mut settled);
-        self.take(&mut requests);
+        self.work_off(&mut turn);
     }
 
-    fn settle(&mut self, settled: &mut Vec<Settled>) {
+    fn work_off(&mut self, turn: &mut Turn) {
+        let Turn { settled, commands, requests } = std::mem::take(turn);
         if !settled.is_empty() {
-            self.feed(Input::Settled(std::mem::take(settled)));
+            self.feed(Input::Settled(settled));
         }
-    }
-
-    fn take(&mut self, requests: &mut Vec<Request>) {
+        if !commands.is_empty() {
+            self.feed(Input::Commands(commands));
+        }
         if !requests.is_empty() {
-            self.feed(Input::Requests(std::mem::take(requests)));
+            self.feed(Input::Requests(requests));
         }
     }
 
@@ -291,6 +314,11 @@ impl Daemon {
                 // Whoever asked may have gone.
                 let _ = reply.send(self.state());
             }
+            Event::Query(admin::Query::Command(asked, sender)) => {
+                if let Some(command) = self.open.admit(asked, sender, self.store_identity) {
+                    self.feed(Input::Commands(vec![command]));
+                }
+            }
         }
     }
 
@@ -310,10 +338,12 @@ impl Daemon {
             amqp::Event::Link { side, link } => self.link(side, link),
             amqp::Event::Requests(requests) => self.feed(Input::Requests(requests)),
             amqp::Event::Settled(settled) => self.feed(Input::Settled(settled)),
+            amqp::Event::Answered(deliveries) => self.feed(Input::Answered(deliveries)),
         }
     }
 
     fn feed(&mut self, input: Input) {
+        self.told = true;
         let effects = self.engine.handle(input, clock::now());
         self.carry_out(effects);
     }
@@ -328,6 +358,9 @@ impl Daemon {
         }
         if !effects.publishes.is_empty() {
             self.amqp.publish(effects.publishes);
+        }
+        if !effects.replies.is_empty() {
+            self.reply(effects.replies);
         }
         for load in effects.loads {
             self.store.load(load);
@@ -369,6 +402,8 @@ impl Daemon {
             self.turn(&mut events);
             self.feed(Input::Drain);
         }
+        // Nothing is decided any more: whoever waits is told at once, and not by the end of the wait.
+        self.open.abandon();
         if let Err(error) = self.store.close(budget) {
             tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
         }
@@ -379,6 +414,11 @@ impl Daemon {
             in_flight = left.in_flight_items,
             "closed; what waits stays in the store"
         );
+    }
+
+    /// Queries that came after the last turn: dropped, which tells whoever asked.
+    fn turn_away(&self) {
+        self.mailbox.take(Duration::ZERO, &mut Vec::new());
     }
 
     fn reload(&mut self) {
@@ -405,81 +445,5 @@ impl Daemon {
             }
         }
         self.notify.ready();
-    }
-
-    /// Once a second: room on the disk, status, watchdog.
-    fn look_after(&mut self) {
-        let now = clock::now();
-        if now.mono < self.looked + 1_000 {
-            return;
-        }
-        self.looked = now.mono;
-        if now.mono > self.started.mono + starts::LONG_LIFE_MS {
-            self.starts.settle();
-        }
-        self.log_dropped();
-        let stats = self.store.stats();
-        if let Some(usage) = stats.usage {
-            self.mind_room(usage);
-        }
-        self.notify.status(&self.status_line());
-        let Some(interval) = self.watchdog else { return };
-        if now.mono < self.fed + interval.as_millis() as u64 / 2 {
-            return;
-        }
-        if self.is_alive(now.mono, &stats) {
-            self.fed = now.mono;
-            self.notify.watchdog();
-        }
-    }
-
-    /// Items dropped for want of room are worth a line, and not one each.
-    fn log_dropped(&mut self) {
-        let dropped = self.engine.counters().dead[Reason::Full as usize];
-        if dropped > self.dropped {
-            tracing::warn!(items = dropped - self.dropped, "at a limit: dead-lettered (full)");
-            self.dropped = dropped;
-        }
-    }
-
-    /// Accepts nothing while the disk is nearly full; what is there goes on leaving.
-    fn mind_room(&mut self, usage: store::Usage) {
-        if self.config.store.kind == StoreKind::Memory {
-            return;
-        }
-        let percent = if self.low { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };
-        let scarce = usage.free < usage.total / 100 * percent;
-        let limit = self.config.limits.disk;
-        let used = if self.low { usage.used.saturating_mul(10) / 9 } else { usage.used };
-        let low = scarce || (limit > 0 && used >= limit);
-        if low != self.low {
-            self.low = low;
-            if low {
-                tracing::warn!(
-                    path = %self.config.store.path.display(),
-                    free = usage.free,
-                    used = usage.used,
-                    "the disk is nearly full or limits.disk is reached: no requests are taken"
-                );
-            } else {
-                tracing::info!("there is room on the disk again: requests are taken");
-            }
-            self.feed(Input::StoreFull(low));
-        }
-    }
-
-    /// Whether every part that has work has made progress lately. Waiting for a broker is no work.
-    fn is_alive(&self, now: u64, store: &store::thread::Stats) -> bool {
-        let amqp = self.amqp.stats();
-        let stuck = |since: u64| now.saturating_sub(since) > STUCK_MS;
-        let dead = [
-            ("ingest", stuck(amqp.ingest_progress_ms)),
-            ("egress", stuck(amqp.egress_progress_ms)),
-            ("store", store.oldest_ms.is_some_and(|age| age > STUCK_MS)),
-        ];
-        for (part, _) in dead.iter().filter(|(_, dead)| *dead) {
-            tracing::error!(part, "no progress: the watchdog is not fed");
-        }
-        dead.iter().all(|(_, dead)| !dead)
     }
 }

@@ -9,9 +9,10 @@
 //! repeat by item id.
 
 use super::event::Load;
+use super::plant::{planted, Plant};
 use super::slab::NIL;
 use super::table::{Extra, Flight, Phase, Ready, Road, Row, State};
-use super::types::{Batch, BatchItem, Content, Dead, Format, Now, Reason};
+use super::types::{Batch, BatchItem, Content, Dead, End, Format, Identity, Now, Reason};
 use super::{Engine, DEAD};
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ impl Engine {
     /// An item is due: it goes to its application's queue, or where that waits, to its lane.
     pub(super) fn make_ready(&mut self, id: u32) {
         self.rows[id].state = State::Ready;
-        if self.waits_in_lane(self.rows[id].app) {
+        if self.waits_in_lane(self.rows[id].app) && !self.fetching {
             self.park_row(id);
         } else {
             self.push_ready(id);
@@ -59,11 +60,14 @@ impl Engine {
             return;
         }
         self.count_dead(reason);
+        let dead = Arc::new(Dead { reason, error: error.into() });
+        let ended = self.ended(id, End::Dead(Arc::clone(&dead)), self.last);
+        let identity = self.rows[id].identity;
         let (application, customer) = self.address(&self.rows[id]);
         let row = &mut self.rows[id];
         let (app, group) = (row.app, row.group);
         let extra = row.extra.get_or_insert_with(Box::default);
-        extra.dead = Some(Arc::new(Dead { reason, error: error.into() }));
+        extra.dead = Some(dead);
         extra.application = Some(application);
         extra.customer = customer;
         row.app = DEAD;
@@ -89,7 +93,19 @@ impl Engine {
         } else if stored {
             self.park_in_place(id);
         }
+        self.lose_identity(id);
+        self.remember_dead(app, identity, seq, ended, self.last);
         self.make_ready(id);
+    }
+
+    /// The id of a dead item may be used again at once.
+    fn lose_identity(&mut self, id: u32) {
+        let row = &mut self.rows[id];
+        row.named = false;
+        if row.identity.is_given() {
+            self.by_identity.remove(&row.identity);
+            row.identity = Identity::assigned(row.key.seq);
+        }
     }
 
     // ---- sending ----------------------------------------------------------------------------------------------
@@ -114,7 +130,7 @@ impl Engine {
 
     pub(super) fn may_send(&self, app: u32) -> bool {
         let app = &self.apps[app];
-        if app.suspects > 0 || app.parking {
+        if app.suspects > 0 || app.parking || app.paused {
             return false;
         }
         match app.road {
@@ -135,7 +151,7 @@ impl Engine {
     pub(super) fn pump(&mut self, now: Now) {
         while self.has_slot() {
             if self.probe.is_none() {
-                if let Some(number) = self.suspects.pop_front() {
+                if let Some(number) = self.next_suspect() {
                     let app = self.flights.get(&number).map(|flight| flight.app);
                     if self.keep_sendable(number, now).is_some() {
                         self.probe = Some(number);
@@ -161,6 +177,13 @@ impl Engine {
             self.replace_probe(app);
         }
         self.request_contents();
+    }
+
+    /// The first in line whose application is not held back.
+    fn next_suspect(&mut self) -> Option<u64> {
+        let may = |number: &u64| self.flights.get(number).is_none_or(|flight| !self.apps[flight.app].paused);
+        let place = self.suspects.iter().position(may)?;
+        self.suspects.remove(place)
     }
 
     /// The probe may be gone without an answer (it expired, or was refused): then the next batch takes its place.
@@ -269,7 +292,7 @@ impl Engine {
         };
         let rows = &self.rows;
         let owner = &mut self.groups[group];
-        if std::mem::take(&mut owner.unsorted) {
+        if std::mem::take(&mut owner.unsorted) && !planted(Plant::OrderForgotten) {
             owner.ready.make_contiguous().sort_unstable_by_key(|id| (rows[*id].due, rows[*id].key.seq));
         }
         let mut bytes = owner.overhead.batch;
@@ -312,7 +335,7 @@ impl Engine {
             }
             // A dead letter is bound to no time. One that was tried before has left in its time already.
             let early = row.own_time && row.key.due > now.wall && row.attempts == 0;
-            row.app == DEAD || (row.expiry > now.wall && !early)
+            row.app == DEAD || ((row.expiry > now.wall || planted(Plant::ExpiryIgnored)) && !early)
         };
         if rows.iter().all(|id| is_sendable(&self.rows[*id])) {
             return rows;

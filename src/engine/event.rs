@@ -1,6 +1,9 @@
 //! What enters the engine and what leaves it: two enums and a struct whose field order is the order of execution.
 
-use super::types::{Ack, Batch, Content, Dead, Key, Request, Settings, Settled};
+use super::types::{
+    Ack, Asker, Batch, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request, Settings,
+    Settled,
+};
 use std::sync::Arc;
 
 /// Proof that a group of store operations has been handed over; durable when [`Input::Committed`] names it or a
@@ -16,6 +19,8 @@ pub struct Stored {
     pub application: Arc<str>,
     /// Customer name.
     pub customer: Option<Arc<str>>,
+    /// Of its producer's id, if there was one.
+    pub given: Option<Identity>,
     /// Receipt, UTC ms.
     pub received: u64,
     /// It named a time of its own: it never leaves before `key.due`.
@@ -32,6 +37,13 @@ pub struct Stored {
     pub dead: Option<Arc<Dead>>,
     /// Always there in a write; a load may leave it out.
     pub content: Option<Arc<Content>>,
+}
+
+impl Stored {
+    /// Which item it is.
+    pub fn identity(&self) -> Identity {
+        self.given.unwrap_or(Identity::assigned(self.key.seq))
+    }
 }
 
 /// Where a stored item lies.
@@ -78,39 +90,60 @@ pub struct LaneRow {
 pub struct AppRow {
     /// Application name, or empty for the dead exchange.
     pub application: Arc<str>,
-    /// Items. 0 removes the row.
+    /// Items.
     pub waiting: u64,
+    /// It is held back until somebody lets it go on. No items and not paused removes the row.
+    pub paused: bool,
 }
+
+/// Secondary index rows of one item: which are written, or which are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Indexed {
+    /// Its identity row, which leads to its key.
+    pub identity: Option<Identity>,
+    /// Its row under (application, customer).
+    pub customer: Option<(Arc<str>, Arc<str>)>,
+}
+
+/// A part of the memory of ended items: all that ended in one span of time, forgotten as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketRow {
+    /// Which, below [`BUCKETS`].
+    pub bucket: u8,
+    /// Nothing in it ended before, UTC ms.
+    pub from: u64,
+}
+
+/// Buckets of ended items at most.
+pub const BUCKETS: u8 = 8;
 
 /// One write. All writes of one [`Effects`] are one atomic commit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Add an item. `indexed`: write its secondary index row (application, customer) too; else it is bare.
+    /// Add an item, with these index rows; without any it is bare.
     Put {
         /// Where.
         place: Place,
         /// With content. Boxed: most operations are deletes.
         item: Box<Stored>,
-        /// Time index only.
-        indexed: bool,
+        /// Customer: in the time index only.
+        indexed: Indexed,
     },
-    /// Remove an item, and its index row if it has one.
+    /// Remove an item, and its index rows. One that is not there is no fault.
     Delete {
         /// Where it lies.
         place: Place,
         /// Its key.
         key: Key,
-        /// `Some((application, customer))` when an index row was written for it.
-        indexed: Option<(Arc<str>, Arc<str>)>,
+        /// Those that may have been written.
+        indexed: Indexed,
     },
-    /// Write the index row of an item that was bare until now.
+    /// Write index rows of an item that was bare until now.
     Index {
-        /// Its key in the time index.
+        /// Its key.
         key: Key,
-        /// Application name.
-        application: Arc<str>,
-        /// Customer name.
-        customer: Arc<str>,
+        /// Which.
+        indexed: Indexed,
     },
     /// Move an item into a lane (or rewrite it there), with what is now known of it. The content moves along
     /// without passing through the engine.
@@ -119,8 +152,10 @@ pub enum Op {
         from: Place,
         /// Its key, which stays the same.
         key: Key,
-        /// As for [`Op::Delete`].
-        indexed: Option<(Arc<str>, Arc<str>)>,
+        /// Removed, as for [`Op::Delete`].
+        indexed: Indexed,
+        /// Its identity row, where that has to be written (after the removal).
+        identity: Option<Identity>,
         /// Name of the lane it moves to.
         lane: Arc<str>,
         /// Failed attempts so far.
@@ -141,8 +176,19 @@ pub enum Op {
     },
     /// Write a lane's row; a count of 0 removes it.
     PutLane(LaneRow),
-    /// Write an application's row; a number of 0 removes it.
+    /// Write an application's row; see [`AppRow`] for when that removes it.
     PutApp(AppRow),
+    /// Remember an item that has ended; replaces what the bucket says of the same identity.
+    Remember {
+        /// Below [`BUCKETS`].
+        bucket: u8,
+        /// Of an item whose producer gave an id.
+        identity: Identity,
+        /// What is remembered.
+        ended: Box<Ended>,
+    },
+    /// Empty a bucket, and begin it anew. Everything in it is out of date: it need not be atomic with the rest.
+    BeginBucket(BucketRow),
 }
 
 /// Recorded with every commit, so that a start needs no scan.
@@ -167,8 +213,10 @@ pub struct Opened {
     pub windows: Vec<WindowRow>,
     /// Lanes with parked items.
     pub lanes: Vec<LaneRow>,
-    /// Applications that have stored items.
+    /// Applications that have stored items, or are paused.
     pub applications: Vec<AppRow>,
+    /// Buckets of ended items.
+    pub buckets: Vec<BucketRow>,
 }
 
 /// One read. Executed in order with the writes: it sees every write handed over before it.
@@ -209,6 +257,64 @@ pub enum Load {
     },
     /// Contents of single items. `u64` is the engine's handle, given back with the answer.
     Contents(Vec<(u64, Place, Key)>),
+    /// Where items are, or how they ended, by identity.
+    Find(Vec<Wanted>),
+    /// Stored items one by one, in bounded steps.
+    Walk(Walk),
+}
+
+/// An item looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Which.
+    pub identity: Identity,
+    /// Its application: names the lane that it may lie in.
+    pub application: Arc<str>,
+    /// Buckets in which its end may be remembered, in the order in which they are looked at.
+    pub buckets: Vec<u8>,
+}
+
+/// What the store knows of an item that was looked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Found {
+    /// It is there, without content.
+    pub item: Option<(Place, Stored)>,
+    /// What the first of the buckets says that knows it.
+    pub ended: Option<Ended>,
+}
+
+/// A walk over stored items in bounded steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walk {
+    /// The engine's handle, given back with the answer.
+    pub number: u64,
+    /// Where.
+    pub along: Along,
+    /// First key wanted, inclusive.
+    pub from: Key,
+    /// Nothing of the time index lies below: a scan of it never starts before.
+    pub low: Key,
+    /// First due not wanted, UTC ms.
+    pub until: u64,
+    /// Of this application alone.
+    pub application: Option<Arc<str>>,
+    /// Of this customer alone.
+    pub customer: Option<Arc<str>>,
+    /// At most so many rows.
+    pub max_rows: usize,
+    /// At most so many rows looked at: bounds how long other reads and writes wait.
+    pub max_looked_at: usize,
+}
+
+/// What a [`Walk`] goes along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Along {
+    /// The customer's rows of the time index that have index rows. Application and customer are set.
+    Customer,
+    /// The application's lane; without an application every lane, merged in order of key, dead items left out.
+    Lane,
+    /// The time index and every lane, merged in order of key; dead items are left out.
+    All,
 }
 
 /// The answer to one [`Load`].
@@ -244,6 +350,18 @@ pub enum Loaded {
     },
     /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error instead.
     Contents(Vec<(u64, Arc<Content>)>),
+    /// To [`Load::Find`], in the same order. Writes handed over after the question may show or not.
+    Found(Vec<Found>),
+    /// To [`Load::Walk`].
+    Walked {
+        /// The engine's handle.
+        number: u64,
+        /// In order of key. Contents hold properties and an empty body along [`Along::All`] and
+        /// [`Along::Lane`], and are left out otherwise.
+        rows: Vec<(Place, Stored)>,
+        /// The first key not looked at; `None`: the end.
+        next: Option<Key>,
+    },
 }
 
 /// What happens to the engine. Inputs carry many of a kind: the hot path is per turn, not per message.
@@ -257,6 +375,10 @@ pub enum Input {
     Loaded(Loaded),
     /// Publishes have ended.
     Settled(Vec<Settled>),
+    /// Commands from within this process.
+    Commands(Vec<(Asker, Command)>),
+    /// Answers to these deliveries are out, or nobody waits for them any more.
+    Answered(Vec<Delivery>),
     /// A new ingest consumer runs; tags of older generations mean nothing any more.
     IngestReady {
         /// Its generation.
@@ -300,9 +422,11 @@ pub struct Effects {
     pub acks: Vec<Ack>,
     /// 3. Publishes, in order; each against a free slot of the publisher.
     pub publishes: Vec<Batch>,
-    /// 4. Reads.
+    /// 4. Answers: what they say is durable.
+    pub replies: Vec<Reply>,
+    /// 5. Reads.
     pub loads: Vec<Load>,
-    /// 5. A change of the intake.
+    /// 6. A change of the intake.
     pub intake: Option<Intake>,
 }
 

@@ -1,13 +1,17 @@
 //! From requests to items: which kind each is, when it is due, whether it stays in memory, and what is written.
 
-use super::event::{Intake, Op, Place, Stored};
+use super::event::{Indexed, Intake, Op, Place, Stored};
+use super::identity::Origin;
+use super::plant::{planted, Plant};
 use super::slab::NIL;
 use super::table::{Extra, Ready, Road, Row, State};
 use super::types::{
-    ClosedBy, Content, Dead, Delivery, Key, NewItem, Now, Reason, Rejected, Request, RequestBody,
+    Answer, Asker, ClosedBy, Content, Dead, Delivery, End, Ended, Identity, Key, NewItem, Now, Reason,
+    Rejected,
 };
 use super::{Engine, Gate, DEAD};
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time, ms.
@@ -25,32 +29,6 @@ enum Kind {
 }
 
 impl Engine {
-    pub(super) fn take_requests(&mut self, requests: Vec<Request>, now: Now) {
-        if self.gate != Gate::Open {
-            // They go back with the channel.
-            return;
-        }
-        for request in requests {
-            if !self.ledger.is_current(request.delivery) {
-                continue;
-            }
-            self.counters.requests += 1;
-            self.counters.redelivered += u64::from(request.redelivered);
-            match request.body {
-                RequestBody::Items(items) => {
-                    self.ledger.open(request.delivery, items.len() as u32);
-                    for item in items {
-                        self.accept(item, request.received, request.delivery, now);
-                    }
-                }
-                RequestBody::Rejected(rejected) => {
-                    self.ledger.open(request.delivery, 1);
-                    self.reject(*rejected, request.received, request.delivery, now);
-                }
-            }
-        }
-    }
-
     /// Opens or closes the intake; it closes once what was taken is safe.
     pub(super) fn move_gate(&mut self, open: bool) {
         self.gate = match (self.gate, open) {
@@ -70,36 +48,14 @@ impl Engine {
         }
     }
 
-    fn accept(&mut self, item: NewItem, received: u64, delivery: Delivery, now: Now) {
+    /// Makes an item of a request whose id nobody has. `replaces`: it takes the place of one, so the number of items
+    /// stays.
+    pub(super) fn accept(&mut self, item: NewItem, origin: Origin, replaces: bool, now: Now) {
         let app = self.app(&item.application);
-        if let Err(dead) = self.admit(app, &item, now) {
-            let NewItem { application, customer, content, .. } = item;
-            let rejected = Rejected { application: Some(application), customer, dead, content };
-            self.reject(rejected, received, delivery, now);
-            return;
-        }
-        let kind = match (item.at, &item.customer) {
-            (Some(at), _) => Kind::Own(self.own_due(app, at, item.expiry, now)),
-            (None, Some(_)) => Kind::Windowed,
-            (None, None) => Kind::Immediate,
+        let kind = match self.judge_kind(app, &item, replaces, now) {
+            Ok(kind) => kind,
+            Err(dead) => return self.refuse(app, item, dead, origin, now),
         };
-        if let (Some(hold_max), Kind::Own(due)) = (self.settings.hold_max, kind) {
-            if due > now.wall.saturating_add(hold_max) {
-                let error = format!(
-                    "own time is {} ms away, above store.hold_max = {hold_max} ms of the memory store",
-                    due - now.wall
-                );
-                let dead = Dead { reason: Reason::Unsupported, error: error.into() };
-                let rejected = Rejected {
-                    application: Some(item.application),
-                    customer: item.customer,
-                    dead,
-                    content: item.content,
-                };
-                self.reject(rejected, received, delivery, now);
-                return;
-            }
-        }
         self.counters.accepted += 1;
         let group = match &item.customer {
             Some(customer) => self.group(app, customer),
@@ -119,8 +75,9 @@ impl Engine {
         let row = Row {
             key: Key { due, seq },
             due,
-            received,
+            received: origin.received,
             expiry: item.expiry.unwrap_or(u64::MAX),
+            identity: item.identity.unwrap_or(Identity::assigned(seq)),
             app,
             group,
             weight: item.weight,
@@ -132,8 +89,10 @@ impl Engine {
             stored: false,
             in_lane: false,
             indexed: false,
+            named: false,
+            unsure: false,
             content: Some(item.content),
-            delivery: Some(delivery),
+            tag: NonZeroU64::new(origin.delivery.tag),
             extra: None,
         };
         self.place(row, kind, now);
@@ -141,6 +100,72 @@ impl Engine {
             self.close_full_window(group, now);
         }
         self.unpin_group(group);
+    }
+
+    /// What kind of item this becomes, or why it cannot be taken.
+    fn judge_kind(&mut self, app: u32, item: &NewItem, replaces: bool, now: Now) -> Result<Kind, Dead> {
+        let kind = match (item.at, &item.customer) {
+            (Some(at), _) => Kind::Own(self.own_due(app, at, item.expiry, now)),
+            (None, Some(_)) => Kind::Windowed,
+            (None, None) => Kind::Immediate,
+        };
+        if let (Some(hold_max), Kind::Own(due)) = (self.settings.hold_max, kind) {
+            if due > now.wall.saturating_add(hold_max) {
+                let error = format!(
+                    "own time is {} ms away, above store.hold_max = {hold_max} ms of the memory store",
+                    due - now.wall
+                );
+                return Err(Dead { reason: Reason::Unsupported, error: error.into() });
+            }
+        }
+        if !replaces {
+            self.admit(app, now)?;
+            self.admit_window(app, item, now)?;
+        }
+        Ok(kind)
+    }
+
+    /// When an item would be due if it were accepted now.
+    pub(super) fn due_if_accepted(&self, app: u32, item: &NewItem, now: Now) -> u64 {
+        match (item.at, item.customer.as_deref()) {
+            (Some(at), _) => self.own_due(app, at, item.expiry, now),
+            (None, Some(customer)) => self.window_end(app, customer, now),
+            (None, None) => now.wall,
+        }
+    }
+
+    /// There is no room for it: it is dead, and its id remembered as that of a dead item.
+    fn refuse(&mut self, app: u32, item: NewItem, dead: Dead, origin: Origin, now: Now) {
+        let identity = item.identity;
+        let ended = Ended {
+            end: End::Dead(Arc::new(dead.clone())),
+            at: now.wall,
+            due: item.at.unwrap_or(now.wall),
+            attempts: 0,
+            customer: item.customer.as_deref().map(Arc::from),
+        };
+        let seq = self.next_seq;
+        self.reject(item.rejected(dead), origin, now);
+        if let Some(identity) = identity {
+            self.remember_dead(app, identity, seq, ended, now);
+        }
+    }
+
+    /// That an id is dead is remembered with the commit that makes its dead letter safe, and never sooner: the request
+    /// would be taken for the old one coming back. With nothing stored that is the letter's confirm.
+    pub(super) fn remember_dead(&mut self, app: u32, identity: Identity, seq: u64, ended: Ended, now: Now) {
+        let row = self.by_seq.get(&seq).copied().filter(|_| identity.is_given());
+        match row {
+            Some(id) if !self.is_durable() && !planted(Plant::DeadTooSoon) => {
+                self.rows[id].extra.get_or_insert_with(Box::default).was = Some(identity);
+            }
+            row => {
+                if !planted(Plant::DeadTooSoon) {
+                    row.into_iter().for_each(|id| self.store_row(id));
+                }
+                self.remember(app, identity, ended, now);
+            }
+        }
     }
 
     /// An own time, rounded as configured; the past is now. Rounding never passes an expiry.
@@ -169,7 +194,8 @@ impl Engine {
         let due_now = row.key.due <= now.wall && kind != Kind::Windowed;
         if due_now && self.waits_in_lane(row.app) {
             let item = self.stored_from(&row);
-            self.put_in_lane(row.app, item, row.delivery.take());
+            let delivery = self.take_delivery(&mut row);
+            self.put_in_lane(row.app, item, delivery);
             return;
         }
         if due_now && self.may_defer(&row) {
@@ -184,11 +210,14 @@ impl Engine {
         let below = row.key < self.cursor.until;
         let stays = below || self.cursor.loading.is_some();
         row.indexed = !below && row.group != NIL;
-        if below {
+        row.named = !below && row.app != DEAD;
+        if below && !planted(Plant::BareMarkForgotten) {
             self.bare_until = self.bare_until.max(row.key.due + 1);
         }
         self.write_row(&mut row);
         if !stays {
+            self.touch(row.identity);
+            self.gone_far(row.app);
             self.cursor.far_min = self.cursor.far_min.min(row.key);
             if kind == Kind::Windowed {
                 self.far_member(row.group);
@@ -232,9 +261,8 @@ impl Engine {
     /// Items whose confirm did not come in time are written now.
     pub(super) fn store_deferred(&mut self, now: Now) {
         while let Some((at, id, seq)) = self.deferred.front().copied() {
-            let alive = self.by_seq.get(&seq) == Some(&id)
-                && !self.rows[id].stored
-                && self.rows[id].delivery.is_some();
+            let alive =
+                self.by_seq.get(&seq) == Some(&id) && !self.rows[id].stored && self.rows[id].tag.is_some();
             if alive && at > now.mono {
                 break;
             }
@@ -258,26 +286,39 @@ impl Engine {
         let row = &mut self.rows[id];
         row.stored = true;
         row.token = token;
-        if let Some(delivery) = row.delivery.take() {
-            self.awaiting.push_back((token, delivery));
+        if let Some(tag) = row.tag.take() {
+            self.awaiting.push_back((token, self.ledger.delivery(tag)));
         }
         self.bare_until = self.bare_until.max(row.key.due + 1);
         self.stored += 1;
         self.stored_in_memory += 1;
         *self.seconds.entry(row.key.due / 1_000).or_default() += 1;
-        self.ops.push(Op::Put { place: Place::Time, item: Box::new(stored), indexed: false });
+        self.ops.push(Op::Put { place: Place::Time, item: Box::new(stored), indexed: Indexed::default() });
     }
 
     /// Writes a new item to the time index.
     fn write_row(&mut self, row: &mut Row) {
         row.stored = true;
         row.token = self.next_token();
-        if let Some(delivery) = row.delivery.take() {
-            self.awaiting.push_back((row.token, delivery));
+        if let Some(delivery) = self.take_delivery(row) {
+            if planted(Plant::AckBeforeCommit) {
+                self.ledger.safe(delivery);
+            } else {
+                self.awaiting.push_back((row.token, delivery));
+            }
         }
         self.stored += 1;
         let item = Box::new(self.stored_from(row));
-        self.ops.push(Op::Put { place: Place::Time, item, indexed: row.indexed });
+        let indexed = self.index_of(row);
+        if row.named {
+            self.begin_index();
+        }
+        self.ops.push(Op::Put { place: Place::Time, item, indexed });
+    }
+
+    /// The delivery that an item's end would ack; from now on something else does.
+    pub(super) fn take_delivery(&self, row: &mut Row) -> Option<Delivery> {
+        row.tag.take().map(|tag| self.ledger.delivery(tag))
     }
 
     fn stored_of(&self, id: u32) -> Stored {
@@ -291,6 +332,7 @@ impl Engine {
             key: row.key,
             application,
             customer,
+            given: row.identity.is_given().then_some(row.identity),
             received: row.received,
             own_time: row.own_time,
             expiry: (row.expiry != u64::MAX).then_some(row.expiry),
@@ -312,10 +354,11 @@ impl Engine {
     }
 
     /// A request that was not understood, or cannot be taken, becomes a dead item of its own.
-    fn reject(&mut self, rejected: Rejected, received: u64, delivery: Delivery, now: Now) {
+    pub(super) fn reject(&mut self, rejected: Rejected, origin: Origin, now: Now) {
         self.counters.rejected += 1;
         self.count_dead(rejected.dead.reason);
         self.count_in(DEAD);
+        let answer = rejected.reply_to.is_some().then(|| Answer::Rejected(rejected.dead.error.clone()));
         let seq = self.next_seq;
         self.next_seq += 1;
         let extra = Extra {
@@ -323,9 +366,19 @@ impl Engine {
             application: Some(rejected.application.map_or_else(|| "".into(), Arc::from)),
             customer: rejected.customer.map(Arc::from),
             last_error: None,
+            was: None,
         };
-        let row = dead_row(Key { due: now.wall, seq }, received, rejected.content, delivery, extra);
+        let row = dead_row(Key { due: now.wall, seq }, origin, rejected.content, extra);
         self.place(row, Kind::Immediate, now);
+        if let (Some(reply_to), Some(answer)) = (rejected.reply_to, answer) {
+            // The dead letter has the delivery in its care: the answer acks nothing.
+            let asker = Asker::Remote {
+                delivery: Delivery { generation: 0, tag: 0 },
+                redelivered: false,
+                reply_to: Some(reply_to),
+            };
+            self.reply(asker, None, answer);
+        }
     }
 
     pub(super) fn count_dead(&mut self, reason: Reason) {
@@ -337,13 +390,15 @@ impl Engine {
     pub(super) fn ingest_lost(&mut self) {
         self.ledger.restart(0);
         self.awaiting.clear();
+        self.forget_arrivals();
         let lost: Vec<u32> = self.rows.ids().filter(|id| !self.rows[*id].stored).collect();
         for id in &lost {
-            self.rows[*id].delivery = None;
+            self.rows[*id].tag = None;
         }
         self.unlist(&lost, |_, row| row.is_lost());
         for id in lost {
-            if !matches!(self.rows[id].state, State::Flying(_)) {
+            if !self.is_in_flight(id) {
+                self.leave_flight(id);
                 self.give_back_to_broker(id);
             }
         }
@@ -406,12 +461,13 @@ impl Engine {
     }
 }
 
-fn dead_row(key: Key, received: u64, content: Arc<Content>, delivery: Delivery, extra: Extra) -> Row {
+fn dead_row(key: Key, origin: Origin, content: Arc<Content>, extra: Extra) -> Row {
     Row {
         key,
         due: key.due,
-        received,
+        received: origin.received,
         expiry: u64::MAX,
+        identity: Identity::assigned(key.seq),
         app: DEAD,
         group: NIL,
         weight: 0,
@@ -423,8 +479,10 @@ fn dead_row(key: Key, received: u64, content: Arc<Content>, delivery: Delivery, 
         stored: false,
         in_lane: false,
         indexed: false,
+        named: false,
+        unsure: false,
         content: Some(content),
-        delivery: Some(delivery),
+        tag: NonZeroU64::new(origin.delivery.tag),
         extra: Some(Box::new(extra)),
     }
 }

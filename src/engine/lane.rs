@@ -5,7 +5,8 @@
 //! anything is left in the lane, what becomes due goes behind it. With nothing stored there are no lanes: the items
 //! wait in memory, bounded by the prefetch.
 
-use super::event::{LaneRow, Load, Op, Place, Stored};
+use super::event::{Indexed, LaneRow, Load, Op, Place, Stored};
+use super::plant::{planted, Plant};
 use super::table::{Lane, Ready, Road, State};
 use super::types::{Delivery, Key, Now};
 use super::{Engine, DEAD};
@@ -59,7 +60,8 @@ impl Engine {
     pub(super) fn waits_in_lane(&self, app: u32) -> bool {
         let app = &self.apps[app];
         self.is_durable()
-            && (matches!(app.road, Road::Parked { .. } | Road::Probing { .. })
+            && (app.paused
+                || matches!(app.road, Road::Parked { .. } | Road::Probing { .. })
                 || app.lane.as_ref().is_some_and(|lane| lane.count > lane.in_memory))
     }
 
@@ -85,19 +87,24 @@ impl Engine {
         self.hungry.insert(app);
         let item = Box::new(item);
         let place = Place::Lane(Arc::clone(&self.apps[app].name));
-        self.ops.push(Op::Put { place, item, indexed: false });
+        let identity = (app != DEAD).then(|| item.identity());
+        item.given.into_iter().for_each(|identity| self.touch(identity));
+        self.gone_far(app);
+        self.begin_index();
+        self.ops.push(Op::Put { place, item, indexed: Indexed { identity, customer: None } });
     }
 
     /// An item leaves memory for its application's lane. It is on no list. What lies there already is not written
     /// again: whoever changed it has written the change.
     pub(super) fn park_row(&mut self, id: u32) {
         if !self.rows[id].stored {
-            if self.rows[id].delivery.is_none() {
+            if self.rows[id].tag.is_none() {
                 self.give_back_to_broker(id);
             } else {
                 let item = self.stored_from(&self.rows[id]);
-                if let Some(row) = self.remove_row(id) {
-                    self.put_in_lane(row.app, item, row.delivery);
+                if let Some(mut row) = self.remove_row(id) {
+                    let delivery = self.take_delivery(&mut row);
+                    self.put_in_lane(row.app, item, delivery);
                 }
             }
             return;
@@ -110,7 +117,9 @@ impl Engine {
 
     /// An item of the lane is in the store alone again. It is on no list.
     pub(super) fn back_to_lane(&mut self, id: u32) {
+        self.leaves_memory(id);
         let Some(row) = self.remove_row(id) else { return };
+        self.touch(row.identity);
         self.cursor.note_move(row.key.seq, Some(row.app));
         let lane = self.lane_mut(row.app);
         lane.in_memory -= 1;
@@ -124,14 +133,21 @@ impl Engine {
         let row = &self.rows[id];
         let app = row.app;
         let lane = Arc::clone(&self.apps[app].name);
-        let (from, key, indexed) = (self.place_of(row), row.key, self.index_of(row));
+        let (from, key, mut indexed) = (self.place_of(row), row.key, self.index_of(row));
+        if app != DEAD {
+            // It goes on being found by its identity.
+            indexed.identity = None;
+        }
         let extra = row.extra.as_deref().cloned().unwrap_or_default();
         let attempts = row.attempts;
         let was_in_lane = row.in_lane;
+        let identity = (app != DEAD && !was_in_lane).then_some(row.identity);
+        self.begin_index();
         self.ops.push(Op::Park {
             from,
             key,
             indexed,
+            identity,
             lane,
             attempts,
             last_error: extra.last_error,
@@ -147,6 +163,7 @@ impl Engine {
         let row = &mut self.rows[id];
         row.in_lane = true;
         row.indexed = false;
+        row.named = true;
         row.token = token;
         self.cursor.note_move(key.seq, Some(app));
         let lane = self.lane_mut(app);
@@ -160,11 +177,13 @@ impl Engine {
         let row = &self.rows[id];
         let key = row.key;
         let from = Place::Lane(Arc::clone(&self.apps[from_app].name));
+        let indexed = Indexed { customer: None, ..self.index_of(row) };
         let extra = row.extra.as_deref().cloned().unwrap_or_default();
         self.ops.push(Op::Park {
             from,
             key,
-            indexed: None,
+            indexed,
+            identity: None,
             lane: Arc::clone(&self.apps[DEAD].name),
             attempts: row.attempts,
             last_error: extra.last_error,
@@ -178,6 +197,11 @@ impl Engine {
         lane.count += 1;
         lane.in_memory += 1;
         lane.low = lane.low.min(key);
+    }
+
+    /// An item of the lane has come into memory out of turn.
+    pub(super) fn came_from_lane(&mut self, app: u32) {
+        self.lane_mut(app).in_memory += 1;
     }
 
     /// An item of the lane that was in memory is finished.
@@ -253,7 +277,7 @@ impl Engine {
 
     fn load_lane(&mut self, app: u32) {
         let (ready, early) = (self.apps[app].ready_rows, self.apps[app].early);
-        let parking = self.apps[app].parking;
+        let parking = self.apps[app].parking || self.apps[app].paused;
         let closed = matches!(self.apps[app].road, Road::Parked { .. } | Road::Probing { .. });
         let room = self.budget.rows.saturating_sub(self.rows.len());
         let max_rows = if room > LANE_FEW { room.min(LANE_ROWS) } else { LANE_FEW };
@@ -274,7 +298,8 @@ impl Engine {
 
     pub(super) fn lane_loaded(&mut self, name: &str, rows: Vec<Stored>, next: Option<Key>, now: Now) {
         let app = self.app(name);
-        let closed = matches!(self.apps[app].road, Road::Parked { .. } | Road::Probing { .. });
+        let closed = self.apps[app].paused
+            || matches!(self.apps[app].road, Road::Parked { .. } | Road::Probing { .. });
         let first = rows.first().map(|row| row.key);
         if !closed {
             for stored in rows {
@@ -293,7 +318,7 @@ impl Engine {
         // Parked again meanwhile: nothing was taken, and the next load begins where this one did.
         let next = if closed { first.or(next) } else { next };
         lane.next = next.unwrap_or(LAST);
-        if let Some(behind) = lane.behind.take() {
+        if let Some(behind) = lane.behind.take().filter(|_| !planted(Plant::LaneForgetsBehind)) {
             lane.next = lane.next.min(behind);
         }
         if lane.in_memory == 0 {

@@ -7,6 +7,7 @@
 
 use super::types::{Ack, Delivery};
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
@@ -30,6 +31,11 @@ impl Ledger {
     /// A new life of the connection: everything before it is void.
     pub(super) fn restart(&mut self, generation: u32) {
         *self = Ledger { generation, ..Ledger::new(self.single) };
+    }
+
+    /// The handle of a delivery of the present generation.
+    pub(super) fn delivery(&self, tag: NonZeroU64) -> Delivery {
+        Delivery { generation: self.generation, tag: tag.get() }
     }
 
     pub(super) fn is_current(&self, delivery: Delivery) -> bool {

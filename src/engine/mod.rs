@@ -5,10 +5,11 @@
 //! be done, as one batch in the order in which it must be done. [`Engine::next_deadline`] says when it wants to be
 //! called again though nothing happens. The same inputs at the same moments give the same effects, bit for bit.
 //!
-//! Who decides what: `intake` turns requests into items; `window` opens and closes windows; `preload` keeps the
-//! near future in memory and the far one in the store; `delivery` forms batches, `outcome` judges what became of
-//! them;
-//! `lane` takes care of what cannot be delivered at present; `ledger` knows what may be acknowledged.
+//! Who decides what: `identity` judges what arrives, in order, and knows duplicates; `intake` turns requests into items;
+//! `window` opens and closes windows; `preload` keeps the near future in memory and the far one in the store; `delivery`
+//! forms batches, `outcome` judges what became of them; `lane` takes care of what cannot be delivered at present; `full`
+//! knows the limits; `command` and `walk` answer whoever asks; `tail` remembers what has ended; `ledger` knows what may be
+//! acknowledged; `memory` keeps the tables.
 //!
 //! What the caller must keep to:
 //! - effects are carried out in the order of their fields, and those of one call before those of the next;
@@ -17,13 +18,18 @@
 //!   [`Input::EgressLost`]);
 //! - `now.mono` never goes back.
 
+mod asked;
+mod command;
 mod delivery;
 pub mod event;
 mod full;
+mod identity;
 mod intake;
 mod lane;
 mod ledger;
+mod memory;
 mod outcome;
+mod plant;
 mod preload;
 mod retry;
 mod schedule;
@@ -31,24 +37,30 @@ pub mod size;
 mod slab;
 pub mod snapshot;
 mod table;
+mod tail;
 pub mod types;
+mod walk;
 mod window;
 
 #[cfg(test)]
 mod tests;
 
 use event::{Deadline, Effects, Input, Marks, Op, Opened, Token};
+use identity::{ByIdentity, Inbox, Undecided};
 use ledger::Ledger;
+use plant::{planted, Plant};
 use preload::Cursor;
 use retry::Random;
 use schedule::Schedule;
-use slab::{Slab, NIL};
+use slab::Slab;
 use snapshot::Counters;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use table::{App, Flight, Group, Road, Row};
-use types::{Delivery, Key, Now, Settings};
+use table::{App, Flight, Group, Row};
+use tail::Tail;
+use types::{Delivery, Ended, Identity, Key, Now, Reply, Settings};
+use walk::Task;
 
 /// Handle of the application that stands for the dead exchange.
 const DEAD: u32 = 0;
@@ -76,7 +88,7 @@ struct Budget {
 }
 
 /// Bytes that one item costs in the engine's tables and lists, measured from above.
-const ROW_COST: u64 = 256;
+const ROW_COST: u64 = 288;
 
 impl Budget {
     fn of(settings: &Settings) -> Self {
@@ -138,6 +150,8 @@ pub struct Engine {
     // What is in memory.
     rows: Slab<Row>,
     by_seq: SeqMap<u32>,
+    /// Those that their producers named.
+    by_identity: ByIdentity,
     groups: Slab<Group>,
     apps: Slab<App>,
     names: HashMap<Arc<str>, u32>,
@@ -196,6 +210,28 @@ pub struct Engine {
     hungry_from: u32,
     lane_loads: usize,
 
+    // Identities and commands.
+    inbox: Inbox,
+    tail: Tail,
+    /// The longest `dedupe_tail` of any application, ms.
+    longest_tail: u64,
+    undecided: Undecided,
+    /// Ends that somebody waits for, of this turn.
+    ends: Vec<(Identity, Ended)>,
+    /// When cancels stop waiting for an outcome, monotonic; and that of the one being judged again.
+    outcomes_until: BTreeSet<(u64, Identity)>,
+    waited_for: Option<u64>,
+    /// An item comes into memory to be taken out at once: it does not go on to its lane.
+    fetching: bool,
+    /// The window that a replaced item leaves to its successor: group and wall-clock end.
+    inherited: Option<(u32, u64)>,
+    tasks: BTreeMap<u64, Task>,
+    next_task: u64,
+    /// Answers that are on their way to the broker.
+    answers_out: usize,
+    /// Answers, each with the commit that it waits for.
+    replies: VecDeque<(Token, Reply)>,
+
     // The way in.
     ledger: Ledger,
     /// Parts that become safe with a commit.
@@ -227,6 +263,7 @@ impl Engine {
             counters: Counters::default(),
             rows: Slab::new(),
             by_seq: SeqMap::default(),
+            by_identity: ByIdentity::default(),
             groups: Slab::new(),
             apps: Slab::new(),
             names: HashMap::new(),
@@ -269,6 +306,19 @@ impl Engine {
             hungry: BTreeSet::new(),
             hungry_from: 0,
             lane_loads: 0,
+            inbox: Inbox::default(),
+            tail: Tail::new(&opened.buckets),
+            longest_tail: settings.longest_tail(),
+            undecided: Undecided::new(),
+            ends: Vec::new(),
+            outcomes_until: BTreeSet::new(),
+            waited_for: None,
+            fetching: false,
+            inherited: None,
+            tasks: BTreeMap::new(),
+            next_task: 1,
+            answers_out: 0,
+            replies: VecDeque::new(),
             ledger: Ledger::new(single),
             awaiting: VecDeque::new(),
             deferred: VecDeque::new(),
@@ -298,7 +348,15 @@ impl Engine {
             Input::Committed(token) => self.committed(token),
             Input::Loaded(loaded) => self.loaded(loaded, now),
             Input::Settled(settled) => self.settled(settled, now),
-            Input::IngestReady { generation } => self.ledger.restart(generation),
+            Input::Commands(commands) => self.take_commands(commands),
+            Input::Answered(deliveries) => {
+                self.answers_out = self.answers_out.saturating_sub(deliveries.len());
+                deliveries.into_iter().for_each(|delivery| self.ledger.safe(delivery));
+            }
+            Input::IngestReady { generation } => {
+                self.ingest_lost();
+                self.ledger.restart(generation);
+            }
             Input::IngestLost => self.ingest_lost(),
             Input::EgressReady => self.egress = Egress { ready: true, blocked: false },
             Input::EgressLost => self.egress.ready = false,
@@ -322,7 +380,9 @@ impl Engine {
         let deletes = (!self.deletes.is_empty()).then(|| self.deletes_since + DELETE_WAIT_MS);
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let deferred = self.deferred.front().map(|(at, ..)| *at);
-        let mono = [self.closing.next(), deletes, backoff, deferred].into_iter().flatten().min();
+        let outcome = self.outcomes_until.first().map(|(at, _)| *at);
+        let mono = [self.closing.next(), deletes, backoff, deferred, outcome, self.task_deadline()];
+        let mono = mono.into_iter().flatten().min();
         Deadline { wall, mono }
     }
 
@@ -334,6 +394,8 @@ impl Engine {
         self.ops.is_empty()
             && self.deletes.is_empty()
             && self.committed == self.token
+            && self.replies.is_empty()
+            && self.answers_out == 0
             && (stuck
                 || (self.slots == 0
                     && self.run.is_empty()
@@ -341,8 +403,12 @@ impl Engine {
                     && self.suspects.is_empty()))
     }
 
-    /// What one turn does after every input, in this order: time first, then the way out, then the store.
+    /// What one turn does after every input, in this order: what has come in, time, the way out, the store.
     fn turn(&mut self, now: Now) {
+        self.settle_undecided(now);
+        self.end_waits(now);
+        self.settle_tasks(now);
+        self.judge_arrivals(now);
         self.advance_cursor(now);
         self.take_due(now);
         if !self.more_due {
@@ -354,8 +420,10 @@ impl Engine {
         self.park_chunk();
         self.release_held(now);
         self.pump(now);
+        self.settle_undecided(now);
         self.preload(now);
         self.flush(now);
+        self.release_replies();
         self.ledger.acks(&mut self.fx.acks);
         self.restored |= self.may_open_intake();
         let open = self.has_room() && self.restored;
@@ -384,7 +452,8 @@ impl Engine {
     /// Rows whose time has come.
     fn take_due(&mut self, now: Now) {
         let mut due = Vec::new();
-        self.more_due = !self.schedule.take_due(now.wall, TURN_ROWS, &mut due);
+        let early = if planted(Plant::Early) { 7 } else { 0 };
+        self.more_due = !self.schedule.take_due(now.wall + early, TURN_ROWS, &mut due);
         while let Some((key, id)) = self.early.first().copied() {
             if key.due > now.wall {
                 break;
@@ -418,6 +487,7 @@ impl Engine {
         let hurry = !self.ops.is_empty()
             || !self.fx.loads.is_empty()
             || self.draining
+            || !self.replies.is_empty()
             || self.deletes.len() >= TURN_ROWS
             || now.mono >= self.deletes_since + DELETE_WAIT_MS;
         if (self.ops.is_empty() && self.deletes.is_empty()) || !hurry {
@@ -430,6 +500,30 @@ impl Engine {
         let low = self.low_mark();
         let marks = Marks { next_seq: self.next_seq, low, bare_until: self.bare_until, waiting: self.stored };
         self.fx.commit = Some((self.token, marks));
+    }
+
+    /// The commit that makes everything decided so far durable.
+    fn present_token(&self) -> Token {
+        if self.has_changes() {
+            self.next_token()
+        } else {
+            self.token
+        }
+    }
+
+    /// A part of a delivery is safe once all that was decided before is durable.
+    fn safe_once_durable(&mut self, delivery: Delivery) {
+        let token = self.present_token();
+        if token > self.committed && self.is_durable() {
+            self.awaiting.push_back((token, delivery));
+        } else {
+            self.ledger.safe(delivery);
+        }
+    }
+
+    /// Something has been decided that has not been handed over to the store.
+    fn has_changes(&self) -> bool {
+        !self.ops.is_empty() || !self.deletes.is_empty()
     }
 
     /// The token that operations collected now will get.
@@ -469,6 +563,7 @@ impl Engine {
 
     fn configure(&mut self, settings: Settings) {
         self.budget = Budget::of(&settings);
+        self.longest_tail = settings.longest_tail();
         self.settings = settings;
         for id in self.apps.ids().collect::<Vec<_>>() {
             let app = &mut self.apps[id];
@@ -487,239 +582,8 @@ impl Engine {
         self.recheck_limits();
     }
 
-    /// The application of this name, made known if it is not.
-    fn app(&mut self, name: &str) -> u32 {
-        if let Some(id) = self.names.get(name) {
-            return *id;
-        }
-        if self.apps.len() > self.forget_at {
-            self.forget_idle_apps();
-            // However many are busy, each is looked at a bounded number of times for each that is new.
-            self.forget_at = IDLE_APPS.max(self.apps.len() * 2);
-        }
-        let name: Arc<str> = name.into();
-        let settings = self.settings.of(&name).clone();
-        let id = self.apps.insert(App {
-            overhead: size::overhead(settings.format, &name, None),
-            name: name.clone(),
-            settings,
-            groups: HashMap::new(),
-            ready: VecDeque::new(),
-            ready_rows: 0,
-            resend: VecDeque::new(),
-            outbox: VecDeque::new(),
-            slots: 0,
-            flying: 0,
-            suspects: 0,
-            road: Road::Unproven,
-            allowance: 1,
-            failures: 0,
-            lane: None,
-            early: 0,
-            parking: false,
-            queued: false,
-            rows: 0,
-            windows: 0,
-            total: 0,
-            unstored: 0,
-            counted: 0,
-            count_dirty: false,
-            by_age: BTreeMap::new(),
-            sent: 0,
-        });
-        self.names.insert(name, id);
-        id
-    }
-
-    fn forget_idle_apps(&mut self) {
-        for id in self.apps.ids().collect::<Vec<_>>() {
-            let app = &self.apps[id];
-            // Groups: the members of a closed window may still be on their way.
-            let idle = app.total == 0
-                && app.rows == 0
-                && !app.count_dirty
-                && app.windows == 0
-                && app.groups.is_empty()
-                && app.lane.is_none()
-                && !app.queued
-                && !app.parking;
-            if id != DEAD && idle && !matches!(app.road, Road::Parked { .. }) {
-                self.names.remove(&app.name);
-                self.apps.remove(id);
-            }
-        }
-    }
-
-    /// The group of this customer, made known if it is not.
-    fn group(&mut self, app: u32, customer: &str) -> u32 {
-        if let Some(id) = self.apps[app].groups.get(customer) {
-            return *id;
-        }
-        let customer: Arc<str> = customer.into();
-        let owner = &self.apps[app];
-        let id = self.groups.insert(Group {
-            app,
-            overhead: size::overhead(owner.settings.format, &owner.name, Some(&customer)),
-            customer: customer.clone(),
-            window: None,
-            closing: None,
-            ready: VecDeque::new(),
-            unsorted: false,
-            queued: false,
-            held: false,
-            rows: 0,
-        });
-        self.apps[app].groups.insert(customer, id);
-        id
-    }
-
-    /// Keeps a group while work on it is under way that may take its last row away.
-    fn pin_group(&mut self, id: u32) {
-        if id != NIL {
-            self.groups[id].rows += 1;
-        }
-    }
-
-    fn unpin_group(&mut self, id: u32) {
-        if id != NIL {
-            self.groups[id].rows -= 1;
-            self.release_group(id);
-        }
-    }
-
-    /// Forgets a group that nothing needs any more.
-    fn release_group(&mut self, id: u32) {
-        if id == NIL {
-            return;
-        }
-        let Some(group) = self.groups.get(id) else { return };
-        if group.rows == 0 && group.window.is_none() && group.closing.is_none() && !group.queued {
-            self.apps[group.app].groups.remove(&group.customer);
-            self.groups.remove(id);
-        }
-    }
-
-    /// Takes an item into memory.
-    fn insert_row(&mut self, row: Row) -> u32 {
-        if let Some(content) = &row.content {
-            self.content_bytes += content.size();
-        }
-        self.apps[row.app].rows += 1;
-        if row.group != NIL {
-            self.groups[row.group].rows += 1;
-        }
-        if row.stored && !row.in_lane {
-            self.stored_in_memory += 1;
-            *self.seconds.entry(row.key.due / 1_000).or_default() += 1;
-        }
-        if !row.stored {
-            self.apps[row.app].unstored += 1;
-        }
-        let (seq, app) = (row.key.seq, row.app);
-        let id = self.rows.insert(row);
-        self.by_seq.insert(seq, id);
-        if self.tracks_age(app) {
-            self.apps[app].by_age.insert(seq, id);
-        }
-        id
-    }
-
-    /// Lets an item go out of memory. The caller has taken it off every list, and says what the store must do.
-    fn remove_row(&mut self, id: u32) -> Option<Row> {
-        let row = self.rows.remove(id)?;
-        self.by_seq.remove(&row.key.seq);
-        if let Some(content) = &row.content {
-            self.content_bytes -= content.size();
-        }
-        self.apps[row.app].rows -= 1;
-        self.apps[row.app].by_age.remove(&row.key.seq);
-        if !row.stored {
-            self.apps[row.app].unstored -= 1;
-            self.note_count(row.app);
-        }
-        if row.group != NIL {
-            self.groups[row.group].rows -= 1;
-            self.release_group(row.group);
-        }
-        if row.stored && !row.in_lane {
-            self.stored_in_memory -= 1;
-            self.leave_second(row.key.due);
-        }
-        Some(row)
-    }
-
-    fn leave_second(&mut self, due: u64) {
-        let second = due / 1_000;
-        if let Some(count) = self.seconds.get_mut(&second) {
-            *count -= 1;
-            if *count == 0 {
-                self.seconds.remove(&second);
-            }
-        }
-    }
-
-    fn drop_content(&mut self, id: u32) {
-        let row = &mut self.rows[id];
-        if row.stored && row.token <= self.committed {
-            if let Some(content) = row.content.take() {
-                self.content_bytes -= content.size();
-            }
-        }
-    }
-
     /// Whether items are written to a store; else the broker's unacked message is the only copy.
     fn is_durable(&self) -> bool {
         self.settings.hold_max.is_none()
-    }
-}
-
-#[cfg(test)]
-impl Engine {
-    /// Makes memory short, so that small worlds reach its bounds.
-    fn shrink(&mut self, rows: usize, contents: u64) {
-        self.budget = Budget { rows, contents };
-    }
-
-    /// The invariants of the module pages, against the store as it stands once all writes are executed.
-    fn check_invariants(&self, store: &tests::FakeStore) {
-        let pending: u64 = self
-            .deletes
-            .iter()
-            .filter(|op| matches!(op, Op::Delete { place: event::Place::Time, .. }))
-            .count() as u64;
-        assert_eq!(self.stored + pending, store.time.len() as u64, "count of the time index");
-        let gone: std::collections::HashSet<u64> = self
-            .deletes
-            .iter()
-            .filter_map(|op| match op {
-                Op::Delete { key, .. } => Some(key.seq),
-                Op::Put { .. }
-                | Op::Index { .. }
-                | Op::Park { .. }
-                | Op::PutWindow(_)
-                | Op::DeleteWindow { .. }
-                | Op::PutLane(_)
-                | Op::PutApp(_) => None,
-            })
-            .collect();
-        for (key, item) in store.time.range(..self.cursor.until) {
-            assert!(
-                gone.contains(&key.seq) || self.by_seq.contains_key(&key.seq),
-                "below the cursor {:?} and not in memory: {item:?}",
-                self.cursor.until
-            );
-        }
-        let in_memory = self.rows.ids().filter(|id| self.rows[*id].stored && !self.rows[*id].in_lane).count();
-        assert_eq!(self.stored_in_memory, in_memory as u64);
-        let contents: u64 =
-            self.rows.ids().filter_map(|id| self.rows[id].content.as_ref()).map(|c| c.size()).sum();
-        assert_eq!(self.content_bytes, contents, "bytes of payloads");
-        for app in self.apps.ids() {
-            let lane = self.apps[app].lane.as_ref().map_or(0, |lane| lane.count);
-            let gone = self.deletes.iter().filter(|op| matches!(op, Op::Delete { place: event::Place::Lane(l), .. } if *l == self.apps[app].name)).count();
-            let there = store.lanes.keys().filter(|(name, _)| *name == self.apps[app].name).count() - gone;
-            assert_eq!(lane, there as u64, "count of lane {:?}", self.apps[app].name);
-        }
-        assert_eq!(self.slots, self.apps.ids().map(|id| self.apps[id].slots).sum::<usize>());
     }
 }

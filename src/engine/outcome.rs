@@ -3,9 +3,10 @@
 //! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided here and nowhere else.
 
 use super::event::Op;
+use super::plant::{planted, Plant};
 use super::retry;
-use super::table::{Phase, Road};
-use super::types::{Now, Outcome, Reason, Settled};
+use super::table::{Phase, Road, State};
+use super::types::{BatchId, End, Now, Outcome, Reason, Settled};
 use super::{Engine, DEAD};
 use std::sync::Arc;
 
@@ -21,10 +22,16 @@ impl Engine {
                 self.apps[app].suspects -= 1;
             }
             match outcome {
-                Outcome::Confirmed => self.delivered(number, now),
+                Outcome::Confirmed(batch) => self.delivered(number, batch, now),
                 Outcome::Nacked => {
                     self.counters.nacked += 1;
                     self.failed(number, "nacked by the broker: a bound queue is full or unavailable", now);
+                }
+                Outcome::Returned(_) if planted(Plant::ReturnedIsDelivered) => {
+                    self.delivered(number, BatchId::default(), now);
+                }
+                Outcome::Unknown if planted(Plant::UnknownIsDelivered) => {
+                    self.delivered(number, BatchId::default(), now);
                 }
                 Outcome::Returned(text) => {
                     self.counters.returned += 1;
@@ -34,8 +41,17 @@ impl Engine {
                     self.counters.refused += 1;
                     self.refused(number, probe, &text, now);
                 }
+                Outcome::Unsent => {
+                    self.not_published(number);
+                    if probe {
+                        self.suspect(number, true);
+                    } else {
+                        self.send_again(number);
+                    }
+                }
                 Outcome::Unknown => {
                     self.counters.unknown += 1;
+                    self.note_unsure(number);
                     if probe {
                         self.suspect(number, true);
                     } else {
@@ -48,7 +64,7 @@ impl Engine {
     }
 
     /// Confirmed and not returned: this, and nothing else, ends an item well.
-    pub(super) fn delivered(&mut self, number: u64, now: Now) {
+    pub(super) fn delivered(&mut self, number: u64, batch: BatchId, now: Now) {
         let Some(flight) = self.flights.remove(&number) else { return };
         let app = flight.app;
         let count = flight.rows.len() as u64;
@@ -59,6 +75,7 @@ impl Engine {
             self.counters.batches += 1;
         }
         for id in flight.rows {
+            self.remember_sent(id, batch, now);
             self.finish(id);
         }
         let share = self.share();
@@ -85,8 +102,14 @@ impl Engine {
         let indexed = self.index_of(&self.rows[id]);
         let Some(row) = self.remove_row(id) else { return };
         self.count_out(row.app);
-        if let Some(delivery) = row.delivery {
-            self.ledger.safe(delivery);
+        if let Some(tag) = row.tag {
+            let delivery = self.ledger.delivery(tag);
+            if row.identity.is_given() {
+                // Else a crash could forget that the id was known, with the request acked.
+                self.safe_once_durable(delivery);
+            } else {
+                self.ledger.safe(delivery);
+            }
         }
         if !row.stored {
             return;
@@ -98,6 +121,64 @@ impl Engine {
             self.stored -= 1;
         }
         self.delete_later(Op::Delete { place, key: row.key, indexed });
+    }
+
+    fn remember_sent(&mut self, id: u32, batch: BatchId, now: Now) {
+        let (app, identity) = (self.rows[id].app, self.rows[id].identity);
+        if app == DEAD {
+            self.remember_letter(id, now);
+        } else if identity.is_given() || !self.undecided.is_empty() {
+            let ended = self.ended(id, End::Sent(batch), now);
+            self.remember(app, identity, ended, now);
+        }
+    }
+
+    /// See [`Engine::remember_dead`].
+    fn remember_letter(&mut self, id: u32, now: Now) {
+        let extra = self.rows[id].extra.as_deref();
+        let Some((identity, dead)) = extra.and_then(|extra| extra.was.zip(extra.dead.clone())) else {
+            return;
+        };
+        let (application, _) = self.address(&self.rows[id]);
+        let app = self.app(&application);
+        let ended = self.ended(id, End::Dead(dead), now);
+        self.remember(app, identity, ended, now);
+    }
+
+    /// It was handed over, and went nowhere.
+    fn not_published(&mut self, number: u64) {
+        if let Some(flight) = self.flights.get_mut(&number) {
+            flight.publishes = flight.publishes.saturating_sub(1);
+        }
+    }
+
+    /// Nobody can say whether its members were delivered.
+    fn note_unsure(&mut self, number: u64) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        for id in &flight.rows {
+            self.rows[*id].unsure = true;
+        }
+    }
+
+    /// An item that is taken out leaves its flight, which waits for its next try; the last one takes it along.
+    pub(super) fn leave_flight(&mut self, id: u32) {
+        let State::Flying(number) = self.rows[id].state else { return };
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.rows.retain(|other| *other != id);
+        if !flight.rows.is_empty() {
+            return;
+        }
+        let (app, phase) = (flight.app, flight.phase);
+        self.flights.remove(&number);
+        match phase {
+            Phase::Suspect => {
+                self.suspects.retain(|other| *other != number);
+                self.apps[app].suspects -= 1;
+            }
+            Phase::Waiting => self.apps[app].resend.retain(|other| *other != number),
+            Phase::Gathering { .. } | Phase::Out { .. } => debug_assert!(false, "it is in flight"),
+        }
+        self.replace_probe(app);
     }
 
     /// To be sent again as it is, before anything new of its application.

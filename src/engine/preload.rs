@@ -7,10 +7,11 @@
 //! back, and the sequences of items that were finished meanwhile are remembered: what the load brings is then
 //! exactly what memory lacks, whatever raced with it.
 
-use super::event::{Load, Loaded, Op, Opened, Place, Stored};
+use super::event::{Indexed, Load, Loaded, Op, Opened, Place, Stored};
+use super::plant::{planted, Plant};
 use super::slab::NIL;
 use super::table::{Extra, Row, State};
-use super::types::{ClosedBy, Key, Now};
+use super::types::{ClosedBy, Identity, Key, Now};
 use super::{Engine, DEAD};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,6 +36,10 @@ pub(super) struct Cursor {
     pub(super) far_min: Key,
     /// A load of the time index is under way, up to this due.
     pub(super) loading: Option<u64>,
+    /// Memory was full before all bare items of a former life were in it: from here on they get their index rows instead;
+    /// and whether a load for that is under way.
+    indexing: Option<Key>,
+    index_load: bool,
     /// Loads of rows begun and ended so far. They end in the order in which they began.
     begun: u64,
     ended: u64,
@@ -54,6 +59,8 @@ impl Cursor {
             until: start,
             far_min,
             loading: None,
+            indexing: None,
+            index_load: false,
             begun: 0,
             ended: 0,
             moved: HashMap::new(),
@@ -87,7 +94,10 @@ impl Cursor {
     }
 
     /// Whether a row read from the time index (`None`) or this lane is still there.
-    fn is_current(&self, seq: u64, read_from: Option<u32>) -> bool {
+    pub(super) fn is_current(&self, seq: u64, read_from: Option<u32>) -> bool {
+        if planted(Plant::LoadFromThePast) {
+            return true;
+        }
         match self.moved.get(&seq) {
             None => true,
             Some((now_in, _)) => now_in.is_some() && *now_in == read_from,
@@ -122,10 +132,10 @@ impl Engine {
             // After a start; far away only where the clock was set back meanwhile.
             self.bare_until.max(now.wall + HORIZON_MS)
         };
-        if self.cursor.loading.is_some() || !self.is_preload_due(now.wall) {
+        if self.cursor.loading.is_some() || self.cursor.index_load || !self.is_preload_due(now.wall) {
             return;
         }
-        let Some(room) = self.room_for_overdue(now) else { return };
+        let Some(room) = self.room_for_overdue(now) else { return self.index_bare() };
         let from = self.cursor.until.max(self.cursor.far_min);
         let until = wanted.max(from.due.saturating_add(1));
         self.cursor.loading = Some(until);
@@ -136,6 +146,32 @@ impl Engine {
             max_rows: room.min(LOAD_ROWS),
             max_bytes: self.budget.contents.saturating_sub(self.content_bytes),
         });
+    }
+
+    /// Items without index rows that find no room in memory get some: only then can an identity be looked for.
+    fn index_bare(&mut self) {
+        if self.restored || self.may_open_intake() {
+            return;
+        }
+        let from = self.cursor.indexing.unwrap_or_else(|| self.first_lacking());
+        self.cursor.index_load = true;
+        self.cursor.begin_other();
+        self.fx.loads.push(Load::Time { from, until: self.bare_until, max_rows: LOAD_ROWS, max_bytes: 0 });
+    }
+
+    fn bare_loaded(&mut self, rows: Vec<Stored>, next: Option<Key>) {
+        self.cursor.index_load = false;
+        self.cursor.indexing = next;
+        for stored in rows {
+            let seq = stored.key.seq;
+            if stored.dead.is_some() || self.by_seq.contains_key(&seq) || !self.cursor.is_current(seq, None) {
+                continue;
+            }
+            let identity = Some(stored.identity());
+            let customer = stored.customer.map(|customer| (stored.application, customer));
+            self.ops.push(Op::Index { key: stored.key, indexed: Indexed { identity, customer } });
+        }
+        self.restored |= next.is_none();
     }
 
     fn is_preload_due(&self, wall: u64) -> bool {
@@ -149,7 +185,7 @@ impl Engine {
 
     /// When the next look at the far future is due, wall clock.
     pub(super) fn preload_deadline(&self) -> Option<u64> {
-        if self.far() == 0 || self.cursor.loading.is_some() {
+        if self.far() == 0 || self.cursor.loading.is_some() || self.cursor.index_load {
             return None;
         }
         if self.room().is_none() {
@@ -162,12 +198,11 @@ impl Engine {
         Some(reach.saturating_sub(if room { HORIZON_MS / 2 } else { URGENT_MS }))
     }
 
-    /// Whether the first requests may be taken: everything that has no index rows is in memory, or memory is full.
+    /// Whether the first requests may be taken: everything that has no index rows is in memory.
     pub(super) fn may_open_intake(&self) -> bool {
         self.far() == 0
             || self.cursor.until.due >= self.bare_until
             || self.cursor.far_min.due >= self.bare_until
-            || self.room().is_none()
     }
 
     /// How many rows find room in memory; `None` = too few to be worth a load.
@@ -230,29 +265,43 @@ impl Engine {
         let (key, group) = (row.key, row.group);
         // One that was to leave at once, before the clock went back, has not been written yet.
         self.store_row(id);
-        if group != NIL {
-            let owner = &self.groups[group];
-            let application = Arc::clone(&self.apps[owner.app].name);
-            let customer = Arc::clone(&owner.customer);
-            self.ops.push(Op::Index { key, application, customer });
+        if self.rows[id].app != DEAD && !planted(Plant::IdentityNotIndexed) {
+            self.index(id);
         }
         if let State::Windowed { pos, .. } = self.rows[id].state {
             self.forget_member(group, pos);
             self.far_member(group);
         }
+        self.leaves_memory(id);
         self.remove_row(id);
         self.cursor.until = self.cursor.until.min(key);
         self.cursor.far_min = self.cursor.far_min.min(key);
     }
 
+    /// Writes the index rows of an item of the time index that memory will not know of.
+    fn index(&mut self, id: u32) {
+        let row = &self.rows[id];
+        let (application, customer) = self.address(row);
+        let customer = customer.map(|customer| (application, customer));
+        let indexed = Indexed { identity: Some(row.identity), customer };
+        let (key, identity) = (row.key, row.identity);
+        self.touch(identity);
+        self.begin_index();
+        self.ops.push(Op::Index { key, indexed });
+    }
+
     pub(super) fn loaded(&mut self, loaded: Loaded, now: Now) {
         match loaded {
+            Loaded::Time { rows, next } if self.cursor.index_load => self.bare_loaded(rows, next),
             Loaded::Time { rows, next } => {
                 for stored in rows {
                     self.restore(stored, None, now);
                 }
                 let until = self.cursor.loading.take().unwrap_or(0);
                 self.cursor.until = next.unwrap_or(Key { due: until, seq: 0 });
+                if planted(Plant::CursorOffByOne) {
+                    self.cursor.until.seq += 1;
+                }
                 self.cursor.far_min = self.cursor.far_min.max(self.cursor.until);
             }
             Loaded::Lane { lane, rows, next } => self.lane_loaded(&lane, rows, next, now),
@@ -265,6 +314,8 @@ impl Engine {
                 }
                 return;
             }
+            Loaded::Found(found) => self.found(found),
+            Loaded::Walked { number, rows, next } => self.walked(number, rows, next, now),
         }
         self.cursor.end();
     }
@@ -325,11 +376,16 @@ impl Engine {
         let windowed = group != NIL && !stored.own_time;
         // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
         let indexed = !in_lane && group != NIL;
+        let identity = match stored.given {
+            Some(identity) if app != DEAD => identity,
+            Some(_) | None => Identity::assigned(seq),
+        };
         let row = Row {
             key: stored.key,
             due: stored.key.due,
             received: stored.received,
             expiry: stored.expiry.unwrap_or(u64::MAX),
+            identity,
             app,
             group,
             weight: stored.weight,
@@ -341,8 +397,10 @@ impl Engine {
             stored: true,
             in_lane,
             indexed,
+            named: app != DEAD,
+            unsure: false,
             content: stored.content,
-            delivery: None,
+            tag: None,
             extra: (stored.dead.is_some() || stored.last_error.is_some()).then(|| {
                 let meant_for = stored.dead.is_some();
                 Box::new(Extra {
@@ -350,6 +408,7 @@ impl Engine {
                     dead: stored.dead,
                     application: meant_for.then_some(stored.application),
                     customer: if meant_for { stored.customer } else { None },
+                    was: None,
                 })
             }),
         };
@@ -395,12 +454,18 @@ impl Engine {
         }
     }
 
-    /// Application and customer of an item that has an index row.
-    pub(super) fn index_of(&self, row: &Row) -> Option<(Arc<str>, Arc<str>)> {
-        if !row.indexed {
-            return None;
+    /// The index rows that an item has, or may have.
+    pub(super) fn index_of(&self, row: &Row) -> Indexed {
+        let customer = row.indexed.then(|| self.address(row));
+        Indexed {
+            identity: row.named.then_some(row.identity),
+            customer: customer.and_then(|(application, customer)| Some((application, customer?))),
         }
-        let (application, customer) = self.address(row);
-        Some((application, customer?))
+    }
+
+    /// Index rows that are to be written must not fall to a removal decided before: an id may be used again while the row
+    /// of the one before it waits to be removed.
+    pub(super) fn begin_index(&mut self) {
+        self.ops.append(&mut self.deletes);
     }
 }

@@ -5,7 +5,7 @@ use super::types::{Now, Reason};
 use super::{Engine, Gate};
 
 /// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `sent`,
-/// `dead_sent` and `given_back`, or is still there.
+/// `dead_sent`, `cancelled`, `replaced` and `given_back`, or is still there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Ingest messages read.
@@ -29,6 +29,13 @@ pub struct Counters {
     /// Items and dead requests forgotten because the broker delivers them again: their only copy was a message
     /// that was not acked when the ingest connection was lost or paused.
     pub given_back: u64,
+    /// Items taken back by a command.
+    pub cancelled: u64,
+    /// Items whose place a later request with the same id took.
+    pub replaced: u64,
+    /// Requests whose id was known, by rule in the order of [`super::types::DuplicateRule`] and by what became of them:
+    /// dropped, replaced the old one, accepted as new, dead.
+    pub duplicates: [[u64; 4]; 5],
     /// Publishes that were returned as unroutable.
     pub returned: u64,
     /// Publishes that were nacked.
@@ -80,6 +87,10 @@ pub struct Application {
     pub parked: u64,
     /// Open windows.
     pub windows: u64,
+    /// Items that have not ended, wherever they are.
+    pub total: u64,
+    /// Held back by somebody's order.
+    pub paused: bool,
     /// Items confirmed since the start.
     pub sent: u64,
     /// State.
@@ -180,6 +191,8 @@ impl Engine {
             },
         };
         let parked = match (&app.road, &app.lane) {
+            // A paused application's items wait there too.
+            (Road::Unproven | Road::Open { .. }, Some(_)) if app.paused => 0,
             (_, Some(lane)) => lane.count,
             // With nothing stored, what is ready behind the failed batch is what is parked.
             (Road::Parked { .. } | Road::Probing { .. }, None) => app.ready_rows + app.flying + resend,
@@ -192,6 +205,8 @@ impl Engine {
             in_flight: app.flying,
             parked,
             windows: app.windows,
+            total: app.total,
+            paused: app.paused,
             sent: app.sent,
             delivery,
         }

@@ -1,10 +1,11 @@
 //! The rows of the engine's tables. Persistent facts come from [`super::event::Stored`]; what stands here besides
 //! is volatile and made anew after a restart.
 
-use super::event::Token;
+use super::event::{Place, Stored, Token};
 use super::size::Overhead;
-use super::types::{AppSettings, ClosedBy, Content, Dead, Delivery, Format, Key};
+use super::types::{AppSettings, ClosedBy, Content, Dead, Format, Identity, Key};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// Where an item in memory stands on its way.
@@ -31,6 +32,8 @@ pub(super) struct Row {
     pub(super) received: u64,
     /// `u64::MAX` = none.
     pub(super) expiry: u64,
+    /// By its producer's id, or by its arrival number.
+    pub(super) identity: Identity,
     pub(super) app: u32,
     /// Its customer within the application, or [`super::slab::NIL`].
     pub(super) group: u32,
@@ -45,18 +48,22 @@ pub(super) struct Row {
     pub(super) stored: bool,
     /// That row lies in its application's lane, not in the time index.
     pub(super) in_lane: bool,
-    /// That row has an index row.
+    /// That row may have a row under its customer.
     pub(super) indexed: bool,
+    /// That row may have a row under its identity.
+    pub(super) named: bool,
+    /// The outcome of an attempt stayed unknown: it may have been delivered.
+    pub(super) unsure: bool,
     pub(super) content: Option<Arc<Content>>,
-    /// The delivery to be acked, while that depends on this very item. Boxed extras are rare.
-    pub(super) delivery: Option<Delivery>,
+    /// Tag of the delivery to be acked, of the present generation, while that depends on this very item.
+    pub(super) tag: Option<NonZeroU64>,
     pub(super) extra: Option<Box<Extra>>,
 }
 
 impl Row {
     /// Its only copy was an unacked message, which the broker delivers again.
     pub(super) fn is_lost(&self) -> bool {
-        !self.stored && self.delivery.is_none()
+        !self.stored && self.tag.is_none()
     }
 }
 
@@ -68,6 +75,8 @@ pub(super) struct Extra {
     /// Of a dead item: where it was going.
     pub(super) application: Option<Arc<str>>,
     pub(super) customer: Option<Arc<str>>,
+    /// The identity that a dead item had which nothing stores.
+    pub(super) was: Option<Identity>,
 }
 
 /// One customer of one application, as long as anything of theirs is in memory.
@@ -192,6 +201,8 @@ pub(super) struct App {
     pub(super) lane: Option<Lane>,
     /// Items of the lane that the clock's going back made early: nothing more is fetched before they are due.
     pub(super) early: u64,
+    /// Held back by somebody's order: nothing is sent.
+    pub(super) paused: bool,
     /// Ready rows are on their way into the lane.
     pub(super) parking: bool,
     /// It stands in the engine's run queue.
@@ -207,7 +218,19 @@ pub(super) struct App {
     pub(super) count_dirty: bool,
     /// Items in memory by sequence; only where the oldest may be dropped.
     pub(super) by_age: BTreeMap<u64, u32>,
+    /// The oldest of those in the store alone, where they have been looked for.
+    pub(super) oldest: Option<Oldest>,
     pub(super) sent: u64,
+}
+
+/// The oldest items of an application that are in the store alone, by sequence.
+#[derive(Debug, Default)]
+pub(super) struct Oldest {
+    pub(super) rows: BTreeMap<u64, (Place, Stored)>,
+    /// All that arrived before are there; `None` while they are being looked for.
+    pub(super) upto: Option<u64>,
+    /// Something has gone to the store alone since they were looked for.
+    pub(super) grown: bool,
 }
 
 /// A batch from the moment it is formed until it is settled for good.

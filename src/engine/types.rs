@@ -3,6 +3,9 @@
 //! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an unchecked
 //! one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
+pub use super::asked::{
+    Answer, Asker, Command, CustomerOf, End, Ended, Filter, Listed, Reply, ReplyTo, Stage, Target,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -24,6 +27,59 @@ pub struct Key {
     pub due: u64,
     /// Arrival number: unique within one store, for ever.
     pub seq: u64,
+}
+
+/// Which item it is: a hash over (application, id), 128 bits of a cryptographic one, made at the border.
+///
+/// The texts stay out of the engine, so that a row is of fixed size. An item whose producer gave no id is known by its
+/// arrival number, in a range that no hash reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Identity([u64; 2]);
+
+impl Identity {
+    const GIVEN: u64 = 1 << 63;
+
+    /// From the first bytes of a hash over application and id.
+    pub fn given(hash: [u8; 16]) -> Self {
+        let number = u128::from_be_bytes(hash);
+        Identity([(number >> 64) as u64 | Self::GIVEN, number as u64])
+    }
+
+    /// Of an item that came without an id.
+    pub fn assigned(seq: u64) -> Self {
+        Identity([0, seq])
+    }
+
+    /// Its producer named it.
+    pub fn is_given(self) -> bool {
+        self.0[0] & Self::GIVEN != 0
+    }
+
+    /// The arrival number of an item that came without an id.
+    pub fn assigned_seq(self) -> Option<u64> {
+        (!self.is_given()).then_some(self.0[1])
+    }
+
+    /// For keys on the disk.
+    pub fn to_bytes(self) -> [u8; 16] {
+        ((u128::from(self.0[0]) << 64) | u128::from(self.0[1])).to_be_bytes()
+    }
+
+    /// Reads [`Identity::to_bytes`].
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let number = u128::from_be_bytes(bytes);
+        Identity([(number >> 64) as u64, number as u64])
+    }
+}
+
+/// The id of a batch, as published: the same members, the same id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchId(pub [u8; 16]);
+
+impl std::fmt::Display for BatchId {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(out, "{byte:02x}"))
+    }
 }
 
 /// What a request carries through the house untouched: its properties, with headers, and its body.
@@ -69,6 +125,19 @@ pub enum DuplicateRule {
     Reject,
 }
 
+impl DuplicateRule {
+    /// The header's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DuplicateRule::Keep => "keep",
+            DuplicateRule::Replace => "replace",
+            DuplicateRule::Earliest => "earliest",
+            DuplicateRule::Latest => "latest",
+            DuplicateRule::Reject => "reject",
+        }
+    }
+}
+
 /// One push request, read and checked.
 #[derive(Clone, Debug)]
 pub struct NewItem {
@@ -80,8 +149,8 @@ pub struct NewItem {
     pub at: Option<u64>,
     /// It must leave before this moment, UTC ms.
     pub expiry: Option<u64>,
-    /// The producer's `message_id`, 1 to 255 bytes.
-    pub id: Option<Box<str>>,
+    /// Of (application, `message_id`), where the producer gave an id.
+    pub identity: Option<Identity>,
     /// What to do if the id is known.
     pub on_duplicate: DuplicateRule,
     /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and customer
@@ -89,6 +158,14 @@ pub struct NewItem {
     pub weight: u32,
     /// Properties and payload.
     pub content: Arc<Content>,
+}
+
+impl NewItem {
+    /// What becomes of it where it cannot be taken.
+    pub fn rejected(self, dead: Dead) -> Rejected {
+        let NewItem { application, customer, content, .. } = self;
+        Rejected { application: Some(application), customer, dead, content, reply_to: None }
+    }
 }
 
 /// Why an item or a request was given up. The texts are part of the contract.
@@ -160,6 +237,8 @@ pub struct Rejected {
     pub dead: Dead,
     /// The message as it came.
     pub content: Arc<Content>,
+    /// It was a command, and somebody waits for an answer.
+    pub reply_to: Option<ReplyTo>,
 }
 
 /// What one ingest message turned out to be.
@@ -169,6 +248,8 @@ pub enum RequestBody {
     Items(Vec<NewItem>),
     /// Not understood: it becomes a dead item.
     Rejected(Box<Rejected>),
+    /// A command, and where its answer goes.
+    Command(Command, Option<ReplyTo>),
 }
 
 /// One ingest message, as the engine receives it.
@@ -289,6 +370,12 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The longest time for which any application remembers sent ids, ms.
+    pub fn longest_tail(&self) -> u64 {
+        let all = std::iter::once(&self.defaults).chain(self.applications.values());
+        all.map(|app| app.dedupe_tail).max().unwrap_or(0)
+    }
+
     /// The settings of one application.
     pub fn of(&self, application: &str) -> &Arc<AppSettings> {
         self.applications.get(application).unwrap_or(&self.defaults)
@@ -369,8 +456,8 @@ pub struct Batch {
 /// What became of a publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Confirmed and not returned: delivered.
-    Confirmed,
+    /// Confirmed and not returned: delivered, under this id.
+    Confirmed(BatchId),
     /// The broker answered `basic.nack` (a queue is full, say).
     Nacked,
     /// Unroutable: `basic.return` with this reply text.
@@ -380,6 +467,8 @@ pub enum Outcome {
     Refused(Box<str>),
     /// The connection was lost, or no answer came in time: it may or may not have been delivered.
     Unknown,
+    /// There was no connection to publish it on: nobody has it.
+    Unsent,
 }
 
 /// One settled publish.

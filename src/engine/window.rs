@@ -6,7 +6,7 @@
 use super::event::{Load, Op, WindowRow};
 use super::preload::HORIZON_MS;
 use super::table::{Closing, State, Window};
-use super::types::{ClosedBy, Key, Now};
+use super::types::{AppSettings, ClosedBy, Key, Now};
 use super::Engine;
 use std::sync::Arc;
 
@@ -32,12 +32,10 @@ impl Engine {
             self.close_window(group, ClosedBy::Bytes, now);
         }
         if self.groups[group].window.is_none() {
-            let length = if settings.align {
-                settings.window - now.wall % settings.window.max(1)
-            } else {
-                settings.window
-            };
-            self.open_window(group, length, seq, now);
+            match self.inherited.filter(|(heir, _)| *heir == group) {
+                Some((_, end)) => self.open_window(group, end.saturating_sub(now.wall), seq, now),
+                None => self.open_window(group, window_length(&settings, now), seq, now),
+            }
         }
         let Some(window) = self.groups[group].window.as_mut() else { return now.wall };
         window.count += 1;
@@ -51,6 +49,20 @@ impl Engine {
         }
         self.plan_check(group, now);
         end
+    }
+
+    /// When the customer's window ends, or the one that a new item would open, wall clock.
+    pub(super) fn window_end(&self, app: u32, customer: &str, now: Now) -> u64 {
+        let group = self.apps[app].groups.get(customer).map(|group| &self.groups[*group]);
+        let open = group.and_then(|group| group.window.as_ref());
+        open.map_or_else(|| now.wall + window_length(&self.apps[app].settings, now), |window| window.end)
+    }
+
+    /// The window that an item is a member of: group and wall-clock end.
+    pub(super) fn window_of(&self, id: u32) -> Option<(u32, u64)> {
+        let row = &self.rows[id];
+        let State::Windowed { .. } = row.state else { return None };
+        self.groups[row.group].window.as_ref().map(|window| (row.group, window.end))
     }
 
     fn open_window(&mut self, group: u32, length: u64, seq: u64, now: Now) {
@@ -315,6 +327,15 @@ impl Engine {
                 self.plan_check(group, now);
             }
         }
+    }
+}
+
+/// How long a window lasts that opens now, ms.
+fn window_length(settings: &AppSettings, now: Now) -> u64 {
+    if settings.align {
+        settings.window - now.wall % settings.window.max(1)
+    } else {
+        settings.window
     }
 }
 

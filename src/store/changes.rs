@@ -5,29 +5,31 @@
 //! on the disk.
 
 use super::record::{self, View};
-use super::rows::{self, Space};
-use super::spaces::{damaged, row_of, Spaces};
-use super::StoreError;
-use crate::engine::event::{Op, Place, Stored};
-use crate::engine::types::{Dead, Key};
+use super::space::Space;
+use super::spaces::{damaged, row_of, Lives, Spaces};
+use super::{ended, rows, StoreError};
+use crate::engine::event::{BucketRow, Indexed, Op, Place, Stored};
+use crate::engine::types::{Dead, Ended, Identity, Key};
 use fjall::Slice;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// Application and customer of an item that has an index row.
-type Indexed = Option<(Arc<str>, Arc<str>)>;
 
 /// What will be written.
 pub struct Changes<'a> {
     spaces: &'a Spaces,
     /// `None` removes the row.
     rows: HashMap<(Space, Slice), Option<Slice>>,
+    /// Number of the commit: the life of each bucket that begins in it.
+    number: u64,
+    lives: Lives,
+    begun: Vec<Space>,
 }
 
 impl<'a> Changes<'a> {
-    /// None yet.
-    pub fn new(spaces: &'a Spaces, ops: usize) -> Self {
-        Changes { spaces, rows: HashMap::with_capacity(ops + 1) }
+    /// None yet, of commit `number`. `lives`: which life each bucket lives before it.
+    pub fn new(spaces: &'a Spaces, number: u64, lives: Lives, ops: usize) -> Self {
+        let rows = HashMap::with_capacity(ops + 1);
+        Changes { spaces, rows, number, lives, begun: Vec::new() }
     }
 
     /// Adds one operation.
@@ -37,19 +39,19 @@ impl<'a> Changes<'a> {
     /// See [`StoreError`]; nothing has been written then.
     pub fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
         match op {
-            Op::Put { place, item, indexed } => self.put_item(place, item, *indexed),
+            Op::Put { place, item, indexed } => self.put_item(place, item, indexed),
             Op::Delete { place, key, indexed } => {
                 let (space, row) = row_of(place, *key)?;
                 self.remove(space, row);
                 self.remove_index(*key, indexed)
             }
-            Op::Index { key, application, customer } => {
-                let row = rows::place_key(&[application, customer], *key)?;
-                self.put(Space::Customers, row, Vec::new());
-                Ok(())
-            }
-            Op::Park { from, key, indexed, lane, attempts, last_error, dead } => {
-                self.park(from, *key, indexed, lane, (*attempts, last_error.as_deref(), dead.as_deref()))
+            Op::Index { key, indexed } => self.index(*key, indexed),
+            Op::Remember { bucket, identity, ended } => self.remember(*bucket, *identity, ended),
+            Op::BeginBucket(row) => self.begin(*row),
+            Op::Park { from, key, indexed, identity, lane, attempts, last_error, dead } => {
+                self.park(from, *key, lane, (*attempts, last_error.as_deref(), dead.as_deref()))?;
+                self.remove_index(*key, indexed)?;
+                self.index(*key, &Indexed { identity: *identity, customer: None })
             }
             Op::PutWindow(window) => {
                 let (key, value) = rows::window_row(window)?;
@@ -71,7 +73,7 @@ impl<'a> Changes<'a> {
             }
             Op::PutApp(app) => {
                 let (key, value) = rows::app_row(app)?;
-                if app.waiting == 0 {
+                if app.waiting == 0 && !app.paused {
                     self.remove(Space::Applications, key);
                 } else {
                     self.put(Space::Applications, key, value);
@@ -86,6 +88,16 @@ impl<'a> Changes<'a> {
         self.rows.insert((space, key.into()), Some(value.into()));
     }
 
+    /// The buckets that begin anew. What they hold on the disk has to go before the rows are written.
+    pub fn begun(&self) -> &[Space] {
+        &self.begun
+    }
+
+    /// Which life each bucket lives once this is written.
+    pub fn lives(&self) -> Lives {
+        self.lives
+    }
+
     /// The rows, each once, in no particular order.
     pub fn into_rows(self) -> impl Iterator<Item = (Space, Slice, Option<Slice>)> {
         self.rows.into_iter().map(|((space, key), value)| (space, key, value))
@@ -95,23 +107,30 @@ impl<'a> Changes<'a> {
         self.rows.insert((space, key.into()), None);
     }
 
-    fn put_item(&mut self, place: &Place, item: &Stored, indexed: bool) -> Result<(), StoreError> {
+    fn put_item(&mut self, place: &Place, item: &Stored, indexed: &Indexed) -> Result<(), StoreError> {
         let content = item.content.as_deref().ok_or(StoreError::NoContent { key: item.key })?;
         let (space, row) = row_of(place, item.key)?;
-        debug_assert!(!indexed || (space == Space::Time && item.customer.is_some()), "nothing to index by");
         self.put(space, row, record::encode(item.key, &View::of(item, content)));
-        match &item.customer {
-            Some(customer) if indexed => {
-                let index = rows::place_key(&[&item.application, customer], item.key)?;
-                self.put(Space::Customers, index, Vec::new());
-            }
-            _ => {}
+        self.index(item.key, indexed)
+    }
+
+    fn index(&mut self, key: Key, indexed: &Indexed) -> Result<(), StoreError> {
+        if let Some(identity) = indexed.identity {
+            let (row, value) = rows::identity_row(identity, key);
+            self.put(Space::Identities, row, value);
+        }
+        if let Some((application, customer)) = &indexed.customer {
+            let index = rows::place_key(&[application, customer], key)?;
+            self.put(Space::Customers, index, Vec::new());
         }
         Ok(())
     }
 
     fn remove_index(&mut self, key: Key, indexed: &Indexed) -> Result<(), StoreError> {
-        if let Some((application, customer)) = indexed {
+        if let Some(identity) = indexed.identity {
+            self.remove(Space::Identities, identity.to_bytes());
+        }
+        if let Some((application, customer)) = &indexed.customer {
             self.remove(Space::Customers, rows::place_key(&[application, customer], key)?);
         }
         Ok(())
@@ -121,7 +140,6 @@ impl<'a> Changes<'a> {
         &mut self,
         from: &Place,
         key: Key,
-        indexed: &Indexed,
         lane: &Arc<str>,
         (attempts, last_error, dead): (u32, Option<&str>, Option<&Dead>),
     ) -> Result<(), StoreError> {
@@ -139,6 +157,27 @@ impl<'a> Changes<'a> {
         // In this order: within one lane old and new are the same row.
         self.remove(old_space, old_row);
         self.put(new_space, new_row, moved);
-        self.remove_index(key, indexed)
+        Ok(())
+    }
+
+    fn remember(&mut self, bucket: u8, identity: Identity, ended: &Ended) -> Result<(), StoreError> {
+        let space = Space::ended(bucket)?;
+        let life = self.lives.get(usize::from(bucket)).copied().unwrap_or_default();
+        self.put(space, identity.to_bytes(), ended::encode(identity, life, ended));
+        Ok(())
+    }
+
+    /// What was written to the bucket before belongs to the life that ends here, also within this call.
+    fn begin(&mut self, row: BucketRow) -> Result<(), StoreError> {
+        let space = Space::ended(row.bucket)?;
+        self.rows.retain(|(other, _), _| *other != space);
+        if let Some(life) = self.lives.get_mut(usize::from(row.bucket)) {
+            *life = self.number;
+        }
+        if !self.begun.contains(&space) {
+            self.begun.push(space);
+        }
+        self.put(space, rows::BUCKET, rows::bucket_row(row, self.number));
+        Ok(())
     }
 }

@@ -4,7 +4,9 @@
 //! ```text
 //! <store.path>/LOCK        held by the running process, its pid inside
 //! <store.path>/COMMITTED   number of the last durable commit, overwritten in place
+//! <store.path>/ACCEPTED    losses that were accepted, if any: first and last commit, a line each
 //! <store.path>/db/         the storage engine's files
+//! <store.path>/db.new/     the same while a new store is made
 //! ```
 
 use super::OpenError;
@@ -152,6 +154,20 @@ impl Committed {
             }
         };
         Ok((Committed { file, identity, warned: false }, number))
+    }
+
+    /// The number in the file, whichever store it belongs to; `None`: there is none, or it cannot be read.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`].
+    pub fn noted(directory: &Directory) -> Result<Option<u64>, OpenError> {
+        let path = directory.path().join("COMMITTED");
+        match fs::read(&path) {
+            Ok(bytes) => Ok(parse(&bytes).map(|(_, number)| number)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(OpenError::io("read", &path)(error)),
+        }
     }
 
     /// Notes that commit `number` is durable.

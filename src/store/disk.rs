@@ -5,12 +5,15 @@
 
 use super::changes::Changes;
 use super::directory::{Committed, Directory};
-use super::rows::{self, Space, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
-use super::spaces::{damaged, io_error, unwritable, Spaces, DAMAGE};
+use super::logs;
+use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
+use super::space::{Space, SPACES};
+use super::spaces::{damaged, io_error, unwritable, Lives, Spaces, DAMAGE};
 use super::{new_identity, Commit, OpenError, OpenStore, Reader, Store, StoreError, Usage};
-use crate::engine::event::{Load, Loaded, Marks, Opened};
+use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
 use fjall::config::{BlockSizePolicy, FilterPolicy};
-use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+use fjall::{AbstractTree, Database, KeyspaceCreateOptions, PersistMode};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,14 +53,19 @@ impl Budget {
 pub fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     let directory = Directory::open(path)?;
     let budget = Budget::of(memory_limit);
-    let db = open_database(&directory, budget)?;
+    // Before the storage engine sees them: it cuts off what it cannot read.
+    logs::check(&directory, accept_loss)?;
+    if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
+        found(&directory, budget)?;
+    }
+    let db = open_database(&directory.data(), budget)?;
     let (spaces, known) = match read_format(&db)? {
         Some(()) => {
-            let spaces = keyspaces(&db, &directory)?;
+            let spaces = keyspaces(&db, &directory.data())?;
             let known = read_meta(&spaces)?;
             (spaces, known)
         }
-        None => create(&db, &directory)?,
+        None => create(&db, &directory.data())?,
     };
     let Known { identity, number, marks } = known;
     let (mut committed, noted) = Committed::open(&directory, identity)?;
@@ -77,16 +85,18 @@ pub fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenSto
     committed.record(number);
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
+    let (buckets, lives) = read_buckets(&spaces)?;
     let opened = Opened {
         marks,
         windows: spaces.all(Space::Windows, rows::read_window).map_err(opening)?,
         lanes: spaces.all(Space::LaneRows, rows::read_lane).map_err(opening)?,
         applications: spaces.all(Space::Applications, rows::read_app).map_err(opening)?,
+        buckets,
     };
     // What the log gave back counts as well; how much that was is not known, half is a fair guess.
     let unflushed = Space::ALL.map(|_| budget.memtables / 2 / Space::ALL.len() as u64);
     let directory = Arc::new(directory);
-    let store = DiskStore { spaces, db, committed, number, budget, unflushed, directory };
+    let store = DiskStore { spaces, db, committed, number, budget, unflushed, lives, directory };
     Ok(OpenStore { store: Box::new(store), opened, identity })
 }
 
@@ -98,15 +108,29 @@ struct Known {
     marks: Marks,
 }
 
-fn open_database(directory: &Directory, budget: Budget) -> Result<Database, OpenError> {
-    let path = directory.data();
-    Database::builder(&path)
+/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half made, it
+/// cannot open again. Nothing was ever stored in what an earlier start left there.
+fn found(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
+    let (path, new) = (directory.data(), directory.path().join("db.new"));
+    match fs::remove_dir_all(&new) {
+        Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was cut short"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(OpenError::io("remove", &new)(error)),
+    }
+    let db = open_database(&new, budget)?;
+    drop((create(&db, &new)?, db));
+    fs::rename(&new, &path).map_err(OpenError::io("rename", &new))?;
+    directory.sync()
+}
+
+fn open_database(path: &Path, budget: Budget) -> Result<Database, OpenError> {
+    Database::builder(path)
         .cache_size(budget.cache)
         .max_journaling_size(JOURNALS)
         .max_cached_files(Some(OPEN_FILES))
         .worker_threads(WORKERS)
         .open()
-        .map_err(|error| not_opened(&path, error))
+        .map_err(|error| not_opened(path, error))
 }
 
 fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
@@ -157,6 +181,9 @@ fn read_format(db: &Database) -> Result<Option<()>, OpenError> {
     if found > FORMAT {
         return Err(OpenError::Newer { found, known: FORMAT });
     }
+    if found < FORMAT {
+        return Err(OpenError::Older { found });
+    }
     // Every keyspace is made before the format is written: one that is missing has been lost.
     for space in Space::ALL {
         if !db.keyspace_exists(space.name()) {
@@ -164,19 +191,17 @@ fn read_format(db: &Database) -> Result<Option<()>, OpenError> {
             return Err(OpenError::Damaged { place, error: "missing".to_owned() });
         }
     }
-    if found == FORMAT {
-        Ok(Some(()))
-    } else {
-        Err(OpenError::Damaged { place, error: format!("there has never been a format {found}") })
-    }
+    Ok(Some(()))
 }
 
-fn keyspaces(db: &Database, directory: &Directory) -> Result<Spaces, OpenError> {
-    let open = |space: Space| {
-        db.keyspace(space.name(), || options(space)).map_err(|error| not_opened(&directory.data(), error))
-    };
-    let [time, lanes, customers, windows, lane_rows, applications, meta] = Space::ALL.map(open);
-    Ok(Spaces::new([time?, lanes?, customers?, windows?, lane_rows?, applications?, meta?]))
+fn keyspaces(db: &Database, path: &Path) -> Result<Spaces, OpenError> {
+    let mut all = Vec::with_capacity(SPACES);
+    for space in Space::ALL {
+        let opened = db.keyspace(space.name(), || options(space));
+        all.push(opened.map_err(|error| not_opened(path, error))?);
+    }
+    let all = all.try_into().map_err(|_| opening(StoreError::NoBucket(BUCKETS)))?;
+    Ok(Spaces::new(all))
 }
 
 /// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new ones.
@@ -192,20 +217,22 @@ fn options(space: Space) -> KeyspaceCreateOptions {
         Space::Customers | Space::Windows | Space::LaneRows | Space::Applications => {
             options.filter_policy(FilterPolicy::disabled())
         }
+        // Single reads mostly look for what is not there: a filter for every table, of the last level as well.
+        Space::Identities | Space::Ended(_) => options.expect_point_read_hits(false),
         Space::Meta => options,
     }
 }
 
 /// The first commit of a new store, number 0.
-fn create(db: &Database, directory: &Directory) -> Result<(Spaces, Known), OpenError> {
-    let spaces = keyspaces(db, directory)?;
+fn create(db: &Database, path: &Path) -> Result<(Spaces, Known), OpenError> {
+    let spaces = keyspaces(db, path)?;
     let known = Known { identity: new_identity()?, number: 0, marks: Marks::default() };
     let meta = spaces.of(Space::Meta);
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
     batch.insert(meta, META_IDENTITY, rows::number_row(META_IDENTITY, known.identity));
     batch.insert(meta, META_MARKS, rows::marks_row(known.number, &known.marks));
-    batch.commit().map_err(|e| unwritable("wrote the first commit", directory.path(), &e))?;
+    batch.commit().map_err(|e| unwritable("wrote the first commit", path, &e))?;
     Ok((spaces, known))
 }
 
@@ -224,6 +251,20 @@ fn read_meta(spaces: &Spaces) -> Result<Known, OpenError> {
     let identity = row(spaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
     let (number, marks) = row(spaces, META_MARKS, rows::read_marks)?;
     Ok(Known { identity, number, marks })
+}
+
+/// The rows about the buckets, and which life each of them lives. One that never began lives none.
+fn read_buckets(spaces: &Spaces) -> Result<(Vec<BucketRow>, Lives), OpenError> {
+    let (mut buckets, mut lives) = (Vec::new(), Lives::default());
+    for (bucket, known) in (0..BUCKETS).zip(&mut lives) {
+        let space = Space::Ended(bucket);
+        let Some(bytes) = spaces.get(space, rows::BUCKET).map_err(opening)? else { continue };
+        let read = rows::read_bucket(bucket, &bytes);
+        let (row, life) = read.map_err(|e| opening(damaged(space, rows::BUCKET, &e)))?;
+        buckets.push(row);
+        *known = life;
+    }
+    Ok((buckets, lives))
 }
 
 /// An error met while the store is opened.
@@ -249,7 +290,9 @@ pub struct DiskStore {
     number: u64,
     budget: Budget,
     /// Bytes written to each keyspace since its memtable was last rotated, about.
-    unflushed: [u64; 7],
+    unflushed: [u64; SPACES],
+    /// Which life each bucket lives.
+    lives: Lives,
     directory: Arc<Directory>,
 }
 
@@ -268,21 +311,47 @@ impl DiskStore {
         }
         Ok(())
     }
+
+    /// Removes what a bucket holds on the disk, before the first rows of its next life are written.
+    ///
+    /// Not by `Keyspace::clear`: that takes the tables out of the keyspace, but leaves their files on the disk until
+    /// the next start. Dropping them writes nothing to the log, so a replay has nothing to repeat, and rows written
+    /// afterwards are as safe as any others. What the memtable holds stays, and what the log holds comes back after
+    /// a crash: those rows are of an earlier life, which [`super::find`] sees, and go with the next drop. The row
+    /// about the bucket, written next, keeps the keyspace from staying empty: the storage engine frees a log only
+    /// when each keyspace that had rows in it has a newer table.
+    ///
+    /// The files go when the last version of the keyspace that knows them does, which is at one of the next
+    /// rotations of any memtable. A compaction of this bucket that still runs is waited for; it was filled too long
+    /// ago for one to be likely.
+    fn empty(&self, bucket: Space) -> Result<(), StoreError> {
+        let tree = &self.spaces.of(bucket).tree;
+        if tree.table_count() == 0 {
+            return Ok(());
+        }
+        let dropped = tree.drop_range::<&[u8], _>(..);
+        dropped.map_err(|e| unwritable("emptied a bucket", self.directory.path(), &e.into()))
+    }
 }
 
 impl Store for DiskStore {
     fn commit(&mut self, groups: &[Commit]) -> Result<(), StoreError> {
         let Some(last) = groups.last() else { return Ok(()) };
-        let mut changes = Changes::new(&self.spaces, groups.iter().map(|g| g.ops.len()).sum());
+        let number = self.number + 1;
+        let ops = groups.iter().map(|g| g.ops.len()).sum();
+        let mut changes = Changes::new(&self.spaces, number, self.lives, ops);
         for op in groups.iter().flat_map(|group| &group.ops) {
             changes.apply(op)?;
         }
-        let number = self.number + 1;
         changes.put(Space::Meta, META_MARKS, rows::marks_row(number, &last.marks));
+        for bucket in changes.begun() {
+            self.empty(*bucket)?;
+        }
+        let lives = changes.lives();
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
         for (space, key, value) in changes.into_rows() {
             let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
-            if let Some(sum) = self.unflushed.get_mut(space as usize) {
+            if let Some(sum) = self.unflushed.get_mut(space.index()) {
                 *sum += bytes as u64 + ROW_OVERHEAD;
             }
             match value {
@@ -292,12 +361,13 @@ impl Store for DiskStore {
         }
         batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
         self.number = number;
+        self.lives = lives;
         self.committed.record(number);
         self.rotate()
     }
 
     fn load(&mut self, load: &Load) -> Result<Loaded, StoreError> {
-        self.spaces.load(load)
+        self.spaces.load(load, &self.lives)
     }
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
@@ -340,8 +410,8 @@ impl Reader for DiskReader {
 #[cfg(test)]
 pub(super) fn write_raw(path: &Path, space: Space, key: &[u8], value: Option<&[u8]>) {
     let directory = Directory::open(path).unwrap();
-    let db = open_database(&directory, Budget::of(0)).unwrap();
-    let spaces = keyspaces(&db, &directory).unwrap();
+    let db = open_database(&directory.data(), Budget::of(0)).unwrap();
+    let spaces = keyspaces(&db, &directory.data()).unwrap();
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     match value {
         Some(value) => batch.insert(spaces.of(space), key, fjall::Slice::from(value)),

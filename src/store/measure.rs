@@ -6,7 +6,8 @@
 use super::tests::{config, delete, group, item, key, open_at};
 use super::*;
 use crate::clock::now;
-use crate::engine::event::Stored;
+use crate::engine::event::{BucketRow, Indexed, Stored, Wanted};
+use crate::engine::types::{BatchId, End, Ended, Identity};
 
 fn put(seq: u64, body: usize) -> Op {
     // Incompressible enough, and different in each row.
@@ -19,7 +20,7 @@ fn put(seq: u64, body: usize) -> Op {
     };
     let content = Content { properties: vec![0; 20], body: (0..body).map(byte).collect(), json: false };
     let item = Stored { content: Some(Arc::new(content)), ..item(seq, seq) };
-    Op::Put { place: Place::Time, item: Box::new(item), indexed: false }
+    Op::Put { place: Place::Time, item: Box::new(item), indexed: Indexed::default() }
 }
 
 /// Resident memory of this process, MiB: now, and at its peak.
@@ -117,4 +118,61 @@ fn a_full_disk_is_called_that_and_loses_nothing() {
         Loaded::Time { rows, .. } => assert!(rows.len() as u64 >= committed, "{} rows", rows.len()),
         other => panic!("{other:?}"),
     }
+}
+
+/// Half of the million wait in the store alone, the other half has ended, spread over all buckets.
+#[test]
+#[ignore = "a measurement"]
+fn a_million_identities() {
+    const ROWS: u64 = 1_000_000;
+    const ASKED: u64 = 1_000;
+    let given = |seq: u64| {
+        Identity::given(u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes())
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(&config(dir.path()), 256 << 20, false).unwrap().store;
+    let begin = |bucket| Op::BeginBucket(BucketRow { bucket, from: 1 });
+    store.commit(&[group(1, (0..8).map(begin).collect())]).unwrap();
+    let op = |seq: u64| {
+        if seq.is_multiple_of(2) {
+            let item = Stored { given: Some(given(seq)), ..item(seq, seq) };
+            let indexed = Indexed { identity: item.given, customer: None };
+            return Op::Put { place: Place::Time, item: Box::new(item), indexed };
+        }
+        let end = End::Sent(BatchId([7; 16]));
+        let ended = Ended { end, at: seq, due: seq, attempts: 0, customer: Some("customer".into()) };
+        Op::Remember { bucket: (seq * 8 / ROWS) as u8, identity: given(seq), ended: Box::new(ended) }
+    };
+    timed("half put with identity, half remembered", ROWS, || {
+        for start in (0..ROWS).step_by(1_000) {
+            store.commit(&[group(start, (start..start + 1_000).map(op).collect())]).unwrap();
+        }
+    });
+    let mut find = |what: &str, seq: fn(u64) -> u64, item: bool, ended: bool| {
+        let (mut us, rounds) = (0, 50);
+        for round in 0..rounds {
+            let wanted = |n: u64| Wanted {
+                identity: given(seq(round * ASKED + n)),
+                application: "app".into(),
+                buckets: (0..8).rev().collect(),
+            };
+            let load = Load::Find((0..ASKED).map(wanted).collect());
+            let before = std::time::Instant::now();
+            let found = match store.load(&load).unwrap() {
+                Loaded::Found(found) => found,
+                other => panic!("{other:?}"),
+            };
+            us += before.elapsed().as_micros() as u64;
+            assert!(found.iter().all(|f| f.item.is_some() == item && f.ended.is_some() == ended));
+        }
+        println!("find, {what}: {:.2} us an identity; {}", us as f64 / (rounds * ASKED) as f64, memory());
+    };
+    find("unknown", |n| ROWS + n, false, false);
+    find("waiting", |n| n * 7_919 % (ROWS / 2) * 2, true, false);
+    find("ended", |n| n * 7_919 % (ROWS / 2) * 2 + 1, false, true);
+    println!("{:?}", store.usage().unwrap());
+    let before = std::time::Instant::now();
+    store.commit(&[group(1, vec![begin(3)])]).unwrap();
+    println!("a bucket begun anew in {} us", before.elapsed().as_micros());
+    println!("{:?}", store.usage().unwrap());
 }

@@ -1,29 +1,121 @@
-//! The memory store: keeps nothing. The broker's unacked message is the only copy, and the engine, told so by its
-//! settings, writes nothing here.
+//! The memory store: keeps no items. The broker's unacked message is the only copy, and the engine, told so by its
+//! settings, writes none here. What it does keep, as long as the process lives and within bounds, is how items
+//! ended, so that repeats are recognised.
 
 use super::{new_identity, Commit, OpenError, OpenStore, Store, StoreError, Usage};
-use crate::engine::event::{Load, Loaded, Opened};
+use crate::engine::event::{Found, Load, Loaded, Op, Opened, Wanted, BUCKETS};
+use crate::engine::types::{Ended, Identity};
+use std::collections::HashMap;
 
-/// Opens an empty store with a fresh identity.
+/// Bytes of memory that one ended item costs, about.
+const ENTRY: u64 = 200;
+/// Fewest ended items that are kept, however little memory there is.
+const LEAST: usize = 1_000;
+
+/// Opens an empty store with a fresh identity. What it remembers takes a sixteenth of `memory_limit` (bytes) at
+/// most.
 ///
 /// # Errors
 ///
 /// The system has no random numbers.
-pub fn open() -> Result<OpenStore, OpenError> {
-    Ok(OpenStore { store: Box::new(MemoryStore), opened: Opened::default(), identity: new_identity()? })
+pub fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
+    let entries = usize::try_from(memory_limit / 16 / ENTRY).unwrap_or(usize::MAX);
+    let store = MemoryStore::new(entries.max(LEAST));
+    Ok(OpenStore { store: Box::new(store), opened: Opened::default(), identity: new_identity()? })
+}
+
+/// What ended within one span of time.
+#[derive(Debug, Default)]
+struct Bucket {
+    /// Counts the buckets as they begin: the lowest began longest ago.
+    begun: u64,
+    ended: HashMap<Identity, Ended>,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub struct MemoryStore;
+pub struct MemoryStore {
+    buckets: [Bucket; BUCKETS as usize],
+    /// How many times a bucket has begun.
+    begun: u64,
+    /// Most ended items, at least 1.
+    most: usize,
+    /// That it was full has been said.
+    warned: bool,
+}
+
+impl MemoryStore {
+    /// An empty one, for so many ended items.
+    fn new(most: usize) -> Self {
+        MemoryStore { buckets: Default::default(), begun: 0, most, warned: false }
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
+        match op {
+            Op::Remember { bucket, identity, ended } => {
+                if !self.bucket(*bucket)?.ended.contains_key(identity) {
+                    self.make_room();
+                }
+                self.bucket(*bucket)?.ended.insert(*identity, Ended::clone(ended));
+            }
+            Op::BeginBucket(row) => {
+                self.begun += 1;
+                let begun = self.begun;
+                // A fresh table, so that the old one's memory is given back.
+                *self.bucket(row.bucket)? = Bucket { begun, ended: HashMap::new() };
+            }
+            // Which applications are paused is forgotten with the rest.
+            Op::PutApp(_) => {}
+            Op::Put { .. }
+            | Op::Delete { .. }
+            | Op::Index { .. }
+            | Op::Park { .. }
+            | Op::PutWindow(_)
+            | Op::DeleteWindow { .. }
+            | Op::PutLane(_) => debug_assert!(false, "the memory store was given something to keep: {op:?}"),
+        }
+        Ok(())
+    }
+
+    fn bucket(&mut self, bucket: u8) -> Result<&mut Bucket, StoreError> {
+        self.buckets.get_mut(usize::from(bucket)).ok_or(StoreError::NoBucket(bucket))
+    }
+
+    /// Empties the oldest bucket that holds anything, if there is no room for one more.
+    fn make_room(&mut self) {
+        let kept: usize = self.buckets.iter().map(|bucket| bucket.ended.len()).sum();
+        if kept < self.most {
+            return;
+        }
+        let filled = self.buckets.iter_mut().filter(|bucket| !bucket.ended.is_empty());
+        if let Some(oldest) = filled.min_by_key(|bucket| bucket.begun) {
+            oldest.ended = HashMap::new();
+        }
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(
+                kept,
+                "no room to remember more ended items: repeats are recognised for a shorter time than \
+                 `dedupe_tail`; raise `limits.memory`, or keep the store on the disk"
+            );
+        }
+    }
+
+    fn find(&self, wanted: &Wanted) -> Result<Found, StoreError> {
+        let mut found = Found::default();
+        for bucket in &wanted.buckets {
+            let known = self.buckets.get(usize::from(*bucket)).ok_or(StoreError::NoBucket(*bucket))?;
+            if let Some(ended) = known.ended.get(&wanted.identity) {
+                found.ended = Some(ended.clone());
+                break;
+            }
+        }
+        Ok(found)
+    }
+}
 
 impl Store for MemoryStore {
     fn commit(&mut self, groups: &[Commit]) -> Result<(), StoreError> {
-        debug_assert!(
-            groups.iter().all(|g| g.ops.is_empty()),
-            "the memory store was given something to keep"
-        );
-        Ok(())
+        groups.iter().flat_map(|group| &group.ops).try_for_each(|op| self.apply(op))
     }
 
     fn load(&mut self, load: &Load) -> Result<Loaded, StoreError> {
@@ -36,6 +128,10 @@ impl Store for MemoryStore {
                 rows: Vec::new(),
                 next: None,
             },
+            Load::Find(wanted) => {
+                Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect::<Result<_, _>>()?)
+            }
+            Load::Walk(walk) => Loaded::Walked { number: walk.number, rows: Vec::new(), next: None },
             Load::Contents(wanted) => match wanted.first() {
                 None => Loaded::Contents(Vec::new()),
                 Some((_, place, key)) => {
@@ -51,5 +147,80 @@ impl Store for MemoryStore {
 
     fn close(self: Box<Self>) -> Result<(), StoreError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::event::{AppRow, BucketRow, Marks};
+    use crate::engine::types::End;
+
+    fn commit(store: &mut MemoryStore, ops: Vec<Op>) {
+        store.commit(&[Commit { ops, token: 1, marks: Marks::default() }]).unwrap();
+    }
+
+    fn remember(bucket: u8, seq: u64, at: u64) -> Op {
+        let ended = Ended { end: End::Cancelled, at, due: 5, attempts: 0, customer: None };
+        Op::Remember { bucket, identity: Identity::assigned(seq), ended: Box::new(ended) }
+    }
+
+    fn begin(bucket: u8) -> Op {
+        Op::BeginBucket(BucketRow { bucket, from: 1 })
+    }
+
+    /// When the item ended, as the first of the buckets says that knows it.
+    fn at(store: &mut MemoryStore, seq: u64, buckets: &[u8]) -> Option<u64> {
+        let identity = Identity::assigned(seq);
+        let wanted = Wanted { identity, application: "app".into(), buckets: buckets.to_vec() };
+        match store.load(&Load::Find(vec![wanted])).unwrap() {
+            Loaded::Found(found) => found[0].ended.as_ref().map(|ended| ended.at),
+            other @ (Loaded::Time { .. }
+            | Loaded::Lane { .. }
+            | Loaded::Group { .. }
+            | Loaded::Contents(_)
+            | Loaded::Walked { .. }) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_ended_is_found_until_its_bucket_begins_anew() {
+        let mut store = MemoryStore::new(10);
+        commit(&mut store, vec![begin(0), remember(0, 1, 10), remember(0, 1, 11), remember(0, 2, 12)]);
+        commit(&mut store, vec![begin(1), remember(1, 1, 20)]);
+        assert_eq!(at(&mut store, 1, &[1, 0]), Some(20));
+        assert_eq!(at(&mut store, 1, &[0, 1]), Some(11));
+        assert_eq!((at(&mut store, 2, &[1]), at(&mut store, 3, &[1, 0])), (None, None));
+        // In order: what was remembered before the beginning goes, what comes after it stays.
+        commit(&mut store, vec![remember(0, 3, 30), begin(0), remember(0, 4, 40)]);
+        assert_eq!((at(&mut store, 2, &[0]), at(&mut store, 3, &[0])), (None, None));
+        assert_eq!(at(&mut store, 4, &[1, 0]), Some(40));
+    }
+
+    #[test]
+    fn the_oldest_bucket_goes_when_there_is_no_room() {
+        let mut store = MemoryStore::new(4);
+        commit(&mut store, vec![begin(5), remember(5, 1, 1), remember(5, 2, 2), begin(0), remember(0, 3, 3)]);
+        commit(&mut store, vec![remember(0, 4, 4)]);
+        // One that is known already takes no more room.
+        commit(&mut store, vec![remember(0, 4, 4)]);
+        assert!(!store.warned);
+        commit(&mut store, vec![remember(0, 5, 5)]);
+        assert!(store.warned);
+        assert_eq!((at(&mut store, 1, &[5]), at(&mut store, 2, &[5])), (None, None));
+        let left: Vec<_> = (3..6).filter_map(|seq| at(&mut store, seq, &[0, 5])).collect();
+        assert_eq!(left, vec![3, 4, 5]);
+        // One bucket alone is bounded as well.
+        commit(&mut store, vec![remember(0, 6, 6), remember(0, 7, 7)]);
+        assert_eq!((at(&mut store, 6, &[0]), at(&mut store, 7, &[0])), (None, Some(7)));
+    }
+
+    #[test]
+    fn a_paused_application_and_a_bucket_too_many() {
+        let mut store = MemoryStore::new(4);
+        commit(&mut store, vec![Op::PutApp(AppRow { application: "a".into(), waiting: 0, paused: true })]);
+        let ops = vec![begin(BUCKETS)];
+        let refused = store.commit(&[Commit { ops, token: 1, marks: Marks::default() }]);
+        assert!(matches!(refused, Err(StoreError::NoBucket(BUCKETS))));
     }
 }

@@ -1,24 +1,41 @@
 //! The durable store: what it must do, and what can go wrong with it.
 //!
-//! Two kinds: [`disk`] keeps items over restarts and power cuts, [`memory`] keeps nothing. [`thread`] runs either
+//! Two kinds: [`disk`] keeps items over restarts and power cuts, [`memory`] keeps no items. [`thread`] runs either
 //! of them apart from the loop, so that a slow disk never delays a publish. Deliberately absent: any decision. The
 //! engine says what is written, moved, removed and read; the store does that, durably and in order.
 
 mod changes;
 mod directory;
 pub mod disk;
+pub mod ended;
+pub mod fields;
+mod find;
+mod log_batch;
+mod logs;
 pub mod memory;
 pub mod record;
-mod rows;
+pub mod rows;
+mod space;
 mod spaces;
 pub mod thread;
+mod walk;
 
 #[cfg(test)]
+mod ended_tests;
+#[cfg(test)]
+mod find_tests;
+#[cfg(test)]
+mod logs_tests;
+#[cfg(test)]
 mod measure;
+#[cfg(test)]
+mod open_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod thread_tests;
+#[cfg(test)]
+mod walk_tests;
 
 use crate::config::{self, StoreKind};
 use crate::engine::event::{Load, Loaded, Marks, Op, Opened, Place, Token};
@@ -145,6 +162,9 @@ pub enum StoreError {
         /// Its key.
         key: Key,
     },
+    /// A bucket of ended items that there is not.
+    #[error("there is no bucket {0} of ended items")]
+    NoBucket(u8),
     /// A name too long to be part of a key.
     #[error("a name of {0} bytes is too long for a key")]
     NameTooLong(usize),
@@ -203,6 +223,15 @@ pub enum OpenError {
         /// This program's.
         known: u32,
     },
+    /// Written by an older version of this program, in a format that cannot be brought up to date.
+    #[error(
+        "the store has format {found}, which this program cannot read; let the version that wrote it run until \
+         nothing waits any more, then remove the store's directory and start this one"
+    )]
+    Older {
+        /// The store's format.
+        found: u32,
+    },
     /// It does not read as it was written. Nothing was repaired and nothing given up.
     #[error("the store is damaged: {place}: {error}")]
     Damaged {
@@ -247,7 +276,7 @@ pub struct OpenStore {
 }
 
 /// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`, bytes):
-/// the store's buffers and caches take about a quarter of it. `accept_loss`: go on although commits that had been
+/// the disk store's buffers and caches take about a quarter of it, what the memory store remembers a sixteenth. `accept_loss`: go on although commits that had been
 /// made durable are gone.
 ///
 /// # Errors
@@ -256,7 +285,7 @@ pub struct OpenStore {
 pub fn open(store: &config::Store, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     match store.kind {
         StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss),
-        StoreKind::Memory => memory::open(),
+        StoreKind::Memory => memory::open(memory_limit),
     }
 }
 

@@ -4,18 +4,23 @@
 //! before them:
 //!
 //! ```text
-//! version u8 | flags u8 | received | [expiry] | weight | attempts | application | [customer] | [last error]
-//!   | [reason u8, error] | properties | body | crc32c u32 LE
+//! version u8 | flags u8 | received | [expiry] | weight | attempts | application | [customer]
+//!   | [given: 16 bytes] | [last error] | [reason u8, error] | properties | body | crc32c u32 LE
 //! ```
+//!
+//! Flags, from the lowest bit: customer, own time, expiry, last error, dead, JSON, given. *Given* is the identity
+//! of an item whose producer named it; every other item is known by its arrival number, which is in the key. (No
+//! record without that flag was ever written by a released program, so it belongs to version 1.)
 //!
 //! The checksum covers the key (due and arrival number, big endian) and everything before itself, so a record
 //! that turns up under another key is damage as well. A new format gets a new version byte; a record of an
 //! older version stays readable until the store's own format version says that none is left.
 
+use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, Reader, RecordError};
+use super::rows::time_key;
 use crate::engine::event::Stored;
-use crate::engine::types::{Content, Dead, Key, Reason};
+use crate::engine::types::{Content, Dead, Identity, Key, Reason};
 use std::sync::Arc;
-use thiserror::Error;
 
 /// The version byte this code writes.
 pub const VERSION: u8 = 1;
@@ -26,44 +31,8 @@ const EXPIRY: u8 = 1 << 2;
 const LAST_ERROR: u8 = 1 << 3;
 const DEAD: u8 = 1 << 4;
 const JSON: u8 = 1 << 5;
-const KNOWN: u8 = CUSTOMER | OWN_TIME | EXPIRY | LAST_ERROR | DEAD | JSON;
-
-/// What is wrong with a record.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum RecordError {
-    /// Fewer bytes than a record can have.
-    #[error("the record has {0} bytes, fewer than any record can have")]
-    Short(usize),
-    /// Content, key or checksum were changed since it was written.
-    #[error("checksum mismatch: found {found:08x}, computed {computed:08x}")]
-    Checksum {
-        /// The one in the record.
-        found: u32,
-        /// The one its bytes give.
-        computed: u32,
-    },
-    /// Written by a newer version of this program.
-    #[error("record version {0} is not known (this program knows {VERSION})")]
-    Version(u8),
-    /// Flags that no version has given a meaning.
-    #[error("unknown flags {0:#04x}")]
-    Flags(u8),
-    /// A field ends behind the end of the record.
-    #[error("field `{0}` does not fit in the record")]
-    Truncated(&'static str),
-    /// A number too large for its field.
-    #[error("field `{0}` is out of range")]
-    Range(&'static str),
-    /// A text that is not UTF-8.
-    #[error("field `{0}` is not UTF-8")]
-    Utf8(&'static str),
-    /// A reason code without a meaning.
-    #[error("unknown reason code {0}")]
-    Reason(u8),
-    /// Bytes left over behind the last field.
-    #[error("{0} bytes too many")]
-    Trailing(usize),
-}
+const GIVEN: u8 = 1 << 6;
+const KNOWN: u8 = CUSTOMER | OWN_TIME | EXPIRY | LAST_ERROR | DEAD | JSON | GIVEN;
 
 /// A record without a copy: its fields point into the bytes they were read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +41,8 @@ pub struct View<'a> {
     pub application: &'a str,
     /// See [`Stored::customer`].
     pub customer: Option<&'a str>,
+    /// See [`Stored::given`].
+    pub given: Option<Identity>,
     /// See [`Stored::received`].
     pub received: u64,
     /// See [`Stored::own_time`].
@@ -100,6 +71,7 @@ impl<'a> View<'a> {
         View {
             application: &item.application,
             customer: item.customer.as_deref(),
+            given: item.given,
             received: item.received,
             own_time: item.own_time,
             expiry: item.expiry,
@@ -129,6 +101,7 @@ impl<'a> View<'a> {
             key,
             application: self.application.into(),
             customer: self.customer.map(Arc::from),
+            given: self.given,
             received: self.received,
             own_time: self.own_time,
             expiry: self.expiry,
@@ -156,7 +129,8 @@ pub fn encode(key: Key, view: &View<'_>) -> Vec<u8> {
             | flag(view.expiry.is_some(), EXPIRY)
             | flag(view.last_error.is_some(), LAST_ERROR)
             | flag(view.dead.is_some(), DEAD)
-            | flag(view.json, JSON),
+            | flag(view.json, JSON)
+            | flag(view.given.is_some(), GIVEN),
     );
     put_varint(&mut out, view.received);
     if let Some(expiry) = view.expiry {
@@ -168,6 +142,9 @@ pub fn encode(key: Key, view: &View<'_>) -> Vec<u8> {
     if let Some(customer) = view.customer {
         put_bytes(&mut out, customer.as_bytes());
     }
+    if let Some(given) = view.given {
+        out.extend_from_slice(&given.to_bytes());
+    }
     if let Some(error) = view.last_error {
         put_bytes(&mut out, error.as_bytes());
     }
@@ -177,8 +154,7 @@ pub fn encode(key: Key, view: &View<'_>) -> Vec<u8> {
     }
     put_bytes(&mut out, view.properties);
     put_bytes(&mut out, view.body);
-    let crc = checksum(key, &out);
-    out.extend_from_slice(&crc.to_le_bytes());
+    seal(&time_key(key), &mut out);
     out
 }
 
@@ -188,16 +164,10 @@ pub fn encode(key: Key, view: &View<'_>) -> Vec<u8> {
 ///
 /// Any input that [`encode`] did not make for this key: a [`RecordError`], never a panic.
 pub fn decode(key: Key, bytes: &[u8]) -> Result<View<'_>, RecordError> {
-    let (fields, crc) = bytes.split_last_chunk().ok_or(RecordError::Short(bytes.len()))?;
-    let found = u32::from_le_bytes(*crc);
-    let computed = checksum(key, fields);
-    if found != computed {
-        return Err(RecordError::Checksum { found, computed });
-    }
-    let mut r = Reader(fields);
+    let mut r = Reader(unseal(&time_key(key), bytes)?);
     let version = r.byte("version")?;
     if version != VERSION {
-        return Err(RecordError::Version(version));
+        return Err(RecordError::Version { found: version, known: VERSION });
     }
     let flags = r.byte("flags")?;
     if flags & !KNOWN != 0 {
@@ -214,94 +184,14 @@ pub fn decode(key: Key, bytes: &[u8]) -> Result<View<'_>, RecordError> {
         attempts: r.u32("attempts")?,
         application: r.text("application")?,
         customer: if has(CUSTOMER) { Some(r.text("customer")?) } else { None },
+        given: if has(GIVEN) { Some(Identity::from_bytes(r.array("given")?)) } else { None },
         last_error: if has(LAST_ERROR) { Some(r.text("last_error")?) } else { None },
         dead: if has(DEAD) { Some((r.reason()?, r.text("error")?)) } else { None },
         properties: r.bytes("properties")?,
         body: r.bytes("body")?,
     };
-    match r.0.len() {
-        0 => Ok(view),
-        left => Err(RecordError::Trailing(left)),
-    }
-}
-
-fn checksum(key: Key, fields: &[u8]) -> u32 {
-    let crc = crc32c::crc32c(&key.due.to_be_bytes());
-    crc32c::crc32c_append(crc32c::crc32c_append(crc, &key.seq.to_be_bytes()), fields)
-}
-
-/// Codes on disk; never given a second meaning.
-fn reason_code(reason: Reason) -> u8 {
-    match reason {
-        Reason::Invalid => 1,
-        Reason::TooLarge => 2,
-        Reason::Duplicate => 3,
-        Reason::Full => 4,
-        Reason::Expired => 5,
-        Reason::Attempts => 6,
-        Reason::Refused => 7,
-        Reason::Unsupported => 8,
-    }
-}
-
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    put_varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
-/// What is left to read.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn byte(&mut self, field: &'static str) -> Result<u8, RecordError> {
-        let (first, rest) = self.0.split_first().ok_or(RecordError::Truncated(field))?;
-        self.0 = rest;
-        Ok(*first)
-    }
-
-    fn varint(&mut self, field: &'static str) -> Result<u64, RecordError> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte(field)?;
-            // The tenth byte has room for the topmost bit alone.
-            if shift == 63 && byte > 1 {
-                return Err(RecordError::Range(field));
-            }
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(RecordError::Range(field))
-    }
-
-    fn u32(&mut self, field: &'static str) -> Result<u32, RecordError> {
-        u32::try_from(self.varint(field)?).map_err(|_| RecordError::Range(field))
-    }
-
-    fn bytes(&mut self, field: &'static str) -> Result<&'a [u8], RecordError> {
-        let len = usize::try_from(self.varint(field)?).map_err(|_| RecordError::Range(field))?;
-        let (bytes, rest) = self.0.split_at_checked(len).ok_or(RecordError::Truncated(field))?;
-        self.0 = rest;
-        Ok(bytes)
-    }
-
-    fn text(&mut self, field: &'static str) -> Result<&'a str, RecordError> {
-        std::str::from_utf8(self.bytes(field)?).map_err(|_| RecordError::Utf8(field))
-    }
-
-    fn reason(&mut self) -> Result<Reason, RecordError> {
-        let code = self.byte("reason")?;
-        Reason::ALL.into_iter().find(|r| reason_code(*r) == code).ok_or(RecordError::Reason(code))
-    }
+    r.end()?;
+    Ok(view)
 }
 
 #[cfg(test)]
@@ -326,6 +216,7 @@ mod tests {
             key in key(),
             application in text(20),
             customer in option::of(text(20)),
+            given in option::of(any::<[u8; 16]>()),
             received in any::<u64>(),
             own_time in any::<bool>(),
             expiry in option::of(any::<u64>()),
@@ -336,8 +227,8 @@ mod tests {
             content in (vec(any::<u8>(), 0..40), vec(any::<u8>(), 0..300), any::<bool>()),
         ) -> Stored {
             Stored {
-                key, application: application.into(), customer: customer.map(Arc::from), received, own_time,
-                expiry, weight, attempts, last_error: last_error.map(Arc::from),
+                key, application: application.into(), customer: customer.map(Arc::from),
+                given: given.map(Identity::given), received, own_time, expiry, weight, attempts, last_error: last_error.map(Arc::from),
                 dead: dead.map(|(r, e)| Arc::new(Dead { reason: Reason::ALL[r], error: e.into() })),
                 content: Some(Arc::new(Content { properties: content.0, body: content.1, json: content.2 })),
             }
@@ -350,8 +241,7 @@ mod tests {
 
     /// Gives arbitrary fields a right checksum, so that the decoder behind it is reached.
     fn sealed(key: Key, mut fields: Vec<u8>) -> Vec<u8> {
-        let crc = checksum(key, &fields);
-        fields.extend_from_slice(&crc.to_le_bytes());
+        seal(&time_key(key), &mut fields);
         fields
     }
 
@@ -419,22 +309,17 @@ mod tests {
         let key = Key { due: 7, seq: 1 };
         let of = |fields: &[u8]| decode(key, &sealed(key, fields.to_vec())).unwrap_err();
         assert_eq!(decode(key, &[1, 2]).unwrap_err(), RecordError::Short(2));
-        assert_eq!(of(&[9, 0]), RecordError::Version(9));
+        assert_eq!(of(&[9, 0]), RecordError::Version { found: 9, known: VERSION });
         assert_eq!(of(&[VERSION, 0x80]), RecordError::Flags(0x80));
         assert_eq!(of(&[VERSION, 0]), RecordError::Truncated("received"));
         assert_eq!(of(&[VERSION, 0, 0, 0, 0, 5, b'a']), RecordError::Truncated("application"));
         assert_eq!(of(&[VERSION, 0, 0, 0, 0, 1, 0xff]), RecordError::Utf8("application"));
+        assert_eq!(of(&[VERSION, GIVEN, 0, 0, 0, 0, 1, 2]), RecordError::Truncated("given"));
         assert_eq!(of(&[VERSION, DEAD, 0, 0, 0, 0, 99]), RecordError::Reason(99));
         assert_eq!(of(&[VERSION, 0, 0, 0, 0, 0, 0, 0, 1]), RecordError::Trailing(1));
         let wide = [VERSION, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x7f];
         assert_eq!(of(&wide), RecordError::Range("weight"));
         let endless = [VERSION, 0, 255, 255, 255, 255, 255, 255, 255, 255, 255, 2];
         assert_eq!(of(&endless), RecordError::Range("received"));
-    }
-
-    #[test]
-    fn reason_codes_are_distinct() {
-        let codes: std::collections::BTreeSet<u8> = Reason::ALL.into_iter().map(reason_code).collect();
-        assert_eq!(codes.len(), Reason::ALL.len());
     }
 }

@@ -3,61 +3,19 @@
 //! Keys sort as the engine counts: numbers big endian, names with their length (u16, big endian) before them, so
 //! that no name is a prefix of another. Every small row carries a crc32c over its key and its fields.
 
-use super::StoreError;
-use crate::engine::event::{AppRow, LaneRow, Marks, WindowRow};
-use crate::engine::types::Key;
+use super::{fields, StoreError};
+use crate::engine::event::{AppRow, BucketRow, LaneRow, Marks, WindowRow};
+use crate::engine::types::{Identity, Key};
 use std::sync::Arc;
 
 /// Format of the whole store: which keyspaces there are, and what lies in them.
 ///
 /// To change it: raise it, and let `disk` bring a store of the previous format up to it in one commit that also
 /// writes the new number; a program that knows less refuses the store from then on.
-pub const FORMAT: u32 = 1;
-
-/// A keyspace. Names and order are part of the format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Space {
-    /// (due, seq) -> record.
-    Time,
-    /// (lane, due, seq) -> record.
-    Lanes,
-    /// (application, customer, due, seq) -> nothing.
-    Customers,
-    /// (application, customer) -> window row.
-    Windows,
-    /// (lane) -> lane row.
-    LaneRows,
-    /// Counts of stored items by application.
-    Applications,
-    /// Format, identity, marks.
-    Meta,
-}
-
-impl Space {
-    /// All of them.
-    pub const ALL: [Space; 7] = [
-        Space::Time,
-        Space::Lanes,
-        Space::Customers,
-        Space::Windows,
-        Space::LaneRows,
-        Space::Applications,
-        Space::Meta,
-    ];
-
-    /// Its name in the storage engine and in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Space::Time => "time",
-            Space::Lanes => "lanes",
-            Space::Customers => "customers",
-            Space::Windows => "windows",
-            Space::LaneRows => "lane_rows",
-            Space::Applications => "applications",
-            Space::Meta => "meta",
-        }
-    }
-}
+///
+/// Format 1, of no released program, had no identity rows; items in the store alone could not be found by identity,
+/// so it is refused.
+pub const FORMAT: u32 = 2;
 
 /// Key in `meta` of the format number. Key and layout stay the same in every format.
 pub const META_FORMAT: &[u8] = b"format";
@@ -65,6 +23,8 @@ pub const META_FORMAT: &[u8] = b"format";
 pub const META_IDENTITY: &[u8] = b"identity";
 /// Key in `meta` of the marks of the last commit.
 pub const META_MARKS: &[u8] = b"marks";
+/// Key of the row about the bucket, in the bucket's own keyspace. It is shorter than an identity.
+pub const BUCKET: &[u8] = b"bucket";
 
 /// Bytes of an item's place in the order, at the end of every key that has one.
 pub const PLACE_LEN: usize = 16;
@@ -127,18 +87,14 @@ fn names<const N: usize>(mut bytes: &[u8]) -> Result<[Arc<str>; N], String> {
 }
 
 /// A row's fields, sealed with a checksum over its key and themselves.
-fn seal(key: &[u8], mut fields: Vec<u8>) -> Vec<u8> {
-    let crc = crc32c::crc32c_append(crc32c::crc32c(key), &fields);
-    fields.extend_from_slice(&crc.to_le_bytes());
-    fields
+fn seal(key: &[u8], mut row: Vec<u8>) -> Vec<u8> {
+    fields::seal(key, &mut row);
+    row
 }
 
 /// The fields of a sealed row, exactly `N` 64-bit numbers.
 fn unseal<const N: usize>(key: &[u8], bytes: &[u8]) -> Result<[u64; N], String> {
-    let (mut fields, crc) = bytes.split_last_chunk::<4>().ok_or("the row is too short")?;
-    if crc32c::crc32c_append(crc32c::crc32c(key), fields) != u32::from_le_bytes(*crc) {
-        return Err("checksum mismatch".to_owned());
-    }
+    let mut fields = fields::unseal(key, bytes).map_err(|e| e.to_string())?;
     let mut out = [0; N];
     for number in &mut out {
         let (first, rest) = fields.split_first_chunk::<8>().ok_or("the row is too short")?;
@@ -233,7 +189,7 @@ pub fn lane_row(row: &LaneRow) -> Result<(Vec<u8>, Vec<u8>), StoreError> {
 /// As [`prefix`].
 pub fn app_row(row: &AppRow) -> Result<(Vec<u8>, Vec<u8>), StoreError> {
     let key = prefix(&[&row.application])?;
-    let value = seal_numbers(&key, &[row.waiting]);
+    let value = seal_numbers(&key, &[row.waiting, row.paused.into()]);
     Ok((key, value))
 }
 
@@ -244,8 +200,47 @@ pub fn app_row(row: &AppRow) -> Result<(Vec<u8>, Vec<u8>), StoreError> {
 /// Says what is wrong with it.
 pub fn read_app(key: &[u8], bytes: &[u8]) -> Result<AppRow, String> {
     let [application] = names(key)?;
-    let [waiting] = unseal(key, bytes)?;
-    Ok(AppRow { application, waiting })
+    let [waiting, paused] = unseal(key, bytes)?;
+    let paused = match paused {
+        0 => false,
+        1 => true,
+        other => return Err(format!("unknown pause flag {other}")),
+    };
+    Ok(AppRow { application, waiting, paused })
+}
+
+/// Key and value of the row that leads from an identity to its item.
+pub fn identity_row(identity: Identity, key: Key) -> ([u8; 16], Vec<u8>) {
+    let row = identity.to_bytes();
+    (row, seal_numbers(&row, &[key.due, key.seq]))
+}
+
+/// Reads [`identity_row`].
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn read_identity(identity: Identity, bytes: &[u8]) -> Result<Key, String> {
+    unseal(&identity.to_bytes(), bytes).map(|[due, seq]| Key { due, seq })
+}
+
+/// The row about a bucket that lives its life number `life`.
+pub fn bucket_row(row: BucketRow, life: u64) -> Vec<u8> {
+    seal_numbers(BUCKET, &[row.bucket.into(), row.from, life])
+}
+
+/// Reads [`bucket_row`] of this bucket.
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn read_bucket(bucket: u8, bytes: &[u8]) -> Result<(BucketRow, u64), String> {
+    let [found, from, life] = unseal(BUCKET, bytes)?;
+    if found == u64::from(bucket) {
+        Ok((BucketRow { bucket, from }, life))
+    } else {
+        Err(format!("it belongs to bucket {found}"))
+    }
 }
 
 /// Reads [`lane_row`].
@@ -257,14 +252,6 @@ pub fn read_lane(key: &[u8], bytes: &[u8]) -> Result<LaneRow, String> {
     let [lane] = names(key)?;
     let [count, due, seq] = unseal(key, bytes)?;
     Ok(LaneRow { lane, count, low: Key { due, seq } })
-}
-
-/// A key as it is named in messages: its bytes in hexadecimal, printable names readable beside them.
-pub fn show(key: &[u8]) -> String {
-    if let (PLACE_LEN, Some(place)) = (key.len(), place_of(key)) {
-        return format!("due {} number {}", place.due, place.seq);
-    }
-    format!("`{}`", key.escape_ascii())
 }
 
 #[cfg(test)]
@@ -307,30 +294,55 @@ mod tests {
             let lane = LaneRow { lane: "".into(), count: a, low: key(b, c) };
             let (k, v) = lane_row(&lane).unwrap();
             prop_assert_eq!(read_lane(&k, &v).unwrap(), lane);
-            let app = AppRow { application: "a".into(), waiting: a };
+            let app = AppRow { application: "a".into(), waiting: a, paused: expires };
             let (k, v) = app_row(&app).unwrap();
             prop_assert_eq!(read_app(&k, &v).unwrap(), app);
+            let identity = Identity::assigned(a);
+            let (_, v) = identity_row(identity, key(b, c));
+            prop_assert_eq!(read_identity(identity, &v).unwrap(), key(b, c));
+            let bucket = BucketRow { bucket: 3, from: a };
+            prop_assert_eq!(read_bucket(3, &bucket_row(bucket, b)).unwrap(), (bucket, b));
+            prop_assert!(read_bucket(4, &bucket_row(bucket, b)).is_err());
         }
 
         #[test]
         fn any_bytes_are_read_or_refused(k in any::<Vec<u8>>(), v in any::<Vec<u8>>()) {
             prop_assert!(read_window(&k, &v).is_err());
             prop_assert!(read_lane(&k, &v).is_err());
+            prop_assert!(read_app(&k, &v).is_err());
             prop_assert!(read_marks(&v).is_err());
+            prop_assert!(read_bucket(0, &v).is_err());
+            prop_assert!(read_identity(Identity::assigned(1), &v).is_err());
             // A right checksum over wrong fields.
             let sealed = seal(&k, v);
             let _ = (read_window(&k, &sealed), read_lane(&k, &sealed), read_number(&k, &sealed));
+            let _ = (read_app(&k, &sealed), read_bucket(0, &sealed));
         }
     }
 
     #[test]
     fn a_flipped_bit_is_noticed() {
-        let good = marks_row(3, &Marks { next_seq: 9, ..Marks::default() });
-        for bit in 0..good.len() * 8 {
-            let mut bad = good.clone();
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(read_marks(&bad), Err("checksum mismatch".to_owned()), "bit {bit}");
+        fn every_bit<T: std::fmt::Debug>(good: &[u8], read: impl Fn(&[u8]) -> Result<T, String>) {
+            read(good).unwrap();
+            for bit in 0..good.len() * 8 {
+                let mut bad = good.to_vec();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert!(read(&bad).unwrap_err().starts_with("checksum mismatch"), "bit {bit}");
+            }
         }
+        every_bit(&marks_row(3, &Marks { next_seq: 9, ..Marks::default() }), read_marks);
+        let (app, row) = app_row(&AppRow { application: "a".into(), waiting: 7, paused: true }).unwrap();
+        every_bit(&row, |bytes| read_app(&app, bytes));
+        let identity = Identity::given([7; 16]);
+        every_bit(&identity_row(identity, key(1, 2)).1, |bytes| read_identity(identity, bytes));
+        every_bit(&bucket_row(BucketRow { bucket: 2, from: 9 }, 4), |bytes| read_bucket(2, bytes));
+    }
+
+    #[test]
+    fn a_flag_without_a_meaning_is_refused() {
+        let app = prefix(&["a"]).unwrap();
+        let error = read_app(&app, &seal_numbers(&app, &[7, 2])).unwrap_err();
+        assert_eq!(error, "unknown pause flag 2");
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! until it is compacted away.
 
 use super::record::{self, View};
-use super::rows::{self, Space, PLACE_LEN};
-use super::{Contents, Reader, StoreError, Wanted};
-use crate::engine::event::{Load, Loaded, Place, Stored};
+use super::rows::{self, PLACE_LEN};
+use super::space::{self, Space, SPACES};
+use super::{find, walk, Contents, Reader, StoreError, Wanted};
+use crate::engine::event::{Load, Loaded, Place, Stored, BUCKETS};
 use crate::engine::types::{Content, Key};
 use fjall::{Keyspace, Slice};
 use std::fmt::Display;
@@ -26,27 +27,21 @@ pub const DAMAGE: [io::ErrorKind; 3] =
 #[derive(Clone)]
 pub struct Spaces {
     /// In the order of [`Space::ALL`].
-    all: [Keyspace; 7],
+    all: [Keyspace; SPACES],
 }
+
+/// Which life each bucket lives; see [`super::ended`].
+pub type Lives = [u64; BUCKETS as usize];
 
 impl Spaces {
     /// From handles in the order of [`Space::ALL`].
-    pub fn new(all: [Keyspace; 7]) -> Self {
+    pub fn new(all: [Keyspace; SPACES]) -> Self {
         Spaces { all }
     }
 
     /// The handle of one.
     pub fn of(&self, space: Space) -> &Keyspace {
-        let [time, lanes, customers, windows, lane_rows, applications, meta] = &self.all;
-        match space {
-            Space::Time => time,
-            Space::Lanes => lanes,
-            Space::Customers => customers,
-            Space::Windows => windows,
-            Space::LaneRows => lane_rows,
-            Space::Applications => applications,
-            Space::Meta => meta,
-        }
+        &self.all[space.index()]
     }
 
     /// One row.
@@ -76,12 +71,12 @@ impl Spaces {
         Ok(rows)
     }
 
-    /// Answers a load.
+    /// Answers a load. `lives`: which life each bucket lives.
     ///
     /// # Errors
     ///
     /// As [`super::Store::load`].
-    pub fn load(&self, load: &Load) -> Result<Loaded, StoreError> {
+    pub fn load(&self, load: &Load, lives: &Lives) -> Result<Loaded, StoreError> {
         match load {
             Load::Time { from, until, max_rows, max_bytes } => {
                 let end = rows::time_key(Key { due: *until, seq: 0 }).to_vec();
@@ -98,6 +93,14 @@ impl Spaces {
                 let names: [&str; 2] = [application, customer];
                 let (rows, next) = self.group(&names, *from, *max_rows)?;
                 Ok(Loaded::Group { application: application.clone(), customer: customer.clone(), rows, next })
+            }
+            Load::Find(wanted) => {
+                let found = wanted.iter().map(|wanted| find::find(self, lives, wanted));
+                Ok(Loaded::Found(found.collect::<Result<_, _>>()?))
+            }
+            Load::Walk(walk) => {
+                let (rows, next) = walk::walk(self, walk)?;
+                Ok(Loaded::Walked { number: walk.number, rows, next })
             }
             Load::Contents(wanted) => {
                 let mut found = Vec::with_capacity(wanted.len());
@@ -156,18 +159,31 @@ impl Spaces {
             if out.len() >= max_rows {
                 return Ok((out, Some(key)));
             }
-            let item = self.view(&Place::Time, key, |view| view.stored(key))?;
-            let orphan = || damaged(Space::Customers, &row, &"no item in the time index belongs to this row");
-            out.push(item.ok_or_else(orphan)?);
+            out.push(self.of_index_row(&row, key)?);
         }
         Ok((out, None))
+    }
+
+    /// The item that a row of the customers' index leads to, without content.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; damage, where there is none.
+    pub fn of_index_row(&self, row: &[u8], key: Key) -> Result<Stored, StoreError> {
+        let item = self.view(&Place::Time, key, |view| view.stored(key))?;
+        item.ok_or_else(|| damaged(Space::Customers, row, &"no item in the time index belongs to this row"))
     }
 
     fn content(&self, place: &Place, key: Key) -> Result<Option<Arc<Content>>, StoreError> {
         self.view(place, key, |view| view.content())
     }
 
-    fn view<T>(
+    /// The item in this place, as `read` sees it.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's, or a record that does not read as it was written.
+    pub fn view<T>(
         &self,
         place: &Place,
         key: Key,
@@ -210,17 +226,22 @@ fn after(names: &[&str]) -> Result<Vec<u8>, StoreError> {
     Ok(end)
 }
 
-fn place(space: Space, row: &[u8]) -> Result<Key, StoreError> {
+/// The place in the order that the key of a row ends in.
+///
+/// # Errors
+///
+/// Damage, where it is too short.
+pub fn place(space: Space, row: &[u8]) -> Result<Key, StoreError> {
     rows::place_of(row).ok_or_else(|| damaged(space, row, &"the key is too short"))
 }
 
 /// A row that does not read as it was written.
 pub fn damaged(space: Space, key: &[u8], error: &dyn Display) -> StoreError {
-    StoreError::Damaged { keyspace: space.name(), key: rows::show(key), error: error.to_string() }
+    StoreError::Damaged { keyspace: space.name(), key: space::show(space, key), error: error.to_string() }
 }
 
 /// A failed read: damage, unless it is plainly the system's fault.
-fn unreadable(space: Space, near: &[u8], error: &fjall::Error) -> StoreError {
+pub fn unreadable(space: Space, near: &[u8], error: &fjall::Error) -> StoreError {
     match io_error(error) {
         Some(io) if !DAMAGE.contains(&io.kind()) => {
             StoreError::Engine { action: "read", error: io.to_string() }

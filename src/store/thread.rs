@@ -8,7 +8,7 @@
 use super::{Commit, Reader, Store, StoreError, Usage};
 use crate::clock;
 use crate::engine::event::{Load, Loaded, Op, Place, Token};
-use crate::engine::types::Key;
+use crate::engine::types::{End, Key};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -127,7 +127,9 @@ impl Handle {
         self.queue(Job::Commit(commit), bytes);
     }
 
-    /// Queues a read; [`Event::Loaded`] follows. It sees every commit queued before it.
+    /// Queues a read; [`Event::Loaded`] follows, in the order in which reads other than [`Load::Contents`] were
+    /// queued. It sees every commit queued before it, and a [`Load::Find`] may see later ones too: it does not part
+    /// commits that share a sync.
     ///
     /// Contents are read at once, beside commits that are under way: the engine asks only for contents of items
     /// whose commit is durable. Should one not be there even so, because a move of it is still queued, it is looked
@@ -137,7 +139,12 @@ impl Handle {
         let beside = state.has_reader && state.reads.len() < MAX_JOBS;
         let wanted = match load {
             Load::Contents(wanted) if beside => wanted,
-            load @ (Load::Time { .. } | Load::Lane { .. } | Load::Group { .. } | Load::Contents(_)) => {
+            load @ (Load::Time { .. }
+            | Load::Lane { .. }
+            | Load::Group { .. }
+            | Load::Contents(_)
+            | Load::Find(_)
+            | Load::Walk(_)) => {
                 drop(state);
                 return self.queue(Job::Load(load), 0);
             }
@@ -231,7 +238,15 @@ fn size(op: &Op) -> u64 {
         | Op::PutWindow(_)
         | Op::DeleteWindow { .. }
         | Op::PutLane(_)
+        | Op::BeginBucket(_)
         | Op::PutApp(_) => 128,
+        Op::Remember { ended, .. } => {
+            let error = match &ended.end {
+                End::Dead(dead) => dead.error.len(),
+                End::Sent(_) | End::Cancelled | End::CancelledAgain => 0,
+            };
+            256 + error as u64
+        }
     }
 }
 
@@ -293,7 +308,8 @@ struct Shared {
 
 /// What the store does next.
 enum Turn {
-    Commit(Vec<Commit>),
+    /// These commits, and then these [`Load::Find`]s, which were asked between them.
+    Commit(Vec<Commit>, Vec<Load>),
     Load(Load),
     Measure,
     End,
@@ -320,7 +336,8 @@ impl Shared {
         }
     }
 
-    /// Waits for work: all commits up to the next load, within the limits, or that load.
+    /// Waits for work: all commits up to the next load that must not see later ones, within the limits, or that
+    /// load.
     fn next(&self, (max_ops, max_bytes): (usize, u64)) -> Turn {
         let mut state = self.lock();
         state.serving = None;
@@ -341,7 +358,7 @@ impl Shared {
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let (mut groups, mut ops, mut bytes) = (Vec::new(), 0, 0);
+        let (mut groups, mut finds, mut ops, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         while let Some(queued) = state.jobs.pop_front() {
             match queued.job {
                 Job::Commit(commit) => {
@@ -355,6 +372,7 @@ impl Shared {
                     groups.push(commit);
                 }
                 Job::Load(load) if groups.is_empty() => return Turn::Load(load),
+                Job::Load(load @ Load::Find(_)) => finds.push(load),
                 Job::Load(load) => {
                     state.jobs.push_front(Queued { job: Job::Load(load), ..queued });
                     break;
@@ -362,7 +380,7 @@ impl Shared {
             }
         }
         self.room.notify_all();
-        Turn::Commit(groups)
+        Turn::Commit(groups, finds)
     }
 
     fn committed(&self, groups: &[Commit], took_ms: u64) {
@@ -398,8 +416,9 @@ fn serve(mut store: Box<dyn Store>, shared: &Shared) {
     let limit = store.group_limit();
     loop {
         let result = match shared.next(limit) {
-            Turn::Commit(groups) => commit(&mut *store, &groups, shared),
-            Turn::Load(load) => store.load(&load).map(|loaded| (shared.on_event)(Event::Loaded(loaded))),
+            Turn::Commit(groups, finds) => commit(&mut *store, &groups, shared)
+                .and_then(|()| finds.iter().try_for_each(|find| load(&mut *store, find, shared))),
+            Turn::Load(wanted) => load(&mut *store, &wanted, shared),
             Turn::Measure => {
                 measure(&*store, shared);
                 Ok(())
@@ -420,12 +439,18 @@ fn serve(mut store: Box<dyn Store>, shared: &Shared) {
 
 fn commit(store: &mut dyn Store, groups: &[Commit], shared: &Shared) -> Result<(), StoreError> {
     let started = clock::now().mono;
+    failpoint!("before-commit");
     store.commit(groups)?;
+    failpoint!("after-commit");
     shared.committed(groups, clock::now().mono.saturating_sub(started));
     if let Some(last) = groups.last() {
         (shared.on_event)(Event::Committed(last.token));
     }
     Ok(())
+}
+
+fn load(store: &mut dyn Store, load: &Load, shared: &Shared) -> Result<(), StoreError> {
+    store.load(load).map(|loaded| (shared.on_event)(Event::Loaded(loaded)))
 }
 
 fn measure(store: &dyn Store, shared: &Shared) {

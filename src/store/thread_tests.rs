@@ -5,7 +5,8 @@
 use super::tests::{delete, group, key, open_at, put};
 use super::thread::{spawn, Event, Handle};
 use super::*;
-use crate::engine::types::Content;
+use crate::engine::event::{Found, Wanted as Sought};
+use crate::engine::types::{Content, Identity};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -17,6 +18,8 @@ const SOON: Duration = Duration::from_secs(20);
 enum Call {
     Commit(Vec<Token>),
     Load,
+    /// With the number of the one item asked for.
+    Find(u64),
     Closed,
 }
 
@@ -39,6 +42,11 @@ impl Store for Recording {
     }
 
     fn load(&mut self, load: &Load) -> Result<Loaded, StoreError> {
+        if let Load::Find(wanted) = load {
+            let number = u64::from_be_bytes(*wanted[0].identity.to_bytes().last_chunk().unwrap());
+            self.calls.send(Call::Find(number)).unwrap();
+            return Ok(Loaded::Found(vec![Found::default()]));
+        }
         self.calls.send(Call::Load).unwrap();
         Ok(match load {
             Load::Contents(wanted) => {
@@ -128,6 +136,11 @@ fn time() -> Load {
     Load::Time { from: Key::default(), until: u64::MAX, max_rows: 9, max_bytes: 0 }
 }
 
+fn find(number: u64) -> Load {
+    let identity = Identity::assigned(number);
+    Load::Find(vec![Sought { identity, application: "app".into(), buckets: vec![] }])
+}
+
 fn contents(handle: u64) -> Load {
     Load::Contents(vec![(handle, Place::Time, key(1, 1))])
 }
@@ -156,6 +169,72 @@ fn commits_up_to_the_next_load_share_a_sync() {
     assert_eq!((stats.syncs, stats.commits, stats.queued, stats.queued_bytes), (3, 6, 0, 0));
     assert_eq!((stats.oldest_ms, stats.failed), (None, false));
     assert_eq!(stats.usage, Some(Usage { used: 1, free: 2, total: 3 }));
+}
+
+#[test]
+fn questions_by_identity_do_not_part_commits() {
+    let bench = Bench::new((1_000, 1 << 20), None);
+    bench.enter(1);
+    for token in 2..=100 {
+        bench.commit(token);
+        bench.handle.load(find(token));
+    }
+    bench.handle.load(time());
+    bench.handle.load(find(101));
+    bench.commit(102);
+    bench.handle.load(find(102));
+    (0..3).for_each(|_| bench.gate.send(true).unwrap());
+    // All at once; then the answers, in the order of the questions, before that of any other load.
+    bench.called(Call::Commit((2..=100).collect()));
+    (2..=100).for_each(|number| bench.called(Call::Find(number)));
+    bench.called(Call::Load);
+    bench.called(Call::Find(101));
+    bench.called(Call::Commit(vec![102]));
+    bench.called(Call::Find(102));
+    bench.committed(1);
+    bench.committed(100);
+    (2..=100).for_each(|_| assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_)))));
+    assert!(matches!(bench.event(), Event::Loaded(Loaded::Time { .. })));
+    assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_))));
+    bench.committed(102);
+    assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_))));
+    bench.handle.close(SOON).unwrap();
+    let stats = bench.handle.stats();
+    assert_eq!((stats.syncs, stats.commits, stats.queued, stats.queued_bytes), (3, 101, 0, 0));
+}
+
+#[test]
+fn questions_by_identity_heed_the_limits_of_a_group() {
+    let bench = Bench::new((2, 1 << 20), None);
+    bench.enter(1);
+    for token in 2..=4 {
+        bench.commit(token);
+        bench.handle.load(find(token));
+    }
+    (0..3).for_each(|_| bench.gate.send(true).unwrap());
+    bench.called(Call::Commit(vec![2, 3]));
+    bench.called(Call::Find(2));
+    bench.called(Call::Find(3));
+    bench.called(Call::Commit(vec![4]));
+    bench.called(Call::Find(4));
+    bench.handle.close(SOON).unwrap();
+}
+
+#[test]
+fn a_failed_commit_leaves_questions_unanswered() {
+    let bench = Bench::new((100, 1 << 20), None);
+    bench.enter(1);
+    bench.commit(2);
+    bench.handle.load(find(2));
+    bench.commit(3);
+    bench.gate.send(true).unwrap();
+    bench.gate.send(false).unwrap();
+    bench.called(Call::Commit(vec![2, 3]));
+    bench.committed(1);
+    assert!(matches!(bench.event(), Event::Failed(StoreError::DiskFull { .. })));
+    bench.handle.close(SOON).unwrap();
+    assert_eq!(bench.calls.try_iter().collect::<Vec<_>>(), vec![]);
+    assert!(bench.events.try_recv().is_err());
 }
 
 #[test]

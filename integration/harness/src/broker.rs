@@ -3,6 +3,7 @@
 //! The system's broker service is never started, stopped or spoken to. No plugin is enabled.
 
 use crate::guard;
+use crate::proxy::Proxy;
 use crate::util::{say, wait_until};
 use lapin::uri::AMQPUri;
 use rustix::process::{kill_process, Pid, Signal};
@@ -119,6 +120,16 @@ impl Node {
         (address, uri.vhost, uri.authority.userinfo.username, uri.authority.userinfo.password)
     }
 
+    /// A proxy before the broker, and the AMQP URI by way of it.
+    pub fn proxied(&self) -> (Proxy, String) {
+        let (broker, ..) = self.login();
+        let proxy = Proxy::start(broker);
+        let uri: AMQPUri = self.uri.parse().expect("a valid AMQP URI");
+        let (host, port) = (&uri.authority.host, uri.authority.port);
+        let there = self.uri.replace(&format!("{host}:{port}"), &proxy.address().to_string());
+        (proxy, there)
+    }
+
     fn private(&self) -> &Private {
         self.private.as_ref().expect("a private node")
     }
@@ -150,6 +161,13 @@ impl Node {
              {_, M} <- maps:to_list(rabbit_global_counters:overview())]).",
         );
         text.parse().unwrap_or_else(|_| panic!("not a counter: {text}"))
+    }
+
+    /// Messages that a queue of the virtual host `/` holds, ready and unacked.
+    pub fn messages(&self, queue: &str) -> Option<u64> {
+        let queues = self.ctl(&["list_queues", "name", "messages", "--no-table-headers"]);
+        let mut rows = queues.lines().filter_map(|line| line.split_once('\t'));
+        rows.find(|(name, _)| *name == queue).and_then(|(_, count)| count.trim().parse().ok())
     }
 
     /// Raises (or clears) the memory alarm, which blocks all publishing connections.

@@ -5,11 +5,11 @@ use crate::util::{block_on, now_us, runtime};
 use async_rs::Runtime;
 use futures_util::StreamExt;
 use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
-    ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+    BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, BasicQosOptions,
+    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::FieldTable;
-use lapin::{Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
+use lapin::{Channel, Confirmation, Connection, ConnectionProperties, Consumer, ExchangeKind};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
@@ -130,6 +130,18 @@ impl Client {
         asked.ok()
     }
 
+    /// Takes up to `count` messages from a queue and gives them back, which marks them as redelivered.
+    pub fn give_back(&self, queue: &str, count: usize) {
+        let taken = bounded("basic.get", async {
+            let channel = self.connection.create_channel().await?;
+            for _ in 0..count {
+                channel.basic_get(queue.into(), BasicGetOptions::default()).await?;
+            }
+            channel.close(200, "".into()).await
+        });
+        taken.unwrap_or_else(|e| panic!("cannot take from {queue}: {e}"));
+    }
+
     /// Whether an exchange exists.
     pub fn has_exchange(&self, name: &str, kind: ExchangeKind) -> bool {
         let asked = bounded("exchange.declare", async {
@@ -210,37 +222,54 @@ impl Client {
         self.try_consume(queue, 500).unwrap_or_else(|e| panic!("cannot consume {queue}: {e}"))
     }
 
+    /// RabbitMQ's pseudo-queue: answers to it come back over the channel that published.
+    pub const DIRECT_REPLY_TO: &'static str = "amq.rabbitmq.reply-to";
+
+    /// Consumes the answers to what this client publishes with [`Client::DIRECT_REPLY_TO`]; once a client.
+    pub fn consume_direct_replies(&self) -> Inbox {
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let queue = Self::DIRECT_REPLY_TO.into();
+        let consume = self.channel.basic_consume(queue, "".into(), options, FieldTable::default());
+        let consumer = bounded("consume", consume);
+        inbox(consumer.unwrap_or_else(|e| panic!("cannot consume direct replies: {e}")), false)
+    }
+
     /// As [`Client::consume`], with a prefetch, for load that lives through faults.
     ///
     /// # Errors
     /// Whatever lapin says, or a timeout.
     pub fn try_consume(&self, queue: &str, prefetch: u16) -> lapin::Result<Inbox> {
-        let mut consumer = bounded("consume", async {
+        let consumer = bounded("consume", async {
             let channel = self.connection.create_channel().await?;
             channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
             let options = BasicConsumeOptions::default();
             channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await
         })?;
-        let (sender, receiver) = channel();
-        runtime().spawn(async move {
-            while let Some(Ok(delivery)) = consumer.next().await {
-                let at_us = now_us();
-                let acked = delivery.acker.ack(BasicAckOptions::default()).await;
-                let received = Received {
-                    at_us,
-                    exchange: delivery.exchange.to_string(),
-                    key: delivery.routing_key.to_string(),
-                    redelivered: delivery.redelivered,
-                    properties: delivery.properties,
-                    body: delivery.data,
-                };
-                if sender.send(received).is_err() || acked.is_err() {
-                    break;
-                }
-            }
-        });
-        Ok(Inbox { receiver })
+        Ok(inbox(consumer, true))
     }
+}
+
+/// Takes in what a consumer gets, until one of the two ends.
+fn inbox(mut consumer: Consumer, with_acks: bool) -> Inbox {
+    let (sender, receiver) = channel();
+    runtime().spawn(async move {
+        while let Some(Ok(delivery)) = consumer.next().await {
+            let at_us = now_us();
+            let acked = !with_acks || delivery.acker.ack(BasicAckOptions::default()).await.is_ok();
+            let received = Received {
+                at_us,
+                exchange: delivery.exchange.to_string(),
+                key: delivery.routing_key.to_string(),
+                redelivered: delivery.redelivered,
+                properties: delivery.properties,
+                body: delivery.data,
+            };
+            if sender.send(received).is_err() || !acked {
+                break;
+            }
+        }
+    });
+    Inbox { receiver }
 }
 
 fn judge(confirmation: &Confirmation) -> Verdict {

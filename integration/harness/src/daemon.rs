@@ -46,6 +46,14 @@ impl Config {
         self.set(key, &quoted)
     }
 
+    /// Leaves one key out again.
+    #[must_use]
+    pub fn unset(mut self, key: &str) -> Self {
+        let (section, name) = key.rsplit_once('.').expect("a key with its section");
+        self.sections.entry(section.to_owned()).or_default().remove(name);
+        self
+    }
+
     /// The file's content.
     pub fn render(&self) -> String {
         let mut file = String::new();
@@ -59,6 +67,33 @@ impl Config {
     }
 }
 
+/// What a command of the command line has said.
+#[derive(Debug)]
+pub struct Told {
+    /// Exit code; -1 where a signal ended it.
+    pub code: i32,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Told {
+    /// Standard output as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("no JSON ({e}): {self:?}"))
+    }
+}
+
+/// The configuration comes from the file alone.
+fn without_overrides(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("TIDEGATE__") {
+            command.env_remove(name);
+        }
+    }
+}
+
 /// A running (or ended) daemon. Killed when dropped.
 #[derive(Debug)]
 pub struct Daemon {
@@ -68,6 +103,7 @@ pub struct Daemon {
     file: PathBuf,
     log: PathBuf,
     binary: PathBuf,
+    environment: BTreeMap<String, String>,
 }
 
 impl Daemon {
@@ -76,6 +112,24 @@ impl Daemon {
         let mut daemon = Daemon::prepare(config, dir);
         daemon.launch(Command::new(&daemon.binary));
         daemon
+    }
+
+    /// A daemon that is to be started by [`Daemon::start_again`].
+    pub fn stopped(config: &Config, dir: &Path) -> Daemon {
+        Daemon::prepare(config, dir)
+    }
+
+    /// Another binary, from the next start on.
+    pub fn use_binary(&mut self, path: &Path) {
+        path.clone_into(&mut self.binary);
+    }
+
+    /// Sets (or with `None` removes) an environment variable, from the next start on.
+    pub fn environment(&mut self, name: &str, value: Option<&str>) {
+        match value {
+            Some(value) => self.environment.insert(name.to_owned(), value.to_owned()),
+            None => self.environment.remove(name),
+        };
     }
 
     /// The same under `strace`, which writes what it sees of `calls` to the file returned.
@@ -95,22 +149,27 @@ impl Daemon {
         let config = config.clone().text("admin.listen", &admin.to_string());
         let file = dir.join("tidegate.toml");
         fs::write(&file, config.render()).expect("the configuration file");
-        Daemon { child: None, traced: false, admin, file, log: dir.join("log"), binary: binary() }
+        Daemon {
+            child: None,
+            traced: false,
+            admin,
+            file,
+            log: dir.join("log"),
+            binary: binary(),
+            environment: BTreeMap::new(),
+        }
     }
 
     fn launch(&mut self, mut command: Command) {
         let log = OpenOptions::new().create(true).append(true).open(&self.log).expect("the log file");
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("TIDEGATE__") {
-                command.env_remove(name);
-            }
-        }
+        without_overrides(&mut command);
         let child = command
             .arg("run")
             .arg("--config")
             .arg(&self.file)
             // The daemon must see to its stack by itself, however it is started.
             .env_remove("RUST_MIN_STACK")
+            .envs(&self.environment)
             .stdin(Stdio::null())
             .stderr(log.try_clone().expect("a second handle"))
             .stdout(log)
@@ -228,6 +287,20 @@ impl Daemon {
         let (status, state) = self.ask("GET", "/api/v1/state");
         assert_eq!(status, 200, "/api/v1/state: {state}");
         state
+    }
+
+    /// Runs the binary with these arguments and this daemon's configuration, and waits for its end.
+    pub fn cli(&self, arguments: &[&str]) -> Told {
+        let mut command = Command::new(&self.binary);
+        without_overrides(&mut command);
+        let command = command.args(arguments).arg("--config").arg(&self.file).stdin(Stdio::null());
+        let output = command.output().unwrap_or_else(|e| panic!("{}: {e}", self.binary.display()));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Told {
+            code: output.status.code().unwrap_or(-1),
+            out: text(&output.stdout),
+            err: text(&output.stderr),
+        }
     }
 
     /// A number of items as `/api/v1/state` tells it (`waiting`, `parked`, ..); 0 while nobody answers.

@@ -4,6 +4,7 @@
 //! Nothing here knows the daemon's code: it is started as a process, configured by a file, and watched from
 //! outside. Faults of the harness itself end the test with a panic that says what was expected.
 
+mod asker;
 mod broker;
 mod client;
 mod daemon;
@@ -11,17 +12,20 @@ mod guard;
 mod http;
 mod message;
 mod oracle;
+mod proxy;
 mod raw;
 mod site;
 mod util;
 
+pub use asker::{correlation_of, Asker};
 pub use broker::{external_uri, Node};
 pub use client::{Client, Ended, Inbox, Verdict};
-pub use daemon::{binary, Config, Daemon};
+pub use daemon::{binary, Config, Daemon, Told};
 pub use guard::{run_guarded, workdir};
 pub use lapin;
 pub use message::{text, Batch, Item, Push, Received};
 pub use oracle::{Ledger, Load, Recipe, Recorder, Report};
+pub use proxy::{Proxy, Way, Welcome};
 pub use raw::{nested_arrays, Raw, RawProperties};
 pub use site::Site;
 pub use util::{block_on, now_ms, now_us, percentile, runtime, say, wait_until};

@@ -6,6 +6,7 @@
 
 use crate::client::{Client, Verdict};
 use crate::message::{Push, Received};
+use crate::util::now_us;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,27 @@ struct Sent {
     not_before_ms: Option<u64>,
     confirmed: bool,
     received: u32,
+    sent_us: u64,
+    first_us: u64,
+}
+
+/// A fault, from its beginning to its end, by the wall clock in microseconds.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    from_us: u64,
+    to_us: Option<u64>,
+}
+
+/// A repeat may concern what arrived so long before the fault: its confirm was on the way.
+const BEFORE_US: u64 = 5_000_000;
+/// And what arrived so long after it: publishing was on the way.
+const AFTER_US: u64 = 5_000_000;
+
+impl Span {
+    fn explains(&self, first_us: u64, again_us: u64) -> bool {
+        let near = first_us + BEFORE_US >= self.from_us;
+        near && again_us >= self.from_us && self.to_us.is_none_or(|to| first_us <= to + AFTER_US)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -30,7 +52,9 @@ struct Log {
     batches: u64,
     items_out: u64,
     repeats: Vec<String>,
+    unexplained: Vec<String>,
     lateness_us: Vec<i64>,
+    faults: Vec<Span>,
 }
 
 /// Both logs, fed by any number of producers and consumers.
@@ -52,6 +76,8 @@ pub struct Report {
     pub lost: Vec<String>,
     /// Received more than once.
     pub repeats: Vec<String>,
+    /// Received more than once, and by no fault (see [`Ledger::fault`]).
+    pub unexplained: Vec<String>,
     /// Received before their time.
     pub early: Vec<String>,
     /// Received in the batch of another customer or application.
@@ -60,6 +86,9 @@ pub struct Report {
     pub strangers: Vec<String>,
     /// Arrival after `x-due`, microseconds, sorted; one figure a batch.
     pub lateness_us: Vec<i64>,
+    /// For each fault that ended: from its end to the first arrival of a request sent after it, microseconds. A
+    /// fault after which nothing was sent has none.
+    pub recovery_us: Vec<u64>,
 }
 
 impl Report {
@@ -102,8 +131,22 @@ impl Ledger {
             not_before_ms,
             confirmed: false,
             received: 0,
+            sent_us: now_us(),
+            first_us: 0,
         };
         assert!(self.log().items.insert(id.to_owned(), sent).is_none(), "the load uses id {id} twice");
+    }
+
+    /// A fault begins: repeats from now on may have a reason.
+    pub fn fault(&self) {
+        self.log().faults.push(Span { from_us: now_us(), to_us: None });
+    }
+
+    /// The fault has ended.
+    pub fn healed(&self) {
+        if let Some(span) = self.log().faults.last_mut() {
+            span.to_us = Some(now_us());
+        }
     }
 
     /// The broker has confirmed it.
@@ -128,13 +171,21 @@ impl Ledger {
                 continue;
             };
             sent.received += 1;
+            if sent.received == 1 {
+                sent.first_us = at_us;
+            }
+            let first_us = sent.first_us;
             let again = sent.received > 1 && !repeated_by_broker;
             let stray = sent.application != batch.application
                 || sent.application != key
                 || sent.customer != batch.customer;
-            let early = sent.not_before_ms.is_some_and(|t| at_us < t * 1000);
+            let due_us = u64::try_from(item.due).unwrap_or(0) * 1000;
+            let early = sent.not_before_ms.is_some_and(|t| at_us < t * 1000 || at_us < due_us);
             if again {
                 log.repeats.push(item.id.clone());
+                if !log.faults.iter().any(|span| span.explains(first_us, at_us)) {
+                    log.unexplained.push(item.id.clone());
+                }
             }
             if stray {
                 log.mixed.push(item.id.clone());
@@ -171,6 +222,15 @@ impl Ledger {
             .map(|(id, _)| id.clone())
             .collect();
         lost.sort();
+        let recovery_us = log
+            .faults
+            .iter()
+            .filter_map(|span| {
+                let after = |s: &&Sent| s.received > 0 && span.to_us.is_some_and(|to| s.sent_us >= to);
+                let first = log.items.values().filter(after).map(|s| s.first_us).min()?;
+                Some(first.saturating_sub(span.to_us?))
+            })
+            .collect();
         let mut lateness_us = log.lateness_us.clone();
         lateness_us.sort_unstable();
         Report {
@@ -179,10 +239,12 @@ impl Ledger {
             batches: log.batches,
             lost,
             repeats: log.repeats.clone(),
+            unexplained: log.unexplained.clone(),
             early: log.early.clone(),
             mixed: log.mixed.clone(),
             strangers: log.strangers.clone(),
             lateness_us,
+            recovery_us,
         }
     }
 }

@@ -4,9 +4,10 @@
 //! not copied. How long a body can become is known beforehand from `engine::size`, and tested against it here.
 
 use super::dead;
+use super::identity::assigned;
 use super::json::{push_number, push_payload, push_segment, push_string};
 use super::properties::{parse_table, short, signed, Basic};
-use crate::engine::types::{Batch, BatchItem, Content, Format};
+use crate::engine::types::{Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::BasicProperties;
@@ -15,7 +16,7 @@ use std::io::Write as _;
 use std::ops::Deref;
 use std::sync::Arc;
 
-const APP_ID: &str = "tidegate";
+pub(super) const APP_ID: &str = "tidegate";
 const BATCH_TYPE: &str = "tidegate.batch";
 const X_BATCH: &str = "x-batch";
 /// CloudEvents `type` of an item whose request had no `type`.
@@ -50,8 +51,8 @@ pub struct Outgoing {
     pub properties: BasicProperties,
     /// Payload.
     pub body: Body,
-    /// The batch id, also in header `x-batch`.
-    pub id: String,
+    /// The batch id; as hexadecimal digits also in header `x-batch`.
+    pub id: BatchId,
 }
 
 /// A payload, built or shared; read it as `&[u8]`.
@@ -85,21 +86,22 @@ impl Deref for Body {
 /// none is lost.
 pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64) -> Outgoing {
     debug_assert!(!batch.items.is_empty());
-    let mut id = BatchId::new(&batch.application);
+    let mut members = Members::of(&batch.application);
     if let [item] = batch.items.as_slice() {
         if batch.dead.is_some() || batch.format == Format::Passthrough {
-            return alone(batch, item, names, store_identity, id);
+            return alone(batch, item, names, store_identity, members);
         }
     }
     debug_assert!(batch.dead.is_none() && batch.format != Format::Passthrough);
     let (content_type, body) = match batch.format {
-        Format::Json | Format::Passthrough => ("application/json", json(batch, store_identity, &mut id)),
-        Format::Ndjson => ("application/x-ndjson", ndjson(batch, store_identity, &mut id)),
+        Format::Json | Format::Passthrough => ("application/json", json(batch, store_identity, &mut members)),
+        Format::Ndjson => ("application/x-ndjson", ndjson(batch, store_identity, &mut members)),
         Format::CloudEvents => {
-            ("application/cloudevents-batch+json", cloud_events(batch, store_identity, &mut id))
+            ("application/cloudevents-batch+json", cloud_events(batch, store_identity, &mut members))
         }
     };
-    let id = id.finish();
+    let id = members.id();
+    let hex = id.to_string();
     let mut headers = FieldTable::default();
     if let Some(customer) = &batch.customer {
         put_text(&mut headers, "x-customer", customer);
@@ -108,10 +110,10 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     put_number(&mut headers, "x-due", batch.due);
     put_text(&mut headers, "x-closed-by", batch.closed_by.as_str());
     put_number(&mut headers, "x-attempt", batch.attempt.into());
-    put_text(&mut headers, X_BATCH, &id);
+    put_text(&mut headers, X_BATCH, &hex);
     let basic = Basic {
         content_type: Some(content_type),
-        message_id: Some(&id),
+        message_id: Some(&hex),
         timestamp: Some(now_ms / 1000),
         kind: Some(BATCH_TYPE),
         app_id: Some(APP_ID),
@@ -127,9 +129,18 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
 }
 
 /// The batch id in the header of a message, in particular of one that was returned.
-pub fn batch_id_of(properties: &BasicProperties) -> Option<&str> {
+pub fn batch_id_of(properties: &BasicProperties) -> Option<BatchId> {
     let text = properties.headers().as_ref()?.inner().get(X_BATCH)?.as_long_string()?;
-    std::str::from_utf8(text.as_bytes()).ok()
+    // Only digits: the parser of numbers would take a sign, too.
+    let digits: &[u8; BATCH_ID_LENGTH] = text.as_bytes().try_into().ok()?;
+    let digits = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'))?;
+    u128::from_str_radix(digits, 16).ok().map(|number| BatchId(number.to_be_bytes()))
+}
+
+/// The id of an item as its outputs carry it: its producer's, or the one assigned. Of the content only the
+/// properties are read.
+pub fn item_id(content: &Content, store_identity: u64, seq: u64) -> String {
+    id_of(&parts(content).0, store_identity, seq).into_owned()
 }
 
 /// One item as it came, with what tidegate adds; for the output or the dead exchange.
@@ -138,16 +149,16 @@ fn alone(
     item: &BatchItem,
     names: &Exchanges,
     store_identity: u64,
-    mut id: BatchId,
+    mut members: Members,
 ) -> Outgoing {
     let (basic, table) = parts(&item.content);
-    let message_id = item_id(&basic, store_identity, item.seq);
-    id.add(&message_id, item.seq);
-    let id = id.finish();
+    let message_id = id_of(&basic, store_identity, item.seq);
+    members.add(&message_id, item.seq);
+    let id = members.id();
     let mut headers = parse_table(table);
     put_number(&mut headers, "x-due", item.due);
     put_number(&mut headers, "x-attempt", batch.attempt.into());
-    put_text(&mut headers, X_BATCH, &id);
+    put_text(&mut headers, X_BATCH, &id.to_string());
     let exchange = match &batch.dead {
         Some(verdict) => {
             dead::mark(&mut headers, batch, item, verdict);
@@ -164,7 +175,7 @@ fn alone(
     }
 }
 
-fn json(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8> {
+fn json(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> {
     let mut out = Vec::with_capacity(room(batch));
     out.extend_from_slice(b"{\"application\":");
     push_string(&mut out, &batch.application);
@@ -179,28 +190,28 @@ fn json(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8> {
         if index > 0 {
             out.push(b',');
         }
-        json_item(&mut out, item, store_identity, id);
+        json_item(&mut out, item, store_identity, members);
     }
     out.extend_from_slice(b"]}");
-    out[place..place + BATCH_ID_LENGTH].copy_from_slice(&id.hex());
+    out[place..place + BATCH_ID_LENGTH].copy_from_slice(members.id().to_string().as_bytes());
     out
 }
 
-fn ndjson(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8> {
+fn ndjson(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> {
     let mut out = Vec::with_capacity(room(batch));
     for item in &batch.items {
-        json_item(&mut out, item, store_identity, id);
+        json_item(&mut out, item, store_identity, members);
         out.push(b'\n');
     }
     out
 }
 
-fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, id: &mut BatchId) {
+fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, members: &mut Members) {
     let (basic, _) = parts(&item.content);
-    let item_id = item_id(&basic, store_identity, item.seq);
-    id.add(&item_id, item.seq);
+    let id = id_of(&basic, store_identity, item.seq);
+    members.add(&id, item.seq);
     out.extend_from_slice(b"{\"id\":");
-    push_string(out, &item_id);
+    push_string(out, &id);
     out.extend_from_slice(b",\"due\":");
     push_number(out, item.due);
     out.extend_from_slice(b",\"received\":");
@@ -215,7 +226,7 @@ fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, id: &mut 
     out.push(b'}');
 }
 
-fn cloud_events(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8> {
+fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> {
     let mut out = Vec::with_capacity(room(batch) + batch.items.len() * 128);
     // The same in every event of the batch.
     let mut source_and_subject = b",\"source\":\"/tidegate/".to_vec();
@@ -231,10 +242,10 @@ fn cloud_events(batch: &Batch, store_identity: u64, id: &mut BatchId) -> Vec<u8>
             out.push(b',');
         }
         let (basic, _) = parts(&item.content);
-        let item_id = item_id(&basic, store_identity, item.seq);
-        id.add(&item_id, item.seq);
+        let id = id_of(&basic, store_identity, item.seq);
+        members.add(&id, item.seq);
         out.extend_from_slice(b"{\"specversion\":\"1.0\",\"id\":");
-        push_string(&mut out, &item_id);
+        push_string(&mut out, &id);
         out.extend_from_slice(&source_and_subject);
         out.extend_from_slice(b",\"type\":");
         push_string(&mut out, basic.kind.unwrap_or(ITEM_TYPE));
@@ -290,13 +301,9 @@ fn parts(content: &Content) -> (Basic<'_>, &[u8]) {
     Basic::parse(&content.properties).unwrap_or_default()
 }
 
-/// The producer's id, or the one assigned: unique, because the store's identity is, and the arrival number is
-/// within it.
-fn item_id<'a>(basic: &Basic<'a>, store_identity: u64, seq: u64) -> Cow<'a, str> {
-    match basic.message_id {
-        Some(id) => Cow::Borrowed(id),
-        None => Cow::Owned(format!("{store_identity:016x}-{seq:x}")),
-    }
+/// The producer's id, or the one assigned.
+fn id_of<'a>(basic: &Basic<'a>, store_identity: u64, seq: u64) -> Cow<'a, str> {
+    basic.message_id.map_or_else(|| Cow::Owned(assigned(store_identity, seq)), Cow::Borrowed)
 }
 
 /// Sets a header, a signed 64-bit number.
@@ -311,14 +318,14 @@ pub(super) fn put_text(headers: &mut FieldTable, name: &str, text: &str) {
 
 /// A hash over the application and the (id, arrival number) of each member, so that the same members have the same
 /// id over retries and restarts.
-struct BatchId(blake3::Hasher);
+struct Members(blake3::Hasher);
 
-impl BatchId {
-    fn new(application: &str) -> Self {
+impl Members {
+    fn of(application: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(application.len() as u64).to_le_bytes());
         hasher.update(application.as_bytes());
-        BatchId(hasher)
+        Members(hasher)
     }
 
     fn add(&mut self, id: &str, seq: u64) {
@@ -328,13 +335,9 @@ impl BatchId {
         self.0.update(&seq.to_le_bytes());
     }
 
-    fn hex(&self) -> [u8; BATCH_ID_LENGTH] {
-        let mut hex = [0; BATCH_ID_LENGTH];
-        hex.copy_from_slice(&self.0.finalize().to_hex().as_bytes()[..BATCH_ID_LENGTH]);
-        hex
-    }
-
-    fn finish(&self) -> String {
-        self.hex().iter().map(|&digit| char::from(digit)).collect()
+    fn id(&self) -> BatchId {
+        let mut id = [0; 16];
+        id.copy_from_slice(&self.0.finalize().as_bytes()[..16]);
+        BatchId(id)
     }
 }

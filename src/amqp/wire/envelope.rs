@@ -52,7 +52,7 @@ struct Entry<'a> {
 }
 
 /// Unlike serde's own way, `null` is a value: a payload may be one.
-fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
+pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(from).map(Some)
 }
 
@@ -117,7 +117,7 @@ pub(super) fn names(body: &[u8]) -> Names {
     Names { application: name(loose.application), customer: name(loose.customer) }
 }
 
-fn is_array(text: &str) -> bool {
+pub(super) fn is_array(text: &str) -> bool {
     text.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('[')
 }
 
@@ -293,7 +293,11 @@ fn payload(entry: &Entry<'_>, json: bool) -> Result<Vec<u8>, Dead> {
 }
 
 /// A field that is text, or an integer, which counts as its decimal text. Null and empty are absent.
-fn text_of<'a>(name: &str, value: Option<&'a RawValue>, max: usize) -> Result<Option<Cow<'a, str>>, Dead> {
+pub(super) fn text_of<'a>(
+    name: &str,
+    value: Option<&'a RawValue>,
+    max: usize,
+) -> Result<Option<Cow<'a, str>>, Dead> {
     let Some(value) = value.filter(|value| value.get() != "null") else {
         return Ok(None);
     };

@@ -1,7 +1,9 @@
 //! One ingest message to one request: the contract's table of fields, line by line.
 
+use super::command;
 use super::envelope;
 use super::fields::{self, Fields, OwnTime};
+use super::identity::identity;
 use super::json::{is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
 use crate::engine::size::{self, Parts};
@@ -47,8 +49,9 @@ pub struct RequestLimits {
     pub max_delay_ms: u64,
 }
 
-/// Reads one ingest message. Whatever it holds, it becomes items or a rejection that carries it whole.
-pub fn request(parts: Incoming<'_>, limits: &RequestLimits) -> RequestBody {
+/// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it whole.
+/// `store_identity` tells which ids this store assigns.
+pub fn request(parts: Incoming<'_>, limits: &RequestLimits, store_identity: u64) -> RequestBody {
     let Incoming { exchange, routing_key, properties, mut body, received } = parts;
     let message = Message {
         basic: Basic::of(&properties),
@@ -58,8 +61,8 @@ pub fn request(parts: Incoming<'_>, limits: &RequestLimits) -> RequestBody {
         received,
         limits,
     };
-    match message.read(&mut body) {
-        Ok(items) => RequestBody::Items(items),
+    match message.read(&mut body, store_identity) {
+        Ok(meaning) => meaning,
         Err(dead) => RequestBody::Rejected(Box::new(message.rejected(dead, body))),
     }
 }
@@ -79,7 +82,7 @@ pub(super) struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Takes the body only once nothing can be wrong any more.
-    fn read(&self, body: &mut Vec<u8>) -> Result<Vec<NewItem>, Dead> {
+    fn read(&self, body: &mut Vec<u8>, store_identity: u64) -> Result<RequestBody, Dead> {
         if body.len() as u64 > self.limits.max_body {
             return Err(fields::verdict(
                 Reason::TooLarge,
@@ -90,11 +93,12 @@ impl<'a> Message<'a> {
                 ),
             ));
         }
-        if let Some(kind) = self.basic.kind {
-            check_kind(kind)?;
+        if let Some(verb) = command::verb(self.basic.kind)? {
+            let command = command::read(verb, self, body, store_identity)?;
+            return Ok(RequestBody::Command(command, command::reply_to(self)));
         }
         if self.is_envelope() {
-            return envelope::items(self, body);
+            return envelope::items(self, body).map(RequestBody::Items);
         }
         let application = self.required_application()?.into();
         let customer = self.customer()?.map(Into::into);
@@ -106,12 +110,12 @@ impl<'a> Message<'a> {
         let rule = fields::text(name, self.fields.on_duplicate, fields::MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
         let properties = self.checked_properties(|_, _| true)?;
-        Ok(vec![item(
+        Ok(RequestBody::Items(vec![item(
             &self.basic,
             Terms { application, customer, at, expiry, on_duplicate },
             properties,
             std::mem::take(body),
-        )])
+        )]))
     }
 
     pub fn is_envelope(&self) -> bool {
@@ -126,7 +130,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
+    pub fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
         self.application()?.ok_or_else(|| {
             fields::invalid(
                 "x-application is missing, and there is no routing key of an exchange other than the default one",
@@ -134,7 +138,13 @@ impl<'a> Message<'a> {
         })
     }
 
-    fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
+    /// The `message_id`.
+    pub fn id(&self) -> Option<Cow<'a, str>> {
+        self.basic.message_id.map(Cow::Borrowed)
+    }
+
+    /// Header.
+    pub fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
         fields::text(fields::CUSTOMER, self.fields.customer, fields::MAX_NAME)
     }
 
@@ -189,7 +199,9 @@ impl<'a> Message<'a> {
         let application = named.application.or_else(|| self.application().ok().flatten().map(Into::into));
         // A dead letter is never embedded, so its body is not judged.
         let content = Content { properties: self.dead_properties(), body, json: false };
-        Rejected { application, customer: named.customer, dead, content: Arc::new(content) }
+        // Who pushed an item may have set `reply_to` for the consumers; who sent a command waits for tidegate.
+        let reply_to = self.basic.kind.filter(|kind| command::is_reserved(kind)).and(command::reply_to(self));
+        Rejected { application, customer: named.customer, dead, content: Arc::new(content), reply_to }
     }
 
     /// As they came; where they cannot travel so, only headers that are plain values, as many as fit.
@@ -207,21 +219,6 @@ impl<'a> Message<'a> {
             true
         };
         self.basic.write(|out| put_headers(out, self.properties, keep)).unwrap_or_default()
-    }
-}
-
-/// A command's name is taken, an unknown one is not let through: it would be a command of a later version.
-fn check_kind(kind: &str) -> Result<(), Dead> {
-    let Some(name) = kind.strip_prefix("tidegate.") else { return Ok(()) };
-    match name {
-        "cancel" | "lookup" | "flush" => Err(fields::verdict(
-            Reason::Unsupported,
-            format!("type {kind} is a command, and this release executes no commands"),
-        )),
-        _ => Err(fields::invalid(format!(
-            "type {} is not a command: types beginning with tidegate. are reserved",
-            fields::show_text(kind)
-        ))),
     }
 }
 
@@ -250,12 +247,13 @@ pub(super) fn item(basic: &Basic<'_>, terms: Terms, properties: Vec<u8>, body: V
         content_encoding: basic.content_encoding,
         kind: basic.kind,
     });
+    let identity = basic.message_id.map(|id| identity(&terms.application, id));
     NewItem {
         application: terms.application,
         customer: terms.customer,
         at: terms.at,
         expiry: terms.expiry,
-        id: basic.message_id.map(Into::into),
+        identity,
         on_duplicate: terms.on_duplicate,
         weight,
         content: Arc::new(Content { properties, body, json }),

@@ -64,8 +64,7 @@ fn measure(waiting: u64, customers: u64) {
         take += start.elapsed().as_nanos();
         while !out.is_empty() {
             sent += out.iter().map(|batch| batch.items.len() as u64).sum::<u64>();
-            let settled =
-                out.iter().map(|b| Settled { number: b.number, outcome: Outcome::Confirmed }).collect();
+            let settled = out.iter().map(|b| Settled { number: b.number, outcome: CONFIRMED }).collect();
             let start = Instant::now();
             out = feed(&mut engine, Input::Settled(settled), now).publishes;
             slowest = slowest.max(start.elapsed().as_micros());

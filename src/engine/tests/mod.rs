@@ -1,6 +1,8 @@
 //! Tests of the engine: transcripts (this input, exactly these effects), and a seeded world of a store, a broker
 //! and two clocks around the real engine, with checkers after every step.
 
+mod identity;
+mod invariants;
 mod measure;
 mod sim;
 mod transcripts;

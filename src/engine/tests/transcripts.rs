@@ -155,7 +155,7 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
                 probes.push((w.now.wall - T0, name(&batch.items[0]), batch.attempt));
                 w.settle(0, Outcome::Returned("NO_ROUTE".into()));
             } else {
-                w.settle(0, Outcome::Confirmed);
+                w.settle(0, CONFIRMED);
             }
         }
         if (w.now.wall - T0).is_multiple_of(1_000) {
@@ -191,7 +191,7 @@ fn after_the_last_attempt_items_are_dead() {
         w.advance(1);
         w.drain_jobs();
         while let Some(batch) = w.out.first() {
-            let outcome = if batch.dead.is_some() { Outcome::Confirmed } else { Outcome::Nacked };
+            let outcome = if batch.dead.is_some() { CONFIRMED } else { Outcome::Nacked };
             publishes += usize::from(batch.dead.is_none());
             w.settle(0, outcome);
         }
@@ -242,7 +242,7 @@ fn a_refused_batch_is_split_until_the_culprit_is_alone() {
         let Some(batch) = w.out.first() else { break };
         assert!(batch.probe || batch.dead.is_some());
         let poison = batch.dead.is_none() && batch.items.iter().any(|i| name(i) == "3");
-        let outcome = if poison { Outcome::Refused("406 again".into()) } else { Outcome::Confirmed };
+        let outcome = if poison { Outcome::Refused("406 again".into()) } else { CONFIRMED };
         w.settle(0, outcome);
     }
     let mut flat: Vec<(String, Option<Reason>)> = w
@@ -387,8 +387,8 @@ fn a_rejected_request_is_acked_when_its_dead_letter_is_durable_and_goes_out() {
     let mut w = World::new(settings());
     let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
     let content = Arc::new(Content { properties: vec![], body: b"?".to_vec(), json: false });
-    let rejected = Rejected { application: Some("a".into()), customer: None, dead, content };
-    w.queue.push(Pending { body: RequestBody::Rejected(Box::new(rejected)), tag: None });
+    let rejected = Rejected { application: Some("a".into()), customer: None, dead, content, reply_to: None };
+    w.queue.push(Pending { body: RequestBody::Rejected(Box::new(rejected)), tag: None, seen: false });
     w.deliver(1);
     assert_eq!(w.queue.len(), 1);
     w.run(100);
@@ -406,8 +406,8 @@ fn one_application_does_not_take_all_slots() {
     w.run(10);
     w.send((0..500).map(|n| item("greedy", "", &n.to_string())).collect());
     for _ in 0..7 {
-        w.settle(0, Outcome::Confirmed);
-        w.settle(0, Outcome::Confirmed);
+        w.settle(0, CONFIRMED);
+        w.settle(0, CONFIRMED);
     }
     assert!(w.out.iter().filter(|b| b.application.as_ref() == "greedy").count() <= 75);
     w.send(vec![item("small", "", "1")]);
@@ -586,4 +586,61 @@ fn what_is_beyond_the_pause_is_neither_taken_nor_acked() {
     w.deliver(1);
     w.drain_jobs();
     assert_eq!(w.queue.len(), 1);
+}
+
+#[test]
+fn the_oldest_is_dropped_wherever_it_lies() {
+    let settings = with(|app| {
+        app.max_waiting = 3;
+        app.on_full = OnFull::DropOldest;
+    });
+    let mut w = World::new(settings);
+    // In the store alone, in memory, and in the store alone again; the arrival counts, not the due.
+    let due = [400_000, 5_000, 300_000, 200_000, 6_000, 100_000];
+    for (n, due) in due.into_iter().enumerate() {
+        let n = n.to_string();
+        w.send(vec![with_id(&n, DuplicateRule::Keep, at(T0 + due, item("a", "", &n)))]);
+        w.drain_jobs();
+    }
+    // Another application stays as it is.
+    w.send((0..3).map(|n| at(T0 + 150_000 + n, item("b", "", "b"))).collect());
+    w.run(500_000);
+    let dead: Vec<String> =
+        w.delivered.iter().filter(|(_, b)| b.dead.is_some()).map(|(_, b)| name(&b.items[0])).collect();
+    assert_eq!(dead, ["0", "1", "2"]);
+    let sent: Vec<String> = w
+        .delivered
+        .iter()
+        .filter(|(_, b)| b.dead.is_none() && *b.application == *"a")
+        .map(|(_, b)| name(&b.items[0]))
+        .collect();
+    assert_eq!(sent, ["4", "5", "3"]);
+    assert_eq!(w.engine.counters().dead[Reason::Full as usize], 3);
+    assert!(w.queue.is_empty() && w.store.identities.is_empty());
+}
+
+#[test]
+fn many_drops_cost_few_looks() {
+    let settings = with(|app| {
+        app.max_waiting = 2_000;
+        app.on_full = OnFull::DropOldest;
+    });
+    let mut w = World::new(settings);
+    let new = |n: u64| with_id(&n.to_string(), DuplicateRule::Keep, item("a", "", &n.to_string()));
+    let items = |from: u64, to: u64| (from..to).map(|n| at(T0 + 900_000 - n, new(n))).collect();
+    w.send(items(0, 2_000));
+    w.drain_jobs();
+    w.send(items(2_000, 5_000));
+    w.drain_jobs();
+    w.run(10);
+    let dead: Vec<String> = w.delivered.iter().map(|(_, b)| name(&b.items[0])).collect();
+    let expected: Vec<String> = (0..3_000).map(|n| n.to_string()).collect();
+    assert_eq!(dead.len(), 3_000);
+    let mut sorted: Vec<u64> = dead.iter().filter_map(|n| n.parse().ok()).collect();
+    sorted.sort_unstable();
+    assert_eq!(
+        sorted.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        expected,
+        "the oldest, and no other"
+    );
 }

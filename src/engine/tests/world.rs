@@ -6,6 +6,8 @@ use crate::engine::Engine;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
+
 pub(super) const T0: u64 = 1_800_000_000_000;
 
 /// What a real store does, over sorted maps. A job that has been executed is durable.
@@ -14,9 +16,13 @@ pub(in crate::engine) struct FakeStore {
     pub(in crate::engine) time: BTreeMap<Key, Stored>,
     pub(in crate::engine) lanes: BTreeMap<(Arc<str>, Key), Stored>,
     pub(super) index: BTreeSet<(Arc<str>, Arc<str>, Key)>,
+    pub(super) identities: BTreeMap<Identity, Key>,
+    pub(super) ended: BTreeMap<(u8, Identity), Ended>,
+    pub(super) buckets: BTreeMap<u8, u64>,
     pub(super) windows: BTreeMap<(Arc<str>, Arc<str>), WindowRow>,
     pub(super) lane_rows: BTreeMap<Arc<str>, LaneRow>,
     pub(in crate::engine) counts: BTreeMap<Arc<str>, u64>,
+    pub(super) paused: BTreeSet<Arc<str>>,
     marks: Marks,
 }
 
@@ -45,34 +51,33 @@ impl FakeStore {
 
     fn apply_one(&mut self, op: Op) {
         match op {
-            Op::Put { place: Place::Time, item, indexed } => {
+            Op::Put { place, item, indexed } => {
                 assert!(item.content.is_some(), "a write carries its payload");
-                if indexed {
-                    let customer = item.customer.clone().expect("only items of a customer are indexed");
-                    self.index.insert((item.application.clone(), customer, item.key));
-                }
-                assert!(self.time.insert(item.key, *item).is_none(), "written twice");
-            }
-            Op::Put { place: Place::Lane(lane), item, .. } => {
-                assert!(self.lanes.insert((lane, item.key), *item).is_none(), "written twice");
+                assert!(
+                    indexed.customer.is_none() || place == Place::Time,
+                    "lanes are not indexed by customer"
+                );
+                self.add_index(item.key, indexed);
+                let before = match place {
+                    Place::Time => self.time.insert(item.key, *item),
+                    Place::Lane(lane) => self.lanes.insert((lane, item.key), *item),
+                };
+                assert!(before.is_none(), "written twice");
             }
             Op::Delete { place, key, indexed } => {
-                if let Some((application, customer)) = indexed {
-                    self.index.remove(&(application, customer, key));
-                }
+                self.remove_index(key, indexed);
                 let gone = match place {
                     Place::Time => self.time.remove(&key),
                     Place::Lane(lane) => self.lanes.remove(&(lane, key)),
                 };
                 assert!(gone.is_some(), "deleted what was not there: {key:?}");
+                let left = self.identities.iter().find(|(_, at)| **at == key);
+                assert!(left.is_none(), "left behind: {left:?} of {:?}", gone);
             }
-            Op::Index { key, application, customer } => {
-                self.index.insert((application, customer, key));
-            }
-            Op::Park { from, key, indexed, lane, attempts, last_error, dead } => {
-                if let Some((application, customer)) = indexed {
-                    self.index.remove(&(application, customer, key));
-                }
+            Op::Index { key, indexed } => self.add_index(key, indexed),
+            Op::Park { from, key, indexed, identity, lane, attempts, last_error, dead } => {
+                self.remove_index(key, indexed);
+                self.add_index(key, Indexed { identity, customer: None });
                 let mut item = match from {
                     Place::Time => self.time.remove(&key),
                     Place::Lane(lane) => self.lanes.remove(&(lane, key)),
@@ -83,17 +88,32 @@ impl FakeStore {
                 item.dead = dead;
                 self.lanes.insert((lane, key), item);
             }
+            Op::Remember { bucket, identity, ended } => {
+                assert!(identity.is_given(), "only ids that producers gave are remembered");
+                assert!(self.buckets.contains_key(&bucket), "the bucket was begun");
+                self.ended.insert((bucket, identity), *ended);
+            }
+            Op::BeginBucket(row) => {
+                self.ended.retain(|(bucket, _), _| *bucket != row.bucket);
+                self.buckets.insert(row.bucket, row.from);
+            }
             Op::PutWindow(row) => {
                 self.windows.insert((row.application.clone(), row.customer.clone()), row);
             }
             Op::DeleteWindow { application, customer } => {
                 self.windows.remove(&(application, customer));
             }
-            Op::PutApp(row) if row.waiting == 0 => {
-                self.counts.remove(&row.application);
-            }
             Op::PutApp(row) => {
-                self.counts.insert(row.application, row.waiting);
+                if row.paused {
+                    self.paused.insert(row.application.clone());
+                } else {
+                    self.paused.remove(&row.application);
+                }
+                if row.waiting == 0 {
+                    self.counts.remove(&row.application);
+                } else {
+                    self.counts.insert(row.application, row.waiting);
+                }
             }
             Op::PutLane(row) if row.count == 0 => {
                 self.lane_rows.remove(&row.lane);
@@ -102,6 +122,77 @@ impl FakeStore {
                 self.lane_rows.insert(row.lane.clone(), row);
             }
         }
+    }
+
+    fn add_index(&mut self, key: Key, indexed: Indexed) {
+        if let Some((application, customer)) = indexed.customer {
+            self.index.insert((application, customer, key));
+        }
+        if let Some(identity) = indexed.identity {
+            let before = self.identities.insert(identity, key);
+            assert!(
+                before.is_none_or(|before| before == key),
+                "two items of one identity: {before:?} {key:?}"
+            );
+        }
+    }
+
+    fn remove_index(&mut self, key: Key, indexed: Indexed) {
+        if let Some((application, customer)) = indexed.customer {
+            self.index.remove(&(application, customer, key));
+        }
+        if let Some(identity) = indexed.identity {
+            let there = self.identities.remove(&identity);
+            assert!(
+                there.is_none_or(|there| there == key),
+                "removed another item's identity: {there:?} {key:?}"
+            );
+        }
+    }
+
+    fn find(&self, wanted: &Wanted) -> Found {
+        let item = self.identities.get(&wanted.identity).map(|key| {
+            let lane = (wanted.application.clone(), *key);
+            let (place, item) = match self.time.get(key) {
+                Some(item) => (Place::Time, item),
+                None => {
+                    (Place::Lane(lane.0.clone()), self.lanes.get(&lane).expect("where its identity leads"))
+                }
+            };
+            (place, Stored { content: None, ..item.clone() })
+        });
+        let ended = wanted.buckets.iter().find_map(|bucket| self.ended.get(&(*bucket, wanted.identity)));
+        Found { item, ended: ended.cloned() }
+    }
+
+    fn walk(&self, walk: &Walk, most: usize) -> Loaded {
+        let time = self.time.iter().map(|(key, item)| (*key, Place::Time, item));
+        let lanes = self.lanes.iter().map(|((lane, key), item)| (*key, Place::Lane(lane.clone()), item));
+        let mut rows: Vec<(Key, Place, &Stored)> = match walk.along {
+            Along::All => time.chain(lanes).collect(),
+            Along::Lane => lanes.collect(),
+            Along::Customer => time
+                .filter(|(key, _, item)| {
+                    let customer = item.customer.clone().unwrap_or_default();
+                    self.index.contains(&(item.application.clone(), customer, *key))
+                })
+                .collect(),
+        };
+        let takes = |wanted: &Option<Arc<str>>, found: Option<&Arc<str>>| {
+            wanted.as_ref().is_none_or(|wanted| Some(wanted) == found)
+        };
+        rows.retain(|(key, _, item)| {
+            *key >= walk.from
+                && key.due < walk.until
+                && item.dead.is_none()
+                && takes(&walk.application, Some(&item.application))
+                && takes(&walk.customer, item.customer.as_ref())
+        });
+        rows.sort_by_key(|(key, ..)| *key);
+        let max = walk.max_rows.min(most);
+        let next = rows.get(max).map(|(key, ..)| *key);
+        let rows = rows.into_iter().take(max).map(|(_, place, item)| (place, item.clone())).collect();
+        Loaded::Walked { number: walk.number, rows, next }
     }
 
     /// Executes a read, bringing at most `most` rows, as a store may that serves a large read in pieces.
@@ -127,6 +218,8 @@ impl FakeStore {
                 let (rows, next) = cut(range, max_rows.min(most), 0);
                 Loaded::Group { application, customer, rows, next }
             }
+            Load::Find(wanted) => Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect()),
+            Load::Walk(walk) => self.walk(&walk, most),
             Load::Contents(wanted) => {
                 Loaded::Contents(self.contents(&wanted).expect("asked for what is there"))
             }
@@ -154,8 +247,20 @@ impl FakeStore {
             lanes: self.lane_rows.values().cloned().collect(),
             applications: self
                 .counts
+                .keys()
+                .chain(&self.paused)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .map(|application| AppRow {
+                    application: application.clone(),
+                    waiting: self.counts.get(application).copied().unwrap_or(0),
+                    paused: self.paused.contains(application),
+                })
+                .collect(),
+            buckets: self
+                .buckets
                 .iter()
-                .map(|(application, waiting)| AppRow { application: application.clone(), waiting: *waiting })
+                .map(|(bucket, from)| BucketRow { bucket: *bucket, from: *from })
                 .collect(),
         }
     }
@@ -192,6 +297,8 @@ pub(super) enum Job {
 pub(super) struct Pending {
     pub(super) body: RequestBody,
     pub(super) tag: Option<u64>,
+    /// It was delivered before.
+    pub(super) seen: bool,
 }
 
 pub(super) struct World {
@@ -215,6 +322,7 @@ pub(super) struct World {
     /// Confirmed, in order.
     pub(super) delivered: Vec<(Now, Batch)>,
     pub(super) acks: Vec<Ack>,
+    pub(super) replies: Vec<Reply>,
     pub(super) generation: u32,
     pub(super) tag: u64,
     pub(super) queue: Vec<Pending>,
@@ -249,10 +357,32 @@ pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
         customer: (!customer.is_empty()).then(|| customer.into()),
         at: None,
         expiry: None,
-        id: None,
+        identity: None,
         on_duplicate: DuplicateRule::Keep,
         weight: 100,
         content: Arc::new(Content { properties: vec![], body: id.as_bytes().to_vec(), json: false }),
+    }
+}
+
+/// Names an item by a text, as the border would with a hash of it.
+pub(super) fn identity(application: &str, id: &str) -> Identity {
+    let mut hash = [0u8; 16];
+    for (place, byte) in application.bytes().chain([0]).chain(id.bytes()).enumerate() {
+        hash[place % 16] = hash[place % 16].wrapping_mul(31).wrapping_add(byte).rotate_left(3) ^ place as u8;
+    }
+    Identity::given(hash)
+}
+
+pub(super) fn with_id(id: &str, rule: DuplicateRule, item: NewItem) -> NewItem {
+    NewItem { identity: Some(identity(&item.application, id)), on_duplicate: rule, ..item }
+}
+
+pub(super) fn target(application: &str, id: &str) -> Target {
+    Target {
+        application: application.into(),
+        id: id.into(),
+        identity: identity(application, id),
+        assigned: None,
     }
 }
 
@@ -285,6 +415,7 @@ impl World {
             egress: (false, false),
             delivered: vec![],
             acks: vec![],
+            replies: vec![],
             generation: 0,
             tag: 0,
             queue: vec![],
@@ -372,15 +503,47 @@ impl World {
         for load in fx.loads {
             match load {
                 Load::Contents(wanted) if self.beside => self.reads.push_back(wanted),
-                load @ (Load::Time { .. } | Load::Lane { .. } | Load::Group { .. } | Load::Contents(_)) => {
+                load @ (Load::Time { .. }
+                | Load::Lane { .. }
+                | Load::Group { .. }
+                | Load::Find(_)
+                | Load::Walk(_)
+                | Load::Contents(_)) => {
                     self.jobs.push_back(Job::Load(load));
                 }
             }
         }
+        self.take_replies(fx.replies);
         if let Some(intake) = fx.intake {
             self.intake_open = intake == Intake::Resume;
             self.orders.push_back(intake);
         }
+    }
+
+    /// Answers are out at once.
+    fn take_replies(&mut self, replies: Vec<Reply>) {
+        let remote = |reply: &Reply| match reply.asker {
+            Asker::Remote { delivery, .. } => Some(delivery),
+            Asker::Local(_) => None,
+        };
+        let out: Vec<Delivery> = replies.iter().filter_map(remote).collect();
+        self.replies.extend(replies);
+        if !out.is_empty() {
+            self.input(Input::Answered(out));
+        }
+    }
+
+    /// Asks a command of this process, and gives the answer that comes while the store does its work.
+    pub(super) fn ask(&mut self, command: Command) -> Answer {
+        let number = 1_000 + self.replies.len() as u64;
+        self.input(Input::Commands(vec![(Asker::Local(number), command)]));
+        self.drain_jobs();
+        self.answer_to(number).expect("an answer")
+    }
+
+    pub(super) fn answer_to(&self, number: u64) -> Option<Answer> {
+        let found = self.replies.iter().find(|reply| reply.asker == Asker::Local(number));
+        found.map(|reply| reply.answer.clone())
     }
 
     fn take_ack(&mut self, ack: Ack) {
@@ -394,7 +557,7 @@ impl World {
     /// Publishes requests to the ingest queue and delivers them.
     pub(super) fn send(&mut self, items: Vec<NewItem>) {
         for item in items {
-            self.queue.push(Pending { body: RequestBody::Items(vec![item]), tag: None });
+            self.queue.push(Pending { body: RequestBody::Items(vec![item]), tag: None, seen: false });
         }
         self.deliver(usize::MAX);
     }
@@ -407,7 +570,7 @@ impl World {
             pending.tag = Some(self.tag);
             requests.push(Request {
                 delivery: Delivery { generation: self.generation, tag: self.tag },
-                redelivered: false,
+                redelivered: std::mem::replace(&mut pending.seen, true),
                 received: self.now.wall,
                 body: pending.body.clone(),
             });
@@ -462,7 +625,7 @@ impl World {
     /// Settles the n-th of what is out.
     pub(super) fn settle(&mut self, nth: usize, outcome: Outcome) -> Batch {
         let batch = self.out.remove(nth);
-        if outcome == Outcome::Confirmed {
+        if matches!(outcome, Outcome::Confirmed(_)) {
             self.delivered.push((self.now, batch.clone()));
         }
         self.input(Input::Settled(vec![Settled { number: batch.number, outcome }]));
@@ -479,7 +642,7 @@ impl World {
 
     pub(super) fn confirm_all(&mut self) {
         while !self.out.is_empty() {
-            self.settle(0, Outcome::Confirmed);
+            self.settle(0, CONFIRMED);
         }
     }
 

@@ -1,12 +1,10 @@
 //! The four formats to the byte, dead letters, and the way back in.
 
-use super::super::{batch_id_of, encode, Exchanges};
+use super::super::{answer, batch_id_of, encode, item_id, Exchanges};
 use super::*;
-use crate::engine::types::{Batch, BatchItem, ClosedBy, Content, Dead, Format};
+use crate::engine::types::{Batch, BatchId, BatchItem, ClosedBy, Content, Dead, Format, ReplyTo};
 use lapin::types::ShortString;
 use std::sync::Arc;
-
-const STORE: u64 = 0xabcd;
 
 fn names() -> Exchanges {
     Exchanges::new("out", "dead")
@@ -56,9 +54,10 @@ fn header<'a>(properties: &'a BasicProperties, name: &str) -> Option<&'a AMQPVal
 #[test]
 fn json() {
     let out = encode(&batch(Format::Json, three()), &names(), STORE, NOW + 1999);
+    let id = out.id.to_string();
     let expected = [
         r#"{"application":"orders","customer":"c\"1","batch":""#,
-        &out.id,
+        &id,
         r#"","items":["#,
         r#"{"id":"ä\n","due":1780272000001,"received":1780272000000,"content_type":"application/json","payload":{"a":   1}},"#,
         r#"{"id":"000000000000abcd-2","due":1780272000002,"received":1780272000000,"content_type":"application/json","content_encoding":"gzip","payload_base64":"MTIzNA=="},"#,
@@ -70,7 +69,7 @@ fn json() {
     let short = |text: &str| ShortString::from(text);
     let properties = BasicProperties::default()
         .with_content_type(short("application/json"))
-        .with_message_id(short(&out.id))
+        .with_message_id(short(&id))
         .with_app_id(short("tidegate"))
         .with_type(short("tidegate.batch"))
         .with_timestamp(NOW / 1000 + 1)
@@ -81,10 +80,10 @@ fn json() {
             ("x-due", number(NOW as i64 + 1)),
             ("x-closed-by", text("count")),
             ("x-attempt", number(2)),
-            ("x-batch", text(&out.id)),
+            ("x-batch", text(&id)),
         ]));
     assert_eq!(out.properties, properties);
-    assert_eq!(batch_id_of(&out.properties), Some(out.id.as_str()));
+    assert_eq!(batch_id_of(&out.properties), Some(out.id));
 }
 
 #[test]
@@ -157,7 +156,7 @@ fn passthrough() {
             ("x-delay", number(5)),
             ("x-due", number(NOW as i64 + 2)),
             ("x-attempt", number(2)),
-            ("x-batch", text(&out.id)),
+            ("x-batch", text(&out.id.to_string())),
         ]));
     assert_eq!(out.properties, expected);
     assert_eq!((out.exchange.as_str(), out.routing_key.as_str()), ("out", "orders"));
@@ -172,8 +171,9 @@ fn batch_ids() {
     let id = |batch: &Batch, store| encode(batch, &names(), store, NOW).id;
     let first = batch(Format::Json, three());
     let known = id(&first, STORE);
-    assert_eq!(known.len(), 32);
-    assert!(known.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')));
+    let hex = known.to_string();
+    assert_eq!(hex.len(), 32);
+    assert!(hex.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')));
     // The same members: the same id, whatever else changed.
     let again = Batch { number: 9, attempt: 7, format: Format::CloudEvents, customer: None, ..first.clone() };
     assert_eq!(id(&again, STORE), known);
@@ -190,7 +190,42 @@ fn batch_ids() {
 fn returns_without_a_batch_id() {
     assert_eq!(batch_id_of(&BasicProperties::default()), None);
     assert_eq!(batch_id_of(&with(&[("x-batch", number(1))])), None);
-    assert_eq!(batch_id_of(&with(&[("x-batch", AMQPValue::LongString(vec![0xff].into()))])), None);
+    assert_eq!(batch_id_of(&with(&[("x-batch", AMQPValue::LongString(vec![0xff; 32].into()))])), None);
+    let of = |digits: &str| batch_id_of(&with(&[("x-batch", text(digits))]));
+    assert_eq!(
+        of("000102030405060708090a0b0c0d0e0f"),
+        Some(BatchId([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]))
+    );
+    for other in ["", "0", "+00102030405060708090a0b0c0d0e0f", "000102030405060708090a0b0c0d0e0g"] {
+        assert_eq!(of(other), None, "{other}");
+    }
+    assert_eq!(of("000102030405060708090a0b0c0d0e0f00"), None);
+}
+
+#[test]
+fn ids_of_items() {
+    let items = three();
+    let ids: Vec<String> = items.iter().map(|item| item_id(&item.content, STORE, item.seq)).collect();
+    assert_eq!(ids, ["ä\n", "000000000000abcd-2", "000000000000abcd-1f"]);
+    assert_eq!(item_id(&Content::default(), u64::MAX, u64::MAX), "ffffffffffffffff-ffffffffffffffff");
+}
+
+#[test]
+fn answers() {
+    let to = ReplyTo { queue: "amq.gen-x".into(), correlation_id: Some("c-1".into()) };
+    let (key, properties) = answer(&to, NOW + 1999);
+    assert_eq!(key.as_str(), "amq.gen-x");
+    let expected = BasicProperties::default()
+        .with_content_type("application/json".into())
+        .with_correlation_id("c-1".into())
+        .with_app_id("tidegate".into())
+        .with_type("tidegate.answer".into())
+        .with_timestamp(NOW / 1000 + 1)
+        .with_delivery_mode(2)
+        .with_headers(table(&[]));
+    assert_eq!(properties, expected);
+    let (_, properties) = answer(&ReplyTo { correlation_id: None, ..to }, NOW);
+    assert_eq!(properties.correlation_id(), &None);
 }
 
 /// The dead letter of a batch of one.
@@ -239,7 +274,7 @@ fn dead_letters() {
             ("x-tidegate-attempts", number(3)),
             ("x-due", number(NOW as i64)),
             ("x-attempt", number(1)),
-            ("x-batch", text(&out.id)),
+            ("x-batch", text(&out.id.to_string())),
         ]));
     assert_eq!(out.properties, expected);
 
@@ -267,8 +302,8 @@ fn a_dead_letter_is_understood_again() {
         assert_eq!(header(&out.properties, "x-tidegate-reason"), Some(&text(Reason::ALL[round].as_str())));
         let again = item(from("tidegate.in", "orders", out.properties, &out.body));
         assert_eq!(
-            (&again.application, &again.customer, &again.id),
-            (&request.application, &request.customer, &request.id)
+            (&again.application, &again.customer, &again.identity),
+            (&request.application, &request.customer, &request.identity)
         );
         assert_eq!(
             (again.at, again.expiry, again.on_duplicate),

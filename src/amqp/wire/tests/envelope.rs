@@ -1,6 +1,6 @@
 //! The JSON envelope: one object, arrays, fall-backs, strictness, and the header form of its entries.
 
-use super::super::{encode, Exchanges};
+use super::super::{encode, item_id, Exchanges};
 use super::*;
 use crate::engine::types::{Batch, BatchItem, ClosedBy, DuplicateRule, Format};
 use std::sync::Arc;
@@ -65,8 +65,8 @@ fn all_fields() {
             "on_duplicate":"latest","content_type":"text/plain","payload":"caf\u00e9\n"}"#,
     );
     assert_eq!(
-        (&*item.application, item.customer.as_deref(), item.id.as_deref()),
-        ("a", Some("42"), Some("i"))
+        (&*item.application, item.customer.as_deref(), item.identity),
+        ("a", Some("42"), given("a", "i"))
     );
     assert_eq!((item.at, item.expiry), (Some(NOW + 2), Some(NOW + DAY)));
     assert_eq!(item.on_duplicate, DuplicateRule::Latest);
@@ -80,7 +80,7 @@ fn all_fields() {
     assert_eq!(one(r#"{"payload":1,"delay_ms":1e3}"#).at, Some(NOW + 1000));
     let empty =
         one(r#"{"payload":1,"customer":"","id":null,"delay_ms":null,"on_duplicate":"","content_type":""}"#);
-    assert_eq!((empty.customer, empty.id, empty.at), (None, None, None));
+    assert_eq!((empty.customer, empty.identity, empty.at), (None, None, None));
 }
 
 #[test]
@@ -153,15 +153,17 @@ fn arrays() {
     let list = |json: &str| items(take(envelope().with_message_id("m".into()), json.as_bytes()));
     let found =
         list(" \n[{\"payload\":1}, {\"payload\":2,\"id\":\"own\"},{\"payload\":3,\"application\":\"b\"}]");
-    let ids: Vec<_> = found.iter().map(|item| item.id.as_deref().unwrap()).collect();
+    let ids: Vec<_> = found.iter().map(|item| item_id(&item.content, STORE, 0)).collect();
     assert_eq!(ids, ["m/0", "own", "m/2"]);
+    let identities: Vec<_> = found.iter().map(|item| item.identity).collect();
+    assert_eq!(identities, [given("orders", "m/0"), given("orders", "own"), given("b", "m/2")]);
     let applications: Vec<_> = found.iter().map(|item| &*item.application).collect();
     assert_eq!(applications, ["orders", "orders", "b"]);
-    assert_eq!(items(take(envelope(), b"[{\"payload\":1}]"))[0].id, None);
-    assert_eq!(one(r#"{"payload":1}"#).id, None);
+    assert_eq!(items(take(envelope(), b"[{\"payload\":1}]"))[0].identity, None);
+    assert_eq!(one(r#"{"payload":1}"#).identity, None);
     assert_eq!(
-        item(take(envelope().with_message_id("m".into()), b"{\"payload\":1}")).id.as_deref(),
-        Some("m")
+        item(take(envelope().with_message_id("m".into()), b"{\"payload\":1}")).identity,
+        given("orders", "m")
     );
 
     let entries = |count: usize| format!("[{}]", vec!["{\"payload\":1}"; count].join(","));
@@ -242,8 +244,10 @@ fn an_entry_can_be_published_again_as_it_leaves() {
         assert_eq!(after.on_duplicate, before.on_duplicate);
         assert_eq!(after.expiry.is_some(), before.expiry.is_some());
         assert_eq!((&after.content.body, after.content.json), (&before.content.body, before.content.json));
-        let id = before.id.as_deref().unwrap_or("0000000000000001-1");
-        assert_eq!(after.id.as_deref(), Some(id));
+        // The id is assigned once, and then is the item's own.
+        let id = item_id(&before.content, 1, 1);
+        assert_eq!(after.identity, given(&before.application, &id));
+        assert_eq!(before.identity.is_some(), index == 0, "{id}");
     }
     let out = republished(&first[0]).properties;
     let headers = out.headers().as_ref().unwrap().inner();

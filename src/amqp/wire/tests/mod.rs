@@ -1,19 +1,22 @@
 //! Tests of the translation as a whole, by the contract's tables. Helpers stand here.
 
 mod batch;
+mod command;
 mod envelope;
 mod properties;
 mod random;
 mod request;
 
-use super::{request as read, Incoming, RequestLimits};
-use crate::engine::types::{NewItem, Reason, Rejected, RequestBody};
+use super::{identity, request as read_with, Incoming, RequestLimits};
+use crate::engine::types::{Identity, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::{AMQPValue, DecimalValue, FieldTable};
 use lapin::BasicProperties;
 
 /// 2026-06-01T00:00:00Z.
 const NOW: u64 = 1_780_272_000_000;
 const DAY: u64 = 86_400_000;
+/// Identity of the store.
+const STORE: u64 = 0xabcd;
 const LIMITS: RequestLimits =
     RequestLimits { max_body: 1 << 20, max_envelope_items: 5, max_delay_ms: 3650 * DAY };
 
@@ -50,10 +53,20 @@ fn from(exchange: &str, routing_key: &str, properties: BasicProperties, body: &[
     read(Incoming { exchange, routing_key, properties, body: body.to_vec(), received: NOW }, &LIMITS)
 }
 
+fn read(incoming: Incoming<'_>, limits: &RequestLimits) -> RequestBody {
+    read_with(incoming, limits, STORE)
+}
+
+/// Of an item whose producer gave this id.
+fn given(application: &str, id: &str) -> Option<Identity> {
+    Some(identity(application, id))
+}
+
 fn items(body: RequestBody) -> Vec<NewItem> {
     match body {
         RequestBody::Items(items) => items,
         RequestBody::Rejected(rejected) => panic!("rejected: {:?}", rejected.dead),
+        RequestBody::Command(command, _) => panic!("a command: {command:?}"),
     }
 }
 
@@ -66,6 +79,7 @@ fn item(body: RequestBody) -> NewItem {
 fn rejected(body: RequestBody) -> Rejected {
     match body {
         RequestBody::Items(items) => panic!("accepted: {items:?}"),
+        RequestBody::Command(command, _) => panic!("a command: {command:?}"),
         RequestBody::Rejected(rejected) => *rejected,
     }
 }

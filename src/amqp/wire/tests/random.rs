@@ -4,7 +4,7 @@ use super::super::properties::{parse_table, Basic};
 use super::super::{encode, Exchanges};
 use super::*;
 use crate::engine::size::overhead;
-use crate::engine::types::{Batch, BatchItem, ClosedBy, Format};
+use crate::engine::types::{Batch, BatchItem, ClosedBy, Command, Format};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use lapin::protocol::basic::{gen_properties, parse_properties};
@@ -84,6 +84,8 @@ prop_compose! {
         message_id in short_text(),
         kind in short_text(),
         user_id in short_text(),
+        reply_to in short_text(),
+        correlation_id in short_text(),
         numbers in option::of((any::<u8>(), any::<u64>())),
     ) -> BasicProperties {
         let mut properties = BasicProperties::default();
@@ -98,6 +100,8 @@ prop_compose! {
         if let Some(text) = content_encoding { properties = properties.with_content_encoding(text.into()); }
         if let Some(text) = message_id { properties = properties.with_message_id(text.into()); }
         if let Some(text) = kind { properties = properties.with_type(text.into()); }
+        if let Some(text) = reply_to { properties = properties.with_reply_to(text.into()); }
+        if let Some(text) = correlation_id { properties = properties.with_correlation_id(text.into()); }
         if let Some(text) = user_id { properties = properties.with_user_id(text.into()); }
         if let Some((priority, timestamp)) = numbers {
             properties = properties.with_priority(priority).with_timestamp(timestamp);
@@ -153,6 +157,18 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+/// Bodies of commands, more or less.
+fn selectors() -> impl Strategy<Value = Vec<u8>> {
+    let keys = proptest::sample::select(vec!["application", "customer", "id", "payload"]);
+    let values =
+        prop_oneof![json_value(), "\\PC{0,30}".prop_map(Into::into), any::<i64>().prop_map(Into::into)];
+    vec((keys, values), 0..4).prop_map(|entries| {
+        let object: serde_json::Map<_, _> =
+            entries.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        serde_json::to_vec(&serde_json::Value::Object(object)).unwrap()
+    })
+}
+
 /// Requests that are accepted, with the names kept apart.
 fn accepted() -> impl Strategy<Value = NewItem> {
     let content_types =
@@ -181,7 +197,7 @@ fn accepted() -> impl Strategy<Value = NewItem> {
             }
             match take(properties, &body) {
                 RequestBody::Items(mut items) => items.pop(),
-                RequestBody::Rejected(_) => None,
+                RequestBody::Rejected(_) | RequestBody::Command(..) => None,
             }
         })
 }
@@ -234,24 +250,73 @@ fn encoded(batch: &Batch) -> Vec<u8> {
 proptest! {
     #[test]
     fn any_message_is_read(properties in properties(), body in bodies(), exchange in "[a-z]{0,2}", key in "\\PC{0,60}") {
-        let given = body.clone();
+        let came = body.clone();
         match from(&exchange, &key, properties, &body) {
             RequestBody::Items(items) => {
                 prop_assert!(!items.is_empty());
                 for item in items {
                     prop_assert!((1..=200).contains(&item.application.len()));
                     prop_assert!(item.customer.is_none_or(|name| (1..=200).contains(&name.len())));
-                    prop_assert!(item.id.is_none_or(|id| (1..=255).contains(&id.len())));
                     prop_assert!(item.at.is_none_or(|at| (NOW..=NOW + LIMITS.max_delay_ms).contains(&at)));
-                    prop_assert!(Basic::parse(&item.content.properties).is_some());
+                    let (basic, _) = Basic::parse(&item.content.properties).unwrap();
+                    prop_assert!(basic.message_id.is_none_or(|id| (1..=255).contains(&id.len())));
+                    let expected = basic.message_id.and_then(|id| given(&item.application, id));
+                    prop_assert_eq!(item.identity, expected);
                 }
             }
+            RequestBody::Command(command, _) => prop_assert!(false, "no type is a command's: {command:?}"),
             RequestBody::Rejected(rejected) => {
-                prop_assert_eq!(&rejected.content.body, &given);
+                prop_assert_eq!(&rejected.content.body, &came);
                 prop_assert!(!rejected.dead.error.is_empty() && rejected.dead.error.len() < 510);
                 prop_assert!(Basic::parse(&rejected.content.properties).is_some());
             }
         }
+    }
+
+    /// A command, or a rejection that is answered: nobody who waits is forgotten.
+    #[test]
+    fn any_command_is_read_or_answered(
+        properties in properties(),
+        body in prop_oneof![bodies(), selectors(), Just(Vec::new())],
+        kind in "tidegate\\.(cancel|lookup|flush|[a-z]{0,3})",
+        envelope in any::<bool>(),
+        exchange in "[a-z]{0,2}",
+        key in "\\PC{0,60}",
+    ) {
+        let mut properties = properties.with_type(kind.as_str().into());
+        if envelope {
+            properties = properties.with_content_type("application/vnd.tidegate+json".into());
+        }
+        let asker = properties.reply_to().as_ref().map(|queue| queue.to_string()).filter(|queue| !queue.is_empty());
+        let reply_to = match from(&exchange, &key, properties, &body) {
+            RequestBody::Items(items) => return Err(TestCaseError::fail(format!("items: {items:?}"))),
+            RequestBody::Rejected(rejected) => {
+                prop_assert_eq!(rejected.dead.reason, Reason::Invalid);
+                prop_assert!(!rejected.dead.error.is_empty() && rejected.dead.error.len() < 510);
+                prop_assert_eq!(&rejected.content.body, &body);
+                rejected.reply_to
+            }
+            RequestBody::Command(command, reply_to) => {
+                let (verb, application, selected, most) = match &command {
+                    Command::Cancel(target) => ("cancel", &target.application, &target.id, 255),
+                    Command::Lookup(target) => ("lookup", &target.application, &target.id, 255),
+                    Command::CancelAll(of) => ("cancel", &of.application, &of.customer, 200),
+                    Command::Flush(of) => ("flush", &of.application, &of.customer, 200),
+                    Command::Count(_)
+                    | Command::List(_)
+                    | Command::Pause(_)
+                    | Command::Resume(_)
+                    | Command::Retry(_)
+                    | Command::DropParked(_) => {
+                        return Err(TestCaseError::fail(format!("not by message: {command:?}")));
+                    }
+                };
+                prop_assert_eq!(format!("tidegate.{verb}"), kind);
+                prop_assert!((1..=200).contains(&application.len()) && (1..=most).contains(&selected.len()));
+                reply_to
+            }
+        };
+        prop_assert_eq!(reply_to.map(|to| to.queue.to_string()), asker);
     }
 
     #[test]
@@ -259,6 +324,7 @@ proptest! {
         let stored = match take(properties, b"x") {
             RequestBody::Items(items) => items[0].content.properties.clone(),
             RequestBody::Rejected(rejected) => rejected.content.properties.clone(),
+            RequestBody::Command(command, _) => panic!("no type is a command's: {command:?}"),
         };
         let (rest, parsed) = parse_properties(stored.as_slice()).unwrap();
         prop_assert!(rest.is_empty());
@@ -307,8 +373,8 @@ proptest! {
                 let text = read[format!("{field}_base64")].as_str().unwrap();
                 prop_assert_eq!(&STANDARD.decode(text).unwrap(), payload);
             }
-            if let Some(id) = &item.id {
-                prop_assert_eq!(read["id"].as_str().unwrap(), &**id);
+            if let Some(id) = Basic::parse(&item.content.properties).unwrap().0.message_id {
+                prop_assert_eq!(read["id"].as_str().unwrap(), id);
             }
         }
     }

@@ -15,7 +15,7 @@ fn time_refusal(name: &str, value: AMQPValue) -> String {
 fn the_least_request() {
     let item = item(take(BasicProperties::default(), b"\x00\xff"));
     assert_eq!(&*item.application, "orders");
-    assert_eq!((&item.customer, item.at, item.expiry, &item.id), (&None, None, None, &None));
+    assert_eq!((&item.customer, item.at, item.expiry, item.identity), (&None, None, None, None));
     assert_eq!(item.on_duplicate, DuplicateRule::Keep);
     assert_eq!(item.content.body, b"\x00\xff");
     assert!(!item.content.json);
@@ -255,10 +255,10 @@ fn expiry() {
 
 #[test]
 fn ids_and_duplicate_rules() {
-    let id = |id: &str| item(take(BasicProperties::default().with_message_id(id.into()), b"x")).id;
-    assert_eq!(id("i-1").as_deref(), Some("i-1"));
+    let id = |id: &str| item(take(BasicProperties::default().with_message_id(id.into()), b"x")).identity;
+    assert_eq!(id("i-1"), given("orders", "i-1"));
     assert_eq!(id(""), None);
-    assert_eq!(id(&"i".repeat(255)).unwrap().len(), 255);
+    assert_eq!(id(&"i".repeat(255)), given("orders", &"i".repeat(255)));
 
     let rule = |value| item(take(with(&[("x-on-duplicate", value)]), b"x")).on_duplicate;
     for (name, expected) in [
@@ -275,23 +275,6 @@ fn ids_and_duplicate_rules() {
     for value in [text("Keep"), text("drop\n"), number(1), AMQPValue::Boolean(true), text(&"r".repeat(300))] {
         let error = refusal(take(with(&[("x-on-duplicate", value)]), b"x"));
         assert!(error.starts_with("x-on-duplicate ") && !error.contains('\n'), "{error}");
-    }
-}
-
-#[test]
-fn types_beginning_with_tidegate() {
-    let kind = |kind: &str| take(BasicProperties::default().with_type(kind.into()), b"x");
-    for command in ["tidegate.cancel", "tidegate.lookup", "tidegate.flush"] {
-        let refused = rejected(kind(command));
-        assert_eq!(refused.dead.reason, Reason::Unsupported);
-        assert!(refused.dead.error.contains(command));
-        assert_eq!(refused.application.as_deref(), Some("orders"));
-    }
-    for other in ["tidegate.", "tidegate.batch", "tidegate.item", "tidegate.Cancel", "tidegate.cancel "] {
-        assert!(refusal(kind(other)).starts_with("type "));
-    }
-    for own in ["", "tidegate", "tidegatex", "Tidegate.cancel", "order.created"] {
-        item(kind(own));
     }
 }
 

@@ -1,0 +1,218 @@
+//! Over AMQP: who is answered, where, with what, and what becomes of commands that are none.
+
+use super::wait_for;
+use serde_json::{json, Value};
+use std::time::Duration;
+use tidegate_harness::{correlation_of, wait_until, Asker, Node, Site};
+
+#[test]
+fn cancel_and_lookup_by_id() {
+    let site = Site::new("cancel");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let asker = Asker::new(&site);
+    let about = |id: &str| site.push("shop", "").id(id);
+    site.client.publish(&site.push("shop", "1").id("later").customer("c").delay(60_000));
+    let found = asker.ask("lookup", about("later"));
+    for (key, value) in [
+        ("state", json!("waiting")),
+        ("application", json!("shop")),
+        ("id", json!("later")),
+        ("customer", json!("c")),
+        ("attempts", json!(0)),
+        ("last_error", Value::Null),
+    ] {
+        assert_eq!(found.get(key), Some(&value), "{key}: {found}");
+    }
+    assert!(found["due"].is_u64(), "{found}");
+    assert_eq!(asker.ask("cancel", about("later")), json!({"result": "cancelled", "count": 1}));
+    assert_eq!(asker.ask("lookup", about("later"))["state"], "cancelled");
+    assert_eq!(asker.ask("cancel", about("nobody")), json!({"result": "unknown"}));
+    assert_eq!(asker.ask("lookup", about("nobody"))["state"], "unknown");
+    // The id of a cancelled item may be used again at once.
+    site.client.publish(&site.push("shop", "2").id("later"));
+    let batch = inbox.batch();
+    assert_eq!(batch.ids(), ["later"]);
+    let sent = asker.ask("cancel", about("later"));
+    assert_eq!((&sent["result"], &sent["batch"]), (&json!("sent"), &json!(batch.id)), "{sent}");
+    assert!(sent["at"].is_u64(), "{sent}");
+}
+
+#[test]
+fn cancel_all_of_a_customer_and_flush() {
+    let site = Site::new("flush");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config().text("defaults.window", "60s"));
+    let asker = Asker::new(&site);
+    let of = |customer: &str| site.push("shop", "").customer(customer);
+    site.client.publish_all((0..3).map(|n| of("a").id(&format!("a{n}"))));
+    site.client.publish(&of("a").id("a-later").delay(60_000));
+    site.client.publish(&of("a").delay(super::FAR));
+    site.client.publish_all((0..2).map(|n| of("b").id(&format!("b{n}"))));
+    // What its producer sends behind it is not meant by it.
+    assert_eq!(asker.ask("cancel", of("a")), json!({"result": "cancelled", "count": 5}));
+    site.client.publish(&of("a").id("after").delay(500));
+    assert_eq!(asker.ask("flush", of("b")), json!({"result": "flushed", "count": 2}));
+    let batch = inbox.batch();
+    assert_eq!(batch.ids(), ["b0", "b1"]);
+    assert_eq!(batch.message.text("x-closed-by").as_deref(), Some("flush"));
+    assert_eq!(inbox.batch().ids(), ["after"]);
+    assert_eq!(asker.ask("flush", of("b")), json!({"result": "flushed", "count": 0}));
+    assert_eq!(asker.ask("cancel", of("nobody")), json!({"result": "cancelled", "count": 0}));
+    inbox.quiet(Duration::from_millis(300));
+}
+
+#[test]
+fn one_after_the_other_means_in_that_order() {
+    let site = Site::new("in-order");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config().text("defaults.window", "60s"));
+    let asker = Asker::new(&site);
+    let item = |id: &str| site.push("shop", "1").id(id).customer("c");
+    let commanded = |kind: &str, n: u32| {
+        let push = site.push("shop", "").customer("c");
+        asker.command(push, &format!("tidegate.{kind}"), &format!("{kind}{n}"))
+    };
+    // Nobody waits for anything: one channel, one queue, so this is the order of events.
+    site.client.publish_all([
+        item("gone"),
+        commanded("cancel", 1),
+        item("first"),
+        commanded("flush", 2),
+        item("gone-too"),
+        commanded("cancel", 3),
+        item("second"),
+        commanded("flush", 4),
+    ]);
+    for id in ["first", "second"] {
+        assert_eq!(inbox.batch().ids(), [id]);
+    }
+    // A cancel whose customer has something in flight is answered when that has ended, and holds nobody up meanwhile.
+    let mut answers: Vec<_> = (0..4).map(|_| asker.next()).map(|a| (correlation_of(&a), a.json())).collect();
+    answers.sort_by(|a, b| a.0.cmp(&b.0));
+    let one =
+        |result: &str, correlation: &str| (correlation.to_owned(), json!({"result": result, "count": 1}));
+    let wanted = [
+        one("cancelled", "cancel1"),
+        one("cancelled", "cancel3"),
+        one("flushed", "flush2"),
+        one("flushed", "flush4"),
+    ];
+    assert_eq!(answers, wanted);
+    inbox.quiet(Duration::from_millis(200));
+}
+
+#[test]
+fn by_direct_reply_to() {
+    let site = Site::new("direct");
+    site.application("shop");
+    let daemon = site.start(&site.config());
+    let asker = Asker::direct(&site);
+    site.client.publish(&site.push("shop", "1").id("x").delay(60_000));
+    let about = || site.push("shop", "").id("x");
+    assert_eq!(asker.ask("lookup", about())["state"], "waiting");
+    assert_eq!(asker.ask("cancel", about()), json!({"result": "cancelled", "count": 1}));
+    assert_eq!(daemon.items("waiting"), 0);
+}
+
+#[test]
+fn the_form_of_an_answer() {
+    let site = Site::new("form");
+    site.application("shop");
+    let _daemon = site.start(&site.config());
+    let asker = Asker::new(&site);
+    let odd = "ünïcode / \"quoted\" \u{1}";
+    let push = asker.command(site.push("shop", "").id("x"), "tidegate.lookup", odd);
+    site.client.publish(&push);
+    let answer = asker.next();
+    assert_eq!((answer.exchange.as_str(), correlation_of(&answer).as_str()), ("", odd));
+    let content_type = answer.properties.content_type().as_ref().map(|t| t.as_str());
+    assert_eq!(content_type, Some("application/json"));
+    // Without a correlation id there is none in the answer either.
+    let mut push = site.push("shop", "").id("x").kind("tidegate.lookup");
+    push.properties = push.properties.with_reply_to(answer.key.as_str().into());
+    site.client.publish(&push);
+    let answer = asker.next();
+    assert_eq!((correlation_of(&answer), &answer.json()["state"]), (String::new(), &json!("unknown")));
+}
+
+#[test]
+fn an_envelope_may_name_what_is_meant() {
+    let site = Site::new("envelope");
+    site.application("shop");
+    let _daemon = site.start(&site.config());
+    let asker = Asker::new(&site);
+    site.client.publish(&site.push("shop", "1").id("x").customer("c").delay(60_000));
+    let named = |body: Value| {
+        // As client libraries do, which give every message an id of its own.
+        site.push("elsewhere", body.to_string()).content_type("application/vnd.tidegate+json").id("library")
+    };
+    let found = asker.ask("lookup", named(json!({"application": "shop", "id": "x"})));
+    assert_eq!((&found["state"], &found["customer"]), (&json!("waiting"), &json!("c")), "{found}");
+    let cancelled = asker.ask("cancel", named(json!({"application": "shop", "customer": "c"})));
+    assert_eq!(cancelled, json!({"result": "cancelled", "count": 1}));
+}
+
+#[test]
+fn a_malformed_command_is_answered_and_dead() {
+    let site = Site::new("malformed-command");
+    site.application("shop");
+    let daemon = site.start(&site.config());
+    let dead = site.dead_inbox();
+    let asker = Asker::new(&site);
+    let cases = [
+        ("cancel", site.push("shop", "")),
+        ("lookup", site.push("shop", "").customer("c")),
+        ("flush", site.push("shop", "").id("x")),
+        ("cancel", site.push("", "").id("x")),
+        ("dance", site.push("shop", "").id("x")),
+    ];
+    for (n, (kind, push)) in cases.into_iter().enumerate() {
+        let answer = asker.ask(kind, push);
+        assert_eq!(answer["result"], "rejected", "case {n}: {answer}");
+        let error = answer["error"].as_str().expect("a sentence").to_owned();
+        let letter = dead.next();
+        assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("invalid"), "case {n}");
+        assert_eq!(letter.text("x-tidegate-error"), Some(error), "case {n}");
+    }
+    wait_until("the dead letters are confirmed", Duration::from_secs(5), || {
+        daemon.state()["totals"]["dead_confirmed"] == 5
+    });
+    assert_eq!(site.client.depth(&site.ingest_queue()), Some(0));
+}
+
+#[test]
+fn without_reply_to_it_is_done_all_the_same() {
+    let site = Site::new("no-reply-to");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config().text("defaults.window", "60s"));
+    site.client.publish_all([
+        site.push("shop", "1").id("x").delay(60_000),
+        site.push("shop", "1").id("y").customer("c"),
+        site.push("shop", "").id("x").kind("tidegate.cancel"),
+        site.push("shop", "").id("x").kind("tidegate.lookup"),
+        site.push("shop", "").customer("c").kind("tidegate.flush"),
+        site.push("shop", "").kind("tidegate.cancel").id("never-seen"),
+    ]);
+    assert_eq!(inbox.batch().ids(), ["y"]);
+    wait_for(&daemon, "shop", "x", "cancelled");
+    assert_eq!(site.client.depth(&site.dead()), Some(0));
+}
+
+#[test]
+fn an_answer_that_nobody_waits_for_holds_nobody_up() {
+    let Some(node) = Node::controlled("an_answer_that_nobody_waits_for") else { return };
+    let site = Site::on(node, "no-queue");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let asker = Asker::new(&site);
+    for n in 0..20 {
+        let mut push = site.push("shop", "").id(&format!("{n}")).kind("tidegate.lookup");
+        push.properties = push.properties.with_reply_to("a queue that is not there".into());
+        site.client.publish(&push);
+    }
+    site.client.publish(&site.push("shop", "1").id("after"));
+    assert_eq!(inbox.batch().ids(), ["after"]);
+    assert_eq!(asker.ask("lookup", site.push("shop", "").id("nobody"))["state"], "unknown");
+    wait_until("all are acked", Duration::from_secs(10), || node.messages(&site.ingest_queue()) == Some(0));
+}

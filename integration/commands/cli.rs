@@ -1,0 +1,73 @@
+//! The built binary's `cancel`, `lookup` and `flush`: exit codes, tables, JSON.
+
+use super::wait_for;
+use serde_json::json;
+use tidegate_harness::Site;
+
+#[test]
+fn exit_codes_tables_and_json() {
+    let site = Site::new("cli");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config().text("defaults.window", "60s"));
+    site.client.publish_all([
+        site.push("shop", "1").id("x").customer("c").delay(60_000),
+        site.push("shop", "1").id("y").customer("c").delay(60_000),
+        site.push("shop", "1").id("z").customer("d"),
+    ]);
+    for id in ["x", "y", "z"] {
+        wait_for(&daemon, "shop", id, "waiting");
+    }
+
+    let told = daemon.cli(&["lookup", "shop", "x"]);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    let fact = |name: &str| {
+        let line = told.out.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name} in {}", told.out)).trim().to_owned()
+    };
+    assert_eq!(
+        (fact("state"), fact("application"), fact("id")),
+        ("waiting".into(), "shop".into(), "x".into())
+    );
+    assert_eq!((fact("customer"), fact("attempts")), ("c".into(), "0".into()));
+    assert!(fact("due").ends_with('Z'), "a time for people: {}", told.out);
+    let told = daemon.cli(&["lookup", "shop", "x", "--output", "json"]);
+    assert_eq!((told.code, told.json()), (0, daemon.ask("GET", "/api/v1/items/shop/x").1));
+
+    let told = daemon.cli(&["cancel", "shop", "x"]);
+    assert_eq!((told.code, told.out.as_str(), told.err.as_str()), (0, "cancelled: 1 item\n", ""));
+    let told = daemon.cli(&["--output", "json", "cancel", "shop", "--customer", "c"]);
+    assert_eq!((told.code, told.json()), (0, json!({"result": "cancelled", "count": 1})), "y was left");
+    let told = daemon.cli(&["flush", "shop", "--customer", "d", "--output", "json"]);
+    assert_eq!((told.code, told.json()), (0, json!({"result": "flushed", "count": 1})));
+    assert_eq!(inbox.batch().ids(), ["z"]);
+    wait_for(&daemon, "shop", "z", "sent");
+
+    let told = daemon.cli(&["cancel", "shop", "z"]);
+    assert_eq!((told.code, told.out.as_str()), (3, ""), "not done: {told:?}");
+    assert!(told.err.contains("sent"), "it says why: {told:?}");
+    let told = daemon.cli(&["cancel", "shop", "z", "--output", "json"]);
+    assert_eq!((told.code, &told.json()["result"]), (3, &json!("sent")));
+    for command in [&["cancel", "shop", "none"][..], &["lookup", "shop", "none"]] {
+        let told = daemon.cli(command);
+        assert_eq!((told.code, told.out.as_str()), (3, ""), "{told:?}");
+        assert!(told.err.contains("unknown"), "{told:?}");
+    }
+    let told = daemon.cli(&["lookup", "shop", "none", "--output", "json"]);
+    assert_eq!((told.code, &told.json()["state"]), (3, &json!("unknown")));
+    let told = daemon.cli(&["flush", "shop", "--customer", "nobody"]);
+    assert_eq!((told.code, told.out.as_str()), (0, "flushed: 0 items\n"));
+
+    for wrong in [
+        &["cancel", "shop"][..],
+        &["cancel", "shop", "x", "--customer", "c"],
+        &["lookup", "shop"],
+        &["flush", "shop"],
+    ] {
+        let told = daemon.cli(wrong);
+        assert_eq!((told.code, told.out.as_str()), (2, ""), "usage: {told:?}");
+    }
+    daemon.kill9();
+    let told = daemon.cli(&["lookup", "shop", "x"]);
+    assert_eq!((told.code, told.out.as_str()), (1, ""), "nobody to ask: {told:?}");
+    assert!(!told.err.is_empty());
+}

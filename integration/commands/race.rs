@@ -1,0 +1,68 @@
+//! Cancels that race with the publish: each answer is true.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tidegate_harness::{correlation_of, now_ms, Asker, Client, Site};
+
+const COUNT: u64 = 600;
+const SPREAD_MS: u64 = 600;
+
+/// Each result, with the ids that have it.
+fn results(asker: &Asker<'_>) -> BTreeMap<String, BTreeSet<String>> {
+    let mut results: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for _ in 0..COUNT {
+        let answer = asker.next();
+        let result = answer.json()["result"].as_str().expect("a result").to_owned();
+        results.entry(result).or_default().insert(correlation_of(&answer));
+    }
+    results
+}
+
+fn race(name: &str, due: impl Fn(u64, u64) -> u64) {
+    let site = Site::new(name);
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config());
+    let asker = Asker::new(&site);
+    let start = now_ms() + 1500;
+    site.client.publish_all((0..COUNT).map(|n| {
+        let at = i64::try_from(due(start, n)).expect("a date");
+        site.push("shop", "1").id(&format!("{n}")).customer(&format!("c{n}")).number("x-deliver-at", at)
+    }));
+    // Paced over the same time, in an order of their own.
+    let canceller = Client::connect(site.node.uri());
+    while now_ms() < start {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for step in 0..20 {
+        while now_ms() < start + step * SPREAD_MS / 20 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        canceller.publish_all((step * COUNT / 20..(step + 1) * COUNT / 20).map(|n| {
+            let id = (n * 7 % COUNT).to_string();
+            asker.command(site.push("shop", "").id(&id), "tidegate.cancel", &id)
+        }));
+    }
+    let results = results(&asker);
+    let empty = BTreeSet::new();
+    let of = |result: &str| results.get(result).unwrap_or(&empty);
+    let counts: Vec<_> = results.iter().map(|(result, ids)| (result, ids.len())).collect();
+    assert_eq!(of("cancelled").len() + of("sent").len(), COUNT as usize, "nothing else: {counts:?}");
+    let arrived: BTreeSet<String> = if of("sent").is_empty() {
+        BTreeSet::new()
+    } else {
+        inbox.items(of("sent").len(), Duration::from_secs(10)).into_iter().map(|item| item.id).collect()
+    };
+    inbox.quiet(Duration::from_millis(400));
+    assert_eq!(&arrived, of("sent"), "{counts:?}");
+    assert!(!of("sent").is_empty() && !of("cancelled").is_empty(), "no race: {counts:?}");
+}
+
+#[test]
+fn spread_over_the_same_time() {
+    race("race-spread", |start, n| start + n * SPREAD_MS / COUNT);
+}
+
+#[test]
+fn all_due_at_one_instant() {
+    race("race-instant", |start, _| start + SPREAD_MS / 4);
+}

@@ -1,0 +1,199 @@
+//! The plugin's documented examples and what its own tests expect of it.
+
+use std::time::Duration;
+use tidegate_harness::lapin::types::AMQPValue;
+use tidegate_harness::lapin::ExchangeKind;
+use tidegate_harness::{now_ms, wait_until, Config, Push, Received, Site, Verdict};
+
+pub(super) fn passthrough(site: &Site<'_>) -> Config {
+    site.config().text("defaults.format", "passthrough")
+}
+
+/// The plugin's tests publish such delays (half as long) in this order, and expect them back sorted.
+const SUITE: [i32; 6] = [1000, 200, 600, 400, 200, 800];
+
+/// One message for each delay, which is also its body.
+fn by_delay(site: &Site<'_>, delays: &[i32], value: impl Fn(i32) -> AMQPValue) -> Vec<Push> {
+    let push = |delay: &i32| site.push("mykey", delay.to_string()).header("x-delay", value(*delay));
+    delays.iter().map(push).collect()
+}
+
+fn delays_of(received: &[Received]) -> Vec<i32> {
+    received.iter().map(|r| r.body_text().parse().expect("our delay")).collect()
+}
+
+fn sorted(delays: &[i32]) -> Vec<i32> {
+    let mut delays = delays.to_vec();
+    delays.sort_unstable();
+    delays
+}
+
+/// README, "Usage", in Java: 5000 ms, then 1000 ms, as a Java `int`; the second message arrives first.
+#[test]
+fn the_second_message_of_the_example_leaves_first() {
+    let site = Site::new("usage");
+    let inbox = site.inbox("my-queue");
+    let _daemon = site.start(&passthrough(&site));
+    let publish = |body: &str, delay: i32| {
+        let from = i64::try_from(now_ms()).expect("a date");
+        let push = site.push("my-queue", body).header("x-delay", AMQPValue::LongInt(delay));
+        assert_eq!(site.client.publish(&push), Verdict::Taken);
+        from + i64::from(delay)
+    };
+    let first = publish("delayed payload", 1000);
+    let second = publish("more delayed payload", 200);
+    for (body, not_before) in [("more delayed payload", second), ("delayed payload", first)] {
+        let received = inbox.next();
+        assert_eq!(received.body_text(), body);
+        assert!(received.number("x-due").expect("x-due") >= not_before, "{body}");
+        assert!((0..500_000).contains(&received.lateness_us()), "late by {} us", received.lateness_us());
+        assert_eq!((received.exchange.as_str(), received.key.as_str()), (site.out().as_str(), "my-queue"));
+    }
+    inbox.quiet(Duration::from_millis(300));
+}
+
+/// The example publishes with an empty routing key, which a direct exchange routes by like any other. Here the key
+/// names the application and an empty one is none: such a producer adds `x-application`.
+#[test]
+fn an_empty_routing_key_needs_the_header() {
+    let site = Site::new("empty-key");
+    let inbox = site.inbox("my-queue");
+    let _daemon = site.start(&passthrough(&site));
+    let example = || site.push("", "delayed payload").header("x-delay", AMQPValue::LongInt(200));
+    site.client.publish(&example().with("x-application", "my-queue"));
+    let received = inbox.next();
+    assert!(received.lateness_us() >= 0, "early");
+    assert_eq!((received.key.as_str(), received.body_text().as_str()), ("my-queue", "delayed payload"));
+    site.client.publish(&example());
+    let letter = site.dead_inbox().next();
+    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("invalid"));
+    assert!(letter.text("x-tidegate-error").expect("a sentence").contains("x-application"));
+    assert_eq!(letter.body_text(), "delayed payload");
+}
+
+/// README, end of "Usage": without the header there is no delay. Nor for 0 (its tests of routing) and below.
+#[test]
+fn without_a_delay_or_with_none_left_it_leaves_at_once() {
+    let site = Site::new("at-once");
+    let inbox = site.inbox("mykey");
+    let _daemon = site.start(&passthrough(&site));
+    let delays: [Option<AMQPValue>; 6] = [
+        None,
+        Some(AMQPValue::LongInt(0)),
+        Some(AMQPValue::LongInt(-5000)),
+        Some(AMQPValue::LongLongInt(i64::MIN)),
+        // Void and empty are absent.
+        Some(AMQPValue::Void),
+        Some(AMQPValue::LongString("".into())),
+    ];
+    for (n, delay) in delays.into_iter().enumerate() {
+        let push = site.push("mykey", n.to_string());
+        let push = match &delay {
+            Some(value) => push.header("x-delay", value.clone()),
+            None => push,
+        };
+        let from = i64::try_from(now_ms()).expect("a date");
+        site.client.publish(&push);
+        let received = inbox.next();
+        assert_eq!(received.body_text(), n.to_string());
+        let due = received.number("x-due").expect("x-due");
+        assert!((from..from + 5000).contains(&due), "case {n}: due {} ms after its publish", due - from);
+        assert_eq!(received.header("x-delay"), delay.as_ref(), "case {n}");
+    }
+}
+
+/// The plugin's `delay_order`, and `string_delay_header` with the number as text; then `delayed_messages_count`: what
+/// waits is counted.
+#[test]
+fn delays_come_back_sorted_and_are_counted() {
+    let site = Site::new("order");
+    let inbox = site.inbox("mykey");
+    let daemon = site.start(&passthrough(&site));
+    let texts = |delay: i32| AMQPValue::LongString(delay.to_string().into());
+    for pushes in [by_delay(&site, &SUITE, AMQPValue::LongInt), by_delay(&site, &SUITE, texts)] {
+        site.client.publish_all(pushes);
+        assert_eq!(delays_of(&inbox.take(6, Duration::from_secs(10))), sorted(&SUITE));
+    }
+    let later = SUITE.map(|delay| delay + 3000);
+    site.client.publish_all(by_delay(&site, &later, AMQPValue::LongInt));
+    wait_until("all six are counted", Duration::from_secs(2), || daemon.items("waiting") == 6);
+    assert_eq!(delays_of(&inbox.take(6, Duration::from_secs(10))), sorted(&later));
+    wait_until("none is left", Duration::from_secs(2), || daemon.items("waiting") == 0);
+}
+
+/// The plugin's `node_restart_before_delay_expires` and `node_restart_after_delay_expires`: some delays end while it is
+/// down, some afterwards. Here it is tidegate that holds them, so it is tidegate that is killed.
+#[test]
+fn a_kill_between_publish_and_delivery_loses_none() {
+    let site = Site::new("restart");
+    let inbox = site.inbox("mykey");
+    let mut daemon = site.start(&passthrough(&site));
+    let delays = [3500, 5500, 2500, 3000, 6500, 4000, 5000];
+    site.client.publish_all(by_delay(&site, &delays, AMQPValue::LongInt));
+    let stored = || {
+        let state = daemon.state();
+        state["items"]["waiting"] == 7 && state["uncommitted"] == 0
+    };
+    wait_until("all seven are stored", Duration::from_secs(2), stored);
+    daemon.kill9();
+    inbox.quiet(Duration::from_millis(2800));
+    daemon.start_again();
+    daemon.wait_ready();
+    // What was not acked yet comes again as well, with its delay from the start; the stored one is earlier.
+    let mut first = Vec::new();
+    while first.len() < 7 {
+        let received = inbox.next();
+        assert!(received.lateness_us() >= 0, "early by {} us", -received.lateness_us());
+        let delay = delays_of(&[received])[0];
+        if !first.contains(&delay) {
+            first.push(delay);
+        }
+    }
+    assert_eq!(first, sorted(&delays));
+}
+
+/// The plugin's `routing_direct`: two messages with the bound key arrive, at every queue bound with it. The one that no
+/// queue is bound for the plugin drops; here it is kept, and leaves once there is a queue.
+#[test]
+fn the_routing_key_finds_the_queues_bound_with_it_and_the_rest_is_kept() {
+    let site = Site::new("direct");
+    let inbox = site.inbox("mykey");
+    let second = site.queue("second");
+    site.client.queue(&second, Default::default());
+    site.client.bind(&second, &site.out(), "mykey");
+    let second = site.client.consume(&second);
+    let daemon = site.start(&passthrough(&site).text("defaults.retry.max", "1s"));
+    for (id, key) in [("1", "mykey"), ("2", "noroute"), ("3", "mykey")] {
+        let push = site.push(key, "x").id(id).header("x-delay", AMQPValue::LongInt(100));
+        assert_eq!(site.client.publish(&push), Verdict::Taken);
+    }
+    for queue in [&inbox, &second] {
+        let received = queue.take(2, Duration::from_secs(5));
+        assert_eq!(received.iter().map(Received::id).collect::<Vec<_>>(), ["1", "3"]);
+        assert!(received.iter().all(|r| r.key == "mykey"));
+    }
+    wait_until("the other one is parked", Duration::from_secs(5), || daemon.items("parked") == 1);
+    let late = site.inbox("noroute").next();
+    assert_eq!((late.id().as_str(), late.key.as_str()), ("2", "noroute"));
+    inbox.quiet(Duration::from_millis(100));
+}
+
+/// The plugin's `e2e_nodelay` and `e2e_delay`: another exchange stands in front. So a producer may even keep its
+/// exchange's name: the ingest queue is bound to that exchange, and the routing key comes through.
+#[test]
+fn an_exchange_of_the_producers_own_may_stand_in_front() {
+    let site = Site::new("front");
+    let inbox = site.inbox("mykey");
+    let _daemon = site.start(&passthrough(&site));
+    let front = format!("{}.front", site.ingest());
+    site.client.exchange(&front, ExchangeKind::Direct);
+    site.client.bind(&site.ingest_queue(), &front, "mykey");
+    for delays in [&[0][..], &SUITE[..]] {
+        let mut pushes = by_delay(&site, delays, AMQPValue::LongInt);
+        for push in &mut pushes {
+            push.exchange.clone_from(&front);
+        }
+        site.client.publish_all(pushes);
+        assert_eq!(delays_of(&inbox.take(delays.len(), Duration::from_secs(10))), sorted(delays));
+    }
+}

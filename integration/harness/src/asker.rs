@@ -1,0 +1,69 @@
+//! Commands over AMQP: a request of type `tidegate.*`, and the answer in a queue of one's own.
+
+use crate::client::{Client, Inbox};
+use crate::message::{Push, Received};
+use crate::site::Site;
+use lapin::types::FieldTable;
+use serde_json::Value;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Somebody who sends commands and waits for their answers.
+pub struct Asker<'s> {
+    site: &'s Site<'s>,
+    reply_to: String,
+    answers: Inbox,
+}
+
+impl<'s> Asker<'s> {
+    /// With a durable queue for the answers.
+    pub fn new(site: &'s Site<'s>) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let reply_to = site.queue(&format!("replies-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        site.client.queue(&reply_to, FieldTable::default());
+        let answers = site.client.consume(&reply_to);
+        Asker { site, reply_to, answers }
+    }
+
+    /// With RabbitMQ's direct reply-to: no queue, the answers come over the site's publishing channel.
+    pub fn direct(site: &'s Site<'s>) -> Self {
+        let answers = site.client.consume_direct_replies();
+        Asker { site, reply_to: Client::DIRECT_REPLY_TO.to_owned(), answers }
+    }
+
+    /// The push as a command that is to be answered.
+    #[must_use]
+    pub fn command(&self, push: Push, kind: &str, correlation: &str) -> Push {
+        let mut push = push.kind(kind);
+        push.properties = push
+            .properties
+            .with_reply_to(self.reply_to.as_str().into())
+            .with_correlation_id(correlation.into());
+        push
+    }
+
+    /// Sends a command, `kind` without its `tidegate.`, and gives its answer. No other answer may be on its way.
+    pub fn ask(&self, kind: &str, push: Push) -> Value {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let correlation = format!("ask-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        self.site.client.publish(&self.command(push, &format!("tidegate.{kind}"), &correlation));
+        let answer = self.next();
+        assert_eq!(correlation_of(&answer), correlation);
+        answer.json()
+    }
+
+    /// The next answer; panics when none comes within 10 s.
+    pub fn next(&self) -> Received {
+        self.answers.next()
+    }
+
+    /// Panics if any answer comes within `time`.
+    pub fn quiet(&self, time: Duration) {
+        self.answers.quiet(time);
+    }
+}
+
+/// Property `correlation_id`, empty when absent.
+pub fn correlation_of(answer: &Received) -> String {
+    answer.properties.correlation_id().as_ref().map(ToString::to_string).unwrap_or_default()
+}

@@ -1,0 +1,119 @@
+//! Applications: how they stand, hold them back, let them go on, and what is parked.
+//!
+//! How they stand is told out of the state document, with the same names and the same bound on their number.
+
+use super::answer::{failure, Shared};
+use super::asked::Asked;
+use super::items::named;
+use super::parse;
+use super::state::{ApplicationState, Document};
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// The applications of the state document, or some of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Applications {
+    /// In order of name.
+    pub applications: Vec<ApplicationState>,
+    /// The dead exchange, which is delivered to like an application.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead_letters: Option<ApplicationState>,
+    /// There are more than the daemon tells of.
+    pub applications_truncated: bool,
+}
+
+impl Applications {
+    /// All of them.
+    pub fn all(document: Document) -> Self {
+        Applications {
+            applications: document.applications,
+            dead_letters: document.dead_letters,
+            applications_truncated: document.applications_truncated,
+        }
+    }
+
+    /// Those that cannot be delivered to, or still hold items from a time when they could not.
+    pub fn parked(document: Document) -> Self {
+        let is_parked = |a: &ApplicationState| a.state == "parked" || a.parked > 0;
+        let mut all = Applications::all(document);
+        all.applications.retain(is_parked);
+        all.dead_letters = all.dead_letters.filter(is_parked);
+        all
+    }
+}
+
+/// Their paths.
+pub(super) fn router() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/applications", get(all))
+        .route("/api/v1/applications/{application}", get(one))
+        .route("/api/v1/applications/{application}/pause", post(pause))
+        .route("/api/v1/applications/{application}/resume", post(resume))
+        .route("/api/v1/applications/{application}/retry", post(retry))
+        .route("/api/v1/applications/{application}/parked", delete(drop_parked))
+        .route("/api/v1/parked", get(parked))
+}
+
+async fn all(State(shared): State<Shared>, uri: Uri) -> Response {
+    told(&shared, &uri, Applications::all).await
+}
+
+async fn parked(State(shared): State<Shared>, uri: Uri) -> Response {
+    told(&shared, &uri, Applications::parked).await
+}
+
+async fn told(shared: &Shared, uri: &Uri, choose: fn(Document) -> Applications) -> Response {
+    if let Err(fault) = parse::no_query(uri.query()) {
+        return failure(StatusCode::BAD_REQUEST, &fault.to_string());
+    }
+    match shared.state().await {
+        Ok(document) => Json(choose(document)).into_response(),
+        Err(answer) => answer,
+    }
+}
+
+async fn one(State(shared): State<Shared>, uri: Uri) -> Response {
+    let application = match named(&uri, parse::application) {
+        Ok(application) => application,
+        Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
+    };
+    match shared.state().await {
+        Ok(document) => single(document, &application),
+        Err(answer) => answer,
+    }
+}
+
+fn single(document: Document, application: &str) -> Response {
+    let truncated = document.applications_truncated;
+    match document.applications.into_iter().find(|a| *a.name == *application) {
+        Some(found) => Json(found).into_response(),
+        // It may be there all the same: `unknown` would be a lie.
+        None if truncated => failure(
+            StatusCode::NOT_FOUND,
+            "the daemon tells of so many applications only, and not of this one",
+        ),
+        None => (StatusCode::NOT_FOUND, Json(json!({ "result": "unknown" }))).into_response(),
+    }
+}
+
+async fn pause(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::application).map(Asked::Pause)).await
+}
+
+async fn resume(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::application).map(Asked::Resume)).await
+}
+
+async fn retry(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::application).map(Asked::Retry)).await
+}
+
+async fn drop_parked(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::application).map(Asked::DropParked)).await
+}

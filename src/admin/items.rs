@@ -1,0 +1,50 @@
+//! Items and customers: look up, cancel, list, count, flush.
+
+use super::answer::Shared;
+use super::asked::Asked;
+use super::parse::{self, Fault};
+use axum::extract::State;
+use axum::http::Uri;
+use axum::response::Response;
+use axum::routing::{delete, get, post};
+use axum::Router;
+
+/// Their paths.
+pub(super) fn router() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/items", get(list))
+        .route("/api/v1/items/{application}/{id}", get(lookup).delete(cancel))
+        .route("/api/v1/customers/{application}/{customer}", get(count))
+        .route("/api/v1/customers/{application}/{customer}/items", delete(cancel_all))
+        .route("/api/v1/customers/{application}/{customer}/flush", post(flush))
+}
+
+async fn list(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(parse::filter(uri.query()).map(Asked::List)).await
+}
+
+async fn lookup(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::item).map(Asked::Lookup)).await
+}
+
+async fn cancel(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::item).map(Asked::Cancel)).await
+}
+
+async fn count(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::customer).map(Asked::Count)).await
+}
+
+async fn cancel_all(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::customer).map(Asked::CancelAll)).await
+}
+
+async fn flush(State(shared): State<Shared>, uri: Uri) -> Response {
+    shared.command(named(&uri, parse::customer).map(Asked::Flush)).await
+}
+
+/// What a path names, where no query says more: one that was meant to narrow a command down must not be ignored.
+pub(super) fn named<T>(uri: &Uri, read: fn(&str) -> Result<T, Fault>) -> Result<T, Fault> {
+    parse::no_query(uri.query())?;
+    read(uri.path())
+}

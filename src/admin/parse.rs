@@ -1,0 +1,222 @@
+//! Paths and queries, read into checked values; pure.
+//!
+//! Names and ids may hold any UTF-8, slashes and spaces included: in a path they are percent-encoded, in a query
+//! form-encoded (`+` is a space). What is not understood is refused with a sentence that names the parameter, and is
+//! never guessed at: half of these requests destroy something.
+
+use super::asked::ItemOf;
+use crate::engine::types::{CustomerOf, Filter, Key, Stage};
+use percent_encoding::percent_decode_str;
+use std::sync::Arc;
+
+/// Longest application and customer, bytes.
+pub const MAX_NAME: usize = 200;
+/// Longest id, bytes.
+pub const MAX_ID: usize = 255;
+/// Most rows of one page.
+pub const MAX_PAGE: usize = 1_000;
+/// Rows of a page when nothing is said.
+pub const DEFAULT_PAGE: usize = 100;
+
+/// A bare number of ms below this (March 1973) was meant in seconds. 0 is the epoch, and means just that.
+const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
+/// Where the application stands among the segments of every path that has one: `/api/v1/KIND/APPLICATION`.
+const APPLICATION: usize = 4;
+/// What it is that the request is about, behind the application.
+const SECOND: usize = 5;
+/// Of a foreign text, so much is quoted, characters.
+const QUOTED: usize = 64;
+
+/// What is wrong with a request: a sentence that names the parameter.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Fault(String);
+
+fn fault(parameter: &str, text: &str) -> Fault {
+    Fault(format!("{parameter}: {text}"))
+}
+
+/// The application of a path.
+///
+/// # Errors
+/// It is not 1 to [`MAX_NAME`] bytes of percent-encoded UTF-8.
+pub fn application(path: &str) -> Result<Box<str>, Fault> {
+    segment(path, APPLICATION, "application", MAX_NAME)
+}
+
+/// Application and customer of a path.
+///
+/// # Errors
+/// As [`application`].
+pub fn customer(path: &str) -> Result<CustomerOf, Fault> {
+    Ok(CustomerOf { application: application(path)?, customer: segment(path, SECOND, "customer", MAX_NAME)? })
+}
+
+/// Application and id of a path.
+///
+/// # Errors
+/// As [`application`]; an id has up to [`MAX_ID`] bytes.
+pub fn item(path: &str) -> Result<ItemOf, Fault> {
+    Ok(ItemOf { application: application(path)?, id: segment(path, SECOND, "id", MAX_ID)? })
+}
+
+fn segment(path: &str, place: usize, parameter: &str, most: usize) -> Result<Box<str>, Fault> {
+    let text = decoded(path.split('/').nth(place).unwrap_or_default(), parameter)?;
+    bounded(&text, parameter, most)?;
+    Ok(text.into())
+}
+
+fn bounded(text: &str, parameter: &str, most: usize) -> Result<(), Fault> {
+    match text.len() {
+        0 => Err(fault(parameter, "it must not be empty")),
+        n if n > most => Err(fault(parameter, &format!("it has {n} bytes, {most} are allowed"))),
+        _ => Ok(()),
+    }
+}
+
+/// A percent sign that begins no escape is refused and not taken literally: somebody forgot to encode it, and the
+/// name may mean something else.
+fn decoded(text: &str, parameter: &str) -> Result<String, Fault> {
+    let whole = text.split('%').skip(1).all(|rest| {
+        let digits = rest.as_bytes();
+        digits.len() >= 2 && digits[..2].iter().all(u8::is_ascii_hexdigit)
+    });
+    if !whole {
+        return Err(fault(parameter, "a % stands without two hexadecimal digits behind it"));
+    }
+    let text = percent_decode_str(text).decode_utf8();
+    text.map(|t| t.into_owned()).map_err(|_| fault(parameter, "it is not UTF-8"))
+}
+
+/// For a path that knows no query.
+///
+/// # Errors
+/// There is one.
+pub fn no_query(query: Option<&str>) -> Result<(), Fault> {
+    match pairs(query.unwrap_or_default())?.first() {
+        None => Ok(()),
+        Some((name, _)) => Err(unknown(name)),
+    }
+}
+
+/// The filter of a list. An empty value is absent; `cursor` and `from` together: the later place counts.
+///
+/// # Errors
+/// A parameter is unknown, there twice, or not what it should be.
+pub fn filter(query: Option<&str>) -> Result<Filter, Fault> {
+    const KNOWN: [&str; 7] = ["application", "customer", "state", "from", "to", "cursor", "limit"];
+    let mut filter = Filter { limit: DEFAULT_PAGE, ..Filter::default() };
+    let mut seen = [false; KNOWN.len()];
+    for (name, value) in pairs(query.unwrap_or_default())? {
+        let Some(place) = KNOWN.iter().position(|known| *known == name) else { return Err(unknown(&name)) };
+        if std::mem::replace(&mut seen[place], true) {
+            return Err(fault(&name, "it is there twice"));
+        }
+        if !value.is_empty() {
+            set(&mut filter, &name, &value)?;
+        }
+    }
+    Ok(filter)
+}
+
+fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), Fault> {
+    let checked_name = || bounded(value, name, MAX_NAME).map(|()| Some(Arc::from(value)));
+    match name {
+        "application" => filter.application = checked_name()?,
+        "customer" => filter.customer = checked_name()?,
+        "state" => filter.state = Some(stage(value).map_err(|text| fault(name, text))?),
+        "from" => {
+            let due = moment(value).map_err(|text| fault(name, text))?;
+            filter.from = filter.from.max(Key { due, seq: 0 });
+        }
+        "to" => filter.until = Some(moment(value).map_err(|text| fault(name, text))?),
+        "cursor" => {
+            let place = cursor(value).ok_or_else(|| fault(name, "it is no `next` of a page"))?;
+            filter.from = filter.from.max(place);
+        }
+        "limit" => {
+            let rows = number(value).and_then(|n| usize::try_from(n).ok());
+            let within = rows.filter(|n| (1..=MAX_PAGE).contains(n));
+            filter.limit =
+                within.ok_or_else(|| fault(name, &format!("it is not a number from 1 to {MAX_PAGE}")))?;
+        }
+        _ => return Err(unknown(name)),
+    }
+    Ok(())
+}
+
+fn unknown(name: &str) -> Fault {
+    let cut: String = name.chars().take(QUOTED).collect();
+    fault(&cut, "this path knows no such query parameter")
+}
+
+fn pairs(query: &str) -> Result<Vec<(String, String)>, Fault> {
+    let form = |text: &str, parameter: &str| decoded(&text.replace('+', " "), parameter);
+    query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let name = form(name, "the query")?;
+            let value = form(value, &name.chars().take(QUOTED).collect::<String>())?;
+            Ok((name, value))
+        })
+        .collect()
+}
+
+/// Reads a state of a list.
+///
+/// # Errors
+/// It is none of them.
+pub fn stage(text: &str) -> Result<Stage, &'static str> {
+    [Stage::Waiting, Stage::InFlight, Stage::Parked]
+        .into_iter()
+        .find(|stage| stage.as_str() == text)
+        .ok_or("it is none of waiting, in_flight and parked")
+}
+
+/// Reads a bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms rounds up, and what
+/// lies before 1970 is 0.
+///
+/// # Errors
+/// It is neither.
+pub fn moment(text: &str) -> Result<u64, &'static str> {
+    if let Some(ms) = number(text) {
+        return match ms {
+            1..FIRST_PLAUSIBLE_MS => {
+                Err("that is in 1973 or before: it is read as milliseconds, and looks like seconds")
+            }
+            _ => Ok(ms),
+        };
+    }
+    // A plus sign that was not encoded arrives as a space.
+    let text = match text.len().checked_sub(6).and_then(|at| text.split_at_checked(at)) {
+        Some((before, offset)) if offset.starts_with(' ') => format!("{before}+{}", &offset[1..]),
+        Some(_) | None => text.to_owned(),
+    };
+    let at: jiff::Timestamp = text
+        .parse()
+        .map_err(|_| "it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00")?;
+    let (ms, rest) = (at.as_nanosecond().div_euclid(1_000_000), at.as_nanosecond().rem_euclid(1_000_000));
+    Ok(u64::try_from(ms + i128::from(rest > 0)).unwrap_or(0))
+}
+
+/// Writes the place where the next page begins.
+pub fn cursor_text(place: Key) -> String {
+    format!("{}-{}", place.due, place.seq)
+}
+
+/// Reads [`cursor_text`].
+pub fn cursor(text: &str) -> Option<Key> {
+    let (due, seq) = text.split_once('-')?;
+    Some(Key { due: number(due)?, seq: number(seq)? })
+}
+
+/// Digits alone: no sign, no space.
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;

@@ -1,0 +1,182 @@
+use super::*;
+use proptest::prelude::*;
+
+fn item_of(application: &str, id: &str) -> ItemOf {
+    ItemOf { application: application.into(), id: id.into() }
+}
+
+fn error<T: std::fmt::Debug>(outcome: Result<T, Fault>) -> String {
+    outcome.unwrap_err().to_string()
+}
+
+#[test]
+fn names_in_a_path_are_any_text() {
+    for (path, application, id) in [
+        ("/api/v1/items/mail/17", "mail", "17"),
+        ("/api/v1/items/a%2Fb/c%2Fd%2f", "a/b", "c/d/"),
+        ("/api/v1/items/a%20b/c+d", "a b", "c+d"),
+        ("/api/v1/items/gr%C3%B6%C3%9Fe/%E2%9C%93", "größe", "✓"),
+        ("/api/v1/items/größe/✓", "größe", "✓"),
+        ("/api/v1/items/%2e%2e/%00", "..", "\0"),
+        ("/api/v1/items/%25/%2525", "%", "%25"),
+        ("/api/v1/items/a?b/c%3Fd", "a?b", "c?d"),
+    ] {
+        assert_eq!(item(path), Ok(item_of(application, id)), "{path}");
+    }
+    let both = CustomerOf { application: "a".into(), customer: "c d".into() };
+    assert_eq!(customer("/api/v1/customers/a/c%20d/flush"), Ok(both));
+    assert_eq!(application("/api/v1/applications/a%2Fb/pause"), Ok("a/b".into()));
+}
+
+#[test]
+fn what_no_name_is_is_refused_by_its_parameter() {
+    let long = "x".repeat(201);
+    for (path, named) in [
+        ("/api/v1/items//17", "application: it must not be empty"),
+        ("/api/v1/items/mail/", "id: it must not be empty"),
+        ("/api/v1/items/mail", "id: it must not be empty"),
+        ("/api/v1/items/%ff/17", "application: it is not UTF-8"),
+        ("/api/v1/items/mail/%C3", "id: it is not UTF-8"),
+        ("/api/v1/items/mail/%ED%A0%80", "id: it is not UTF-8"),
+        ("/api/v1/items/mail/100%", "id: a %"),
+        ("/api/v1/items/mail/%4", "id: a %"),
+        ("/api/v1/items/mail/%%41", "id: a %"),
+        ("/api/v1/items/mail/%+41", "id: a %"),
+        (&format!("/api/v1/items/{long}/1"), "application: it has 201 bytes, 200 are allowed"),
+    ] {
+        assert!(error(item(path)).starts_with(named), "{path}: {}", error(item(path)));
+    }
+    // The bounds are of bytes as they are meant, not as they are written.
+    let path = |id: &str| format!("/api/v1/items/a/{id}");
+    assert!(item(&path(&"%41".repeat(255))).is_ok());
+    assert!(error(item(&path(&"%41".repeat(256)))).starts_with("id: it has 256 bytes"));
+    assert!(error(item(&path(&"ö".repeat(128)))).starts_with("id: it has 256 bytes"));
+    assert!(error(customer(&format!("/api/v1/customers/a/{long}/flush"))).starts_with("customer: it has 201"));
+}
+
+#[test]
+fn a_filter_takes_what_the_contract_names() {
+    assert_eq!(filter(None), Ok(Filter { limit: DEFAULT_PAGE, ..Filter::default() }));
+    let all =
+        "application=a%2Fb&customer=c+d&state=in_flight&from=1800000000000&to=2027-01-15T09:00:01%2B01:00\
+               &cursor=1800000000500-7&limit=1000";
+    let want = Filter {
+        application: Some("a/b".into()),
+        customer: Some("c d".into()),
+        state: Some(Stage::InFlight),
+        from: Key { due: 1_800_000_000_500, seq: 7 },
+        until: Some(1_800_000_001_000),
+        limit: 1_000,
+    };
+    assert_eq!(filter(Some(all)), Ok(want.clone()));
+    // In whatever order.
+    let reversed = all.split('&').rev().collect::<Vec<_>>().join("&");
+    assert_eq!(filter(Some(&reversed)), Ok(want));
+    let template = "application=&customer=&state=&from=&to=&cursor=&limit=";
+    assert_eq!(filter(Some(template)), filter(None), "empty is absent");
+    assert_eq!(filter(Some("")), filter(None));
+}
+
+#[test]
+fn the_later_of_from_and_cursor_counts() {
+    let from = |query| filter(Some(query)).map(|filter| filter.from);
+    let key = |due, seq| Key { due, seq };
+    assert_eq!(from("from=1800000000000"), Ok(key(1_800_000_000_000, 0)));
+    assert_eq!(from("cursor=5-9"), Ok(key(5, 9)));
+    assert_eq!(from("cursor=5-9&from=1800000000000"), Ok(key(1_800_000_000_000, 0)));
+    assert_eq!(from("cursor=1800000000000-9&from=1800000000000"), Ok(key(1_800_000_000_000, 9)));
+}
+
+#[test]
+fn a_filter_refuses_by_name() {
+    for (query, named) in [
+        ("colour=red", "colour: this path knows no such"),
+        ("Limit=5", "Limit: this path knows no such"),
+        ("=5", ": this path knows no such"),
+        ("limit=5&limit=5", "limit: it is there twice"),
+        ("application=&application=a", "application: it is there twice"),
+        ("limit=0", "limit: it is not a number from 1 to 1000"),
+        ("limit=1001", "limit: "),
+        ("limit=-1", "limit: "),
+        ("limit=%2B5", "limit: "),
+        ("limit=1e2", "limit: "),
+        ("limit=99999999999999999999", "limit: "),
+        ("state=sent", "state: it is none of"),
+        ("state=Waiting", "state: "),
+        ("cursor=5", "cursor: "),
+        ("cursor=5-", "cursor: "),
+        ("cursor=-5", "cursor: "),
+        ("cursor=5--5", "cursor: "),
+        ("cursor=5-6-7", "cursor: "),
+        ("cursor=18446744073709551616-0", "cursor: "),
+        ("from=tomorrow", "from: it is neither"),
+        ("from=1800000000", "from: that is in 1973"),
+        ("to=2027-01-15T08:00:00", "to: it is neither"),
+        ("to=-5", "to: "),
+        ("application=%ff", "application: it is not UTF-8"),
+        ("customer=50%", "customer: a %"),
+        ("%ff=1", "the query: it is not UTF-8"),
+    ] {
+        assert!(error(filter(Some(query))).starts_with(named), "{query}: {}", error(filter(Some(query))));
+    }
+    let long = format!("customer={}", "x".repeat(201));
+    assert!(error(filter(Some(&long))).starts_with("customer: it has 201 bytes"));
+    let hostile = format!("{}=1", "y".repeat(5_000));
+    assert!(error(filter(Some(&hostile))).len() < 200, "a foreign text is not given back whole");
+}
+
+#[test]
+fn a_path_without_query_refuses_one() {
+    assert_eq!(no_query(None), Ok(()));
+    assert_eq!(no_query(Some("")), Ok(()));
+    assert!(error(no_query(Some("force=1"))).starts_with("force: "));
+}
+
+#[test]
+fn moments() {
+    for (text, want) in [
+        ("1800000000000", 1_800_000_000_000),
+        ("0", 0),
+        ("18446744073709551615", u64::MAX),
+        ("2027-01-15T08:00:00Z", 1_800_000_000_000),
+        ("2027-01-15T09:00:00+01:00", 1_800_000_000_000),
+        ("2027-01-15T09:00:00 01:00", 1_800_000_000_000),
+        ("2027-01-15T07:00:00-01:00", 1_800_000_000_000),
+        ("2027-01-15T08:00:00.0001Z", 1_800_000_000_001),
+        ("1969-12-31T23:59:59Z", 0),
+    ] {
+        assert_eq!(moment(text), Ok(want), "{text}");
+    }
+    for wrong in ["1800000000", "99999999999", "", "2027-01-15", "2027-01-15 08:00", "1e12", "ö:00:00", "-1"]
+    {
+        assert!(moment(wrong).is_err(), "{wrong}");
+    }
+}
+
+proptest! {
+    /// Nothing that can be sent panics, and a cursor survives its journey.
+    #[test]
+    fn whatever_is_sent_is_read_or_refused(path in "\\PC{0,80}", query in "\\PC{0,80}") {
+        let _ = item(&path);
+        let _ = item(&format!("/api/v1/items/{path}"));
+        let _ = customer(&path);
+        let _ = filter(Some(&query));
+        let _ = filter(Some(&format!("from={query}")));
+    }
+
+    #[test]
+    fn encoded_names_come_back(application in "\\PC{1,50}", id in any::<String>()) {
+        prop_assume!(!id.is_empty() && id.len() <= MAX_ID);
+        let encode = |text: &str| {
+            percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
+        };
+        let path = format!("/api/v1/items/{}/{}", encode(&application), encode(&id));
+        prop_assert_eq!(item(&path), Ok(item_of(&application, &id)));
+    }
+
+    #[test]
+    fn cursors_come_back(due in any::<u64>(), seq in any::<u64>()) {
+        let place = Key { due, seq };
+        prop_assert_eq!(cursor(&cursor_text(place)), Some(place));
+    }
+}

@@ -1,0 +1,225 @@
+//! Commands and applications, over the wire.
+
+use super::*;
+use crate::engine::types::{CustomerOf, Filter, Stage};
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::Mutex;
+
+/// A loop that answers every command with the same, and passes on what was asked.
+fn commanded(status: Status, document: Value) -> (Running, Receiver<Asked>) {
+    let (asked, heard) = channel();
+    let asked = Mutex::new(asked);
+    let ask: Ask = Arc::new(move |query| match query {
+        Query::State(reply) => drop(reply.send(example())),
+        Query::Command(command, reply) => {
+            asked.lock().unwrap().send(command).unwrap();
+            drop(reply.send(Answered { status, document: document.clone() }));
+        }
+    });
+    (start(None, ask), heard)
+}
+
+fn done() -> (Running, Receiver<Asked>) {
+    commanded(Status::Known, json!({ "result": "done", "changed": true }))
+}
+
+#[test]
+fn every_path_is_a_command() {
+    let (it, heard) = done();
+    let item = || ItemOf { application: "a/b".into(), id: "c d".into() };
+    let of = || CustomerOf { application: "a".into(), customer: "c/d".into() };
+    let app = || "a b".into();
+    let filter =
+        Filter { application: Some("a".into()), state: Some(Stage::Parked), limit: 5, ..Filter::default() };
+    for (method, path, want) in [
+        ("GET", "/api/v1/items/a%2Fb/c%20d", Asked::Lookup(item())),
+        ("DELETE", "/api/v1/items/a%2Fb/c%20d", Asked::Cancel(item())),
+        ("GET", "/api/v1/items?application=a&state=parked&limit=5", Asked::List(filter)),
+        ("GET", "/api/v1/customers/a/c%2Fd", Asked::Count(of())),
+        ("DELETE", "/api/v1/customers/a/c%2Fd/items", Asked::CancelAll(of())),
+        ("POST", "/api/v1/customers/a/c%2Fd/flush", Asked::Flush(of())),
+        ("POST", "/api/v1/applications/a%20b/pause", Asked::Pause(app())),
+        ("POST", "/api/v1/applications/a%20b/resume", Asked::Resume(app())),
+        ("POST", "/api/v1/applications/a%20b/retry", Asked::Retry(app())),
+        ("DELETE", "/api/v1/applications/a%20b/parked", Asked::DropParked(app())),
+    ] {
+        let answer = it.request(method, path, &[], b"");
+        assert_eq!(answer.status, 200, "{method} {path}");
+        assert_eq!(answer.json(), json!({ "result": "done", "changed": true }));
+        assert_eq!(heard.try_recv(), Ok(want), "{method} {path}");
+    }
+}
+
+#[test]
+fn the_kind_of_answer_is_the_status() {
+    for (status, document, code) in [
+        (Status::Known, json!({ "result": "sent", "batch": "ab", "at": 5 }), 200),
+        (Status::Unknown, json!({ "result": "unknown" }), 404),
+        (Status::Unavailable, json!({ "error": "starting" }), 503),
+    ] {
+        let (it, _heard) = commanded(status, document.clone());
+        let answer = it.request("DELETE", "/api/v1/items/a/1", &[], b"");
+        assert_eq!((answer.status, answer.json()), (code, document));
+        assert_eq!(answer.header("retry-after"), if code == 503 { "1" } else { "" });
+    }
+}
+
+#[test]
+fn what_is_not_understood_reaches_nobody() {
+    let (it, heard) = done();
+    for (method, path, named) in [
+        ("DELETE", "/api/v1/items/a/%ff", "id: "),
+        ("DELETE", "/api/v1/items/a/50%", "id: "),
+        ("DELETE", "/api/v1/items/a/", "an application, customer or id"),
+        ("DELETE", "/api/v1/items//1", "application: "),
+        ("DELETE", "/api/v1/customers/a//items", "customer: "),
+        ("DELETE", "/api/v1/customers/a/c/items?state=parked", "state: "),
+        ("DELETE", "/api/v1/applications/%C3%28/parked", "application: "),
+        ("POST", "/api/v1/applications/a/pause?for=5m", "for: "),
+        ("GET", "/api/v1/applications/%ff", "application: "),
+        ("GET", "/api/v1/applications?state=open", "state: "),
+        ("GET", "/api/v1/parked?application=a", "application: "),
+        ("GET", "/api/v1/items?limit=0", "limit: "),
+        ("GET", "/api/v1/items?cursor=x", "cursor: "),
+        ("GET", "/api/v1/items?from=1&from=2", "from: "),
+        ("GET", "/api/v1/items?sort=due", "sort: "),
+    ] {
+        let answer = it.request(method, path, &[], b"");
+        assert_eq!(answer.status, 400, "{method} {path}");
+        assert!(answer.json()["error"].as_str().unwrap().starts_with(named), "{path}: {}", answer.text);
+    }
+    for (method, path) in [
+        ("DELETE", "/api/v1/items"),
+        ("POST", "/api/v1/items/a/1"),
+        ("GET", "/api/v1/customers/a/c/items"),
+        ("GET", "/api/v1/customers/a/c/flush"),
+        ("DELETE", "/api/v1/customers/a/c"),
+        ("GET", "/api/v1/applications/a/pause"),
+        ("DELETE", "/api/v1/applications/a"),
+    ] {
+        assert_eq!(it.request(method, path, &[], b"").status, 405, "{method} {path}");
+    }
+    assert_eq!(it.get("/api/v1/items/a/1/2").status, 404);
+    assert_eq!(it.get("/api/v1/items/a/b/../../../../livez").status, 404, "no path is tidied up");
+    // What no proper client sends must not be taken for anything either.
+    let raw = b"DELETE /api/v1/items/a/\xff HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    assert_eq!(it.raw(raw), "HTTP/1.1 400 Bad Request");
+    assert!(heard.try_recv().is_err());
+}
+
+#[test]
+fn nothing_is_changed_for_a_web_page_nor_without_the_token() {
+    let (it, heard) = done();
+    let changes = [
+        ("DELETE", "/api/v1/items/a/1"),
+        ("DELETE", "/api/v1/customers/a/c/items"),
+        ("POST", "/api/v1/customers/a/c/flush"),
+        ("POST", "/api/v1/applications/a/pause"),
+        ("POST", "/api/v1/applications/a/resume"),
+        ("POST", "/api/v1/applications/a/retry"),
+        ("DELETE", "/api/v1/applications/a/parked"),
+        ("GET", "/api/v1/items/a/1"),
+        ("GET", "/api/v1/items"),
+    ];
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    for (method, path) in changes {
+        for header in [
+            ("origin", "http://evil.example"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+            ("host", "evil.example"),
+        ] {
+            let answer = it.request(method, path, &[header, form], b"a=b");
+            assert_eq!(answer.status, 403, "{method} {path} {header:?}");
+        }
+        let preflight = [("origin", "http://evil.example"), ("access-control-request-method", "DELETE")];
+        let answer = it.request("OPTIONS", path, &preflight, b"");
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (403, ""), "{path}");
+    }
+    assert!(heard.try_recv().is_err());
+
+    let locked = start(Some(TOKEN), answering());
+    for (method, path) in changes {
+        assert_eq!(locked.request(method, path, &[], b"").status, 401, "{method} {path}");
+    }
+}
+
+#[test]
+fn applications_are_told_as_in_the_state() {
+    let it = start(None, answering());
+    let state = it.get("/api/v1/state").json();
+    let all = it.get("/api/v1/applications");
+    assert_eq!(all.status, 200);
+    for key in ["applications", "dead_letters", "applications_truncated"] {
+        assert_eq!(all.json()[key], state[key], "{key}");
+    }
+    assert_eq!(it.get("/api/v1/applications/sms").json(), state["applications"][1]);
+    let unknown = it.get("/api/v1/applications/nobody");
+    assert_eq!((unknown.status, unknown.json()), (404, json!({ "result": "unknown" })));
+}
+
+#[test]
+fn only_what_is_parked_is_told_as_parked() {
+    let mut input = example();
+    for application in &mut input.snapshot.applications {
+        application.parked = if application.name == "sms" { 9 } else { 0 };
+    }
+    let it = start(None, Arc::new(move |query| tell(query, input.clone())));
+    let parked = it.get("/api/v1/parked").json();
+    let names: Vec<_> = parked["applications"].as_array().unwrap().iter().map(|a| &a["name"]).collect();
+    assert_eq!(names, ["sms"]);
+    let sms = &parked["applications"][0];
+    assert_eq!(sms["parked"], 9);
+    assert_eq!((&sms["failures"], &sms["next_try_in_ms"]), (&json!(3), &json!(1_500)));
+    assert_eq!(sms["last_error"], "NO_ROUTE");
+    assert!(parked.get("dead_letters").is_none(), "{parked}");
+}
+
+#[test]
+fn an_application_that_may_be_there_is_not_called_unknown() {
+    let mut input = example();
+    let one = input.snapshot.applications[1].clone();
+    let many = crate::engine::snapshot::Snapshot::MAX_APPLICATIONS;
+    input.snapshot.applications = vec![one; many];
+    let it = start(None, Arc::new(move |query| tell(query, input.clone())));
+    assert_eq!(it.get("/api/v1/applications").json()["applications_truncated"], true);
+    let answer = it.get("/api/v1/applications/nobody");
+    assert_eq!(answer.status, 404);
+    assert!(answer.json().get("result").is_none(), "{}", answer.text);
+}
+
+#[test]
+fn a_loop_that_has_ended_answers_no_command() {
+    let it = start(None, Arc::new(drop));
+    for (method, path) in [("DELETE", "/api/v1/items/a/1"), ("GET", "/api/v1/applications")] {
+        let answer = it.request(method, path, &[], b"");
+        assert_eq!((answer.status, answer.header("retry-after")), (503, "1"), "{path}");
+        assert_eq!(answer.json()["error"], "the daemon is stopping");
+    }
+}
+
+#[test]
+fn the_state_is_told_while_commands_wait() {
+    let (kept, waiting) = channel();
+    let ask: Ask = Arc::new(move |query| match query {
+        Query::State(reply) => drop(reply.send(example())),
+        Query::Command(_, reply) => kept.send(reply).unwrap(),
+    });
+    let it = start(None, ask);
+    std::thread::scope(|scope| {
+        let full: Vec<_> =
+            (0..routes::MAX_COMMANDS).map(|_| scope.spawn(|| it.get("/api/v1/items").status)).collect();
+        let replies: Vec<_> =
+            full.iter().map(|_| waiting.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+        assert_eq!(it.get("/api/v1/items").status, 503);
+        assert_eq!(it.get("/api/v1/state").status, 200);
+        assert_eq!(it.get("/livez").status, 200);
+        for reply in replies {
+            let _ = reply.send(Answered { status: Status::Known, document: json!({ "items": [] }) });
+        }
+        for one in full {
+            assert_eq!(one.join().unwrap(), 200);
+        }
+    });
+}

@@ -1,0 +1,402 @@
+//! Answers to commands: a connection of their own, opened at the first answer, so that none can disturb a batch.
+//!
+//! The reply queue is chosen by whoever asks, and RabbitMQ (3.10 for one) closes the whole connection with 541 over a
+//! direct reply-to name that it cannot resolve: one made up, or one that came from another cluster by federation. So
+//! answers share no connection with the batches, and a fault here ends nothing but answers.
+//!
+//! An answer is worth less than a batch: what it says is durable already, and whoever misses it can ask again. So it
+//! is published once, and given up after a time limit or at the first failure; its command is acked either way. What
+//! it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once it is written.
+//!
+//! Every answer handed over is told exactly once as [`Event::Answered`]. Deliberately absent: `mandatory`; a reply
+//! queue that is gone is no fault of ours, and its owner no longer waits.
+
+use super::confirms::Confirms;
+use super::connection::Session;
+use super::fault::{Fault, Kind};
+use super::probe::confirm_channel;
+use super::shared::Shared;
+use super::supervise::{requested, time_left};
+use super::{wire, Event, Options, ShutdownSignal};
+use crate::clock;
+use crate::engine::types::{Delivery, ReplyTo};
+use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+use lapin::options::BasicPublishOptions;
+use lapin::{Channel, Confirmation};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+/// Unconfirmed answers at most.
+const MAX_OPEN: usize = 64;
+/// Answers that wait to be published at most: of the oldest, the asker has given up soonest.
+const MAX_WAITING: usize = 10_000;
+/// From hand-over to confirm. The command is acked only then, and others wait behind it.
+const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the accuracy of the
+/// time limit.
+const PAUSE: Duration = Duration::from_millis(250);
+/// A reason is logged once in this time.
+const REPEAT: Duration = Duration::from_secs(60);
+
+/// The answer to one command, encoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutgoingReply {
+    /// The command's message; comes back in [`Event::Answered`].
+    pub delivery: Delivery,
+    /// Where to.
+    pub reply_to: ReplyTo,
+    /// JSON.
+    pub body: Vec<u8>,
+}
+
+/// Answers, and when they were handed over.
+pub(super) type Handed = (Instant, Vec<OutgoingReply>);
+
+/// All answers of this process on their way, across connections.
+pub(super) struct Replies {
+    shared: Arc<Shared>,
+    options: Arc<Options>,
+    orders: UnboundedReceiver<Handed>,
+    shutdown: ShutdownSignal,
+    /// Not published so far, in order of hand-over.
+    waiting: VecDeque<(Instant, OutgoingReply)>,
+    /// Kept while it works, whatever becomes of its channel.
+    session: Option<Arc<Session>>,
+    connects: usize,
+    line: Line,
+    /// What [`Line::Opening`] came to.
+    opened: Option<Result<Way, Fault>>,
+    /// By slot of `confirms`.
+    open: Vec<Option<Open>>,
+    confirms: Confirms,
+    /// To be told.
+    answered: Vec<Delivery>,
+    complaints: Complaints,
+}
+
+type Way = (Arc<Session>, Channel);
+
+/// The channel.
+enum Line {
+    /// There is none, and there shall be none before this moment.
+    Closed(Option<Instant>),
+    Opening(BoxFuture<'static, Result<Way, Fault>>),
+    /// With the moment when it was first seen not to be open any more.
+    Open(Arc<Channel>, Option<Instant>),
+}
+
+/// An unconfirmed answer.
+struct Open {
+    /// Hand-over.
+    since: Instant,
+    published: Instant,
+    /// `None`: told already, because its time is over; its confirm may still come.
+    delivery: Option<Delivery>,
+}
+
+impl Replies {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        options: Arc<Options>,
+        orders: UnboundedReceiver<Handed>,
+        shutdown: ShutdownSignal,
+    ) -> Self {
+        Replies {
+            shared,
+            options,
+            orders,
+            shutdown,
+            waiting: VecDeque::new(),
+            session: None,
+            connects: 0,
+            line: Line::Closed(None),
+            opened: None,
+            open: Vec::new(),
+            confirms: Confirms::default(),
+            answered: Vec::new(),
+            complaints: Complaints::default(),
+        }
+    }
+
+    /// Ends with the shutdown only; until half of its time is over, what was handed over before still goes out.
+    pub(super) async fn run(mut self) {
+        let mut shutdown = self.shutdown.clone();
+        let mut closing: Option<Instant> = None;
+        while closing.is_none_or(|end| !self.is_idle() && end > Instant::now()) {
+            let busy = !self.rests();
+            tokio::select! {
+                () = requested(&mut shutdown), if closing.is_none() => {
+                    let end = shutdown.borrow().unwrap_or_else(Instant::now);
+                    closing = Some(Instant::now() + end.saturating_duration_since(Instant::now()) / 2);
+                }
+                () = self.woken() => {}
+                () = tokio::time::sleep(PAUSE), if busy => {}
+            }
+            self.turn();
+        }
+        self.end().await;
+    }
+
+    /// Nobody waits for an answer.
+    fn is_idle(&self) -> bool {
+        let unconfirmed = self.open.iter().flatten().any(|open| open.delivery.is_some());
+        self.orders.is_empty() && self.waiting.is_empty() && !unconfirmed
+    }
+
+    /// Nothing changes by the mere passing of time.
+    fn rests(&self) -> bool {
+        self.waiting.is_empty() && self.open.iter().all(Option::is_none)
+    }
+
+    /// Waits for something to do, the passing of time apart. Safe to cancel.
+    async fn woken(&mut self) {
+        let Replies { orders, waiting, line, opened, confirms, .. } = self;
+        tokio::select! {
+            Some((since, replies)) = orders.recv() => {
+                waiting.extend(replies.into_iter().map(|reply| (since, reply)));
+            }
+            () = confirms.woken() => {}
+            done = async {
+                match line {
+                    Line::Opening(opening) => opening.await,
+                    Line::Closed(_) | Line::Open(..) => std::future::pending().await,
+                }
+            } => *opened = Some(done),
+        }
+    }
+
+    /// Does what can be done now.
+    fn turn(&mut self) {
+        let now = Instant::now();
+        // Wakes are taken in any case: one that is left would wake for ever.
+        self.take_answers();
+        match self.opened.take() {
+            Some(Ok((session, channel))) => {
+                self.session = Some(session);
+                self.line = Line::Open(Arc::new(channel), None);
+            }
+            Some(Err(fault)) => {
+                self.complaints.tell("no connection or channel for them can be opened", &fault.text, 0);
+                self.session = None;
+                self.line = Line::Closed(Some(now + PAUSE));
+            }
+            None => {}
+        }
+        if !self.rests() {
+            self.check(now);
+            self.advance(now);
+        }
+        self.tell();
+    }
+
+    /// The shutdown: nothing more will be sent.
+    async fn end(mut self) {
+        while let Ok((since, replies)) = self.orders.try_recv() {
+            self.waiting.extend(replies.into_iter().map(|reply| (since, reply)));
+        }
+        self.take_answers();
+        let channel = match &self.line {
+            Line::Open(channel, _) => Some(channel.clone()),
+            Line::Closed(_) | Line::Opening(_) => None,
+        };
+        let mut left = self.abandon(None);
+        left.extend(self.waiting.drain(..).map(|(_, reply)| reply.delivery));
+        self.fail(left, "shutting down", "");
+        self.tell();
+        let blocked = self.blocked();
+        let Some(session) = self.session.take() else { return };
+        if let Some(channel) = channel.filter(|channel| !blocked && channel.status().connected()) {
+            // The connection's end closes it at the latest.
+            let _ = tokio::time::timeout(time_left(&self.shutdown), channel.close(200, "OK".into())).await;
+        }
+        session.close(time_left(&self.shutdown)).await;
+    }
+
+    /// Takes what the broker has answered. A channel's end names its reason here.
+    fn take_answers(&mut self) {
+        let Replies { confirms, open, answered, .. } = self;
+        let (mut nacked, mut failed) = (Vec::new(), Vec::new());
+        let mut fault: Option<Fault> = None;
+        confirms.drain(|slot, result| {
+            let Some(entry) = open.get_mut(slot).and_then(Option::take) else { return };
+            match result {
+                Ok(Confirmation::Ack(_)) => answered.extend(entry.delivery),
+                Ok(Confirmation::Nack(_) | Confirmation::NotRequested) => nacked.extend(entry.delivery),
+                Err(error) => {
+                    failed.extend(entry.delivery);
+                    if fault.as_ref().is_none_or(|old| old.kind == Kind::AfterEnd) {
+                        fault = Some(Fault::from(error));
+                    }
+                }
+            }
+        });
+        self.fail(nacked, "the broker did not take them", "basic.nack");
+        let Some(fault) = fault else { return };
+        // Otherwise the reason itself may still be on its way to the others.
+        if fault.kind != Kind::AfterEnd {
+            failed.extend(self.abandon(Some(Instant::now() + PAUSE)));
+        }
+        let reason = if fault.code == Some(403) {
+            "the publishing login needs the write permission on the default exchange, amq.default"
+        } else {
+            "their channel was closed"
+        };
+        self.fail(failed, reason, &fault.text);
+    }
+
+    /// Gives up what has waited too long, and a channel that is lost or no longer answers.
+    fn check(&mut self, now: Instant) {
+        let blocked = self.blocked();
+        let late = |since: Instant| now.saturating_duration_since(since) >= TIME_LIMIT;
+        let excess = self.waiting.len().saturating_sub(MAX_WAITING);
+        self.give_up(excess, "more than 10,000 were waiting", "");
+        let overdue = self.waiting.iter().take_while(|(since, _)| late(*since)).count();
+        let why = match &self.line {
+            _ if blocked => "the broker takes nothing at present",
+            Line::Closed(_) | Line::Opening(_) => "there is no connection",
+            Line::Open(..) => "others are not confirmed",
+        };
+        self.give_up(overdue, "they could not be sent within 5 s", why);
+        let unconfirmed = self.open.iter_mut().flatten().filter(|entry| late(entry.since));
+        let unconfirmed = unconfirmed.filter_map(|entry| entry.delivery.take()).collect();
+        self.fail(unconfirmed, "they were not confirmed within 5 s", "");
+        let silent = !blocked && self.open.iter().flatten().any(|entry| late(entry.published));
+        if let Line::Open(channel, lost) = &mut self.line {
+            let pause = if self.open.iter().any(Option::is_some) { PAUSE } else { Duration::ZERO };
+            let gone = !channel.status().connected() && lost.get_or_insert(now).elapsed() >= pause;
+            if gone || silent {
+                let left = self.abandon(Some(now));
+                // One that does not answer is not asked again.
+                self.session = self.session.take().filter(|_| !silent);
+                self.fail(left, "their channel was lost", "");
+            }
+        }
+    }
+
+    /// Publishes as much as may be unconfirmed, over a channel that is opened if need be.
+    fn advance(&mut self, now: Instant) {
+        while !self.waiting.is_empty() && !self.blocked() {
+            let channel = match &self.line {
+                Line::Closed(Some(again)) if *again > now => return,
+                Line::Closed(_) => {
+                    self.line = Line::Opening(self.opening());
+                    return;
+                }
+                Line::Opening(_) => return,
+                Line::Open(channel, _) if !channel.status().connected() => return,
+                Line::Open(channel, _) => channel.clone(),
+            };
+            let Some(slot) = self.free_slot() else { return };
+            let Some((since, reply)) = self.waiting.pop_front() else { return };
+            self.open[slot] = Some(Open { since, published: now, delivery: Some(reply.delivery) });
+            self.confirms.start(slot, Box::pin(publish(channel, reply)));
+        }
+    }
+
+    /// A channel of the connection there is, else of a new one, at the next address.
+    fn opening(&mut self) -> BoxFuture<'static, Result<Way, Fault>> {
+        let session = self.session.take().filter(|session| session.connection().status().connected());
+        let options = self.options.clone();
+        let turn = self.connects;
+        self.connects += usize::from(session.is_none());
+        async move {
+            let endpoints = &options.egress.endpoints;
+            let limit = options.timeouts.connect;
+            let session = match (session, endpoints.get(turn % endpoints.len().max(1))) {
+                (Some(session), _) => session,
+                (None, None) => return Err(Fault::setup("no address is configured")),
+                (None, Some(endpoint)) => {
+                    let ca_file = options.amqp.ca_file.as_deref();
+                    let opening = Session::open(endpoint, ca_file, limit, "tidegate answers");
+                    Arc::new(opening.await.map_err(|error| Fault::setup(error.to_string()))?)
+                }
+            };
+            let channel = confirm_channel(&session, limit).await?;
+            Ok((session, channel))
+        }
+        .boxed()
+    }
+
+    fn blocked(&self) -> bool {
+        let status = self.session.as_ref().map(|session| session.connection().status());
+        // One that was lost meanwhile is not blocked any more: another may be opened.
+        status.is_some_and(|status| status.connected() && status.blocked())
+    }
+
+    fn free_slot(&mut self) -> Option<usize> {
+        if let Some(slot) = self.open.iter().position(Option::is_none) {
+            return Some(slot);
+        }
+        if self.open.len() == MAX_OPEN {
+            return None;
+        }
+        self.open.push(None);
+        Some(self.open.len() - 1)
+    }
+
+    /// Leaves the channel; gives those that were unconfirmed on it.
+    fn abandon(&mut self, again: Option<Instant>) -> Vec<Delivery> {
+        self.confirms = Confirms::default();
+        self.line = Line::Closed(again);
+        self.open.drain(..).flatten().filter_map(|entry| entry.delivery).collect()
+    }
+
+    /// Gives up so many of those that wait, the oldest first.
+    fn give_up(&mut self, count: usize, reason: &'static str, text: &str) {
+        let oldest = self.waiting.drain(..count).map(|(_, reply)| reply.delivery).collect();
+        self.fail(oldest, reason, text);
+    }
+
+    fn fail(&mut self, deliveries: Vec<Delivery>, reason: &'static str, text: &str) {
+        if !deliveries.is_empty() {
+            self.complaints.tell(reason, text, deliveries.len() as u64);
+            self.answered.extend(deliveries);
+        }
+    }
+
+    fn tell(&mut self) {
+        if !self.answered.is_empty() {
+            self.shared.post(Event::Answered(std::mem::take(&mut self.answered)));
+        }
+    }
+}
+
+/// Publishes and waits for the confirm; body and channel are let go once it is written.
+async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<Confirmation> {
+    let confirm = {
+        let (key, properties) = wire::answer(&reply.reply_to, clock::wall_ms());
+        let (channel, body) = (channel, reply.body);
+        let options = BasicPublishOptions { mandatory: false, immediate: false };
+        channel.basic_publish("".into(), key, options, &body, properties).await?
+    };
+    confirm.await
+}
+
+/// Logs why answers were given up: whoever asks can cause it, so each reason at most once a minute.
+#[derive(Debug, Default)]
+struct Complaints(BTreeMap<&'static str, Told>);
+
+#[derive(Debug)]
+struct Told {
+    at: Instant,
+    /// Answers concerned since.
+    since: u64,
+}
+
+impl Complaints {
+    fn tell(&mut self, reason: &'static str, detail: &str, answers: u64) {
+        let recent = self.0.get_mut(reason).filter(|told| told.at.elapsed() < REPEAT);
+        if let Some(told) = recent {
+            told.since += answers;
+            tracing::debug!(answers, reason, detail, "answers to commands could not be sent");
+            return;
+        }
+        let before = self.0.insert(reason, Told { at: Instant::now(), since: 0 });
+        let answers = answers + before.map_or(0, |told| told.since);
+        tracing::warn!(answers, reason, detail, "answers to commands could not be sent");
+    }
+}

@@ -1,0 +1,136 @@
+//! Commands: which messages are one, and what they ask for.
+//!
+//! A command names its application, and an item or a customer, in the fields of a request, or in a JSON body. What
+//! the body names comes first: a client library may set a `message_id` of its own on every message.
+
+use super::envelope::{is_array, raw, text_of};
+use super::fields;
+use super::identity::target;
+use super::request::Message;
+use crate::engine::types::{Command, CustomerOf, Dead, ReplyTo, Target};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+
+/// Types that begin so are ours: one that is not known would be a command of a later version.
+const RESERVED: &str = "tidegate.";
+
+/// What kind of command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Cancel,
+    Lookup,
+    Flush,
+}
+
+/// The verb of a message of this `type`; `None`: it is no command.
+///
+/// # Errors
+/// Another type that is reserved.
+pub(super) fn verb(kind: Option<&str>) -> Result<Option<Verb>, Dead> {
+    let Some(kind) = kind.filter(|kind| is_reserved(kind)) else { return Ok(None) };
+    match &kind[RESERVED.len()..] {
+        "cancel" => Ok(Some(Verb::Cancel)),
+        "lookup" => Ok(Some(Verb::Lookup)),
+        "flush" => Ok(Some(Verb::Flush)),
+        _ => Err(fields::invalid(format!(
+            "type {} is not a command: types beginning with {RESERVED} are reserved",
+            fields::show_text(kind)
+        ))),
+    }
+}
+
+/// Whether a message of this `type` expects to be treated as a command, known or not.
+pub(super) fn is_reserved(kind: &str) -> bool {
+    kind.starts_with(RESERVED)
+}
+
+/// Where the answer goes; `None`: nobody waits for it.
+pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
+    let queue = message.basic.reply_to.filter(|queue| !queue.is_empty())?;
+    Some(ReplyTo { queue: queue.into(), correlation_id: message.basic.correlation_id.map(Into::into) })
+}
+
+/// What the message asks for.
+///
+/// # Errors
+/// A field that is missing or not understood.
+pub(super) fn read(
+    verb: Verb,
+    message: &Message<'_>,
+    body: &[u8],
+    store_identity: u64,
+) -> Result<Command, Dead> {
+    let given = Given::read(message, body)?;
+    let application = match given.application {
+        Some(name) => name,
+        None => message.required_application()?,
+    };
+    let item = |id: Cow<'_, str>| -> Target { target(&application, &id, store_identity) };
+    let all_of = |customer: Cow<'_, str>| CustomerOf {
+        application: application.as_ref().into(),
+        customer: customer.into(),
+    };
+    match verb {
+        Verb::Cancel => match (given.id, given.customer) {
+            (Some(id), _) => Ok(Command::Cancel(item(id))),
+            (None, Some(customer)) => Ok(Command::CancelAll(all_of(customer))),
+            (None, None) => match (message.id(), message.customer()?) {
+                (Some(id), _) => Ok(Command::Cancel(item(id))),
+                (None, Some(customer)) => Ok(Command::CancelAll(all_of(customer))),
+                (None, None) => Err(missing("an id (message_id) or a customer (x-customer)")),
+            },
+        },
+        Verb::Lookup => match given.id.or(message.id()) {
+            Some(id) => Ok(Command::Lookup(item(id))),
+            None => Err(missing("an id (message_id)")),
+        },
+        Verb::Flush => match given.customer.map_or_else(|| message.customer(), |name| Ok(Some(name)))? {
+            Some(customer) => Ok(Command::Flush(all_of(customer))),
+            None => Err(missing("a customer (x-customer)")),
+        },
+    }
+}
+
+fn missing(what: &str) -> Dead {
+    fields::invalid(format!("the command names neither in its fields nor in its body {what}"))
+}
+
+/// What the body names.
+#[derive(Default)]
+struct Given<'a> {
+    application: Option<Cow<'a, str>>,
+    customer: Option<Cow<'a, str>>,
+    id: Option<Cow<'a, str>>,
+}
+
+impl<'a> Given<'a> {
+    /// Of an envelope; any other body has no meaning in a command.
+    fn read(message: &Message<'_>, body: &'a [u8]) -> Result<Self, Dead> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Selector<'a> {
+            #[serde(borrow, default, deserialize_with = "raw")]
+            application: Option<&'a RawValue>,
+            #[serde(borrow, default, deserialize_with = "raw")]
+            customer: Option<&'a RawValue>,
+            #[serde(borrow, default, deserialize_with = "raw")]
+            id: Option<&'a RawValue>,
+        }
+        if body.is_empty() || !message.is_envelope() {
+            return Ok(Given::default());
+        }
+        let text =
+            std::str::from_utf8(body).map_err(|_| fields::invalid("the command's body is not UTF-8"))?;
+        if is_array(text) {
+            return Err(fields::invalid("a command's body is one object, not an array"));
+        }
+        let selector: Selector<'a> = serde_json::from_str(text)
+            .map_err(|error| fields::invalid(format!("the command's body is not understood: {error}")))?;
+        Ok(Given {
+            application: text_of("application", selector.application, fields::MAX_NAME)?,
+            customer: text_of("customer", selector.customer, fields::MAX_NAME)?,
+            id: text_of("id", selector.id, fields::MAX_ID)?,
+        })
+    }
+}

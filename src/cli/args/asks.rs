@@ -1,0 +1,215 @@
+//! What may be written behind the commands that ask the running daemon.
+
+use super::{id, name};
+use crate::admin::parse::{moment, stage};
+use crate::engine::types::Stage;
+use clap::{Args, Subcommand};
+
+/// Most items of one list: they are held in memory for their columns.
+const MAX_LISTED: u64 = 100_000;
+
+/// `cancel`.
+#[derive(Args, Debug)]
+pub struct CancelArgs {
+    /// Application of the item
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// Id of the item
+    #[arg(value_parser = id, required_unless_present = "customer", conflicts_with = "customer")]
+    pub id: Option<String>,
+    /// All items of this customer instead
+    #[arg(long, value_name = "C", value_parser = name)]
+    pub customer: Option<String>,
+}
+
+/// `lookup`.
+#[derive(Args, Debug)]
+pub struct LookupArgs {
+    /// Application of the item
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// Id of the item
+    #[arg(value_parser = id)]
+    pub id: String,
+}
+
+/// `flush`.
+#[derive(Args, Debug)]
+pub struct FlushArgs {
+    /// Application of the window
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// Customer of the window
+    #[arg(long, value_name = "C", value_parser = name)]
+    pub customer: String,
+}
+
+/// `list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Of this application alone
+    #[arg(long, value_name = "A", value_parser = name)]
+    pub application: Option<String>,
+    /// Of this customer alone
+    #[arg(long, value_name = "C", value_parser = name)]
+    pub customer: Option<String>,
+    /// In this state alone: waiting, in_flight or parked
+    #[arg(long, value_name = "S", value_parser = stage)]
+    pub state: Option<Stage>,
+    /// Due at or after: RFC 3339 with offset, or UTC milliseconds
+    #[arg(long, value_name = "T", value_parser = moment)]
+    pub from: Option<u64>,
+    /// Due before
+    #[arg(long, value_name = "T", value_parser = moment)]
+    pub to: Option<u64>,
+    /// Show so many at most
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(1..=MAX_LISTED)
+    )]
+    pub limit: u64,
+    /// Only say how many: by application, or of one customer of one application
+    #[arg(long, conflicts_with_all = ["state", "from", "to", "limit"])]
+    pub count: bool,
+}
+
+/// `pause`, `resume` and `parked retry`.
+#[derive(Args, Debug)]
+pub struct ApplicationArgs {
+    /// Application
+    #[arg(value_parser = name)]
+    pub application: String,
+}
+
+/// `parked`.
+#[derive(Debug, Subcommand)]
+pub enum ParkedCommand {
+    /// Show the applications that cannot be delivered to, or the parked items of one
+    List(ParkedListArgs),
+    /// Try an application now, without waiting for its next try
+    Retry(ApplicationArgs),
+    /// Give up all parked items of an application
+    Drop(DropArgs),
+}
+
+/// `parked list`.
+#[derive(Args, Debug)]
+pub struct ParkedListArgs {
+    /// Its items; left out: all parked applications
+    #[arg(value_parser = name)]
+    pub application: Option<String>,
+    /// Show so many items at most
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        requires = "application",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_LISTED)
+    )]
+    pub limit: u64,
+}
+
+/// `parked drop`.
+#[derive(Args, Debug)]
+pub struct DropArgs {
+    /// Application
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// Do it; without this, only say how many items it would be
+    #[arg(long)]
+    pub yes: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cli, Command};
+    use super::*;
+    use clap::Parser;
+
+    fn parse(line: &str) -> Command {
+        Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{line}: {e}")).command
+    }
+
+    #[test]
+    fn a_cancel_names_an_item_or_a_customer() {
+        let Command::Cancel(args) = parse("tidegate cancel mail 17") else { panic!("no cancel") };
+        assert_eq!((args.application.as_str(), args.id.as_deref()), ("mail", Some("17")));
+        assert_eq!(args.customer, None);
+        let Command::Cancel(args) = parse("tidegate cancel mail --customer c") else { panic!("no cancel") };
+        assert_eq!((args.id, args.customer.as_deref()), (None, Some("c")));
+        let Command::Cancel(args) = parse("tidegate cancel mail -- --customer") else { panic!("no cancel") };
+        assert_eq!(args.id.as_deref(), Some("--customer"));
+    }
+
+    #[test]
+    fn a_list_takes_every_filter() {
+        let line =
+            "tidegate list --application a --customer c --state in_flight --from 2027-01-15T09:00:00+01:00 \
+                    --to 1800000001000 --limit 5000";
+        let Command::List(args) = parse(line) else { panic!("no list") };
+        assert_eq!((args.application.as_deref(), args.customer.as_deref()), (Some("a"), Some("c")));
+        assert_eq!(args.state, Some(Stage::InFlight));
+        assert_eq!((args.from, args.to), (Some(1_800_000_000_000), Some(1_800_000_001_000)));
+        assert_eq!((args.limit, args.count), (5_000, false));
+        let Command::List(args) = parse("tidegate list --count --application a") else { panic!("no list") };
+        assert_eq!((args.limit, args.count), (100, true));
+    }
+
+    #[test]
+    fn parked_has_commands_of_its_own() {
+        let Command::Parked(ParkedCommand::List(args)) = parse("tidegate parked list") else {
+            panic!("no list")
+        };
+        assert_eq!((args.application, args.limit), (None, 100));
+        let Command::Parked(ParkedCommand::List(args)) = parse("tidegate parked list sms --limit 5") else {
+            panic!("no list")
+        };
+        assert_eq!((args.application.as_deref(), args.limit), (Some("sms"), 5));
+        let Command::Parked(ParkedCommand::Drop(args)) = parse("tidegate parked drop sms") else {
+            panic!("no drop")
+        };
+        assert!(!args.yes);
+        let line = "tidegate parked drop --yes sms";
+        assert!(matches!(parse(line), Command::Parked(ParkedCommand::Drop(DropArgs { yes: true, .. }))));
+        assert!(matches!(parse("tidegate parked retry sms"), Command::Parked(ParkedCommand::Retry(_))));
+        assert!(matches!(parse("tidegate pause sms"), Command::Pause(_)));
+        assert!(matches!(parse("tidegate resume sms"), Command::Resume(_)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_by_usage() {
+        let (long_name, long_id) = ("x".repeat(201), "x".repeat(256));
+        for line in [
+            "tidegate cancel",
+            "tidegate cancel mail",
+            "tidegate cancel mail 17 --customer c",
+            &format!("tidegate cancel {long_name} 17"),
+            &format!("tidegate cancel mail {long_id}"),
+            "tidegate lookup mail",
+            "tidegate lookup mail 17 18",
+            "tidegate flush mail",
+            "tidegate flush --customer c",
+            "tidegate list mail",
+            "tidegate list --state sent",
+            "tidegate list --from tomorrow",
+            "tidegate list --from 1800000000",
+            "tidegate list --to 2027-01-15",
+            "tidegate list --limit 0",
+            "tidegate list --limit 100001",
+            "tidegate list --count --limit 5",
+            "tidegate list --count --state parked",
+            "tidegate list --application --customer c",
+            "tidegate pause",
+            "tidegate parked",
+            "tidegate parked list --limit 5",
+            "tidegate parked drop --yes",
+        ] {
+            let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+        let empty = Cli::try_parse_from(["tidegate", "cancel", "mail", ""]).unwrap_err();
+        assert_eq!(empty.exit_code(), 2, "an empty variable of a script");
+    }
+}

@@ -1,0 +1,324 @@
+//! `cancel`, `lookup`, `flush`, `pause`, `resume`, `parked retry`, `parked drop`: one question, one answer.
+
+use super::args::{ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output};
+use super::client::{is_unknown, path, Client};
+use super::moment;
+use super::output::{plain, Failure, Out};
+use serde_json::Value;
+use ureq::http::Method;
+
+/// What `changed` means to a reader: it made a difference, or it did not.
+type Changed = [&'static str; 2];
+
+const PLAIN: Changed = ["done", "it was so already"];
+
+/// Runs `cancel`.
+///
+/// # Errors
+/// Failed when the daemon cannot be asked; partial when something was not cancelled.
+pub fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Result<(), Failure> {
+    let path = match (&args.id, &args.customer) {
+        (Some(id), None) => path(&["items", &args.application, id]),
+        (None, Some(customer)) => path(&["customers", &args.application, customer, "items"]),
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(Failure::Usage("either ID or --customer must be there".to_owned()))
+        }
+    };
+    conclude(&client.ask(Method::DELETE, &path)?, PLAIN, output)
+}
+
+/// Runs `lookup`.
+///
+/// # Errors
+/// Failed when the daemon cannot be asked; partial when it knows nothing of the item.
+pub fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Result<(), Failure> {
+    let answer = client.ask(Method::GET, &path(&["items", &args.application, &args.id]))?;
+    let mut out = Out::lock();
+    match output {
+        Output::Json => out.json(&answer)?,
+        Output::Table if is_unknown(&answer) => {}
+        Output::Table => out.table(&facts(&answer))?,
+    }
+    if is_unknown(&answer) {
+        return Err(Failure::Partial("unknown: no such item waits, and none ended lately".to_owned()));
+    }
+    Ok(())
+}
+
+/// Runs `flush`.
+///
+/// # Errors
+/// Failed when the daemon cannot be asked; partial when it knows nothing of the customer.
+pub fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result<(), Failure> {
+    let path = path(&["customers", &args.application, &args.customer, "flush"]);
+    conclude(&client.ask(Method::POST, &path)?, PLAIN, output)
+}
+
+/// Runs `pause`.
+///
+/// # Errors
+/// As [`flush`].
+pub fn pause(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
+    order(client, args, "pause", ["paused", "it was paused already"], output)
+}
+
+/// Runs `resume`.
+///
+/// # Errors
+/// As [`flush`].
+pub fn resume(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
+    order(client, args, "resume", ["resumed", "it was not paused"], output)
+}
+
+/// Runs `parked retry`.
+///
+/// # Errors
+/// As [`flush`].
+pub fn retry(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
+    order(client, args, "retry", ["tried now", "there was nothing to try: it is not parked"], output)
+}
+
+fn order(
+    client: &Client,
+    args: &ApplicationArgs,
+    verb: &str,
+    changed: Changed,
+    output: Output,
+) -> Result<(), Failure> {
+    let path = path(&["applications", &args.application, verb]);
+    conclude(&client.ask(Method::POST, &path)?, changed, output)
+}
+
+/// Runs `parked drop`.
+///
+/// # Errors
+/// As [`flush`]; usage when it was not said that it is meant.
+pub fn drop_parked(client: &Client, args: &DropArgs, output: Output) -> Result<(), Failure> {
+    if !args.yes {
+        let answer = client.ask(Method::GET, &path(&["applications", &args.application]))?;
+        return Err(unconfirmed(&answer, &args.application));
+    }
+    let path = path(&["applications", &args.application, "parked"]);
+    conclude(&client.ask(Method::DELETE, &path)?, ["dropped", "nothing was parked"], output)
+}
+
+fn unconfirmed(application: &Value, name: &str) -> Failure {
+    if is_unknown(application) {
+        return Failure::Partial(unknown());
+    }
+    let count = application["parked"].as_u64().unwrap_or(0);
+    Failure::Usage(format!("{} parked of {}: --yes gives them up for good", items(count), plain(name)))
+}
+
+/// Prints the answer, and decides how the command ends.
+fn conclude(answer: &Value, changed: Changed, output: Output) -> Result<(), Failure> {
+    let (text, done) = tell(answer, changed);
+    let mut out = Out::lock();
+    match output {
+        Output::Json => out.json(answer)?,
+        Output::Table if done => out.line(&text)?,
+        // It goes to standard error.
+        Output::Table => {}
+    }
+    ending(answer, text, done)
+}
+
+fn ending(answer: &Value, text: String, done: bool) -> Result<(), Failure> {
+    match (done, answer["result"].as_str()) {
+        (true, _) => Ok(()),
+        (false, Some("rejected")) => Err(Failure::Failed(text)),
+        (false, _) => Err(Failure::Partial(text)),
+    }
+}
+
+/// One sentence, and whether all was done that was asked for.
+fn tell(answer: &Value, changed: Changed) -> (String, bool) {
+    let text = |key: &str| plain(answer[key].as_str().unwrap_or_default()).into_owned();
+    let count = || items(answer["count"].as_u64().unwrap_or(0));
+    match answer["result"].as_str() {
+        Some("cancelled") => match answer["in_flight"].as_u64() {
+            None | Some(0) => (format!("cancelled: {}", count()), true),
+            Some(left) => (format!("cancelled: {}; in flight, and not cancelled: {left}", count()), false),
+        },
+        Some("flushed") => (format!("flushed: {}", count()), true),
+        Some("done") => (changed[usize::from(answer["changed"] == false)].to_owned(), true),
+        Some("sent") => {
+            (format!("not cancelled: sent at {} in batch {}", at(&answer["at"]), text("batch")), false)
+        }
+        Some("expired") => (format!("not cancelled: expired at {}", at(&answer["at"])), false),
+        Some("dead") => {
+            let said = format!("({}): {}", text("reason"), text("error"));
+            (format!("not cancelled: dead since {} {said}", at(&answer["at"])), false)
+        }
+        Some("in_flight") => ("not cancelled: in flight, and its outcome is not known yet".to_owned(), false),
+        Some("unknown") => (unknown(), false),
+        Some("rejected") => (format!("rejected: {}", text("error")), false),
+        // Of a newer daemon.
+        Some(_) | None => (plain(&answer.to_string()).into_owned(), false),
+    }
+}
+
+fn unknown() -> String {
+    "unknown: the daemon has nothing of that name".to_owned()
+}
+
+fn items(count: u64) -> String {
+    format!("{count} item{}", if count == 1 { "" } else { "s" })
+}
+
+/// What is known of an item, a line each.
+fn facts(item: &Value) -> Vec<Vec<String>> {
+    const KEYS: [&str; 10] =
+        ["state", "application", "id", "customer", "due", "attempts", "last_error", "batch", "at", "reason"];
+    let known = KEYS.iter().filter(|key| !item[**key].is_null());
+    known.map(|key| vec![key.replace('_', " "), cell(key, &item[*key])]).collect()
+}
+
+/// A value of this key, for people.
+pub(super) fn cell(key: &str, value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::Number(_) if matches!(key, "due" | "received" | "at" | "next_due") => at(value),
+        Value::String(text) => plain(text).into_owned(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
+    }
+}
+
+fn at(value: &Value) -> String {
+    let ms = value.as_u64().map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
+    ms.map_or_else(|| "an unknown time".to_owned(), moment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::tests::{running, Daemon};
+    use super::*;
+    use crate::admin::{Answered, Asked, ItemOf, Query, Status};
+    use crate::engine::types::CustomerOf;
+    use serde_json::json;
+    use std::sync::{Arc, Mutex};
+
+    const AT: u64 = 1_800_000_000_000;
+
+    #[test]
+    fn every_answer_is_a_sentence_and_an_exit_code() {
+        for (answer, want, code) in [
+            (json!({ "result": "cancelled", "count": 1 }), "cancelled: 1 item", 0),
+            (json!({ "result": "cancelled", "count": 0 }), "cancelled: 0 items", 0),
+            (
+                json!({ "result": "cancelled", "count": 3, "in_flight": 2 }),
+                "cancelled: 3 items; in flight, and not cancelled: 2",
+                3,
+            ),
+            (
+                json!({ "result": "sent", "batch": "ab", "at": AT }),
+                "not cancelled: sent at 2027-01-15T08:00:00Z in batch ab",
+                3,
+            ),
+            (json!({ "result": "expired", "at": AT }), "not cancelled: expired at 2027-01-15T08:00:00Z", 3),
+            (
+                json!({ "result": "dead", "at": AT, "reason": "attempts", "error": "no\u{1b}" }),
+                "not cancelled: dead since 2027-01-15T08:00:00Z (attempts): no\\u{1b}",
+                3,
+            ),
+            (
+                json!({ "result": "in_flight" }),
+                "not cancelled: in flight, and its outcome is not known yet",
+                3,
+            ),
+            (json!({ "result": "unknown" }), "unknown: the daemon has nothing of that name", 3),
+            (json!({ "result": "flushed", "count": 2 }), "flushed: 2 items", 0),
+            (json!({ "result": "done", "changed": true }), "yes", 0),
+            (json!({ "result": "done", "changed": false }), "no", 0),
+            (json!({ "result": "rejected", "error": "no id" }), "rejected: no id", 1),
+            (json!({ "result": "new" }), "{\"result\":\"new\"}", 3),
+        ] {
+            let (text, done) = tell(&answer, ["yes", "no"]);
+            assert_eq!(text, want);
+            assert_eq!(ending(&answer, text, done).map_or_else(|f| f.exit_code(), |()| 0), code, "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_look_up_shows_what_is_known() {
+        let item = json!({
+            "state": "sent", "application": "mail", "id": "i\u{1b}", "customer": null, "due": AT, "attempts": 0,
+            "last_error": null, "batch": "ab", "at": AT + 1_000,
+        });
+        let facts = facts(&item);
+        let row = |key: &str| facts.iter().find(|row| row[0] == key).map(|row| row[1].as_str());
+        assert_eq!(row("state"), Some("sent"));
+        assert_eq!(row("id"), Some("i\\u{1b}"));
+        assert_eq!(row("customer"), None);
+        assert_eq!(row("due"), Some("2027-01-15T08:00:00Z"));
+        assert_eq!(row("attempts"), Some("0"));
+        assert_eq!(row("at"), Some("2027-01-15T08:00:01Z"));
+    }
+
+    #[test]
+    fn a_drop_that_is_not_confirmed_says_how_many() {
+        let failure = unconfirmed(&json!({ "name": "sms", "parked": 9 }), "sms");
+        assert_eq!(failure.exit_code(), 2);
+        assert_eq!(failure.text(), Some("9 items parked of sms: --yes gives them up for good"));
+        assert_eq!(unconfirmed(&json!({ "result": "unknown" }), "sms").exit_code(), 3);
+    }
+
+    /// A daemon that answers every command with this, and passes on what it was asked.
+    fn answering(status: Status, document: Value) -> (Daemon, Client, Arc<Mutex<Vec<Asked>>>) {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let asked = Arc::clone(&heard);
+        let (daemon, config) = running(
+            None,
+            Arc::new(move |query| match query {
+                Query::State(_) => {}
+                Query::Command(command, reply) => {
+                    asked.lock().unwrap().push(command);
+                    drop(reply.send(Answered { status, document: document.clone() }));
+                }
+            }),
+        );
+        (daemon, Client::new(&config), heard)
+    }
+
+    fn cancel_args(id: Option<&str>, customer: Option<&str>) -> CancelArgs {
+        let text = |text: Option<&str>| text.map(str::to_owned);
+        CancelArgs { application: "a/b".to_owned(), id: text(id), customer: text(customer) }
+    }
+
+    #[test]
+    fn names_reach_the_daemon_as_they_were_written() {
+        let (_daemon, client, heard) = answering(Status::Unknown, json!({ "result": "unknown" }));
+        let ended = |outcome: Result<(), Failure>| outcome.unwrap_err().exit_code();
+        assert_eq!(ended(cancel(&client, &cancel_args(Some(".."), None), Output::Table)), 3);
+        assert_eq!(ended(cancel(&client, &cancel_args(None, Some("c d?#")), Output::Table)), 3);
+        let sms = ApplicationArgs { application: "%sms".to_owned() };
+        assert_eq!(ended(retry(&client, &sms, Output::Table)), 3);
+        assert_eq!(ended(pause(&client, &sms, Output::Table)), 3);
+        let yes = DropArgs { application: "%sms".to_owned(), yes: true };
+        assert_eq!(ended(drop_parked(&client, &yes, Output::Table)), 3);
+        let want = [
+            Asked::Cancel(ItemOf { application: "a/b".into(), id: "..".into() }),
+            Asked::CancelAll(CustomerOf { application: "a/b".into(), customer: "c d?#".into() }),
+            Asked::Retry("%sms".into()),
+            Asked::Pause("%sms".into()),
+            Asked::DropParked("%sms".into()),
+        ];
+        assert_eq!(*heard.lock().unwrap(), want);
+    }
+
+    #[test]
+    fn a_daemon_that_cannot_now_is_a_failure() {
+        let (_daemon, client, _) = answering(Status::Unavailable, json!({ "error": "starting" }));
+        let failure = cancel(&client, &cancel_args(Some("1"), None), Output::Table).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+        assert!(failure.text().unwrap().ends_with("HTTP 503: starting"), "{failure:?}");
+    }
+
+    #[test]
+    fn a_drop_without_yes_drops_nothing() {
+        let (_daemon, client, heard) = answering(Status::Known, json!({ "result": "cancelled", "count": 9 }));
+        let no = DropArgs { application: "sms".to_owned(), yes: false };
+        assert!(drop_parked(&client, &no, Output::Table).is_err());
+        assert_eq!(*heard.lock().unwrap(), []);
+    }
+}

@@ -1,0 +1,177 @@
+//! The JSON of an answer, the same by AMQP and by HTTP; pure.
+
+use crate::admin::parse::cursor_text;
+use crate::admin::{Answered, Status};
+use crate::amqp::wire::item_id;
+use crate::engine::types::{Answer, Asker, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target};
+use serde_json::{json, Map, Value};
+
+/// What is told of an item in a look-up; `None` is null.
+struct Told<'a> {
+    state: &'a str,
+    customer: Option<&'a str>,
+    due: Option<u64>,
+    attempts: Option<u32>,
+    last_error: Option<&'a str>,
+}
+
+/// An answer for somebody within this process.
+pub(super) fn answered(reply: &Reply, store_identity: u64) -> Answered {
+    let status = match &reply.answer {
+        Answer::Unavailable(_) => Status::Unavailable,
+        answer if is_unknown(answer) => Status::Unknown,
+        Answer::Cancelled { .. }
+        | Answer::Ended(_)
+        | Answer::InFlight
+        | Answer::Unknown
+        | Answer::Found(_)
+        | Answer::Counted { .. }
+        | Answer::Flushed(_)
+        | Answer::Listed { .. }
+        | Answer::Done { .. }
+        | Answer::Rejected(_) => Status::Known,
+    };
+    Answered { status, document: document(reply, store_identity) }
+}
+
+/// There is no such thing as was asked for.
+pub(super) fn is_unknown(answer: &Answer) -> bool {
+    matches!(answer, Answer::Unknown)
+}
+
+/// The whole answer. `store_identity` is part of the ids that were assigned.
+pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
+    let looked_up =
+        if let Some(Command::Lookup(target)) = reply.command.as_deref() { Some(target) } else { None };
+    match (&reply.answer, looked_up) {
+        (Answer::Cancelled { count, in_flight: 0 }, _) => json!({ "result": "cancelled", "count": count }),
+        (Answer::Cancelled { count, in_flight }, _) => {
+            json!({ "result": "cancelled", "count": count, "in_flight": in_flight })
+        }
+        (Answer::Ended(ended), Some(target)) => ended_item(target, ended),
+        (Answer::Ended(ended), None) => cancel_of_ended(ended),
+        (Answer::InFlight, Some(target)) => item(target, &Told::nothing("in_flight")),
+        (Answer::InFlight, None) => json!({ "result": "in_flight" }),
+        (Answer::Unknown, Some(target)) => item(target, &Told::nothing("unknown")),
+        (Answer::Unknown, None) => json!({ "result": "unknown" }),
+        (Answer::Found(found), Some(target)) => item(target, &Told::of(found)),
+        (Answer::Found(found), None) => row(found, store_identity),
+        (Answer::Counted { waiting, in_flight, parked, next_due }, _) => {
+            let counts = json!({
+                "waiting": waiting, "in_flight": in_flight, "parked": parked, "next_due": next_due
+            });
+            of_customer(reply.command.as_deref(), counts)
+        }
+        (Answer::Flushed(count), _) => json!({ "result": "flushed", "count": count }),
+        (Answer::Listed { items, next }, _) => {
+            let rows: Vec<Value> = items.iter().map(|listed| row(listed, store_identity)).collect();
+            json!({ "items": rows, "next": next.map(cursor_text) })
+        }
+        (Answer::Done { changed }, _) => json!({ "result": "done", "changed": changed }),
+        (Answer::Rejected(text), _) => json!({ "result": "rejected", "error": text }),
+        (Answer::Unavailable(text), _) => match reply.asker {
+            // The HTTP status says the rest.
+            Asker::Local(_) => json!({ "error": text }),
+            Asker::Remote { .. } => json!({ "result": "unavailable", "error": text }),
+        },
+    }
+}
+
+/// A cancel that came too late.
+fn cancel_of_ended(ended: &Ended) -> Value {
+    match &ended.end {
+        End::Sent(batch) => json!({ "result": "sent", "batch": batch.to_string(), "at": ended.at }),
+        End::Cancelled | End::CancelledAgain => json!({ "result": "cancelled", "count": 1 }),
+        End::Dead(dead) if dead.reason == Reason::Expired => json!({ "result": "expired", "at": ended.at }),
+        End::Dead(dead) => json!({
+            "result": "dead", "at": ended.at, "reason": dead.reason.as_str(), "error": dead.error
+        }),
+    }
+}
+
+/// A look-up of what has ended.
+fn ended_item(target: &Target, ended: &Ended) -> Value {
+    let (state, last_error) = match &ended.end {
+        End::Sent(_) => ("sent", None),
+        End::Cancelled | End::CancelledAgain => ("cancelled", None),
+        End::Dead(dead) if dead.reason == Reason::Expired => ("expired", Some(&*dead.error)),
+        End::Dead(dead) => ("dead", Some(&*dead.error)),
+    };
+    let told = Told {
+        state,
+        customer: ended.customer.as_deref(),
+        due: Some(ended.due),
+        attempts: Some(ended.attempts),
+        last_error,
+    };
+    let more = match &ended.end {
+        End::Sent(batch) => json!({ "at": ended.at, "batch": batch.to_string() }),
+        End::Dead(dead) if state == "dead" => json!({ "at": ended.at, "reason": dead.reason.as_str() }),
+        End::Dead(_) | End::Cancelled | End::CancelledAgain => json!({ "at": ended.at }),
+    };
+    with(item(target, &told), more)
+}
+
+/// A look-up: every key of the contract, whatever is known.
+fn item(target: &Target, told: &Told<'_>) -> Value {
+    json!({
+        "state": told.state,
+        "application": target.application,
+        "id": target.id,
+        "customer": told.customer,
+        "due": told.due,
+        "attempts": told.attempts,
+        "last_error": told.last_error,
+    })
+}
+
+impl<'a> Told<'a> {
+    fn nothing(state: &'a str) -> Self {
+        Told { state, customer: None, due: None, attempts: None, last_error: None }
+    }
+
+    fn of(found: &'a Listed) -> Self {
+        Told {
+            state: found.stage.as_str(),
+            customer: found.customer.as_deref(),
+            due: Some(found.due),
+            attempts: Some(found.attempts),
+            last_error: found.last_error.as_deref(),
+        }
+    }
+}
+
+/// One row of a list. Without its properties, nobody knows whether its producer gave it an id: null, and not the one
+/// that it would have been assigned.
+fn row(listed: &Listed, store_identity: u64) -> Value {
+    let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, listed.key.seq));
+    json!({
+        "state": listed.stage.as_str(),
+        "application": &*listed.application,
+        "id": id,
+        "customer": listed.customer.as_deref(),
+        "due": listed.due,
+        "received": listed.received,
+        "attempts": listed.attempts,
+        "last_error": listed.last_error.as_deref(),
+    })
+}
+
+/// Counts, with the names of those who were counted.
+fn of_customer(command: Option<&Command>, counts: Value) -> Value {
+    let Some(Command::Count(CustomerOf { application, customer })) = command else { return counts };
+    with(json!({ "application": application, "customer": customer }), counts)
+}
+
+/// The keys of both; each is an object.
+fn with(first: Value, second: Value) -> Value {
+    let keys = [first, second].into_iter().filter_map(|value| match value {
+        Value::Object(keys) => Some(keys),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => None,
+    });
+    Value::Object(keys.flatten().collect::<Map<_, _>>())
+}
+
+#[cfg(test)]
+#[path = "answers_tests.rs"]
+mod tests;

@@ -1,0 +1,209 @@
+use super::*;
+use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, Stage};
+use std::sync::Arc;
+
+const STORE: u64 = 0x1234;
+
+fn target() -> Target {
+    Target {
+        application: "mail".into(),
+        id: "i/1".into(),
+        identity: Identity::given([7; 16]),
+        assigned: None,
+    }
+}
+
+fn customer_of() -> CustomerOf {
+    CustomerOf { application: "mail".into(), customer: "c".into() }
+}
+
+fn told(command: Command, answer: Answer) -> (Status, Value) {
+    let reply = Reply { asker: Asker::Local(1), command: Some(Box::new(command)), answer };
+    let answered = answered(&reply, STORE);
+    (answered.status, answered.document)
+}
+
+fn cancel(answer: Answer) -> (Status, Value) {
+    told(Command::Cancel(target()), answer)
+}
+
+fn lookup(answer: Answer) -> (Status, Value) {
+    told(Command::Lookup(target()), answer)
+}
+
+fn ended(end: End) -> Answer {
+    let customer = Some("c".into());
+    Answer::Ended(Box::new(Ended {
+        end,
+        at: 1_800_000_000_000,
+        due: 1_799_999_999_000,
+        attempts: 2,
+        customer,
+    }))
+}
+
+fn sent() -> Answer {
+    ended(End::Sent(BatchId([0xab; 16])))
+}
+
+fn dead(reason: Reason) -> Answer {
+    ended(End::Dead(Arc::new(Dead { reason, error: "it could not be".into() })))
+}
+
+fn listed(stage: Stage) -> Listed {
+    Listed {
+        stage,
+        key: Key { due: 5_000, seq: 31 },
+        due: 1_800_000_000_500,
+        application: "mail".into(),
+        customer: Some("c".into()),
+        received: 1_800_000_000_000,
+        attempts: 1,
+        last_error: Some("NO_ROUTE".into()),
+        properties: Some(Arc::new(Content::default())),
+    }
+}
+
+#[test]
+fn a_cancel_says_what_became_of_it() {
+    let batch = "ab".repeat(16);
+    for (answer, want) in [
+        (Answer::Cancelled { count: 1, in_flight: 0 }, json!({ "result": "cancelled", "count": 1 })),
+        (
+            Answer::Cancelled { count: 4, in_flight: 2 },
+            json!({ "result": "cancelled", "count": 4, "in_flight": 2 }),
+        ),
+        (sent(), json!({ "result": "sent", "batch": batch, "at": 1_800_000_000_000_u64 })),
+        (ended(End::Cancelled), json!({ "result": "cancelled", "count": 1 })),
+        (dead(Reason::Expired), json!({ "result": "expired", "at": 1_800_000_000_000_u64 })),
+        (
+            dead(Reason::Attempts),
+            json!({
+                "result": "dead", "at": 1_800_000_000_000_u64, "reason": "attempts", "error": "it could not be"
+            }),
+        ),
+        (Answer::InFlight, json!({ "result": "in_flight" })),
+    ] {
+        assert_eq!(cancel(answer), (Status::Known, want));
+    }
+    assert_eq!(cancel(Answer::Unknown), (Status::Unknown, json!({ "result": "unknown" })));
+}
+
+#[test]
+fn a_look_up_has_every_key_of_the_contract() {
+    let item = |state: &str, more: Value| {
+        let all = json!({
+            "state": state, "application": "mail", "id": "i/1", "customer": "c", "due": 1_799_999_999_000_u64,
+            "attempts": 2, "last_error": null, "at": 1_800_000_000_000_u64,
+        });
+        (Status::Known, with(all, more))
+    };
+    assert_eq!(lookup(sent()), item("sent", json!({ "batch": "ab".repeat(16) })));
+    assert_eq!(lookup(ended(End::Cancelled)), item("cancelled", json!({})));
+    let error = "it could not be";
+    assert_eq!(lookup(dead(Reason::Expired)), item("expired", json!({ "last_error": error })));
+    for reason in Reason::ALL.into_iter().filter(|reason| *reason != Reason::Expired) {
+        let more = json!({ "last_error": error, "reason": reason.as_str() });
+        assert_eq!(lookup(dead(reason)), item("dead", more));
+    }
+    for stage in [Stage::Waiting, Stage::InFlight, Stage::Parked] {
+        let want = json!({
+            "state": stage.as_str(), "application": "mail", "id": "i/1", "customer": "c",
+            "due": 1_800_000_000_500_u64, "attempts": 1, "last_error": "NO_ROUTE",
+        });
+        assert_eq!(lookup(Answer::Found(Box::new(listed(stage)))), (Status::Known, want));
+    }
+    let nothing = |state: &str| {
+        json!({
+            "state": state, "application": "mail", "id": "i/1", "customer": null, "due": null, "attempts": null,
+            "last_error": null,
+        })
+    };
+    assert_eq!(lookup(Answer::Unknown), (Status::Unknown, nothing("unknown")));
+    assert_eq!(lookup(Answer::InFlight), (Status::Known, nothing("in_flight")));
+}
+
+#[test]
+fn a_list_is_a_page_and_the_place_of_the_next() {
+    let list = |answer| told(Command::List(Filter::default()), answer);
+    let mut bare = listed(Stage::Parked);
+    (bare.customer, bare.last_error, bare.properties) = (None, None, None);
+    let items = vec![listed(Stage::Waiting), bare];
+    let row = |state: &str, more: Value| {
+        let all = json!({
+            "state": state, "application": "mail", "id": "0000000000001234-1f", "customer": "c",
+            "due": 1_800_000_000_500_u64, "received": 1_800_000_000_000_u64, "attempts": 1,
+            "last_error": "NO_ROUTE",
+        });
+        with(all, more)
+    };
+    let rows = [
+        row("waiting", json!({})),
+        row("parked", json!({ "customer": null, "last_error": null, "id": null })),
+    ];
+    let next = Some(Key { due: 6_000, seq: 8 });
+    let want = json!({ "items": rows, "next": "6000-8" });
+    assert_eq!(list(Answer::Listed { items, next }), (Status::Known, want));
+    let nothing = Answer::Listed { items: vec![], next: None };
+    assert_eq!(list(nothing), (Status::Known, json!({ "items": [], "next": null })));
+}
+
+#[test]
+fn the_other_commands_are_answered_in_their_words() {
+    let counted = |next_due| Answer::Counted { waiting: 3, in_flight: 2, parked: 1, next_due };
+    let all = |command| told(command, Answer::Done { changed: true });
+    let app = || "mail".into();
+    assert_eq!(
+        told(Command::Count(customer_of()), counted(Some(5))).1,
+        json!({
+            "application": "mail", "customer": "c", "waiting": 3, "in_flight": 2, "parked": 1, "next_due": 5
+        })
+    );
+    assert_eq!(told(Command::Count(customer_of()), counted(None)).1["next_due"], Value::Null);
+    let flushed = json!({ "result": "flushed", "count": 0 });
+    assert_eq!(told(Command::Flush(customer_of()), Answer::Flushed(0)), (Status::Known, flushed));
+    for command in [Command::Pause(app()), Command::Resume(app()), Command::Retry(app())] {
+        assert_eq!(all(command), (Status::Known, json!({ "result": "done", "changed": true })));
+    }
+    let dropped = Answer::Cancelled { count: 9, in_flight: 0 };
+    assert_eq!(told(Command::DropParked(app()), dropped).1, json!({ "result": "cancelled", "count": 9 }));
+    let unchanged = told(Command::DropParked(app()), Answer::Done { changed: false });
+    assert_eq!(unchanged.1, json!({ "result": "done", "changed": false }));
+}
+
+/// Whatever is asked, these mean the same.
+#[test]
+fn every_command_can_be_unknown_or_unavailable() {
+    let app = || "mail".into();
+    for command in [
+        Command::Cancel(target()),
+        Command::CancelAll(customer_of()),
+        Command::Count(customer_of()),
+        Command::Flush(customer_of()),
+        Command::List(Filter::default()),
+        Command::Pause(app()),
+        Command::Resume(app()),
+        Command::Retry(app()),
+        Command::DropParked(app()),
+    ] {
+        let unknown = (Status::Unknown, json!({ "result": "unknown" }));
+        assert_eq!(told(command.clone(), Answer::Unknown), unknown, "{command:?}");
+        let busy = (Status::Unavailable, json!({ "error": "starting" }));
+        assert_eq!(told(command.clone(), Answer::Unavailable("starting")), busy, "{command:?}");
+    }
+    assert_eq!(lookup(Answer::Unavailable("starting")).1, json!({ "error": "starting" }));
+}
+
+#[test]
+fn who_asked_by_amqp_reads_what_http_says_by_status() {
+    let delivery = Delivery { generation: 1, tag: 1 };
+    let asker = Asker::Remote { delivery, redelivered: false, reply_to: None };
+    let remote = |command, answer| document(&Reply { asker: asker.clone(), command, answer }, STORE);
+    let lookup = || Some(Box::new(Command::Lookup(target())));
+    let busy = json!({ "result": "unavailable", "error": "starting" });
+    assert_eq!(remote(lookup(), Answer::Unavailable("starting")), busy);
+    let rejected = json!({ "result": "rejected", "error": "no id" });
+    assert_eq!(remote(None, Answer::Rejected("no id".into())), rejected);
+    assert_eq!(remote(None, Answer::Unknown), json!({ "result": "unknown" }));
+    assert_eq!(remote(lookup(), Answer::Unknown)["state"], "unknown");
+}

@@ -1,0 +1,192 @@
+//! Commands on their way through the engine, and their answers on the way back.
+//!
+//! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the ingest
+//! queue carry their own address.
+
+use super::{answers, Daemon};
+use crate::admin::{Answered, Asked, Status};
+use crate::amqp::wire::target;
+use crate::amqp::OutgoingReply;
+use crate::engine::types::{Asker, Command, Reply};
+use serde_json::json;
+use std::collections::BTreeMap;
+use tokio::sync::oneshot;
+
+/// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has gone
+/// does not take its command back, so the port's own bound on requests is none on these.
+const MOST_OPEN: usize = 256;
+
+/// Who waits for which command.
+#[derive(Debug, Default)]
+pub(super) struct Open {
+    last: u64,
+    waiting: BTreeMap<u64, oneshot::Sender<Answered>>,
+}
+
+impl Open {
+    /// Numbers a command. `None`: there are too many, and whoever asked has been told.
+    pub(super) fn admit(
+        &mut self,
+        asked: Asked,
+        sender: oneshot::Sender<Answered>,
+        store_identity: u64,
+    ) -> Option<(Asker, Command)> {
+        if self.waiting.len() >= MOST_OPEN {
+            let document = json!({ "error": "too many commands wait for their answers" });
+            // Whoever asked may have gone.
+            let _ = sender.send(Answered { status: Status::Unavailable, document });
+            return None;
+        }
+        self.last += 1;
+        self.waiting.insert(self.last, sender);
+        Some((Asker::Local(self.last), command(asked, store_identity)))
+    }
+
+    /// Whoever still waits is told that no answer will come, by the sender's end.
+    pub(super) fn abandon(&mut self) {
+        self.waiting.clear();
+    }
+
+    fn resolve(&mut self, number: u64, answered: Answered) {
+        if let Some(sender) = self.waiting.remove(&number) {
+            // Whoever asked may have gone.
+            let _ = sender.send(answered);
+        }
+    }
+
+    /// Gives the local ones their answers; what is left has to be published.
+    fn sort(&mut self, replies: Vec<Reply>, store_identity: u64) -> Vec<OutgoingReply> {
+        let mut outgoing = Vec::new();
+        for reply in replies {
+            match &reply.asker {
+                Asker::Local(number) => self.resolve(*number, answers::answered(&reply, store_identity)),
+                Asker::Remote { delivery, reply_to: Some(reply_to), .. } => outgoing.push(OutgoingReply {
+                    delivery: *delivery,
+                    reply_to: reply_to.clone(),
+                    body: answers::document(&reply, store_identity).to_string().into_bytes(),
+                }),
+                // The engine acks these by itself.
+                Asker::Remote { reply_to: None, .. } => {}
+            }
+        }
+        outgoing
+    }
+}
+
+impl Daemon {
+    /// Answers of one turn.
+    pub(super) fn reply(&mut self, replies: Vec<Reply>) {
+        let outgoing = self.open.sort(replies, self.store_identity);
+        if !outgoing.is_empty() {
+            self.amqp.reply(outgoing);
+        }
+    }
+}
+
+/// The engine's command of what a client wrote.
+fn command(asked: Asked, store_identity: u64) -> Command {
+    match asked {
+        Asked::Cancel(of) => Command::Cancel(target(&of.application, &of.id, store_identity)),
+        Asked::Lookup(of) => Command::Lookup(target(&of.application, &of.id, store_identity)),
+        Asked::CancelAll(of) => Command::CancelAll(of),
+        Asked::Count(of) => Command::Count(of),
+        Asked::Flush(of) => Command::Flush(of),
+        Asked::List(filter) => Command::List(filter),
+        Asked::Pause(application) => Command::Pause(application),
+        Asked::Resume(application) => Command::Resume(application),
+        Asked::Retry(application) => Command::Retry(application),
+        Asked::DropParked(application) => Command::DropParked(application),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::ItemOf;
+    use crate::engine::types::{Answer, CustomerOf, Delivery, ReplyTo};
+
+    const STORE: u64 = 0xabc;
+
+    fn flush() -> Asked {
+        Asked::Flush(CustomerOf { application: "mail".into(), customer: "c".into() })
+    }
+
+    fn reply(asker: Asker, command: Command) -> Reply {
+        Reply { asker, command: Some(Box::new(command)), answer: Answer::Flushed(3) }
+    }
+
+    #[test]
+    fn an_answer_finds_whoever_asked() {
+        let mut open = Open::default();
+        let mut ask = || {
+            let (sender, answer) = oneshot::channel();
+            (open.admit(flush(), sender, STORE).unwrap(), answer)
+        };
+        let (first, mut first_answer) = ask();
+        let (second, mut second_answer) = ask();
+        assert_ne!(first.0, second.0);
+        assert_eq!(open.sort(vec![reply(second.0.clone(), second.1.clone())], STORE), vec![]);
+        let document = json!({ "result": "flushed", "count": 3 });
+        assert_eq!(second_answer.try_recv(), Ok(Answered { status: Status::Known, document }));
+        assert_eq!(first_answer.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        // A second answer to the same number finds nobody, and one whose client has gone is no fault.
+        drop(first_answer);
+        open.sort(vec![reply(second.0, second.1), reply(first.0, first.1)], STORE);
+        assert!(open.waiting.is_empty());
+    }
+
+    #[test]
+    fn too_many_are_turned_away_and_told() {
+        let mut open = Open::default();
+        let mut kept: Vec<_> = (0..MOST_OPEN)
+            .map(|_| {
+                let (sender, answer) = oneshot::channel();
+                (open.admit(flush(), sender, STORE).unwrap(), answer)
+            })
+            .collect();
+        let (sender, mut answer) = oneshot::channel();
+        assert_eq!(open.admit(flush(), sender, STORE), None);
+        assert_eq!(answer.try_recv().unwrap().status, Status::Unavailable);
+        let ((asker, command), _) = kept.remove(7);
+        open.sort(vec![reply(asker, command)], STORE);
+        let (sender, _answer) = oneshot::channel();
+        assert!(open.admit(flush(), sender, STORE).is_some(), "there is room again");
+    }
+
+    #[test]
+    fn whoever_waits_at_the_end_is_let_go() {
+        let mut open = Open::default();
+        let (sender, mut answer) = oneshot::channel();
+        open.admit(flush(), sender, STORE);
+        open.abandon();
+        assert_eq!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+    }
+
+    #[test]
+    fn only_what_has_an_address_is_published() {
+        let delivery = |tag| Delivery { generation: 1, tag };
+        let to = ReplyTo { queue: "answers".into(), correlation_id: Some("9".into()) };
+        let flush = command(flush(), STORE);
+        let asker = |tag, reply_to| Asker::Remote { delivery: delivery(tag), redelivered: false, reply_to };
+        let replies = vec![reply(asker(1, Some(to.clone())), flush.clone()), reply(asker(2, None), flush)];
+        let body = br#"{"count":3,"result":"flushed"}"#.to_vec();
+        let want = OutgoingReply { delivery: delivery(1), reply_to: to, body };
+        assert_eq!(Open::default().sort(replies, STORE), [want]);
+    }
+
+    #[test]
+    fn an_item_is_known_by_both_texts_and_an_assigned_id_by_its_number() {
+        let of = |application: &str, id: &str| {
+            let of = ItemOf { application: application.into(), id: id.into() };
+            let Command::Cancel(target) = command(Asked::Cancel(of), STORE) else { panic!("no cancel") };
+            target
+        };
+        assert_eq!((&*of("a", "b").application, &*of("a", "b").id), ("a", "b"));
+        assert_eq!(of("a", "b").identity, of("a", "b").identity);
+        assert_ne!(of("a", "b").identity, of("b", "a").identity);
+        assert_ne!(of("ab", "c").identity, of("a", "bc").identity);
+        assert_eq!(of("a", "b").assigned, None);
+        assert_eq!(of("a", "0000000000000abc-1f").assigned, Some(31));
+        assert_eq!(of("a", "0000000000000abd-1f").assigned, None, "another store's");
+    }
+}

@@ -1,0 +1,461 @@
+//! One identity for everything: the contract's table of duplicates, and the commands, as transcripts.
+
+use super::world::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
+
+const RULES: [DuplicateRule; 5] = [Keep, Replace, Earliest, Latest, Reject];
+
+fn named(rule: DuplicateRule, due: u64, payload: &str) -> NewItem {
+    with_id("x", rule, at(due, item("a", "", payload)))
+}
+
+/// Payloads that left, and those that are dead with their reasons.
+fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
+    let (mut sent, mut dead) = (vec![], vec![]);
+    for (_, batch) in &w.delivered {
+        for item in &batch.items {
+            match &batch.dead {
+                Some(verdict) => dead.push((name(item), verdict.reason)),
+                None => sent.push(name(item)),
+            }
+        }
+    }
+    (sent, dead)
+}
+
+fn cancel(w: &mut World, id: &str) -> Answer {
+    w.ask(Command::Cancel(target("a", id)))
+}
+
+fn stage(w: &mut World, id: &str) -> Option<Stage> {
+    let Answer::Found(listed) = w.ask(Command::Lookup(target("a", id))) else { return None };
+    Some(listed.stage)
+}
+
+fn of(customer: &str) -> CustomerOf {
+    CustomerOf { application: "a".into(), customer: customer.into() }
+}
+
+const TAKEN: Answer = Answer::Cancelled { count: 1, in_flight: 0 };
+
+/// First one due after `first` ms, then another due after `second`, both in memory (near) or in the store alone (far).
+fn while_waiting(rule: DuplicateRule, first: u64, second: u64) -> (Vec<String>, Vec<(String, Reason)>) {
+    let mut w = World::new(settings());
+    w.send(vec![named(rule, T0 + first, "old")]);
+    w.drain_jobs();
+    w.send(vec![named(rule, T0 + second, "new")]);
+    w.run(500_000);
+    assert!(w.store.identities.is_empty() && w.store.time.is_empty() && w.queue.is_empty());
+    ends(&w)
+}
+
+#[test]
+fn the_table_of_duplicates_while_the_first_waits() {
+    // Near and far: the engine's horizon is 20 s.
+    for (soon, late) in [(1_000, 2_000), (1_000, 300_000), (200_000, 300_000)] {
+        let sent = |rule, first, second| {
+            let (sent, dead) = while_waiting(rule, first, second);
+            assert_eq!(sent.len(), 1, "{rule:?}");
+            assert_eq!(dead.len(), usize::from(rule == Reject), "{rule:?}");
+            sent[0].clone()
+        };
+        for (first, second) in [(soon, late), (late, soon), (soon, soon)] {
+            assert_eq!(sent(Keep, first, second), "old");
+            assert_eq!(sent(Replace, first, second), "new");
+            assert_eq!(sent(Earliest, first, second), if second < first { "new" } else { "old" });
+            assert_eq!(sent(Latest, first, second), if second > first { "new" } else { "old" });
+            assert_eq!(sent(Reject, first, second), "old");
+        }
+    }
+}
+
+#[test]
+fn the_table_of_duplicates_after_it_was_sent() {
+    for rule in RULES {
+        let mut w = World::new(settings());
+        w.send(vec![named(rule, T0, "1")]);
+        w.run(100);
+        w.send(vec![named(rule, T0, "2")]);
+        w.run(100);
+        let (sent, dead) = ends(&w);
+        let anew = matches!(rule, Replace | Latest);
+        assert_eq!(sent, if anew { vec!["1", "2"] } else { vec!["1"] }, "{rule:?}");
+        assert_eq!(dead.len(), usize::from(rule == Reject), "{rule:?}");
+        // Beyond the tail nobody remembers it.
+        w.advance(600_000);
+        w.send(vec![named(rule, T0, "3")]);
+        w.run(100);
+        assert_eq!(ends(&w).0.last().map(String::as_str), Some("3"), "{rule:?}");
+        let counters = w.engine.counters();
+        assert_eq!(counters.duplicates[rule as usize].iter().sum::<u64>(), 1, "{rule:?} {counters:?}");
+    }
+}
+
+#[test]
+fn the_table_of_duplicates_while_it_is_in_flight() {
+    for (outcome, again) in [(CONFIRMED, true), (Outcome::Returned("NO_ROUTE".into()), false)] {
+        for rule in RULES {
+            let mut w = World::new(settings());
+            w.send(vec![named(rule, T0, "old")]);
+            w.send(vec![named(rule, T0 + 10, "new")]);
+            w.drain_jobs();
+            let undecided = matches!(rule, Replace | Earliest | Latest);
+            let open =
+                w.queue.iter().any(|p| matches!(&p.body, RequestBody::Items(i) if name_of(&i[0]) == "new"));
+            assert_eq!(open, undecided, "{rule:?}: judged when the attempt ends");
+            w.settle(0, outcome.clone());
+            w.run(10_000);
+            let expected: &[&str] = match (rule, again) {
+                (Replace | Latest, true) => &["old", "new"],
+                (Replace | Latest, false) => &["new"],
+                (Keep | Reject | Earliest, _) => &["old"],
+            };
+            assert_eq!(ends(&w).0, expected, "{rule:?} {outcome:?}");
+            assert!(w.queue.is_empty(), "{rule:?} {outcome:?}");
+        }
+    }
+}
+
+fn name_of(new: &NewItem) -> String {
+    String::from_utf8_lossy(&new.content.body).into_owned()
+}
+
+#[test]
+fn what_comes_back_redelivered_is_known_for_the_old_one() {
+    for rule in RULES {
+        let mut w = World::new(settings());
+        w.send(vec![named(rule, T0, "1")]);
+        w.run(100);
+        // The ack was lost with the connection.
+        let body = RequestBody::Items(vec![named(rule, T0, "1")]);
+        w.queue.push(Pending { body, tag: None, seen: true });
+        w.deliver(1);
+        w.run(100);
+        assert_eq!(ends(&w), (vec!["1".to_owned()], vec![]), "{rule:?}");
+        assert!(w.queue.is_empty());
+    }
+}
+
+#[test]
+fn a_sent_id_is_known_over_a_crash_and_so_is_a_waiting_one() {
+    let mut w = World::new(settings());
+    w.send(vec![named(Keep, T0, "sent"), with_id("y", Keep, at(T0 + 60_000, item("a", "", "waits")))]);
+    w.run(100);
+    w.crash();
+    w.restore();
+    w.send(vec![named(Keep, T0, "again"), with_id("y", Keep, item("a", "", "too soon"))]);
+    w.run(100_000);
+    assert_eq!(ends(&w).0, ["sent", "waits"]);
+}
+
+#[test]
+fn two_of_one_id_in_one_read_meet_and_two_ids_do_not() {
+    for first in [0, 300_000] {
+        let mut w = World::new(settings());
+        w.send(vec![at(T0 + 400_000, item("a", "", "far"))]);
+        w.drain_jobs();
+        w.send(vec![
+            named(Keep, T0 + first, "1"),
+            named(Keep, T0 + first, "2"),
+            named(Replace, T0 + first, "3"),
+        ]);
+        w.send(vec![with_id("other", Keep, at(T0 + first, item("a", "", "other")))]);
+        w.run(350_000);
+        let mut sent = ends(&w).0;
+        sent.sort();
+        assert_eq!(sent, ["3", "other"], "{first}");
+    }
+}
+
+#[test]
+fn a_replaced_item_changes_its_customer_and_begins_with_no_attempts() {
+    let mut w = World::new(with(|app| app.window = 3_000));
+    w.send(vec![with_id("x", Replace, item("a", "ann", "1")), item("a", "bob", "other")]);
+    w.advance(1_000);
+    w.send(vec![with_id("x", Replace, item("a", "bob", "2"))]);
+    w.run(10_000);
+    let story = w.story();
+    assert_eq!(story, [(3_000, vec!["other".to_owned(), "2".to_owned()])]);
+    let counters = w.engine.counters();
+    assert_eq!((counters.accepted, counters.replaced, counters.sent), (3, 1, 2));
+}
+
+#[test]
+fn a_window_does_not_stay_open_because_its_only_item_is_replaced() {
+    let mut w = World::new(with(|app| app.window = 3_000));
+    for n in 0..5 {
+        w.send(vec![with_id("x", Replace, item("a", "ann", &n.to_string()))]);
+        w.run(1_000);
+    }
+    assert_eq!(w.story(), [(3_000, vec!["2".to_owned()])], "three seconds from its first item");
+}
+
+#[test]
+fn a_cancelled_item_is_gone_wherever_it_was_and_stays_gone() {
+    let mut w = World::new(with(|app| app.window = 3_000));
+    let far = with_id("far", Keep, at(T0 + 300_000, item("a", "ann", "far")));
+    let near = with_id("near", Keep, at(T0 + 2_000, item("a", "ann", "near")));
+    let windowed = with_id("window", Keep, item("a", "ann", "window"));
+    w.send(vec![far, near, windowed, item("a", "ann", "stays")]);
+    w.drain_jobs();
+    for id in ["far", "near", "window"] {
+        assert_eq!(stage(&mut w, id), Some(Stage::Waiting), "{id}");
+        assert_eq!(cancel(&mut w, id), TAKEN, "{id}");
+        assert!(matches!(cancel(&mut w, id), Answer::Ended(e) if e.end == End::Cancelled), "{id}");
+    }
+    assert_eq!(cancel(&mut w, "nobody"), Answer::Unknown);
+    w.crash();
+    w.restore();
+    w.run(400_000);
+    assert_eq!(ends(&w).0, ["stays"]);
+    assert!(w.store.identities.is_empty());
+}
+
+#[test]
+fn a_cancel_is_answered_when_it_is_durable_and_not_sooner() {
+    let mut w = World::new(settings());
+    w.send(vec![named(Keep, T0 + 5_000, "1")]);
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(7), Command::Cancel(target("a", "x")))]));
+    assert_eq!(w.answer_to(7), None);
+    let kept = w.store.clone();
+    w.drain_jobs();
+    assert_eq!(w.answer_to(7), Some(TAKEN));
+    assert!(w.store.time.is_empty());
+    // kill -9 between: nobody was told, and the item is there.
+    let mut w = World { store: kept.clone(), logical: kept, ..w };
+    w.crash();
+    w.restore();
+    assert_eq!(stage(&mut w, "x"), Some(Stage::Waiting));
+}
+
+#[test]
+fn a_cancel_that_races_with_the_publish_gets_the_truth() {
+    for (outcome, answer) in
+        [(CONFIRMED, None), (Outcome::Nacked, Some(TAKEN)), (Outcome::Unknown, Some(Answer::InFlight))]
+    {
+        let mut w = World::new(settings());
+        w.send(vec![named(Keep, T0, "1")]);
+        assert_eq!(w.out.len(), 1);
+        w.input(Input::Commands(vec![(Asker::Local(7), Command::Cancel(target("a", "x")))]));
+        w.drain_jobs();
+        assert_eq!(w.answer_to(7), None, "its outcome is waited for");
+        w.input(Input::EgressBlocked(true));
+        w.settle(0, outcome.clone());
+        w.drain_jobs();
+        if outcome == Outcome::Unknown {
+            w.advance(4_900);
+            assert_eq!(w.answer_to(7), None);
+            w.advance(100);
+            w.drain_jobs();
+        }
+        let got = w.answer_to(7).expect("an answer");
+        match (&got, answer) {
+            (Answer::Ended(ended), None) => assert_eq!(ended.end, End::Sent(BatchId([7; 16]))),
+            (got, Some(answer)) => assert_eq!(*got, answer),
+            (got, None) => panic!("{got:?}"),
+        }
+        w.input(Input::EgressBlocked(false));
+        w.run(10_000);
+        let left = usize::from(outcome != Outcome::Nacked);
+        assert_eq!(ends(&w).0.len(), left, "{outcome:?}");
+        assert!(w.engine.is_idle());
+    }
+}
+
+#[test]
+fn parked_sent_expired_and_dead_items_are_told_apart() {
+    let mut w = World::new(with(|app| app.retry = Retry { min: 10_000, max: 10_000, attempts: 2 }));
+    w.send(vec![named(Keep, T0, "1")]);
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.drain_jobs();
+    let Answer::Found(found) = w.ask(Command::Lookup(target("a", "x"))) else { panic!("it waits") };
+    assert_eq!((found.stage, found.attempts), (Stage::Parked, 1));
+    assert!(found.last_error.is_some_and(|text| text.contains("NO_ROUTE")));
+    w.advance(10_000);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.run(10);
+    let end = |w: &mut World, id| {
+        let Answer::Ended(ended) = w.ask(Command::Lookup(target("a", id))) else { panic!("it has ended") };
+        ended.end
+    };
+    assert!(matches!(end(&mut w, "x"), End::Dead(dead) if dead.reason == Reason::Attempts));
+    let late = NewItem { expiry: Some(T0 + 1), ..with_id("late", Keep, item("a", "", "late")) };
+    w.send(vec![late]);
+    w.run(20_000);
+    assert!(matches!(end(&mut w, "late"), End::Dead(dead) if dead.reason == Reason::Expired));
+    w.send(vec![with_id("b", Keep, at(T0, item("b", "", "sent")))]);
+    w.run(10);
+    let Answer::Ended(ended) = w.ask(Command::Lookup(target("b", "b"))) else { panic!("sent") };
+    assert_eq!(ended.end, End::Sent(BatchId([7; 16])));
+    // The id of a dead item may be used again at once.
+    w.send(vec![named(Keep, T0 + 60_000, "again")]);
+    assert_eq!(stage(&mut w, "x"), Some(Stage::Waiting));
+}
+
+#[test]
+fn an_item_without_an_id_is_known_by_the_assigned_one() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 300_000, item("a", "", "far")), at(T0 + 5_000, item("a", "", "near"))]);
+    w.drain_jobs();
+    for seq in [1, 2] {
+        let target = Target { assigned: Some(seq), ..target("a", "made up") };
+        assert!(matches!(w.ask(Command::Lookup(target.clone())), Answer::Found(_)), "{seq}");
+        let elsewhere = Target { application: "b".into(), ..target.clone() };
+        assert_eq!(w.ask(Command::Cancel(elsewhere)), Answer::Unknown);
+        assert_eq!(w.ask(Command::Cancel(target)), TAKEN, "{seq}");
+    }
+    w.run(400_000);
+    assert_eq!(w.story(), []);
+}
+
+#[test]
+fn all_of_a_customer_are_taken_back_and_nobody_elses() {
+    let mut w = World::new(with(|app| app.window = 3_000));
+    let mut items = vec![item("a", "bob", "bob"), item("b", "ann", "other application")];
+    for n in 0..3_000 {
+        items.push(at(T0 + 100_000 + n, item("a", "ann", "far")));
+    }
+    items.extend([item("a", "ann", "window"), at(T0 + 1_000, item("a", "ann", "near"))]);
+    w.send(items);
+    w.drain_jobs();
+    let counted = Answer::Counted { waiting: 3_002, in_flight: 0, parked: 0, next_due: Some(T0 + 1_000) };
+    assert_eq!(w.ask(Command::Count(of("ann"))), counted);
+    let taken = w.ask(Command::CancelAll(of("ann")));
+    assert_eq!(taken, Answer::Cancelled { count: 3_002, in_flight: 0 });
+    assert_eq!(w.ask(Command::CancelAll(of("ann"))), Answer::Cancelled { count: 0, in_flight: 0 });
+    w.run(200_000);
+    let mut sent = ends(&w).0;
+    sent.sort();
+    assert_eq!(sent, ["bob", "other application"]);
+    assert!(w.store.index.is_empty() && w.store.identities.is_empty() && w.store.windows.is_empty());
+}
+
+#[test]
+fn what_is_sent_behind_a_cancel_of_all_is_not_taken_back() {
+    let mut w = World::new(settings());
+    w.send((0..2_500).map(|n| at(T0 + 100_000 + n, item("a", "ann", "old"))).collect());
+    w.drain_jobs();
+    let body = RequestBody::Command(Command::CancelAll(of("ann")), None);
+    w.queue.push(Pending { body, tag: None, seen: false });
+    w.send(vec![at(T0 + 100_000, item("a", "ann", "new"))]);
+    w.run(200_000);
+    assert_eq!(ends(&w).0, ["new"]);
+    assert!(w.queue.is_empty(), "the command is acked");
+}
+
+#[test]
+fn flush_closes_the_open_window_now() {
+    let mut w = World::new(with(|app| app.window = 60_000));
+    w.send(vec![item("a", "ann", "1"), item("a", "ann", "2"), item("a", "bob", "3")]);
+    w.drain_jobs();
+    assert_eq!(w.ask(Command::Flush(of("ann"))), Answer::Flushed(2));
+    w.run(10);
+    assert_eq!(w.story(), [(0, vec!["1".to_owned(), "2".to_owned()])]);
+    assert_eq!(w.delivered[0].1.closed_by, ClosedBy::Flush);
+    assert_eq!(w.ask(Command::Flush(of("ann"))), Answer::Flushed(0));
+}
+
+#[test]
+fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
+    let mut w = World::new(settings());
+    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: true });
+    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: false });
+    let due = |n: u64| with_id(&n.to_string(), Keep, at(T0 + n, item("a", "", &n.to_string())));
+    w.send(vec![due(0), due(50), due(30_000), at(T0, item("b", "", "b"))]);
+    w.run(60_000);
+    assert_eq!(ends(&w).0, ["b"]);
+    w.crash();
+    w.restore();
+    w.run(1_000);
+    assert_eq!(ends(&w).0, ["b"]);
+    assert_eq!(stage(&mut w, "50"), Some(Stage::Waiting));
+    assert_eq!(cancel(&mut w, "50"), TAKEN);
+    assert_eq!(w.ask(Command::Resume("a".into())), Answer::Done { changed: true });
+    w.run(1_000);
+    assert_eq!(ends(&w).0, ["b", "0", "30000"]);
+    assert!(w.store.paused.is_empty() && w.store.counts.is_empty());
+}
+
+#[test]
+fn a_parked_application_is_tried_now_or_its_items_are_dropped() {
+    let mut w = World::new(with(|app| app.retry = Retry { min: 60_000, max: 60_000, attempts: 0 }));
+    w.send((0..1_500).map(|n| at(T0 + 100, item("a", "", &n.to_string()))).collect());
+    w.drain_jobs();
+    w.advance(100);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.drain_jobs();
+    for _ in 0..5 {
+        w.advance(10);
+        w.drain_jobs();
+    }
+    assert_eq!(w.ask(Command::Retry("a".into())), Answer::Done { changed: true });
+    w.advance(0);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "the probe goes at once");
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.drain_jobs();
+    assert_eq!(w.ask(Command::DropParked("a".into())), Answer::Cancelled { count: 1_500, in_flight: 0 });
+    w.run(200_000);
+    assert_eq!(w.story(), []);
+    assert!(w.store.lanes.is_empty() && w.store.identities.is_empty() && w.store.lane_rows.is_empty());
+}
+
+#[test]
+fn a_list_comes_in_order_and_page_by_page() {
+    let mut w = World::new(settings());
+    let items = (0..250u64).map(|n| {
+        let due = T0 + 1_000 + (n * 7_919) % 400_000;
+        at(due, item("a", if n % 2 == 0 { "ann" } else { "bob" }, &n.to_string()))
+    });
+    w.send(items.collect());
+    w.drain_jobs();
+    let mut pages = |filter: Filter| {
+        let (mut all, mut filter) = (vec![], filter);
+        for _ in 0..100 {
+            let Answer::Listed { items, next } = w.ask(Command::List(filter.clone())) else {
+                panic!("a page")
+            };
+            assert!(items.len() <= filter.limit);
+            all.extend(items.iter().map(|item| item.key));
+            match next {
+                Some(next) => filter.from = next,
+                None => return all,
+            }
+        }
+        panic!("no end")
+    };
+    let all = pages(Filter { limit: 40, ..Filter::default() });
+    assert_eq!(all.len(), 250);
+    assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
+    let of = |filter: Filter| Filter { application: Some("a".into()), limit: 30, ..filter };
+    assert_eq!(pages(of(Filter { customer: Some("ann".into()), ..Filter::default() })).len(), 125);
+    let (from, until) = (T0 + 100_000, T0 + 200_000);
+    let range =
+        pages(of(Filter { from: Key { due: from, seq: 0 }, until: Some(until), ..Filter::default() }));
+    let expected = all.iter().filter(|key| (from..until).contains(&key.due)).count();
+    assert_eq!((range.len(), expected > 20), (expected, true));
+    let none = pages(Filter { application: Some("b".into()), limit: 5, ..Filter::default() });
+    assert_eq!(none.len(), 0);
+    assert_eq!(pages(of(Filter { state: Some(Stage::Waiting), ..Filter::default() })).len(), 250);
+    assert_eq!(pages(of(Filter { state: Some(Stage::InFlight), ..Filter::default() })).len(), 0);
+}
+
+#[test]
+fn with_nothing_stored_the_rules_hold_too() {
+    let mut w = World::new(Settings { hold_max: Some(3_600_000), ..settings() });
+    w.send(vec![named(Keep, T0 + 1_000, "1"), named(Keep, T0 + 1_000, "2")]);
+    w.send(vec![with_id("y", Keep, at(T0 + 1_000, item("a", "", "y")))]);
+    assert_eq!(w.queue.len(), 2, "the duplicate is acked, the others are held");
+    assert_eq!(cancel(&mut w, "y"), TAKEN);
+    w.run(2_000);
+    assert_eq!(ends(&w).0, ["1"]);
+    w.send(vec![named(Keep, T0, "3")]);
+    w.run(100);
+    assert_eq!(ends(&w).0, ["1"], "it was sent within the tail");
+    assert!(w.queue.is_empty());
+}

@@ -1,0 +1,225 @@
+//! The memory of ended items, on real directories.
+
+use super::disk::write_raw;
+use super::find_tests::{find, given, wanted};
+use super::space::Space;
+use super::tests::{crash_image, everything, fresh, group, key, open_at, put, refusal};
+use super::*;
+use crate::engine::event::{BucketRow, BUCKETS};
+use crate::engine::types::{BatchId, Dead, End, Ended, Identity, Reason};
+use std::fs;
+
+fn ended(at: u64) -> Ended {
+    Ended { end: End::Sent(BatchId([3; 16])), at, due: 5, attempts: 2, customer: Some("c".into()) }
+}
+
+fn remember(bucket: u8, identity: Identity, at: u64) -> Op {
+    Op::Remember { bucket, identity, ended: Box::new(ended(at)) }
+}
+
+fn begin(bucket: u8, from: u64) -> Op {
+    Op::BeginBucket(BucketRow { bucket, from })
+}
+
+/// When the item ended, as the first of the buckets says that knows it.
+fn at(store: &mut dyn Store, identity: Identity, buckets: &[u8]) -> Option<u64> {
+    let found = find(store, vec![wanted(identity, buckets)]).remove(0);
+    assert_eq!(found.item, None);
+    found.ended.map(|found| {
+        assert_eq!(found, ended(found.at));
+        found.at
+    })
+}
+
+/// Bytes in the table files of a store, all keyspaces together.
+fn in_tables(path: &Path) -> u64 {
+    let keyspaces = fs::read_dir(path.join("db/keyspaces")).unwrap();
+    let tables = keyspaces.filter_map(|keyspace| fs::read_dir(keyspace.unwrap().path().join("tables")).ok());
+    // A file may go while it is looked at.
+    tables.flatten().filter_map(|file| file.unwrap().metadata().ok()).map(|file| file.len()).sum()
+}
+
+#[test]
+fn the_end_of_an_item_is_remembered_in_its_bucket() {
+    let (dir, mut store) = fresh();
+    let dead = Arc::new(Dead { reason: Reason::Expired, error: "too late".into() });
+    let other = Ended { end: End::Dead(dead), at: 9, due: 8, attempts: 0, customer: None };
+    let cancelled = Ended { end: End::Cancelled, ..other.clone() };
+    let of =
+        |n, ended: &Ended| Op::Remember { bucket: 1, identity: given(n), ended: Box::new(ended.clone()) };
+    let first = vec![begin(0, 1), remember(0, given(1), 10), remember(0, given(1), 11)];
+    store
+        .commit(&[
+            group(1, first),
+            group(2, vec![begin(1, 2), remember(1, given(1), 20), of(2, &other), of(3, &cancelled)]),
+        ])
+        .unwrap();
+    for _ in 0..2 {
+        assert_eq!(at(&mut *store, given(1), &[1, 0]), Some(20));
+        assert_eq!(at(&mut *store, given(1), &[7, 0, 1]), Some(11));
+        assert_eq!(at(&mut *store, given(1), &[]), None);
+        assert_eq!(at(&mut *store, given(9), &[0, 1, 2, 3, 4, 5, 6, 7]), None);
+        let found = find(&mut *store, vec![wanted(given(2), &[0, 1]), wanted(given(3), &[0, 1])]);
+        let found: Vec<_> = found.into_iter().map(|found| found.ended).collect();
+        assert_eq!(found, vec![Some(other.clone()), Some(cancelled.clone())]);
+        drop(store);
+        let again = open_at(dir.path());
+        let rows = vec![BucketRow { bucket: 0, from: 1 }, BucketRow { bucket: 1, from: 2 }];
+        assert_eq!(again.opened.buckets, rows);
+        store = again.store;
+    }
+}
+
+#[test]
+fn a_bucket_that_begins_anew_knows_nothing_of_before() {
+    let (dir, mut store) = fresh();
+    store
+        .commit(&[group(1, vec![begin(0, 1), remember(0, given(1), 10), remember(0, given(2), 11)])])
+        .unwrap();
+    // Those before the beginning go with it, those after it stay, over groups of one call as well.
+    store
+        .commit(&[
+            group(2, vec![remember(0, given(3), 12)]),
+            group(3, vec![remember(0, given(4), 13), begin(0, 50), remember(0, given(4), 51)]),
+            group(4, vec![remember(0, given(5), 52)]),
+        ])
+        .unwrap();
+    for _ in 0..2 {
+        let known: Vec<_> = (1..6).map(|n| at(&mut *store, given(n), &[0])).collect();
+        assert_eq!(known, vec![None, None, None, Some(51), Some(52)]);
+        drop(store);
+        let again = open_at(dir.path());
+        assert_eq!(again.opened.buckets, vec![BucketRow { bucket: 0, from: 50 }]);
+        store = again.store;
+    }
+}
+
+#[test]
+fn what_is_left_in_a_bucket_hides_nothing_in_another() {
+    let (_dir, mut store) = fresh();
+    store.commit(&[group(1, vec![begin(0, 1), begin(1, 2), remember(0, given(1), 10)])]).unwrap();
+    store.commit(&[group(2, vec![remember(1, given(1), 20), begin(0, 30)])]).unwrap();
+    assert_eq!(at(&mut *store, given(1), &[0, 1]), Some(20));
+}
+
+/// A small memory limit flushes often: tables and memtables of several lives, and what comes back after a crash.
+#[test]
+fn lives_of_a_bucket_never_mix_and_their_files_go() {
+    let (dir, mut store) = fresh();
+    const ROWS: u64 = 40_000;
+    const LIVES: u64 = 8;
+    let row = 16 + ended::encode(Identity::assigned(ROWS), 9, &ended(ROWS)).len() as u64;
+    let mut most = 0;
+    for life in 0..LIVES {
+        store.commit(&[group(life, vec![begin(3, life)])]).unwrap();
+        for start in (life * ROWS..(life + 1) * ROWS).step_by(4_000) {
+            let ops = (start..start + 4_000).map(|n| remember(3, Identity::assigned(n), n));
+            store.commit(&[group(start, ops.collect())]).unwrap();
+        }
+        most = most.max(in_tables(dir.path()));
+    }
+    assert!(most > ROWS * row / 2, "little was flushed, so little was tried: {most} bytes");
+    assert!(most < 3 * ROWS * row, "{most} bytes are on the disk, a life has {}", ROWS * row);
+    let last = |store: &mut dyn Store| {
+        for n in ((LIVES - 1) * ROWS..LIVES * ROWS).step_by(997) {
+            assert_eq!(at(store, Identity::assigned(n), &[3]), Some(n));
+            assert_eq!(at(store, Identity::assigned(n - ROWS), &[3]), None);
+        }
+    };
+    last(&mut *store);
+    drop(store);
+    last(&mut *open_at(dir.path()).store);
+}
+
+/// The moment between the emptying of a bucket on the disk and the commit that begins it.
+#[test]
+fn a_crash_while_a_bucket_begins_loses_nothing_else() {
+    let (dir, mut store) = fresh();
+    const ROWS: u64 = 40_000;
+    store.commit(&[group(1, vec![begin(3, 1), begin(4, 2), put(7, 7)])]).unwrap();
+    for start in (0..ROWS).step_by(4_000) {
+        let of = |bucket| move |n| remember(bucket, Identity::assigned(n), n);
+        let ops = (start..start + 4_000).map(of(3)).chain((start..start + 2_000).map(of(4)));
+        store.commit(&[group(start, ops.collect())]).unwrap();
+    }
+    drop(store);
+    // Opened and closed, so that nothing is on its way to the disk any more.
+    open_at(dir.path());
+    let before = dir.path().join("before");
+    crash_image(&dir.path().join("db"), &before);
+    let noted = fs::read(dir.path().join("COMMITTED")).unwrap();
+    let full = in_tables(dir.path());
+
+    let mut store = open_at(dir.path()).store;
+    store.commit(&[group(9, vec![begin(3, 99), remember(3, Identity::assigned(5), 12)])]).unwrap();
+    drop(store);
+    open_at(dir.path());
+    assert!(in_tables(dir.path()) < full, "nothing was dropped, so nothing was tried");
+    // The log as it was before.
+    let logs = |path: &Path| {
+        let files = fs::read_dir(path).unwrap().map(|file| file.unwrap().path());
+        files.filter(|file| file.extension().is_some_and(|e| e == "jnl")).collect::<Vec<_>>()
+    };
+    let after = dir.path().join("after");
+    crash_image(&dir.path().join("db"), &after.join("db"));
+    logs(&after.join("db")).iter().for_each(|log| fs::remove_file(log).unwrap());
+    for log in logs(&before) {
+        fs::copy(&log, after.join("db").join(log.file_name().unwrap())).unwrap();
+    }
+    fs::write(after.join("COMMITTED"), noted).unwrap();
+
+    let mut torn = open_at(&after);
+    let from = torn.opened.buckets.iter().map(|row| (row.bucket, row.from)).collect::<Vec<_>>();
+    assert_eq!(everything(&mut *torn.store), vec![key(7, 7)]);
+    for n in 0..ROWS {
+        // What had been flushed is gone, and the rest is what it was.
+        let known = at(&mut *torn.store, Identity::assigned(n), &[3]);
+        assert!(known.is_none_or(|at| at == n), "{n}: {known:?}");
+        let other = at(&mut *torn.store, Identity::assigned(n), &[4]);
+        assert_eq!(other, (n % 4_000 < 2_000).then_some(n));
+    }
+    assert!(from.contains(&(4, 2)), "{from:?}");
+    // It is begun again, and lives.
+    let again = vec![begin(3, 99), remember(3, Identity::assigned(5), 12)];
+    torn.store.commit(&[group(9, again)]).unwrap();
+    drop(torn);
+    let mut again = open_at(&after);
+    assert!(again.opened.buckets.contains(&BucketRow { bucket: 3, from: 99 }));
+    let known = (0..ROWS).filter(|n| at(&mut *again.store, Identity::assigned(*n), &[3]).is_some());
+    assert_eq!(known.collect::<Vec<_>>(), vec![5]);
+
+    // And once the commit is durable: a killed process finds it all.
+    let mut store = open_at(dir.path());
+    assert!(store.opened.buckets.contains(&BucketRow { bucket: 3, from: 99 }));
+    assert_eq!(at(&mut *store.store, Identity::assigned(5), &[3]), Some(12));
+    assert_eq!(at(&mut *store.store, Identity::assigned(6), &[3]), None);
+}
+
+#[test]
+fn damaged_rows_of_buckets_are_named() {
+    let (dir, mut store) = fresh();
+    store.commit(&[group(1, vec![begin(2, 1), remember(2, given(1), 10)])]).unwrap();
+    drop(store);
+    let row = ended::encode(given(1), 2, &ended(10));
+    for bit in (0..row.len() * 8).step_by(31) {
+        let mut flipped = row.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        write_raw(dir.path(), Space::Ended(2), &given(1).to_bytes(), Some(&flipped));
+        let error = open_at(dir.path()).store.load(&Load::Find(vec![wanted(given(1), &[0, 2])])).unwrap_err();
+        let named = matches!(&error, StoreError::Damaged { keyspace: "ended_2", key, .. } if key.contains("identity "));
+        assert!(named, "{error}");
+    }
+    write_raw(dir.path(), Space::Ended(2), rows::BUCKET, Some(b"garbage"));
+    let error = refusal(dir.path());
+    assert!(matches!(&error, OpenError::Damaged { place, .. } if place.contains("`ended_2`")), "{error}");
+}
+
+#[test]
+fn there_are_no_more_buckets_than_that() {
+    let (_dir, mut store) = fresh();
+    for op in [begin(BUCKETS, 1), remember(BUCKETS, given(1), 2)] {
+        assert!(matches!(store.commit(&[group(1, vec![op])]), Err(StoreError::NoBucket(BUCKETS))));
+    }
+    let find = Load::Find(vec![wanted(given(1), &[BUCKETS])]);
+    assert!(matches!(store.load(&find), Err(StoreError::NoBucket(BUCKETS))));
+}

@@ -1,0 +1,344 @@
+//! The storage engine's logs, looked through before it opens them.
+//!
+//! On its own it ends the replay of a log at the first thing it cannot read, cuts the file there, and goes on with
+//! the next log: commits in the middle can be gone without a word. So every log is read to its end first, with
+//! nothing changed: each batch must be whole (its checksum covers its rows), and the commit numbers in them must
+//! follow one another, within a log, over the logs, and up to the one in `COMMITTED`. What reads as the torn end of
+//! a crash, behind all of these, is cut off; anything else is refused, and with `accept_loss` set aside.
+//!
+//! Noticed: a changed, zeroed or missing stretch anywhere before the last commit noted, a log missing between two
+//! others or at the end. Not noticed: the oldest log missing as a whole, all logs emptied at once just after all
+//! rows went to tables with the last commit, and the loss of the very last commits together with an outdated
+//! `COMMITTED`, which a power cut can leave (it is not synced). Damage in tables is the storage engine's to notice:
+//! each of their blocks has a checksum.
+
+use super::directory::{Committed, Directory};
+use super::log_batch::{read_batch, Batch, Broken, HEAD};
+use super::OpenError;
+use rustix::fs::{seek, SeekFrom};
+use std::fmt::Display;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Read, Seek, Write};
+use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// More sequence numbers than this are never used between two commits; a flush takes one or two.
+const MOST_SEQUENCE: u64 = 1 << 16;
+const CHUNK: usize = 64 << 10;
+
+/// One log, looked through.
+struct Log {
+    path: PathBuf,
+    /// Bytes of whole batches.
+    whole: Vec<Range<u64>>,
+    /// Whether anything but zeros lies behind the last of them.
+    torn: bool,
+    /// Whether anything is damaged that a whole batch follows.
+    damaged: bool,
+}
+
+impl Log {
+    fn end(&self) -> u64 {
+        self.whole.last().map_or(0, |run| run.end)
+    }
+
+    fn keep(&mut self, batch: Range<u64>) {
+        match self.whole.last_mut() {
+            Some(run) if run.end == batch.start => run.end = batch.end,
+            Some(_) | None => self.whole.push(batch),
+        }
+    }
+}
+
+/// Something that is not as it was left.
+#[derive(Debug)]
+struct Finding {
+    place: String,
+    /// First and last commit that are gone, where they are known.
+    lost: Option<(u64, u64)>,
+    error: String,
+}
+
+impl Finding {
+    fn text(&self) -> String {
+        match self.lost {
+            Some((first, last)) => {
+                format!("commits {first} to {last} had been made durable and are gone: {}", self.error)
+            }
+            None => self.error.clone(),
+        }
+    }
+
+    fn refusal(&self) -> OpenError {
+        let error = format!(
+            "{}; restore the files, or start with --accept-loss to go on without what they held",
+            self.text()
+        );
+        OpenError::Damaged { place: self.place.clone(), error }
+    }
+}
+
+/// What has been seen of all logs so far.
+#[derive(Default)]
+struct Seen {
+    /// Number of the last commit.
+    number: Option<u64>,
+    sequence: Option<u64>,
+    /// What was wrong last, to be told with the commits that it cost.
+    broken: Option<(String, String)>,
+    findings: Vec<Finding>,
+    /// Gaps that were accepted before.
+    accepted: Vec<(u64, u64)>,
+}
+
+impl Seen {
+    fn finding(&mut self, place: String, lost: Option<(u64, u64)>, error: String) {
+        let (place, error) = self.broken.take().unwrap_or((place, error));
+        let known = |(first, last)| self.accepted.iter().any(|(from, to)| *from <= first && last <= *to);
+        if !lost.is_some_and(known) {
+            self.findings.push(Finding { place, lost, error });
+        }
+    }
+
+    fn batch(&mut self, log: &Log, at: u64, batch: &Batch) {
+        let place = || format!("{}, byte {at}", log.path.display());
+        let step = self.sequence.map(|last| batch.sequence.checked_sub(last));
+        if step.is_some_and(|step| !step.is_some_and(|step| (1..MOST_SEQUENCE).contains(&step))) {
+            self.finding(place(), None, format!("sequence number {} is out of order", batch.sequence));
+        }
+        self.sequence = Some(batch.sequence);
+        let Some(number) = batch.number else { return };
+        match self.number.map(|last| (last + 1, number.checked_sub(last + 1))) {
+            None | Some((_, Some(0))) => {
+                // Nothing is lost with it, but what is whole follows: it was not the end.
+                if self.broken.as_ref().is_some_and(|(at, _)| at.starts_with(&log.path.display().to_string()))
+                {
+                    self.finding(String::new(), None, String::new());
+                }
+                self.broken = None;
+            }
+            Some((next, Some(_))) => self.finding(place(), Some((next, number - 1)), "missing".to_owned()),
+            Some((next, None)) => {
+                self.finding(place(), None, format!("commit {number} lies where {next} should"));
+            }
+        }
+        self.number = Some(number);
+    }
+
+    /// A place that cannot be read.
+    fn broken(&mut self, log: &Log, at: u64, error: &dyn Display) {
+        self.broken.get_or_insert_with(|| (format!("{}, byte {at}", log.path.display()), error.to_string()));
+    }
+}
+
+/// Looks through all logs of a store, cuts off what a crash tore, and refuses what is damaged. With `accept_loss`,
+/// what is damaged is set aside in a file of its own (`.damaged` behind its name), and what was lost is noted, so
+/// that the next start knows.
+///
+/// # Errors
+///
+/// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed. [`OpenError::Io`].
+pub fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
+    let mut seen = Seen { accepted: read_accepted(&accepted_file(directory))?, ..Seen::default() };
+    let mut logs = Vec::new();
+    for path in list(&directory.data())? {
+        let log = look_through(&path, &mut seen);
+        logs.push(log.map_err(OpenError::io("read", &path))?);
+    }
+    let noted = Committed::noted(directory)?;
+    if let (Some(last), Some(noted)) = (seen.number, noted) {
+        if last < noted {
+            let place = format!("{}/*.jnl", directory.data().display());
+            seen.finding(place, Some((last + 1, noted)), "the logs end before them".to_owned());
+        }
+    }
+    if let Some(first) = seen.findings.first().filter(|_| !accept_loss) {
+        return Err(first.refusal());
+    }
+    for finding in &seen.findings {
+        tracing::warn!(
+            place = finding.place,
+            loss = finding.text(),
+            "damage of the store, and this is accepted"
+        );
+    }
+    let lost: Vec<_> = seen.findings.iter().filter_map(|finding| finding.lost).collect();
+    if !lost.is_empty() {
+        let path = accepted_file(directory);
+        append_accepted(&path, &lost).map_err(OpenError::io("write to", &path))?;
+    }
+    for log in &logs {
+        let set_aside = log.damaged || (log.torn && accept_loss);
+        if set_aside {
+            replace(log).map_err(OpenError::io("set aside", &log.path))?;
+        } else if log.torn && noted.is_some() && seen.number.is_some() {
+            // The storage engine would, of most shapes of it; at the others it gives up.
+            cut(&log.path, log.end()).map_err(OpenError::io("cut", &log.path))?;
+        }
+    }
+    Ok(())
+}
+
+/// The logs, oldest first.
+fn list(data: &Path) -> Result<Vec<PathBuf>, OpenError> {
+    let entries = match fs::read_dir(data) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(OpenError::io("list", data)(error)),
+    };
+    let mut logs = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(OpenError::io("list", data))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".jnl"));
+        // One with another name is for the storage engine to refuse.
+        if let Some(number) = name.and_then(|name| name.parse::<u64>().ok()) {
+            logs.push((number, path));
+        }
+    }
+    logs.sort();
+    Ok(logs.into_iter().map(|(_, path)| path).collect())
+}
+
+fn look_through(path: &Path, seen: &mut Seen) -> io::Result<Log> {
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut reader = BufReader::with_capacity(CHUNK, &file);
+    let mut log = Log { path: path.to_owned(), whole: Vec::new(), torn: false, damaged: false };
+    let mut at = 0;
+    while at < size {
+        match read_batch(&mut reader, size - at) {
+            Ok(batch) if batch.whole => {
+                log.damaged |= log.torn;
+                seen.batch(&log, at, &batch);
+                log.keep(at..at + batch.len);
+                at += batch.len;
+            }
+            Ok(batch) => {
+                seen.broken(&log, at, &"checksum mismatch");
+                log.torn = true;
+                at += batch.len;
+            }
+            Err(Broken::Io(error)) => return Err(error),
+            Err(Broken::Shape(error)) => {
+                if is_zero(&file, at, size)? {
+                    break;
+                }
+                log.torn = true;
+                seen.broken(&log, at, &error);
+                if let Some((at, batch)) = find_batch(&file, at + 1, seen.sequence)? {
+                    // What a message carries could look like a batch: it proves nothing, but that somebody should look.
+                    log.damaged = true;
+                    seen.batch(&log, at, &batch);
+                }
+                break;
+            }
+        }
+    }
+    log.torn = log.torn || log.damaged;
+    Ok(log)
+}
+
+/// Whether nothing but zeros follows: a log is made large, and filled.
+fn is_zero(file: &File, from: u64, size: u64) -> io::Result<bool> {
+    let mut chunk = vec![0; CHUNK];
+    let zeros = vec![0; CHUNK];
+    let mut at = from;
+    while at < size {
+        // Past holes; where a file system knows none, all is data.
+        match seek(file, SeekFrom::Data(at)) {
+            Ok(data) => at = data,
+            Err(rustix::io::Errno::NXIO) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+        let read = std::os::unix::fs::FileExt::read_at(file, &mut chunk, at)?;
+        if read == 0 {
+            return Ok(true);
+        }
+        if chunk.get(..read) != zeros.get(..read) {
+            return Ok(false);
+        }
+        at += read as u64;
+    }
+    Ok(true)
+}
+
+/// The next whole batch with a commit in it, anywhere behind `from`. Only for damage: the rest of the file is read
+/// into memory.
+fn find_batch(mut file: &File, from: u64, after: Option<u64>) -> io::Result<Option<(u64, Batch)>> {
+    let mut rest = Vec::new();
+    file.seek(io::SeekFrom::Start(from))?;
+    file.read_to_end(&mut rest)?;
+    // Zeros at the end hold nothing.
+    rest.truncate(rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+    for start in 0..rest.len() {
+        let Some(bytes @ [1, ..]) = rest.get(start..) else { continue };
+        let row = bytes.get(HEAD as usize);
+        if !matches!(row, Some(2 | 4)) {
+            continue;
+        }
+        if let Ok(batch) = read_batch(bytes, bytes.len() as u64) {
+            let later = after.is_none_or(|after| batch.sequence > after);
+            if batch.whole && later && batch.number.is_some() {
+                return Ok(Some((from + start as u64, batch)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn cut(path: &Path, len: u64) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.set_len(len)?;
+    file.sync_all()
+}
+
+/// Puts a log of the whole batches alone in place of this one, and keeps the old one beside it.
+fn replace(log: &Log) -> io::Result<()> {
+    let beside = |ending: &str| {
+        let mut name = log.path.clone().into_os_string();
+        name.push(ending);
+        PathBuf::from(name)
+    };
+    let (new, old) = (beside(".new"), beside(".damaged"));
+    let mut from = File::open(&log.path)?;
+    let mut to = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    for run in &log.whole {
+        from.seek(io::SeekFrom::Start(run.start))?;
+        io::copy(&mut (&from).take(run.end - run.start), &mut to)?;
+    }
+    to.sync_all()?;
+    // A crash in between leaves the damaged one in place, to be refused again.
+    if !old.exists() {
+        fs::hard_link(&log.path, &old)?;
+    }
+    fs::rename(&new, &log.path)?;
+    log.path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
+}
+
+fn accepted_file(directory: &Directory) -> PathBuf {
+    directory.path().join("ACCEPTED")
+}
+
+/// Losses that were accepted: a line of first and last commit for each. They stay visible as gaps in the logs until
+/// these are no longer needed.
+fn read_accepted(path: &Path) -> Result<Vec<(u64, u64)>, OpenError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(OpenError::io("read", path)(error)),
+    };
+    let line = |line: &str| {
+        let (first, last) = line.split_once(' ')?;
+        Some((first.parse().ok()?, last.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(line).collect())
+}
+
+fn append_accepted(path: &Path, lost: &[(u64, u64)]) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    for (first, last) in lost {
+        writeln!(file, "{first} {last}")?;
+    }
+    file.sync_all()
+}

@@ -1,0 +1,266 @@
+//! What a store finds when it is opened: what was committed, and what was done to its files meanwhile. A crash is
+//! tried on a copy of the files of a store in use: that is what `kill -9` leaves behind.
+
+#![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
+
+use super::disk::write_raw;
+use super::rows;
+use super::space::Space;
+use super::tests::{crash_image, delete, everything, fresh, group, key, open_at, park, put, refusal, time};
+use super::*;
+use crate::engine::event::{AppRow, BucketRow, LaneRow, WindowRow};
+use std::fs;
+
+#[test]
+fn marks_and_small_rows_survive() {
+    let (dir, mut store) = fresh();
+    let window = |customer: &str, count| WindowRow {
+        application: "app".into(),
+        customer: customer.into(),
+        end: 99,
+        count,
+        weight: 7,
+        expiry: Some(3),
+    };
+    let lane_row = |name: &str, count| LaneRow { lane: name.into(), count, low: key(4, 5) };
+    let app = |name: &str, waiting, paused| AppRow { application: name.into(), waiting, paused };
+    let bucket = |bucket, from| BucketRow { bucket, from };
+    let marks = Marks { next_seq: 77, low: key(1, 2), bare_until: 3, waiting: 4 };
+    store
+        .commit(&[
+            group(
+                1,
+                vec![
+                    Op::PutWindow(window("a", 1)),
+                    Op::PutWindow(window("b", 1)),
+                    Op::PutWindow(window("a", 2)),
+                    Op::PutLane(lane_row("app", 5)),
+                    Op::PutLane(lane_row("", 6)),
+                    Op::PutLane(lane_row("gone", 1)),
+                    Op::PutApp(app("held", 5, true)),
+                    Op::PutApp(app("held too", 5, true)),
+                    Op::PutApp(app("runs", 5, false)),
+                    Op::PutApp(app("gone", 5, true)),
+                    Op::BeginBucket(bucket(7, 60)),
+                    Op::BeginBucket(bucket(2, 70)),
+                ],
+            ),
+            Commit {
+                ops: vec![
+                    Op::DeleteWindow { application: "app".into(), customer: "b".into() },
+                    Op::PutLane(lane_row("gone", 0)),
+                    Op::PutApp(app("held", 0, true)),
+                    Op::PutApp(app("held too", 3, true)),
+                    Op::PutApp(app("runs", 2, false)),
+                    Op::PutApp(app("gone", 0, false)),
+                    Op::BeginBucket(bucket(7, 80)),
+                ],
+                token: 2,
+                marks,
+            },
+        ])
+        .unwrap();
+    store.close().unwrap();
+    let first = open_at(dir.path());
+    let expected = Opened {
+        marks,
+        windows: vec![window("a", 2)],
+        lanes: vec![lane_row("", 6), lane_row("app", 5)],
+        applications: vec![app("held", 0, true), app("runs", 2, false), app("held too", 3, true)],
+        buckets: vec![bucket(2, 70), bucket(7, 80)],
+    };
+    assert_eq!(first.opened, expected);
+    assert_ne!(first.identity, 0);
+    let identity = first.identity;
+    drop(first);
+    let again = open_at(dir.path());
+    assert_eq!((again.opened, again.identity), (expected, identity));
+    let (_other, _) = fresh();
+    assert_ne!(open_at(_other.path()).identity, identity);
+}
+
+#[test]
+fn a_killed_process_loses_nothing_committed() {
+    let (dir, mut store) = fresh();
+    for round in 0..20 {
+        store.commit(&[group(round, vec![put(round, round), put(1_000 + round, 1_000 + round)])]).unwrap();
+        if round % 4 == 3 {
+            store.commit(&[group(round, vec![delete(1_000 + round, 1_000 + round)])]).unwrap();
+        }
+    }
+    let image = dir.path().join("image");
+    crash_image(&dir.path().join("db"), &image.join("db"));
+    fs::copy(dir.path().join("COMMITTED"), image.join("COMMITTED")).unwrap();
+    let mut survivor = open_at(&image);
+    assert_eq!(survivor.opened.marks.next_seq, 20);
+    let rows = everything(&mut *survivor.store);
+    assert_eq!(rows, everything(&mut *store));
+    assert_eq!(rows.len(), 20 + 15);
+    // And without a close, in the same directory.
+    drop(store);
+    assert_eq!(everything(&mut *open_at(dir.path()).store).len(), 35);
+}
+
+#[test]
+fn a_first_start_cut_short_is_begun_again() {
+    let (dir, store) = fresh();
+    drop(store);
+    for meta in [rows::META_FORMAT, rows::META_IDENTITY, rows::META_MARKS] {
+        write_raw(dir.path(), Space::Meta, meta, None);
+    }
+    fs::remove_file(dir.path().join("COMMITTED")).unwrap();
+    assert_eq!(open_at(dir.path()).opened, Opened::default());
+}
+
+#[test]
+fn a_second_process_is_refused_by_pid() {
+    let (dir, _store) = fresh();
+    match refusal(dir.path()) {
+        OpenError::Locked { pid, path } => {
+            assert_eq!(pid, Some(std::process::id()));
+            assert_eq!(path, dir.path().join("LOCK"));
+        }
+        other => panic!("{other}"),
+    }
+    assert!(refusal(dir.path()).to_string().contains(&std::process::id().to_string()));
+}
+
+#[test]
+fn the_lock_lasts_as_long_as_a_reader() {
+    let (dir, store) = fresh();
+    let reader = store.reader().unwrap();
+    store.close().unwrap();
+    assert!(matches!(refusal(dir.path()), OpenError::Locked { .. }));
+    drop(reader);
+    open_at(dir.path());
+}
+
+#[test]
+fn a_newer_format_is_refused() {
+    let (dir, store) = fresh();
+    drop(store);
+    write_raw(dir.path(), Space::Meta, rows::META_FORMAT, Some(&rows::number_row(rows::META_FORMAT, 9)));
+    assert!(matches!(refusal(dir.path()), OpenError::Newer { found: 9, known: 2 }));
+}
+
+#[test]
+fn an_older_format_is_refused_with_what_to_do() {
+    // With all keyspaces, and with those of format 1 alone.
+    for removed in [vec![], vec!["identities", "ended_0", "ended_7"]] {
+        let (dir, mut store) = fresh();
+        store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+        drop(store);
+        write_raw(dir.path(), Space::Meta, rows::META_FORMAT, Some(&rows::number_row(rows::META_FORMAT, 1)));
+        let db = fjall::Database::builder(dir.path().join("db")).open().unwrap();
+        for name in removed {
+            db.delete_keyspace(db.keyspace(name, Default::default).unwrap()).unwrap();
+        }
+        drop(db);
+        let error = refusal(dir.path());
+        assert!(matches!(error, OpenError::Older { found: 1 }), "{error}");
+        assert!(error.to_string().contains("let the version that wrote it run"), "{error}");
+    }
+}
+
+#[test]
+fn damaged_meta_rows_are_named() {
+    for meta in [rows::META_FORMAT, rows::META_IDENTITY, rows::META_MARKS] {
+        for broken in [Some(b"garbage".as_slice()), None] {
+            let (dir, mut store) = fresh();
+            store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+            drop(store);
+            write_raw(dir.path(), Space::Meta, meta, broken);
+            let name = String::from_utf8(meta.to_vec()).unwrap();
+            match refusal(dir.path()) {
+                OpenError::Damaged { place, error } => {
+                    assert!(place.contains("`meta`") && place.contains(&name), "{place}: {error}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_rows_are_named_and_never_skipped() {
+    let (dir, mut store) = fresh();
+    store.commit(&[group(1, vec![put(1, 1), put(2, 2), put(3, 3)])]).unwrap();
+    drop(store);
+    write_raw(dir.path(), Space::Time, &rows::time_key(key(2, 2)), Some(b"not a record at all"));
+    let mut store = open_at(dir.path()).store;
+    let named = |error: StoreError| match error {
+        StoreError::Damaged { keyspace, key, .. } => {
+            assert_eq!((keyspace, &*key), ("time", "due 2 number 2"))
+        }
+        other => panic!("{other}"),
+    };
+    named(store.load(&Load::Time { from: Key::default(), until: 9, max_rows: 9, max_bytes: 0 }).unwrap_err());
+    named(store.load(&Load::Contents(vec![(1, Place::Time, key(2, 2))])).unwrap_err());
+    named(store.reader().unwrap().contents(&[(1, Place::Time, key(2, 2))]).unwrap_err());
+    named(store.commit(&[group(2, vec![park(Place::Time, key(2, 2), "app", 1)])]).unwrap_err());
+    // What lies beside it can still be read.
+    assert_eq!(time(&mut *store, key(2, 3), 9, 9).0, vec![key(3, 3)]);
+    drop(store);
+    write_raw(dir.path(), Space::Windows, &rows::prefix(&["app", "c"]).unwrap(), Some(b"short"));
+    let error = refusal(dir.path());
+    assert!(matches!(&error, OpenError::Damaged { place, .. } if place.contains("`windows`")), "{error}");
+}
+
+#[test]
+fn a_lost_keyspace_or_log_is_noticed() {
+    let (dir, mut store) = fresh();
+    for n in 1..=3 {
+        store.commit(&[group(n, vec![put(n, n)])]).unwrap();
+    }
+    drop(store);
+    let log = fs::read_dir(dir.path().join("db"))
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .find(|p| p.extension().is_some_and(|e| e == "jnl"))
+        .unwrap();
+    // A hole in the middle of synced commits looks to the storage engine like the torn end of a crash.
+    let good = fs::read(&log).unwrap();
+    let mut holed = good.clone();
+    let middle = good.iter().rposition(|b| *b != 0).unwrap() / 2;
+    holed[middle..].fill(0);
+    fs::write(&log, &holed).unwrap();
+    match refusal(dir.path()) {
+        OpenError::Damaged { place, error } => {
+            assert!(place.contains(".jnl"), "{place}");
+            assert!(error.contains("to 3 had been made durable"), "{error}");
+        }
+        other => panic!("{other}"),
+    }
+    fs::write(&log, &good).unwrap();
+    assert_eq!(everything(&mut *open_at(dir.path()).store).len(), 3);
+
+    for keyspace in fs::read_dir(dir.path().join("db/keyspaces")).unwrap().map(|e| e.unwrap().path()) {
+        if keyspace.file_name().unwrap() == "1" {
+            fs::remove_file(keyspace.join("current")).unwrap();
+        }
+    }
+    let error = refusal(dir.path());
+    assert!(matches!(&error, OpenError::Damaged { place, .. } if place.contains("keyspace `")), "{error}");
+}
+
+#[test]
+fn a_torn_end_is_no_damage() {
+    let (dir, mut store) = fresh();
+    store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    // The state of the note before the next commit: what a power cut during that commit leaves.
+    let noted = fs::read(dir.path().join("COMMITTED")).unwrap();
+    store.commit(&[group(2, vec![put(2, 2)])]).unwrap();
+    drop(store);
+    fs::write(dir.path().join("COMMITTED"), noted).unwrap();
+    let log = dir.path().join("db/0.jnl");
+    let bytes = fs::read(&log).unwrap();
+    let end = bytes.iter().rposition(|b| *b != 0).unwrap();
+    fs::write(&log, &bytes[..end - 3]).unwrap();
+    let again = open_at(dir.path());
+    assert_eq!(again.opened.marks.next_seq, 2);
+    let mut store = again.store;
+    assert_eq!(everything(&mut *store), vec![key(1, 1)]);
+    store.commit(&[group(2, vec![put(2, 2)])]).unwrap();
+    drop(store);
+    assert_eq!(everything(&mut *open_at(dir.path()).store), vec![key(1, 1), key(2, 2)]);
+}
