@@ -50,8 +50,16 @@ lint: fetch ## formatting and lints
 setup:
 	@$(call install,strace)
 
+# Worlds of the simulator: the seed of one that fails is printed, and SEED=... SEEDS=1 repeats it.
+SEED ?= 1
+SEEDS ?= 10000
+
+.PHONY: sim
+sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug found
+	SEED=$(SEED) SEEDS=$(SEEDS) $(CARGO) test --lib --locked --offline engine::tests::sim -- --nocapture
+
 .PHONY: test
-test: setup lint build ## lints, unit and property tests, and the black-box tests against a private broker
+test: setup lint build sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
 	TIDEGATE_BIN=$(BIN) $(CARGO) test --workspace --locked --offline
 
 .PHONY: demo
@@ -79,3 +87,16 @@ deny: ## licences, bans, sources and advisories (needs cargo-deny)
 .PHONY: audit
 audit: ## known vulnerabilities (needs cargo-audit)
 	$(CARGO) audit --deny warnings
+
+FUZZ_SECONDS ?= 60
+.PHONY: fuzz
+fuzz: fetch ## every decoder against made-up input, FUZZ_SECONDS (60) each
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --locked --offline --test fuzz -- --nocapture --test-threads 2
+
+.PHONY: faults
+faults: fetch ## some ten minutes: every fault that can be produced here, judged by what was sent and what came (LONG=1, SEED=n, ROWS="7 13")
+	@$(call install,faketime)
+	$(CARGO) build --release --locked --offline --bin tidegate
+	$(CARGO) build --release --locked --offline --bin tidegate --features failpoints --target-dir target/faults
+	TIDEGATE_BIN=$(BIN) TIDEGATE_FAILPOINT_BIN=$(CURDIR)/target/faults/release/tidegate \
+		$(CARGO) test --locked --offline --test faults -- --all $(if $(LONG),--long) $(if $(SEED),--seed $(SEED)) $(ROWS)

@@ -1,0 +1,174 @@
+//! The table of faults, against the built binary and a real broker.
+//!
+//! Without arguments the quick rows run. `--all` runs every row, `--long` with a million items where it matters,
+//! `--seed N` with the random moments of an earlier run; numbers choose rows. Ends with a table; the exit code is
+//! 0 only when every row is as it must be.
+#![expect(clippy::print_stdout, reason = "a program whose result is a table")]
+
+#[path = "faults/backlog.rs"]
+mod backlog;
+#[path = "faults/broker.rs"]
+mod broker;
+#[path = "faults/clock.rs"]
+mod clock;
+#[path = "faults/kill.rs"]
+mod kill;
+#[path = "faults/life.rs"]
+mod life;
+#[path = "faults/network.rs"]
+mod network;
+#[path = "faults/scene.rs"]
+mod scene;
+
+use scene::{Context, Fault, Row};
+use std::process::ExitCode;
+use std::time::Instant;
+use tidegate_harness::{external_uri, now_us, run_guarded, Node};
+
+const fn fault(number: u32, name: &'static str, quick: bool, run: fn(&Context) -> Row) -> Fault {
+    Fault { number, name, quick, run }
+}
+
+const FAULTS: &[Fault] = &[
+    fault(1, "kill -9 before the commit", false, kill::before_commit),
+    fault(2, "kill -9 after the commit", false, kill::after_commit),
+    fault(3, "kill -9 after the ack", false, kill::after_ack),
+    fault(4, "kill -9 before a publish", false, kill::before_publish),
+    fault(5, "kill -9 after a publish", false, kill::after_publish),
+    fault(6, "kill -9 after a confirm", false, kill::after_confirm),
+    fault(7, "kill -9 at random moments", false, kill::random),
+    fault(9, "a full queue that nacks", false, broker::overflow),
+    fault(10, "the binding deleted under load", false, broker::unbound),
+    fault(11, "the exchange deleted under load", false, broker::exchange_deleted),
+    fault(12, "access refused, then the login", false, broker::refused),
+    fault(13, "connections cut by RST and FIN", true, network::cut),
+    fault(14, "confirms that never come", true, network::stalled),
+    fault(15, "the broker restarted and killed", false, broker::restarted),
+    fault(16, "the memory alarm", false, broker::alarm),
+    fault(23, "a second process on the store", true, life::second_process),
+    fault(24, "the clock steps an hour ahead", true, clock::forward),
+    fault(25, "the clock steps an hour back", true, clock::backward),
+    fault(27, "the same request 2 to 5 times", true, life::same_request),
+    fault(28, "the consumer timeout", false, broker::consumer_timeout),
+    fault(29, "the ingest queue deleted", false, broker::queue_deleted),
+    fault(31, "a link of 10 kB/s", false, network::slow),
+    fault(32, "a handshake that never ends", true, network::silent),
+    fault(34, "a backlog due in one second", false, backlog::one_second),
+    fault(35, "a backlog overdue at the start", false, backlog::overdue),
+    fault(36, "SIGTERM under load, once and twice", true, life::terminated),
+    fault(37, "SIGHUP, bad and good", true, life::reloaded),
+    fault(41, "a panic in any thread", false, kill::panics),
+];
+
+#[derive(Default)]
+struct Asked {
+    all: bool,
+    long: bool,
+    seed: Option<u64>,
+    numbers: Vec<u32>,
+    /// Of other tests: `cargo test NAME` passes its filter to every test binary.
+    foreign: bool,
+}
+
+fn asked() -> Asked {
+    let mut asked = Asked::default();
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--all" => asked.all = true,
+            "--long" => asked.long = true,
+            "--seed" => asked.seed = arguments.next().and_then(|n| n.parse().ok()),
+            other if other.starts_with('-') => {}
+            other => match other.parse() {
+                Ok(number) => asked.numbers.push(number),
+                Err(_) => asked.foreign = true,
+            },
+        }
+    }
+    asked
+}
+
+fn main() -> ExitCode {
+    let asked = asked();
+    let chosen: Vec<&Fault> = FAULTS
+        .iter()
+        .filter(|f| {
+            if asked.numbers.is_empty() {
+                asked.all || f.quick
+            } else {
+                asked.numbers.contains(&f.number)
+            }
+        })
+        .collect();
+    if asked.foreign || chosen.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    if external_uri().is_some() {
+        println!(
+            "skipped: faults need a broker they can control, and TIDEGATE_TEST_AMQP names one they cannot"
+        );
+        return ExitCode::SUCCESS;
+    }
+    run_guarded(|| run(&asked, &chosen))
+}
+
+fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
+    let seed = asked.seed.unwrap_or_else(|| now_us() % 1_000_000);
+    println!("faults: {} rows, seed {seed}", chosen.len());
+    let failpoints = std::env::var_os("TIDEGATE_FAILPOINT_BIN").filter(|p| !p.is_empty()).map(Into::into);
+    let context = Context { node: Node::start(""), seed, long: asked.long, failpoints };
+    let mut rows = Vec::new();
+    for fault in chosen {
+        let begun = Instant::now();
+        let mut row = fault.judge(&context);
+        let lacking = row.lacking.as_ref().map(|what| format!("needs {what}"));
+        // Whoever asks for all of it wants none left out.
+        row.wrong.extend(lacking.clone().filter(|_| asked.all));
+        let verdict = match (&row.wrong[..], &lacking) {
+            ([], None) => "ok",
+            ([], Some(what)) => what,
+            _ => "WRONG",
+        };
+        println!("{:>3} {} .. {verdict}, {:.1} s", fault.number, fault.name, begun.elapsed().as_secs_f64());
+        for wrong in &row.wrong {
+            println!("      {wrong}");
+        }
+        rows.push((fault, row));
+    }
+    table(&rows);
+    let wrong = rows.iter().filter(|(_, row)| !row.wrong.is_empty()).count();
+    println!("{wrong} of {} rows are wrong; seed {seed}", rows.len());
+    if wrong == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn table(rows: &[(&&Fault, Row)]) {
+    println!();
+    println!(
+        "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>10} {:>10}",
+        "#", "fault", "times", "requests", "lost", "repeats", "early", "worst late", "recovery"
+    );
+    for (fault, row) in rows {
+        let recovery = row.recovery_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms"));
+        let mark = match (&row.wrong[..], &row.lacking) {
+            ([], None) => "",
+            ([], Some(_)) => "  not run",
+            _ => "  WRONG",
+        };
+        println!(
+            "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>7} ms {:>10}{mark}",
+            fault.number,
+            fault.name,
+            row.injections,
+            row.requests,
+            row.lost,
+            row.repeats,
+            row.early,
+            row.worst_ms,
+            recovery
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! Rows 34 and 35: very many items due within one second, while the daemon runs and while it does not.
+
+use crate::scene::{Bystander, Context, Row, Scene};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidegate_harness::{now_ms, Inbox, Ledger, Raw, RawProperties};
+
+/// What the process may hold at most: its limit of 256 MiB and the fixed costs.
+const MOST_MEMORY: u64 = 450 << 20;
+
+/// An own time in header `x-deliver-at`, a customer in `x-customer`.
+fn headers(when: u64, customer: &str) -> Vec<u8> {
+    let mut entries = vec![12];
+    entries.extend_from_slice(b"x-deliver-at");
+    entries.push(b'l');
+    entries.extend_from_slice(&when.to_be_bytes());
+    entries.push(10);
+    entries.extend_from_slice(b"x-customer");
+    entries.push(b'S');
+    entries.extend_from_slice(&u32::try_from(customer.len()).expect("a short name").to_be_bytes());
+    entries.extend_from_slice(customer.as_bytes());
+    entries
+}
+
+/// Publishes `count` requests that are due within the second from `due` on, of 10,000 customers.
+fn publish(scene: &Scene<'_>, count: u64, due: u64) {
+    let mut raw = Raw::connect(scene.site.node);
+    let exchange = scene.site.ingest();
+    for n in 0..count {
+        // Late ones first: order is the daemon's work.
+        let when = due + 999 - n % 1000;
+        let customer = format!("c{}", n % 10_000);
+        let id = format!("b{n}");
+        scene.ledger.sending(&id, "big", Some(&customer), Some(when));
+        let properties = RawProperties::default()
+            .headers(&headers(when, &customer))
+            .persistent()
+            .message_id(id.as_bytes());
+        raw.put(&exchange, b"big", &properties, b"{}");
+        if n % 500 == 499 {
+            raw.settle(1500);
+        }
+    }
+    raw.settle(0);
+    for n in 0..count {
+        scene.ledger.confirmed(&format!("b{n}"));
+    }
+}
+
+/// Takes everything and notes it; how far the order of dues was ever turned back, ms.
+fn receive(inbox: &Inbox, ledger: &Arc<Ledger>, limit: Duration) -> i64 {
+    let end = Instant::now() + limit;
+    let (mut latest, mut back) = (0, 0);
+    while ledger.missing() > 0 && Instant::now() < end {
+        while let Some(received) = inbox.poll(Duration::from_millis(500)) {
+            let due = received.number("x-due").unwrap_or(0);
+            latest = latest.max(due);
+            back = back.max(latest - due);
+            ledger.received(received);
+        }
+    }
+    back
+}
+
+fn count(context: &Context) -> u64 {
+    if context.long {
+        1_000_000
+    } else {
+        100_000
+    }
+}
+
+/// All of it falls due within a second of a running daemon; another application goes on.
+pub fn one_second(context: &Context) -> Row {
+    let mut scene = Scene::on(context, &context.node, "burst", |_, c| c);
+    scene.start();
+    scene.send([(scene.site.push("shop", "{}").id("first"), "shop".to_owned(), None, None)]);
+    let count = count(context);
+    let inbox = scene.site.inbox("big");
+    let lead = 5_000 + count / 10;
+    let due = now_ms() + lead;
+    publish(&scene, count, due);
+    scene.check(now_ms() < due, "publishing took longer than the lead");
+    scene.check_soon("all of it is accepted", Duration::from_secs(120), |s| s.total("accepted") > count);
+    let bystander = Bystander::start(&scene);
+    scene.fault();
+    let back = receive(&inbox, &scene.ledger, Duration::from_secs(300));
+    scene.healed();
+    scene.check(back <= 1000, format!("the order of dues was turned back by {back} ms"));
+    bystander.finish(&mut scene, Duration::from_secs(10));
+    let peak = scene.daemon.peak_rss();
+    scene.check(peak < MOST_MEMORY, format!("{} MiB resident", peak >> 20));
+    scene.finish()
+}
+
+/// All of it falls due while the daemon is down.
+pub fn overdue(context: &Context) -> Row {
+    let mut scene = Scene::on(context, &context.node, "overdue", |_, c| c);
+    scene.start();
+    let count = count(context);
+    let inbox = scene.site.inbox("big");
+    let due = now_ms() + 5_000 + count / 10;
+    publish(&scene, count, due);
+    scene.check(now_ms() < due, "publishing took longer than the lead");
+    scene.check_soon("all of it is accepted", Duration::from_secs(120), |s| s.total("accepted") == count);
+    scene.restarted = true;
+    scene.fault();
+    scene.daemon.term();
+    scene.daemon.exit(Duration::from_secs(20));
+    while now_ms() < due + 1000 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let begun = Instant::now();
+    scene.daemon.start_again();
+    let first = inbox.poll(Duration::from_secs(30));
+    let took = begun.elapsed();
+    scene.check(took < Duration::from_secs(5), format!("the first delivery came {took:?} after the start"));
+    if let Some(first) = first {
+        let oldest = first.number("x-due").is_some_and(|at| at < i64::try_from(due).unwrap_or(0) + 100);
+        scene.check(oldest, "the oldest is not the first");
+        scene.ledger.received(first);
+    }
+    scene.daemon.wait_ready();
+    scene.healed();
+    let back = receive(&inbox, &scene.ledger, Duration::from_secs(300));
+    scene.check(back <= 1000, format!("the order of dues was turned back by {back} ms"));
+    let peak = scene.daemon.peak_rss();
+    scene.check(peak < MOST_MEMORY, format!("{} MiB resident", peak >> 20));
+    let mut row = scene.finish();
+    row.recovery_ms = u64::try_from(took.as_millis()).ok();
+    row
+}

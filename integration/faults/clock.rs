@@ -1,0 +1,124 @@
+//! Rows 24 and 25: the wall clock steps while the daemon runs, by libfaketime. The monotonic clock does not.
+
+use crate::scene::{Context, Row, Scene, Sending};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tidegate_harness::now_ms;
+
+const HOUR_MS: u64 = 3_600_000;
+
+/// Where libfaketime lies: by architecture on Debian, plainly elsewhere.
+fn library() -> Option<PathBuf> {
+    let below = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
+    let homes = below.chain([PathBuf::from("/usr/lib"), PathBuf::from("/usr/lib64")]);
+    homes.map(|home| home.join("faketime/libfaketime.so.1")).find(|path| path.exists())
+}
+
+/// A daemon whose wall clock follows a file; `None`, and a wrong row, without the library.
+fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, PathBuf), Row> {
+    let Some(library) = library() else { return Err(Row::lacking("the package faketime")) };
+    let mut scene = Scene::on(context, &context.node, name, |_, c| c);
+    let file = scene.site.dir.join("clock");
+    step(&file, 0);
+    for (name, value) in [
+        ("LD_PRELOAD", &*library.to_string_lossy()),
+        ("FAKETIME_TIMESTAMP_FILE", &*file.to_string_lossy()),
+        ("FAKETIME_NO_CACHE", "1"),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ("DONT_FAKE_MONOTONIC", "1"),
+    ] {
+        scene.daemon.environment(name, Some(value));
+    }
+    scene.start();
+    scene.load(200);
+    scene.moments.pause(500, 700);
+    Ok((scene, file))
+}
+
+/// Written aside and renamed: the daemon reads it at every look at its clock.
+fn step(file: &Path, seconds: i64) {
+    let aside = file.with_extension("new");
+    fs::write(&aside, format!("{seconds:+}\n")).expect("the clock's file");
+    fs::rename(&aside, file).expect("the clock's file");
+}
+
+/// Requests with an own time, `in_ms` from now by the real clock. Their earliest moment is left to the row: the
+/// daemon goes by another clock.
+fn timed(scene: &Scene<'_>, name: &str, count: u64, in_ms: u64) -> Vec<Sending> {
+    let when = i64::try_from(now_ms() + in_ms).unwrap_or(i64::MAX);
+    let request = |n| {
+        let push = scene.site.push("shop", "{}").id(&format!("{name}{n}")).number("x-deliver-at", when);
+        (push, "shop".to_owned(), None, None)
+    };
+    (0..count).map(request).collect()
+}
+
+/// What was due within the hour leaves at once, what is due later stays.
+pub fn forward(context: &Context) -> Row {
+    let (mut scene, file) = match faked(context, "forward") {
+        Ok(faked) => faked,
+        Err(row) => return row,
+    };
+    // A steady load is early by the real clock once the daemon's is ahead.
+    scene.stop_load();
+    scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);
+    scene.send(timed(&scene, "soon", 300, HOUR_MS / 2));
+    scene.send(timed(&scene, "later", 50, 2 * HOUR_MS));
+    scene.check_soon("they wait", Duration::from_secs(5), |s| s.daemon.items("waiting") == 350);
+    let missing = scene.ledger.missing();
+    scene.check(missing == 350, format!("{} left before the step", 350 - missing));
+    scene.fault();
+    step(&file, 3600);
+    scene.check_soon("what is due leaves", Duration::from_secs(5), |s| s.ledger.missing() == 50);
+    scene.healed();
+    let told = |s: &Scene<'_>| s.total("clock_forward") == 1;
+    scene.check_soon("the step is counted", Duration::from_secs(3), told);
+    scene.check(scene.daemon.items("waiting") == 50, "what is due in two hours is gone");
+    // The load's windows go by the monotonic clock: they are as before.
+    let windowed = |n: u64| -> Sending {
+        let customer = format!("w{n}");
+        let push = scene.site.push("shop", "{}").id(&format!("w{n}")).customer(&customer);
+        (push, "shop".to_owned(), Some(customer), None)
+    };
+    scene.send((0..20).map(windowed));
+    scene.check_soon("windows close", Duration::from_secs(3), |s| s.ledger.missing() == 50);
+    scene.fault();
+    step(&file, 7201);
+    scene.healed();
+    scene.finish()
+}
+
+/// Nothing sleeps for an hour, nothing is sent twice; what names a time waits for it.
+pub fn backward(context: &Context) -> Row {
+    let (mut scene, file) = match faked(context, "backward") {
+        Ok(faked) => faked,
+        Err(row) => return row,
+    };
+    scene.stop_load();
+    scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);
+    scene.send(timed(&scene, "timed", 200, 2500));
+    scene.fault();
+    step(&file, -3600);
+    let told = |s: &Scene<'_>| s.total("clock_backward") == 1;
+    scene.check_soon("the step is counted", Duration::from_secs(3), told);
+    // Own times by the wall clock, windows and immediate requests as ever.
+    let windowed = |n: u64| -> Sending {
+        let customer = n.is_multiple_of(2).then(|| format!("w{n}"));
+        let push = scene.site.push("shop", "{}").id(&format!("w{n}"));
+        let push = match &customer {
+            Some(customer) => push.customer(customer),
+            None => push,
+        };
+        (push, "shop".to_owned(), customer, None)
+    };
+    scene.send((0..100).map(windowed));
+    scene.check_soon("windows close", Duration::from_secs(3), |s| s.ledger.missing() == 200);
+    std::thread::sleep(Duration::from_millis(3000));
+    let missing = scene.ledger.missing();
+    scene.check(missing == 200, format!("{} left an hour early", 200 - missing));
+    step(&file, 0);
+    scene.check_soon("what is due leaves", Duration::from_secs(3), |s| s.ledger.missing() == 0);
+    scene.healed();
+    scene.finish().without_repeats()
+}

@@ -1,0 +1,366 @@
+//! What every row stands on: a corner of the broker, a daemon, a load, the ledger, and the verdict at the end.
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidegate_harness::{
+    Client, Config, Daemon, Ledger, Load, Node, Proxy, Push, Recorder, Report, Site, Verdict,
+};
+
+/// What a run was told.
+pub struct Context {
+    /// The node that rows share which leave it as it was.
+    pub node: Node,
+    /// Of all random moments.
+    pub seed: u64,
+    /// Backlogs of a million and more kills.
+    pub long: bool,
+    /// The daemon with the feature `failpoints`.
+    pub failpoints: Option<PathBuf>,
+}
+
+/// One row of the table of faults.
+pub struct Fault {
+    /// Its number there.
+    pub number: u32,
+    /// What is done.
+    pub name: &'static str,
+    /// Part of every test run.
+    pub quick: bool,
+    /// Does it.
+    pub run: fn(&Context) -> Row,
+}
+
+/// What a fault came to.
+#[derive(Debug, Default)]
+pub struct Row {
+    pub injections: u32,
+    pub requests: u64,
+    pub lost: usize,
+    pub repeats: usize,
+    pub early: usize,
+    /// Latest arrival after its due, ms.
+    pub worst_ms: i64,
+    /// Longest time from the end of a fault to the first arrival of something new, ms.
+    pub recovery_ms: Option<u64>,
+    /// Whatever is not as it must be; empty is good.
+    pub wrong: Vec<String>,
+    /// What this machine lacks for it.
+    pub lacking: Option<String>,
+}
+
+impl Row {
+    pub fn lacking(what: &str) -> Row {
+        Row { lacking: Some(what.to_owned()), ..Row::default() }
+    }
+
+    /// Without a crash or a lost connection nothing may come twice.
+    pub fn without_repeats(mut self) -> Row {
+        if self.repeats > 0 {
+            self.wrong.push(format!("{} repeats", self.repeats));
+        }
+        self
+    }
+}
+
+impl Fault {
+    /// Runs it; a panic is a wrong row.
+    pub fn judge(&self, context: &Context) -> Row {
+        catch_unwind(AssertUnwindSafe(|| (self.run)(context))).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked");
+            Row { wrong: vec![text.lines().next().unwrap_or_default().to_owned()], ..Row::default() }
+        })
+    }
+}
+
+/// Random moments of one row, from the seed of the run.
+pub struct Moments(u64);
+
+impl Moments {
+    pub fn new(context: &Context, name: &str) -> Moments {
+        let salt = name.bytes().fold(context.seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        Moments(salt | 1)
+    }
+
+    pub fn pick(&mut self, from: u64, to: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        from + self.0 % (to - from)
+    }
+
+    /// Sleeps for a random time: what is waited for is a moment that nothing marks.
+    pub fn pause(&mut self, from_ms: u64, to_ms: u64) {
+        std::thread::sleep(Duration::from_millis(self.pick(from_ms, to_ms)));
+    }
+}
+
+/// A request for [`Scene::send`]: message, application, customer, earliest moment.
+pub type Sending = (Push, String, Option<String>, Option<u64>);
+
+pub struct Scene<'n> {
+    pub site: Site<'n>,
+    pub config: Config,
+    pub ledger: Arc<Ledger>,
+    pub daemon: Daemon,
+    pub moments: Moments,
+    /// Counters of the last process say nothing about those before it.
+    pub restarted: bool,
+    recorders: Vec<Recorder>,
+    load: Option<Load>,
+    loads: u64,
+    injections: u32,
+    wrong: Vec<String>,
+}
+
+impl<'n> Scene<'n> {
+    /// On this node: the application `shop` is recorded, the daemon is configured and not started.
+    pub fn on(
+        context: &Context,
+        node: &'n Node,
+        name: &str,
+        change: impl FnOnce(&Site<'n>, Config) -> Config,
+    ) -> Scene<'n> {
+        let site = Site::on(node, name);
+        // Short pauses: what is measured is the daemon, not its patience.
+        let config = site
+            .config()
+            .set("defaults.retry", r#"{ min = "200ms", max = "1s" }"#)
+            .text("timeouts.drain", "8s");
+        let config = change(&site, config);
+        let daemon = Daemon::stopped(&config, &site.dir);
+        let mut scene = Scene {
+            site,
+            config,
+            ledger: Ledger::new(),
+            daemon,
+            moments: Moments::new(context, name),
+            restarted: false,
+            recorders: Vec::new(),
+            load: None,
+            loads: 0,
+            injections: 0,
+            wrong: Vec::new(),
+        };
+        scene.site.application("shop");
+        scene.record("shop");
+        scene
+    }
+
+    /// On the shared node, started, under a load of so many requests a second.
+    pub fn under_load(
+        context: &'n Context,
+        name: &str,
+        per_second: u64,
+        change: impl FnOnce(&Site<'n>, Config) -> Config,
+    ) -> Scene<'n> {
+        let mut scene = Scene::on(context, &context.node, name, change);
+        scene.start();
+        scene.load(per_second);
+        scene
+    }
+
+    /// Records what an application gets.
+    pub fn record(&mut self, application: &str) {
+        let recorder = Recorder::start(self.site.node.uri(), &[self.site.queue(application)], &self.ledger);
+        self.recorders.push(recorder);
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    pub fn start(&mut self) {
+        self.daemon.start_again();
+        self.daemon.wait_ready();
+    }
+
+    /// Windowed, timed (up to 2 s) and immediate requests for `shop`. A second load has ids of its own.
+    pub fn load(&mut self, per_second: u64) {
+        let (exchange, load) = (self.site.ingest(), self.loads);
+        self.loads += 1;
+        let recipe = move |n: u64| {
+            let push = Push::new(&exchange, "shop", n.to_string()).id(&format!("r{load}-{n}"));
+            let customer = format!("c{}", n % 40);
+            match n % 4 {
+                0 => (push, "shop".to_owned(), None, None),
+                1 => {
+                    let delay = n * 37 % 2000;
+                    let push = push.delay(i64::try_from(delay).unwrap_or(0)).customer(&customer);
+                    (push, "shop".to_owned(), Some(customer), Some(delay))
+                }
+                _ => (push.customer(&customer), "shop".to_owned(), Some(customer), None),
+            }
+        };
+        self.load = Some(Load::start(self.site.node.uri(), per_second, &self.ledger, Box::new(recipe)));
+    }
+
+    pub fn stop_load(&mut self) {
+        if let Some(load) = self.load.take() {
+            load.stop();
+        }
+    }
+
+    /// Publishes these and notes what was confirmed.
+    pub fn send(&self, requests: impl IntoIterator<Item = Sending>) {
+        let requests: Vec<Sending> = requests.into_iter().collect();
+        for slice in requests.chunks(500) {
+            let mut pushes = Vec::with_capacity(slice.len());
+            for (push, application, customer, not_before) in slice {
+                self.ledger.sending(&id_of(push), application, customer.as_deref(), *not_before);
+                pushes.push(push.clone());
+            }
+            for (push, verdict) in pushes.iter().zip(self.site.client.publish_window(&pushes)) {
+                if verdict == Verdict::Taken {
+                    self.ledger.confirmed(&id_of(push));
+                }
+            }
+        }
+    }
+
+    /// After a restart of the broker.
+    pub fn reconnect(&mut self) {
+        self.site.client = Client::connect(self.site.node.uri());
+    }
+
+    /// A fault begins.
+    pub fn fault(&mut self) {
+        self.injections += 1;
+        self.ledger.fault();
+    }
+
+    /// It is over.
+    pub fn healed(&self) {
+        self.ledger.healed();
+    }
+
+    /// A statement of the row's own.
+    pub fn check(&mut self, holds: bool, otherwise: impl Into<String>) {
+        if !holds {
+            self.wrong.push(otherwise.into());
+        }
+    }
+
+    /// Polls until it holds; wrong if it does not in time.
+    pub fn check_soon(&mut self, what: &str, limit: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
+        let end = Instant::now() + limit;
+        while !holds(self) {
+            if Instant::now() >= end {
+                self.wrong.push(format!("not within {limit:?}: {what}"));
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// A number below `totals` of the state document; 0 while nobody answers.
+    pub fn total(&self, name: &str) -> u64 {
+        self.daemon.ask("GET", "/api/v1/state").1["totals"][name].as_u64().unwrap_or(0)
+    }
+
+    /// Waits for the end of all that was sent and gives the verdict.
+    pub fn finish(mut self) -> Row {
+        self.stop_load();
+        let report = self.ledger.settle(Duration::from_secs(60));
+        self.check(self.daemon.state()["state"] != "not_ready", "it is not ready at the end");
+        let empty = |s: &Self| {
+            let state = s.daemon.state();
+            let none = |key: &str| state["items"][key].as_u64() == Some(0);
+            none("waiting") && none("parked") && state["uncommitted"].as_u64() == Some(0)
+        };
+        if !self.check_soon("the store is empty", Duration::from_secs(30), empty) {
+            let items = self.daemon.state()["items"].clone();
+            self.wrong.push(items.to_string());
+        }
+        if !self.restarted {
+            self.check_counters();
+        }
+        let dead = self.site.client.depth(&self.site.dead());
+        self.check(dead == Some(0), format!("{dead:?} dead letters"));
+        self.row(&report)
+    }
+
+    fn check_counters(&mut self) {
+        let totals = self.daemon.state()["totals"].clone();
+        let of = |name: &str| totals[name].as_u64().unwrap_or(0);
+        let came = of("accepted") + of("rejected");
+        let ended = ["confirmed", "dead_confirmed", "cancelled", "replaced", "given_back"].map(of);
+        let sum: u64 = ended.iter().sum();
+        self.check(came == sum, format!("the counters do not add up: {came} came, {sum} ended: {totals}"));
+    }
+
+    fn row(&mut self, report: &Report) -> Row {
+        let few = |ids: &[String]| ids.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
+        for (what, ids) in [
+            ("lost", &report.lost),
+            ("early", &report.early),
+            ("in a foreign batch", &report.mixed),
+            ("never sent", &report.strangers),
+            ("repeated without a fault", &report.unexplained),
+        ] {
+            self.check(ids.is_empty(), format!("{} {what}: {} ..", ids.len(), few(ids)));
+        }
+        self.check(report.confirmed > 0, "no request was confirmed");
+        Row {
+            injections: self.injections,
+            requests: report.confirmed,
+            lost: report.lost.len(),
+            repeats: report.repeats.len(),
+            early: report.early.len(),
+            worst_ms: report.lateness_us.last().copied().unwrap_or(0) / 1000,
+            recovery_ms: report.recovery_us.iter().max().map(|us| us / 1000),
+            wrong: std::mem::take(&mut self.wrong),
+            lacking: None,
+        }
+    }
+}
+
+fn id_of(push: &Push) -> String {
+    push.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
+/// An application beside the one that suffers: its requests are due at once, and are not to be late.
+pub struct Bystander {
+    ledger: Arc<Ledger>,
+    load: Load,
+    recorder: Recorder,
+}
+
+impl Bystander {
+    /// Fifty requests a second for the application `mail`.
+    pub fn start(scene: &Scene<'_>) -> Bystander {
+        scene.site.application("mail");
+        let ledger = Ledger::new();
+        let recorder = Recorder::start(scene.site.node.uri(), &[scene.site.queue("mail")], &ledger);
+        let exchange = scene.site.ingest();
+        let recipe = move |n: u64| {
+            let push = Push::new(&exchange, "mail", n.to_string()).id(&format!("m{n}"));
+            (push, "mail".to_owned(), None, None)
+        };
+        let load = Load::start(scene.site.node.uri(), 50, &ledger, Box::new(recipe));
+        Bystander { ledger, load, recorder }
+    }
+
+    /// Nothing of it may be lost or repeated, or later than this.
+    pub fn finish(self, scene: &mut Scene<'_>, worst: Duration) {
+        self.load.stop();
+        let report = self.ledger.settle(Duration::from_secs(30));
+        drop(self.recorder);
+        let clean = report.lost.is_empty() && report.repeats.is_empty() && report.strangers.is_empty();
+        let (lost, repeats) = (report.lost.len(), report.repeats.len());
+        scene.check(clean, format!("another application lost {lost}, repeated {repeats}"));
+        let late = report.lateness_us.last().copied().unwrap_or(0);
+        let bound = i64::try_from(worst.as_micros()).unwrap_or(i64::MAX);
+        scene.check(late < bound, format!("another application was late by {} ms", late / 1000));
+    }
+}
+
+/// A proxy in front of the node.
+pub fn proxy(node: &Node) -> Proxy {
+    Proxy::start(node.login().0)
+}
+
+/// A proxied login as `guest` on the main virtual host.
+pub fn through(proxy: &Proxy) -> String {
+    proxy.uri("guest", "%2f")
+}

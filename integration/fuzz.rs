@@ -1,0 +1,56 @@
+//! Decoders against made-up input: each target is one function that must return, whatever it is given.
+//!
+//! Inputs are mutated from a corpus (`integration/fuzz/corpus/TARGET`, small files) without looking at coverage. A run
+//! as a test takes about two seconds a target; `FUZZ_SECONDS` makes it longer (`make fuzz`), `FUZZ_SEED` repeats one.
+//! What makes a target panic is written to a file, named, and best added to the corpus.
+#![expect(clippy::unwrap_used, reason = "a finding is a panic")]
+#![expect(clippy::print_stdout, reason = "seeds, figures and findings are to be seen")]
+
+#[path = "fuzz/corpus.rs"]
+mod corpus;
+#[path = "fuzz/driver.rs"]
+mod driver;
+#[path = "fuzz/targets.rs"]
+mod targets;
+
+use driver::run;
+
+#[test]
+fn properties_of_a_request() {
+    run("properties", targets::properties);
+}
+
+#[test]
+fn envelopes() {
+    run("envelope", targets::envelope);
+}
+
+#[test]
+fn commands() {
+    run("command", targets::command);
+}
+
+#[test]
+fn records_of_items() {
+    run("record", targets::record);
+}
+
+#[test]
+fn rows_of_ended_items() {
+    run("ended", targets::ended);
+}
+
+#[test]
+fn small_rows() {
+    run("rows", targets::rows);
+}
+
+#[test]
+fn configurations() {
+    run("config", targets::config);
+}
+
+#[test]
+fn paths_and_queries() {
+    run("http", targets::http);
+}

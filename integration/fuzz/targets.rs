@@ -1,0 +1,249 @@
+//! The targets. Beside not panicking, each holds what it reads against what was promised of it.
+
+use lapin::protocol::basic::parse_properties;
+use lapin::BasicProperties;
+use std::fs;
+use std::path::PathBuf;
+use tidegate::admin::parse;
+use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
+use tidegate::config::Config;
+use tidegate::engine::types::{
+    Batch, BatchItem, ClosedBy, Command, Format, Identity, Key, NewItem, RequestBody,
+};
+use tidegate::store::{ended, fields, record, rows};
+
+/// 2026-06-01T00:00:00Z.
+const NOW: u64 = 1_780_272_000_000;
+const STORE: u64 = 0xabcd;
+const LIMITS: RequestLimits =
+    RequestLimits { max_body: 1 << 20, max_envelope_items: 100, max_delay_ms: 3650 * 86_400_000 };
+const ENVELOPE: &str = "application/vnd.tidegate+json";
+
+fn read(properties: BasicProperties, key: &str, body: &[u8]) -> RequestBody {
+    let body = body.to_vec();
+    request(
+        Incoming { exchange: "tidegate.in", routing_key: key, properties, body, received: NOW },
+        &LIMITS,
+        STORE,
+    )
+}
+
+/// Everything that comes of a message keeps the contract's bounds, and can be published in every format.
+fn judge(meaning: RequestBody, body: &[u8]) {
+    match meaning {
+        RequestBody::Items(items) => {
+            assert!((1..=LIMITS.max_envelope_items).contains(&items.len()));
+            for item in &items {
+                assert!((1..=200).contains(&item.application.len()));
+                assert!(item.customer.as_ref().is_none_or(|name| (1..=200).contains(&name.len())));
+                assert!(item.at.is_none_or(|at| (NOW..=NOW + LIMITS.max_delay_ms).contains(&at)));
+            }
+            publish(&items);
+        }
+        RequestBody::Rejected(rejected) => {
+            assert_eq!(rejected.content.body, body, "a dead letter carries its body");
+            let sentence = &rejected.dead.error;
+            assert!(!sentence.is_empty() && sentence.len() <= 512 && !sentence.contains(char::is_control));
+        }
+        RequestBody::Command(command, _) => match command {
+            Command::Cancel(of) | Command::Lookup(of) => {
+                assert!((1..=200).contains(&of.application.len()) && (1..=255).contains(&of.id.len()));
+            }
+            Command::CancelAll(of) | Command::Flush(of) => {
+                assert!((1..=200).contains(&of.application.len()) && (1..=200).contains(&of.customer.len()));
+            }
+            Command::Count(_)
+            | Command::List(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Retry(_)
+            | Command::DropParked(_) => panic!("not by message: {command:?}"),
+        },
+    }
+}
+
+fn publish(items: &[NewItem]) {
+    let Some(first) = items.first() else { return };
+    for format in [Format::Json, Format::Ndjson, Format::CloudEvents, Format::Passthrough] {
+        let some = if format == Format::Passthrough { 1 } else { items.len() };
+        let batch = Batch {
+            number: 1,
+            application: (*first.application).into(),
+            customer: first.customer.as_deref().map(Into::into),
+            dead: None,
+            format,
+            closed_by: ClosedBy::Time,
+            attempt: 1,
+            due: NOW,
+            probe: false,
+            items: (1..)
+                .zip(&items[..some])
+                .map(|(seq, item)| BatchItem {
+                    seq,
+                    due: NOW,
+                    received: NOW,
+                    attempts: 0,
+                    content: item.content.clone(),
+                })
+                .collect(),
+        };
+        let outgoing = encode(&batch, &Exchanges::new("out", "dead"), STORE, NOW);
+        let whole = match format {
+            Format::Json | Format::CloudEvents => parsed(&outgoing.body),
+            Format::Ndjson => {
+                outgoing.body.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()).all(parsed)
+            }
+            Format::Passthrough => *outgoing.body == first.content.body[..],
+        };
+        assert!(whole, "{format:?}: {}", outgoing.body.escape_ascii());
+    }
+}
+
+/// Whether it is JSON. How deep is not asked: a payload as deep as is embedded is deeper within its batch.
+fn parsed(text: &[u8]) -> bool {
+    serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok()
+}
+
+/// Properties in wire form, a routing key and a body: each but the last with its length (u16, big endian) before it.
+pub fn properties(data: &[u8]) {
+    let Some((wire, rest)) = part(data) else { return };
+    let Some((key, body)) = part(rest) else { return };
+    let (Ok((_, properties)), Ok(key)) = (parse_properties(wire), std::str::from_utf8(key)) else { return };
+    judge(read(properties, key, body), body);
+}
+
+/// The first part of an input.
+fn part(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = data.split_first_chunk::<2>()?;
+    rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))
+}
+
+/// A body.
+pub fn envelope(data: &[u8]) {
+    judge(read(BasicProperties::default().with_content_type(ENVELOPE.into()), "shop", data), data);
+}
+
+/// Which command, and its body.
+pub fn command(data: &[u8]) {
+    let Some((which, body)) = data.split_first() else { return };
+    let kinds = ["tidegate.cancel", "tidegate.lookup", "tidegate.flush", "tidegate.", "tidegate.x"];
+    let mut properties = BasicProperties::default()
+        .with_type(kinds[usize::from(*which) % kinds.len()].into())
+        .with_reply_to("answers".into());
+    if which & 0x80 == 0 {
+        properties = properties.with_content_type(ENVELOPE.into());
+    }
+    if which & 0x40 != 0 {
+        properties = properties.with_message_id("of-the-message".into());
+    }
+    let meaning = read(properties, "shop", body);
+    assert!(!matches!(meaning, RequestBody::Items(_)), "a command is never an item");
+    judge(meaning, body);
+}
+
+/// A record as it is, and the same with a right checksum.
+pub fn record(data: &[u8]) {
+    let key = Key { due: NOW, seq: 7 };
+    let mut sealed = data.to_vec();
+    fields::seal(&rows::time_key(key), &mut sealed);
+    for bytes in [data, &sealed] {
+        let Ok(view) = record::decode(key, bytes) else { continue };
+        let again = record::encode(key, &view);
+        assert_eq!(record::decode(key, &again).as_ref(), Ok(&view));
+        let (stored, content) = (view.stored(key), view.content());
+        assert_eq!(record::encode(key, &record::View::of(&stored, &content)), again);
+    }
+}
+
+/// A row of an ended item, with and without a right checksum.
+pub fn ended(data: &[u8]) {
+    let identity = Identity::given([7; 16]);
+    let mut sealed = data.to_vec();
+    fields::seal(&identity.to_bytes(), &mut sealed);
+    for bytes in [data, &sealed] {
+        let Ok((life, row)) = ended::decode(identity, bytes) else { continue };
+        assert_eq!(ended::decode(identity, &ended::encode(identity, life, &row)), Ok((life, row)));
+    }
+}
+
+/// Key and value of a small row, the key with its length before it; the value with and without a right checksum.
+pub fn rows(data: &[u8]) {
+    let Some((key, value)) = part(data) else { return };
+    let identity = Identity::assigned(7);
+    for under in [key, rows::META_MARKS, rows::META_FORMAT, rows::BUCKET, &identity.to_bytes()] {
+        let mut sealed = value.to_vec();
+        fields::seal(under, &mut sealed);
+        for value in [value, &sealed] {
+            if let Ok(row) = rows::read_window(under, value) {
+                let (key, value) = rows::window_row(&row).unwrap();
+                assert_eq!(rows::read_window(&key, &value), Ok(row));
+            }
+            if let Ok(row) = rows::read_lane(under, value) {
+                let (key, value) = rows::lane_row(&row).unwrap();
+                assert_eq!(rows::read_lane(&key, &value), Ok(row));
+            }
+            if let Ok(row) = rows::read_app(under, value) {
+                let (key, value) = rows::app_row(&row).unwrap();
+                assert_eq!(rows::read_app(&key, &value), Ok(row));
+            }
+            if let Ok((number, marks)) = rows::read_marks(value) {
+                assert_eq!(rows::marks_row(number, &marks), value);
+            }
+            let _ = (rows::read_bucket(0, value), rows::read_identity(identity, value));
+            let _ = (rows::read_number(under, value), rows::place_of(under));
+        }
+    }
+}
+
+/// A file, and behind a NUL the environment: `NAME=VALUE` lines without the prefix.
+pub fn config(data: &[u8]) {
+    let (file, environment) = match data.iter().position(|byte| *byte == 0) {
+        Some(at) => (&data[..at], &data[at + 1..]),
+        None => (data, &data[..0]),
+    };
+    let environment = String::from_utf8_lossy(environment);
+    let lines = environment.lines().filter_map(|line| line.split_once('='));
+    let pairs = lines.map(|(name, value)| (format!("TIDEGATE__{name}"), value.to_owned()));
+    let path = scratch();
+    fs::write(&path, file).unwrap();
+    match Config::load(Some(&path), pairs) {
+        Ok(loaded) => {
+            // What is accepted can be told to the engine, and shown.
+            let _ = loaded.config.engine_settings();
+            let _ = format!("{:?} {:?}", loaded.config, loaded.warnings);
+        }
+        Err(faults) => assert!(!faults.to_string().is_empty()),
+    }
+}
+
+/// A file of this thread's own, in memory where that can be had.
+fn scratch() -> PathBuf {
+    thread_local! {
+        static DIR: tempfile::TempDir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    }
+    DIR.with(|dir| dir.path().join("config.toml"))
+}
+
+/// A path and a query.
+pub fn http(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let (path, query) = text.split_once('?').map_or((text, None), |(path, query)| (path, Some(query)));
+    for (name, most) in [
+        (parse::application(path).map(String::from), parse::MAX_NAME),
+        (parse::customer(path).map(|of| of.customer.into()), parse::MAX_NAME),
+        (parse::item(path).map(|of| of.id.into()), parse::MAX_ID),
+    ] {
+        match name {
+            Ok(name) => assert!((1..=most).contains(&name.len())),
+            Err(fault) => assert!(!fault.to_string().is_empty()),
+        }
+    }
+    if parse::no_query(query).is_ok() {
+        assert!(query.unwrap_or_default().bytes().all(|byte| byte == b'&'));
+    }
+    if let Ok(filter) = parse::filter(query) {
+        assert!((1..=parse::MAX_PAGE).contains(&filter.limit));
+        assert_eq!(parse::cursor(&parse::cursor_text(filter.from)), Some(filter.from));
+    }
+    let _ = (parse::moment(text), parse::stage(text), parse::cursor(text));
+}

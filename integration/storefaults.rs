@@ -1,0 +1,258 @@
+//! A disk that fails: the n-th write or sync of a process, for every n, and no room left.
+//!
+//! What a store reported as committed must be there when it is opened again, whatever failed and whenever.
+//! `STORE_FAULTS=all` tries every n; otherwise a part of them, another one at each run.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
+#![expect(clippy::print_stdout, reason = "what was tried, and what was skipped, is to be seen")]
+#![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidegate::config::{self, StoreKind};
+use tidegate::engine::event::{Indexed, Load, Loaded, Marks, Op, Place, Stored};
+use tidegate::engine::types::{Content, Key};
+use tidegate::store::{open, Commit, OpenError, OpenStore, Store};
+
+/// Where the child's store lies, and beside it what it reported.
+const DIR: &str = "TIDEGATE_STORE_FAULT_DIR";
+const COMMITS: u64 = 14;
+const PART: u64 = 150 << 10;
+
+fn put_bytes(number: u64, len: u64) -> Op {
+    let body = (0..len).map(|n| (n.wrapping_mul(number | 1) >> 3) as u8).collect();
+    let content = Content { properties: vec![1, 2], body, json: false };
+    let item = Stored {
+        key: Key { due: number, seq: number },
+        application: "app".into(),
+        customer: None,
+        given: None,
+        received: 5,
+        own_time: true,
+        expiry: None,
+        weight: 100,
+        attempts: 0,
+        last_error: None,
+        dead: None,
+        content: Some(Arc::new(content)),
+    };
+    Op::Put { place: Place::Time, item: Box::new(item), indexed: Indexed::default() }
+}
+
+fn group(number: u64) -> Commit {
+    let marks = Marks { next_seq: number + 1, ..Marks::default() };
+    Commit { ops: vec![put_bytes(number, PART)], token: number, marks }
+}
+
+fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
+    numbers.into_iter().map(|number| Key { due: number, seq: number }).collect()
+}
+
+fn everything(store: &mut dyn Store) -> Vec<Key> {
+    let load =
+        Load::Time { from: Key::default(), until: u64::MAX, max_rows: usize::MAX, max_bytes: u64::MAX };
+    match store.load(&load).unwrap() {
+        Loaded::Time { rows, next: None } => {
+            assert!(rows.iter().all(|row| row.content.as_ref().is_some_and(|c| c.body.len() as u64 == PART)));
+            rows.iter().map(|row| row.key).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// With little memory, so that memtables go to tables. A child that another test starts holds all of this process's
+/// locks for the moment before it becomes another program.
+fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
+    let hold_max = Duration::from_secs(1_500);
+    let config = config::Store { kind: StoreKind::Disk, path: path.to_owned(), hold_max };
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match open(&config, 0, false) {
+            Err(OpenError::Locked { .. }) if Instant::now() < end => std::thread::yield_now(),
+            done => return done,
+        }
+    }
+}
+
+/// What the tests below run under strace: commits that fill logs and tables, each reported once it is durable.
+///
+/// The report goes through another system call than the store's writes, so that it does not fail.
+#[test]
+fn commits_reported_one_by_one() {
+    let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
+    let report = File::options().write(true).create(true).truncate(false).open(dir.join("reported")).unwrap();
+    // Little memory: the fuller memtables go to tables meanwhile.
+    let Ok(opened) = open_at(&dir.join("store")) else { return };
+    let mut store = opened.store;
+    for number in 1..=COMMITS {
+        if store.commit(&[group(number)]).is_err() {
+            return;
+        }
+        report.write_all_at(&number.to_le_bytes(), 0).unwrap();
+    }
+    let _ = store.close();
+}
+
+/// Runs the child with these faults. `None`: strace cannot be used here.
+fn child(dir: &Path, inject: &str) -> Option<String> {
+    let trace = dir.join("trace");
+    let run = Command::new("strace")
+        .args(["-f", "-qq", "-e", "trace=write,fdatasync,fsync,ftruncate,rename", "-e", inject, "-o"])
+        .arg(&trace)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "commits_reported_one_by_one", "--quiet"])
+        .env(DIR, dir)
+        .output();
+    match run {
+        Ok(_) if fs::metadata(&trace).is_ok_and(|trace| trace.len() > 0) => {
+            Some(fs::read_to_string(&trace).unwrap())
+        }
+        other => {
+            println!("skipped: strace cannot be used here: {other:?}");
+            None
+        }
+    }
+}
+
+fn reported(dir: &Path) -> u64 {
+    fs::read(dir.join("reported")).ok().and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+/// The store holds what was reported, at most the commit behind it too, and goes on.
+fn judge(dir: &Path, what: &str) {
+    let reported = reported(dir);
+    let path = dir.join("store");
+    let opened = open_at(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let mut store = opened.store;
+    let found = everything(&mut *store);
+    let most = (reported + 1).min(COMMITS);
+    assert!(found == keys(1..=reported) || found == keys(1..=most), "{what}: {reported} reported, {found:?}");
+    store.commit(&[group(99)]).unwrap_or_else(|error| panic!("{what}: {error}"));
+    store.close().unwrap();
+    let again = everything(&mut *open_at(&path).unwrap().store);
+    assert_eq!(again, found.into_iter().chain(keys([99])).collect::<Vec<_>>(), "{what}");
+}
+
+/// Lets the n-th call fail, and with `lasting` all after it.
+fn every_nth(call: &str, error: &str, lasting: bool) {
+    let first = tempfile::tempdir().unwrap();
+    let Some(trace) = child(first.path(), "trace=write,fdatasync,fsync,ftruncate,rename") else { return };
+    assert_eq!(reported(first.path()), COMMITS, "without a fault all is committed");
+    judge(first.path(), "without a fault");
+    let begins = format!(" {call}(");
+    let calls = trace.lines().filter(|line| line.contains(&begins)).count();
+    assert!(calls > 0, "{calls} calls of {call}");
+    let all = std::env::var("STORE_FAULTS").is_ok_and(|value| value == "all");
+    let step = if all { 1 } else { calls.div_ceil(8) };
+    let from = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.subsec_micros() as usize) % step;
+    let (mut tried, mut stopped) = (0, 0);
+    for n in (1 + from..=calls).step_by(step) {
+        let dir = tempfile::tempdir().unwrap();
+        let when = if lasting { format!("{n}+") } else { n.to_string() };
+        let inject = format!("inject={call}:error={error}:when={when}");
+        let Some(trace) = child(dir.path(), &inject) else { return };
+        // Workers make the number of calls differ a little from run to run.
+        if !trace.contains("(INJECTED)") {
+            continue;
+        }
+        tried += 1;
+        stopped += u64::from(reported(dir.path()) < COMMITS);
+        judge(dir.path(), &inject);
+    }
+    assert!(tried > 0);
+    println!("{call} {error}, lasting {lasting}: {tried} of {calls} tried, {stopped} stopped before the end");
+}
+
+#[test]
+fn no_room_at_the_nth_write() {
+    every_nth("write", "ENOSPC", true);
+}
+
+#[test]
+fn a_failure_of_the_nth_write() {
+    every_nth("write", "EIO", false);
+}
+
+#[test]
+fn a_failure_of_the_nth_sync_of_data() {
+    every_nth("fdatasync", "EIO", false);
+}
+
+#[test]
+fn a_failure_of_the_nth_sync() {
+    every_nth("fsync", "EIO", false);
+}
+
+#[test]
+fn no_room_for_the_nth_change_of_length() {
+    every_nth("ftruncate", "ENOSPC", true);
+}
+
+/// A file system of its own, unmounted at the end.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    /// `None`: it cannot be mounted here.
+    fn mount(mib: u64) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let size = format!("size={mib}m,mode=0700");
+        let mut mount = Command::new("mount");
+        match mount.args(["-t", "tmpfs", "-o", &size, "tidegate-test"]).arg(dir.path()).output() {
+            Ok(output) if output.status.success() => Some(Small(dir)),
+            other => {
+                println!("skipped: no file system can be mounted here (this needs root): {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_full_disk_is_named_and_opens_again_with_room() {
+    let Some(disk) = Small::mount(12) else { return };
+    let path = disk.0.path().join("store");
+    let filler = disk.0.path().join("filler");
+    fs::write(&filler, vec![1; 4 << 20]).unwrap();
+    let mut durable = 0;
+    for round in 0..3 {
+        // Full from the first moment on in the later rounds; then it may say so at once.
+        let failed = match open_at(&path) {
+            Ok(opened) => {
+                let mut store = opened.store;
+                let failed = loop {
+                    match store.commit(&[group(durable + 1)]) {
+                        Ok(()) => durable += 1,
+                        Err(error) => break error,
+                    }
+                    assert!(durable < 1_000, "it never filled up");
+                };
+                // Nothing is taken after the failure.
+                let more = store.commit(&[group(durable + 1)]);
+                assert!(more.is_err(), "round {round}");
+                failed.to_string()
+            }
+            Err(error) => error.to_string(),
+        };
+        let full = failed.contains("the disk is full") || failed.contains("No space left");
+        assert!(full, "round {round}: {failed}");
+    }
+    assert!(durable > 5, "{durable} commits before it was full");
+    fs::remove_file(&filler).unwrap();
+    let mut store = open_at(&path).unwrap().store;
+    let found = everything(&mut *store);
+    assert!(found == keys(1..=durable) || found == keys(1..=durable + 1), "{durable} durable, {found:?}");
+    let last = found.len() as u64 + 1;
+    store.commit(&[group(last)]).unwrap();
+    store.close().unwrap();
+    assert_eq!(everything(&mut *open_at(&path).unwrap().store), keys(1..=last));
+}
