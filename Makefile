@@ -60,7 +60,7 @@ sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug fo
 
 .PHONY: test
 test: setup lint build sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
-	TIDEGATE_BIN=$(BIN) $(CARGO) test --workspace --locked --offline
+	TIDEGATE_BIN=$(BIN) $(CARGO) test --workspace --no-fail-fast --locked --offline
 
 .PHONY: demo
 demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9 with nothing lost
