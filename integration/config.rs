@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 use tidegate::config::{keys, Config, Faults, Loaded, Place, StoreKind, Topology};
-use tidegate::engine::types::{AppSettings, Format, OnFull, Retry};
+use tidegate::engine::types::{AppSettings, Budget, Format, OnFull, Retry};
 
 /// A directory with a `config.toml` only its owner may read.
 struct Dir(TempDir);
@@ -587,7 +587,8 @@ fn no_secret_is_ever_printed() {
 fn the_engine_is_told() {
     let c = good("limits.memory = \"64MiB\"\nlimits.customers = 5\negress.max_in_flight = 9\napplications.a.align = true");
     let s = c.engine_settings();
-    assert_eq!((s.memory, s.customers, s.max_in_flight, s.max_in_flight_bytes), (64 << 20, 5, 9, 8 << 20));
+    assert_eq!(s.budget, Budget::of(64 << 20));
+    assert_eq!((s.customers, s.max_in_flight, s.max_in_flight_bytes), (5, 9, 8 << 20));
     assert_eq!(s.hold_max, None);
     assert!(s.of("a").align && !s.of("b").align);
     let s = good("limits.memory = \"1GiB\"\nstore.kind = \"memory\"").engine_settings();

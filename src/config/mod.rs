@@ -20,7 +20,7 @@ mod uri;
 pub use finding::{Faults, Finding, Place};
 pub use reload::needs_restart;
 
-use crate::engine::types::{AppSettings, Settings};
+use crate::engine::types::{AppSettings, Budget, Settings};
 use secrecy::SecretString;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -99,7 +99,7 @@ impl Config {
             defaults: Arc::new(self.defaults.clone()),
             applications: self.applications.iter().map(|(k, v)| (k.clone(), Arc::new(v.clone()))).collect(),
             hold_max,
-            memory: self.limits.memory,
+            budget: Budget::of(self.limits.memory),
             customers: self.limits.customers,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),

@@ -254,7 +254,7 @@ impl Engine {
     }
 
     /// Where items that are due begin to be in the store alone, when memory lags behind.
-    fn bar(&self, now: Now) -> Option<(u64, u64)> {
+    pub(super) fn bar(&self, now: Now) -> Option<(u64, u64)> {
         let far = self.cursor.far_min;
         (far.due <= now.wall && self.far() > 0).then_some((far.due, far.seq))
     }

@@ -224,13 +224,18 @@ impl Engine {
             }
             return;
         }
-        let (seq, token) = (row.key.seq, row.token);
-        let keep = row.key.due <= now.wall + KEEP_MS && self.content_bytes < self.budget.contents / 4 * 3;
         let id = self.insert_row(row);
-        if !keep {
-            self.fresh.push_back((token, id, seq));
-        }
+        self.keep_content(id, now);
         self.enlist(id, kind, now);
+    }
+
+    /// Decides whether the payload of an item that is being written stays in memory afterwards.
+    fn keep_content(&mut self, id: u32, now: Now) {
+        let row = &self.rows[id];
+        let soon = row.key.due <= now.wall + KEEP_MS;
+        if !soon || self.content_bytes >= self.settings.budget.contents / 4 * 3 {
+            self.fresh.push_back((row.token, id, row.key.seq));
+        }
     }
 
     fn enlist(&mut self, id: u32, kind: Kind, now: Now) {
@@ -294,6 +299,7 @@ impl Engine {
         self.stored_in_memory += 1;
         *self.seconds.entry(row.key.due / 1_000).or_default() += 1;
         self.ops.push(Op::Put { place: Place::Time, item: Box::new(stored), indexed: Indexed::default() });
+        self.keep_content(id, self.last);
     }
 
     /// Writes a new item to the time index.

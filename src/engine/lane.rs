@@ -7,6 +7,7 @@
 
 use super::event::{Indexed, LaneRow, Load, Op, Place, Stored};
 use super::plant::{planted, Plant};
+use super::preload::Share;
 use super::table::{Lane, Ready, Road, State};
 use super::types::{Delivery, Key, Now};
 use super::{Engine, DEAD};
@@ -23,7 +24,7 @@ const LANE_ROWS: usize = 1_000;
 /// would ever move.
 const LANE_FEW: usize = 64;
 
-/// Lanes fetched from at a time.
+/// Lanes fetched from at a time. What they bring where memory is full is all that goes beyond its bound.
 const LANE_LOADS: usize = 4;
 
 /// A lane is fetched from when its application has fewer items than this on the way.
@@ -33,14 +34,14 @@ const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
 
 impl Lane {
     fn new() -> Self {
-        Lane { count: 0, low: LAST, next: LAST, in_memory: 0, loading: false, behind: None, dirty: false }
+        Lane { count: 0, low: LAST, next: LAST, in_memory: 0, loading: None, behind: None, dirty: false }
     }
 
     /// An item lies in the lane's store, and not in memory.
     fn note(&mut self, key: Key) {
         self.low = self.low.min(key);
         self.next = self.next.min(key);
-        if self.loading {
+        if self.loading.is_some() {
             self.behind = Some(self.behind.map_or(key, |b| b.min(key)));
         }
     }
@@ -58,9 +59,15 @@ impl Engine {
 
     /// Whether what becomes due for this application now must wait in its lane.
     pub(super) fn waits_in_lane(&self, app: u32) -> bool {
+        // Dead letters come from where they were found, not from where there is room for them.
+        let crowded = app == DEAD
+            && !planted(Plant::DeadCrowdIn)
+            && self.room_for_rows() == 0
+            && self.apps[app].ready_rows >= LANE_FEW as u64;
         let app = &self.apps[app];
         self.is_durable()
             && (app.paused
+                || crowded
                 || matches!(app.road, Road::Parked { .. } | Road::Probing { .. })
                 || app.lane.as_ref().is_some_and(|lane| lane.count > lane.in_memory))
     }
@@ -209,7 +216,7 @@ impl Engine {
         let lane = self.lane_mut(app);
         lane.count -= 1;
         lane.in_memory -= 1;
-        if lane.in_memory == 0 && !lane.loading {
+        if lane.in_memory == 0 && lane.loading.is_none() {
             lane.low = lane.next;
         }
         self.hungry.insert(app);
@@ -266,7 +273,11 @@ impl Engine {
     /// Fetches from the lanes of applications that can be delivered to and have little else on the way, in turn.
     /// One that has to wait is not looked at again before something has changed for it.
     pub(super) fn load_lanes(&mut self) {
-        while self.egress.ready && self.lane_loads < LANE_LOADS {
+        let most = self.settings.budget.rows + LANE_FEW * LANE_LOADS;
+        while self.egress.ready
+            && self.lane_loads < LANE_LOADS
+            && self.rows.len() + self.cursor.coming.rows + LANE_FEW <= most
+        {
             let next = self.hungry.range(self.hungry_from..).next().or_else(|| self.hungry.first());
             let Some(app) = next.copied() else { return };
             self.hungry.remove(&app);
@@ -279,20 +290,22 @@ impl Engine {
         let (ready, early) = (self.apps[app].ready_rows, self.apps[app].early);
         let parking = self.apps[app].parking || self.apps[app].paused;
         let closed = matches!(self.apps[app].road, Road::Parked { .. } | Road::Probing { .. });
-        let room = self.budget.rows.saturating_sub(self.rows.len());
+        let room = self.room_for_rows();
         let max_rows = if room > LANE_FEW { room.min(LANE_ROWS) } else { LANE_FEW };
+        let max_bytes = self.room_for_contents() / LANE_LOADS as u64;
         let Some(lane) = self.apps[app].lane.as_mut() else { return };
         let nothing = lane.count <= lane.in_memory;
         let busy = ready >= LANE_LOW || (room <= LANE_FEW && ready > 0) || early > 0;
-        if closed || nothing || busy || parking || lane.loading {
+        if closed || nothing || busy || parking || lane.loading.is_some() {
             return;
         }
-        lane.loading = true;
+        let share = Share { rows: max_rows, bytes: max_bytes };
+        lane.loading = Some(share);
+        self.cursor.expect(share);
         let from = lane.next;
         self.cursor.begin_other();
         self.lane_loads += 1;
         let lane = Arc::clone(&self.apps[app].name);
-        let max_bytes = self.budget.contents.saturating_sub(self.content_bytes) / LANE_LOADS as u64;
         self.fx.loads.push(Load::Lane { lane, from, max_rows, max_bytes });
     }
 
@@ -311,9 +324,9 @@ impl Engine {
                 }
             }
         }
-        let lane = self.lane_mut(app);
-        lane.loading = false;
-        self.lane_loads = self.lane_loads.saturating_sub(1);
+        let share = self.lane_mut(app).loading.take().unwrap_or_default();
+        self.cursor.arrived(share);
+        self.lane_loads -= 1;
         let lane = self.lane_mut(app);
         // Parked again meanwhile: nothing was taken, and the next load begins where this one did.
         let next = if closed { first.or(next) } else { next };
@@ -346,7 +359,7 @@ impl Engine {
             let Some(lane) = self.apps[app].lane.as_mut() else { continue };
             lane.dirty = false;
             let row = LaneRow { lane: lane_name, count: lane.count, low: lane.low };
-            if lane.count == 0 && !lane.loading {
+            if lane.count == 0 && lane.loading.is_none() {
                 self.apps[app].lane = None;
                 self.hungry.remove(&app);
             }

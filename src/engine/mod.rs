@@ -77,26 +77,6 @@ const STEP_MS: u64 = 1_000;
 /// Applications remembered though nothing of theirs is left; beyond, an idle one is forgotten.
 const IDLE_APPS: usize = 1_024;
 
-/// How `limits.memory` is divided: three sixteenths for items, as much for payloads, a quarter each for the store's
-/// buffers and the ingest prefetch, an eighth for what is published and not confirmed.
-#[derive(Clone, Copy, Debug)]
-struct Budget {
-    /// Items in memory.
-    rows: usize,
-    /// Bytes of payloads that may stay in memory after their commit.
-    contents: u64,
-}
-
-/// Bytes that one item costs in the engine's tables and lists, measured from above.
-const ROW_COST: u64 = 288;
-
-impl Budget {
-    fn of(settings: &Settings) -> Self {
-        let share = settings.memory / 16 * 3;
-        Budget { rows: (share / ROW_COST).max(1_000) as usize, contents: share }
-    }
-}
-
 /// Sequences are our own consecutive numbers: no producer chooses them, but one chooses which of them stay, every
 /// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the table.
 /// Sixteen neighbours lie together: they come together.
@@ -141,7 +121,6 @@ struct Egress {
 /// See the module's page.
 pub struct Engine {
     settings: Settings,
-    budget: Budget,
     random: Random,
     /// Both clocks at the last call, to notice steps.
     last: Now,
@@ -164,6 +143,8 @@ pub struct Engine {
     // What comes when.
     schedule: Schedule,
     closing: Schedule,
+    /// Customers whose window has closed, and who wait for their members from the store.
+    collecting: VecDeque<u32>,
     backoffs: BTreeSet<(u64, u32)>,
     more_due: bool,
 
@@ -257,7 +238,6 @@ impl Engine {
     pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
         let single = settings.hold_max.is_some();
         let mut engine = Engine {
-            budget: Budget::of(&settings),
             random: Random(seed),
             last: now,
             counters: Counters::default(),
@@ -273,6 +253,7 @@ impl Engine {
             ready_rows: 0,
             schedule: Schedule::new(now.wall),
             closing: Schedule::new(now.mono),
+            collecting: VecDeque::new(),
             backoffs: BTreeSet::new(),
             more_due: false,
             egress: Egress::default(),
@@ -562,7 +543,6 @@ impl Engine {
     }
 
     fn configure(&mut self, settings: Settings) {
-        self.budget = Budget::of(&settings);
         self.longest_tail = settings.longest_tail();
         self.settings = settings;
         for id in self.apps.ids().collect::<Vec<_>>() {

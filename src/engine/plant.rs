@@ -36,6 +36,10 @@ pub(super) enum Plant {
     DeadTooSoon,
     /// An item that ended stays in its application's number.
     CountForgotten,
+    /// Members of closed windows come into memory whether there is room or not.
+    MembersCrowdIn,
+    /// Dead letters stay in memory whether there is room or not.
+    DeadCrowdIn,
 }
 
 #[cfg(not(test))]
@@ -58,7 +62,7 @@ mod tests {
 
     impl Plant {
         /// All of them.
-        pub(in crate::engine) const ALL: [Plant; 16] = [
+        pub(in crate::engine) const ALL: [Plant; 18] = [
             Plant::AckBeforeCommit,
             Plant::UnknownIsDelivered,
             Plant::ReturnedIsDelivered,
@@ -75,6 +79,8 @@ mod tests {
             Plant::AnswerTooSoon,
             Plant::DeadTooSoon,
             Plant::CountForgotten,
+            Plant::MembersCrowdIn,
+            Plant::DeadCrowdIn,
         ];
     }
 

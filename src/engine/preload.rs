@@ -20,13 +20,21 @@ use std::sync::Arc;
 pub(super) const HORIZON_MS: u64 = 20_000;
 
 /// Items due within this time are loaded even where their payloads find no room, ms.
-const URGENT_MS: u64 = 2_000;
+pub(super) const URGENT_MS: u64 = 2_000;
 
 /// Rows of one load: some milliseconds of reading.
 const LOAD_ROWS: usize = 8_192;
 
 /// A load that would bring fewer rows than this waits for more room.
 const LOAD_ROWS_MIN: usize = 256;
+
+/// The most that a load may bring: its place in memory, taken when it is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Share {
+    pub(super) rows: usize,
+    /// Of payloads.
+    pub(super) bytes: u64,
+}
 
 #[derive(Debug)]
 pub(super) struct Cursor {
@@ -35,7 +43,9 @@ pub(super) struct Cursor {
     /// No item that is in the store alone lies below.
     pub(super) far_min: Key,
     /// A load of the time index is under way, up to this due.
-    pub(super) loading: Option<u64>,
+    pub(super) loading: Option<(u64, Share)>,
+    /// What all loads under way may bring, of the time index, of lanes and of closed windows.
+    pub(super) coming: Share,
     /// Memory was full before all bare items of a former life were in it: from here on they get their index rows instead;
     /// and whether a load for that is under way.
     indexing: Option<Key>,
@@ -59,6 +69,7 @@ impl Cursor {
             until: start,
             far_min,
             loading: None,
+            coming: Share::default(),
             indexing: None,
             index_load: false,
             begun: 0,
@@ -66,6 +77,18 @@ impl Cursor {
             moved: HashMap::new(),
             moves: VecDeque::new(),
         }
+    }
+
+    /// A load takes its place in memory.
+    pub(super) fn expect(&mut self, share: Share) {
+        self.coming.rows += share.rows;
+        self.coming.bytes += share.bytes;
+    }
+
+    /// What it brought counts itself.
+    pub(super) fn arrived(&mut self, share: Share) {
+        self.coming.rows -= share.rows;
+        self.coming.bytes -= share.bytes;
     }
 
     pub(super) fn begin_other(&mut self) {
@@ -126,6 +149,7 @@ impl Engine {
     /// Asks for the next rows when the horizon comes near and there is room.
     pub(super) fn preload(&mut self, now: Now) {
         self.load_lanes();
+        self.collect_members(now);
         let wanted = if self.restored || self.may_open_intake() {
             now.wall + HORIZON_MS
         } else {
@@ -138,14 +162,11 @@ impl Engine {
         let Some(room) = self.room_for_overdue(now) else { return self.index_bare() };
         let from = self.cursor.until.max(self.cursor.far_min);
         let until = wanted.max(from.due.saturating_add(1));
-        self.cursor.loading = Some(until);
+        let share = Share { rows: room.min(LOAD_ROWS), bytes: self.room_for_contents() };
+        self.cursor.loading = Some((until, share));
+        self.cursor.expect(share);
         self.cursor.begin_other();
-        self.fx.loads.push(Load::Time {
-            from,
-            until,
-            max_rows: room.min(LOAD_ROWS),
-            max_bytes: self.budget.contents.saturating_sub(self.content_bytes),
-        });
+        self.fx.loads.push(Load::Time { from, until, max_rows: share.rows, max_bytes: share.bytes });
     }
 
     /// Items without index rows that find no room in memory get some: only then can an identity be looked for.
@@ -176,11 +197,16 @@ impl Engine {
 
     fn is_preload_due(&self, wall: u64) -> bool {
         let ahead = self.cursor.until.max(self.cursor.far_min).due.saturating_sub(wall);
-        let room = self.content_bytes < self.budget.contents / 8 * 7;
+        let room = self.has_spare_room();
         if !self.restored && !self.may_open_intake() {
             return true;
         }
         self.far() > 0 && ahead < HORIZON_MS / 2 && (room || ahead <= URGENT_MS)
+    }
+
+    /// Whether there is room for what is not urgent: for its payloads, and beside closed windows.
+    fn has_spare_room(&self) -> bool {
+        self.content_bytes < self.settings.budget.contents / 8 * 7 && self.collecting.is_empty()
     }
 
     /// When the next look at the far future is due, wall clock.
@@ -194,7 +220,7 @@ impl Engine {
             return self.has_later_rows().then_some(urgent);
         }
         let reach = self.cursor.until.max(self.cursor.far_min).due.saturating_add(1);
-        let room = self.content_bytes < self.budget.contents / 8 * 7;
+        let room = self.has_spare_room();
         Some(reach.saturating_sub(if room { HORIZON_MS / 2 } else { URGENT_MS }))
     }
 
@@ -205,10 +231,20 @@ impl Engine {
             || self.cursor.far_min.due >= self.bare_until
     }
 
-    /// How many rows find room in memory; `None` = too few to be worth a load.
+    /// How many rows find room in memory, beside those that are on their way from the store.
+    pub(super) fn room_for_rows(&self) -> usize {
+        self.settings.budget.rows.saturating_sub(self.rows.len() + self.cursor.coming.rows)
+    }
+
+    /// Bytes of payloads that find room in memory, likewise.
+    pub(super) fn room_for_contents(&self) -> u64 {
+        self.settings.budget.contents.saturating_sub(self.content_bytes + self.cursor.coming.bytes)
+    }
+
+    /// The same; `None` = too few to be worth a load.
     fn room(&self) -> Option<usize> {
-        let room = self.budget.rows.saturating_sub(self.rows.len());
-        (room >= LOAD_ROWS_MIN.min(self.budget.rows / 4)).then_some(room)
+        let room = self.room_for_rows();
+        (room >= LOAD_ROWS_MIN.min(self.settings.budget.rows / 4)).then_some(room)
     }
 
     /// The same, when it matters most: where what is due soonest is in the store alone, what is due later leaves
@@ -216,10 +252,20 @@ impl Engine {
     fn room_for_overdue(&mut self, now: Now) -> Option<usize> {
         let urgent = self.first_lacking().due <= now.wall.saturating_add(URGENT_MS) && self.far() > 0;
         if self.room().is_none() && urgent && self.has_later_rows() {
-            self.give_back_furthest(LOAD_ROWS_MIN.min(self.budget.rows / 4) + 1);
+            self.give_back_furthest(LOAD_ROWS_MIN.min(self.settings.budget.rows / 4) + 1, 0);
         }
-        let stuck = urgent && !self.held.is_empty() && self.run.is_empty() && self.parking.is_empty();
+        let stuck = urgent && !self.held.is_empty() && self.is_resting();
         self.room().or(stuck.then_some(LOAD_ROWS_MIN))
+    }
+
+    /// Nothing is on its way, to the broker or from the store, that could make room.
+    pub(super) fn is_resting(&self) -> bool {
+        self.slots == 0 && self.run.is_empty() && self.parking.is_empty() && self.cursor.coming.rows == 0
+    }
+
+    /// Something that is due is in the store alone.
+    pub(super) fn is_store_overdue(&self, now: Now) -> bool {
+        self.far() > 0 && self.first_lacking().due <= now.wall
     }
 
     /// No item that memory lacks lies below.
@@ -241,19 +287,20 @@ impl Engine {
 
     /// When memory is full, the items due last go back to being in the store alone.
     pub(super) fn make_room(&mut self, wanted: Key) {
-        if self.rows.len() < self.budget.rows || self.cursor.loading.is_some() {
+        if self.rows.len() < self.settings.budget.rows || self.cursor.loading.is_some() {
             return;
         }
-        self.give_back_furthest(self.budget.rows / 16 + 1);
-        if self.rows.len() >= self.budget.rows {
+        self.give_back_furthest(self.settings.budget.rows / 16 + 1, 0);
+        if self.rows.len() >= self.settings.budget.rows {
             // All that is in memory is due: the new one waits in the store behind it.
             self.cursor.until = self.cursor.until.min(wanted);
         }
     }
 
-    fn give_back_furthest(&mut self, count: usize) {
+    /// Items due last, all after this moment, go back to being in the store alone. Not while the time index is being loaded.
+    pub(super) fn give_back_furthest(&mut self, count: usize, after: u64) {
         let rows = &self.rows;
-        for id in self.schedule.take_furthest(count, |id| rows[id].key) {
+        for id in self.schedule.take_furthest(count, after, |id| rows[id].key) {
             self.give_back(id);
         }
     }
@@ -297,7 +344,8 @@ impl Engine {
                 for stored in rows {
                     self.restore(stored, None, now);
                 }
-                let until = self.cursor.loading.take().unwrap_or(0);
+                let (until, share) = self.cursor.loading.take().unwrap_or_default();
+                self.cursor.arrived(share);
                 self.cursor.until = next.unwrap_or(Key { due: until, seq: 0 });
                 if planted(Plant::CursorOffByOne) {
                     self.cursor.until.seq += 1;
@@ -351,7 +399,7 @@ impl Engine {
                 self.load_group(group, from);
             }
             None => {
-                self.groups[group].closing = None;
+                self.end_closing(group);
                 self.release = true;
                 self.release_group(group);
             }

@@ -123,15 +123,24 @@ impl Schedule {
         }
     }
 
-    /// Takes the `count` entries that are due last, the very last first.
-    pub(super) fn take_furthest(&mut self, count: usize, key_of: impl Fn(u32) -> Key) -> Vec<u32> {
+    /// Takes up to `count` entries that are due after this moment, the very last first.
+    pub(super) fn take_furthest(
+        &mut self,
+        count: usize,
+        after: u64,
+        key_of: impl Fn(u32) -> Key,
+    ) -> Vec<u32> {
         let mut out = Vec::with_capacity(count.min(self.len()));
         while out.len() < count {
-            if let Some((_, id)) = self.far.pop_last() {
+            if let Some((key, id)) = self.far.last().copied() {
+                if key.due <= after {
+                    break;
+                }
+                self.far.pop_last();
                 out.push(id);
                 continue;
             }
-            let Some(at) = self.last_used() else { break };
+            let Some(at) = self.last_used().filter(|at| *at > after) else { break };
             let mut slot = Vec::new();
             self.drain_slot(at, &mut slot);
             slot.sort_unstable_by_key(|id| std::cmp::Reverse(key_of(*id)));
@@ -323,7 +332,7 @@ mod tests {
         Remove(usize),
         Advance(u64),
         Back(u64),
-        Furthest(usize),
+        Furthest(usize, Option<u64>),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -334,7 +343,7 @@ mod tests {
             4 => (0..2_000u64).prop_map(Step::Advance),
             1 => (0..2 * SLOTS).prop_map(Step::Advance),
             1 => (0..5_000u64).prop_map(Step::Back),
-            1 => (0..5usize).prop_map(Step::Furthest),
+            1 => (0..5usize, proptest::option::of(0..3_000u64)).prop_map(|(n, beyond)| Step::Furthest(n, beyond)),
         ]
     }
 
@@ -377,10 +386,12 @@ mod tests {
                         now -= by;
                         s.rebase(now, |id| keys[id as usize]);
                     }
-                    Step::Furthest(n) => {
-                        let got: Vec<Key> =
-                            s.take_furthest(n, |id| keys[id as usize]).iter().map(|id| keys[*id as usize]).collect();
-                        let want: Vec<Key> = model.keys().rev().copied().take(n).collect();
+                    Step::Furthest(n, beyond) => {
+                        let after = beyond.map_or(0, |ms| now + ms);
+                        let got = s.take_furthest(n, after, |id| keys[id as usize]);
+                        let got: Vec<Key> = got.iter().map(|id| keys[*id as usize]).collect();
+                        let later = model.keys().rev().copied().take_while(|key| key.due > after);
+                        let want: Vec<Key> = later.take(n).collect();
                         for k in &want {
                             model.remove(k);
                         }

@@ -2,6 +2,7 @@
 //! is volatile and made anew after a restart.
 
 use super::event::{Place, Stored, Token};
+use super::preload::Share;
 use super::size::Overhead;
 use super::types::{AppSettings, ClosedBy, Content, Dead, Format, Identity, Key};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -133,6 +134,10 @@ pub(super) struct Closing {
     pub(super) again: bool,
     /// So fast do windows close that there is always one more to fetch: no waiting for the last.
     pub(super) late: bool,
+    /// Members that are in the store alone.
+    pub(super) far: usize,
+    /// They are being fetched, and their place in memory is taken.
+    pub(super) begun: bool,
 }
 
 /// What stands in an application's queue.
@@ -166,7 +171,8 @@ pub(super) struct Lane {
     pub(super) next: Key,
     /// Of `count`, in memory.
     pub(super) in_memory: u64,
-    pub(super) loading: bool,
+    /// A load of it is under way.
+    pub(super) loading: Option<Share>,
     /// Lowest key parked while a load was under way.
     pub(super) behind: Option<Key>,
     pub(super) dirty: bool,

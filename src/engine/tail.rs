@@ -125,7 +125,7 @@ impl Engine {
             self.tail.begin(bucket, now.wall);
             self.ops.push(Op::BeginBucket(BucketRow { bucket, from: now.wall }));
         }
-        self.tail.note(bucket, identity, (self.settings.memory / 32) as usize);
+        self.tail.note(bucket, identity, self.settings.budget.filters);
         self.touch(identity);
         self.delete_later(Op::Remember { bucket, identity, ended: Box::new(ended) });
     }

@@ -350,6 +350,31 @@ impl Default for AppSettings {
     }
 }
 
+/// What the engine may keep in memory, of what is durable. Beside it stands what is not: as much as the broker hands out
+/// before an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Items.
+    pub rows: usize,
+    /// Bytes of payloads that may stay after their commit.
+    pub contents: u64,
+    /// Bytes of filters for ids of items that have ended.
+    pub filters: usize,
+}
+
+/// Bytes that one item costs in the engine's tables and lists, measured from above.
+const ROW_COST: u64 = 288;
+
+impl Budget {
+    /// How `limits.memory` (bytes) is divided: three sixteenths for items, as much for payloads, a quarter each for the
+    /// store's buffers and the ingest prefetch, an eighth for what is published and not confirmed. The filters take of what
+    /// the store leaves, a thirty-second at most.
+    pub fn of(memory: u64) -> Self {
+        let share = memory / 16 * 3;
+        Budget { rows: (share / ROW_COST) as usize, contents: share, filters: (memory / 32) as usize }
+    }
+}
+
 /// Everything the engine is told about how to work. Replaced whole by a reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -359,8 +384,8 @@ pub struct Settings {
     pub applications: BTreeMap<String, Arc<AppSettings>>,
     /// `store.hold_max` in ms when nothing is stored (`kind = "memory"`); `None` with a durable store.
     pub hold_max: Option<u64>,
-    /// `limits.memory` in bytes; the engine divides it.
-    pub memory: u64,
+    /// The engine's share of `limits.memory`.
+    pub budget: Budget,
     /// Most open windows.
     pub customers: u64,
     /// Most unconfirmed batches.

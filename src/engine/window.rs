@@ -4,7 +4,8 @@
 //! where it closes sooner, that moment becomes their due.
 
 use super::event::{Load, Op, WindowRow};
-use super::preload::HORIZON_MS;
+use super::plant::{planted, Plant};
+use super::preload::{Share, HORIZON_MS, URGENT_MS};
 use super::table::{Closing, State, Window};
 use super::types::{AppSettings, ClosedBy, Key, Now};
 use super::Engine;
@@ -150,7 +151,11 @@ impl Engine {
         }
         if window.far > 0 {
             let upto = self.next_seq - 1;
-            self.collect_far(group, Closing { upto, due, cause, again: false, late: false });
+            let far = window.far as usize;
+            self.collect_far(
+                group,
+                Closing { upto, due, cause, again: false, late: false, far, begun: false },
+            );
         }
         let rows = &self.rows;
         window.members.sort_unstable_by_key(|id| rows[*id].key.seq);
@@ -178,14 +183,72 @@ impl Engine {
 
     /// Members that are in the store alone are fetched through the index of their customer.
     fn collect_far(&mut self, group: u32, closing: Closing) {
-        if let Some(earlier) = self.groups[group].closing.as_mut() {
-            // The members of an earlier window are still coming: begin again once they are all here.
-            *earlier = Closing { again: true, late: earlier.late, ..closing };
+        let Some(earlier) = self.groups[group].closing.as_mut() else {
+            self.groups[group].closing = Some(closing);
+            self.collecting.push_back(group);
             return;
+        };
+        // The members of an earlier window are still coming: begin again once they are all here.
+        let (late, begun) = (earlier.late, earlier.begun);
+        let far = earlier.far + closing.far;
+        *earlier = Closing { again: begun, late, begun, far, ..closing };
+        if begun {
+            self.cursor.expect(Share { rows: closing.far, bytes: 0 });
         }
-        self.groups[group].closing = Some(closing);
-        let from = self.low_mark();
-        self.load_group(group, from);
+    }
+
+    /// Fetches the members of closed windows, in the order in which these closed, as far as memory has room. What is
+    /// overdue in the store goes before them, and what is due later makes room. Where nothing is on its way that could
+    /// make room, those of one customer come all the same.
+    pub(super) fn collect_members(&mut self, now: Now) {
+        while let Some(group) = self.next_to_collect(now) {
+            let Some(closing) = self.groups[group].closing.as_mut() else { continue };
+            closing.begun = true;
+            self.cursor.expect(Share { rows: closing.far, bytes: 0 });
+            let from = self.low_mark();
+            self.load_group(group, from);
+        }
+    }
+
+    fn next_to_collect(&mut self, now: Now) -> Option<u32> {
+        let first = self.collecting.front().copied()?;
+        let far = self.groups[first].closing.map_or(0, |closing| closing.far);
+        if planted(Plant::MembersCrowdIn) {
+            return self.collecting.pop_front();
+        }
+        if !self.is_store_overdue(now) {
+            let lacking = far.saturating_sub(self.room_for_rows());
+            if lacking > 0 && self.cursor.loading.is_none() {
+                self.give_back_furthest(lacking, now.wall + URGENT_MS);
+            }
+            if far <= self.room_for_rows() {
+                return self.collecting.pop_front();
+            }
+        }
+        if !self.is_resting() {
+            return None;
+        }
+        let next = if self.is_store_overdue(now) { self.first_incomplete(now)? } else { first };
+        self.collecting.retain(|group| *group != next);
+        Some(next)
+    }
+
+    /// A customer who is held back for nothing but members that have to be fetched.
+    fn first_incomplete(&self, now: Now) -> Option<u32> {
+        let bar = self.bar(now);
+        self.held.iter().copied().find(|group| {
+            let Some(owner) = self.groups.get(*group) else { return false };
+            let waits = owner.closing.is_some_and(|closing| !closing.begun);
+            let oldest = owner.ready.iter().map(|id| (self.rows[*id].due, self.rows[*id].key.seq)).min();
+            waits && bar.is_none_or(|bar| oldest.is_some_and(|oldest| oldest < bar))
+        })
+    }
+
+    /// The members of a closed window are all here.
+    pub(super) fn end_closing(&mut self, group: u32) {
+        if let Some(closing) = self.groups[group].closing.take() {
+            self.cursor.arrived(Share { rows: closing.far, bytes: 0 });
+        }
     }
 
     pub(super) fn load_group(&mut self, group: u32, from: Key) {

@@ -2,12 +2,17 @@
 
 use super::FakeStore;
 use crate::engine::event::{Op, Place};
-use crate::engine::{Budget, Engine};
+use crate::engine::table::{Row, State};
+use crate::engine::Engine;
 
 impl Engine {
-    /// Makes memory short, so that small worlds reach its bounds.
-    pub(super) fn shrink(&mut self, rows: usize, contents: u64) {
-        self.budget = Budget { rows, contents };
+    /// What memory holds of items that are durable and not on their way out: rows, and bytes of their payloads.
+    pub(super) fn kept_in_memory(&self) -> (usize, u64) {
+        let is_kept =
+            |row: &&Row| row.stored && row.token <= self.committed && !matches!(row.state, State::Flying(_));
+        let kept = || self.rows.ids().map(|id| &self.rows[id]).filter(is_kept);
+        let bytes = kept().filter_map(|row| row.content.as_ref()).map(|content| content.size()).sum();
+        (kept().count(), bytes)
     }
 
     /// The invariants of the module pages, against the store as it stands once all writes are executed.

@@ -24,7 +24,7 @@ fn feed(engine: &mut Engine, input: Input, now: Now) -> Effects {
 }
 
 fn measure(waiting: u64, customers: u64) {
-    let settings = Settings { memory: 1 << 36, max_in_flight: 1_000, ..settings() };
+    let settings = Settings { budget: Budget::of(1 << 36), max_in_flight: 1_000, ..settings() };
     let mut now = Now { wall: T0, mono: 1_000 };
     let mut engine = Engine::new(settings, &Opened::default(), 1, now);
     feed(&mut engine, Input::IngestReady { generation: 1 }, now);

@@ -54,7 +54,6 @@ struct Sim {
     calm: bool,
     /// The engine was started once only, so that its totals say everything.
     first_life: bool,
-    budget: (usize, u64),
     cancels: BTreeMap<u64, Cancel>,
     next_asker: u64,
     answered: usize,
@@ -65,11 +64,25 @@ struct Sim {
     /// First arrival of each item whose id is one of those that are only ever kept.
     kept: HashMap<Identity, Vec<(u64, String)>>,
     stepped: bool,
+    crowded: bool,
 }
 
 /// Ids for each application: in some worlds few, which meet each other all the time, in others so many that hardly one
 /// comes twice, but for redelivery. The first half of them only ever come with rule `keep`.
 const IDS: [u64; 2] = [6, 300];
+
+/// One world in so many begins with far more items than memory has room for.
+const CROWDED: u64 = 40;
+
+/// Most requests that are out and not acked.
+const PREFETCH: usize = 100;
+
+/// What may be in memory beyond its bound of what is durable and not on its way out: 256 rows from lanes, as many where
+/// nothing would move otherwise; and what came while a load was under way.
+const ROWS_BEYOND: usize = 512;
+
+/// Payloads of one turn, in bytes.
+const CONTENTS_BEYOND: u64 = 2_000;
 
 const APPS: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -95,7 +108,14 @@ impl Sim {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let durable = !random.draw().is_multiple_of(8);
+        let crowded = seed % CROWDED == 9;
+        let budget = Budget {
+            rows: [if crowded { 250 } else { 12 }, 60, 10_000][(random.draw() % 3) as usize],
+            contents: [0, 200, 2_000, 1 << 20][(random.draw() % 4) as usize],
+            ..settings().budget
+        };
         let settings = Settings {
+            budget,
             defaults: Arc::new(app_settings(&mut random)),
             hold_max: (!durable).then_some(1 << 40),
             max_in_flight: [1, 4, 100][(random.draw() % 3) as usize],
@@ -104,11 +124,6 @@ impl Sim {
             ..settings()
         };
         let mut world = World::new(settings);
-        let budget = (
-            [12, 60, 10_000][(random.draw() % 3) as usize],
-            [0, 200, 2_000, 1 << 20][(random.draw() % 4) as usize],
-        );
-        world.engine.shrink(budget.0, budget.1);
         world.follow = true;
         world.beside = true;
         Sim {
@@ -125,7 +140,6 @@ impl Sim {
             durable,
             calm: seed.is_multiple_of(4),
             first_life: true,
-            budget,
             cancels: BTreeMap::new(),
             next_asker: 1,
             answered: 0,
@@ -134,6 +148,20 @@ impl Sim {
             paused: BTreeSet::new(),
             kept: HashMap::new(),
             stepped: false,
+            crowded,
+        }
+    }
+
+    /// Some thousand items more than memory has room for.
+    fn crowd(&mut self) {
+        for _ in 0..2_000 {
+            self.request();
+        }
+        while self.world.intake_open && self.world.queue.iter().any(|p| p.tag.is_none()) {
+            self.world.deliver(50);
+            self.world.drain_jobs();
+            self.check_published();
+            self.check();
         }
     }
 
@@ -348,8 +376,9 @@ impl Sim {
             }
             28..43 => {
                 if self.world.intake_open {
+                    let unacked = self.world.queue.iter().filter(|pending| pending.tag.is_some()).count();
                     let count = 1 + self.pick(10) as usize;
-                    self.world.deliver(count);
+                    self.world.deliver(count.min(PREFETCH.saturating_sub(unacked)));
                 }
             }
             43..60 => {
@@ -446,7 +475,6 @@ impl Sim {
                 settings.defaults = Arc::new(app_settings(&mut self.random));
                 self.world.settings = settings.clone();
                 self.world.input(Input::Configure(Box::new(settings)));
-                self.world.engine.shrink(self.budget.0, self.budget.1);
             }
             103..107 => self.cut_ingest(),
             _ => {
@@ -485,7 +513,6 @@ impl Sim {
         self.cancels.clear();
         self.check();
         self.world.crash();
-        self.world.engine.shrink(self.budget.0, self.budget.1);
         self.connected = true;
         if self.pick(2) == 0 {
             self.world.restore();
@@ -684,13 +711,14 @@ impl Sim {
     }
 
     fn check(&mut self) {
-        if self.durable {
-            self.world.engine.check_invariants(&self.world.logical);
+        if !self.durable {
+            return;
         }
-        let state = self.world.engine.snapshot(self.world.now);
-        // While a load is under way what is new stays, and a customer's closed window comes whole.
-        let beyond = state.in_flight_items as usize + state.in_memory as usize;
-        assert!(beyond < 100_000);
+        self.world.engine.check_invariants(&self.world.logical);
+        let (rows, bytes) = self.world.engine.kept_in_memory();
+        let budget = self.world.settings.budget;
+        let room = (budget.rows + ROWS_BEYOND, budget.contents + CONTENTS_BEYOND);
+        assert!(rows <= room.0 && bytes <= room.1, "{rows} rows, {bytes} bytes in memory; {budget:?}");
     }
 
     /// The faults stop: everything must come out within a bound.
@@ -798,6 +826,9 @@ impl Sim {
 
 fn run(seed: u64, steps: usize) {
     let mut sim = Sim::new(seed);
+    if sim.crowded {
+        sim.crowd();
+    }
     for _ in 0..steps {
         sim.step();
         sim.check();

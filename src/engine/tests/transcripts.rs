@@ -547,8 +547,8 @@ fn a_parked_application_costs_one_probe_a_backoff_after_a_restart_too() {
 
 #[test]
 fn memory_stays_within_its_budget_and_nothing_is_late() {
-    let mut w = World::new(settings());
-    w.engine.shrink(1_000, 100_000);
+    let budget = Budget { rows: 1_000, contents: 100_000, ..settings().budget };
+    let mut w = World::new(Settings { budget, ..settings() });
     let bound = 1_000 + 500 + 100;
     for round in 0..40u64 {
         let due = |n: u64| T0 + 1_000 + (round * 500 + n) * 7_919 % 15_000;

@@ -337,7 +337,7 @@ pub(super) fn settings() -> Settings {
         defaults: Arc::new(AppSettings::default()),
         applications: BTreeMap::new(),
         hold_max: None,
-        memory: 64 << 20,
+        budget: Budget::of(64 << 20),
         customers: 1_000,
         max_in_flight: 100,
         max_in_flight_bytes: 8 << 20,
