@@ -87,6 +87,8 @@ struct Seen {
     sequence: Option<u64>,
     /// What was wrong last, to be told with the commits that it cost.
     broken: Option<(String, String)>,
+    /// A commit that lies behind it, out of reach: it was not the torn end of a crash.
+    beyond: Option<u64>,
     findings: Vec<Finding>,
     /// Gaps that were accepted before.
     accepted: Vec<(u64, u64)>,
@@ -103,17 +105,20 @@ impl Seen {
 
     fn batch(&mut self, log: &Log, at: u64, batch: &Batch) {
         let place = || format!("{}, byte {at}", log.path.display());
+        // Over a gap it may have gone any way forward.
+        let most = if batch.number == self.number.map(|last| last + 1) { MOST_SEQUENCE } else { u64::MAX };
         let step = self.sequence.map(|last| batch.sequence.checked_sub(last));
-        if step.is_some_and(|step| !step.is_some_and(|step| (1..MOST_SEQUENCE).contains(&step))) {
+        if step.is_some_and(|step| !step.is_some_and(|step| (1..most).contains(&step))) {
             self.finding(place(), None, format!("sequence number {} is out of order", batch.sequence));
         }
         self.sequence = Some(batch.sequence);
         let Some(number) = batch.number else { return };
         match self.number.map(|last| (last + 1, number.checked_sub(last + 1))) {
             None | Some((_, Some(0))) => {
-                // Nothing is lost with it, but what is whole follows: it was not the end.
-                if self.broken.as_ref().is_some_and(|(at, _)| at.starts_with(&log.path.display().to_string()))
-                {
+                // Nothing is known to be lost with it, but what is whole follows: it was not the end.
+                let here = log.path.display().to_string();
+                let here = self.broken.as_ref().is_some_and(|(at, _)| at.starts_with(&here));
+                if here || self.beyond.is_some() {
                     self.finding(String::new(), None, String::new());
                 }
                 self.broken = None;
@@ -124,6 +129,22 @@ impl Seen {
             }
         }
         self.number = Some(number);
+        self.beyond = None;
+    }
+
+    /// All logs have been seen, and this commit was noted as the last one made.
+    fn end(&mut self, data: &Path, noted: Option<u64>) {
+        let place = format!("{}/*.jnl", data.display());
+        let known = noted.max(self.beyond).unwrap_or(0);
+        match self.number {
+            Some(last) if last < known => {
+                self.finding(place, Some((last + 1, known)), "the logs end before them".to_owned());
+            }
+            Some(_) | None if self.beyond.is_some() => {
+                self.finding(place, None, "what can be read is not in order".to_owned());
+            }
+            Some(_) | None => {}
+        }
     }
 
     /// A place that cannot be read.
@@ -147,12 +168,7 @@ pub fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> 
         logs.push(log.map_err(OpenError::io("read", &path))?);
     }
     let noted = Committed::noted(directory)?;
-    if let (Some(last), Some(noted)) = (seen.number, noted) {
-        if last < noted {
-            let place = format!("{}/*.jnl", directory.data().display());
-            seen.finding(place, Some((last + 1, noted)), "the logs end before them".to_owned());
-        }
-    }
+    seen.end(&directory.data(), noted);
     if let Some(first) = seen.findings.first().filter(|_| !accept_loss) {
         return Err(first.refusal());
     }
@@ -226,11 +242,9 @@ fn look_through(path: &Path, seen: &mut Seen) -> io::Result<Log> {
                 }
                 log.torn = true;
                 seen.broken(&log, at, &error);
-                if let Some((at, batch)) = find_batch(&file, at + 1, seen.sequence)? {
-                    // What a message carries could look like a batch: it proves nothing, but that somebody should look.
-                    log.damaged = true;
-                    seen.batch(&log, at, &batch);
-                }
+                // What a message carries could look like a batch: it proves nothing, but that somebody should look.
+                seen.beyond = find_batch(&file, at + 1, seen.sequence)?;
+                log.damaged |= seen.beyond.is_some();
                 break;
             }
         }
@@ -263,9 +277,9 @@ fn is_zero(file: &File, from: u64, size: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The next whole batch with a commit in it, anywhere behind `from`. Only for damage: the rest of the file is read
+/// The number of the next whole commit, anywhere behind `from`. Only for damage: the rest of the file is read
 /// into memory.
-fn find_batch(mut file: &File, from: u64, after: Option<u64>) -> io::Result<Option<(u64, Batch)>> {
+fn find_batch(mut file: &File, from: u64, after: Option<u64>) -> io::Result<Option<u64>> {
     let mut rest = Vec::new();
     file.seek(io::SeekFrom::Start(from))?;
     file.read_to_end(&mut rest)?;
@@ -280,7 +294,7 @@ fn find_batch(mut file: &File, from: u64, after: Option<u64>) -> io::Result<Opti
         if let Ok(batch) = read_batch(bytes, bytes.len() as u64) {
             let later = after.is_none_or(|after| batch.sequence > after);
             if batch.whole && later && batch.number.is_some() {
-                return Ok(Some((from + start as u64, batch)));
+                return Ok(batch.number);
             }
         }
     }

@@ -309,7 +309,13 @@ fn an_accepted_loss_costs_no_more_than_was_damaged() {
         let mut bad = good.clone();
         bad[at] ^= 0x10;
         fs::write(&log, &bad).unwrap();
-        assert_eq!(named(&refusal(dir.path())).0, expected.0, "byte {at}");
+        assert_eq!(named(&refusal(dir.path())), expected, "byte {at}");
+        {
+            // What is accepted stays accepted, also where the log is still needed at the next start.
+            let directory = directory::Directory::open(dir.path()).unwrap();
+            super::logs::check(&directory, true).unwrap();
+            super::logs::check(&directory, false).unwrap();
+        }
         let mut store = accept(dir.path()).store;
         let rest = keys((1..expected.0).chain(expected.1 + 1..=COMMITS));
         assert_eq!(everything(&mut *store), rest, "byte {at}");
