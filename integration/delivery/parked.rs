@@ -1,6 +1,6 @@
 //! Applications that cannot be delivered to: exactly theirs is held back, cheaply and in order.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
 use tidegate_harness::{text, wait_until, Node, Site};
 
@@ -83,10 +83,14 @@ fn ten_thousand_parked_cost_one_probe_per_back_off() {
     let mut daemon = site.start(&config);
     site.client.publish_all((0..10_000).map(|n| site.push("nobody", "{}").customer("c").id(&format!("{n}"))));
     wait_until("all are parked", Duration::from_secs(30), || daemon.items("parked") == 10_000);
+    // Asking the broker takes its time, too.
+    let begun = Instant::now();
     let before = node.returned_total();
     std::thread::sleep(Duration::from_secs(5));
     let probes = node.returned_total() - before;
-    assert!((2..=8).contains(&probes), "{probes} returned in about 5 to 6 s with a back-off of 1 s");
+    let seconds = begun.elapsed().as_secs_f64();
+    let most = (seconds * 1.5) as u64;
+    assert!((2..=most).contains(&probes), "{probes} returned in {seconds:.1} s with a back-off of 1 s");
     daemon.kill9();
     daemon.start_again();
     daemon.wait_ready();
