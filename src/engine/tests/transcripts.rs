@@ -6,10 +6,6 @@ use crate::engine::snapshot::Delivery as Road;
 use crate::engine::types::*;
 use std::sync::Arc;
 
-fn names(list: &[&str]) -> Vec<String> {
-    list.iter().map(ToString::to_string).collect()
-}
-
 #[test]
 fn a_window_closes_after_its_time_and_carries_its_customer_alone() {
     let mut w = World::new(settings());
@@ -434,69 +430,6 @@ fn a_pause_gives_back_only_what_was_not_taken() {
     assert!(w.queue.is_empty());
 }
 
-fn limited(on_full: OnFull) -> World {
-    World::new(with(|app| {
-        app.max_waiting = 3;
-        app.on_full = on_full;
-    }))
-}
-
-fn four() -> Vec<NewItem> {
-    (1..=4).map(|n| at(T0 + 5_000 - n, item("a", "", &n.to_string()))).collect()
-}
-
-/// Delivered and dead items, by name.
-fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
-    let (mut sent, mut dead) = (vec![], vec![]);
-    for (_, batch) in &w.delivered {
-        for item in &batch.items {
-            match &batch.dead {
-                Some(verdict) => dead.push((name(item), verdict.reason)),
-                None => sent.push(name(item)),
-            }
-        }
-    }
-    sent.sort();
-    (sent, dead)
-}
-
-#[test]
-fn at_its_limit_an_application_drops_the_newest_or_the_oldest() {
-    let mut w = limited(OnFull::DropNewest);
-    w.send(four());
-    w.run(10_000);
-    assert_eq!(ends(&w), (names(&["1", "2", "3"]), vec![("4".into(), Reason::Full)]));
-
-    let mut w = limited(OnFull::DropOldest);
-    w.send(four());
-    w.run(10_000);
-    assert_eq!(ends(&w), (names(&["2", "3", "4"]), vec![("1".into(), Reason::Full)]));
-    assert!(w.store.time.is_empty() && w.store.lanes.is_empty() && w.store.counts.is_empty());
-}
-
-#[test]
-fn at_its_limit_an_application_pauses_the_intake_until_there_is_room() {
-    let mut w = limited(OnFull::Pause);
-    w.send(four());
-    w.drain_jobs();
-    assert!(!w.intake_open);
-    w.crash_paused();
-    assert_eq!(w.engine.snapshot(w.now).applications[1].name, "a");
-    w.run(10_000);
-    assert!(w.intake_open, "room again");
-    assert_eq!(ends(&w).0, names(&["1", "2", "3", "4"]));
-}
-
-#[test]
-fn at_its_limit_an_application_closes_its_windows_early() {
-    let mut w = limited(OnFull::FlushEarly);
-    w.send((1..=4).map(|n| item("a", &format!("c{n}"), &n.to_string())).collect());
-    w.run(100);
-    assert_eq!(ends(&w).0, names(&["1", "2", "3"]));
-    assert!(w.delivered.iter().all(|(_, b)| b.closed_by == ClosedBy::Flush));
-    assert!(w.intake_open);
-}
-
 #[test]
 fn a_probe_that_expires_does_not_hold_its_application_up() {
     let mut w = World::new(settings());
@@ -546,32 +479,6 @@ fn a_parked_application_costs_one_probe_a_backoff_after_a_restart_too() {
 }
 
 #[test]
-fn memory_stays_within_its_budget_and_nothing_is_late() {
-    let budget = Budget { rows: 1_000, contents: 100_000, ..settings().budget };
-    let mut w = World::new(Settings { budget, ..settings() });
-    let bound = 1_000 + 500 + 100;
-    for round in 0..40u64 {
-        let due = |n: u64| T0 + 1_000 + (round * 500 + n) * 7_919 % 15_000;
-        w.send((0..500).map(|n| at(due(n), item("a", ["x", "y", ""][n as usize % 3], "i"))).collect());
-        w.drain_jobs();
-        assert!(w.engine.snapshot(w.now).in_memory <= bound);
-    }
-    while w.now.wall < T0 + 17_000 {
-        w.advance(5);
-        w.drain_jobs();
-        w.confirm_all();
-        w.drain_jobs();
-        let state = w.engine.snapshot(w.now);
-        assert!(state.in_memory <= bound, "{state:?}");
-        assert!(state.content_bytes <= 100_000 + bound * 200, "{state:?}");
-    }
-    let items: u64 = w.delivered.iter().map(|(_, b)| b.items.len() as u64).sum();
-    assert_eq!(items, 20_000);
-    let late = w.delivered.iter().flat_map(|(now, b)| b.items.iter().map(|i| now.wall - i.due)).max();
-    assert!(late <= Some(10), "{late:?}");
-}
-
-#[test]
 fn what_is_beyond_the_pause_is_neither_taken_nor_acked() {
     let mut w = World::new(Settings { customers: 1, ..settings() });
     w.send(vec![item("a", "c1", "1"), item("a", "c0", "0")]);
@@ -586,61 +493,4 @@ fn what_is_beyond_the_pause_is_neither_taken_nor_acked() {
     w.deliver(1);
     w.drain_jobs();
     assert_eq!(w.queue.len(), 1);
-}
-
-#[test]
-fn the_oldest_is_dropped_wherever_it_lies() {
-    let settings = with(|app| {
-        app.max_waiting = 3;
-        app.on_full = OnFull::DropOldest;
-    });
-    let mut w = World::new(settings);
-    // In the store alone, in memory, and in the store alone again; the arrival counts, not the due.
-    let due = [400_000, 5_000, 300_000, 200_000, 6_000, 100_000];
-    for (n, due) in due.into_iter().enumerate() {
-        let n = n.to_string();
-        w.send(vec![with_id(&n, DuplicateRule::Keep, at(T0 + due, item("a", "", &n)))]);
-        w.drain_jobs();
-    }
-    // Another application stays as it is.
-    w.send((0..3).map(|n| at(T0 + 150_000 + n, item("b", "", "b"))).collect());
-    w.run(500_000);
-    let dead: Vec<String> =
-        w.delivered.iter().filter(|(_, b)| b.dead.is_some()).map(|(_, b)| name(&b.items[0])).collect();
-    assert_eq!(dead, ["0", "1", "2"]);
-    let sent: Vec<String> = w
-        .delivered
-        .iter()
-        .filter(|(_, b)| b.dead.is_none() && *b.application == *"a")
-        .map(|(_, b)| name(&b.items[0]))
-        .collect();
-    assert_eq!(sent, ["4", "5", "3"]);
-    assert_eq!(w.engine.counters().dead[Reason::Full as usize], 3);
-    assert!(w.queue.is_empty() && w.store.identities.is_empty());
-}
-
-#[test]
-fn many_drops_cost_few_looks() {
-    let settings = with(|app| {
-        app.max_waiting = 2_000;
-        app.on_full = OnFull::DropOldest;
-    });
-    let mut w = World::new(settings);
-    let new = |n: u64| with_id(&n.to_string(), DuplicateRule::Keep, item("a", "", &n.to_string()));
-    let items = |from: u64, to: u64| (from..to).map(|n| at(T0 + 900_000 - n, new(n))).collect();
-    w.send(items(0, 2_000));
-    w.drain_jobs();
-    w.send(items(2_000, 5_000));
-    w.drain_jobs();
-    w.run(10);
-    let dead: Vec<String> = w.delivered.iter().map(|(_, b)| name(&b.items[0])).collect();
-    let expected: Vec<String> = (0..3_000).map(|n| n.to_string()).collect();
-    assert_eq!(dead.len(), 3_000);
-    let mut sorted: Vec<u64> = dead.iter().filter_map(|n| n.parse().ok()).collect();
-    sorted.sort_unstable();
-    assert_eq!(
-        sorted.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        expected,
-        "the oldest, and no other"
-    );
 }
