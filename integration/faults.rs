@@ -48,6 +48,7 @@ const FAULTS: &[Fault] = &[
     fault(23, "a second process on the store", true, life::second_process),
     fault(24, "the clock steps an hour ahead", true, clock::forward),
     fault(25, "the clock steps an hour back", true, clock::backward),
+    fault(25, "the process is frozen for seconds", true, clock::frozen),
     fault(27, "the same request 2 to 5 times", true, life::same_request),
     fault(28, "the consumer timeout", false, broker::consumer_timeout),
     fault(29, "the ingest queue deleted", false, broker::queue_deleted),
@@ -56,6 +57,7 @@ const FAULTS: &[Fault] = &[
     fault(34, "a backlog due in one second", false, backlog::one_second),
     fault(35, "a backlog overdue at the start", false, backlog::overdue),
     fault(36, "SIGTERM under load, once and twice", true, life::terminated),
+    fault(36, "SIGTERM while a backlog leaves", false, backlog::terminated),
     fault(37, "SIGHUP, bad and good", true, life::reloaded),
     fault(41, "a panic in any thread", false, kill::panics),
 ];

@@ -1,4 +1,4 @@
-//! Rows 34 and 35: very many items due within one second, while the daemon runs and while it does not.
+//! Rows 34, 35 and 36: very many items due within one second, while the daemon runs and while it does not.
 
 use crate::scene::{Bystander, Context, Row, Scene};
 use std::sync::Arc;
@@ -93,9 +93,9 @@ pub fn one_second(context: &Context) -> Row {
     scene.finish()
 }
 
-/// All of it falls due while the daemon is down.
-pub fn overdue(context: &Context) -> Row {
-    let mut scene = Scene::on(context, &context.node, "overdue", |_, c| c);
+/// A daemon that was stopped with a backlog, which has fallen due; and the first moment of that.
+fn stopped_with_a_backlog<'c>(context: &'c Context, name: &str) -> (Scene<'c>, Inbox, u64) {
+    let mut scene = Scene::on(context, &context.node, name, |_, c| c);
     scene.start();
     let count = count(context);
     let inbox = scene.site.inbox("big");
@@ -110,6 +110,32 @@ pub fn overdue(context: &Context) -> Row {
     while now_ms() < due + 1000 {
         std::thread::sleep(Duration::from_millis(20));
     }
+    (scene, inbox, due)
+}
+
+/// It is stopped again while the backlog leaves, and again.
+pub fn terminated(context: &Context) -> Row {
+    let (mut scene, inbox, _) = stopped_with_a_backlog(context, "replay");
+    for _ in 0..3 {
+        scene.start();
+        let came = inbox.poll(Duration::from_secs(30));
+        scene.check(came.is_some(), "nothing leaves");
+        came.into_iter().for_each(|received| scene.ledger.received(received));
+        scene.fault();
+        scene.daemon.term();
+        let status = scene.daemon.exit(Duration::from_secs(15));
+        scene.check(status.code() == Some(0), format!("it ended with {status}"));
+        scene.check(scene.ledger.missing() > 0, "everything had left before it was stopped");
+    }
+    scene.start();
+    scene.healed();
+    receive(&inbox, &scene.ledger, Duration::from_secs(300));
+    scene.finish()
+}
+
+/// All of it falls due while the daemon is down.
+pub fn overdue(context: &Context) -> Row {
+    let (mut scene, inbox, due) = stopped_with_a_backlog(context, "overdue");
     let begun = Instant::now();
     scene.daemon.start_again();
     let first = inbox.poll(Duration::from_secs(30));

@@ -188,7 +188,7 @@ pub fn alarm(context: &Context) -> Row {
         |s: &Scene<'_>| s.site.client.depth(&queue) == Some(0) && s.daemon.state()["uncommitted"] == 0;
     scene.check_soon("what waits in the queue is taken", Duration::from_secs(5), taken);
     // Longer than the bound on a confirm, which does not count while the broker blocks.
-    std::thread::sleep(Duration::from_secs(6));
+    std::thread::sleep(Duration::from_secs(if context.long { 300 } else { 6 }));
     let unknown = scene.total("unknown");
     scene.check(unknown == 0, format!("{unknown} publishes were given up while blocked"));
     context.node.memory_alarm(false);

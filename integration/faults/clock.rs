@@ -1,4 +1,5 @@
-//! Rows 24 and 25: the wall clock steps while the daemon runs, by libfaketime. The monotonic clock does not.
+//! Rows 24 and 25: the wall clock steps while the daemon runs, by libfaketime. The monotonic clock does not. Or no time
+//! passes for the process.
 
 use crate::scene::{Context, Row, Scene, Sending};
 use std::fs;
@@ -120,5 +121,20 @@ pub fn backward(context: &Context) -> Row {
     step(&file, 0);
     scene.check_soon("what is due leaves", Duration::from_secs(3), |s| s.ledger.missing() == 0);
     scene.healed();
+    scene.finish().without_repeats()
+}
+
+/// As a suspended machine is: what has become due meanwhile leaves when it goes on, the oldest first, and nothing twice.
+pub fn frozen(context: &Context) -> Row {
+    let mut scene = Scene::under_load(context, "frozen", 300, |_, c| c);
+    for _ in 0..3 {
+        scene.moments.pause(300, 600);
+        scene.fault();
+        scene.daemon.freeze(Duration::from_secs(4));
+        scene.healed();
+    }
+    scene.moments.pause(300, 600);
+    let running = scene.daemon.running();
+    scene.check(running, "it has not survived");
     scene.finish().without_repeats()
 }

@@ -249,6 +249,13 @@ impl Daemon {
         self.signal(Signal::HUP);
     }
 
+    /// Stops it where it stands for so long, as a suspended machine does.
+    pub fn freeze(&self, time: Duration) {
+        self.signal(Signal::STOP);
+        std::thread::sleep(time);
+        self.signal(Signal::CONT);
+    }
+
     /// SIGKILL, and waits for the end.
     pub fn kill9(&mut self) {
         self.signal(Signal::KILL);
