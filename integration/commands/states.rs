@@ -3,7 +3,7 @@
 use super::{wait_for, FAR};
 use serde_json::{json, Value};
 use std::time::{Duration, Instant};
-use tidegate_harness::{now_ms, wait_until, Asker, Config, Daemon, Site};
+use tidegate_harness::{now_ms, wait_until, Asker, Config, Daemon, Inbox, Proxy, Site, Way};
 
 fn item(daemon: &Daemon, application: &str, id: &str) -> Value {
     daemon.ask("GET", &format!("/api/v1/items/{application}/{id}")).1
@@ -123,17 +123,22 @@ fn what_has_ended() {
     assert_eq!(daemon.state()["totals"]["cancelled"], 0);
 }
 
-#[test]
-fn in_flight_the_answer_waits_for_the_outcome() {
-    let site = Site::new("flying");
+/// Whose batches reach the broker, whose confirms do not get through, from now on; the first item was sent before.
+fn without_confirms(site: &Site<'_>) -> (Inbox, Proxy, Daemon) {
     let inbox = site.inbox("shop");
     let (egress, uri) = site.node.proxied();
     let daemon = site.start(&site.config().text("egress.uri", &uri));
     site.client.publish(&site.push("shop", "1").id("first"));
     assert_eq!(inbox.batch().ids(), ["first"]);
     wait_for(&daemon, "shop", "first", "sent");
-    // The broker takes the batches; its confirms do not get through.
-    egress.stall_one(tidegate_harness::Way::Down);
+    egress.stall_one(Way::Down);
+    (inbox, egress, daemon)
+}
+
+#[test]
+fn in_flight_the_answer_waits_for_the_outcome() {
+    let site = Site::new("flying");
+    let (inbox, egress, daemon) = without_confirms(&site);
     site.client.publish_all(["x", "y"].map(|id| site.push("shop", "1").id(id).customer(id)));
     inbox.items(2, Duration::from_secs(5));
     wait_for(&daemon, "shop", "x", "in_flight");
@@ -158,13 +163,7 @@ fn in_flight_the_answer_waits_for_the_outcome() {
 #[test]
 fn a_connection_lost_between_publish_and_confirm_repeats_with_the_same_ids() {
     let site = Site::new("lost");
-    let inbox = site.inbox("shop");
-    let (egress, uri) = site.node.proxied();
-    let daemon = site.start(&site.config().text("egress.uri", &uri));
-    site.client.publish(&site.push("shop", "1").id("first"));
-    assert_eq!(inbox.batch().ids(), ["first"]);
-    wait_for(&daemon, "shop", "first", "sent");
-    egress.stall_one(tidegate_harness::Way::Down);
+    let (inbox, egress, daemon) = without_confirms(&site);
     site.client.publish_all(["x", "y"].map(|id| site.push("shop", "1").id(id)));
     let mut ids: Vec<_> = inbox.items(2, Duration::from_secs(5)).into_iter().map(|i| i.id).collect();
     ids.sort();

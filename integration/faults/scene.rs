@@ -176,22 +176,9 @@ impl<'n> Scene<'n> {
 
     /// Windowed, timed (up to 2 s) and immediate requests for `shop`. A second load has ids of its own.
     pub fn load(&mut self, per_second: u64) {
-        let (exchange, load) = (self.site.ingest(), self.loads);
+        let name = format!("r{}-", self.loads);
         self.loads += 1;
-        let recipe = move |n: u64| {
-            let push = Push::new(&exchange, "shop", n.to_string()).id(&format!("r{load}-{n}"));
-            let customer = format!("c{}", n % 40);
-            match n % 4 {
-                0 => (push, "shop".to_owned(), None, None),
-                1 => {
-                    let delay = n * 37 % 2000;
-                    let push = push.delay(i64::try_from(delay).unwrap_or(0)).customer(&customer);
-                    (push, "shop".to_owned(), Some(customer), Some(delay))
-                }
-                _ => (push.customer(&customer), "shop".to_owned(), Some(customer), None),
-            }
-        };
-        self.load = Some(Load::start(self.site.node.uri(), per_second, &self.ledger, Box::new(recipe)));
+        self.load = Some(self.site.load_named(&name, &self.ledger, per_second));
     }
 
     pub fn stop_load(&mut self) {

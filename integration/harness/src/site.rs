@@ -109,9 +109,14 @@ impl<'n> Site<'n> {
 
     /// Windowed, timed (up to 2 s) and immediate requests for the application `shop`, at a steady rate.
     pub fn load(&self, ledger: &Arc<Ledger>, per_second: u64) -> Load {
-        let exchange = self.ingest();
+        self.load_named("r", ledger, per_second)
+    }
+
+    /// The same, with ids that begin with `name`.
+    pub fn load_named(&self, name: &str, ledger: &Arc<Ledger>, per_second: u64) -> Load {
+        let (exchange, name) = (self.ingest(), name.to_owned());
         let recipe = move |n: u64| {
-            let push = Push::new(&exchange, "shop", n.to_string()).id(&format!("r{n}"));
+            let push = Push::new(&exchange, "shop", n.to_string()).id(&format!("{name}{n}"));
             let customer = format!("c{}", n % 40);
             match n % 4 {
                 0 => (push, "shop".to_owned(), None, None),

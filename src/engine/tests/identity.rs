@@ -11,20 +11,6 @@ fn named(rule: DuplicateRule, due: u64, payload: &str) -> NewItem {
     with_id("x", rule, at(due, item("a", "", payload)))
 }
 
-/// Payloads that left, and those that are dead with their reasons.
-fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
-    let (mut sent, mut dead) = (vec![], vec![]);
-    for (_, batch) in &w.delivered {
-        for item in &batch.items {
-            match &batch.dead {
-                Some(verdict) => dead.push((name(item), verdict.reason)),
-                None => sent.push(name(item)),
-            }
-        }
-    }
-    (sent, dead)
-}
-
 fn cancel(w: &mut World, id: &str) -> Answer {
     w.ask(Command::Cancel(target("a", id)))
 }

@@ -14,21 +14,6 @@ fn four() -> Vec<NewItem> {
     (1..=4).map(|n| at(T0 + 5_000 - n, item("a", "", &n.to_string()))).collect()
 }
 
-/// Delivered and dead items, by name.
-fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
-    let (mut sent, mut dead) = (vec![], vec![]);
-    for (_, batch) in &w.delivered {
-        for item in &batch.items {
-            match &batch.dead {
-                Some(verdict) => dead.push((name(item), verdict.reason)),
-                None => sent.push(name(item)),
-            }
-        }
-    }
-    sent.sort();
-    (sent, dead)
-}
-
 #[test]
 fn at_its_limit_an_application_drops_the_newest_or_the_oldest() {
     let mut w = limited(OnFull::DropNewest);

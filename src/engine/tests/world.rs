@@ -123,6 +123,21 @@ pub(super) fn name(item: &BatchItem) -> String {
     String::from_utf8_lossy(&item.content.body).into_owned()
 }
 
+/// Payloads that left, sorted, and those that are dead with their reasons.
+pub(super) fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
+    let (mut sent, mut dead) = (vec![], vec![]);
+    for (_, batch) in &w.delivered {
+        for item in &batch.items {
+            match &batch.dead {
+                Some(verdict) => dead.push((name(item), verdict.reason)),
+                None => sent.push(name(item)),
+            }
+        }
+    }
+    sent.sort();
+    (sent, dead)
+}
+
 impl World {
     /// A fresh store, both ends connected, at [`T0`].
     pub(super) fn new(settings: Settings) -> Self {
