@@ -155,6 +155,7 @@ impl Engine {
             self.collect_far(
                 group,
                 Closing { upto, due, cause, again: false, late: false, far, begun: false },
+                now,
             );
         }
         let rows = &self.rows;
@@ -182,10 +183,16 @@ impl Engine {
     }
 
     /// Members that are in the store alone are fetched through the index of their customer.
-    fn collect_far(&mut self, group: u32, closing: Closing) {
+    fn collect_far(&mut self, group: u32, closing: Closing, now: Now) {
         let Some(earlier) = self.groups[group].closing.as_mut() else {
             self.groups[group].closing = Some(closing);
-            self.collecting.push_back(group);
+            let has_room = closing.far <= self.room_for_rows() && !self.is_store_overdue(now);
+            if has_room && self.collecting.is_empty() {
+                // At once: a command that comes behind the one that closed the window finds its members gone.
+                self.begin_collecting(group);
+            } else {
+                self.collecting.push_back(group);
+            }
             return;
         };
         // The members of an earlier window are still coming: begin again once they are all here.
@@ -202,12 +209,16 @@ impl Engine {
     /// make room, those of one customer come all the same.
     pub(super) fn collect_members(&mut self, now: Now) {
         while let Some(group) = self.next_to_collect(now) {
-            let Some(closing) = self.groups[group].closing.as_mut() else { continue };
-            closing.begun = true;
-            self.cursor.expect(Share { rows: closing.far, bytes: 0 });
-            let from = self.low_mark();
-            self.load_group(group, from);
+            self.begin_collecting(group);
         }
+    }
+
+    fn begin_collecting(&mut self, group: u32) {
+        let Some(closing) = self.groups[group].closing.as_mut() else { return };
+        closing.begun = true;
+        self.cursor.expect(Share { rows: closing.far, bytes: 0 });
+        let from = self.low_mark();
+        self.load_group(group, from);
     }
 
     fn next_to_collect(&mut self, now: Now) -> Option<u32> {

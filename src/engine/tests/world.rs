@@ -123,7 +123,7 @@ pub(super) fn name(item: &BatchItem) -> String {
     String::from_utf8_lossy(&item.content.body).into_owned()
 }
 
-/// Payloads that left, sorted, and those that are dead with their reasons.
+/// Payloads that left, in that order, and those that are dead with their reasons.
 pub(super) fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
     let (mut sent, mut dead) = (vec![], vec![]);
     for (_, batch) in &w.delivered {
@@ -134,7 +134,6 @@ pub(super) fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
             }
         }
     }
-    sent.sort();
     (sent, dead)
 }
 
