@@ -70,10 +70,9 @@ pub fn panics(context: &Context) -> Row {
     sum
 }
 
-/// Any moment will do. After several quick deaths requests are taken one at a time, as many as are taken in advance
-/// otherwise: few, so that kills meet the ordinary pace too.
+/// Any moment will do.
 pub fn random(context: &Context) -> Row {
-    let mut scene = Scene::under_load(context, "kill", 2000, |_, c| c.set("ingest.prefetch", "300"));
+    let mut scene = Scene::under_load(context, "kill", 2000, |_, c| c);
     scene.restarted = true;
     let kills = if context.long { 60 } else { 20 };
     let mut longest = Duration::ZERO;

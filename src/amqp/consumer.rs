@@ -276,8 +276,9 @@ impl Ingest {
         Ok(())
     }
 
-    fn read(&self, delivery: Delivery, generation: u32, received: u64) -> Request {
+    fn read(&mut self, delivery: Delivery, generation: u32, received: u64) -> Request {
         if self.quarantine.is_on() {
+            self.quarantine.delivered(delivery.redelivered);
             // Should the process not survive this one, the log names it.
             let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
             tracing::info!(

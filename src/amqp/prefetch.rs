@@ -92,6 +92,9 @@ pub(super) struct Quarantine {
     acked: u32,
     /// As many deliveries as may lie before the culprit.
     depth: u32,
+    /// A delivery has come that nobody had before. The broker hands out first what came back, the culprit with it: so
+    /// that has passed.
+    fresh: bool,
 }
 
 impl Quarantine {
@@ -124,13 +127,18 @@ impl Quarantine {
         }
     }
 
-    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, or because as many
-    /// passed as could have lain before it.
+    /// A delivery has come; whether it had been handed out before.
+    pub(super) fn delivered(&mut self, redelivered: bool) {
+        self.fresh |= !redelivered;
+    }
+
+    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, because one came
+    /// that lies behind it, or because as many passed as could have lain before it.
     pub(super) fn acked(&mut self, count: u32) -> bool {
         self.errors = 0;
         self.acked = self.acked.saturating_add(count);
         let met = std::mem::take(&mut self.met);
-        let over = self.on && count > 0 && (met >= 2 || self.acked >= self.depth);
+        let over = self.on && count > 0 && (met >= 2 || self.fresh || self.acked >= self.depth);
         if over {
             *self = Quarantine::default();
         }
@@ -222,5 +230,18 @@ mod tests {
         assert!(!quarantine.acked(1));
         assert!(!quarantine.acked(1));
         assert!(quarantine.acked(1));
+    }
+
+    #[test]
+    fn what_nobody_had_before_ends_a_quarantine_once_it_is_acked() {
+        let mut quarantine = Quarantine::started(true, 10_000);
+        for _ in 0..5 {
+            quarantine.delivered(true);
+            assert!(!quarantine.acked(1), "the culprit may be next");
+        }
+        quarantine.delivered(false);
+        assert!(quarantine.is_on(), "it may be the culprit itself");
+        assert!(quarantine.acked(1));
+        assert!(!quarantine.is_on());
     }
 }
