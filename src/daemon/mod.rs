@@ -122,8 +122,7 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
     let (starts, quarantine) = Starts::note(directory);
     if quarantine {
         tracing::warn!(
-            "several quick deaths in a row: the next requests are taken one at a time, as many of them as are taken \
-             in advance otherwise"
+            "several quick deaths in a row: requests that were handed out before are taken one at a time"
         );
     }
     let seed = getrandom::u64().unwrap_or(opened.identity);
