@@ -269,7 +269,7 @@ impl Engine {
     }
 
     /// No item that memory lacks lies below.
-    fn first_lacking(&self) -> Key {
+    pub(super) fn first_lacking(&self) -> Key {
         self.cursor.until.max(self.cursor.far_min)
     }
 

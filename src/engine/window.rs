@@ -204,9 +204,9 @@ impl Engine {
         }
     }
 
-    /// Fetches the members of closed windows, in the order in which these closed, as far as memory has room. What is
-    /// overdue in the store goes before them, and what is due later makes room. Where nothing is on its way that could
-    /// make room, those of one customer come all the same.
+    /// Fetches the members of closed windows, in the order in which these closed, as far as memory has room. What has been
+    /// due for longer in the store goes before them, and what is due later makes room. Where nothing is on its way that
+    /// could make room, or none has come for long, those of one customer come all the same.
     pub(super) fn collect_members(&mut self, now: Now) {
         while let Some(group) = self.next_to_collect(now) {
             self.begin_collecting(group);
@@ -223,16 +223,17 @@ impl Engine {
 
     fn next_to_collect(&mut self, now: Now) -> Option<u32> {
         let first = self.collecting.front().copied()?;
-        let far = self.groups[first].closing.map_or(0, |closing| closing.far);
+        let (far, due) = self.groups[first].closing.map_or((0, 0), |closing| (closing.far, closing.due));
         if planted(Plant::MembersCrowdIn) {
             return self.collecting.pop_front();
         }
-        if !self.is_store_overdue(now) {
+        if !self.is_store_overdue(now) || due < self.first_lacking().due {
             let lacking = far.saturating_sub(self.room_for_rows());
             if lacking > 0 && self.cursor.loading.is_none() {
                 self.give_back_furthest(lacking, now.wall + URGENT_MS);
             }
-            if far <= self.room_for_rows() {
+            let within = self.rows.len() + self.cursor.coming.rows <= self.settings.budget.rows;
+            if far <= self.room_for_rows() || (within && due + URGENT_MS <= now.wall) {
                 return self.collecting.pop_front();
             }
         }
