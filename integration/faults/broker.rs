@@ -174,15 +174,16 @@ pub fn alarm(context: &Context) -> Row {
     scene.moments.pause(500, 800);
     scene.stop_load();
     scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);
+    // Due when the alarm is surely on: raising it takes the tool of a busy machine some seconds.
     let request = |n: u64| -> Sending {
-        let push = scene.site.push("shop", "{}").id(&format!("a{n}")).delay(1500);
-        (push, "shop".to_owned(), None, Some(now_ms() + 1500))
+        let push = scene.site.push("shop", "{}").id(&format!("a{n}")).delay(8_000);
+        (push, "shop".to_owned(), None, Some(now_ms() + 8_000))
     };
     scene.send((0..3000).map(request));
     scene.fault();
     context.node.memory_alarm(true);
     let blocked = |s: &Scene<'_>| s.daemon.state()["state"] == "blocked";
-    scene.check_soon("the state says blocked", Duration::from_secs(10), blocked);
+    scene.check_soon("the state says blocked", Duration::from_secs(20), blocked);
     let queue = scene.site.ingest_queue();
     let taken =
         |s: &Scene<'_>| s.site.client.depth(&queue) == Some(0) && s.daemon.state()["uncommitted"] == 0;

@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// A window closes so long before its most urgent expiry, ms: time to be sent.
 pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 
-/// By so much the two clocks may disagree on the end of a window, ms; more is a step.
+/// By so much the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not turn at the
+/// same moment, and one may be slewed.
 const CLOCK_SLACK_MS: u64 = 5;
 
 /// Rows of one customer fetched at a time when their window closes before they were loaded.
@@ -143,7 +144,7 @@ impl Engine {
         self.apps[app].windows -= 1;
         self.open_windows -= 1;
         self.counters.closed[cause as usize] += 1;
-        // The two clocks' milliseconds do not turn at the same moment: a window that ran to its end is due at its end.
+        // A window that ran to its end is due at its end.
         let to_its_end = cause == ClosedBy::Time && window.end <= now.wall + CLOCK_SLACK_MS;
         let due = if to_its_end { window.end } else { window.end.min(now.wall) };
         if window.long {
@@ -418,7 +419,11 @@ impl Window {
     /// When it must close as things stand, monotonic, and why.
     fn deadline(&self, quiet: u64, now: Now) -> (u64, ClosedBy) {
         let mut deadline = (self.close, ClosedBy::Time);
-        if quiet > 0 && self.last + quiet < deadline.0 {
+        if self.close <= now.mono && self.end > now.wall && self.end <= now.wall + CLOCK_SLACK_MS {
+            // The other clock is not there yet: nothing leaves before the due that it carries.
+            deadline.0 = now.mono + (self.end - now.wall);
+        }
+        if quiet > 0 && self.last + quiet < self.close {
             deadline = (self.last + quiet, ClosedBy::Quiet);
         }
         if self.expiry != u64::MAX {

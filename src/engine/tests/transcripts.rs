@@ -494,3 +494,18 @@ fn what_is_beyond_the_pause_is_neither_taken_nor_acked() {
     w.drain_jobs();
     assert_eq!(w.queue.len(), 1);
 }
+
+/// The two clocks' milliseconds do not turn at the same moment.
+#[test]
+fn a_window_does_not_close_before_the_due_that_it_carries() {
+    let mut w = World::new(with(|app| app.window = 3_000));
+    w.send(vec![item("a", "c", "1")]);
+    w.drain_jobs();
+    w.now.wall -= 2;
+    w.advance(3_000);
+    assert!(w.out.is_empty(), "the wall clock is not there yet");
+    w.advance(2);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1);
+    assert_eq!((w.out[0].items[0].due, w.out[0].closed_by), (w.now.wall, ClosedBy::Time));
+}
