@@ -80,6 +80,10 @@ bench-long: fetch ## the same with a million messages and five repeats
 	$(CARGO) build --release --locked --offline --bin tidegate --example bench
 	@target/release/examples/bench --long
 
+.PHONY: measure
+measure: fetch ## the engine and the store alone: nanoseconds an item, up to ten million waiting
+	$(CARGO) test --release --lib --locked --offline measure -- --ignored --nocapture --test-threads 1
+
 .PHONY: deny
 deny: ## licences, bans, sources and advisories (needs cargo-deny)
 	$(CARGO) deny check advisories bans licenses sources

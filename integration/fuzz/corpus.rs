@@ -1,5 +1,5 @@
-//! Writes the corpus anew, from the real encoders and by hand: run by name with `--ignored` when a format changes.
-//! Files that are there under other names (findings) stay.
+//! The corpus, from the real encoders and by hand. A test holds its files against it, so that a format that changes takes
+//! them along; `WRITE_CORPUS=1 cargo test --test fuzz the_corpus` writes them anew. Files under other names (findings) stay.
 
 use lapin::protocol::basic::gen_properties;
 use lapin::types::{AMQPValue, DecimalValue, FieldArray, FieldTable};
@@ -13,8 +13,13 @@ use tidegate::store::{ended, record, rows};
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("integration/fuzz/corpus").join(target);
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join(name), bytes).unwrap();
+    let file = folder.join(name);
+    if std::env::var_os("WRITE_CORPUS").is_some() {
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(&file, bytes).unwrap();
+    }
+    let there = fs::read(&file).unwrap_or_default();
+    assert!(there == bytes, "{} is not of this format: WRITE_CORPUS=1 writes it anew", file.display());
 }
 
 fn part(bytes: &[u8]) -> Vec<u8> {
@@ -31,8 +36,7 @@ fn text(text: &str) -> AMQPValue {
 }
 
 #[test]
-#[ignore = "writes into the source tree"]
-fn write_corpus() {
+fn the_corpus_is_of_this_format() {
     messages();
     bodies();
     stored();

@@ -1,6 +1,6 @@
 //! What a client asks for beside the state: commands in its own words, and what comes back.
 
-use crate::engine::types::{CustomerOf, Filter};
+use crate::engine::types::Command;
 use serde_json::Value;
 
 /// One item, as a client names it.
@@ -12,30 +12,8 @@ pub struct ItemOf {
     pub id: Box<str>,
 }
 
-/// A command. The daemon makes the engine's of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// Take one item back.
-    Cancel(ItemOf),
-    /// Take back all items of a customer.
-    CancelAll(CustomerOf),
-    /// What has become of an item.
-    Lookup(ItemOf),
-    /// How many items a customer has.
-    Count(CustomerOf),
-    /// Close a customer's open window now.
-    Flush(CustomerOf),
-    /// One page of the items that have not ended.
-    List(Filter),
-    /// Hold an application's items back.
-    Pause(Box<str>),
-    /// Let a paused application go on.
-    Resume(Box<str>),
-    /// Try a parked application now.
-    Retry(Box<str>),
-    /// Give up all parked items of an application.
-    DropParked(Box<str>),
-}
+/// A command whose item is named by a client. The daemon knows the engine's name of it.
+pub type Asked = Command<ItemOf>;
 
 /// What kind of answer it is; decides the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -85,18 +85,7 @@ impl Daemon {
 
 /// The engine's command of what a client wrote.
 fn command(asked: Asked, store_identity: u64) -> Command {
-    match asked {
-        Asked::Cancel(of) => Command::Cancel(target(&of.application, &of.id, store_identity)),
-        Asked::Lookup(of) => Command::Lookup(target(&of.application, &of.id, store_identity)),
-        Asked::CancelAll(of) => Command::CancelAll(of),
-        Asked::Count(of) => Command::Count(of),
-        Asked::Flush(of) => Command::Flush(of),
-        Asked::List(filter) => Command::List(filter),
-        Asked::Pause(application) => Command::Pause(application),
-        Asked::Resume(application) => Command::Resume(application),
-        Asked::Retry(application) => Command::Retry(application),
-        Asked::DropParked(application) => Command::DropParked(application),
-    }
+    asked.naming(|of| target(&of.application, &of.id, store_identity))
 }
 
 #[cfg(test)]

@@ -52,15 +52,15 @@ pub struct Filter {
     pub limit: usize,
 }
 
-/// What somebody asks of the daemon, beside requests.
+/// What somebody asks of the daemon, beside requests. `I` is how one item is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum Command<I = Target> {
     /// Take one item back.
-    Cancel(Target),
+    Cancel(I),
     /// Take back all items of a customer.
     CancelAll(CustomerOf),
     /// What has become of an item.
-    Lookup(Target),
+    Lookup(I),
     /// How many items a customer has.
     Count(CustomerOf),
     /// Close a customer's open window now.
@@ -75,6 +75,24 @@ pub enum Command {
     Retry(Box<str>),
     /// Give up all parked items of an application.
     DropParked(Box<str>),
+}
+
+impl<I> Command<I> {
+    /// The same command, with its item named another way.
+    pub fn naming<J>(self, name: impl FnOnce(I) -> J) -> Command<J> {
+        match self {
+            Command::Cancel(item) => Command::Cancel(name(item)),
+            Command::Lookup(item) => Command::Lookup(name(item)),
+            Command::CancelAll(of) => Command::CancelAll(of),
+            Command::Count(of) => Command::Count(of),
+            Command::Flush(of) => Command::Flush(of),
+            Command::List(filter) => Command::List(filter),
+            Command::Pause(application) => Command::Pause(application),
+            Command::Resume(application) => Command::Resume(application),
+            Command::Retry(application) => Command::Retry(application),
+            Command::DropParked(application) => Command::DropParked(application),
+        }
+    }
 }
 
 /// Who gets the answer.

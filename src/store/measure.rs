@@ -1,5 +1,4 @@
-//! Measurements, run by hand:
-//! `cargo test --lib store::measure -- --ignored --nocapture --test-threads 1`.
+//! Figures of the store alone: `make measure`.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the measurement")]
 
@@ -50,7 +49,7 @@ fn fill(store: &mut dyn Store, rows: u64, body: usize) {
 }
 
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "minutes: make measure runs it"]
 fn throughput() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&config(dir.path()), 256 << 20, false).unwrap().store;
@@ -65,7 +64,7 @@ fn throughput() {
 }
 
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "minutes: make measure runs it"]
 fn a_million_waiting_in_little_memory() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open_at(dir.path()).store;
@@ -94,35 +93,9 @@ fn a_million_waiting_in_little_memory() {
     timed("open", 1, || drop(open_at(dir.path())));
 }
 
-/// Needs a small file system of its own (tmpfs of 160 MiB, say), named by `TIDEGATE_SMALL_DISK`.
-#[test]
-#[ignore = "needs a small file system"]
-fn a_full_disk_is_called_that_and_loses_nothing() {
-    let Some(path) = std::env::var_os("TIDEGATE_SMALL_DISK") else { return };
-    let path = PathBuf::from(path).join("store");
-    let mut store = open_at(&path).store;
-    let mut committed = 0;
-    let error = loop {
-        let ops = (committed..committed + 1_000).map(|seq| put(seq, 1_000)).collect();
-        match store.commit(&[group(committed, ops)]) {
-            Ok(()) => committed += 1_000,
-            Err(error) => break error,
-        }
-    };
-    println!("after {committed} rows: {error}");
-    assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
-    drop(store);
-    let mut again = open_at(&path);
-    let load = Load::Time { from: Key::default(), until: u64::MAX, max_rows: usize::MAX, max_bytes: 0 };
-    match again.store.load(&load).unwrap() {
-        Loaded::Time { rows, .. } => assert!(rows.len() as u64 >= committed, "{} rows", rows.len()),
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Half of the million wait in the store alone, the other half has ended, spread over all buckets.
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "minutes: make measure runs it"]
 fn a_million_identities() {
     const ROWS: u64 = 1_000_000;
     const ASKED: u64 = 1_000;

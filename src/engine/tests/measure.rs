@@ -1,4 +1,4 @@
-//! Figures, run by hand: `cargo test --release --lib engine::tests::measure -- --ignored --nocapture`.
+//! Figures of the engine alone: `make measure`.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -96,7 +96,7 @@ fn sequences_that_stay_by_a_pattern_do_not_collide() {
 }
 
 #[test]
-#[ignore = "prints figures"]
+#[ignore = "minutes: make measure runs it"]
 fn insert_and_take() {
     for customers in [0, 1_000] {
         measure(100_000, customers);
