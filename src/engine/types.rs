@@ -3,8 +3,8 @@
 //! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an unchecked
 //! one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
-pub use super::asked::{
-    Answer, Asker, Command, CustomerOf, End, Ended, Filter, Listed, Reply, ReplyTo, Stage, Target,
+pub use super::request::{
+    Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, Reply, ReplyTo, Stage, Target,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -153,6 +153,8 @@ pub struct NewItem {
     pub identity: Option<Identity>,
     /// What to do if the id is known.
     pub on_duplicate: DuplicateRule,
+    /// Of body, properties and terms as they were sent: equal for two deliveries of one message.
+    pub fingerprint: u64,
     /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and customer
     /// names apart.
     pub weight: u32,
@@ -388,6 +390,8 @@ pub struct Settings {
     pub budget: Budget,
     /// Most open windows.
     pub customers: u64,
+    /// Most applications with something waiting; a request for one more is dead, reason `full`.
+    pub applications: u64,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.
@@ -408,9 +412,10 @@ impl Settings {
 }
 
 /// Cause of the first close in a batch; header `x-closed-by`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClosedBy {
     /// A window's end, or an own time.
+    #[default]
     Time,
     /// `max_items`.
     Count,
@@ -441,8 +446,10 @@ impl ClosedBy {
 /// One item of a batch on its way out.
 #[derive(Clone, Debug)]
 pub struct BatchItem {
-    /// Arrival number; with the store's identity it makes the assigned id of an item that came without one.
+    /// Arrival number; with the store's identity it makes one half of the id of an item that came without one.
     pub seq: u64,
+    /// When it was due as accepted, UTC ms: the other half of that id, by which the store finds it.
+    pub accepted_due: u64,
     /// UTC ms.
     pub due: u64,
     /// UTC ms.
@@ -472,8 +479,8 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// It is suspected of having closed the channel: publish it on the probe channel, alone.
-    pub probe: bool,
+    /// A probe: published on a channel of its own, so that whatever becomes of it hinders nothing else.
+    pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,
 }
@@ -487,10 +494,14 @@ pub enum Outcome {
     Nacked,
     /// Unroutable: `basic.return` with this reply text.
     Returned(Box<str>),
-    /// The broker closed the channel with this text while the batch was unconfirmed there. On the probe channel,
-    /// where it was alone, it is the culprit; elsewhere it is one of the suspects.
+    /// The broker closed the channel with this text while the batch was unconfirmed there. Where it was alone it is
+    /// the culprit; elsewhere it is one of the suspects.
     Refused(Box<str>),
-    /// The connection was lost, or no answer came in time: it may or may not have been delivered.
+    /// The exchange is missing or may not be written to, with the broker's text: it went nowhere.
+    Unavailable(Box<str>),
+    /// No confirm came in time, and its channel was given up: it may or may not have been delivered.
+    Overdue,
+    /// The connection was lost: it may or may not have been delivered.
     Unknown,
     /// There was no connection to publish it on: nobody has it.
     Unsent,

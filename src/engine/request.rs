@@ -1,5 +1,4 @@
-//! The words of commands and answers: what may be asked about items, and what is told of them. Part of [`super::types`],
-//! where they are found with the others.
+//! Commands and answers: what may be asked about items, and what is told of them. Re-exported by [`super::types`].
 
 use super::types::{BatchId, Content, Dead, Delivery, Identity, Key};
 use std::sync::Arc;
@@ -22,8 +21,17 @@ pub struct Target {
     pub id: Box<str>,
     /// Of both.
     pub identity: Identity,
-    /// The id has the form of one that this store assigns: the arrival number in it.
-    pub assigned: Option<u64>,
+    /// The id has the form of one that this store assigns: what it says.
+    pub assigned: Option<AssignedId>,
+}
+
+/// What an assigned id says of its item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AssignedId {
+    /// Arrival number.
+    pub seq: u64,
+    /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window closed sooner.
+    pub due: u64,
 }
 
 /// All items of one customer.
@@ -158,6 +166,8 @@ pub struct Ended {
     pub due: u64,
     /// Failed attempts.
     pub attempts: u32,
+    /// See [`super::types::NewItem::fingerprint`].
+    pub fingerprint: u64,
     /// Customer name.
     pub customer: Option<Arc<str>>,
 }
@@ -169,6 +179,8 @@ pub struct Listed {
     pub stage: Stage,
     /// Its place in the order, and its arrival number.
     pub key: Key,
+    /// When it was due as accepted, UTC ms; see [`AssignedId::due`].
+    pub accepted_due: u64,
     /// When it is due, UTC ms.
     pub due: u64,
     /// Application name.
