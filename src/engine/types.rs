@@ -391,7 +391,7 @@ pub struct Settings {
     /// Most open windows.
     pub customers: u64,
     /// Most applications with something waiting; a request for one more is dead, reason `full`.
-    pub applications: u64,
+    pub max_applications: u64,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.
