@@ -81,7 +81,7 @@ pub(super) struct World {
     /// Answers by message that the broker has not confirmed; none where that happens at once.
     pub(super) answers_out: Option<Vec<Delivery>>,
     pub(super) generation: u32,
-    consuming: bool,
+    pub(super) consuming: bool,
     pub(super) tag: u64,
     pub(super) queue: Vec<Pending>,
     pub(super) sent: usize,
@@ -89,8 +89,19 @@ pub(super) struct World {
     pub(super) lives: u64,
     /// Every call, where somebody reads it.
     pub(super) log: Option<Vec<Call>>,
-    /// Operations and reads of the last call.
-    pub(super) work: (usize, usize),
+    /// What calls have cost.
+    pub(super) meter: Meter,
+}
+
+/// What calls have cost, in counts: no clock is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Meter {
+    pub(super) calls: u64,
+    pub(super) ops: u64,
+    /// Rows touched in memory.
+    pub(super) rows: u64,
+    /// Most of one call: operations, publishes, rows touched.
+    pub(super) most: (usize, usize, u64),
 }
 
 pub(super) fn settings() -> Settings {
@@ -192,6 +203,16 @@ pub(super) fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
     (sent, dead)
 }
 
+impl Meter {
+    fn note(&mut self, fx: &Effects, rows: u64) {
+        self.calls += 1;
+        self.ops += fx.store.len() as u64;
+        self.rows += rows;
+        let (ops, publishes, most) = self.most;
+        self.most = (ops.max(fx.store.len()), publishes.max(fx.publishes.len()), most.max(rows));
+    }
+}
+
 impl World {
     /// A fresh store, both ends connected, at [`T0`].
     pub(super) fn new(settings: Settings) -> Self {
@@ -227,7 +248,7 @@ impl World {
             intake_open: false,
             lives: 1,
             log: None,
-            work: (0, 0),
+            meter: Meter::default(),
         }
     }
 
@@ -323,8 +344,9 @@ impl World {
             _ => {}
         }
         let heard = self.log.is_some().then(|| self.heard(&input));
+        let before = self.engine.work();
         let fx = self.engine.handle(input, self.now);
-        self.work = (fx.store.len(), fx.loads.len());
+        self.meter.note(&fx, self.engine.work() - before);
         if let (Some(heard), Some(log)) = (heard, &mut self.log) {
             log.push(Call {
                 now: self.now,

@@ -282,6 +282,9 @@ impl Model {
             (Some(_), State::Dead(_) | State::DeadOut(..) | State::DeadSent(_)) => {}
             (Some(dead), _) => {
                 self.check_verdict(ask, Some(seq), dead.reason);
+                if dead.reason == Reason::Full {
+                    self.check_oldest(seq);
+                }
                 self.set(seq, State::Dead(dead.reason));
             }
             (None, State::Dead(_) | State::DeadOut(..)) => panic!("{ask} is alive again"),
@@ -294,6 +297,21 @@ impl Model {
                 }
             }
         }
+    }
+
+    /// Who makes room is the one that is due first, of those that are not on their way.
+    fn check_oldest(&self, seq: u64) {
+        let life = &self.lives[&seq];
+        let name = self.application(seq);
+        let older = |other: &&Life| {
+            other.state == State::Waiting
+                && other.published.is_none()
+                && other.accepted < self.call
+                && other.due.max(other.accepted_due) < life.due.min(life.accepted_due)
+                && self.application(other.seq) == name
+        };
+        let older = self.lives.values().find(older);
+        assert!(older.is_none(), "{:?} is due before {:?}, which made room", older.map(|o| o.due), life.due);
     }
 
     fn windows_moved(&mut self, seq: u64, due: u64, cause: ClosedBy) {
