@@ -75,8 +75,6 @@ struct Sim {
     connected: bool,
     store_full: bool,
     next_command: u64,
-    /// Answers that the model has seen.
-    rests: u64,
 }
 
 /// Most requests that are out and not acked.
@@ -152,7 +150,6 @@ impl Sim {
             connected: false,
             store_full: false,
             next_command: 1,
-            rests: 0,
         };
         sim.connect_egress();
         sim.world.drain_jobs();
@@ -530,7 +527,7 @@ impl Sim {
     fn overdue(&mut self) {
         let hangs = |(_, batch): &(u64, Batch)| !batch.alone && self.hangs(batch);
         let Some((since, batch)) = self.world.out.iter().find(|one| hangs(one)).cloned() else { return };
-        let due = since + 30_000;
+        let due = since + CONFIRM_MS;
         if self.world.now.mono < due {
             self.world.advance(due - self.world.now.mono);
         }
@@ -546,7 +543,7 @@ impl Sim {
             return;
         }
         let Some((since, batch)) = alone.min_by_key(|(since, batch)| (*since, batch.number)).cloned() else { return };
-        assert!(self.world.now.mono >= since + 10_000, "a ninth batch alone, and the oldest is out since {since}");
+        assert!(self.world.now.mono >= since + CONFIRM_MS, "a ninth batch alone, and the oldest is out since {since}");
         self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
     }
 
@@ -571,6 +568,7 @@ impl Sim {
         self.broken.clear();
         self.hanging.clear();
         self.dead_exchange = DeadExchange::Takes;
+        self.model.asks.iter_mut().for_each(|ask| ask.poison_dead = false);
         self.connect_egress();
         self.world.input(Input::EgressBlocked(false));
         self.store_full = false;

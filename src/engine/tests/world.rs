@@ -9,6 +9,9 @@ use std::sync::Arc;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
 
+/// Configured time limit of a confirm.
+pub(super) const CONFIRM_MS: u64 = 30_000;
+
 pub(super) const T0: u64 = 1_800_000_000_000;
 
 #[derive(Debug)]
@@ -116,6 +119,7 @@ pub(super) fn settings_of(defaults: AppSettings) -> Settings {
         budget: Budget::of(64 << 20),
         customers: 1_000,
         max_applications: 1_000,
+        confirm_timeout: CONFIRM_MS,
         max_in_flight: 100,
         max_in_flight_bytes: 8 << 20,
     }

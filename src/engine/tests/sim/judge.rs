@@ -100,10 +100,11 @@ impl Model {
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
             let state = match (life.state, confirmed) {
                 (State::DeadOut(_, reason), true) => State::DeadSent(reason),
+                (State::DeadOut(..), false) if life.orphaned => State::Forgotten,
                 (State::DeadOut(_, reason), false) => State::Dead(reason),
                 (_, true) => State::Sent,
-                // Forgotten meanwhile: the broker delivers it again.
-                (State::Forgotten, false) => State::Forgotten,
+                // The broker delivers it again.
+                (_, false) if life.orphaned => State::Forgotten,
                 (_, false) => State::Waiting,
             };
             self.set(*seq, state);
@@ -173,7 +174,7 @@ impl Model {
         if item.dead.is_none() {
             assert_eq!((&*item.application, item.customer.as_deref()), (&*new.application, new.customer.as_deref()));
             assert_eq!((item.given, item.expiry, item.weight), (new.identity, new.expiry, new.weight), "{ask}");
-            assert_eq!(item.own_time, new.at.is_some() || new.customer.is_none(), "{ask}");
+            assert_eq!(item.own_time, new.at.is_some(), "{ask}");
         }
         match (&item.dead, self.lives.contains_key(&seq)) {
             (None, true) => {

@@ -109,6 +109,8 @@ pub(super) struct Life {
     /// When it ended, UTC ms.
     pub(super) ended_at: u64,
     pub(super) deleted: bool,
+    /// Its request comes again, and its attempt has not ended.
+    pub(super) orphaned: bool,
 }
 
 /// What can be known of an identity at one moment.
@@ -298,6 +300,7 @@ impl Model {
             restored: false,
             ended_at: 0,
             deleted: false,
+            orphaned: false,
         };
         let before = self.lives.insert(key.seq, life);
         assert!(before.is_none(), "arrival number {} is given out twice", key.seq);
@@ -308,6 +311,14 @@ impl Model {
         assert_eq!(message.taken[part], None, "taken twice from one delivery: {ask}");
         message.taken[part] = Some(key.seq);
         self.set(key.seq, state);
+        // That a request was refused for want of room is remembered under its id, if nothing else is.
+        let given = self.asks[ask].new.identity.filter(|_| matches!(state, State::Dead(Reason::Full | Reason::Unsupported)));
+        if let Some(given) = given {
+            let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
+            if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
+                self.note(given, Known::Ended(key.seq));
+            }
+        }
     }
 
     /// Whether an end of so long ago is remembered: certainly not, certainly.
@@ -463,6 +474,8 @@ impl Model {
             let kept = life.put.is_some() || !matches!(life.state, State::Waiting | State::Dead(_));
             if !kept {
                 self.set(seq, State::Forgotten);
+            } else if self.lives[&seq].put.is_none() {
+                self.lives.get_mut(&seq).expect("there").orphaned = true;
             }
         }
         self.forget_deliveries();

@@ -18,7 +18,6 @@ const CONTENTS_BEYOND: u64 = 300 * 200;
 impl Sim {
     /// The store does all its work, time passes until every wait of the engine's own is over, and nobody confirms anything.
     pub(super) fn rest(&mut self) {
-        self.rests += 1;
         self.come_to_rest();
         // Twice: what the first brought out may have made room.
         let end = self.world.now.mono + ACK_MS + 50;
@@ -96,7 +95,9 @@ impl Sim {
             || model.flights.values().filter(|flight| flight.alone).count() >= ALONE_CHANNELS
             || model.dead_left_alone_until > model.now.mono
             || self.dead_exchange == DeadExchange::Hangs;
-        let waiting = model.lives.values().find(|life| matches!(life.state, State::Dead(_)) && !life.deleted);
+        // One that the broker refuses waits by itself.
+        let moves = |ask: usize| !model.asks[ask].poison_dead;
+        let waiting = model.lives.values().find(|life| matches!(life.state, State::Dead(_)) && moves(life.ask));
         assert!(hindered || waiting.is_none(), "the dead letter of {:?} does not move", waiting.map(|life| life.ask));
     }
 
@@ -141,7 +142,9 @@ impl Sim {
         let settings = model.settings.of(&new.application);
         if let Some(identity) = new.identity {
             let known = model.timeline.get(&identity).and_then(|line| line.last()).map(|(_, known)| *known);
-            if waits.contains(&identity) || matches!(known, Some(Known::Out(_))) {
+            let rule = !matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
+            let orphan = |seq: &u64| model.lives[seq].orphaned;
+            if waits.contains(&identity) || matches!(&known, Some(Known::Out(seq)) if rule || orphan(seq)) {
                 return Some(Undecided::Awaits);
             }
             // Published once, and to be sent again.
@@ -275,18 +278,18 @@ impl Sim {
             return;
         }
         let taken = counters.accepted + counters.rejected;
-        let ended = counters.sent + counters.dead_sent + counters.given_back;
+        let ended = counters.confirmed + counters.dead_confirmed + counters.given_back;
         assert_eq!(taken, ended + counters.cancelled + counters.replaced, "{counters:?}");
         let count = |is: fn(&State) -> bool| model.lives.values().filter(|life| is(&life.state)).count() as u64;
-        assert_eq!(counters.sent, count(|state| *state == State::Sent), "sent");
-        assert_eq!(counters.dead_sent, count(|state| matches!(state, State::DeadSent(_))), "dead letters");
+        assert_eq!(counters.confirmed, count(|state| *state == State::Sent), "sent");
+        assert_eq!(counters.dead_confirmed, count(|state| matches!(state, State::DeadSent(_))), "dead letters");
         if !model.durable {
             return;
         }
         assert_eq!(counters.cancelled, count(|state| *state == State::Cancelled), "cancelled");
         assert_eq!(counters.replaced, count(|state| *state == State::Replaced), "replaced");
         if !model.ingest_lost {
-            let dropped: u64 = counters.duplicates.iter().map(|rule| rule[0]).sum();
+            let dropped: u64 = counters.duplicates.iter().map(|rule| rule.dropped).sum();
             assert_eq!(taken + dropped, model.asks.len() as u64, "every entry has become something");
         }
     }
