@@ -134,7 +134,11 @@ impl Sim {
         let number = self.next_command;
         self.next_command += 1;
         self.model.mailed.insert(number, command.clone());
-        let reply_to = (self.pick(2) == 0).then(|| ReplyTo { queue: "asker".into(), correlation_id: None });
+        let told = self.pick(2) == 0;
+        if told {
+            self.model.replies_to.insert(number);
+        }
+        let reply_to = told.then(|| ReplyTo { queue: "asker".into(), correlation_id: None });
         self.mail(RequestBody::Command(command, reply_to), vec![], Some(number));
     }
 

@@ -145,6 +145,8 @@ pub(super) struct App {
 
 pub(super) struct Model {
     pub(super) durable: bool,
+    /// Tell every call on the error output.
+    pub(super) trace: bool,
     pub(super) settings: Settings,
     /// Settings of before, for what was begun under them.
     pub(super) before: Option<Settings>,
@@ -161,6 +163,8 @@ pub(super) struct Model {
     pub(super) fresh: BTreeSet<u64>,
     /// Commands that travel by message.
     pub(super) mailed: BTreeMap<u64, Command>,
+    /// Those of them that somebody waits for.
+    pub(super) replies_to: BTreeSet<u64>,
     pub(super) commands: BTreeMap<u64, Asked>,
     pub(super) answered: BTreeMap<u64, Asked>,
     /// Publications by application and customer: call, key, first of its item.
@@ -181,6 +185,7 @@ impl Model {
     pub(super) fn new(settings: Settings, now: Now) -> Self {
         Model {
             durable: settings.hold_max.is_none(),
+            trace: std::env::var_os("TRACE").is_some(),
             settings,
             before: None,
             asks: vec![],
@@ -193,6 +198,7 @@ impl Model {
             open: BTreeSet::new(),
             fresh: BTreeSet::new(),
             mailed: BTreeMap::new(),
+            replies_to: BTreeSet::new(),
             commands: BTreeMap::new(),
             answered: BTreeMap::new(),
             published: BTreeMap::new(),

@@ -33,6 +33,9 @@ pub(super) struct Win {
     /// Something happened to it of which the contract does not say how its limits count on.
     pub(super) unsure: bool,
     ripe: BTreeSet<ClosedBy>,
+    /// It may close in this call.
+    may_close: BTreeSet<ClosedBy>,
+    ripe_at_join: u64,
 }
 
 /// A member that comes in.
@@ -132,7 +135,7 @@ impl Windows {
                 id = None;
             } else if !same {
                 let causes = if win.ripe.is_empty() { [ClosedBy::Flush].into() } else { win.ripe.clone() };
-                let may = !win.ripe.is_empty() || win.unsure || member.may_flush;
+                let may = !win.ripe.is_empty() || !win.may_close.is_empty() || win.unsure || member.may_flush;
                 assert!(may, "a second window opens beside {:?} of {name:?}: {}", win.end, member.key_due);
                 let unsure = win.unsure;
                 self.close(old, call, now.wall, causes);
@@ -150,7 +153,11 @@ impl Windows {
         win.last = now.mono;
         win.expiry = win.expiry.min(member.expiry.unwrap_or(u64::MAX));
         self.of.insert(member.seq, id);
+        // What has become ripe by this member closes now or with the next millisecond.
+        win.ripe_at_join = 0;
         win.ripen(app, now);
+        win.may_close = std::mem::take(&mut win.ripe);
+        win.ripe_at_join = if win.may_close.is_empty() { 0 } else { now.mono };
         let mut causes = BTreeSet::new();
         if win.members.len() >= app.max_items as usize {
             causes.insert(ClosedBy::Count);
@@ -180,6 +187,8 @@ impl Windows {
             closed: None,
             unsure: !same,
             ripe: BTreeSet::new(),
+            may_close: BTreeSet::new(),
+            ripe_at_join: 0,
         };
         self.all.insert(self.next, win);
         self.open.insert(name, self.next);
@@ -202,7 +211,7 @@ impl Windows {
         let Some(id) = self.of.get(&seq).copied() else { return };
         let win = self.all.get_mut(&id).expect("there");
         let Some(close) = &win.closed else {
-            let justified = win.unsure || (may_flush && cause == ClosedBy::Flush);
+            let justified = win.unsure || win.may_close.contains(&cause) || (may_flush && cause == ClosedBy::Flush);
             assert!(justified, "{seq} left its window of {:?} before that closed, by {cause:?}", win.name);
             assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
             let unsure = win.unsure;
@@ -237,6 +246,8 @@ impl Windows {
                 closed: None,
                 unsure: true,
                 ripe: BTreeSet::new(),
+                may_close: BTreeSet::new(),
+                ripe_at_join: 0,
             };
             self.all.insert(self.next, win);
             self.open.insert(name, self.next);
@@ -262,6 +273,10 @@ impl Windows {
 impl Win {
     fn ripen(&mut self, app: &AppSettings, now: Now) {
         self.ripe.clear();
+        if self.ripe_at_join == now.mono {
+            return;
+        }
+        self.may_close.clear();
         let waits = self.end > now.wall && self.end <= now.wall + CLOCK_SLACK_MS;
         if now.mono >= self.mono_end && !waits {
             self.ripe.insert(ClosedBy::Time);
