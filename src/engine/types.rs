@@ -333,6 +333,13 @@ pub struct AppSettings {
     pub max_waiting: u64,
 }
 
+impl AppSettings {
+    /// At its limit the item that is due first is given up.
+    pub fn drops_oldest(&self) -> bool {
+        self.max_waiting > 0 && self.on_full == OnFull::DropOldest
+    }
+}
+
 impl Default for AppSettings {
     /// The contract's `[defaults]`.
     fn default() -> Self {
@@ -391,7 +398,9 @@ pub struct Settings {
     /// Most open windows.
     pub customers: u64,
     /// Most applications with something waiting; a request for one more is dead, reason `full`.
-    pub applications: u64,
+    pub max_applications: u64,
+    /// How long a confirm is waited for, ms.
+    pub confirm_timeout: u64,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.

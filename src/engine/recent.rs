@@ -6,9 +6,9 @@
 //! no read. Of buckets that were filled before a restart nothing is known: they are asked, until they are out of date.
 
 use super::event::{BucketRow, Op, BUCKETS};
-use super::plant::{planted, Plant};
-use super::types::{Ended, Identity, Now};
-use super::Engine;
+use super::journal::Journal;
+use super::mutant::{mutated, Mutant};
+use super::types::{Ended, Identity};
 
 /// Buckets that one whole tail is spread over: so much more than the tail is kept, at most, as one of them is long.
 const SPREAD: u64 = 4;
@@ -19,10 +19,14 @@ const BITS_PER_ID: usize = 10;
 const FIRST_IDS: usize = 4_096;
 
 #[derive(Debug, Default)]
-pub(super) struct Tail {
+pub(super) struct Recent {
     /// By number: since when it has been filled, and what is known to be in it.
     buckets: [Option<Bucket>; BUCKETS as usize],
     current: u8,
+    /// The longest `dedupe_tail` of any application, ms.
+    longest: u64,
+    /// Bytes that all filters together may take; beyond, the bucket is one that is always asked.
+    most_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -33,10 +37,10 @@ struct Bucket {
     filter: Option<Filter>,
 }
 
-impl Tail {
+impl Recent {
     /// From what the store has kept. The bucket filled last is the one that begins last.
     pub(super) fn new(rows: &[BucketRow]) -> Self {
-        let mut tail = Tail::default();
+        let mut tail = Recent { most_bytes: usize::MAX, ..Recent::default() };
         for row in rows {
             if let Some(bucket) = tail.buckets.get_mut(usize::from(row.bucket)) {
                 *bucket = Some(Bucket { from: row.from, filter: None });
@@ -45,6 +49,33 @@ impl Tail {
         let last = rows.iter().max_by_key(|row| row.from);
         tail.current = last.map_or(0, |row| row.bucket);
         tail
+    }
+
+    pub(super) fn configure(&mut self, longest: u64, most_bytes: usize) {
+        self.longest = longest;
+        self.most_bytes = most_bytes;
+    }
+
+    /// Remembers how an item ended, with the commit that removes it. Only ids that producers gave are remembered.
+    pub(super) fn remember(&mut self, journal: &mut Journal, identity: Identity, ended: Ended) {
+        if mutated(Mutant::TailForgotten) {
+            return;
+        }
+        let at = ended.at;
+        let (bucket, is_new) = self.bucket_at(self.longest, at);
+        if is_new {
+            self.begin(bucket, at);
+            journal.remember(Op::BeginBucket(BucketRow { bucket, from: at }));
+        }
+        self.note(bucket, identity);
+        journal.remember(Op::Remember { bucket, identity, ended: Box::new(ended) });
+    }
+
+    /// The clock went back: what began later than now began now, or its time would not pass before the clock is there.
+    fn clamp(&mut self, wall: u64) {
+        for bucket in self.buckets.iter_mut().flatten() {
+            bucket.from = bucket.from.min(wall);
+        }
     }
 
     /// Buckets that may know of an id that ended at most `tail` ms ago, the latest first.
@@ -75,6 +106,7 @@ impl Tail {
     /// The bucket for what ends now, and whether it has to be begun. One that may still matter is never taken again:
     /// rather, the present one grows longer.
     fn bucket_at(&mut self, longest: u64, wall: u64) -> (u8, bool) {
+        self.clamp(wall);
         let Some(bucket) = &self.buckets[usize::from(self.current)] else { return (self.current, true) };
         if wall < bucket.from.saturating_add((longest / SPREAD).max(1_000)) {
             return (self.current, false);
@@ -97,10 +129,9 @@ impl Tail {
         self.buckets[usize::from(bucket)] = Some(Bucket { from, filter: Some(Filter::default()) });
     }
 
-    /// `most`: bytes that all filters together may take; beyond, the bucket is one that is always asked.
-    fn note(&mut self, bucket: u8, identity: Identity, most: usize) {
+    fn note(&mut self, bucket: u8, identity: Identity) {
         let filters = || self.buckets.iter().flatten().filter_map(|bucket| bucket.filter.as_ref());
-        let full = filters().map(Filter::bytes).sum::<usize>() > most;
+        let full = filters().map(Filter::bytes).sum::<usize>() > self.most_bytes;
         let Some(bucket) = &mut self.buckets[usize::from(bucket)] else { return };
         if full {
             bucket.filter = None;
@@ -108,26 +139,6 @@ impl Tail {
         if let Some(filter) = &mut bucket.filter {
             filter.insert(identity);
         }
-    }
-}
-
-impl Engine {
-    /// Remembers how an item ended, with the commit that removes it. Only ids that producers gave are remembered.
-    pub(super) fn remember(&mut self, app: u32, identity: Identity, ended: Ended, now: Now) {
-        if self.undecided.contains_key(&identity) {
-            self.ends.push((identity, ended.clone()));
-        }
-        if planted(Plant::TailForgotten) || !identity.is_given() || self.apps[app].settings.dedupe_tail == 0 {
-            return;
-        }
-        let (bucket, is_new) = self.tail.bucket_at(self.longest_tail, now.wall);
-        if is_new {
-            self.tail.begin(bucket, now.wall);
-            self.ops.push(Op::BeginBucket(BucketRow { bucket, from: now.wall }));
-        }
-        self.tail.note(bucket, identity, self.settings.budget.filters);
-        self.touch(identity);
-        self.delete_later(Op::Remember { bucket, identity, ended: Box::new(ended) });
     }
 }
 
@@ -187,7 +198,7 @@ fn places(identity: Identity, lines: usize) -> (usize, [usize; 7]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::retry::Random;
+    use crate::engine::backoff::Random;
 
     fn id(random: &mut Random) -> Identity {
         let bytes = (u128::from(random.draw()) << 64) | u128::from(random.draw());
@@ -208,7 +219,7 @@ mod tests {
 
     #[test]
     fn buckets_go_round_and_none_is_taken_too_soon() {
-        let mut tail = Tail::default();
+        let mut tail = Recent::new(&[]);
         let mut random = Random(2);
         let mut known: Vec<(u64, Identity)> = Vec::new();
         let longest = 600_000;
@@ -221,7 +232,7 @@ mod tests {
                 tail.begin(bucket, wall);
             }
             let new = id(&mut random);
-            tail.note(bucket, new, usize::MAX);
+            tail.note(bucket, new);
             known.push((wall, new));
             for (at, old) in known.iter().rev().take_while(|(at, _)| at + longest > wall) {
                 assert!(!tail.buckets_of(*old, longest, wall).is_empty(), "{old:?} of {at} at {wall}");
@@ -231,9 +242,25 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_was_ahead_once_keeps_no_bucket_for_ever() {
+        let year = 365 * 24 * 3_600_000;
+        let mut recent = Recent::new(&[BucketRow { bucket: 0, from: year }]);
+        let mut taken = 0;
+        for minute in 0..200 {
+            let wall = 1_000_000 + minute * 60_000;
+            let (bucket, is_new) = recent.bucket_at(600_000, wall);
+            if is_new {
+                recent.begin(bucket, wall);
+                taken += 1;
+            }
+        }
+        assert!(taken > 50, "buckets turn: {taken}");
+    }
+
+    #[test]
     fn what_a_former_life_wrote_is_asked_for() {
         let rows = [BucketRow { bucket: 3, from: 5_000 }, BucketRow { bucket: 2, from: 1_000 }];
-        let tail = Tail::new(&rows);
+        let tail = Recent::new(&rows);
         let any = Identity::given([7; 16]);
         assert_eq!(tail.buckets_of(any, 10_000, 6_000), [3, 2]);
         assert_eq!(tail.buckets_of(any, 10_000, 15_500), [3], "bucket 2 ended when 3 began");
