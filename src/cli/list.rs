@@ -7,7 +7,7 @@ use super::output::{plain, Failure, Out};
 use super::status::{self, span};
 use crate::admin::applications::Applications;
 use crate::admin::parse::MAX_PAGE;
-use crate::admin::state::ApplicationState;
+use crate::admin::state::Application;
 use crate::engine::types::Stage;
 use serde::Deserialize;
 use serde_json::{json, Value};
@@ -151,14 +151,13 @@ fn applications_of(answer: &Value) -> Result<Applications, Failure> {
     Applications::deserialize(answer).map_err(|_| Failure::failed("the daemon's answer is not understood"))
 }
 
-fn application_of(answer: &Value) -> Result<ApplicationState, Failure> {
-    ApplicationState::deserialize(answer)
-        .map_err(|_| Failure::failed("the daemon's answer is not understood"))
+fn application_of(answer: &Value) -> Result<Application, Failure> {
+    Application::deserialize(answer).map_err(|_| Failure::failed("the daemon's answer is not understood"))
 }
 
 fn remark(mut rows: Vec<Vec<String>>, all: &Applications) -> Vec<Vec<String>> {
     if all.applications_truncated {
-        rows.push(vec!["(not all applications are told)".to_owned()]);
+        rows.push(vec!["(not all applications are listed)".to_owned()]);
     }
     rows
 }
@@ -186,10 +185,11 @@ fn customer_counts(counts: &Value) -> Result<Vec<Vec<String>>, Failure> {
 
 fn parked_table(parked: &Applications) -> Vec<Vec<String>> {
     let head = ["APPLICATION", "PARKED", "FAILURES", "NEXT TRY", "LAST ERROR"];
-    let row = |name: &str, a: &ApplicationState| {
-        let next = a.next_try_in_ms.map_or(String::new(), |ms| format!("in {}", span(ms)));
-        let failures = a.failures.map_or(String::new(), |n| n.to_string());
-        let error = plain(a.last_error.as_deref().unwrap_or_default()).into_owned();
+    let row = |name: &str, a: &Application| {
+        let parked = a.parked_since();
+        let next = parked.map_or(String::new(), |p| format!("in {}", span(p.next_try_in_ms)));
+        let failures = parked.map_or(String::new(), |p| p.failures.to_string());
+        let error = plain(parked.map_or("", |p| p.last_error)).into_owned();
         vec![plain(name).into_owned(), a.parked.to_string(), failures, next, error]
     };
     let mut rows = vec![head.map(str::to_owned).to_vec()];

@@ -101,6 +101,7 @@ impl Config {
             hold_max,
             budget: Budget::of(self.limits.memory),
             customers: self.limits.customers,
+            applications_max: self.limits.applications,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
         }
@@ -269,6 +270,8 @@ pub struct Limits {
     pub disk: u64,
     /// Open windows.
     pub customers: u64,
+    /// Applications with something waiting.
+    pub applications: u64,
     /// Bytes.
     pub max_body: u64,
     /// Entries of one JSON array.
@@ -323,6 +326,7 @@ impl Default for Config {
                 memory: 256 << 20,
                 disk: 0,
                 customers: 100_000,
+                applications: 100_000,
                 max_body: 8 << 20,
                 max_envelope_items: 10_000,
                 max_delay: Duration::from_secs(3_650 * 86_400),

@@ -126,6 +126,7 @@ fn limits(mut s: Section<'_, '_>, d: Limits) -> Limits {
         memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
         disk: s.get("disk", d.disk, Size(0..=1 << 60)),
         customers: s.get("customers", d.customers, Whole(1..=1_000_000_000)),
+        applications: s.get("applications", d.applications, Whole(1..=100_000_000)),
         max_body: s.get("max_body", d.max_body, Size(1..=BROKER_MAX)),
         max_envelope_items: s.get("max_envelope_items", d.max_envelope_items as u64, Whole(1..=1_000_000))
             as usize,

@@ -408,9 +408,9 @@ impl Daemon {
         }
         self.starts.settle();
         tracing::info!(
-            waiting = left.waiting,
-            parked = left.parked,
-            in_flight = left.in_flight_items,
+            waiting = left.items.waiting,
+            parked = left.items.parked,
+            in_flight = left.items.in_flight,
             "closed; what waits stays in the store"
         );
     }

@@ -54,7 +54,7 @@ impl Daemon {
                 .map(|(side, link)| {
                     let (state, detail) =
                         link.as_ref().map_or(("connecting", String::new()), |link| describe(link));
-                    LinkState { side, state: state.to_owned(), detail }
+                    LinkState { side: side.to_owned(), state: state.to_owned(), detail }
                 })
                 .collect(),
             store: StoreState {
@@ -97,7 +97,7 @@ impl Daemon {
         let low = if self.low { "disk nearly full, " } else { "" };
         format!(
             "{low}{} waiting, {} due, {} in flight, {} parked, {} confirmed",
-            s.waiting, s.ready, s.in_flight_items, s.parked, s.counters.sent
+            s.items.waiting, s.items.due, s.items.in_flight, s.items.parked, s.totals.confirmed
         )
     }
 }

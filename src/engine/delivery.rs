@@ -548,7 +548,7 @@ impl Engine {
                 (Arc::clone(&app.name), customer)
             }
         };
-        self.counters.published += 1;
+        self.counters.batches_published += 1;
         self.fx.publishes.push(Batch {
             number,
             application,

@@ -25,7 +25,7 @@ const ASK: usize = 1_024;
 /// Most arrivals in the line that have been asked for ahead of their turn.
 const ASK_AHEAD: usize = 8_192;
 
-/// What a rule did to a request whose id was known. The order is that of the counters.
+/// What a rule did to a request whose id was known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Dropped,
@@ -132,7 +132,7 @@ impl Engine {
             if self.gate != super::Gate::Open || !self.ledger.is_current(delivery) {
                 continue;
             }
-            self.counters.requests += 1;
+            self.counters.received += 1;
             self.counters.redelivered += u64::from(redelivered);
             let origin = Origin { delivery, received, redelivered };
             match body {
@@ -407,7 +407,14 @@ impl Engine {
     }
 
     fn count_duplicate(&mut self, rule: DuplicateRule, verdict: Verdict) {
-        self.counters.duplicates[rule as usize][verdict as usize] += 1;
+        let counts = &mut self.counters.duplicates[rule as usize];
+        let count = match verdict {
+            Verdict::Dropped => &mut counts.dropped,
+            Verdict::Replaced => &mut counts.replaced,
+            Verdict::Anew => &mut counts.accepted,
+            Verdict::Rejected => &mut counts.dead,
+        };
+        *count += 1;
     }
 
     fn drop_duplicate(&mut self, rule: DuplicateRule, origin: Origin) {

@@ -69,10 +69,10 @@ impl Engine {
         let app = flight.app;
         let count = flight.rows.len() as u64;
         if app == DEAD {
-            self.counters.dead_sent += count;
+            self.counters.dead_confirmed += count;
         } else {
-            self.counters.sent += count;
-            self.counters.batches += 1;
+            self.counters.confirmed += count;
+            self.counters.batches_confirmed += 1;
         }
         for id in flight.rows {
             self.remember_sent(id, batch, now);

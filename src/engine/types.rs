@@ -388,6 +388,8 @@ pub struct Settings {
     pub budget: Budget,
     /// Most open windows.
     pub customers: u64,
+    /// Most applications with something waiting; a request for one more is dead, reason `full`.
+    pub applications_max: u64,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.

@@ -143,7 +143,7 @@ impl Engine {
         let app = self.groups[group].app;
         self.apps[app].windows -= 1;
         self.open_windows -= 1;
-        self.counters.closed[cause as usize] += 1;
+        self.counters.windows_closed[cause as usize] += 1;
         // A window that ran to its end is due at its end.
         let to_its_end = cause == ClosedBy::Time && window.end <= now.wall + CLOCK_SLACK_MS;
         let due = if to_its_end { window.end } else { window.end.min(now.wall) };

@@ -41,7 +41,7 @@ fn at_its_limit_an_application_pauses_the_intake_until_there_is_room() {
     w.drain_jobs();
     assert!(!w.intake_open);
     w.crash_paused();
-    assert_eq!(w.engine.snapshot(w.now).applications[1].name, "a");
+    assert_eq!(w.engine.snapshot(w.now).applications[0].name, "a");
     w.run(10_000);
     assert!(w.intake_open, "room again");
     assert_eq!(sorted_ends(&w).0, names(&["1", "2", "3", "4"]));
@@ -66,7 +66,7 @@ fn memory_stays_within_its_budget_and_nothing_is_late() {
         let due = |n: u64| T0 + 1_000 + (round * 500 + n) * 7_919 % 15_000;
         w.send((0..500).map(|n| at(due(n), item("a", ["x", "y", ""][n as usize % 3], "i"))).collect());
         w.drain_jobs();
-        assert!(w.engine.snapshot(w.now).in_memory <= bound);
+        assert!(w.engine.snapshot(w.now).items.in_memory <= bound);
     }
     while w.now.wall < T0 + 17_000 {
         w.advance(5);
@@ -74,8 +74,8 @@ fn memory_stays_within_its_budget_and_nothing_is_late() {
         w.confirm_all();
         w.drain_jobs();
         let state = w.engine.snapshot(w.now);
-        assert!(state.in_memory <= bound, "{state:?}");
-        assert!(state.content_bytes <= 100_000 + bound * 200, "{state:?}");
+        assert!(state.items.in_memory <= bound, "{state:?}");
+        assert!(state.items.payload_bytes <= 100_000 + bound * 200, "{state:?}");
     }
     let items: u64 = w.delivered.iter().map(|(_, b)| b.items.len() as u64).sum();
     assert_eq!(items, 20_000);
@@ -152,8 +152,8 @@ fn members_of_closed_windows_wait_for_room() {
         w.drain_jobs();
     }
     let state = w.engine.snapshot(w.now);
-    assert!(state.in_memory <= 1_000 + 256, "{state:?}");
-    assert_eq!(state.waiting, 10_900);
+    assert!(state.items.in_memory <= 1_000 + 256, "{state:?}");
+    assert_eq!(state.items.waiting, 10_900);
     w.run(10_000);
     assert_eq!(w.delivered.iter().map(|(_, batch)| batch.items.len()).sum::<usize>(), 10_900);
     let whole = w.delivered.iter().filter(|(_, batch)| batch.items.len() == 10);
@@ -177,7 +177,7 @@ fn dead_letters_wait_where_there_is_room() {
         w.advance(100);
         w.drain_jobs();
         let state = w.engine.snapshot(w.now);
-        assert!(state.in_memory <= 1_000 + 256, "{state:?}");
+        assert!(state.items.in_memory <= 1_000 + 256, "{state:?}");
     }
     w.run(60_000);
     let dead = w.delivered.iter().filter(|(_, batch)| batch.dead.is_some());

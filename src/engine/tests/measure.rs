@@ -54,7 +54,7 @@ fn measure(waiting: u64, customers: u64) {
         feed(&mut engine, Input::Requests(requests), now);
         insert += start.elapsed().as_nanos();
     }
-    assert_eq!(engine.snapshot(now).in_memory, waiting);
+    assert_eq!(engine.snapshot(now).items.in_memory, waiting);
     let (mut sent, mut take, mut slowest) = (0, 0, 0);
     while sent < waiting {
         now = Now { wall: now.wall + 1, mono: now.mono + 1 };

@@ -455,7 +455,7 @@ impl Sim {
             }
             self.check_published();
             self.check_answers();
-            let rest = self.world.engine.snapshot(self.world.now);
+            let rest = self.world.engine.snapshot(self.world.now).items;
             if self.world.queue.is_empty()
                 && self.cancels.is_empty()
                 && (rest.in_memory, rest.waiting, rest.parked) == (0, 0, 0)

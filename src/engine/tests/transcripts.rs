@@ -163,7 +163,7 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
     assert!(probes.windows(2).all(|p| p[1].2 == p[0].2 + 1), "attempts count up: {probes:?}");
     assert!(w.delivered.len() >= 18, "the good ones flow: {}", w.delivered.len());
     let state = w.engine.snapshot(w.now);
-    assert_eq!(state.parked, 50);
+    assert_eq!(state.items.parked, 50);
     let bad = state.applications.iter().find(|a| a.name == "bad").expect("known");
     assert!(matches!(bad.delivery, Road::Parked { .. }), "{bad:?}");
     assert_eq!(w.store.lanes.len(), 50);
@@ -175,7 +175,7 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
     let flat: Vec<String> = w.story().into_iter().flat_map(|(_, n)| n).filter(|n| n != "g").collect();
     assert_eq!(flat, (0..50).map(|n| n.to_string()).collect::<Vec<_>>());
     assert!(w.store.lanes.is_empty() && w.store.time.is_empty());
-    assert_eq!(w.engine.snapshot(w.now).parked, 0);
+    assert_eq!(w.engine.snapshot(w.now).items.parked, 0);
 }
 
 #[test]
@@ -271,13 +271,13 @@ fn what_is_due_at_once_is_not_stored_when_its_confirm_is_quick() {
     let mut w = World::new(settings());
     w.send(vec![item("a", "", "proof")]);
     w.run(10);
-    let commits = w.engine.snapshot(w.now).counters.commits;
+    let commits = w.engine.snapshot(w.now).totals.commits;
     w.send(vec![item("a", "", "quick")]);
     assert_eq!(w.jobs.len(), 0);
     w.confirm_all();
     assert_eq!(w.queue.len(), 0, "acked by its confirm");
     w.run(100);
-    assert_eq!(w.engine.snapshot(w.now).counters.commits, commits);
+    assert_eq!(w.engine.snapshot(w.now).totals.commits, commits);
 
     w.send(vec![item("a", "", "slow")]);
     w.advance(50);
@@ -302,7 +302,7 @@ fn wall_clock_steps_neither_release_early_nor_oversleep() {
     w.now.wall += 3_600_000;
     w.advance(0);
     assert_eq!(w.out.len(), 1, "due by the wall clock");
-    let counters = w.engine.snapshot(w.now).counters;
+    let counters = w.engine.snapshot(w.now).totals;
     assert_eq!((counters.clock_backward, counters.clock_forward), (1, 1));
 }
 
@@ -336,7 +336,7 @@ fn a_long_window_counts_on_over_a_restart() {
     }));
     w.send(vec![item("a", "c", "1"), item("a", "c", "2"), item("a", "c", "3")]);
     w.run(1_000);
-    assert_eq!(w.engine.snapshot(w.now).in_memory, 0, "far away: in the store alone");
+    assert_eq!(w.engine.snapshot(w.now).items.in_memory, 0, "far away: in the store alone");
     w.crash();
     w.restore();
     w.send(vec![item("a", "c", "4"), item("a", "c", "5")]);
@@ -370,7 +370,7 @@ fn without_a_store_a_lost_connection_forgets_what_comes_back() {
     w.send(vec![item("a", "c", "1"), at(T0 + 5_000, item("a", "", "2"))]);
     w.advance(1_000);
     w.input(Input::IngestLost);
-    assert_eq!(w.engine.snapshot(w.now).in_memory, 0);
+    assert_eq!(w.engine.snapshot(w.now).items.in_memory, 0);
     w.connect();
     w.deliver(10);
     w.run(10_000);
@@ -392,7 +392,7 @@ fn a_rejected_request_is_acked_when_its_dead_letter_is_durable_and_goes_out() {
     let (_, batch) = &w.delivered[0];
     assert_eq!(batch.dead.as_ref().map(|d| d.reason), Some(Reason::Invalid));
     assert_eq!(batch.application.as_ref(), "a");
-    assert_eq!(w.engine.snapshot(w.now).counters.dead[Reason::Invalid as usize], 1);
+    assert_eq!(w.engine.snapshot(w.now).totals.dead[Reason::Invalid as usize], 1);
 }
 
 #[test]

@@ -64,6 +64,7 @@ pub(super) fn settings() -> Settings {
         hold_max: None,
         budget: Budget::of(64 << 20),
         customers: 1_000,
+        applications_max: 100_000,
         max_in_flight: 100,
         max_in_flight_bytes: 8 << 20,
     }
@@ -197,7 +198,8 @@ impl World {
     pub(super) fn restore(&mut self) {
         for _ in 0..200 {
             self.drain_jobs();
-            if self.intake_open || self.engine.snapshot(self.now).windows * 10 >= self.settings.customers * 9
+            if self.intake_open
+                || self.engine.snapshot(self.now).items.windows * 10 >= self.settings.customers * 9
             {
                 return;
             }

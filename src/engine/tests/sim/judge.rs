@@ -186,18 +186,19 @@ impl Sim {
         assert!(store.identities.is_empty(), "left of identities: {:?}", store.identities);
         assert!(store.paused.is_empty(), "left of paused applications");
         assert!(self.cancels.is_empty(), "{} cancels were not answered", self.cancels.len());
-        assert_eq!((state.waiting, state.in_memory, state.parked, state.windows), (0, 0, 0, 0));
-        assert_eq!((state.content_bytes, state.ready, state.in_flight_items), (0, 0, 0));
+        let items = &state.items;
+        assert_eq!((items.waiting, items.in_memory, items.parked, items.windows), (0, 0, 0, 0));
+        assert_eq!((items.payload_bytes, items.due, items.in_flight), (0, 0, 0));
         self.world.input(Input::Drain);
         self.world.drain_jobs();
         assert!(self.world.engine.is_idle(), "nothing is left, but it is not idle");
-        let counters = &state.counters;
+        let counters = &state.totals;
         if self.first_life {
             let taken = counters.accepted + counters.rejected;
-            let ended = counters.sent + counters.dead_sent + counters.given_back;
+            let ended = counters.confirmed + counters.dead_confirmed + counters.given_back;
             assert_eq!(taken, ended + counters.cancelled + counters.replaced, "{counters:?}");
             if !self.faults {
-                let dropped: u64 = counters.duplicates.iter().map(|rule| rule[0]).sum();
+                let dropped: u64 = counters.duplicates.iter().map(|rule| rule.dropped).sum();
                 assert_eq!(taken + dropped, self.asked.len() as u64);
             }
         }
