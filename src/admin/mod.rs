@@ -20,6 +20,7 @@ pub use asked::{Answered, Asked, ItemOf, Status};
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
+use crate::config::terms::is_loopback;
 use listener::{Bounds, Limited};
 use secrecy::{ExposeSecret, SecretString};
 use std::io;
@@ -93,7 +94,7 @@ pub struct Server {
 /// See [`ServeError`]; once it has been bound, it serves until it is stopped.
 pub async fn serve(options: Options, readiness: Arc<Readiness>, ask: Ask) -> Result<Server, ServeError> {
     match &options.token {
-        None if !options.listen.ip().is_loopback() => return Err(ServeError::TokenNeeded(options.listen)),
+        None if !is_loopback(options.listen.ip()) => return Err(ServeError::TokenNeeded(options.listen)),
         Some(token) if token.expose_secret().trim().is_empty() => return Err(ServeError::EmptyToken),
         None | Some(_) => {}
     }

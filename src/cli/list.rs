@@ -21,7 +21,7 @@ type Pairs = Vec<(&'static str, String)>;
 /// Failed when the daemon cannot be asked; usage when a customer is to be counted without application.
 pub fn run(client: &Client, args: &ListArgs, output: Output) -> Result<(), Failure> {
     match (args.count, &args.application, &args.customer) {
-        (false, _, _) => items(client, &filter(args), args.limit, output),
+        (false, _, _) => items(client, &filter(args), args.cursor.clone(), args.limit, output),
         (true, Some(application), Some(customer)) => {
             let counts = client.ask(Method::GET, &path(&["customers", application, customer]))?;
             print(counts, output, customer_counts)
@@ -52,7 +52,13 @@ pub fn parked(client: &Client, args: &ParkedListArgs, output: Output) -> Result<
     match &args.application {
         Some(application) => {
             let state = Stage::Parked.as_str().to_owned();
-            items(client, &vec![("application", application.clone()), ("state", state)], args.limit, output)
+            items(
+                client,
+                &vec![("application", application.clone()), ("state", state)],
+                None,
+                args.limit,
+                output,
+            )
         }
         None => {
             let parked = client.ask(Method::GET, &path(&["parked"]))?;
@@ -75,8 +81,14 @@ fn filter(args: &ListArgs) -> Pairs {
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-fn items(client: &Client, filter: &Pairs, limit: u64, output: Output) -> Result<(), Failure> {
-    let listed = follow(limit, |cursor, rows| {
+fn items(
+    client: &Client,
+    filter: &Pairs,
+    from: Option<String>,
+    limit: u64,
+    output: Output,
+) -> Result<(), Failure> {
+    let listed = follow(from, limit, |cursor, rows| {
         let mut pairs = filter.clone();
         pairs.push(("limit", rows.to_string()));
         pairs.extend(cursor.map(|cursor| ("cursor", cursor.to_owned())));
@@ -88,7 +100,9 @@ fn items(client: &Client, filter: &Pairs, limit: u64, output: Output) -> Result<
         Output::Table => {
             out.table(&item_table(&listed.items))?;
             match listed.next {
-                Some(_) => out.line("(there is more: --limit shows more, --from and --to another part)"),
+                Some(next) => out.line(format_args!(
+                    "(there is more: --cursor {next} goes on, --limit shows more at a time)"
+                )),
                 None => Ok(()),
             }
         }
@@ -105,10 +119,11 @@ struct ListedItems {
 
 /// Turns pages until `limit` items are there, or the end. A page may be short, or empty, and not be the last.
 fn follow(
+    from: Option<String>,
     limit: u64,
     mut fetch: impl FnMut(Option<&str>, u64) -> Result<Value, Failure>,
 ) -> Result<ListedItems, Failure> {
-    let mut all = ListedItems { items: Vec::new(), next: None };
+    let mut all = ListedItems { items: Vec::new(), next: from };
     loop {
         let rows = (limit - all.items.len() as u64).min(MAX_PAGE as u64);
         let mut page = fetch(all.next.as_deref(), rows)?;
