@@ -178,7 +178,9 @@ pub(super) mod tests {
         let readiness = Arc::new(Readiness::new());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let server = runtime.block_on(serve(Options::from(&config.admin), readiness.clone(), ask)).unwrap();
+        let server = runtime
+            .block_on(serve(Options::from(&config.admin), readiness.clone(), Arc::default(), ask))
+            .unwrap();
         config.admin.listen = server.local_addr();
         (Daemon { readiness, server, runtime }, config)
     }

@@ -123,7 +123,7 @@ fn client_of(
 ) -> Result<Client, Failure> {
     let token = match &arguments.token_file {
         Some(path) => {
-            Some(config::read_token(path).map_err(|e| Failure::Usage(format!("--token-file: {e}")))?)
+            Some(config::read_secret(path).map_err(|e| Failure::Usage(format!("--token-file: {e}")))?)
         }
         None => token.map(SecretString::from),
     };

@@ -283,6 +283,7 @@ mod tests {
                     "open" => input.snapshot.applications[0].name = "sms".into(),
                     _ => {}
                 }
+                input.snapshot.applications_total = input.snapshot.applications.len() as u64;
                 input
                     .snapshot
                     .applications

@@ -47,11 +47,11 @@ pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
 }
 
-/// A token or password from a file of its own, one newline at its end removed.
+/// A password or token as its file holds it now, one newline at its end removed.
 ///
 /// # Errors
 /// A sentence that names the file: it cannot be read, is empty, too long, or no text of one line.
-pub fn read_token(path: &Path) -> Result<SecretString, String> {
+pub fn read_secret(path: &Path) -> Result<SecretString, String> {
     secret::read(path).map(|secret| secret.text)
 }
 

@@ -202,7 +202,7 @@ pub(super) fn admin_of_client(
     let listen = listen(&mut s, Config::default().admin.listen);
     let token = if with_token {
         match secret_of(&mut s, "token_file", "admin-token", around) {
-            Password::Given(token) => Some(token),
+            Password::Given(token, ..) => Some(token),
             Password::None | Password::Failed => None,
         }
     } else {
@@ -224,7 +224,7 @@ fn listen(s: &mut Section<'_, '_>, default: SocketAddr) -> SocketAddr {
 fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
     let listen = listen(&mut s, d.listen);
     let token = match secret_of(&mut s, "token_file", "admin-token", around) {
-        Password::Given(token) => {
+        Password::Given(token, ..) => {
             if !token.expose_secret().bytes().all(|b| b.is_ascii_graphic()) {
                 s.fault(
                     "token_file",

@@ -5,6 +5,7 @@ use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState};
 use crate::amqp::{Link, Side};
 use crate::clock;
 use crate::config::{Config, StoreKind};
+use crate::engine::snapshot::Snapshot;
 
 /// `store.kind` in words.
 pub(super) fn kind(config: &Config) -> &'static str {
@@ -48,7 +49,7 @@ impl Daemon {
         let lateness = self.amqp.stats().lateness;
         let links = [("ingest", &self.links[0]), ("egress", &self.links[1])];
         StateInput {
-            snapshot: self.engine.snapshot(now),
+            snapshot: Snapshot { longest_turn_us: self.longest_turn_us, ..self.engine.snapshot(now) },
             links: links
                 .into_iter()
                 .map(|(side, link)| {
