@@ -107,6 +107,9 @@ impl Client {
             );
         }
         let said = answer["error"].as_str().unwrap_or("no reason given");
+        if status == 409 {
+            return Failure::Partial(format!("not done: {}", plain(said)));
+        }
         Failure::Failed(format!("{}: HTTP {status}: {}", self.base, plain(said)))
     }
 

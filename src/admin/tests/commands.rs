@@ -55,6 +55,7 @@ fn the_kind_of_answer_is_the_status() {
     for (status, document, code) in [
         (Status::Known, json!({ "result": "sent", "batch": "ab", "at": 5 }), 200),
         (Status::Unknown, json!({ "result": "unknown" }), 404),
+        (Status::Refused, json!({ "result": "rejected", "error": "why" }), 409),
         (Status::Unavailable, json!({ "error": "starting" }), 503),
     ] {
         let (it, _heard) = commanded(status, document.clone());
