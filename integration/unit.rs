@@ -91,6 +91,18 @@ fn systemd_understands_the_drop_in_for_newer_versions() {
 }
 
 #[test]
+fn the_drop_in_for_restarts_backs_off() {
+    let text = read("restart-backoff.conf");
+    assert_eq!(values(&text, "StartLimitIntervalSec"), ["0"]);
+    assert!(seconds(&text, "RestartMaxDelaySec") >= 30 && !values(&text, "RestartSteps").is_empty());
+    match version() {
+        None => {}
+        Some(version) if version < 254 => println!("skipped: systemd {version} does not know RestartSteps"),
+        Some(_) => verify(&["restart-backoff.conf"]),
+    }
+}
+
+#[test]
 fn the_unit_stays_hardened() {
     let (_dir, unit) = installed(&[]);
     // The threshold counts tenths.

@@ -5,6 +5,7 @@
 use super::finding::Place;
 use super::secret;
 use super::section::{Findings, Section};
+use super::terms::is_loopback_host;
 use super::units::{Text, Words};
 use super::uri;
 use super::{Amqp, Endpoint, Topology};
@@ -113,6 +114,9 @@ pub(super) fn secret_of(
             if secret.exposed {
                 s.warn(key, format!("{} may be read by every user: chmod o= it", path.display()));
             }
+            if secret.foreign {
+                s.warn(key, format!("{} belongs to another user, who may change it", path.display()));
+            }
             Password::Given(secret.text)
         }
         Err(text) => {
@@ -140,7 +144,7 @@ fn endpoint(
     };
     let host = &parsed.host;
     let warn = |text: String| findings.warn(place.clone(), key, text);
-    let here = uri::is_loopback(host);
+    let here = is_loopback_host(host);
     if parsed.bare_slash {
         warn("ends in a bare /, which is taken as the vhost /: write /%2f, or leave the slash out".into());
     }

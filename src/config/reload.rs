@@ -11,6 +11,7 @@ impl Config {
         live.defaults = new.defaults.clone();
         live.applications = new.applications.clone();
         live.limits.customers = new.limits.customers;
+        live.limits.applications = new.limits.applications;
         live.limits.max_body = new.limits.max_body;
         live.limits.max_envelope_items = new.limits.max_envelope_items;
         live.limits.max_delay = new.limits.max_delay;

@@ -19,6 +19,7 @@ struct Told<'a> {
 pub(super) fn answered(reply: &Reply, store_identity: u64) -> Answered {
     let status = match &reply.answer {
         Answer::Unavailable(_) => Status::Unavailable,
+        Answer::Rejected(_) => Status::Refused,
         answer if is_unknown(answer) => Status::Unknown,
         Answer::Cancelled { .. }
         | Answer::Ended(_)
@@ -28,8 +29,7 @@ pub(super) fn answered(reply: &Reply, store_identity: u64) -> Answered {
         | Answer::Counted { .. }
         | Answer::Flushed(_)
         | Answer::Listed { .. }
-        | Answer::Done { .. }
-        | Answer::Rejected(_) => Status::Known,
+        | Answer::Done { .. } => Status::Known,
     };
     Answered { status, document: document(reply, store_identity) }
 }

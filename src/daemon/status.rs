@@ -5,6 +5,7 @@ use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState};
 use crate::amqp::{Link, Side};
 use crate::clock;
 use crate::config::{Config, StoreKind};
+use crate::engine::snapshot::Snapshot;
 
 /// `store.kind` in words.
 pub(super) fn kind(config: &Config) -> &'static str {
@@ -48,13 +49,13 @@ impl Daemon {
         let lateness = self.amqp.stats().lateness;
         let links = [("ingest", &self.links[0]), ("egress", &self.links[1])];
         StateInput {
-            snapshot: self.engine.snapshot(now),
+            snapshot: Snapshot { longest_turn_us: self.longest_turn_us, ..self.engine.snapshot(now) },
             links: links
                 .into_iter()
                 .map(|(side, link)| {
                     let (state, detail) =
                         link.as_ref().map_or(("connecting", String::new()), |link| describe(link));
-                    LinkState { side, state: state.to_owned(), detail }
+                    LinkState { side: side.to_owned(), state: state.to_owned(), detail }
                 })
                 .collect(),
             store: StoreState {
@@ -97,7 +98,7 @@ impl Daemon {
         let low = if self.low { "disk nearly full, " } else { "" };
         format!(
             "{low}{} waiting, {} due, {} in flight, {} parked, {} confirmed",
-            s.waiting, s.ready, s.in_flight_items, s.parked, s.counters.sent
+            s.items.waiting, s.items.due, s.items.in_flight, s.items.parked, s.totals.confirmed
         )
     }
 }
