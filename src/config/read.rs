@@ -157,7 +157,7 @@ fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
         d.listen
     });
     let token = match secret_of(&mut s, "token_file", "admin-token", around) {
-        Password::Given(token) => {
+        Password::Given(token, _) => {
             if !token.expose_secret().bytes().all(|b| b.is_ascii_graphic()) {
                 s.fault(
                     "token_file",

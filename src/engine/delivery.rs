@@ -558,7 +558,7 @@ impl Engine {
             closed_by: first.closed_by,
             attempt,
             due: first.due,
-            probe,
+            alone: probe,
             items,
         });
     }

@@ -405,9 +405,9 @@ pub enum Input {
 /// What the ingest consumer must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intake {
-    /// Stop consuming, and give back what is not stored.
+    /// Forward no deliveries. The consumer stays, and so does all that the broker has handed over.
     Pause,
-    /// Consume again.
+    /// Forward them again, or begin to consume.
     Resume,
 }
 

@@ -49,7 +49,15 @@ impl Engine {
                         self.send_again(number);
                     }
                 }
-                Outcome::Unknown => {
+                Outcome::Unavailable(text) => {
+                    self.not_published(number);
+                    self.park_app(app, &text, now);
+                    self.send_again(number);
+                    if self.is_durable() {
+                        self.keep_one_probe(app);
+                    }
+                }
+                Outcome::Unknown | Outcome::Overdue => {
                     self.counters.unknown += 1;
                     self.note_unsure(number);
                     if probe {

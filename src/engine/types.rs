@@ -153,6 +153,10 @@ pub struct NewItem {
     pub identity: Option<Identity>,
     /// What to do if the id is known.
     pub on_duplicate: DuplicateRule,
+    /// First eight bytes (big-endian) of a BLAKE3 hash over what the producer sent: body, properties and terms. Of an
+    /// envelope's entry: the entry and the message's properties. The redelivered mark, the moment of receipt and
+    /// headers that a broker adds are not in it, so the same request delivered again has the same fingerprint.
+    pub fingerprint: u64,
     /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and customer
     /// names apart.
     pub weight: u32,
@@ -263,6 +267,16 @@ pub struct Request {
     pub received: u64,
     /// Its meaning.
     pub body: RequestBody,
+}
+
+impl Request {
+    /// How much work it is to judge: its items, and at least 1.
+    pub fn item_count(&self) -> usize {
+        match &self.body {
+            RequestBody::Items(items) => items.len().max(1),
+            RequestBody::Rejected(_) | RequestBody::Command(..) => 1,
+        }
+    }
 }
 
 /// Body format of an application's batches.
@@ -453,6 +467,9 @@ pub struct BatchItem {
     pub content: Arc<Content>,
 }
 
+/// Channels for batches that are published alone ([`Batch::alone`]).
+pub const ALONE_CHANNELS: usize = 8;
+
 /// A batch, ready to be encoded and published. One to the dead exchange holds exactly one item.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -472,8 +489,9 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// It is suspected of having closed the channel: publish it on the probe channel, alone.
-    pub probe: bool,
+    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then concerns
+    /// this batch and no other. At most [`ALONE_CHANNELS`] at a time.
+    pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,
 }
@@ -487,11 +505,16 @@ pub enum Outcome {
     Nacked,
     /// Unroutable: `basic.return` with this reply text.
     Returned(Box<str>),
-    /// The broker closed the channel with this text while the batch was unconfirmed there. On the probe channel,
-    /// where it was alone, it is the culprit; elsewhere it is one of the suspects.
+    /// The broker closed the channel with this text while the batch was unconfirmed there. One that was published
+    /// alone is the culprit; any other is one of the suspects.
     Refused(Box<str>),
-    /// The connection was lost, or no answer came in time: it may or may not have been delivered.
+    /// The connection or channel was lost: it may or may not have been delivered.
     Unknown,
+    /// No confirm came within `timeouts.confirm`, and its channel was given up: it may or may not have been delivered.
+    Overdue,
+    /// Its exchange is missing or may not be written to (reply 403 or 404, this text): it went nowhere, and no attempt
+    /// is counted.
+    Unavailable(Box<str>),
     /// There was no connection to publish it on: nobody has it.
     Unsent,
 }

@@ -381,7 +381,7 @@ impl Sim {
     fn settle(&mut self, nth: usize) {
         let batch = &self.world.out[nth];
         if self.is_poisoned(batch) {
-            return self.close_channel(batch.probe);
+            return self.close_channel(batch.alone);
         }
         let broken = match &batch.dead {
             Some(_) => self.dead_broken,
@@ -406,7 +406,7 @@ impl Sim {
     /// The culprit alone on the probe channel, or everything that is out on the other.
     fn close_channel(&mut self, probe: bool) {
         self.faults = true;
-        while let Some(nth) = self.world.out.iter().position(|batch| batch.probe == probe) {
+        while let Some(nth) = self.world.out.iter().position(|batch| batch.alone == probe) {
             let batch = self.world.settle(nth, Outcome::Refused("406".into()));
             if probe {
                 break;
@@ -415,7 +415,7 @@ impl Sim {
             if self.pick(2) == 0 && !self.is_poisoned(&batch) {
                 self.receive(&batch);
             }
-            if self.world.out.iter().all(|batch| batch.probe || batch.dead.is_some()) {
+            if self.world.out.iter().all(|batch| batch.alone || batch.dead.is_some()) {
                 break;
             }
         }
@@ -446,7 +446,7 @@ impl Sim {
                 turns += 1;
                 assert!(turns < 50_000, "sent again and again: {batch:?}");
                 if self.is_poisoned(&batch) {
-                    let probe = batch.probe;
+                    let probe = batch.alone;
                     self.close_channel(probe);
                     continue;
                 }

@@ -230,13 +230,13 @@ fn a_refused_batch_is_split_until_the_culprit_is_alone() {
     w.advance(3_000);
     w.drain_jobs();
     // The channel closes over both: neither counts as the culprit yet.
-    while let Some(nth) = w.out.iter().position(|b| !b.probe) {
+    while let Some(nth) = w.out.iter().position(|b| !b.alone) {
         w.settle(nth, Outcome::Refused("406 PRECONDITION_FAILED".into()));
     }
     for _ in 0..50 {
         w.drain_jobs();
         let Some(batch) = w.out.first() else { break };
-        assert!(batch.probe || batch.dead.is_some());
+        assert!(batch.alone || batch.dead.is_some());
         let poison = batch.dead.is_none() && batch.items.iter().any(|i| name(i) == "3");
         let outcome = if poison { Outcome::Refused("406 again".into()) } else { CONFIRMED };
         w.settle(0, outcome);

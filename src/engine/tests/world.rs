@@ -84,6 +84,7 @@ pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
         expiry: None,
         identity: None,
         on_duplicate: DuplicateRule::Keep,
+        fingerprint: 0,
         weight: 100,
         content: Arc::new(Content { properties: vec![], body: id.as_bytes().to_vec(), json: false }),
     }
