@@ -404,7 +404,7 @@ fn a_culprit_is_found_alone_on_the_probe_channel() {
     assert_eq!(settled[&1], confirmed(1));
     assert_eq!((&settled[&2], &settled[&3]), (&refused, &refused));
     daemon.ready();
-    let probe = |number| Batch { probe: true, ..batch(number) };
+    let probe = |number| Batch { alone: true, ..batch(number) };
     daemon.amqp.publish(vec![batch(4), probe(2), probe(3)]);
     let settled = daemon.settled(3);
     assert_eq!((&settled[&2], &settled[&3], &settled[&4]), (&refused, &confirmed(3), &confirmed(4)));

@@ -75,7 +75,7 @@ fn publish(items: &[NewItem]) {
             closed_by: ClosedBy::Time,
             attempt: 1,
             due: NOW,
-            probe: false,
+            alone: false,
             items: (1..)
                 .zip(&items[..some])
                 .map(|(seq, item)| BatchItem {

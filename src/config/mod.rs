@@ -62,6 +62,14 @@ pub fn keys() -> Vec<String> {
     findings.keys.take().into_iter().collect()
 }
 
+/// A secret of a file of its own, one newline at its end removed.
+///
+/// # Errors
+/// A sentence that names the file, never its content.
+pub(crate) fn read_secret(path: &Path) -> Result<SecretString, String> {
+    secret::read(path).map(|secret| secret.text)
+}
+
 impl Config {
     /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a file:
     /// defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
@@ -238,6 +246,8 @@ pub struct Endpoint {
     pub user: String,
     /// Password, decoded. `SecretString` prints as redacted.
     pub password: SecretString,
+    /// The file that it was read from, to be read again at each connect.
+    pub password_file: Option<PathBuf>,
 }
 
 /// What tidegate does about queues and exchanges at each connect.
@@ -261,6 +271,8 @@ pub struct Amqp {
     pub topology: Topology,
     /// PEM file with the only CA to trust; `None` = the platform's.
     pub ca_file: Option<PathBuf>,
+    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both sides.
+    pub heartbeat: Duration,
 }
 
 /// `[ingest]`.
@@ -404,7 +416,13 @@ impl Default for Amqp {
             vhost: "/".into(),
             user: "guest".into(),
             password: "guest".to_owned().into(),
+            password_file: None,
         };
-        Amqp { endpoints: vec![guest], topology: Topology::Declare, ca_file: None }
+        Amqp {
+            endpoints: vec![guest],
+            topology: Topology::Declare,
+            ca_file: None,
+            heartbeat: Duration::from_secs(10),
+        }
     }
 }

@@ -86,7 +86,7 @@ impl Daemon {
     pub(super) fn status_line(&self) -> String {
         for (side, link) in ["ingest", "egress"].iter().zip(&self.links) {
             match link {
-                Some(link @ (Link::Down { .. } | Link::Blocked { .. })) => {
+                Some(link @ (Link::Down { .. } | Link::Blocked { .. } | Link::Up { dead: Some(_), .. })) => {
                     let (state, detail) = describe(link);
                     return format!("{side} {state}: {detail}");
                 }
@@ -106,7 +106,10 @@ impl Daemon {
 fn describe(link: &Link) -> (&'static str, String) {
     match link {
         Link::Connecting { address } => ("connecting", address.clone()),
-        Link::Up { address, .. } => ("connected", address.clone()),
+        Link::Up { address, dead: None, .. } => ("connected", address.clone()),
+        Link::Up { address, dead: Some(error), .. } => {
+            ("connected", format!("{address}; dead letters cannot be published: {error}"))
+        }
         Link::Paused { address } => ("paused", address.clone()),
         Link::Blocked { reason } => ("blocked", reason.clone()),
         Link::Down { error, retry_in } => {

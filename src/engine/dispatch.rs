@@ -15,13 +15,10 @@ use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::queue::QueueId;
 use super::stock::Stock;
-use super::types::{Batch, BatchItem, Content, Format, Now, Settings};
+use super::types::{ALONE_CHANNELS, Batch, BatchItem, Content, Format, Now, Settings};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
-
-/// Channels for batches that go alone.
-const ALONE: usize = 8;
 
 /// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it in memory, ms.
 const LATE_PROBE_MS: u64 = 500;
@@ -175,7 +172,7 @@ impl Dispatch {
     /// A channel is free for a batch that goes alone, or the one that has waited longest for its confirm may lose its own.
     fn has_channel(&self, now: Now) -> bool {
         let oldest = self.alone.values().min();
-        self.alone.len() < ALONE || oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono)
+        self.alone.len() < ALONE_CHANNELS || oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono)
     }
 
     fn may_send(&self, stock: &Stock, id: QueueId) -> bool {
@@ -586,7 +583,7 @@ impl Dispatch {
     pub(super) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let waits = !self.suspects.is_empty() || !self.for_channel.is_empty();
-        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() >= ALONE && self.is_open());
+        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() >= ALONE_CHANNELS && self.is_open());
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.alone.iter().filter(|(number, _)| {
             let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));

@@ -7,7 +7,7 @@
 //! `x-batch`.
 //!
 //! The caller collects a *round*: every answer that is ready, polled until none is left, so that with an answer all
-//! that lapin completed before it are in the round or in an earlier one. Then [`Window::judge`]:
+//! that lapin completed before it are in the round or in an earlier one. Then [`ConfirmTracker::judge`]:
 //!
 //! - The broker sends a return before the confirm of the same message, so lapin has queued it by the time it
 //!   completes that confirm.
@@ -44,7 +44,7 @@ pub(super) struct Stray;
 
 /// Unconfirmed publishes, at most as many as the engine has slots.
 #[derive(Debug, Default)]
-pub(super) struct Window {
+pub(super) struct ConfirmTracker {
     slots: Vec<Option<Entry>>,
     free: Vec<usize>,
     /// In order of publish; settled ones are skipped lazily, so that finding the oldest is cheap.
@@ -72,7 +72,7 @@ struct Entry {
     returned: Option<String>,
 }
 
-impl Window {
+impl ConfirmTracker {
     /// Takes note of a publish; gives the slot that its answer will be reported for.
     pub(super) fn publish(&mut self, number: u64, id: BatchId, at: u64) -> usize {
         self.published += 1;
@@ -90,7 +90,7 @@ impl Window {
         slot
     }
 
-    /// Takes note of an answer; nothing is judged before [`Window::judge`].
+    /// Takes note of an answer; nothing is judged before [`ConfirmTracker::judge`].
     pub(super) fn answer(
         &mut self,
         slot: usize,
@@ -145,7 +145,7 @@ impl Window {
     pub(super) fn fail(&mut self, outcome: &Outcome) -> Vec<Settled> {
         let mut entries: Vec<Entry> = self.slots.drain(..).flatten().collect();
         entries.sort_unstable_by_key(|entry| entry.serial);
-        *self = Window::default();
+        *self = ConfirmTracker::default();
         entries
             .into_iter()
             .map(|entry| {
@@ -183,7 +183,7 @@ impl Window {
         self.len() == 0
     }
 
-    /// Returns are rare, so a search through the window is cheaper than an index kept for each publish.
+    /// Returns are rare, so a search through all of them is cheaper than an index kept for each publish.
     fn mark(&mut self, returned: Returned) -> Result<(), Stray> {
         let id = returned.id.ok_or(Stray)?;
         let mut found = false;
@@ -226,8 +226,8 @@ mod tests {
     /// return of 2, `3-2` nacks and carries. Expected, per round, in any order: `3=C` confirmed, `3=R` returned,
     /// `3=N` nacked.
     fn check(script: &str, expected: &str) {
-        let mut window = Window::default();
-        let slots: Vec<usize> = (1..=9).map(|n| window.publish(n, id(n), n)).collect();
+        let mut tracker = ConfirmTracker::default();
+        let slots: Vec<usize> = (1..=9).map(|n| tracker.publish(n, id(n), n)).collect();
         let digit = |c: u8| usize::from(c - b'0');
         let mut seen = Vec::new();
         for round in script.split('|') {
@@ -236,10 +236,10 @@ mod tests {
                 let carried = word
                     .get(2)
                     .map(|c| Returned { id: Some(id(digit(*c) as u64)), text: "312 NO_ROUTE".to_owned() });
-                window.answer(slots[digit(word[0]) - 1], answer, carried).unwrap();
+                tracker.answer(slots[digit(word[0]) - 1], answer, carried).unwrap();
             }
             let mut settled = Vec::new();
-            window.judge(&mut settled, |_| ());
+            tracker.judge(&mut settled, |_| ());
             let mut words: Vec<String> = settled.iter().map(word).collect();
             words.sort();
             seen.push(words.join(" "));
@@ -257,7 +257,9 @@ mod tests {
             Outcome::Nacked => 'N',
             Outcome::Refused(_) => 'F',
             Outcome::Unknown => 'U',
-            Outcome::Unsent => 'N',
+            Outcome::Unsent => 'S',
+            Outcome::Overdue => 'O',
+            Outcome::Unavailable(_) => 'X',
         };
         format!("{}={letter}", settled.number)
     }
@@ -291,49 +293,49 @@ mod tests {
 
     #[test]
     fn an_end_settles_all_in_order_and_trusts_no_held_ack() {
-        let mut window = Window::default();
-        let slots: Vec<usize> = (1..=5).map(|n| window.publish(n, id(n), n)).collect();
+        let mut tracker = ConfirmTracker::default();
+        let slots: Vec<usize> = (1..=5).map(|n| tracker.publish(n, id(n), n)).collect();
         let returned = Returned { id: Some(id(2)), text: "312 NO_ROUTE".to_owned() };
-        window.answer(slots[0], Answer::Ack, Some(returned)).unwrap();
-        window.answer(slots[3], Answer::Ack, None).unwrap();
+        tracker.answer(slots[0], Answer::Ack, Some(returned)).unwrap();
+        tracker.answer(slots[3], Answer::Ack, None).unwrap();
         let mut settled = Vec::new();
-        window.judge(&mut settled, |_| ());
+        tracker.judge(&mut settled, |_| ());
         assert_eq!(settled.iter().map(word).collect::<Vec<_>>(), ["4=C"]);
-        let rest = window.fail(&Outcome::Refused("406".into()));
+        let rest = tracker.fail(&Outcome::Refused("406".into()));
         assert_eq!(rest.iter().map(word).collect::<Vec<_>>(), ["1=U", "2=R", "3=F", "5=F"]);
-        assert!(window.is_empty());
-        assert_eq!(window.oldest(), None);
+        assert!(tracker.is_empty());
+        assert_eq!(tracker.oldest(), None);
     }
 
     #[test]
     fn a_return_that_is_not_ours_is_told() {
-        let mut window = Window::default();
-        let slot = window.publish(1, id(1), 0);
+        let mut tracker = ConfirmTracker::default();
+        let slot = tracker.publish(1, id(1), 0);
         let stranger = Returned { id: Some(id(9)), text: String::new() };
-        assert_eq!(window.answer(slot, Answer::Ack, Some(stranger)), Err(Stray));
-        let slot = window.publish(2, id(2), 0);
+        assert_eq!(tracker.answer(slot, Answer::Ack, Some(stranger)), Err(Stray));
+        let slot = tracker.publish(2, id(2), 0);
         let nameless = Returned { id: None, text: String::new() };
-        assert_eq!(window.answer(slot, Answer::Ack, Some(nameless)), Err(Stray));
+        assert_eq!(tracker.answer(slot, Answer::Ack, Some(nameless)), Err(Stray));
     }
 
     #[test]
     fn the_oldest_is_found_while_later_ones_come_and_go() {
-        let mut window = Window::default();
-        let first = window.publish(0, id(0), 7);
+        let mut tracker = ConfirmTracker::default();
+        let first = tracker.publish(0, id(0), 7);
         for n in 1..10_000 {
-            let slot = window.publish(n, id(n), 7 + n);
-            window.answer(slot, Answer::Ack, None).unwrap();
-            window.judge(&mut Vec::new(), |_| ());
-            assert_eq!(window.oldest(), Some(7));
+            let slot = tracker.publish(n, id(n), 7 + n);
+            tracker.answer(slot, Answer::Ack, None).unwrap();
+            tracker.judge(&mut Vec::new(), |_| ());
+            assert_eq!(tracker.oldest(), Some(7));
         }
-        assert!(window.order.len() < 200, "{}", window.order.len());
-        let last = window.publish(10_000, id(10_000), 20_000);
-        window.answer(first, Answer::Ack, None).unwrap();
-        window.judge(&mut Vec::new(), |_| ());
-        assert_eq!(window.oldest(), Some(20_000));
-        window.answer(last, Answer::Ack, None).unwrap();
-        window.judge(&mut Vec::new(), |_| ());
-        assert_eq!((window.oldest(), window.len()), (None, 0));
+        assert!(tracker.order.len() < 200, "{}", tracker.order.len());
+        let last = tracker.publish(10_000, id(10_000), 20_000);
+        tracker.answer(first, Answer::Ack, None).unwrap();
+        tracker.judge(&mut Vec::new(), |_| ());
+        assert_eq!(tracker.oldest(), Some(20_000));
+        tracker.answer(last, Answer::Ack, None).unwrap();
+        tracker.judge(&mut Vec::new(), |_| ());
+        assert_eq!((tracker.oldest(), tracker.len()), (None, 0));
     }
 
     proptest! {
@@ -344,9 +346,9 @@ mod tests {
         fn no_returned_message_is_ever_judged_delivered(
             fates in prop::collection::vec((any::<bool>(), any::<u16>(), any::<bool>()), 1..40)
         ) {
-            let mut window = Window::default();
+            let mut tracker = ConfirmTracker::default();
             let slots: Vec<usize> =
-                (0..fates.len() as u64).map(|n| window.publish(n, id(n), 0)).collect();
+                (0..fates.len() as u64).map(|n| tracker.publish(n, id(n), 0)).collect();
             // Wire order: every return before its own ack, and acks in an arbitrary order; returns are sent as soon as
             // the broker has met the message, so they may run far ahead of the acks.
             let mut wire: Vec<(u32, usize, bool)> = Vec::new();
@@ -366,12 +368,12 @@ mod tests {
                     continue;
                 }
                 let carried = queue.pop_front().map(|r: usize| Returned { id: Some(id(r as u64)), text: String::new() });
-                prop_assert_eq!(window.answer(slots[n], Answer::Ack, carried), Ok(()));
+                prop_assert_eq!(tracker.answer(slots[n], Answer::Ack, carried), Ok(()));
                 if fates[n].2 {
-                    window.judge(&mut settled, |_| ());
+                    tracker.judge(&mut settled, |_| ());
                 }
             }
-            window.judge(&mut settled, |_| ());
+            tracker.judge(&mut settled, |_| ());
             prop_assert_eq!(settled.len(), fates.len());
             for s in settled {
                 let unroutable = fates[s.number as usize].0;

@@ -1,6 +1,12 @@
 //! One generation of consuming: a channel, its consumer, and what is unacked on it.
 //!
-//! The consumer may change during its life (another prefetch); the channel may not, since the tags are its own.
+//! The consumer may change (another prefetch); the channel may not, since the tags are its own.
+//!
+//! A prefetch belongs to a consumer: RabbitMQ applies it when the consumer is made, and a limit of the whole channel,
+//! which could be changed, is refused by quorum queues. So another prefetch takes another consumer, and what is on the
+//! way to the old one when it is cancelled comes again, behind others. Nothing is on the way when as much is unacked as
+//! the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to let it grow, and the only one at which more
+//! would help.
 
 use super::fault::{Fault, Kind};
 use super::unacked::Unacked;
@@ -14,12 +20,12 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Most deliveries handed over at once: enough to make the loop's turns cheap, few enough to keep them short.
+/// Upper bound on deliveries taken from lapin at once.
 const CHUNK: usize = 512;
 /// How long to look for the reason of an end after noticing the end.
 const CAUSE_LIMIT: Duration = Duration::from_millis(250);
 
-/// What a [`Feed`] does at present.
+/// What a [`ConsumerChannel`] does at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Running,
@@ -31,7 +37,7 @@ enum Mode {
     Stopped,
 }
 
-pub(super) struct Feed {
+pub(super) struct ConsumerChannel {
     channel: Channel,
     generation: u32,
     queue: ShortString,
@@ -44,7 +50,7 @@ pub(super) struct Feed {
     unacked: Unacked,
 }
 
-impl Feed {
+impl ConsumerChannel {
     /// Starts consuming on a fresh channel.
     pub(super) async fn start(
         channel: Channel,
@@ -52,10 +58,10 @@ impl Feed {
         queue: &str,
         prefetch: u16,
         limit: Duration,
-    ) -> Result<Feed, Fault> {
+    ) -> Result<ConsumerChannel, Fault> {
         let queue = ShortString::try_new(queue)
             .map_err(|_| Fault::setup(format!("the name of queue '{queue}' is longer than 255 bytes")))?;
-        let mut feed = Feed {
+        let mut consumer = ConsumerChannel {
             channel,
             generation,
             queue,
@@ -66,8 +72,8 @@ impl Feed {
             prefetch,
             unacked: Unacked::default(),
         };
-        feed.consume().await?;
-        Ok(feed)
+        consumer.consume().await?;
+        Ok(consumer)
     }
 
     pub(super) fn generation(&self) -> u32 {
@@ -109,14 +115,24 @@ impl Feed {
             ))),
             Mode::Turning => {
                 self.mode = Mode::Resting;
-                self.rested().await
+                self.consume_if_rested().await
             }
             Mode::Resting | Mode::Stopped => Ok(()),
         }
     }
 
-    /// Changes the prefetch: it applies to new consumers only. What is unacked stays ours.
-    pub(super) async fn turn(&mut self, prefetch: u16) -> Result<(), Fault> {
+    /// As much is unacked as the prefetch allows, so nothing is on its way from the broker.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.mode == Mode::Running && self.unacked.of_consumer() >= usize::from(self.prefetch)
+    }
+
+    /// Unacked deliveries.
+    pub(super) fn unacked(&self) -> usize {
+        self.unacked.len()
+    }
+
+    /// Changes the prefetch, by another consumer. What is unacked stays ours.
+    pub(super) async fn change_prefetch(&mut self, prefetch: u16) -> Result<(), Fault> {
         if prefetch == self.prefetch {
             return Ok(());
         }
@@ -151,7 +167,7 @@ impl Feed {
 
     /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the one before it
     /// left unacked comes on top.
-    pub(super) async fn rested(&mut self) -> Result<(), Fault> {
+    pub(super) async fn consume_if_rested(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Resting && self.unacked.len() <= usize::from(self.prefetch / 2) {
             self.consume().await?;
         }
@@ -206,6 +222,7 @@ impl Feed {
     async fn consume(&mut self) -> Result<(), Fault> {
         self.consumers += 1;
         let tag = format!("tidegate-{}-{}", self.generation, self.consumers);
+        // Classic queues enforce it, against consumers that know nothing of the lock.
         let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
         let call = async {
             // Before the consumer: its queue of deliveries within lapin has no other bound.
@@ -217,6 +234,7 @@ impl Feed {
             Ok(done) => done.map_err(|e| Fault::from(e).while_doing(&what))?,
             Err(_) => return Err(Fault::timeout(&what, self.limit)),
         };
+        self.unacked.begin_consumer();
         self.stream = Some(consumer.ready_chunks(CHUNK));
         self.mode = Mode::Running;
         Ok(())
