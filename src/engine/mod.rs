@@ -27,6 +27,7 @@ mod identity;
 mod intake;
 mod lane;
 mod ledger;
+pub mod lookup;
 mod memory;
 mod outcome;
 mod plant;
