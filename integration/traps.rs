@@ -9,13 +9,10 @@
     reason = "a test fails by panicking; scripts skip the rest"
 )]
 
-mod fake_broker;
-mod traps {
-    mod replies;
-}
+mod replies;
 
-use fake_broker::harness::*;
-use fake_broker::{idle, FakeBroker, Published, Script, Seen};
+use crate::fake_broker::harness::*;
+use crate::fake_broker::{idle, FakeBroker, Published, Script, Seen};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
 use std::io::Read;
