@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    Client, Config, Daemon, Ledger, Load, Node, Proxy, Push, Recorder, Report, Site, Verdict,
+    Client, Config, Daemon, Ledger, Load, Moments, Node, Proxy, Push, Recorder, Report, Site, Verdict,
 };
 
 /// What a run was told.
@@ -16,6 +16,8 @@ pub struct Context {
     pub seed: u64,
     /// Backlogs of a million and more kills.
     pub long: bool,
+    /// Part of a test run: fewer kills.
+    pub quick: bool,
     /// The daemon with the feature `failpoints`.
     pub failpoints: Option<PathBuf>,
 }
@@ -75,28 +77,6 @@ impl Fault {
     }
 }
 
-/// Random moments of one row, from the seed of the run.
-pub struct Moments(u64);
-
-impl Moments {
-    pub fn new(context: &Context, name: &str) -> Moments {
-        let salt = name.bytes().fold(context.seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        Moments(salt | 1)
-    }
-
-    pub fn pick(&mut self, from: u64, to: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        from + self.0 % (to - from)
-    }
-
-    /// Sleeps for a random time: what is waited for is a moment that nothing marks.
-    pub fn pause(&mut self, from_ms: u64, to_ms: u64) {
-        std::thread::sleep(Duration::from_millis(self.pick(from_ms, to_ms)));
-    }
-}
-
 /// A request for [`Scene::send`]: message, application, customer, earliest moment.
 pub type Sending = (Push, String, Option<String>, Option<u64>);
 
@@ -136,7 +116,7 @@ impl<'n> Scene<'n> {
             config,
             ledger: Ledger::new(),
             daemon,
-            moments: Moments::new(context, name),
+            moments: Moments::seeded(context.seed, name),
             restarted: false,
             recorders: Vec::new(),
             load: None,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Longest time that a test may take unless it asks for another: several times what the longest need.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Once a test hangs and no other has run for this long, the process ends.
-const QUIET: Duration = Duration::from_secs(20);
+const QUIET: Duration = Duration::from_secs(10);
 /// Exit code of a process that a hanging test has ended; libtest's own for a failed test.
 const FAILED: i32 = 101;
 

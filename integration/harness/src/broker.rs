@@ -5,7 +5,7 @@
 use crate::bounds;
 use crate::guard;
 use crate::proxy::Proxy;
-use crate::require::skip;
+use crate::require::skip_named;
 use crate::util::wait_until;
 use lapin::uri::AMQPUri;
 use rustix::process::{kill_process, Pid, Signal};
@@ -72,7 +72,7 @@ impl Node {
     pub fn controlled(test: &str) -> Option<&'static Node> {
         let node = Node::shared();
         if node.private.is_none() {
-            skip(test, UNCONTROLLED);
+            skip_named(test, UNCONTROLLED);
             return None;
         }
         Some(node)
@@ -82,7 +82,7 @@ impl Node {
     /// broker is to be used.
     pub fn own(test: &str, conf: &str) -> Option<Node> {
         if external_uri().is_some() {
-            skip(test, UNCONTROLLED);
+            skip_named(test, UNCONTROLLED);
             return None;
         }
         Some(Node::start(conf))

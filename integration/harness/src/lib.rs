@@ -32,6 +32,6 @@ pub use moments::{seed, Moments};
 pub use oracle::{Ledger, Load, Recipe, Recorder, Report};
 pub use proxy::{Proxy, Way, Welcome};
 pub use raw::{nested_arrays, Raw, RawProperties};
-pub use require::{lacks, require};
+pub use require::{lacks, require, skip};
 pub use site::Site;
 pub use util::{block_on, now_ms, now_us, percentile, runtime, say, wait_until};

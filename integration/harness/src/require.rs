@@ -13,8 +13,13 @@ fn is_set(name: &str) -> bool {
     std::env::var(name).is_ok_and(|value| !["", "0", "false"].contains(&value.as_str()))
 }
 
-/// The test (or row) does not run here, for this reason.
-pub(crate) fn skip(test: &str, why: &str) {
+/// Says that this test does not run here, and why: for reasons that nobody can mend.
+pub fn skip(why: &str) {
+    skip_named(&test_name().unwrap_or_else(|| "this program".to_owned()), why);
+}
+
+/// The same for a test (or a row of a table) of this name.
+pub(crate) fn skip_named(test: &str, why: &str) {
     let line = format!("skipped: {test}: {why}");
     shout(&line);
     let Some(path) = std::env::var_os("TIDEGATE_SKIPPED").filter(|path| !path.is_empty()) else { return };
@@ -32,7 +37,7 @@ pub fn lacks(tool: &str, why: &str) {
     let known = excused.split_whitespace().any(|name| name == tool);
     let strict = is_set("TIDEGATE_CI") || is_set("CI");
     assert!(known || !strict, "{tool} {why}: install it, or let TIDEGATE_LACKS name it");
-    skip(&test_name().unwrap_or_else(|| "this program".to_owned()), &format!("{tool} {why}"));
+    skip(&format!("{tool} {why}"));
 }
 
 /// Whether a program is on the path; where it is not, as [`lacks`].
