@@ -5,7 +5,7 @@ use crate::scene::{Context, Row, Scene, Sending};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate_harness::now_ms;
+use tidegate_harness::{lacks, now_ms};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -18,7 +18,10 @@ fn library() -> Option<PathBuf> {
 
 /// A daemon whose wall clock follows a file; `None`, and a wrong row, without the library.
 fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, PathBuf), Row> {
-    let Some(library) = library() else { return Err(Row::lacking("the package faketime")) };
+    let Some(library) = library() else {
+        lacks("faketime", "is not installed");
+        return Err(Row::lacking("the package faketime"));
+    };
     let mut scene = Scene::on(context, &context.node, name, |_, c| c);
     let file = scene.site.dir.join("clock");
     step(&file, 0);
