@@ -11,6 +11,8 @@ mod backlog;
 mod broker;
 #[path = "faults/clock.rs"]
 mod clock;
+#[path = "faults/disk.rs"]
+mod disk;
 #[path = "faults/kill.rs"]
 mod kill;
 #[path = "faults/life.rs"]
@@ -19,6 +21,8 @@ mod life;
 mod network;
 #[path = "faults/scene.rs"]
 mod scene;
+#[path = "faults/turns.rs"]
+mod turns;
 
 use scene::{Context, Fault, Row};
 use std::process::ExitCode;
@@ -61,6 +65,16 @@ const FAULTS: &[Fault] = &[
     fault(36, "SIGTERM while a backlog leaves", false, backlog::terminated),
     fault(37, "SIGHUP, bad and good", true, life::reloaded),
     fault(41, "a panic in any thread", false, kill::panics),
+    fault(42, "no room on the disk at all", true, disk::full_for_all),
+    fault(42, "no room on the disk for a flush", true, disk::full_for_a_flush),
+    fault(50, "much of one customer", false, turns::one_customer),
+    fault(51, "an application for each item", false, turns::many_applications),
+    fault(52, "all due in one millisecond", false, turns::one_millisecond),
+    fault(53, "windows that close together", false, turns::windows_together),
+    fault(54, "many applications parked", false, turns::many_parked),
+    fault(55, "envelopes of 10,000 entries", false, turns::envelopes),
+    fault(56, "a customer's items cancelled", false, turns::cancel_of_many),
+    fault(57, "the oldest dropped for each new one", false, turns::drops_oldest),
 ];
 
 #[derive(Default)]
@@ -149,10 +163,11 @@ fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
 fn table(rows: &[(&&Fault, Row)]) {
     println!();
     println!(
-        "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>10} {:>10}",
-        "#", "fault", "times", "requests", "lost", "repeats", "early", "worst late", "recovery"
+        "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>10} {:>10} {:>8}",
+        "#", "fault", "times", "requests", "lost", "repeats", "early", "worst late", "recovery", "turn"
     );
     for (fault, row) in rows {
+        let turn = row.longest_turn_us.map_or_else(|| "-".to_owned(), |us| format!("{} ms", us / 1000));
         let recovery = row.recovery_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms"));
         let mark = match (&row.wrong[..], &row.lacking) {
             ([], None) => "",
@@ -160,7 +175,7 @@ fn table(rows: &[(&&Fault, Row)]) {
             _ => "  WRONG",
         };
         println!(
-            "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>7} ms {:>10}{mark}",
+            "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>7} ms {:>10} {:>8}{mark}",
             fault.number,
             fault.name,
             row.injections,
@@ -169,7 +184,8 @@ fn table(rows: &[(&&Fault, Row)]) {
             row.repeats,
             row.early,
             row.worst_ms,
-            recovery
+            recovery,
+            turn
         );
     }
 }

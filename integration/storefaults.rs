@@ -16,7 +16,7 @@ use tidegate::config::{self, StoreKind};
 use tidegate::engine::event::{Indexed, Load, Loaded, Marks, Op, Place, Stored};
 use tidegate::engine::types::{Content, Key};
 use tidegate::store::{open, Commit, OpenError, OpenStore, Store};
-use tidegate_harness::{bounded, lacks, require, say, Moments};
+use tidegate_harness::{bounded, lacks, require, say, Disk, Moments};
 
 /// Where the child's store lies, and beside it what it reported.
 const DIR: &str = "TIDEGATE_STORE_FAULT_DIR";
@@ -198,37 +198,12 @@ fn no_room_for_the_nth_change_of_length() {
     every_nth("ftruncate", "ENOSPC", true);
 }
 
-/// A file system of its own, unmounted at the end.
-struct Small(tempfile::TempDir);
-
-impl Small {
-    /// `None`: it cannot be mounted here.
-    fn mount(mib: u64) -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
-        let size = format!("size={mib}m,mode=0700");
-        let mut mount = Command::new("mount");
-        match mount.args(["-t", "tmpfs", "-o", &size, "tidegate-test"]).arg(dir.path()).output() {
-            Ok(output) if output.status.success() => Some(Small(dir)),
-            other => {
-                lacks("mount", &format!("cannot make a file system here: {other:?}"));
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
-    }
-}
-
 #[test]
 fn a_full_disk_is_named_and_opens_again_with_room() {
     bounded(Duration::from_secs(60));
-    let Some(disk) = Small::mount(12) else { return };
-    let path = disk.0.path().join("store");
-    let filler = disk.0.path().join("filler");
+    let Some(disk) = Disk::mount(12) else { return };
+    let path = disk.path().join("store");
+    let filler = disk.path().join("filler");
     fs::write(&filler, vec![1; 4 << 20]).unwrap();
     let mut durable = 0;
     for round in 0..3 {

@@ -17,10 +17,10 @@ fn library() -> Option<PathBuf> {
 }
 
 /// A daemon whose wall clock follows a file; `None`, and a wrong row, without the library.
-fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, PathBuf), Row> {
+fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, PathBuf), Box<Row>> {
     let Some(library) = library() else {
         lacks("faketime", "is not installed");
-        return Err(Row::lacking("the package faketime"));
+        return Err(Box::new(Row::lacking("the package faketime")));
     };
     let mut scene = Scene::on(context, &context.node, name, |_, c| c);
     let file = scene.site.dir.join("clock");
@@ -62,7 +62,7 @@ fn timed(scene: &Scene<'_>, name: &str, count: u64, in_ms: u64) -> Vec<Sending> 
 pub fn forward(context: &Context) -> Row {
     let (mut scene, file) = match faked(context, "forward") {
         Ok(faked) => faked,
-        Err(row) => return row,
+        Err(row) => return *row,
     };
     // A steady load is early by the real clock once the daemon's is ahead.
     scene.stop_load();
@@ -97,7 +97,7 @@ pub fn forward(context: &Context) -> Row {
 pub fn backward(context: &Context) -> Row {
     let (mut scene, file) = match faked(context, "backward") {
         Ok(faked) => faked,
-        Err(row) => return row,
+        Err(row) => return *row,
     };
     scene.stop_load();
     scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);

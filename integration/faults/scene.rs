@@ -48,6 +48,8 @@ pub struct Row {
     pub recovery_ms: Option<u64>,
     /// Whatever is not as it must be; empty is good.
     pub wrong: Vec<String>,
+    /// Longest turn of the daemon's loop, where a row is about that.
+    pub longest_turn_us: Option<u64>,
     /// What this machine lacks for it.
     pub lacking: Option<String>,
 }
@@ -247,6 +249,14 @@ impl<'n> Scene<'n> {
         self.row(&report)
     }
 
+    /// The verdict where much is left waiting: only what was to arrive has arrived.
+    pub fn leave(mut self) -> Row {
+        let report = self.ledger.settle(Duration::from_secs(60));
+        let running = self.daemon.running();
+        self.check(running, "it has not survived");
+        self.row(&report)
+    }
+
     fn check_counters(&mut self) {
         let totals = self.daemon.state()["totals"].clone();
         let of = |name: &str| totals[name].as_u64().unwrap_or(0);
@@ -277,6 +287,7 @@ impl<'n> Scene<'n> {
             worst_ms: report.lateness_us.last().copied().unwrap_or(0) / 1000,
             recovery_ms: report.recovery_us.iter().max().map(|us| us / 1000),
             wrong: std::mem::take(&mut self.wrong),
+            longest_turn_us: None,
             lacking: None,
         }
     }
@@ -310,15 +321,20 @@ impl Bystander {
 
     /// Nothing of it may be lost or repeated, or later than this.
     pub fn finish(self, scene: &mut Scene<'_>, worst: Duration) {
+        let late = self.end(scene);
+        let bound = i64::try_from(worst.as_micros()).unwrap_or(i64::MAX);
+        scene.check(late < bound, format!("another application was late by {} ms", late / 1000));
+    }
+
+    /// Nothing of it may be lost or repeated; gives its largest lateness, us.
+    pub fn end(self, scene: &mut Scene<'_>) -> i64 {
         self.load.stop();
         let report = self.ledger.settle(Duration::from_secs(30));
         drop(self.recorder);
         let clean = report.lost.is_empty() && report.repeats.is_empty() && report.strangers.is_empty();
         let (lost, repeats) = (report.lost.len(), report.repeats.len());
         scene.check(clean, format!("another application lost {lost}, repeated {repeats}"));
-        let late = report.lateness_us.last().copied().unwrap_or(0);
-        let bound = i64::try_from(worst.as_micros()).unwrap_or(i64::MAX);
-        scene.check(late < bound, format!("another application was late by {} ms", late / 1000));
+        report.lateness_us.last().copied().unwrap_or(0)
     }
 }
 
