@@ -3,19 +3,12 @@
 //!
 //! `.cargo/config.toml` gives the threads of tests the stack that the daemon gives itself.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::wildcard_enum_match_arm,
-    reason = "a test fails by panicking; scripts skip the rest"
-)]
+#![expect(clippy::wildcard_enum_match_arm, reason = "scripts skip the rest")]
 
-mod fake_broker;
-mod traps {
-    mod replies;
-}
+mod replies;
 
-use fake_broker::harness::*;
-use fake_broker::{idle, FakeBroker, Published, Script, Seen};
+use crate::fake_broker::harness::*;
+use crate::fake_broker::{idle, FakeBroker, Published, Script, Seen};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
 use std::io::Read;

@@ -31,6 +31,8 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start(options: Options) -> Daemon {
+        // Several times PATIENCE: a test waits for more than one thing.
+        tidegate_harness::bounded(Duration::from_secs(120));
         log();
         let runtime = runtime();
         let (sender, events) = channel();
