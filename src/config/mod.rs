@@ -62,14 +62,6 @@ pub fn keys() -> Vec<String> {
     findings.keys.take().into_iter().collect()
 }
 
-/// A secret of a file of its own, one newline at its end removed.
-///
-/// # Errors
-/// A sentence that names the file, never its content.
-pub(crate) fn read_secret(path: &Path) -> Result<SecretString, String> {
-    secret::read(path).map(|secret| secret.text)
-}
-
 impl Config {
     /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a file:
     /// defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
@@ -140,7 +132,8 @@ impl Config {
             hold_max,
             budget: Budget::of(self.limits.memory),
             customers: self.limits.customers,
-            applications_max: self.limits.applications,
+            max_applications: self.limits.applications,
+            confirm_timeout: self.timeouts.confirm.as_millis() as u64,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
         }
