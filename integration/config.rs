@@ -179,7 +179,8 @@ fn every_key_is_read() {
         r#"
         [limits]
         memory = "16MiB"
-        disk = "8MB"
+        disk = "800MB"
+        applications = 5
         customers = 7
         max_body = "1B"
         max_envelope_items = 1
@@ -212,8 +213,8 @@ fn every_key_is_read() {
     );
     let l = &c.limits;
     assert_eq!(
-        (l.memory, l.disk, l.customers, l.max_body, l.max_envelope_items),
-        (16 << 20, 8_000_000, 7, 1, 1)
+        (l.memory, l.disk, l.customers, l.applications, l.max_body, l.max_envelope_items),
+        (16 << 20, 800_000_000, 7, 5, 1, 1)
     );
     assert_eq!(
         (c.timeouts.connect, c.timeouts.confirm),
@@ -322,6 +323,7 @@ fn each_bound_is_kept() {
             "would not fit into limits.memory (16MiB)",
         ),
         ("limits.max_body = \"0B\"", "at least 1B"),
+        ("limits.disk = \"1MiB\"", "limits.disk: 1MiB is too small: 0B for none, or at least 256MiB"),
         ("limits.customers = 0", "from 1 to"),
         ("limits.max_envelope_items = 0", "from 1 to"),
         ("limits.max_delay = \"36501d\"", "36501d is too long: at most 36500d"),
@@ -447,12 +449,58 @@ fn variables_go_before_the_file() {
 }
 
 #[test]
+fn a_variable_is_text_where_text_is_wanted() {
+    let dir = Dir::new("");
+    let text = |value: &str| dir.load(&[("TIDEGATE__INGEST__QUEUE", value)]).unwrap().config.ingest.queue;
+    for name in ["123", "1.5", "true", "2026-01-01", "-7", "[a", "plain"] {
+        assert_eq!(text(name), name);
+    }
+    assert_eq!(text("\"in quotes\""), "in quotes");
+    // In the file the quotes are asked for, as ever.
+    assert!(load("[ingest]\nqueue = 123\n").is_err());
+}
+
+#[test]
+fn what_asks_the_daemon_reads_its_section_alone() {
+    let config = "[amqp]\nuri = \"amqp://tidegate@rabbit.example\"\n[limits]\nmemory = \"1B\"\n\
+                  [admin]\nlisten = \"0.0.0.0:1\"\ntoken_file = \"/none\"\n";
+    let dir = Dir::new(config);
+    let path = dir.path("config.toml");
+    let load = |env: &[(&str, &str)], token| Config::load_admin(Some(&path), pairs(env).into_iter(), token);
+    assert_eq!(load(&[], false).unwrap().listen.port(), 1);
+    assert!(load(&[], true).unwrap_err().to_string().contains("/none cannot be read"));
+    let token = dir.file("token", "canary\n", 0o600);
+    let env = [("TIDEGATE__ADMIN__TOKEN_FILE", token.to_str().unwrap()), ("TIDEGATE__NOTHING", "1")];
+    assert_eq!(load(&env, true).unwrap().token.unwrap().expose_secret(), "canary");
+    assert!(load(&[("TIDEGATE__ADMIN__LISTEM", "x")], false)
+        .unwrap_err()
+        .to_string()
+        .contains("did you mean"));
+}
+
+#[test]
+fn loopback_has_one_meaning() {
+    // Bound as well: the server judges as the configuration does.
+    for listen in ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
+        let config = good(&format!("admin.listen = {listen:?}")).admin;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let served = runtime.block_on(tidegate::admin::serve(
+            (&config).into(),
+            Default::default(),
+            Default::default(),
+            std::sync::Arc::new(drop),
+        ));
+        assert!(!matches!(served, Err(tidegate::admin::ServeError::TokenNeeded(_))), "{listen}");
+    }
+    assert!(faults("admin.listen = \"[::ffff:10.0.0.1]:1\"").contains("token_file is needed"));
+}
+
+#[test]
 fn faults_of_variables_name_them() {
     let dir = Dir::new("[ingest]\nprefetch = 0\n");
     let found = dir
         .load(&[
             ("TIDEGATE__INGEST__PREFECH", "5"),
-            ("TIDEGATE__INGEST__QUEUE", "5"),
             ("TIDEGATE__INGRESS__QUEUE", "x"),
             ("TIDEGATE__DEFAULTS", "x"),
             ("TIDEGATE__DEFAULTS__window", "1s"),
@@ -469,7 +517,6 @@ TIDEGATE__APPLICATIONS__shop: names no key: write TIDEGATE__APPLICATIONS__NAME__
 TIDEGATE__DEFAULTS: names no key: write TIDEGATE__SECTION__KEY
 TIDEGATE__DEFAULTS__window: unknown variable: sections and keys are written in upper case, with two underscores between
 TIDEGATE__INGEST__PREFECH: ingest.prefech: unknown key, did you mean `prefetch`?
-TIDEGATE__INGEST__QUEUE: ingest.queue: is a number; expected text in quotes
 TIDEGATE__INGRESS__QUEUE: ingress: unknown section, did you mean `ingest`?
 TIDEGATE__LIMITS__CUSTOMERS: limits.customers: invalid type: string \"many\", expected a whole number from 1 to 1000000000
 TIDEGATE__STORE__PATH: its value is not UTF-8"
@@ -536,6 +583,15 @@ config.toml:2: amqp.uri: sends password and payloads to rabbit.example unencrypt
     for (config, part) in [
         ("limits.memory = \"16MiB\"", "limits.memory: limits.max_body is more than a quarter"),
         ("defaults.max_bytes = \"17MiB\"", "defaults.max_bytes: is above 16MiB"),
+        (
+            "limits.max_body = \"13MiB\"",
+            "limits.max_body: 13MiB can become more than 16MiB in a batch (base64)",
+        ),
+        (
+            "limits.max_body = \"17MiB\"\ndefaults.format = \"passthrough\"",
+            "limits.max_body: 17MiB is above 16MiB",
+        ),
+        ("timeouts.drain = \"90s\"", "timeouts.drain: is longer than supervisors wait by default"),
         ("store = { kind = \"memory\", hold_max = \"30m\" }", "store.hold_max: reaches RabbitMQ's usual"),
         (
             "store = { kind = \"memory\", hold_max = \"1s\" }",

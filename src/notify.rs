@@ -1,9 +1,10 @@
 //! What systemd is told: ready, status, reloading, stopping, and that the watchdog may rest.
 //!
 //! Without `NOTIFY_SOCKET` (a shell, a container) everything here does nothing. A message that cannot be sent is
-//! logged once and never stops the daemon.
+//! logged once and never stops the daemon. The protocol is lines of text in a datagram (sd_notify(3)); sending has a
+//! time limit, because a manager that hangs must not hang the loop.
 
-use sd_notify::NotifyState;
+use rustix::time::{clock_gettime, ClockId};
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -40,13 +41,13 @@ impl Notify {
         })
     }
 
-    /// Tells nobody.
+    /// No service manager: everything does nothing.
     pub fn none() -> Notify {
         Notify { socket: None, status: Mutex::default(), failed: AtomicBool::new(false) }
     }
 
     /// The socket of this path; a leading `@` stands for the abstract name space.
-    fn to(path: &OsStr) -> io::Result<Notify> {
+    pub(crate) fn to(path: &OsStr) -> io::Result<Notify> {
         let address = match path.as_bytes().strip_prefix(b"@") {
             Some(name) => SocketAddr::from_abstract_name(name)?,
             None => SocketAddr::from_pathname(path)?,
@@ -59,7 +60,7 @@ impl Notify {
 
     /// Start-up, or a reload, is finished.
     pub fn ready(&self) {
-        self.send(&[NotifyState::Ready]);
+        self.send("READY=1\n");
     }
 
     /// One line for `systemctl status`. The same text again is not sent.
@@ -73,7 +74,7 @@ impl Notify {
         }
         let mut last = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         if *last != line {
-            self.send(&[NotifyState::Status(&line)]);
+            self.send(&format!("STATUS={line}\n"));
             *last = line;
         }
     }
@@ -81,30 +82,28 @@ impl Notify {
     /// The configuration is being read anew; [`ready`](Self::ready) ends it, whatever comes of it. Systemd 253 and
     /// later want the time in the same datagram.
     pub fn reloading(&self) {
-        match NotifyState::monotonic_usec_now() {
-            Ok(time) => self.send(&[NotifyState::Reloading, time]),
-            Err(_) => self.send(&[NotifyState::Reloading]),
-        }
+        let now = clock_gettime(ClockId::Monotonic);
+        let usec = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1_000;
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={usec}\n"));
     }
 
     /// The graceful stop has begun.
     pub fn stopping(&self) {
-        self.send(&[NotifyState::Stopping]);
+        self.send("STOPPING=1\n");
     }
 
     /// Everything that should make progress has made some, or rightly rests.
     pub fn watchdog(&self) {
-        self.send(&[NotifyState::Watchdog]);
+        self.send("WATCHDOG=1\n");
     }
 
-    /// Start or stop goes on and takes up to so much longer, from now.
+    /// Start or stop goes on and takes up to `by`, from now.
     pub fn extend_timeout(&self, by: Duration) {
-        self.send(&[NotifyState::ExtendTimeoutUsec(u32::try_from(by.as_micros()).unwrap_or(u32::MAX))]);
+        self.send(&format!("EXTEND_TIMEOUT_USEC={}\n", by.as_micros()));
     }
 
-    fn send(&self, states: &[NotifyState<'_>]) {
+    fn send(&self, text: &str) {
         let Some(socket) = &self.socket else { return };
-        let text: String = states.iter().map(|s| format!("{s}\n")).collect();
         match socket.send(text.as_bytes()) {
             Ok(_) => self.failed.store(false, Ordering::Relaxed),
             Err(error) if !self.failed.swap(true, Ordering::Relaxed) => {
@@ -117,7 +116,11 @@ impl Notify {
 
 /// How often to call [`Notify::watchdog`]: half of what the unit allows. `None`: this process has no watchdog.
 pub fn watchdog_interval() -> Option<Duration> {
-    sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|half| !half.is_zero())
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let is_ours = std::env::var_os("WATCHDOG_PID").is_none()
+        || number("WATCHDOG_PID") == Some(std::process::id().into());
+    let half = Duration::from_micros(number("WATCHDOG_USEC").filter(|_| is_ours)? / 2);
+    (!half.is_zero()).then_some(half)
 }
 
 #[cfg(test)]
@@ -171,7 +174,7 @@ mod tests {
         notify.extend_timeout(Duration::from_secs(5));
         assert_eq!(manager.next(), "EXTEND_TIMEOUT_USEC=5000000\n");
         notify.extend_timeout(Duration::from_secs(10_000));
-        assert_eq!(manager.next(), format!("EXTEND_TIMEOUT_USEC={}\n", u32::MAX));
+        assert_eq!(manager.next(), "EXTEND_TIMEOUT_USEC=10000000000\n");
         notify.stopping();
         assert_eq!(manager.next(), "STOPPING=1\n");
         assert!(manager.empty());

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use tidegate::admin::parse;
 use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
-use tidegate::config::Config;
+use tidegate::config::{terms, Config};
 use tidegate::engine::types::{
     Batch, BatchItem, ClosedBy, Command, Format, Identity, Key, NewItem, RequestBody,
 };
@@ -75,7 +75,7 @@ fn publish(items: &[NewItem]) {
             closed_by: ClosedBy::Time,
             attempt: 1,
             due: NOW,
-            probe: false,
+            alone: false,
             items: (1..)
                 .zip(&items[..some])
                 .map(|(seq, item)| BatchItem {
@@ -229,9 +229,9 @@ pub fn http(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let (path, query) = text.split_once('?').map_or((text, None), |(path, query)| (path, Some(query)));
     for (name, most) in [
-        (parse::application(path).map(String::from), parse::MAX_NAME),
-        (parse::customer(path).map(|of| of.customer.into()), parse::MAX_NAME),
-        (parse::item(path).map(|of| of.id.into()), parse::MAX_ID),
+        (parse::application(path).map(String::from), terms::MAX_NAME),
+        (parse::customer(path).map(|of| of.customer.into()), terms::MAX_NAME),
+        (parse::item(path).map(|of| of.id.into()), terms::MAX_ID),
     ] {
         match name {
             Ok(name) => assert!((1..=most).contains(&name.len())),

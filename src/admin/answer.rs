@@ -1,6 +1,7 @@
 //! Asking the daemon's loop, with a bound on the wait, and the answers that are the same for all paths.
 
 use super::asked::{Answered, Asked, Status};
+use super::liveness::Liveness;
 use super::parse::Fault;
 use super::readiness::Readiness;
 use super::state::Document;
@@ -24,6 +25,7 @@ pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) readiness: Arc<Readiness>,
+    pub(super) liveness: Arc<Liveness>,
     pub(super) ask: Ask,
 }
 
@@ -59,6 +61,7 @@ fn of(answered: Answered) -> Response {
     match answered.status {
         Status::Known => Json(answered.document).into_response(),
         Status::Unknown => (StatusCode::NOT_FOUND, Json(answered.document)).into_response(),
+        Status::Refused => (StatusCode::CONFLICT, Json(answered.document)).into_response(),
         Status::Unavailable => busy(answered.document),
     }
 }

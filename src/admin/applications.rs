@@ -6,7 +6,7 @@ use super::answer::{failure, Shared};
 use super::asked::Asked;
 use super::items::named;
 use super::parse;
-use super::state::{ApplicationState, Document};
+use super::state::{Application, Document};
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -20,10 +20,10 @@ use serde_json::json;
 #[serde(default)]
 pub struct Applications {
     /// In order of name.
-    pub applications: Vec<ApplicationState>,
+    pub applications: Vec<Application>,
     /// The dead exchange, which is delivered to like an application.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dead_letters: Option<ApplicationState>,
+    pub dead_letters: Option<Application>,
     /// There are more than the daemon tells of.
     pub applications_truncated: bool,
 }
@@ -32,15 +32,15 @@ impl Applications {
     /// All of them.
     pub fn all(document: Document) -> Self {
         Applications {
-            applications: document.applications,
-            dead_letters: document.dead_letters,
+            applications: document.snapshot.applications,
+            dead_letters: document.snapshot.dead_letters,
             applications_truncated: document.applications_truncated,
         }
     }
 
     /// Those that cannot be delivered to, or still hold items from a time when they could not.
     pub fn parked(document: Document) -> Self {
-        let is_parked = |a: &ApplicationState| a.state == "parked" || a.parked > 0;
+        let is_parked = |a: &Application| a.parked_since().is_some() || a.parked > 0;
         let mut all = Applications::all(document);
         all.applications.retain(is_parked);
         all.dead_letters = all.dead_letters.filter(is_parked);
@@ -91,12 +91,12 @@ async fn one(State(shared): State<Shared>, uri: Uri) -> Response {
 
 fn single(document: Document, application: &str) -> Response {
     let truncated = document.applications_truncated;
-    match document.applications.into_iter().find(|a| *a.name == *application) {
+    match document.snapshot.applications.into_iter().find(|a| *a.name == *application) {
         Some(found) => Json(found).into_response(),
         // It may be there all the same: `unknown` would be a lie.
         None if truncated => failure(
             StatusCode::NOT_FOUND,
-            "the daemon tells of so many applications only, and not of this one",
+            "there are more applications than one answer lists, and this one is not among them",
         ),
         None => (StatusCode::NOT_FOUND, Json(json!({ "result": "unknown" }))).into_response(),
     }

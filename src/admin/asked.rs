@@ -22,6 +22,8 @@ pub enum Status {
     Known,
     /// There is no such thing: 404.
     Unknown,
+    /// It is understood, and not done as things stand; the document says why: 409.
+    Refused,
     /// It cannot be told or done at present: 503.
     Unavailable,
 }

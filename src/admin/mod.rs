@@ -8,26 +8,32 @@
 mod answer;
 pub mod applications;
 mod asked;
+mod connections;
 pub mod guard;
 mod items;
 mod listener;
+mod liveness;
 pub mod parse;
 pub mod readiness;
 mod routes;
+mod serve;
 pub mod state;
 
 pub use asked::{Answered, Asked, ItemOf, Status};
+pub use liveness::{Liveness, STUCK_AFTER};
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
-use listener::{Bounds, Limited};
+use crate::config::terms::is_loopback;
+use connections::{Connections, Places};
+use listener::Bounds;
 use secrecy::{ExposeSecret, SecretString};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// How long requests that are under way may take once the server is told to stop.
@@ -63,7 +69,7 @@ impl From<&crate::config::Admin> for Options {
 /// Why the server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Anybody on the network could read and write.
+    /// Every machine of the network could read and write.
     #[error("admin.listen = {0} is not a loopback address: this needs admin.token_file")]
     TokenNeeded(SocketAddr),
     /// An empty token is none.
@@ -83,7 +89,7 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct Server {
     addr: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
+    stop: Option<watch::Sender<bool>>,
     task: JoinHandle<()>,
 }
 
@@ -91,28 +97,24 @@ pub struct Server {
 ///
 /// # Errors
 /// See [`ServeError`]; once it has been bound, it serves until it is stopped.
-pub async fn serve(options: Options, readiness: Arc<Readiness>, ask: Ask) -> Result<Server, ServeError> {
+pub async fn serve(
+    options: Options,
+    readiness: Arc<Readiness>,
+    liveness: Arc<Liveness>,
+    ask: Ask,
+) -> Result<Server, ServeError> {
     match &options.token {
-        None if !options.listen.ip().is_loopback() => return Err(ServeError::TokenNeeded(options.listen)),
+        None if !is_loopback(options.listen.ip()) => return Err(ServeError::TokenNeeded(options.listen)),
         Some(token) if token.expose_secret().trim().is_empty() => return Err(ServeError::EmptyToken),
         None | Some(_) => {}
     }
     let bind_error = |source| ServeError::Bind { addr: options.listen, source };
     let listener = TcpListener::bind(options.listen).await.map_err(bind_error)?;
     let addr = listener.local_addr().map_err(bind_error)?;
-    let app = routes::router(guard::Guard::new(options.token, addr), readiness, ask);
-    let (stop, stopped) = oneshot::channel::<()>();
-    let task = tokio::spawn(async move {
-        let served = axum::serve(Limited::new(listener, Bounds::default()), app)
-            .with_graceful_shutdown(async move {
-                // Sent or dropped, it means the same.
-                let _ = stopped.await;
-            })
-            .await;
-        if let Err(error) = served {
-            tracing::error!(%error, "the admin server has ended");
-        }
-    });
+    let app = routes::router(guard::Guard::new(options.token, addr), readiness, liveness, ask);
+    let (stop, stopped) = watch::channel(false);
+    let connections = Arc::new(Connections::new(Places::default()));
+    let task = tokio::spawn(serve::serve(listener, app, connections, Bounds::default(), stopped));
     Ok(Server { addr, stop: Some(stop), task })
 }
 

@@ -5,21 +5,16 @@
 //! never guessed at: half of these requests destroy something.
 
 use super::asked::ItemOf;
+use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{CustomerOf, Filter, Key, Stage};
 use percent_encoding::percent_decode_str;
 use std::sync::Arc;
 
-/// Longest application and customer, bytes.
-pub const MAX_NAME: usize = 200;
-/// Longest id, bytes.
-pub const MAX_ID: usize = 255;
 /// Most rows of one page.
 pub const MAX_PAGE: usize = 1_000;
 /// Rows of a page when nothing is said.
 pub const DEFAULT_PAGE: usize = 100;
 
-/// A bare number of ms below this (March 1973) was meant in seconds. 0 is the epoch, and means just that.
-const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
 /// Where the application stands among the segments of every path that has one: `/api/v1/KIND/APPLICATION`.
 const APPLICATION: usize = 4;
 /// What it is that the request is about, behind the application.
@@ -182,6 +177,7 @@ pub fn stage(text: &str) -> Result<Stage, &'static str> {
 /// It is neither.
 pub fn moment(text: &str) -> Result<u64, &'static str> {
     if let Some(ms) = number(text) {
+        // 0 is the epoch, and means just that.
         return match ms {
             1..FIRST_PLAUSIBLE_MS => {
                 Err("that is in 1973 or before: it is read as milliseconds, and looks like seconds")
@@ -194,11 +190,9 @@ pub fn moment(text: &str) -> Result<u64, &'static str> {
         Some((before, offset)) if offset.starts_with(' ') => format!("{before}+{}", &offset[1..]),
         Some(_) | None => text.to_owned(),
     };
-    let at: jiff::Timestamp = text
-        .parse()
-        .map_err(|_| "it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00")?;
-    let (ms, rest) = (at.as_nanosecond().div_euclid(1_000_000), at.as_nanosecond().rem_euclid(1_000_000));
-    Ok(u64::try_from(ms + i128::from(rest > 0)).unwrap_or(0))
+    let ms = rfc3339_ms(&text)
+        .ok_or("it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00")?;
+    Ok(u64::try_from(ms).unwrap_or(0))
 }
 
 /// Writes the place where the next page begins.

@@ -4,16 +4,18 @@
 
 use super::answer::{failure, unavailable, Shared, COMMAND_WITHIN};
 use super::guard::{is_probe, Guard, Refusal};
+use super::liveness::Liveness;
 use super::readiness::Readiness;
 use super::{applications, items, Ask};
 use axum::body::{to_bytes, Body};
-use axum::extract::{Request, State};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -47,7 +49,7 @@ struct Gate {
 }
 
 /// Everything that is served.
-pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, ask: Ask) -> Router {
+pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Liveness>, ask: Ask) -> Router {
     let gate = Gate {
         guard: Arc::new(guard),
         questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
@@ -61,13 +63,22 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, ask: Ask) -> Route
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
         })
-        .with_state(Shared { readiness, ask })
+        .with_state(Shared { readiness, liveness, ask })
         .layer(from_fn_with_state(gate, admit))
         .layer(from_fn(harden))
 }
 
 fn probes() -> Router<Shared> {
-    Router::new().route("/livez", get(|| async { "ok" })).route("/readyz", get(readyz))
+    Router::new().route("/livez", get(livez)).route("/readyz", get(readyz))
+}
+
+/// Answered from what the parts left behind, not by any of them.
+async fn livez(State(shared): State<Shared>) -> Response {
+    let stuck = shared.liveness.stuck();
+    if stuck.is_empty() {
+        return "ok".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "live": false, "stuck": stuck }))).into_response()
 }
 
 async fn readyz(State(shared): State<Shared>) -> Response {
@@ -120,15 +131,39 @@ async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Respon
             Err(_) => return unavailable("too many requests at one time"),
         }
     };
+    let audit = Audit::of(&request);
     let handled = async {
         match with_bounded_body(request).await {
             Ok(request) => next.run(request).await,
             Err(answer) => answer,
         }
     };
-    match timeout(REQUEST_WITHIN, handled).await {
+    let answer = match timeout(REQUEST_WITHIN, handled).await {
         Ok(answer) => answer,
         Err(_) => failure(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
+    };
+    audit.log(answer.status());
+    answer
+}
+
+/// One line of the log for each request that may change something: who, what, and how it ended. The path is still
+/// encoded, so that no name can break the line.
+struct Audit(Option<(Option<SocketAddr>, Method, String)>);
+
+impl Audit {
+    fn of(request: &Request) -> Audit {
+        if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
+            return Audit(None);
+        }
+        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| *peer);
+        Audit(Some((peer, request.method().clone(), request.uri().path().to_owned())))
+    }
+
+    fn log(self, status: StatusCode) {
+        if let Audit(Some((peer, method, path))) = self {
+            let peer = peer.map(tracing::field::display);
+            tracing::info!(target: "tidegate::audit", peer, %method, path, status = status.as_u16(), "admin request");
+        }
     }
 }
 

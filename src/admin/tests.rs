@@ -13,19 +13,25 @@ const TOKEN: &str = "canary-token";
 /// Serves on a port of its own, on a runtime of its own, until it is dropped.
 struct Running {
     readiness: Arc<Readiness>,
+    liveness: Arc<Liveness>,
     server: Option<Server>,
     runtime: tokio::runtime::Runtime,
 }
 
 fn start(token: Option<&str>, ask: Ask) -> Running {
+    start_with(token, Liveness::default(), ask)
+}
+
+fn start_with(token: Option<&str>, liveness: Liveness, ask: Ask) -> Running {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let readiness = Arc::new(Readiness::new());
+    let liveness = Arc::new(liveness);
     let options = Options {
         listen: "127.0.0.1:0".parse().unwrap(),
         token: token.map(|t| SecretString::from(t.to_owned())),
     };
-    let server = runtime.block_on(serve(options, readiness.clone(), ask)).unwrap();
-    Running { readiness, server: Some(server), runtime }
+    let server = runtime.block_on(serve(options, readiness.clone(), liveness.clone(), ask)).unwrap();
+    Running { readiness, liveness, server: Some(server), runtime }
 }
 
 /// A loop that answers.
@@ -107,6 +113,82 @@ fn livez_is_ok_whatever_is_missing() {
     let answer = it.get("/livez");
     assert_eq!((answer.status, answer.text.as_str()), (200, "ok"));
     assert_eq!(it.request("HEAD", "/livez", &[], b"").status, 200);
+}
+
+#[test]
+fn livez_says_who_stands_still() {
+    // A process of two minutes, whose loop never answers.
+    let it = start_with(Some(TOKEN), Liveness::of_age(Duration::from_secs(120)), Arc::new(drop));
+    let stuck = |parts: &[&str]| {
+        let answer = it.get("/livez");
+        assert_eq!((answer.status, answer.json()), (503, json!({ "live": false, "stuck": parts })));
+    };
+    stuck(&["loop"]);
+    it.liveness.store_oldest(Some(61_000));
+    stuck(&["loop", "store"]);
+    it.liveness.turned();
+    stuck(&["store"]);
+    it.liveness.store_oldest(Some(59_000));
+    assert_eq!(it.get("/livez").status, 200);
+}
+
+/// Seventy sockets that send a piece of a head now and then, as long as the closure runs.
+fn besieged<T>(addr: SocketAddr, work: impl FnOnce() -> T) -> T {
+    let mut slow: Vec<TcpStream> = (0..70).map(|_| TcpStream::connect(addr).unwrap()).collect();
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for round in 0.. {
+                for stream in &mut slow {
+                    let piece = if round == 0 { "GET /livez HTTP/1.1\r\n" } else { "X-Slow: 1\r\n" };
+                    if stream.write_all(piece.as_bytes()).is_err() {
+                        // Thrown out: it comes again.
+                        if let Ok(again) = TcpStream::connect(addr) {
+                            *stream = again;
+                        }
+                    }
+                }
+                if ended.recv_timeout(Duration::from_millis(200))
+                    != Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+                {
+                    return;
+                }
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
+
+#[test]
+fn probes_are_answered_while_slow_sockets_trickle() {
+    for token in [None, Some(TOKEN)] {
+        let it = start(token, answering());
+        besieged(it.addr(), || {
+            let begun = std::time::Instant::now();
+            for _ in 0..100 {
+                let asked = std::time::Instant::now();
+                assert_eq!((it.get("/livez").status, it.get("/readyz").status), (200, 503));
+                assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30));
+        });
+    }
+}
+
+#[test]
+fn a_head_that_does_not_come_ends_the_connection() {
+    let it = start(None, answering());
+    let mut stream = TcpStream::connect(it.addr()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n").unwrap();
+    let begun = std::time::Instant::now();
+    let mut answer = Vec::new();
+    // Closed, or reset: either way nothing more is waited for.
+    let _ = stream.read_to_end(&mut answer);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}: {answer:?}", begun.elapsed());
 }
 
 #[test]
@@ -255,7 +337,7 @@ async fn what_would_be_open_to_the_network_does_not_start() {
             listen: listen.parse().unwrap(),
             token: token.map(|t| SecretString::from(t.to_owned())),
         };
-        serve(options, Arc::new(Readiness::new()), answering())
+        serve(options, Arc::new(Readiness::new()), Arc::default(), answering())
     };
     assert!(matches!(try_on("0.0.0.0:0", None).await, Err(ServeError::TokenNeeded(_))));
     assert!(matches!(try_on("[::]:0", None).await, Err(ServeError::TokenNeeded(_))));
@@ -269,7 +351,7 @@ async fn a_taken_address_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
     let options = Options { listen, token: None };
-    let error = serve(options, Arc::new(Readiness::new()), answering()).await.unwrap_err();
+    let error = serve(options, Arc::new(Readiness::new()), Arc::default(), answering()).await.unwrap_err();
     assert!(error.to_string().contains(&listen.to_string()), "{error}");
 }
 

@@ -4,7 +4,11 @@ use super::connection::Session;
 use super::fault::Fault;
 use super::topology::{inspect_egress, inspect_ingest, Note};
 use super::{Options, Side};
+use crate::config::Topology;
 use std::time::Duration;
+
+/// Reply code for what is not there.
+const NOT_FOUND: u16 = 404;
 
 /// How much a [`Finding`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,7 +17,7 @@ pub enum Severity {
     Good,
     /// It works, but requests can be lost.
     Warning,
-    /// It does not work; in mode `declare` a missing queue or exchange will be created at the start.
+    /// It does not work. A queue or exchange that is missing is no fault in mode `declare`, which creates it.
     Fault,
 }
 
@@ -39,9 +43,8 @@ pub async fn inspect(options: &Options) -> Vec<Finding> {
             Side::Egress => &options.egress.endpoints,
         };
         for endpoint in endpoints {
-            let ca_file = options.amqp.ca_file.as_deref();
             let limit = options.timeouts.connect;
-            match Session::open(endpoint, ca_file, limit, "tidegate check").await {
+            match Session::open(endpoint, &options.amqp, limit, "tidegate check").await {
                 Ok(session) => {
                     findings.push(Finding {
                         side,
@@ -50,7 +53,9 @@ pub async fn inspect(options: &Options) -> Vec<Finding> {
                     });
                     if !std::mem::replace(&mut looked, true) {
                         let found = look(&session, side, options).await;
-                        findings.extend(found.into_iter().map(|found| finding(side, found)));
+                        findings.extend(
+                            found.into_iter().map(|found| finding(side, options.amqp.topology, found)),
+                        );
                     }
                     session.close(Duration::from_secs(2)).await;
                 }
@@ -71,11 +76,16 @@ async fn look(session: &Session, side: Side, options: &Options) -> Vec<Result<No
     }
 }
 
-fn finding(side: Side, found: Result<Note, Fault>) -> Finding {
+fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> Finding {
     match found {
         Ok(note) => {
             let severity = if note.risky { Severity::Warning } else { Severity::Good };
             Finding { side, severity, text: note.text }
+        }
+        // The start will do it: nothing is wrong with a fresh broker.
+        Err(fault) if topology == Topology::Declare && fault.code == Some(NOT_FOUND) => {
+            let text = format!("{}: it will be created at the start", fault.text);
+            Finding { side, severity: Severity::Good, text }
         }
         Err(fault) => Finding { side, severity: Severity::Fault, text: fault.text },
     }

@@ -6,25 +6,24 @@ pub use asks::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
 };
 
+use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// Below this many ms since 1970 (March 1973), a moment was meant in seconds.
-const LEAST_PLAUSIBLE_MS: i64 = 100_000_000_000;
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0   done
   1   failed; the reason is on standard error
-  2   wrong usage; parked drop without --yes
-  3   not done, or in part: not ready (status), fewer batches than asked for (tail), nothing of that name is known
+  2   wrong usage; parked drop without --yes, tail of a parked application without --drain
+  3   not done, or in part: not ready (status), no batch or fewer than asked for (tail), nothing of that name is known
       (unknown), or it was found sent, expired, dead or in flight and could not be cancelled (cancel)
   75  the store is locked by another process (run)
   78  the configuration is at fault
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is there,
-else defaults. TIDEGATE__SECTION__KEY overrides single keys.";
+else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon read [admin] of
+it alone, and nothing of it if --url or TIDEGATE_URL is given.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -36,9 +35,23 @@ pub struct Cli {
     /// Form of what is printed
     #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
     pub output: Output,
+    /// Where the running daemon is.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Of the commands that ask the running daemon.
+#[derive(Args, Debug, Default)]
+pub struct DaemonArgs {
+    /// The running daemon's address, http://HOST:PORT [env: TIDEGATE_URL] [default: as [admin] of the configuration says]
+    #[arg(long, global = true, value_name = "URL")]
+    pub url: Option<String>,
+    /// File with the running daemon's token [env: TIDEGATE_TOKEN, the token itself] [default: admin.token_file]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// `--output`.
@@ -63,7 +76,8 @@ pub enum Command {
     ///
     /// A temporary queue of its own is bound to the output exchange beside those of the application. While it is
     /// there it counts as a destination: batches of an application without any other queue are delivered to it
-    /// alone, and are gone with it.
+    /// alone, and are gone with it. So the daemon is asked first, and an application with parked items is left alone
+    /// unless --drain is given.
     Tail(TailArgs),
     /// Take an item back that has not left, or all items of a customer
     ///
@@ -87,6 +101,24 @@ pub enum Command {
     /// Help with the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+}
+
+impl Command {
+    /// Whether it speaks to the admin port of a running daemon.
+    pub fn asks_the_daemon(&self) -> bool {
+        match self {
+            Command::Run(_) | Command::Check(_) | Command::Push(_) | Command::Config(_) => false,
+            Command::Tail(_)
+            | Command::Cancel(_)
+            | Command::Lookup(_)
+            | Command::Flush(_)
+            | Command::List(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Parked(_)
+            | Command::Status => true,
+        }
+    }
 }
 
 /// `config`.
@@ -152,17 +184,20 @@ pub struct TailArgs {
     /// End after this many batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// End after this time: 10s, 5m
+    /// Listen even if that takes what is parked, or if the daemon does not say whether anything is
+    #[arg(long)]
+    pub drain: bool,
+    /// End after this time: 10s, 5m; exit code 3 if nothing came
     #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration)]
     pub for_time: Option<Duration>,
 }
 
 fn name(text: &str) -> Result<String, String> {
-    bounded(text, 200)
+    bounded(text, MAX_NAME)
 }
 
 fn id(text: &str) -> Result<String, String> {
-    bounded(text, 255)
+    bounded(text, MAX_ID)
 }
 
 fn bounded(text: &str, most: usize) -> Result<String, String> {
@@ -175,23 +210,20 @@ fn bounded(text: &str, most: usize) -> Result<String, String> {
 
 fn header(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("it needs the form KEY=VALUE")?;
-    Ok((bounded(key, 255).map_err(|e| format!("key: {e}"))?, value.to_owned()))
+    Ok((bounded(key, MAX_ID).map_err(|e| format!("key: {e}"))?, value.to_owned()))
 }
 
 /// UTC ms of a number or of RFC 3339 text; fractions of a ms round up.
 fn moment(text: &str) -> Result<i64, String> {
     if let Ok(ms) = text.parse::<i64>() {
-        return if (0..LEAST_PLAUSIBLE_MS).contains(&ms) {
+        return if u64::try_from(ms).is_ok_and(|ms| ms < FIRST_PLAUSIBLE_MS) {
             Err("that is in 1973 or before: it is read as milliseconds, and looks like seconds".to_owned())
         } else {
             Ok(ms)
         };
     }
-    let at: jiff::Timestamp = text.parse().map_err(|_| {
-        "it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00".to_owned()
-    })?;
-    let (ms, rest) = (at.as_nanosecond().div_euclid(1_000_000), at.as_nanosecond().rem_euclid(1_000_000));
-    i64::try_from(ms + i128::from(rest > 0)).map_err(|_| "it is out of range".to_owned())
+    rfc3339_ms(text)
+        .ok_or_else(|| "it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00".to_owned())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::args::Output;
 use super::broker::block_on;
 use super::output::{plain, Failure, Out};
 use crate::amqp;
+use crate::config::terms::is_loopback;
 use crate::config::{Config, Loaded, StoreKind};
 use rustix::fs::{access, Access};
 use serde_json::{json, Value};
@@ -147,7 +148,7 @@ fn writable(path: &Path) -> Result<(), String> {
 
 fn admin(config: &Config) -> Finding {
     let listen = config.admin.listen;
-    match (&config.admin.token, listen.ip().is_loopback()) {
+    match (&config.admin.token, is_loopback(listen.ip())) {
         (Some(_), _) => finding(Level::Ok, "admin", format!("{listen}, with token")),
         (None, true) => {
             finding(Level::Ok, "admin", format!("{listen}, without token, for this machine only"))

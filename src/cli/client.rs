@@ -1,13 +1,13 @@
 //! The running daemon, asked through its admin port.
 
 use super::output::{plain, Failure};
-use crate::config::Config;
+use crate::config::Admin;
 use percent_encoding::{utf8_percent_encode, AsciiSet, NON_ALPHANUMERIC};
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
-use ureq::http::{Method, Request};
+use ureq::http::{Method, Request, Uri};
 
 /// Longer than the daemon takes for its slowest answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(40);
@@ -25,8 +25,33 @@ pub struct Client {
 }
 
 impl Client {
-    /// For the daemon of this configuration.
-    pub fn new(config: &Config) -> Self {
+    /// For the daemon that listens as `[admin]` says.
+    pub fn new(admin: &Admin) -> Self {
+        Client::to(format!("http://{}", reachable(admin.listen)), admin.token.as_ref())
+    }
+
+    /// For the daemon at this address.
+    ///
+    /// # Errors
+    /// Usage: it is not `http://HOST:PORT`.
+    pub fn at(url: &str, token: Option<&SecretString>) -> Result<Self, Failure> {
+        let wrong = |why: &str| {
+            Failure::Usage(format!("the daemon's URL needs the form http://127.0.0.1:9380: {why}"))
+        };
+        let parsed: Uri = url.parse().map_err(|_| wrong("it is none"))?;
+        let authority = parsed.authority().map_or("", |a| a.as_str());
+        match parsed.scheme_str() {
+            Some("http") => {}
+            Some("https") => return Err(wrong("TLS is a proxy's task, and there is none in this client")),
+            Some(_) | None => return Err(wrong("it does not begin with http://")),
+        }
+        if authority.is_empty() || authority.contains('@') || !matches!(parsed.path(), "" | "/") {
+            return Err(wrong("it holds something else than host and port"));
+        }
+        Ok(Client::to(format!("http://{authority}"), token))
+    }
+
+    fn to(base: String, token: Option<&SecretString>) -> Self {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -37,8 +62,8 @@ impl Client {
             .build();
         Client {
             agent: ureq::Agent::new_with_config(agent),
-            base: format!("http://{}", reachable(config.admin.listen)),
-            authorization: config.admin.token.as_ref().map(|t| format!("Bearer {}", t.expose_secret())),
+            base,
+            authorization: token.map(|t| format!("Bearer {}", t.expose_secret())),
         }
     }
 
@@ -77,10 +102,14 @@ impl Client {
     pub fn said(&self, status: u16, answer: &Value) -> Failure {
         if status == 401 {
             return Failure::failed(
-                "the daemon wants its token: admin.token_file of this configuration must name it",
+                "the daemon wants its token: name its file with --token-file, set TIDEGATE_TOKEN, or let \
+                 admin.token_file of this configuration name it",
             );
         }
         let said = answer["error"].as_str().unwrap_or("no reason given");
+        if status == 409 {
+            return Failure::Partial(format!("not done: {}", plain(said)));
+        }
         Failure::Failed(format!("{}: HTTP {status}: {}", self.base, plain(said)))
     }
 
@@ -115,7 +144,7 @@ fn encoded(text: &str) -> String {
 
 /// Where a listener can be reached from its own machine.
 fn reachable(listen: SocketAddr) -> SocketAddr {
-    let ip = match listen.ip() {
+    let ip = match listen.ip().to_canonical() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         IpAddr::V4(_) | IpAddr::V6(_) => listen.ip(),
@@ -127,6 +156,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 pub(super) mod tests {
     use super::*;
     use crate::admin::{parse, serve, Ask, Options, Readiness, Server};
+    use crate::config::Config;
     use std::sync::Arc;
     use tokio::runtime::Runtime;
 
@@ -151,9 +181,18 @@ pub(super) mod tests {
         let readiness = Arc::new(Readiness::new());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let server = runtime.block_on(serve(Options::from(&config.admin), readiness.clone(), ask)).unwrap();
+        let server = runtime
+            .block_on(serve(Options::from(&config.admin), readiness.clone(), Arc::default(), ask))
+            .unwrap();
         config.admin.listen = server.local_addr();
         (Daemon { readiness, server, runtime }, config)
+    }
+
+    impl Client {
+        /// Address and `Authorization`.
+        pub(in crate::cli) fn shown(&self) -> (String, Option<String>) {
+            (self.base.clone(), self.authorization.clone())
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::output::{plain, Failure, Out};
 use super::status::{self, span};
 use crate::admin::applications::Applications;
 use crate::admin::parse::MAX_PAGE;
-use crate::admin::state::ApplicationState;
+use crate::admin::state::Application;
 use crate::engine::types::Stage;
 use serde::Deserialize;
 use serde_json::{json, Value};
@@ -21,7 +21,7 @@ type Pairs = Vec<(&'static str, String)>;
 /// Failed when the daemon cannot be asked; usage when a customer is to be counted without application.
 pub fn run(client: &Client, args: &ListArgs, output: Output) -> Result<(), Failure> {
     match (args.count, &args.application, &args.customer) {
-        (false, _, _) => items(client, &filter(args), args.limit, output),
+        (false, _, _) => items(client, &filter(args), args.cursor.clone(), args.limit, output),
         (true, Some(application), Some(customer)) => {
             let counts = client.ask(Method::GET, &path(&["customers", application, customer]))?;
             print(counts, output, customer_counts)
@@ -52,7 +52,13 @@ pub fn parked(client: &Client, args: &ParkedListArgs, output: Output) -> Result<
     match &args.application {
         Some(application) => {
             let state = Stage::Parked.as_str().to_owned();
-            items(client, &vec![("application", application.clone()), ("state", state)], args.limit, output)
+            items(
+                client,
+                &vec![("application", application.clone()), ("state", state)],
+                None,
+                args.limit,
+                output,
+            )
         }
         None => {
             let parked = client.ask(Method::GET, &path(&["parked"]))?;
@@ -75,8 +81,14 @@ fn filter(args: &ListArgs) -> Pairs {
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-fn items(client: &Client, filter: &Pairs, limit: u64, output: Output) -> Result<(), Failure> {
-    let listed = follow(limit, |cursor, rows| {
+fn items(
+    client: &Client,
+    filter: &Pairs,
+    from: Option<String>,
+    limit: u64,
+    output: Output,
+) -> Result<(), Failure> {
+    let listed = follow(from, limit, |cursor, rows| {
         let mut pairs = filter.clone();
         pairs.push(("limit", rows.to_string()));
         pairs.extend(cursor.map(|cursor| ("cursor", cursor.to_owned())));
@@ -88,7 +100,9 @@ fn items(client: &Client, filter: &Pairs, limit: u64, output: Output) -> Result<
         Output::Table => {
             out.table(&item_table(&listed.items))?;
             match listed.next {
-                Some(_) => out.line("(there is more: --limit shows more, --from and --to another part)"),
+                Some(next) => out.line(format_args!(
+                    "(there is more: --cursor {next} goes on, --limit shows more at a time)"
+                )),
                 None => Ok(()),
             }
         }
@@ -105,10 +119,11 @@ struct ListedItems {
 
 /// Turns pages until `limit` items are there, or the end. A page may be short, or empty, and not be the last.
 fn follow(
+    from: Option<String>,
     limit: u64,
     mut fetch: impl FnMut(Option<&str>, u64) -> Result<Value, Failure>,
 ) -> Result<ListedItems, Failure> {
-    let mut all = ListedItems { items: Vec::new(), next: None };
+    let mut all = ListedItems { items: Vec::new(), next: from };
     loop {
         let rows = (limit - all.items.len() as u64).min(MAX_PAGE as u64);
         let mut page = fetch(all.next.as_deref(), rows)?;
@@ -151,14 +166,13 @@ fn applications_of(answer: &Value) -> Result<Applications, Failure> {
     Applications::deserialize(answer).map_err(|_| Failure::failed("the daemon's answer is not understood"))
 }
 
-fn application_of(answer: &Value) -> Result<ApplicationState, Failure> {
-    ApplicationState::deserialize(answer)
-        .map_err(|_| Failure::failed("the daemon's answer is not understood"))
+fn application_of(answer: &Value) -> Result<Application, Failure> {
+    Application::deserialize(answer).map_err(|_| Failure::failed("the daemon's answer is not understood"))
 }
 
 fn remark(mut rows: Vec<Vec<String>>, all: &Applications) -> Vec<Vec<String>> {
     if all.applications_truncated {
-        rows.push(vec!["(not all applications are told)".to_owned()]);
+        rows.push(vec!["(not all applications are listed)".to_owned()]);
     }
     rows
 }
@@ -186,10 +200,11 @@ fn customer_counts(counts: &Value) -> Result<Vec<Vec<String>>, Failure> {
 
 fn parked_table(parked: &Applications) -> Vec<Vec<String>> {
     let head = ["APPLICATION", "PARKED", "FAILURES", "NEXT TRY", "LAST ERROR"];
-    let row = |name: &str, a: &ApplicationState| {
-        let next = a.next_try_in_ms.map_or(String::new(), |ms| format!("in {}", span(ms)));
-        let failures = a.failures.map_or(String::new(), |n| n.to_string());
-        let error = plain(a.last_error.as_deref().unwrap_or_default()).into_owned();
+    let row = |name: &str, a: &Application| {
+        let parked = a.parked_since();
+        let next = parked.map_or(String::new(), |p| format!("in {}", span(p.next_try_in_ms)));
+        let failures = parked.map_or(String::new(), |p| p.failures.to_string());
+        let error = plain(parked.map_or("", |p| p.last_error)).into_owned();
         vec![plain(name).into_owned(), a.parked.to_string(), failures, next, error]
     };
     let mut rows = vec![head.map(str::to_owned).to_vec()];

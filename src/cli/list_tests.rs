@@ -1,3 +1,5 @@
+//! What `list` shows of the rows that the daemon gives.
+
 use super::super::client::tests::running;
 use super::*;
 use crate::admin::state::tests::example;
@@ -18,7 +20,7 @@ type Asking = (Option<String>, u64);
 fn followed(limit: u64, pages: Vec<Value>) -> (Result<ListedItems, Failure>, Vec<Asking>) {
     let mut asked = vec![];
     let mut pages = pages.into_iter();
-    let listed = follow(limit, |cursor, rows| {
+    let listed = follow(None, limit, |cursor, rows| {
         asked.push((cursor.map(str::to_owned), rows));
         pages.next().ok_or_else(|| Failure::failed("asked once too often"))
     });
@@ -101,8 +103,9 @@ fn every_filter_reaches_the_daemon() {
         }
     };
     let (_daemon, config) = running(None, Arc::new(ask));
-    let client = Client::new(&config);
+    let client = Client::new(&config.admin);
     let args = ListArgs {
+        cursor: None,
         application: Some("a/b".to_owned()),
         customer: Some("c+d".to_owned()),
         state: Some(Stage::InFlight),
@@ -141,10 +144,11 @@ fn a_count_needs_to_know_whose_customer_it_is() {
             }
         }),
     );
-    let client = Client::new(&config);
+    let client = Client::new(&config.admin);
     let count = |application: Option<&str>, customer: Option<&str>| {
         let text = |text: Option<&str>| text.map(str::to_owned);
         let args = ListArgs {
+            cursor: None,
             application: text(application),
             customer: text(customer),
             state: None,

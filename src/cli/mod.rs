@@ -13,12 +13,13 @@ mod push;
 mod status;
 mod tail;
 
-use crate::config::{Config, Loaded};
+use crate::config::{self, environment, Config, Loaded};
 use crate::daemon;
-use args::{Cli, Command, ConfigCommand, ParkedCommand, RunArgs};
+use args::{Cli, Command, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs};
 use clap::Parser;
 use client::Client;
 use output::{note, plain, Failure, Out};
+use secrecy::SecretString;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,6 +30,10 @@ const DEFAULT_CONFIG: &str = "/etc/tidegate/config.toml";
 const SAMPLE: &str = include_str!("../../config.example.toml");
 /// Names the file when the argument does not.
 const CONFIG_VARIABLE: &str = "TIDEGATE_CONFIG";
+/// Names the daemon's address when `--url` does not.
+const URL_VARIABLE: &str = "TIDEGATE_URL";
+/// Holds the daemon's token when `--token-file` names none.
+const TOKEN_VARIABLE: &str = "TIDEGATE_TOKEN";
 
 /// Runs the command that the process was started with. The variable `RUST_MIN_STACK` has been set by then.
 pub fn main() -> ExitCode {
@@ -56,12 +61,18 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let output = cli.output;
-    let daemon = || quietly(path.as_deref()).map(|config| Client::new(&config));
+    if !cli.command.asks_the_daemon() && (cli.daemon.url.is_some() || cli.daemon.token_file.is_some()) {
+        let text = "--url and --token-file are for the commands that ask the running daemon";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let (url, token) = (variable(URL_VARIABLE), variable(TOKEN_VARIABLE));
+    let daemon = || client_of(&cli.daemon, url, token, path.as_deref());
     match cli.command {
         Command::Run(args) => return run(args, path),
         Command::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
         Command::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
-        Command::Tail(args) => tail::run(&quietly(path.as_deref())?, &args, output)?,
+        Command::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
         // Whatever the output is to be: it is a file's text.
         Command::Config(ConfigCommand::Sample) => Out::lock().line(SAMPLE.trim_end())?,
         Command::Status => status::run(&daemon()?, output)?,
@@ -102,10 +113,26 @@ fn load(path: Option<&Path>) -> Result<Loaded, String> {
     Config::load(path, environment()).map_err(|faults| faults.to_string())
 }
 
-/// The environment. What is not UTF-8 is passed on marked as such, so that it is a fault and not a panic.
-fn environment() -> impl Iterator<Item = (String, String)> {
-    let lossy = |text: OsString| text.to_string_lossy().into_owned();
-    std::env::vars_os().map(move |(key, value)| (lossy(key), lossy(value)))
+/// The running daemon: at the URL that was given, else where `[admin]` says that it listens. With a URL no configuration
+/// is read, so that its token is never shown to another address. Arguments come before the environment.
+fn client_of(
+    arguments: &DaemonArgs,
+    url: Option<String>,
+    token: Option<String>,
+    config: Option<&Path>,
+) -> Result<Client, Failure> {
+    let token = match &arguments.token_file {
+        Some(path) => {
+            Some(config::read_secret(path).map_err(|e| Failure::Usage(format!("--token-file: {e}")))?)
+        }
+        None => token.map(SecretString::from),
+    };
+    if let Some(url) = arguments.url.clone().or(url) {
+        return Client::at(&url, token.as_ref());
+    }
+    let admin = Config::load_admin(config, environment(), token.is_none());
+    let admin = admin.map_err(|faults| Failure::Config(faults.to_string()))?;
+    Ok(Client::new(&config::Admin { token: token.or(admin.token), ..admin }))
 }
 
 /// Argument, environment, the usual place, nothing. An empty variable is none.
@@ -140,6 +167,44 @@ mod tests {
         assert_eq!(find(None, Some(""), true), Some(usual.into()));
         assert_eq!(find(None, None, true), Some(usual.into()));
         assert_eq!(find(None, None, false), None);
+    }
+
+    #[test]
+    fn the_daemon_is_looked_for_in_this_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, token) = (dir.path().join("config.toml"), dir.path().join("token"));
+        // A broker login that nobody but the daemon can read is no concern of a command.
+        let text = "[amqp]\nuri = \"amqp://tidegate@rabbit.example\"\npassword_file = \"/none\"\n\
+                    [admin]\nlisten = \"127.0.0.1:1234\"\n";
+        std::fs::write(&config, text).unwrap();
+        std::fs::write(&token, "from-a-file\n").unwrap();
+        let find =
+            |url: Option<&str>, file: Option<&Path>, variable_url: Option<&str>, variable: Option<&str>| {
+                let arguments =
+                    DaemonArgs { url: url.map(str::to_owned), token_file: file.map(Path::to_path_buf) };
+                let client = client_of(
+                    &arguments,
+                    variable_url.map(str::to_owned),
+                    variable.map(str::to_owned),
+                    Some(&config),
+                );
+                client.map(|client| client.shown())
+            };
+        let at = |base: &str, token: Option<&str>| (base.to_owned(), token.map(|t| format!("Bearer {t}")));
+        assert_eq!(find(None, None, None, None).unwrap(), at("http://127.0.0.1:1234", None));
+        let both = find(None, Some(&token), None, Some("from-a-variable"));
+        assert_eq!(both.unwrap(), at("http://127.0.0.1:1234", Some("from-a-file")));
+        let variables = find(None, None, Some("http://far:1/"), Some("from-a-variable"));
+        assert_eq!(variables.unwrap(), at("http://far:1", Some("from-a-variable")));
+        let arguments = find(Some("http://[::1]:2"), None, Some("http://far:1"), None);
+        assert_eq!(arguments.unwrap(), at("http://[::1]:2", None));
+        for wrong in ["https://far", "far:9380", "http://", "http://far/api", "http://user@far"] {
+            assert_eq!(find(Some(wrong), None, None, None).unwrap_err().exit_code(), 2, "{wrong}");
+        }
+        assert_eq!(find(None, Some(dir.path()), None, None).unwrap_err().exit_code(), 2);
+        std::fs::write(&config, "[admin]\nlisten = \"nowhere\"\n").unwrap();
+        assert_eq!(find(None, None, None, None).unwrap_err().exit_code(), 78);
+        assert!(find(Some("http://far"), None, None, None).is_ok(), "with a URL no configuration is read");
     }
 
     #[test]

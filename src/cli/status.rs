@@ -3,7 +3,8 @@
 use super::args::Output;
 use super::client::{path, Client};
 use super::output::{plain, Failure, Out};
-use crate::admin::state::{ApplicationState, Document};
+use crate::admin::state::{Application, Document};
+use crate::engine::types::Reason;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -62,9 +63,10 @@ fn names(list: &Value) -> String {
 
 fn table(d: &Document, out: &mut Out) -> Result<(), Failure> {
     out.table(&summary(d))?;
-    if !d.applications.is_empty() || d.dead_letters.is_some() {
+    let (named, dead_letters) = (&d.snapshot.applications, d.snapshot.dead_letters.as_ref());
+    if !named.is_empty() || dead_letters.is_some() {
         out.line("")?;
-        out.table(&applications(&d.applications, d.dead_letters.as_ref()))?;
+        out.table(&applications(named, dead_letters))?;
     }
     if d.applications_truncated {
         out.line("(not all applications are shown)")?;
@@ -82,7 +84,7 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
         let detail = if link.detail.is_empty() { String::new() } else { format!(": {}", link.detail) };
         add(&link.side, format!("{}{detail}", link.state));
     }
-    let i = &d.items;
+    let i = &d.snapshot.items;
     add(
         "items",
         format!(
@@ -97,8 +99,11 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
         };
         add("next due", format!("{} ({when})", super::moment(i64::try_from(next).unwrap_or(i64::MAX))));
     }
-    let intake = if d.intake_paused { "paused, " } else { "" };
-    let t = &d.totals;
+    if let Some(oldest) = i.oldest_due_at {
+        add("oldest due", format!("{} ago", span(d.at.saturating_sub(oldest))));
+    }
+    let intake = if d.snapshot.intake_paused { "paused, " } else { "" };
+    let t = &d.snapshot.totals;
     add(
         "intake",
         format!("{intake}{} received ({} redelivered), {} accepted", t.received, t.redelivered, t.accepted),
@@ -108,7 +113,8 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
         "failed",
         format!("{} returned, {} nacked, {} refused, {} unknown", t.returned, t.nacked, t.refused, t.unknown),
     );
-    let dead: Vec<_> = t.dead.iter().filter(|(_, &n)| n > 0).map(|(r, n)| format!("{n} {r}")).collect();
+    let dead = Reason::ALL.iter().zip(t.dead).filter(|(_, n)| *n > 0);
+    let dead: Vec<_> = dead.map(|(reason, n)| format!("{n} {}", reason.as_str())).collect();
     add("dead", if dead.is_empty() { "0".to_owned() } else { dead.join(", ") });
     let l = &d.lateness;
     add(
@@ -129,7 +135,7 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
 fn store(d: &Document) -> String {
     let s = &d.store;
     format!(
-        "{}, {} used, {} free, {} commits (last {} ms, longest {} ms), {} orders queued",
+        "{}, {} used, {} free, {} commits (last {} ms, longest {} ms), {} commits and reads queued",
         s.kind,
         bytes(s.bytes),
         bytes(s.free_bytes),
@@ -141,10 +147,7 @@ fn store(d: &Document) -> String {
 }
 
 /// A line each, below a head.
-pub(super) fn applications(
-    all: &[ApplicationState],
-    dead_letters: Option<&ApplicationState>,
-) -> Vec<Vec<String>> {
+pub(super) fn applications(all: &[Application], dead_letters: Option<&Application>) -> Vec<Vec<String>> {
     let head = ["APPLICATION", "STATE", "ITEMS", "DUE", "IN FLIGHT", "PARKED", "WINDOWS", "CONFIRMED", ""];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(all.iter().map(|a| application(&a.name, a)));
@@ -152,13 +155,12 @@ pub(super) fn applications(
     rows
 }
 
-fn application(name: &str, a: &ApplicationState) -> Vec<String> {
-    let state = if a.paused { format!("{}, paused", a.state) } else { a.state.clone() };
+fn application(name: &str, a: &Application) -> Vec<String> {
+    let state = if a.paused { format!("{}, paused", a.state()) } else { a.state().to_owned() };
     let mut row = vec![plain(name).into_owned(), plain(&state).into_owned()];
     row.extend([a.total, a.due, a.in_flight, a.parked, a.windows, a.confirmed].map(|n| n.to_string()));
-    if let Some(error) = &a.last_error {
-        let next = a.next_try_in_ms.map_or(String::new(), |ms| format!("; next try in {}", span(ms)));
-        row.push(format!("{}{next}", plain(error)));
+    if let Some(parked) = a.parked_since() {
+        row.push(format!("{}; next try in {}", plain(parked.last_error), span(parked.next_try_in_ms)));
     }
     row
 }
@@ -212,16 +214,16 @@ mod tests {
     fn a_daemon_tells_its_state_ready_or_not() {
         for token in [None, Some("canary")] {
             let (daemon, config) = daemon(token);
-            let report = fetch(&Client::new(&config)).unwrap();
+            let report = fetch(&Client::new(&config.admin)).unwrap();
             assert_eq!(report.missing.as_deref(), Some("store, ingest, egress, topology, consumer"));
             assert_eq!(report.document.state, "not_ready");
             Latch::ALL.into_iter().for_each(|latch| {
                 daemon.readiness.set(latch, true);
             });
-            let report = fetch(&Client::new(&config)).unwrap();
+            let report = fetch(&Client::new(&config.admin)).unwrap();
             assert_eq!(report.missing, None);
             assert_eq!(report.raw["state"], "running");
-            assert_eq!(report.document.items.waiting, 40);
+            assert_eq!(report.document.snapshot.items.waiting, 40);
         }
     }
 
@@ -229,11 +231,11 @@ mod tests {
     fn a_wrong_token_and_a_dead_daemon_are_told_apart() {
         let (daemon, mut config) = daemon(Some("canary"));
         config.admin.token = None;
-        let failure = fetch(&Client::new(&config)).unwrap_err();
+        let failure = fetch(&Client::new(&config.admin)).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
         assert!(failure.text().unwrap().contains("token"), "{failure:?}");
         daemon.stop();
-        let failure = fetch(&Client::new(&config)).unwrap_err();
+        let failure = fetch(&Client::new(&config.admin)).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
         assert!(failure.text().unwrap().contains("no daemon answers at http://127.0.0.1:"), "{failure:?}");
     }
@@ -241,23 +243,23 @@ mod tests {
     #[test]
     fn the_summary_says_what_an_operator_asks() {
         let mut input = example();
-        input.snapshot.counters.dead[0] = 2;
+        input.snapshot.totals.dead[0] = 2;
         let rows = summary(&Document::new(&input, &["egress"]));
         let row = |key: &str| rows.iter().find(|r| r[0] == key).map(|r| r[1].as_str());
         assert_eq!(row("tidegate"), Some("0.0.0-test, not_ready, up 2h"));
         assert_eq!(row("ready"), Some("no: egress missing"));
         assert_eq!(row("ingest"), Some("connected: 127.0.0.1:5672"));
         assert_eq!(row("next due"), Some("2027-01-15T08:00:01Z (in 1.0 s)"));
-        assert_eq!(row("dead"), Some("7 expired, 2 invalid"));
+        assert_eq!(row("dead"), Some("2 invalid, 7 expired"));
         assert_eq!(row("lateness"), Some("p50 0.4 ms, p99 0.9 ms, p99.9 0.9 ms, max 1.0 ms of 5 items"));
     }
 
     #[test]
     fn parked_applications_say_why_and_until_when() {
         let mut input = example();
-        input.snapshot.applications[1].name = "m\u{1b}[2J".into();
+        input.snapshot.applications[0].name = "m\u{1b}[2J".into();
         let document = Document::new(&input, &[]);
-        let rows = applications(&document.applications, document.dead_letters.as_ref());
+        let rows = applications(&document.snapshot.applications, document.snapshot.dead_letters.as_ref());
         assert_eq!(rows[1][0], "m\\u{1b}[2J");
         assert_eq!(rows[2].last().map(String::as_str), Some("NO_ROUTE; next try in 1.5 s"));
         assert_eq!(rows[3][0], "(dead letters)");
@@ -266,7 +268,7 @@ mod tests {
     #[test]
     fn an_overdue_item_is_told_as_past() {
         let mut input = example();
-        input.snapshot.next_due = Some(input.at - 90_000);
+        input.snapshot.items.next_due_at = Some(input.at - 90_000);
         let rows = summary(&Document::new(&input, &[]));
         assert!(rows.iter().any(|r| r[1].ends_with("(1m 30s ago)")), "{rows:?}");
     }

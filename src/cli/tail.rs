@@ -2,7 +2,9 @@
 
 use super::args::{Output, TailArgs};
 use super::broker::{block_on, Session};
+use super::client::{is_unknown, path, Client};
 use super::output::{note, plain, Failure, Out};
+use crate::admin::state::Application;
 use crate::clock;
 use crate::config::Config;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
@@ -12,8 +14,10 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use serde::Deserialize as _;
 use serde_json::{json, value::RawValue, Value};
 use tokio::time::Instant;
+use ureq::http::Method;
 
 /// Batches on their way to this process: what it prints slowly stays at the broker.
 const PREFETCH: u16 = 20;
@@ -23,14 +27,49 @@ const QUEUE_BYTES: i64 = 64 << 20;
 /// Runs the command.
 ///
 /// # Errors
-/// Connection, missing exchange, loss of the queue; partial when it ended before `--count` batches had come.
-pub fn run(config: &Config, args: &TailArgs, output: Output) -> Result<(), Failure> {
+/// Connection, missing exchange, loss of the queue; usage when it would take what is parked; partial when it ended before
+/// `--count` batches had come, or any at all.
+pub fn run(
+    config: &Config,
+    daemon: impl FnOnce() -> Result<Client, Failure>,
+    args: &TailArgs,
+    output: Output,
+) -> Result<(), Failure> {
+    if !args.drain {
+        takes_nothing(daemon(), &args.application)?;
+    }
     block_on(async {
-        let session = Session::open(config, &config.amqp.endpoints, "tidegate tail").await?;
+        // Where the batches are published, which may be another broker than the requests'.
+        let session = Session::open(config, &config.egress.endpoints, "tidegate tail").await?;
         let outcome = follow(&session, &config.egress.exchange, args, output).await;
         session.close().await;
         outcome
     })
+}
+
+/// Judges whether the temporary queue would be the only one, and take a backlog with it when it goes.
+fn takes_nothing(daemon: Result<Client, Failure>, application: &str) -> Result<(), Failure> {
+    let shown = plain(application);
+    let unsure = |why: &str| {
+        Failure::Failed(format!(
+            "the daemon does not say whether items of {shown} are parked, and tail would take them: {why} \
+             (--drain listens all the same)"
+        ))
+    };
+    let answer = daemon.and_then(|client| client.ask(Method::GET, &path(&["applications", application])));
+    let answer = answer.map_err(|failure| unsure(failure.text().unwrap_or_default()))?;
+    if is_unknown(&answer) {
+        return Ok(());
+    }
+    let found = Application::deserialize(&answer).map_err(|_| unsure("its answer is not understood"))?;
+    if found.parked > 0 || found.parked_since().is_some() {
+        return Err(Failure::Usage(format!(
+            "{shown} cannot be delivered to at present, and {} of its items are parked: they would be delivered to this \
+             command alone and be gone. Bind a queue of its own, or say --drain",
+            found.parked
+        )));
+    }
+    Ok(())
 }
 
 async fn follow(session: &Session, exchange: &str, args: &TailArgs, output: Output) -> Result<(), Failure> {
@@ -69,6 +108,9 @@ async fn follow(session: &Session, exchange: &str, args: &TailArgs, output: Outp
     match args.count {
         Some(wanted) if seen < wanted => {
             Err(Failure::Partial(format!("{seen} of {wanted} batches came in the time given")))
+        }
+        None if seen == 0 && args.for_time.is_some() => {
+            Err(Failure::Partial("no batch came in the time given".to_owned()))
         }
         Some(_) | None => Ok(()),
     }
@@ -227,6 +269,41 @@ mod tests {
             received: 1_800_000_000_004,
             body,
         }
+    }
+
+    #[test]
+    fn a_parked_application_is_left_alone() {
+        let ask = |state: &'static str| {
+            let ask = std::sync::Arc::new(move |query| {
+                let crate::admin::Query::State(reply) = query else { panic!("no command was expected") };
+                let mut input = crate::admin::state::tests::example();
+                let parked = input.snapshot.applications.pop().expect("the parked one");
+                match state {
+                    "parked" => input.snapshot.applications.push(parked),
+                    "open" => input.snapshot.applications[0].name = "sms".into(),
+                    _ => {}
+                }
+                input.snapshot.applications_total = input.snapshot.applications.len() as u64;
+                input
+                    .snapshot
+                    .applications
+                    .iter_mut()
+                    .for_each(|a| a.parked = 9 * u64::from(state == "parked"));
+                let _ = reply.send(input);
+            });
+            let (daemon, config) = super::super::client::tests::running(None, ask);
+            let judged = takes_nothing(Ok(Client::new(&config.admin)), "sms");
+            daemon.stop();
+            judged
+        };
+        let refused = ask("parked").unwrap_err();
+        assert_eq!(refused.exit_code(), 2);
+        assert!(refused.text().unwrap().contains("9 of its items are parked"), "{refused:?}");
+        ask("open").unwrap();
+        ask("unknown").unwrap();
+        let silent = takes_nothing(Err(Failure::failed("no daemon answers")), "sms").unwrap_err();
+        assert_eq!(silent.exit_code(), 1);
+        assert!(silent.text().unwrap().contains("no daemon answers (--drain"), "{silent:?}");
     }
 
     #[test]

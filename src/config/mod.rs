@@ -6,6 +6,7 @@
 //! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by itself
 //! and by the files of secrets that it names.
 
+pub mod advice;
 mod application;
 mod finding;
 mod login;
@@ -13,6 +14,7 @@ mod read;
 mod reload;
 mod secret;
 mod section;
+pub mod terms;
 mod tree;
 mod units;
 mod uri;
@@ -45,6 +47,14 @@ pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
 }
 
+/// A password or token as its file holds it now, one newline at its end removed.
+///
+/// # Errors
+/// A sentence that names the file: it cannot be read, is empty, too long, or no text of one line.
+pub fn read_secret(path: &Path) -> Result<SecretString, String> {
+    secret::read(path).map(|secret| secret.text)
+}
+
 /// Paths of all keys there are, those of `[applications.NAME]` apart (they are those of `[defaults]`).
 pub fn keys() -> Vec<String> {
     let findings = section::Findings::default();
@@ -60,7 +70,7 @@ impl Config {
     /// Every fault at once. Syntax faults are reported alone, because what follows one cannot be trusted.
     pub fn load(path: Option<&Path>, env: impl Iterator<Item = (String, String)>) -> Result<Loaded, Faults> {
         let mut env: Vec<(String, String)> =
-            env.filter(|(k, _)| k.starts_with(tree::PREFIX) || k == "CREDENTIALS_DIRECTORY").collect();
+            env.filter(|(k, _)| k.starts_with(tree::PREFIX) || k == CREDENTIALS).collect();
         // RETRY stands before RETRY__MIN, so that the whole table never hides one of its keys.
         env.sort();
         let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
@@ -69,21 +79,42 @@ impl Config {
             None => tree::Table::new(),
             Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
         };
-        let mut around =
-            login::Surroundings { file_exposed: file.as_ref().is_some_and(|f| f.exposed), credentials: None };
-        for (name, value) in &env {
-            if name == "CREDENTIALS_DIRECTORY" {
-                around.credentials = (!value.is_empty()).then(|| value.into());
-            } else if let Err(fault) = tree::overlay(&mut tree, name, value) {
-                findings.faults.borrow_mut().push(fault);
-            }
-        }
+        let around = lay_over(&mut tree, &env, file.as_ref(), &findings);
         let config = read::config(&tree, &findings, &around);
         let (mut faults, mut warnings) = (findings.faults.take(), findings.warnings.take());
         faults.sort();
         warnings.sort();
         if faults.is_empty() {
             Ok(Loaded { config, warnings })
+        } else {
+            Err(Faults(faults))
+        }
+    }
+
+    /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to read the
+    /// broker's password. `with_token`: whether `admin.token_file` is read; else `token` is `None`.
+    ///
+    /// # Errors
+    /// Every fault of `[admin]`, or the file's syntax. What other sections hold is not looked at.
+    pub fn load_admin(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+        with_token: bool,
+    ) -> Result<Admin, Faults> {
+        let env: Vec<(String, String)> =
+            env.filter(|(k, _)| k.starts_with("TIDEGATE__ADMIN__") || k == CREDENTIALS).collect();
+        let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
+        let findings = section::Findings::default();
+        let mut tree = match &file {
+            None => tree::Table::new(),
+            Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
+        };
+        let around = lay_over(&mut tree, &env, file.as_ref(), &findings);
+        let admin = read::admin_of_client(&tree, &findings, &around, with_token);
+        let mut faults = findings.faults.take();
+        faults.sort();
+        if faults.is_empty() {
+            Ok(admin)
         } else {
             Err(Faults(faults))
         }
@@ -101,10 +132,33 @@ impl Config {
             hold_max,
             budget: Budget::of(self.limits.memory),
             customers: self.limits.customers,
+            max_applications: self.limits.applications,
+            confirm_timeout: self.timeouts.confirm.as_millis() as u64,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
         }
     }
+}
+
+/// Set by systemd: the directory of the service's credentials.
+const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
+
+/// Lays the variables over what the file says, in their order, and tells what else the environment holds.
+fn lay_over<'t>(
+    tree: &mut tree::Table<'t>,
+    env: &'t [(String, String)],
+    file: Option<&File>,
+    findings: &section::Findings,
+) -> login::Surroundings {
+    let mut around = login::Surroundings { file_exposed: file.is_some_and(|f| f.exposed), credentials: None };
+    for (name, value) in env {
+        if name == CREDENTIALS {
+            around.credentials = (!value.is_empty()).then(|| value.into());
+        } else if let Err(fault) = tree::overlay(tree, name, value) {
+            findings.faults.borrow_mut().push(fault);
+        }
+    }
+    around
 }
 
 /// Most bytes of unconfirmed batches: what lapin holds twice, and what a lost connection repeats.
@@ -185,6 +239,8 @@ pub struct Endpoint {
     pub user: String,
     /// Password, decoded. `SecretString` prints as redacted.
     pub password: SecretString,
+    /// The file that it was read from, to be read again at each connect.
+    pub password_file: Option<PathBuf>,
 }
 
 /// What tidegate does about queues and exchanges at each connect.
@@ -208,6 +264,8 @@ pub struct Amqp {
     pub topology: Topology,
     /// PEM file with the only CA to trust; `None` = the platform's.
     pub ca_file: Option<PathBuf>,
+    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both sides.
+    pub heartbeat: Duration,
 }
 
 /// `[ingest]`.
@@ -269,6 +327,8 @@ pub struct Limits {
     pub disk: u64,
     /// Open windows.
     pub customers: u64,
+    /// Applications with something waiting.
+    pub applications: u64,
     /// Bytes.
     pub max_body: u64,
     /// Entries of one JSON array.
@@ -323,6 +383,7 @@ impl Default for Config {
                 memory: 256 << 20,
                 disk: 0,
                 customers: 100_000,
+                applications: 100_000,
                 max_body: 8 << 20,
                 max_envelope_items: 10_000,
                 max_delay: Duration::from_secs(3_650 * 86_400),
@@ -348,7 +409,13 @@ impl Default for Amqp {
             vhost: "/".into(),
             user: "guest".into(),
             password: "guest".to_owned().into(),
+            password_file: None,
         };
-        Amqp { endpoints: vec![guest], topology: Topology::Declare, ca_file: None }
+        Amqp {
+            endpoints: vec![guest],
+            topology: Topology::Declare,
+            ca_file: None,
+            heartbeat: Duration::from_secs(10),
+        }
     }
 }

@@ -2,15 +2,17 @@
 //!
 //! Addresses and their logins are read by `login`, what an application may set by `application`.
 
-use super::application::application;
+use super::application::{application, BROKER_USUAL};
 use super::login::{amqp, egress_endpoints, secret_of, Password, Surroundings};
 use super::section::{Findings, Section};
+use super::terms::{is_loopback, MAX_NAME};
 use super::tree::Table;
 use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
 use super::{Admin, Config, Limits, Store, StoreKind, Timeouts};
-use crate::engine::types::AppSettings;
+use crate::engine::types::{AppSettings, Format};
 use secrecy::ExposeSecret;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +20,10 @@ use std::time::Duration;
 pub(super) const BROKER_MAX: u64 = 512 << 20;
 /// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless it is told otherwise.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// The store's log is written in files of 64 MiB, and two of them may be there before the first is given up.
+const LEAST_DISK: u64 = 256 << 20;
+/// What the unit's `TimeoutStopSec` leaves for the drain, closing apart.
+const USUAL_STOP: Duration = Duration::from_secs(50);
 /// A wait for the broker that is longer is not a bound.
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -51,6 +57,7 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     config.admin = admin(root.section("admin"), d.admin, around);
     config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
     (config.defaults, config.applications) = applications(&mut root, &config);
+    bodies_fit_the_broker(&config, &root, findings);
 
     for section in [amqp_section, ingest, egress, dead, root] {
         section.end();
@@ -124,8 +131,9 @@ fn store(mut s: Section<'_, '_>, d: Store) -> Store {
 fn limits(mut s: Section<'_, '_>, d: Limits) -> Limits {
     let limits = Limits {
         memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
-        disk: s.get("disk", d.disk, Size(0..=1 << 60)),
+        disk: disk_limit(&mut s, d.disk),
         customers: s.get("customers", d.customers, Whole(1..=1_000_000_000)),
+        applications: s.get("applications", d.applications, Whole(1..=100_000_000)),
         max_body: s.get("max_body", d.max_body, Size(1..=BROKER_MAX)),
         max_envelope_items: s.get("max_envelope_items", d.max_envelope_items as u64, Whole(1..=1_000_000))
             as usize,
@@ -150,14 +158,73 @@ fn limits(mut s: Section<'_, '_>, d: Limits) -> Limits {
     limits
 }
 
-fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
-    let text = s.get("listen", d.listen.to_string(), Text);
-    let listen = text.parse().unwrap_or_else(|_| {
+/// `limits.disk`: 0, or enough for the store's log, which is written in files of 64 MiB.
+fn disk_limit(s: &mut Section<'_, '_>, default: u64) -> u64 {
+    let disk = s.get("disk", default, Size(0..=1 << 60));
+    if (1..LEAST_DISK).contains(&disk) {
+        s.fault(
+            "disk",
+            format!("{} is too small: 0B for none, or at least {}", size(disk), size(LEAST_DISK)),
+        );
+    }
+    disk
+}
+
+/// Warns of requests that would be accepted and that the broker then refuses.
+fn bodies_fit_the_broker(config: &Config, root: &Section<'_, '_>, findings: &Findings) {
+    let largest = config.limits.max_body;
+    let all = std::iter::once(&config.defaults).chain(config.applications.values());
+    // In base64 three bytes become four; with its envelope the item must stay below the broker's limit.
+    let embeds = all.clone().any(|app| app.format != Format::Passthrough);
+    let fits = if embeds { BROKER_USUAL / 4 * 3 } else { BROKER_USUAL };
+    if largest > fits {
+        let shown = size(largest);
+        let text = if embeds {
+            format!(
+                "{shown} can become more than 16MiB in a batch (base64), which RabbitMQ 4 refuses unless its \
+                 max_message_size is raised: such items end as dead letters (refused). At most 12MiB is safe"
+            )
+        } else {
+            format!("{shown} is above 16MiB, which RabbitMQ 4 refuses unless its max_message_size is raised")
+        };
+        findings.warn(root.place_of("limits", "max_body"), "limits.max_body", text);
+    }
+}
+
+/// `[admin]` for a command that asks the daemon: where it listens, and the token where it is wanted.
+pub(super) fn admin_of_client(
+    tree: &Table<'_>,
+    findings: &Findings,
+    around: &Surroundings,
+    with_token: bool,
+) -> Admin {
+    let mut s = Section::root(tree, findings).section("admin");
+    let listen = listen(&mut s, Config::default().admin.listen);
+    let token = if with_token {
+        match secret_of(&mut s, "token_file", "admin-token", around) {
+            Password::Given(token, ..) => Some(token),
+            Password::None | Password::Failed => None,
+        }
+    } else {
+        s.get("token_file", String::new(), Text);
+        None
+    };
+    s.end();
+    Admin { listen, token }
+}
+
+fn listen(s: &mut Section<'_, '_>, default: SocketAddr) -> SocketAddr {
+    let text = s.get("listen", default.to_string(), Text);
+    text.parse().unwrap_or_else(|_| {
         s.fault("listen", "is not an address and port, such as 127.0.0.1:9380 or [::1]:9380");
-        d.listen
-    });
+        default
+    })
+}
+
+fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
+    let listen = listen(&mut s, d.listen);
     let token = match secret_of(&mut s, "token_file", "admin-token", around) {
-        Password::Given(token) => {
+        Password::Given(token, _) => {
             if !token.expose_secret().bytes().all(|b| b.is_ascii_graphic()) {
                 s.fault(
                     "token_file",
@@ -170,7 +237,7 @@ fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
         }
         Password::None | Password::Failed => None,
     };
-    if token.is_none() && !listen.ip().to_canonical().is_loopback() && !s.failed(&["listen", "token_file"]) {
+    if token.is_none() && !is_loopback(listen.ip()) && !s.failed(&["listen", "token_file"]) {
         s.fault("listen", "is not a loopback address: token_file is needed");
     }
     s.end();
@@ -184,6 +251,13 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
         confirm: s.get("confirm", d.confirm, span()),
         drain: s.get("drain", d.drain, span()),
     };
+    if timeouts.drain > USUAL_STOP {
+        s.warn(
+            "drain",
+            "is longer than supervisors wait by default (the unit's TimeoutStopSec is 60s, Kubernetes gives 30s): \
+             systemd is asked for more time, any other must be told",
+        );
+    }
     s.end();
     timeouts
 }
@@ -196,8 +270,8 @@ fn applications(root: &mut Section<'_, '_>, config: &Config) -> (AppSettings, BT
     let (defaults, sound) = application(root.section("defaults"), &config.defaults, None, hold_max);
     let mut all = BTreeMap::new();
     for (name, section) in root.section("applications").named() {
-        if name.is_empty() || name.len() > 200 {
-            section.fault_here(format!("has a name of {} bytes: 1 to 200", name.len()));
+        if name.is_empty() || name.len() > MAX_NAME {
+            section.fault_here(format!("has a name of {} bytes: 1 to {MAX_NAME}", name.len()));
         }
         let (settings, _) = application(section, &defaults, Some(sound), hold_max);
         all.insert(name.to_owned(), settings);

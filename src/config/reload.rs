@@ -11,6 +11,7 @@ impl Config {
         live.defaults = new.defaults.clone();
         live.applications = new.applications.clone();
         live.limits.customers = new.limits.customers;
+        live.limits.applications = new.limits.applications;
         live.limits.max_body = new.limits.max_body;
         live.limits.max_envelope_items = new.limits.max_envelope_items;
         live.limits.max_delay = new.limits.max_delay;
@@ -32,6 +33,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("amqp.uri", amqp_same),
         ("amqp.topology", old.amqp.topology == new.amqp.topology),
         ("amqp.ca_file", old.amqp.ca_file == new.amqp.ca_file),
+        ("amqp.heartbeat", old.amqp.heartbeat == new.amqp.heartbeat),
         ("ingest.queue", old.ingest.queue == new.ingest.queue),
         ("ingest.exchange", old.ingest.exchange == new.ingest.exchange),
         ("ingest.prefetch", old.ingest.prefetch == new.ingest.prefetch),

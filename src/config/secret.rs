@@ -4,26 +4,26 @@ use rustix::fs::{Mode, OFlags};
 use secrecy::SecretString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Longer than any password or token; a file given by mistake is not read whole.
 const MAX_BYTES: u64 = 4_096;
 
-/// A secret and whether its file is open to everybody.
+/// A secret, and what is doubtful about the file that it stands in.
 pub(super) struct Secret {
     pub text: SecretString,
+    /// Every user may read or change it.
     pub exposed: bool,
+    /// It belongs neither to root nor to this process's user.
+    pub foreign: bool,
 }
 
-/// Opens a regular file without following a symbolic link in its last component: a link could be turned towards
-/// something else by whoever may write the directory. Never blocks on a pipe.
-pub(super) fn open(path: &Path) -> Result<File, String> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
-        rustix::io::Errno::LOOP => format!("{} is a symbolic link: name the file itself", path.display()),
-        e => unreadable(path, &io::Error::from(e)),
-    })?;
+/// Opens a regular file. Symbolic links are followed, since secret volumes and secret managers are made of them: what
+/// counts is the file at their end, its owner and its mode. Never blocks on a pipe.
+fn open(path: &Path) -> Result<File, String> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unreadable(path, &e.into()))?;
     let file = File::from(file);
     let meta = file.metadata().map_err(|e| unreadable(path, &e))?;
     if !meta.is_file() {
@@ -35,7 +35,8 @@ pub(super) fn open(path: &Path) -> Result<File, String> {
 /// The text of a file, one newline at its end removed. Empty, too long, or not UTF-8 is a fault.
 pub(super) fn read(path: &Path) -> Result<Secret, String> {
     let file = open(path)?;
-    let mode = file.metadata().map_err(|e| unreadable(path, &e))?.permissions().mode();
+    let meta = file.metadata().map_err(|e| unreadable(path, &e))?;
+    let foreign = meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw();
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
     if bytes.len() as u64 > MAX_BYTES {
@@ -49,7 +50,7 @@ pub(super) fn read(path: &Path) -> Result<Secret, String> {
     if text.contains(['\0', '\n']) {
         return Err(format!("{} holds more than one line", path.display()));
     }
-    Ok(Secret { text: text.into(), exposed: mode & 0o007 != 0 })
+    Ok(Secret { text: text.into(), exposed: meta.mode() & 0o007 != 0, foreign })
 }
 
 fn unreadable(path: &Path, e: &io::Error) -> String {
@@ -60,6 +61,7 @@ fn unreadable(path: &Path, e: &io::Error) -> String {
 mod tests {
     use super::*;
     use secrecy::ExposeSecret;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn one_newline_goes() {
@@ -80,12 +82,42 @@ mod tests {
     }
 
     #[test]
-    fn links_directories_and_pipes_are_refused() {
+    fn a_link_is_judged_by_its_target() {
+        // As Kubernetes mounts a secret: the file links to ..data/NAME, and ..data to a directory of the day.
         let dir = tempfile::tempdir().unwrap();
-        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
-        std::fs::write(&file, "x").unwrap();
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert!(read(&link).err().unwrap().contains("symbolic link"));
+        let day = dir.path().join("..2026");
+        std::fs::create_dir(&day).unwrap();
+        std::fs::write(day.join("token"), "canary\n").unwrap();
+        std::os::unix::fs::symlink(&day, dir.path().join("..data")).unwrap();
+        std::os::unix::fs::symlink("..data/token", dir.path().join("token")).unwrap();
+        for (mode, exposed) in [(0o600, false), (0o440, false), (0o644, true), (0o602, true)] {
+            std::fs::set_permissions(day.join("token"), std::fs::Permissions::from_mode(mode)).unwrap();
+            let secret = read(&dir.path().join("token")).ok().unwrap();
+            assert_eq!(
+                (secret.text.expose_secret(), secret.exposed, secret.foreign),
+                ("canary", exposed, false)
+            );
+        }
+        std::fs::remove_file(day.join("token")).unwrap();
+        assert!(read(&dir.path().join("token")).err().unwrap().contains("No such file"));
+    }
+
+    #[test]
+    fn directories_and_pipes_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        assert!(
+            read(&pipe).err().unwrap().ends_with("is not a regular file"),
+            "and it does not wait for a writer"
+        );
         assert!(read(dir.path()).err().unwrap().ends_with("is not a regular file"));
         assert!(read(&dir.path().join("none")).err().unwrap().contains("cannot be read: No such file"));
     }

@@ -8,7 +8,7 @@ use serde::de::DeserializeSeed;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use toml::de::{Error, ValueDeserializer};
+use toml::de::{DeValue, Error, ValueDeserializer};
 use toml::Spanned;
 
 /// Everything found so far.
@@ -81,15 +81,23 @@ impl<'t, 'f> Section<'t, 'f> {
     /// The value of a key, or `default` where it is left out or faulty; the latter is noted.
     pub(super) fn get<S>(&mut self, key: &'static str, default: S::Value, seed: S) -> S::Value
     where
-        S: DeserializeSeed<'t>,
+        S: DeserializeSeed<'t> + Clone,
     {
         let Some(node) = self.node(key) else { return default };
+        let as_text = seed.clone();
         let read: Result<S::Value, Error> = match &node.value {
             // The span is of no use: the place is known, and is not always in a file.
             Value::Leaf(v) => seed.deserialize(ValueDeserializer::from(Spanned::new(0..0, v.clone()))),
             Value::List(_) => Err(serde::de::Error::custom("is a list; expected a single value")),
             Value::Table(_) => Err(serde::de::Error::custom("is a table; expected a single value")),
         };
+        // A variable is text by nature: what looks like a number is text where the key wants text.
+        let text =
+            node.text.map(|text| ValueDeserializer::from(Spanned::new(0..0, DeValue::String(text.into()))));
+        let read = read.or_else(|e| match text {
+            Some(text) => as_text.deserialize(text).map_err(|_: Error| e),
+            None => Err(e),
+        });
         read.unwrap_or_else(|e| {
             self.fault(key, e.message());
             default
@@ -99,7 +107,7 @@ impl<'t, 'f> Section<'t, 'f> {
     /// As [`get`](Self::get), in milliseconds.
     pub(super) fn get_ms<S>(&mut self, key: &'static str, default: u64, seed: S) -> u64
     where
-        S: DeserializeSeed<'t, Value = Duration>,
+        S: DeserializeSeed<'t, Value = Duration> + Clone,
     {
         // Seeds bound durations to a hundred years, so that the milliseconds fit.
         self.get(key, Duration::from_millis(default), seed).as_millis() as u64
@@ -159,6 +167,14 @@ impl<'t, 'f> Section<'t, 'f> {
     /// Where a key was written.
     pub(super) fn place(&self, key: &str) -> Place {
         self.table.and_then(|t| t.get(key)).map_or(Place::Default, |n| n.place.clone())
+    }
+
+    /// Where a key of one of its tables was written.
+    pub(super) fn place_of(&self, section: &str, key: &str) -> Place {
+        match self.table.and_then(|t| t.get(section)).map(|node| &node.value) {
+            Some(Value::Table(table)) => table.get(key).map_or(Place::Default, |n| n.place.clone()),
+            Some(Value::List(_) | Value::Leaf(_)) | None => Place::Default,
+        }
     }
 
     /// Where everything is noted.

@@ -17,6 +17,8 @@ pub(super) type Table<'t> = BTreeMap<String, Node<'t>>;
 /// A value and where its key stands.
 pub(super) struct Node<'t> {
     pub place: Place,
+    /// The text of the variable that it comes from, if it comes from one.
+    pub text: Option<&'t str>,
     pub value: Value<'t>,
 }
 
@@ -54,7 +56,10 @@ fn table<'t>(source: DeTable<'t>, place: &impl Fn(usize) -> Place) -> Table<'t> 
         .into_iter()
         .map(|(key, v)| {
             let at = place(key.span().start);
-            (key.into_inner().into_owned(), Node { place: at, value: value(v.into_inner(), place) })
+            (
+                key.into_inner().into_owned(),
+                Node { place: at, text: None, value: value(v.into_inner(), place) },
+            )
         })
         .collect()
 }
@@ -64,7 +69,11 @@ fn value<'t>(source: DeValue<'t>, place: &impl Fn(usize) -> Place) -> Value<'t> 
         DeValue::Table(t) => Value::Table(table(t, place)),
         DeValue::Array(a) => Value::List(
             a.into_iter()
-                .map(|v| Node { place: place(v.span().start), value: value(v.into_inner(), place) })
+                .map(|v| Node {
+                    place: place(v.span().start),
+                    text: None,
+                    value: value(v.into_inner(), place),
+                })
                 .collect(),
         ),
         leaf @ (DeValue::String(_)
@@ -88,7 +97,7 @@ pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) ->
     };
     let mut table = root;
     for section in sections {
-        let empty = || Node { place: place.clone(), value: Value::Table(Table::new()) };
+        let empty = || Node { place: place.clone(), text: None, value: Value::Table(Table::new()) };
         match &mut table.entry(section.clone()).or_insert_with(empty).value {
             Value::Table(t) => table = t,
             // Something else stands where a section belongs, which is a fault of its own.
@@ -97,7 +106,7 @@ pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) ->
     }
     let parsed = DeValue::parse(text).map_or_else(|_| DeValue::String(text.into()), |v| v.into_inner());
     let value = value(parsed, &|_| place.clone());
-    table.insert(key.clone(), Node { place, value });
+    table.insert(key.clone(), Node { place, text: Some(text), value });
     Ok(())
 }
 

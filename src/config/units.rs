@@ -24,6 +24,7 @@ macro_rules! seed {
 }
 
 /// A whole number within bounds.
+#[derive(Clone)]
 pub(super) struct Whole(pub RangeInclusive<u64>);
 
 seed!(Whole, u64);
@@ -61,6 +62,7 @@ impl<'de, V: Visitor<'de>> fmt::Display for Wanted<'_, V> {
 }
 
 /// A duration of whole milliseconds within bounds.
+#[derive(Clone)]
 pub(super) struct Span(pub RangeInclusive<Duration>);
 
 impl Span {
@@ -115,6 +117,7 @@ impl Visitor<'_> for Span {
 }
 
 /// A number of bytes within bounds.
+#[derive(Clone)]
 pub(super) struct Size(pub RangeInclusive<u64>);
 
 seed!(Size, u64);
@@ -178,6 +181,7 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 /// `true` or `false`.
+#[derive(Clone)]
 pub(super) struct Flag;
 
 seed!(Flag, bool);
@@ -195,6 +199,7 @@ impl Visitor<'_> for Flag {
 }
 
 /// One of a few words, each standing for a value.
+#[derive(Clone)]
 pub(super) struct Words<T: 'static>(pub &'static [(&'static str, T)]);
 
 impl<'de, T: Copy> DeserializeSeed<'de> for Words<T> {
@@ -228,6 +233,7 @@ impl<T: Copy> Visitor<'_> for Words<T> {
 }
 
 /// Any text. What stands there instead is not quoted.
+#[derive(Clone)]
 pub(super) struct Text;
 
 seed!(Text, String);

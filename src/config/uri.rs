@@ -5,7 +5,7 @@
 
 use percent_encoding::percent_decode_str;
 use secrecy::SecretString;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 /// The parts of one URI.
 pub(super) struct Uri {
@@ -67,12 +67,6 @@ pub(super) fn parse(text: &str) -> Result<Uri, String> {
     let (vhost, bare_slash) = vhost_of(tail)?;
     let (user, password) = login.map_or(Ok((None, None)), login_of)?;
     Ok(Uri { tls, host, port, vhost, user, password, bare_slash })
-}
-
-/// Whether a host is this machine, by its name or address alone.
-pub(super) fn is_loopback(host: &str) -> bool {
-    host.eq_ignore_ascii_case("localhost")
-        || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
 fn address_of(text: &str, tls: bool) -> Result<(String, u16), String> {
@@ -253,16 +247,6 @@ mod tests {
             for secret in ["canary", "ary@", "can@"] {
                 assert!(!error.contains(secret), "{text}: {error}");
             }
-        }
-    }
-
-    #[test]
-    fn loopback() {
-        for host in ["localhost", "LOCALHOST", "127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1"] {
-            assert!(is_loopback(host), "{host}");
-        }
-        for host in ["localhost.example", "10.0.0.1", "::", "127.0.0.1.example"] {
-            assert!(!is_loopback(host), "{host}");
         }
     }
 

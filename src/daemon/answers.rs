@@ -3,7 +3,7 @@
 use crate::admin::parse::cursor_text;
 use crate::admin::{Answered, Status};
 use crate::amqp::wire::item_id;
-use crate::engine::types::{Answer, Asker, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target};
+use crate::engine::types::{AssignedId, Answer, Asker, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target};
 use serde_json::{json, Map, Value};
 
 /// What is told of an item in a look-up; `None` is null.
@@ -19,6 +19,7 @@ struct Told<'a> {
 pub(super) fn answered(reply: &Reply, store_identity: u64) -> Answered {
     let status = match &reply.answer {
         Answer::Unavailable(_) => Status::Unavailable,
+        Answer::Rejected(_) => Status::Refused,
         answer if is_unknown(answer) => Status::Unknown,
         Answer::Cancelled { .. }
         | Answer::Ended(_)
@@ -28,8 +29,7 @@ pub(super) fn answered(reply: &Reply, store_identity: u64) -> Answered {
         | Answer::Counted { .. }
         | Answer::Flushed(_)
         | Answer::Listed { .. }
-        | Answer::Done { .. }
-        | Answer::Rejected(_) => Status::Known,
+        | Answer::Done { .. } => Status::Known,
     };
     Answered { status, document: document(reply, store_identity) }
 }
@@ -144,7 +144,8 @@ impl<'a> Told<'a> {
 /// One row of a list. Without its properties, nobody knows whether its producer gave it an id: null, and not the one
 /// that it would have been assigned.
 fn row(listed: &Listed, store_identity: u64) -> Value {
-    let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, listed.key.seq));
+    let assigned = AssignedId { seq: listed.key.seq, due: listed.accepted_due };
+    let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, assigned));
     json!({
         "state": listed.stage.as_str(),
         "application": &*listed.application,

@@ -1,3 +1,5 @@
+//! Who is answered, when, and with what.
+
 use super::*;
 use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, Stage};
 use std::sync::Arc;
@@ -173,7 +175,7 @@ fn the_other_commands_are_answered_in_their_words() {
 
 /// Whatever is asked, these mean the same.
 #[test]
-fn every_command_can_be_unknown_or_unavailable() {
+fn every_command_can_be_unknown_refused_or_unavailable() {
     let app = || "mail".into();
     for command in [
         Command::Cancel(target()),
@@ -190,6 +192,8 @@ fn every_command_can_be_unknown_or_unavailable() {
         assert_eq!(told(command.clone(), Answer::Unknown), unknown, "{command:?}");
         let busy = (Status::Unavailable, json!({ "error": "starting" }));
         assert_eq!(told(command.clone(), Answer::Unavailable("starting")), busy, "{command:?}");
+        let refused = (Status::Refused, json!({ "result": "rejected", "error": "why" }));
+        assert_eq!(told(command.clone(), Answer::Rejected("why".into())), refused, "{command:?}");
     }
     assert_eq!(lookup(Answer::Unavailable("starting")).1, json!({ "error": "starting" }));
 }

@@ -6,6 +6,7 @@
 mod answers;
 mod commands;
 mod mailbox;
+mod recovery;
 mod starts;
 mod status;
 mod upkeep;
@@ -20,7 +21,7 @@ use crate::notify::{watchdog_interval, Notify};
 use crate::signals::{self, Signal};
 use crate::store::{self, thread::Event as StoreEvent, Commit, OpenError};
 use crate::{admin, clock};
-use admin::{Latch, Readiness};
+use admin::{Latch, Liveness, Readiness};
 use commands::Open;
 use mailbox::{Event, Mailbox};
 use starts::Starts;
@@ -73,7 +74,9 @@ enum RunError {
     #[error("store: {0}")]
     Open(#[from] OpenError),
     #[error("store: {0}")]
-    Store(#[from] store::StoreError),
+    Store(#[from] store::Failure),
+    #[error("store: {0}")]
+    Spawn(#[from] store::SpawnError),
     #[error("the runtime cannot be started: {0}")]
     Runtime(std::io::Error),
     #[error("signal handlers cannot be installed: {0}")]
@@ -88,6 +91,7 @@ impl RunError {
             RunError::Open(OpenError::Locked { .. }) => ExitCode::from(EXIT_LOCKED),
             RunError::Open(_)
             | RunError::Store(_)
+            | RunError::Spawn(_)
             | RunError::Runtime(_)
             | RunError::Signals(_)
             | RunError::Admin(_) => ExitCode::FAILURE,
@@ -115,9 +119,29 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
     let signal = post(&mailbox);
     let listening = signals::listen(move |s| signal(Event::Signal(s))).map_err(RunError::Signals)?;
 
-    let opened = store::open(&config.store, config.limits.memory, options.accept_loss)?;
+    let opened = recovery::attended(&notify, recovery::CHECK_EVERY, || {
+        store::open(&config.store, config.limits.memory, options.accept_loss)
+    })?;
     let on_store = post(&mailbox);
-    let handle = store::thread::spawn(opened.store, Arc::new(move |e| on_store(Event::Store(e))))?;
+    let handle = store::thread::spawn(
+        opened.store,
+        store::thread::Limits::of(config.limits.memory),
+        Arc::new(move |e| on_store(Event::Store(e))),
+    )?;
+    let seed = getrandom::u64().unwrap_or(opened.identity);
+    let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
+
+    let readiness = Arc::new(Readiness::new());
+    let liveness = Arc::new(Liveness::default());
+    readiness.set(Latch::Store, true);
+    let ask = post(&mailbox);
+    let admin = runtime.block_on(admin::serve(
+        (&config.admin).into(),
+        Arc::clone(&readiness),
+        Arc::clone(&liveness),
+        Arc::new(move |query| ask(Event::Query(query))),
+    ))?;
+    // Only now: a start that ends before it has seen a message says nothing about messages.
     let directory = (config.store.kind == StoreKind::Disk).then_some(config.store.path.as_path());
     let (starts, quarantine) = Starts::note(directory);
     if quarantine {
@@ -125,17 +149,6 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
             "several quick deaths in a row: requests that were handed out before are taken one at a time"
         );
     }
-    let seed = getrandom::u64().unwrap_or(opened.identity);
-    let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
-
-    let readiness = Arc::new(Readiness::new());
-    readiness.set(Latch::Store, true);
-    let ask = post(&mailbox);
-    let admin = runtime.block_on(admin::serve(
-        (&config.admin).into(),
-        Arc::clone(&readiness),
-        Arc::new(move |query| ask(Event::Query(query))),
-    ))?;
     let on_amqp = post(&mailbox);
     let amqp_options = amqp::Options::new(&config, opened.identity, quarantine);
     let amqp = Amqp::start(runtime.handle(), amqp_options, Arc::new(move |e| on_amqp(Event::Amqp(e))));
@@ -146,8 +159,8 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         version = env!("CARGO_PKG_VERSION"),
         store = status::kind(&config),
         admin = %admin.local_addr(),
-        waiting = opened.opened.marks.waiting,
-        parked = opened.opened.lanes.iter().map(|lane| lane.count).sum::<u64>(),
+        queues = opened.opened.queues.len(),
+        waiting = opened.opened.queues.iter().map(|queue| queue.count).sum::<u64>(),
         "started"
     );
 
@@ -158,6 +171,7 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         store: handle,
         mailbox,
         readiness,
+        liveness,
         notify,
         starts,
         links: Default::default(),
@@ -168,6 +182,7 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         started,
         watchdog: watchdog_interval(),
         told: false,
+        longest_turn_us: 0,
         fed: started.mono,
         looked: 0,
         low: false,
@@ -207,6 +222,7 @@ struct Daemon {
     store: store::thread::Handle,
     mailbox: Arc<Mailbox>,
     readiness: Arc<Readiness>,
+    liveness: Arc<Liveness>,
     notify: Notify,
     starts: Starts,
     /// Ingest, egress.
@@ -221,6 +237,8 @@ struct Daemon {
     watchdog: Option<Duration>,
     /// The engine was told something, and with it the time, in this turn.
     told: bool,
+    /// Longest turn of the loop so far, sleep apart.
+    longest_turn_us: u64,
     /// When the watchdog was fed, monotonic ms.
     fed: u64,
     /// When the parts were last looked at, monotonic ms.
@@ -231,7 +249,7 @@ struct Daemon {
     dropped: u64,
     /// Monotonic end of the drain, once a stop was asked for.
     stop: Option<u64>,
-    failed: Option<store::StoreError>,
+    failed: Option<store::Failure>,
 }
 
 impl Daemon {
@@ -241,6 +259,7 @@ impl Daemon {
         self.feed(Input::Tick);
         while self.failed.is_none() && !self.is_over() {
             self.mailbox.take(self.sleep(), &mut events);
+            let begun = clock::mono_us();
             self.told = false;
             self.turn(&mut events);
             if !self.told {
@@ -248,6 +267,8 @@ impl Daemon {
                 self.feed(Input::Tick);
             }
             self.look_after();
+            self.liveness.turned();
+            self.longest_turn_us = self.longest_turn_us.max(clock::mono_us().saturating_sub(begun));
         }
     }
 
@@ -378,6 +399,8 @@ impl Daemon {
         let budget = self.config.timeouts.drain.saturating_sub(CLOSING).max(Duration::from_millis(100));
         tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: what is due goes out first");
         self.notify.stopping();
+        // The whole of it, whatever the unit's TimeoutStopSec says.
+        self.notify.extend_timeout(budget + CLOSING * 3);
         self.stop = Some(clock::now().mono + budget.as_millis() as u64);
         self.amqp.stop_intake();
         self.feed(Input::Drain);
@@ -408,9 +431,9 @@ impl Daemon {
         }
         self.starts.settle();
         tracing::info!(
-            waiting = left.waiting,
-            parked = left.parked,
-            in_flight = left.in_flight_items,
+            waiting = left.items.waiting,
+            parked = left.items.parked,
+            in_flight = left.items.in_flight,
             "closed; what waits stays in the store"
         );
     }

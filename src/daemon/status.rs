@@ -5,6 +5,7 @@ use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState};
 use crate::amqp::{Link, Side};
 use crate::clock;
 use crate::config::{Config, StoreKind};
+use crate::engine::snapshot::Snapshot;
 
 /// `store.kind` in words.
 pub(super) fn kind(config: &Config) -> &'static str {
@@ -48,13 +49,13 @@ impl Daemon {
         let lateness = self.amqp.stats().lateness;
         let links = [("ingest", &self.links[0]), ("egress", &self.links[1])];
         StateInput {
-            snapshot: self.engine.snapshot(now),
+            snapshot: Snapshot { longest_turn_us: self.longest_turn_us, ..self.engine.snapshot(now) },
             links: links
                 .into_iter()
                 .map(|(side, link)| {
                     let (state, detail) =
                         link.as_ref().map_or(("connecting", String::new()), |link| describe(link));
-                    LinkState { side, state: state.to_owned(), detail }
+                    LinkState { side: side.to_owned(), state: state.to_owned(), detail }
                 })
                 .collect(),
             store: StoreState {
@@ -85,7 +86,7 @@ impl Daemon {
     pub(super) fn status_line(&self) -> String {
         for (side, link) in ["ingest", "egress"].iter().zip(&self.links) {
             match link {
-                Some(link @ (Link::Down { .. } | Link::Blocked { .. })) => {
+                Some(link @ (Link::Down { .. } | Link::Blocked { .. } | Link::Up { dead: Some(_), .. })) => {
                     let (state, detail) = describe(link);
                     return format!("{side} {state}: {detail}");
                 }
@@ -97,7 +98,7 @@ impl Daemon {
         let low = if self.low { "disk nearly full, " } else { "" };
         format!(
             "{low}{} waiting, {} due, {} in flight, {} parked, {} confirmed",
-            s.waiting, s.ready, s.in_flight_items, s.parked, s.counters.sent
+            s.items.waiting, s.items.due, s.items.in_flight, s.items.parked, s.totals.confirmed
         )
     }
 }
@@ -105,7 +106,10 @@ impl Daemon {
 fn describe(link: &Link) -> (&'static str, String) {
     match link {
         Link::Connecting { address } => ("connecting", address.clone()),
-        Link::Up { address, .. } => ("connected", address.clone()),
+        Link::Up { address, dead: None, .. } => ("connected", address.clone()),
+        Link::Up { address, dead: Some(error), .. } => {
+            ("connected", format!("{address}; dead letters cannot be published: {error}"))
+        }
         Link::Paused { address } => ("paused", address.clone()),
         Link::Blocked { reason } => ("blocked", reason.clone()),
         Link::Down { error, retry_in } => {

@@ -26,6 +26,7 @@ impl Daemon {
         }
         self.log_dropped();
         let stats = self.store.stats();
+        self.liveness.store_oldest(stats.oldest_ms);
         if let Some(usage) = stats.usage {
             self.mind_room(usage);
         }

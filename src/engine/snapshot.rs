@@ -1,41 +1,45 @@
-//! What the engine tells of itself: plain numbers, copied out at one moment.
+//! What the engine reports about itself: plain numbers, copied out at one moment.
+//!
+//! These structs are the JSON of `/api/v1/state` as well as what the engine fills in: one set of names. The names are
+//! stable: keys may be added, none is renamed or changes its meaning. A number carries its unit as the last part of
+//! its name (`_ms`, `_us`, `_bytes`); names ending in `_at` are moments, UTC milliseconds; what has no unit is a
+//! count. Reading forgives: what is left out is its default, what is unknown is passed over.
 
-use super::table::{App, Road};
-use super::types::{Now, Reason};
-use super::{Engine, Gate};
+use super::core::Core;
+use super::health::State;
+use super::queue::{Queue, QueueId};
+use super::types::{ClosedBy, DuplicateRule, Key, Now, Reason};
+use serde::{Deserialize, Serialize};
 
-/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `sent`,
-/// `dead_sent`, `cancelled`, `replaced` and `given_back`, or is still there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `confirmed`,
+/// `dead_confirmed`, `cancelled`, `replaced` and `given_back`, or is still there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Counters {
     /// Ingest messages read.
-    pub requests: u64,
+    pub received: u64,
     /// Of these, marked redelivered.
     pub redelivered: u64,
     /// Items accepted (array entries counted one by one).
     pub accepted: u64,
-    /// Requests that were not understood, and items that could not be taken: dead letters from the start.
+    /// Requests that were not understood, and items that could not be accepted: dead letters from the start.
     pub rejected: u64,
-    /// Items confirmed at the output exchange.
-    pub sent: u64,
-    /// Batches confirmed at the output exchange.
-    pub batches: u64,
-    /// Dead items and requests by reason, in the order of [`Reason::ALL`], counted when judged.
-    pub dead: [u64; Reason::ALL.len()],
-    /// Dead letters confirmed at the dead exchange.
-    pub dead_sent: u64,
-    /// Batches handed to the publisher, repeats included.
-    pub published: u64,
-    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a message
-    /// that was not acked when the ingest connection was lost or paused.
-    pub given_back: u64,
-    /// Items taken back by a command.
+    /// Items cancelled by a command.
     pub cancelled: u64,
-    /// Items whose place a later request with the same id took.
+    /// Items replaced by a later request with the same id.
     pub replaced: u64,
-    /// Requests whose id was known, by rule in the order of [`super::types::DuplicateRule`] and by what became of them:
-    /// dropped, replaced the old one, accepted as new, dead.
-    pub duplicates: [[u64; 4]; 5],
+    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a message
+    /// that was not acked when the ingest connection was lost.
+    pub given_back: u64,
+    /// Requests whose id was known, in the order of [`DuplicateRule`]'s declaration.
+    #[serde(with = "by_rule")]
+    pub duplicates: [Duplicates; RULES.len()],
+    /// Items confirmed at the output exchange.
+    pub confirmed: u64,
+    /// Batches confirmed at the output exchange.
+    pub batches_confirmed: u64,
+    /// Batches handed to the publisher, repeats included.
+    pub batches_published: u64,
     /// Publishes that were returned as unroutable.
     pub returned: u64,
     /// Publishes that were nacked.
@@ -44,8 +48,14 @@ pub struct Counters {
     pub refused: u64,
     /// Publishes whose outcome stayed unknown: sent again.
     pub unknown: u64,
-    /// Windows closed, by cause in the order of [`super::types::ClosedBy`].
-    pub closed: [u64; 6],
+    /// Dead items and requests by reason, in the order of [`Reason::ALL`], counted when judged.
+    #[serde(with = "by_reason")]
+    pub dead: [u64; Reason::ALL.len()],
+    /// Dead letters confirmed at the dead exchange.
+    pub dead_confirmed: u64,
+    /// Windows closed, by cause in the order of [`ClosedBy`]'s declaration.
+    #[serde(with = "by_cause")]
+    pub windows_closed: [u64; CAUSES.len()],
     /// Commits that became durable.
     pub commits: u64,
     /// Wall-clock steps noticed, forward.
@@ -54,80 +64,128 @@ pub struct Counters {
     pub clock_backward: u64,
 }
 
-/// How deliverable an application is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What one duplicate rule did to requests whose id was known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Duplicates {
+    /// Dropped: the other one stays.
+    pub dropped: u64,
+    /// Replaced the other one.
+    pub replaced: u64,
+    /// Accepted as new: the other one had ended.
+    pub accepted: u64,
+    /// Dead, reason `duplicate`.
+    pub dead: u64,
+}
+
+/// How deliverable an application is; in JSON the key `state` of its application, with the fields beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
 pub enum Delivery {
-    /// Nothing confirmed yet (or not lately): one batch at a time until it is.
-    Unproven,
     /// Confirmed lately.
     Open,
     /// It could not be delivered to; one probe when the time comes.
     Parked {
         /// Milliseconds until the next try.
-        next_try_in: u64,
+        next_try_in_ms: u64,
         /// Failed probes in a row.
         failures: u32,
         /// Text of the last failure.
         last_error: String,
     },
+    /// Nothing confirmed yet (or not lately): one batch at a time until it is. A word that this version does not
+    /// know is read as this one.
+    #[default]
+    #[serde(other)]
+    Unproven,
 }
 
 /// One application, as far as it has anything in memory or parked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Application {
-    /// Name; empty for the dead exchange.
+    /// Name, which is the routing key; empty for the dead exchange.
     pub name: String,
+    /// State.
+    #[serde(flatten)]
+    pub delivery: Delivery,
+    /// Items that have not ended, wherever they are.
+    #[serde(default)]
+    pub total: u64,
+    /// Held back by an operator's order.
+    #[serde(default)]
+    pub paused: bool,
     /// Items in memory that wait for their time.
+    #[serde(default)]
     pub waiting: u64,
     /// Items that are due and wait for a free slot.
-    pub ready: u64,
+    #[serde(default)]
+    pub due: u64,
     /// Items published and not settled.
+    #[serde(default)]
     pub in_flight: u64,
     /// Items parked.
+    #[serde(default)]
     pub parked: u64,
     /// Open windows.
+    #[serde(default)]
     pub windows: u64,
-    /// Items that have not ended, wherever they are.
-    pub total: u64,
-    /// Held back by somebody's order.
-    pub paused: bool,
     /// Items confirmed since the start.
-    pub sent: u64,
-    /// State.
-    pub delivery: Delivery,
+    #[serde(default)]
+    pub confirmed: u64,
+    /// Earliest due of its items that are due and not confirmed, UTC ms; parked and paused ones count here.
+    #[serde(default)]
+    pub oldest_due_at: Option<u64>,
 }
 
-/// Everything at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Items in the time index, in memory or in the store alone, in flight included.
+/// Items at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Items {
+    /// Items stored or held that are not parked; in flight included.
     pub waiting: u64,
     /// Of these, in memory.
     pub in_memory: u64,
-    /// Items in lanes.
+    /// Items that are due and not yet published.
+    pub due: u64,
+    /// Items published and not settled.
+    pub in_flight: u64,
+    /// Items of applications that cannot be delivered to at present.
     pub parked: u64,
     /// Open windows.
     pub windows: u64,
+    /// Earliest due of what waits in memory, UTC ms.
+    pub next_due_at: Option<u64>,
+    /// Earliest due of what is due, not confirmed, and may leave: parked and paused applications and the dead
+    /// exchange do not count. UTC ms.
+    pub oldest_due_at: Option<u64>,
+    /// Everything below this due is in memory, UTC ms.
+    pub loaded_until_at: u64,
+    /// Bytes of payloads in memory.
+    pub payload_bytes: u64,
+}
+
+/// Everything at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Snapshot {
+    /// Items.
+    pub items: Items,
     /// Unconfirmed batches.
     pub in_flight_batches: u64,
-    /// Items of these.
-    pub in_flight_items: u64,
-    /// Items that are due and not yet published.
-    pub ready: u64,
-    /// Earliest due of what waits in memory, UTC ms.
-    pub next_due: Option<u64>,
-    /// Everything below this due is in memory, UTC ms.
-    pub loaded_until: u64,
-    /// Bytes of payloads in memory.
-    pub content_bytes: u64,
+    /// The intake is paused.
+    pub intake_paused: bool,
     /// Store operations handed over and not yet durable.
     pub uncommitted: u64,
-    /// The intake is paused.
-    pub paused: bool,
+    /// Longest turn of the daemon's loop since its start, us. The engine reads no clock: the daemon fills it in.
+    pub longest_turn_us: u64,
     /// Totals.
-    pub counters: Counters,
+    pub totals: Counters,
     /// By application, in order of name; at most [`Snapshot::MAX_APPLICATIONS`].
     pub applications: Vec<Application>,
+    /// Applications there are, [`Snapshot::applications`] and those that found no room in it.
+    pub applications_total: u64,
+    /// The dead exchange, as a destination like any other; `None` while it has nothing to do.
+    pub dead_letters: Option<Application>,
 }
 
 impl Snapshot {
@@ -135,80 +193,141 @@ impl Snapshot {
     pub const MAX_APPLICATIONS: usize = 1_000;
 }
 
-impl Engine {
-    /// Totals since the start.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
+/// In the order of their declaration, which is that of [`Counters::windows_closed`].
+const CAUSES: [ClosedBy; 6] =
+    [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
 
-    /// The state at this moment. Costs time in the number of applications, not of items.
-    pub fn snapshot(&self, now: Now) -> Snapshot {
-        let mut applications: Vec<Application> =
-            self.apps.ids().map(|id| self.application(&self.apps[id], now)).collect();
-        applications.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let parked = applications.iter().map(|app| app.parked).sum();
-        let in_flight_items = applications.iter().map(|app| app.in_flight).sum();
-        applications.truncate(Snapshot::MAX_APPLICATIONS);
-        Snapshot {
-            waiting: if self.is_durable() { self.stored } else { self.rows.len() as u64 },
-            in_memory: self.rows.len() as u64,
-            parked,
-            windows: self.open_windows,
-            in_flight_batches: self.slots as u64,
-            in_flight_items,
-            ready: self.ready_rows,
-            next_due: self.schedule.next(),
-            loaded_until: self.cursor.until.due,
-            content_bytes: self.content_bytes,
-            uncommitted: self.token - self.committed,
-            paused: self.gate != Gate::Open,
-            counters: self.counters.clone(),
-            applications,
+/// In the order of their declaration, which is that of [`Counters::duplicates`].
+const RULES: [DuplicateRule; 5] = [
+    DuplicateRule::Keep,
+    DuplicateRule::Replace,
+    DuplicateRule::Earliest,
+    DuplicateRule::Latest,
+    DuplicateRule::Reject,
+];
+
+/// An array with one value for each variant of an enum, in JSON an object by the variants' texts; every key is there.
+macro_rules! object_by {
+    ($module:ident, $all:expr, $kind:ty, $value:ty) => {
+        mod $module {
+            use super::*;
+            use serde::{Deserializer, Serializer};
+            use std::collections::BTreeMap;
+
+            const LEN: usize = $all.len();
+
+            pub(super) fn serialize<S: Serializer>(values: &[$value; LEN], to: S) -> Result<S::Ok, S::Error> {
+                to.collect_map($all.into_iter().map(<$kind>::as_str).zip(values))
+            }
+
+            pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<[$value; LEN], D::Error> {
+                let values = BTreeMap::<String, $value>::deserialize(from)?;
+                Ok($all.map(|kind| values.get(kind.as_str()).copied().unwrap_or_default()))
+            }
         }
+    };
+}
+
+object_by!(by_reason, Reason::ALL, Reason, u64);
+object_by!(by_cause, CAUSES, ClosedBy, u64);
+object_by!(by_rule, RULES, DuplicateRule, Duplicates);
+
+/// The state at this moment. Costs time in the number of applications that have something, not of items.
+pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
+    let stock = &core.stock;
+    let queues = &stock.queues;
+    let dead = queues.dead_letters();
+    let wanted = |id: &QueueId| {
+        let queue = &queues[*id];
+        queue.total() > 0 || queue.is_paused() || queue.live().is_some()
+    };
+    let mut applications = Vec::new();
+    let (mut parked, mut in_flight, mut oldest) = (0, 0, None::<u64>);
+    for id in queues.ids().filter(|id| *id != dead).filter(wanted) {
+        let application = application(core, id, now);
+        parked += application.parked;
+        in_flight += application.in_flight;
+        if !queues[id].is_held_back() {
+            oldest = [oldest, application.oldest_due_at].into_iter().flatten().min();
+        }
+        applications.push(application);
+    }
+    applications.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    let applications_total = applications.len() as u64;
+    applications.truncate(Snapshot::MAX_APPLICATIONS);
+    Snapshot {
+        items: Items {
+            waiting: queues.total().saturating_sub(parked),
+            in_memory: stock.items.len() as u64,
+            due: queues.ready_rows,
+            in_flight,
+            parked,
+            windows: stock.windows.open_count(),
+            next_due_at: stock.next_due(),
+            oldest_due_at: oldest,
+            loaded_until_at: now.wall.saturating_add(super::stock::HORIZON_MS),
+            payload_bytes: stock.items.content_bytes(),
+        },
+        in_flight_batches: core.dispatch.slots() as u64,
+        intake_paused,
+        uncommitted: stock.journal.uncommitted(),
+        longest_turn_us: 0,
+        totals: stock.counters.clone(),
+        applications,
+        applications_total,
+        dead_letters: (queues[dead].total() > 0).then(|| application(core, dead, now)),
     }
 }
 
-impl Engine {
-    fn application(&self, app: &App, now: Now) -> Application {
-        let resend: u64 = app
-            .resend
-            .iter()
-            .filter_map(|number| self.flights.get(number))
-            .map(|flight| flight.rows.len() as u64)
-            .sum();
-        let delivery = match &app.road {
-            Road::Unproven => Delivery::Unproven,
-            Road::Open { .. } => Delivery::Open,
-            Road::Parked { until, last_error } => Delivery::Parked {
-                next_try_in: until.saturating_sub(now.mono),
-                failures: app.failures,
-                last_error: last_error.to_string(),
-            },
-            Road::Probing { last_error } => Delivery::Parked {
-                next_try_in: 0,
-                failures: app.failures,
-                last_error: last_error.to_string(),
-            },
-        };
-        let parked = match (&app.road, &app.lane) {
-            // A paused application's items wait there too.
-            (Road::Unproven | Road::Open { .. }, Some(_)) if app.paused => 0,
-            (_, Some(lane)) => lane.count,
-            // With nothing stored, what is ready behind the failed batch is what is parked.
-            (Road::Parked { .. } | Road::Probing { .. }, None) => app.ready_rows + app.flying + resend,
-            (Road::Unproven | Road::Open { .. }, None) => 0,
-        };
-        Application {
-            name: app.name.to_string(),
-            waiting: app.rows.saturating_sub(app.ready_rows + app.flying + resend),
-            ready: app.ready_rows,
-            in_flight: app.flying,
-            parked,
-            windows: app.windows,
-            total: app.total,
-            paused: app.paused,
-            sent: app.sent,
+fn application(core: &Core, id: QueueId, now: Now) -> Application {
+    let queue = &core.stock.queues[id];
+    let delivery = delivery(queue, now);
+    let Some(live) = queue.live() else {
+        return Application {
+            name: queue.name().to_string(),
             delivery,
-        }
+            total: queue.total(),
+            paused: queue.is_paused(),
+            waiting: queue.total(),
+            oldest_due_at: Some(queue.low().due).filter(|due| *due <= now.wall && queue.total() > 0),
+            ..Application::default()
+        };
+    };
+    let parked = if queue.is_failing() { due_behind(queue, live.ready_rows, now) } else { 0 };
+    let first = core.stock.first_due(id).into_iter().chain(Some(queue.low().due).filter(|_| queue.far() > 0));
+    Application {
+        name: queue.name().to_string(),
+        delivery,
+        total: queue.total(),
+        paused: queue.is_paused(),
+        waiting: queue.total().saturating_sub(live.ready_rows + live.flying + parked),
+        due: live.ready_rows,
+        in_flight: live.flying,
+        parked,
+        windows: live.windows.len() as u64,
+        confirmed: live.sent,
+        oldest_due_at: first.min().filter(|due| *due <= now.wall && queue.total() > 0),
+    }
+}
+
+/// Items of a queue that cannot be delivered to: all that is due, as far as is known. What lies in the store alone counts
+/// as due once its first item is.
+fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
+    let far = if queue.near_until() <= (Key { due: now.wall, seq: u64::MAX }) { queue.far() } else { 0 };
+    ready + far
+}
+
+fn delivery(queue: &Queue, now: Now) -> Delivery {
+    let Some(health) = queue.live().map(|live| &live.health) else { return Delivery::Unproven };
+    let until = match health.state() {
+        State::Proven { .. } => return Delivery::Open,
+        State::Unproven if !health.is_failing() => return Delivery::Unproven,
+        State::Unproven => now.mono,
+        State::Parked { until } => *until,
+    };
+    Delivery::Parked {
+        next_try_in_ms: until.saturating_sub(now.mono),
+        failures: health.failures(),
+        last_error: health.last_error().map(ToString::to_string).unwrap_or_default(),
     }
 }

@@ -267,6 +267,16 @@ pub struct Request {
     pub body: RequestBody,
 }
 
+impl Request {
+    /// How much work it is to judge: its items, and at least 1.
+    pub fn item_count(&self) -> usize {
+        match &self.body {
+            RequestBody::Items(items) => items.len().max(1),
+            RequestBody::Rejected(_) | RequestBody::Command(..) => 1,
+        }
+    }
+}
+
 /// Body format of an application's batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
@@ -469,6 +479,9 @@ pub struct BatchItem {
     pub content: Arc<Content>,
 }
 
+/// Channels for batches that are published alone ([`Batch::alone`]).
+pub const ALONE_CHANNELS: usize = 8;
+
 /// A batch, ready to be encoded and published. One to the dead exchange holds exactly one item.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -488,7 +501,8 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// A probe: published on a channel of its own, so that whatever becomes of it hinders nothing else.
+    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then concerns
+    /// this batch and no other. At most [`ALONE_CHANNELS`] at a time.
     pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,

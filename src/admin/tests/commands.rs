@@ -55,6 +55,7 @@ fn the_kind_of_answer_is_the_status() {
     for (status, document, code) in [
         (Status::Known, json!({ "result": "sent", "batch": "ab", "at": 5 }), 200),
         (Status::Unknown, json!({ "result": "unknown" }), 404),
+        (Status::Refused, json!({ "result": "rejected", "error": "why" }), 409),
         (Status::Unavailable, json!({ "error": "starting" }), 503),
     ] {
         let (it, _heard) = commanded(status, document.clone());
@@ -162,7 +163,8 @@ fn applications_are_told_as_in_the_state() {
 #[test]
 fn only_what_is_parked_is_told_as_parked() {
     let mut input = example();
-    for application in &mut input.snapshot.applications {
+    let dead_letters = input.snapshot.dead_letters.iter_mut();
+    for application in input.snapshot.applications.iter_mut().chain(dead_letters) {
         application.parked = if application.name == "sms" { 9 } else { 0 };
     }
     let it = start(None, Arc::new(move |query| tell(query, input.clone())));
@@ -179,9 +181,10 @@ fn only_what_is_parked_is_told_as_parked() {
 #[test]
 fn an_application_that_may_be_there_is_not_called_unknown() {
     let mut input = example();
-    let one = input.snapshot.applications[1].clone();
+    let one = input.snapshot.applications[0].clone();
     let many = crate::engine::snapshot::Snapshot::MAX_APPLICATIONS;
     input.snapshot.applications = vec![one; many];
+    input.snapshot.applications_total = many as u64 + 1;
     let it = start(None, Arc::new(move |query| tell(query, input.clone())));
     assert_eq!(it.get("/api/v1/applications").json()["applications_truncated"], true);
     let answer = it.get("/api/v1/applications/nobody");

@@ -1,12 +1,17 @@
 //! What may be written behind the commands that ask the running daemon.
 
 use super::{id, name};
-use crate::admin::parse::{moment, stage};
+use crate::admin::parse::{cursor, moment, stage};
 use crate::engine::types::Stage;
 use clap::{Args, Subcommand};
 
 /// Most items of one list: they are held in memory for their columns.
 const MAX_LISTED: u64 = 100_000;
+
+/// A place in a list, as [`cursor`] reads it.
+fn place(text: &str) -> Result<String, &'static str> {
+    cursor(text).map(|_| text.to_owned()).ok_or("it is no `next` of a list")
+}
 
 /// `cancel`.
 #[derive(Args, Debug)]
@@ -62,7 +67,7 @@ pub struct ListArgs {
     /// Due before
     #[arg(long, value_name = "T", value_parser = moment)]
     pub to: Option<u64>,
-    /// Show so many at most
+    /// Most items shown
     #[arg(
         long,
         value_name = "N",
@@ -70,8 +75,11 @@ pub struct ListArgs {
         value_parser = clap::value_parser!(u64).range(1..=MAX_LISTED)
     )]
     pub limit: u64,
+    /// Go on where another list ended: its `next`
+    #[arg(long, value_name = "NEXT", value_parser = place)]
+    pub cursor: Option<String>,
     /// Only say how many: by application, or of one customer of one application
-    #[arg(long, conflicts_with_all = ["state", "from", "to", "limit"])]
+    #[arg(long, conflicts_with_all = ["state", "from", "to", "limit", "cursor"])]
     pub count: bool,
 }
 
@@ -100,7 +108,7 @@ pub struct ParkedListArgs {
     /// Its items; left out: all parked applications
     #[arg(value_parser = name)]
     pub application: Option<String>,
-    /// Show so many items at most
+    /// Most items shown
     #[arg(
         long,
         value_name = "N",
@@ -153,6 +161,8 @@ mod tests {
         assert_eq!(args.state, Some(Stage::InFlight));
         assert_eq!((args.from, args.to), (Some(1_800_000_000_000), Some(1_800_000_001_000)));
         assert_eq!((args.limit, args.count), (5_000, false));
+        let Command::List(args) = parse("tidegate list --cursor 1800000000000-7") else { panic!("no list") };
+        assert_eq!(args.cursor.as_deref(), Some("1800000000000-7"));
         let Command::List(args) = parse("tidegate list --count --application a") else { panic!("no list") };
         assert_eq!((args.limit, args.count), (100, true));
     }
@@ -199,6 +209,8 @@ mod tests {
             "tidegate list --limit 0",
             "tidegate list --limit 100001",
             "tidegate list --count --limit 5",
+            "tidegate list --count --cursor 1-1",
+            "tidegate list --cursor 7",
             "tidegate list --count --state parked",
             "tidegate list --application --customer c",
             "tidegate pause",

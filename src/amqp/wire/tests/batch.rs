@@ -24,7 +24,7 @@ fn batch(format: Format, items: Vec<BatchItem>) -> Batch {
         closed_by: ClosedBy::Count,
         attempt: 2,
         due: NOW + 1,
-        probe: false,
+        alone: false,
         items,
     }
 }

@@ -28,7 +28,7 @@ fn republished(item: &NewItem) -> Incoming<'static> {
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: NOW,
-        probe: false,
+        alone: false,
         items: vec![BatchItem {
             seq: 1,
             due: NOW,

@@ -223,7 +223,7 @@ fn batch_of(format: Format, application: &str, customer: Option<&str>, seq: u64,
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: seq,
-        probe: false,
+        alone: false,
         items: items.iter().enumerate().map(item).collect(),
     }
 }

@@ -1,0 +1,8 @@
+//! The admin port and the commands that ask it, as operators and supervisors meet them.
+
+mod admin {
+    mod client;
+    mod probes;
+    mod starts;
+    mod tail;
+}

@@ -1,0 +1,65 @@
+//! Probes get in whatever else is there, and what changes something leaves a line in the log.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+use tidegate_harness::{wait_until, Site};
+
+/// As many sockets as that, each sending a piece of a head now and then; one that is thrown out comes again.
+fn besiege<T>(address: SocketAddr, sockets: usize, work: impl FnOnce() -> T) -> T {
+    let connect = || TcpStream::connect(address).expect("the port accepts");
+    let mut slow: Vec<TcpStream> = (0..sockets).map(|_| connect()).collect();
+    let (done, ended) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while ended.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
+                for stream in &mut slow {
+                    if stream.write_all(b"GET /livez HTTP/1.1\r\nX-Slow: ").is_err() {
+                        *stream = connect();
+                    }
+                }
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
+
+#[test]
+fn probes_are_answered_while_seventy_sockets_trickle() {
+    let site = Site::new("siege");
+    let daemon = site.start(&site.config());
+    // Fewer than there are places, as many, and more.
+    for sockets in [70, 200] {
+        besiege(daemon.admin(), sockets, || {
+            let end = Instant::now() + Duration::from_secs(7);
+            while Instant::now() < end {
+                let asked = Instant::now();
+                assert_eq!(daemon.ask("GET", "/readyz").0, 200);
+                assert!(daemon.cli(&["status"]).out.contains("running"));
+                assert!(asked.elapsed() < Duration::from_secs(3), "{sockets} sockets: {:?}", asked.elapsed());
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+    }
+}
+
+#[test]
+fn what_changes_something_is_logged_with_who_and_how_it_ended() {
+    let site = Site::new("audit");
+    let daemon = site.start(&site.config());
+    assert_eq!(daemon.ask("GET", "/api/v1/state").0, 200);
+    assert_eq!(daemon.ask("DELETE", "/api/v1/items/shop/a%0Ab").0, 404);
+    wait_until("the line", Duration::from_secs(5), || daemon.log().contains("admin request"));
+    let log = daemon.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("admin request")).collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    for part in
+        ["tidegate::audit", "peer=127.0.0.1:", "method=DELETE", "/api/v1/items/shop/a%0Ab", "status=404"]
+    {
+        assert!(lines[0].contains(part), "{part}: {}", lines[0]);
+    }
+}

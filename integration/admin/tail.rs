@@ -1,0 +1,53 @@
+//! `tail` shows what comes, and takes no backlog unless it is told to.
+
+use std::time::Duration;
+use tidegate_harness::{wait_until, Node, Site};
+
+#[test]
+fn a_parked_backlog_is_left_alone() {
+    let site = Site::new("tailparked");
+    let mut daemon = site.start(&site.config());
+    site.client.publish(&site.push("shop", "1").id("kept"));
+    wait_until("it is parked", Duration::from_secs(10), || daemon.items("parked") == 1);
+    let refused = daemon.cli(&["tail", "shop", "--for", "2s"]);
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(
+        refused.err.contains("1 of its items are parked") && refused.err.contains("--drain"),
+        "{refused:?}"
+    );
+    assert_eq!(daemon.items("parked"), 1);
+    let drained = daemon.cli(&["tail", "shop", "--count", "1", "--for", "20s", "--drain"]);
+    assert!(drained.code == 0 && drained.out.contains("kept"), "{drained:?}");
+    // Without an answer it is refused as well.
+    daemon.kill9();
+    let unsure = daemon.cli(&["tail", "shop", "--for", "100ms"]);
+    assert!(unsure.code == 1 && unsure.err.contains("--drain"), "{unsure:?}");
+}
+
+#[test]
+fn nothing_in_the_time_given_has_an_exit_code() {
+    let site = Site::new("tailnone");
+    let daemon = site.start(&site.config());
+    let none = daemon.cli(&["tail", "shop", "--for", "200ms"]);
+    assert_eq!((none.code, none.out.as_str()), (3, ""), "{none:?}");
+    assert!(none.err.contains("no batch came"), "{none:?}");
+}
+
+#[test]
+fn it_listens_where_batches_are_published() {
+    let Some(node) = Node::controlled("it_listens_where_batches_are_published") else { return };
+    let site = Site::on(node, "tailvhost");
+    node.ctl(&["add_vhost", "tail-out"]);
+    let (_, user, _, _) = node.login();
+    node.ctl(&["set_permissions", "-p", "tail-out", &user, ".*", ".*", ".*"]);
+    let daemon = site.start(&site.config().text("egress.uri", &node.uri_of(&user, "tail-out")));
+    let batch = std::thread::scope(|scope| {
+        let tail = scope.spawn(|| daemon.cli(&["tail", "shop", "--count", "1", "--for", "20s"]));
+        wait_until("a queue is bound there", Duration::from_secs(15), || {
+            node.ctl(&["list_bindings", "-p", "tail-out", "routing_key"]).lines().any(|key| key == "shop")
+        });
+        site.client.publish(&site.push("shop", "1").id("there"));
+        tail.join().expect("the command ends")
+    });
+    assert!(batch.code == 0 && batch.out.contains("there"), "{batch:?}");
+}

@@ -1,0 +1,65 @@
+//! What to do about a connection that failed, told from the error's text; pure.
+//!
+//! TLS libraries name what they met, not what is wrong with the configuration. These are the cases in which the text
+//! leaves no doubt; for all others there is no advice.
+
+/// One sentence that says what to change, to stand behind the error's own text. `tls`: the address begins with amqps://.
+pub fn advice(error: &str, tls: bool) -> Option<&'static str> {
+    let says = |word: &str| error.contains(word);
+    if tls {
+        if says("CaUsedAsEndEntity") {
+            return Some(
+                "the broker shows a CA certificate as its own: have that CA sign a server certificate for the broker, \
+                 and keep the CA in amqp.ca_file",
+            );
+        }
+        if says("InvalidContentType") || says("InvalidMessage") || says("corrupt message") {
+            return Some(
+                "the broker does not speak TLS on this port: write amqp://, or its TLS port (usually 5671)",
+            );
+        }
+        if says("UnknownIssuer") {
+            return Some("no trusted CA has signed the broker's certificate: give its CA as amqp.ca_file");
+        }
+        if says("NotValidForName") {
+            return Some(
+                "the broker's certificate is for another name: write the name that it is for in the address",
+            );
+        }
+        if says("Expired") {
+            return Some("the broker's certificate has expired, or this machine's clock is wrong");
+        }
+        if says("CertificateRequired") || says("HandshakeFailure") {
+            return Some("the broker may ask for a client certificate, and tidegate has none to show");
+        }
+        return None;
+    }
+    // What answers with a TLS alert instead of an AMQP frame.
+    let is_alert =
+        says("frame of the broker cannot be parsed") || says("ParsingError") || says("ParserError");
+    is_alert
+        .then_some("perhaps this is the broker's TLS port: write amqps://, or the plain port (usually 5672)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_no_doubt_has_advice() {
+        for (error, tls, wants) in [
+            ("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))", true, "server certificate"),
+            ("received corrupt message of type InvalidContentType", true, "write amqp://"),
+            ("invalid peer certificate: UnknownIssuer", true, "amqp.ca_file"),
+            ("invalid peer certificate: NotValidForName", true, "another name"),
+            ("a frame of the broker cannot be parsed", false, "write amqps://"),
+        ] {
+            assert!(advice(error, tls).is_some_and(|text| text.contains(wants)), "{error}");
+        }
+        for (error, tls) in
+            [("connection refused", false), ("connection refused", true), ("UnknownIssuer", false)]
+        {
+            assert_eq!(advice(error, tls), None, "{error}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The bounds and forms of what people and producers write, each in one place: names, ids, moments, loopback; pure.
+//!
+//! The wire, the admin port and the command line read the same things; what is allowed must not depend on the door.
+
+use std::net::IpAddr;
+
+/// Longest application and customer, bytes.
+pub const MAX_NAME: usize = 200;
+
+/// Longest id, bytes: what an AMQP short string can carry.
+pub const MAX_ID: usize = 255;
+
+/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms in
+/// March 1973.
+pub const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
+
+/// UTC milliseconds of RFC 3339 text with an offset; a fraction of a millisecond rounds up, so that nothing leaves
+/// early. `None`: it is no such text. Before 1970 it is negative.
+pub fn rfc3339_ms(text: &str) -> Option<i64> {
+    let at: jiff::Timestamp = text.parse().ok()?;
+    let (ms, rest) = (at.as_nanosecond().div_euclid(1_000_000), at.as_nanosecond().rem_euclid(1_000_000));
+    i64::try_from(ms + i128::from(rest > 0)).ok()
+}
+
+/// Whether an address is this machine's own, written as IPv4, IPv6, or IPv4 in IPv6 (`::ffff:127.0.0.1`).
+pub fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// Whether a host is this machine, by its name or address alone: nothing is looked up.
+pub fn is_loopback_host(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_in_every_spelling() {
+        for host in ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert!(is_loopback_host(host), "{host}");
+        }
+        for host in ["localhost.example", "10.0.0.1", "::", "0.0.0.0", "::ffff:10.0.0.1", ""] {
+            assert!(!is_loopback_host(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn moments_need_an_offset_and_round_up() {
+        for (text, ms) in [
+            ("2027-01-15T08:00:00Z", Some(1_800_000_000_000)),
+            ("2027-01-15T09:00:00.0001+01:00", Some(1_800_000_000_001)),
+            ("1969-12-31T23:59:59.9999Z", Some(0)),
+            ("1969-12-31T23:59:59Z", Some(-1_000)),
+            ("2027-01-15T08:00:00", None),
+            ("2027-01-15", None),
+            ("", None),
+        ] {
+            assert_eq!(rfc3339_ms(text), ms, "{text}");
+        }
+    }
+}

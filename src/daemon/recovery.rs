@@ -1,0 +1,78 @@
+//! Opening the store may take long after a crash: the service manager is asked for more time as long as it goes on.
+//!
+//! What counts as going on is the process's CPU time, since nothing else runs at this point. A start that hangs uses
+//! none, is given no more time, and is ended by the manager's own limit.
+
+use crate::notify::Notify;
+use rustix::time::{clock_gettime, ClockId};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How often progress is looked for.
+pub(super) const CHECK_EVERY: Duration = Duration::from_secs(10);
+
+/// CPU time between two looks that counts as progress. A thread that only waits and looks uses far less.
+const PROGRESS: Duration = Duration::from_millis(10);
+
+/// Runs `open`, and meanwhile asks for three more periods of `every` whenever the last one brought progress.
+pub(super) fn attended<T>(notify: &Notify, every: Duration, open: impl FnOnce() -> T) -> T {
+    let (done, ended) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let begun = Instant::now();
+            let mut before = cpu_time();
+            while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                let now = cpu_time();
+                let progress = now.saturating_sub(before) >= PROGRESS;
+                tracing::info!(
+                    seconds = begun.elapsed().as_secs(),
+                    progress,
+                    "the store is still being opened"
+                );
+                if progress {
+                    notify.extend_timeout(every * 3);
+                }
+                before = now;
+            }
+        });
+        let opened = open();
+        drop(done);
+        opened
+    })
+}
+
+/// CPU time of all threads so far.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn more_time_is_asked_for_while_work_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let notify = Notify::to(path.as_os_str()).unwrap();
+        let every = Duration::from_millis(50);
+        let asked = attended(&notify, every, || {
+            // Busy until it has been asked for more time.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            manager.set_nonblocking(true).unwrap();
+            let mut bytes = [0; 128];
+            loop {
+                match manager.recv(&mut bytes) {
+                    Ok(n) => return String::from_utf8(bytes[..n].to_vec()).unwrap(),
+                    Err(_) => assert!(Instant::now() < deadline, "no message came"),
+                }
+            }
+        });
+        assert_eq!(asked, "EXTEND_TIMEOUT_USEC=150000\n");
+    }
+}
