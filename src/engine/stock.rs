@@ -121,9 +121,11 @@ impl Stock {
         let queue = self.queues.id(&new.application);
         let customer = new.customer.as_deref().map(|name| self.customers.id(&mut self.queues, queue, name));
         customer.into_iter().for_each(|id| self.customers.pin(id));
-        let seq = self.journal.number();
         let expiry = new.expiry.unwrap_or(u64::MAX);
         let windowed = customer.filter(|_| admission.timing == Timing::Windowed);
+        // Before it has a number: a window that closes takes in all numbers so far.
+        windowed.into_iter().for_each(|id| self.close_overflowing(id, new.weight, now));
+        let seq = self.journal.number();
         let due = match (admission.timing, windowed) {
             (Timing::Own(due), _) => due,
             (Timing::Windowed, Some(id)) => {
@@ -1015,12 +1017,16 @@ impl Stock {
 
     // ---- windows ----------------------------------------------------------------------------------------------
 
-    /// Counts a new item into its customer's window, opening one if need be; the planned end, which is the due in its
-    /// key. An item that would take the window over its bytes closes it first.
-    fn join_window(&mut self, id: CustomerId, member: Member, inherited: Option<u64>, now: Now) -> u64 {
-        if Windows::would_overflow(&self.customers, &self.queues, id, member.weight) {
+    /// An item that would take its customer's window over its bytes closes it first.
+    fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
+        if Windows::would_overflow(&self.customers, &self.queues, id, weight) {
             self.close_window(id, ClosedBy::Bytes, now);
         }
+    }
+
+    /// Counts a new item into its customer's window, opening one if need be; the planned end, which is the due in its
+    /// key.
+    fn join_window(&mut self, id: CustomerId, member: Member, inherited: Option<u64>, now: Now) -> u64 {
         if self.customers[id].window.is_none() {
             let settings = self.queues.settings_of(self.customers[id].queue);
             let length = match inherited {

@@ -152,7 +152,8 @@ impl FakeStore {
     }
 
     fn insert(&mut self, place: Place, item: Stored) {
-        if item.customer.is_some() && item.dead.is_none() {
+        let row = item.customer.clone().map(|customer| (item.application.clone(), customer, item.key));
+        if item.dead.is_none() && row.is_some_and(|row| !self.customers.contains(&row)) {
             self.bare.insert((place.queue.clone(), place.key));
         }
         *self.counts.entry(place.queue.clone()).or_default() += 1;

@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! Tests of the engine: transcripts (this input, exactly these effects), stories (what was sent, what arrived and when),
 //! and a seeded world of a store, a broker and two clocks around the real engine, with a reference that judges every call.
 
@@ -11,6 +10,3 @@ mod sim;
 mod stories;
 mod transcripts;
 mod world;
-=======
-//! Tests of the engine.
->>>>>>> main

@@ -256,8 +256,8 @@ impl Model {
         let right = known.iter().any(|k| match (k, listed.stage) {
             (Known::Waiting(s), Stage::Waiting) | (Known::Out(s), Stage::InFlight) => *s == seq,
             (Known::Waiting(s), Stage::Parked) => *s == seq && self.apps[&*new.application].failing,
-            // What is to be sent again with the same members may still count as being on its way.
-            (Known::Waiting(s), Stage::InFlight) => *s == seq && life.published.is_some(),
+            // Formed, and waiting for payloads; or to be sent again.
+            (Known::Waiting(s), Stage::InFlight) => *s == seq && (life.published.is_some() || listed.due <= self.now.wall),
             _ => false,
         });
         let moved = life.waiting_since >= asked.call;

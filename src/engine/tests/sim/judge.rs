@@ -540,6 +540,7 @@ impl Model {
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {
+                OnFull::DropNewest if !self.durable => true,
                 OnFull::DropOldest => (at_limit && (was_accepted || !self.durable)) || (many && !was_accepted),
                 OnFull::DropNewest => !was_accepted && (at_limit || windows || many),
                 OnFull::Pause | OnFull::FlushEarly => !was_accepted && many,
@@ -570,9 +571,16 @@ impl Model {
             match &batch.dead {
                 Some(dead) => {
                     assert_eq!(batch.items.len(), 1, "one dead letter each");
+                    if !self.durable && life.state == State::Waiting {
+                        self.check_verdict(ask, Some(item.seq), dead.reason);
+                        self.set(item.seq, State::Dead(dead.reason));
+                    }
+                    let life = &self.lives[&item.seq];
                     let State::Dead(reason) = life.state else { panic!("dead letter of {ask}, which is {:?}", life.state) };
                     assert_eq!(reason, dead.reason);
                     self.set(item.seq, State::DeadOut(batch.number, reason));
+                    let call = self.call;
+                    self.lives.get_mut(&item.seq).expect("there").published.get_or_insert(call);
                 }
                 None => self.publish_item(ask, item, batch),
             }
@@ -737,6 +745,9 @@ impl Model {
             tag == ack.delivery.tag || (ack.multiple && tag < ack.delivery.tag)
         };
         for number in self.open.iter().copied().filter(covers).collect::<Vec<_>>() {
+            if !self.durable {
+                self.end_unseen(number);
+            }
             self.check_ack(number);
             if let Some(command) = self.messages[&number].command {
                 // Nobody is told.
@@ -746,6 +757,21 @@ impl Model {
             let message = self.messages.get_mut(&number).expect("there");
             (message.acked, message.ever_acked) = (true, true);
             self.open.remove(&number);
+        }
+    }
+
+    /// With nothing stored a cancel or a replacement is seen by the ack of what it ended.
+    fn end_unseen(&mut self, number: usize) {
+        let message = &self.messages[&number];
+        let taken: Vec<(usize, u64)> = message.asks.iter().copied().zip(message.taken.clone()).filter_map(|(ask, seq)| Some((ask, seq?))).collect();
+        for (ask, seq) in taken {
+            if self.lives[&seq].state != State::Waiting {
+                continue;
+            }
+            let identity = self.asks[ask].new.identity;
+            if self.may_be_cancelled(ask) || identity.is_some_and(|identity| self.met_unseen(ask, identity)) {
+                self.set(seq, State::Cancelled);
+            }
         }
     }
 

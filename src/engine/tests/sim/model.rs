@@ -446,6 +446,8 @@ impl Model {
     pub(super) fn redelivered(&mut self, numbers: &[usize]) {
         for number in numbers {
             let message = self.messages.get_mut(number).expect("sent");
+            (message.delivered, message.safe_since, message.answered) = (None, None, false);
+            message.taken.iter_mut().for_each(|taken| *taken = None);
             if std::mem::take(&mut message.acked) {
                 for ask in message.asks.clone() {
                     if !self.is_known(ask) {
