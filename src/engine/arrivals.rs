@@ -217,14 +217,19 @@ impl Arrivals {
         }
     }
 
-    /// Asks the store for identities of arrivals in the lines, in their order.
+    /// Asks the store for identities of arrivals in the lines, in their order. `held`: requests wait for room, and would
+    /// be asked for again and again.
     pub(super) fn ask(
         &mut self,
         core: &mut Core,
+        held: bool,
         questions: impl Fn(&Core, &Arrival) -> Questions,
     ) -> Option<Load> {
         let (mut wanted, mut asked) = (Vec::new(), Vec::new());
         for name in [LineName::Returned, LineName::Requests, LineName::Local] {
+            if held && name != LineName::Local {
+                continue;
+            }
             let line = self.line(name);
             let (first, ahead) = (line.first, line.ahead);
             for (place, entry) in line.entries.iter_mut().enumerate().skip(ahead) {

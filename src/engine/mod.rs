@@ -442,7 +442,7 @@ impl Engine {
     /// Asks the store for what the next arrivals need.
     fn ask(&mut self, now: Now) {
         let settings = Arc::clone(&self.settings);
-        let load = self.arrivals.ask(&mut self.core, |core, arrival| judge::questions(core, &settings, arrival, now));
+        let load = self.arrivals.ask(&mut self.core, self.course.no_room, |core, arrival| judge::questions(core, &settings, arrival, now));
         self.fx.loads.extend(load);
     }
 
