@@ -153,7 +153,11 @@ impl Model {
 
     fn ops(&mut self, ops: &[Op], token: Option<Token>) {
         let put = |op: &Op| match op {
-            Op::Put { item, .. } if item.dead.is_none() => item.given.map(|given| (given, item.key.seq)),
+            // A successor may be dead at once.
+            Op::Put { item, .. } => {
+                let ask = self.ask_of(item.content.as_ref().expect("a write carries its content"));
+                self.asks[ask].new.identity.map(|given| (given, item.key.seq))
+            }
             _ => None,
         };
         let successors: Vec<(Identity, u64)> = ops.iter().filter_map(put).collect();
