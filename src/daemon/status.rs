@@ -94,12 +94,11 @@ impl Daemon {
                 Some(Link::Connecting { .. }) | None => return format!("{side} connecting"),
             }
         }
-        let s = self.engine.snapshot(clock::now());
+        // Sums that are kept, not counted: this is asked for every second, however many applications there are.
+        let (waiting, due, windows) = self.engine.sums();
         let low = if self.low { "disk nearly full, " } else { "" };
-        format!(
-            "{low}{} waiting, {} due, {} in flight, {} parked, {} confirmed",
-            s.items.waiting, s.items.due, s.items.in_flight, s.items.parked, s.totals.confirmed
-        )
+        let confirmed = self.engine.counters().confirmed;
+        format!("{low}{waiting} waiting, {due} due, {windows} windows open, {confirmed} confirmed")
     }
 }
 
