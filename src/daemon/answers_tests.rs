@@ -40,6 +40,7 @@ fn ended(end: End) -> Answer {
         at: 1_800_000_000_000,
         due: 1_799_999_999_000,
         attempts: 2,
+        fingerprint: 0,
         customer,
     }))
 }
@@ -56,6 +57,7 @@ fn listed(stage: Stage) -> Listed {
     Listed {
         stage,
         key: Key { due: 5_000, seq: 31 },
+        accepted_due: 5_000,
         due: 1_800_000_000_500,
         application: "mail".into(),
         customer: Some("c".into()),
