@@ -135,7 +135,7 @@ fn a_list_is_a_page_and_the_place_of_the_next() {
     let items = vec![listed(Stage::Waiting), bare];
     let row = |state: &str, more: Value| {
         let all = json!({
-            "state": state, "application": "mail", "id": "0000000000001234-1f", "customer": "c",
+            "state": state, "application": "mail", "id": "0000000000001234-1f-1388", "customer": "c",
             "due": 1_800_000_000_500_u64, "received": 1_800_000_000_000_u64, "attempts": 1,
             "last_error": "NO_ROUTE",
         });
