@@ -254,6 +254,18 @@ impl Queue {
         Some(loading)
     }
 
+    /// For messages of tests.
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let (near, far, wake) = (self.near_until, self.far(), self.wake);
+        let live = self.live.as_ref().map(|live| {
+            let counts = (live.resident, live.ready_rows, live.line.len(), live.stalled.len(), live.slots, live.suspects);
+            let flags = (live.running, live.evicting, live.hindered, live.trimming, self.paused);
+            format!("{counts:?} {flags:?} {:?} {:?} fetching {:?} resend {:?}", live.health.state(), live.loading, live.fetching, live.resend)
+        });
+        format!("{} stored {} far {far} near {near:?} wake {wake} {live:?}", self.name, self.stored)
+    }
+
     fn is_forgettable(&self) -> bool {
         self.total() == 0 && !self.paused && !self.dirty && self.live.as_ref().is_none_or(|live| live.is_idle(true))
     }
