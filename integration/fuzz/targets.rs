@@ -80,6 +80,7 @@ fn publish(items: &[NewItem]) {
                 .zip(&items[..some])
                 .map(|(seq, item)| BatchItem {
                     seq,
+                    accepted_due: NOW,
                     due: NOW,
                     received: NOW,
                     attempts: 0,

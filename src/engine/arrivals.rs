@@ -149,11 +149,6 @@ impl Arrivals {
         self.returned.entries.is_empty() && self.requests.entries.is_empty()
     }
 
-    /// Requests and commands of the broker that wait in line.
-    pub(super) fn len(&self) -> usize {
-        self.returned.entries.len() + self.requests.entries.len()
-    }
-
     /// The next arrival of a line, as far as one can see without judging it.
     pub(super) fn peek(&self, name: LineName) -> Option<&Arrival> {
         let line = match name {
@@ -285,10 +280,6 @@ impl Arrivals {
         }
         self.waiting_count += 1;
         self.waiting.get_or_insert_with(identity, VecDeque::new).push_back(arrival);
-    }
-
-    pub(super) fn awaits(&self, identity: Identity) -> bool {
-        self.waiting_count > 0 && self.waiting.contains_key(&identity)
     }
 
     /// Something waits for an outcome.

@@ -433,10 +433,6 @@ impl Queues {
         self.total
     }
 
-    pub(super) fn stored(&self) -> u64 {
-        self.stored
-    }
-
     pub(super) fn get(&self, id: QueueId) -> Option<&Queue> {
         self.table.get(id)
     }
@@ -583,11 +579,6 @@ impl Queues {
         self.touch_row(id);
         self.look_at(id);
         true
-    }
-
-    /// A queue's row is out of date.
-    pub(super) fn has_dirty_rows(&self) -> bool {
-        !self.dirty.is_empty()
     }
 
     /// The rows that have changed since the last call.
