@@ -26,7 +26,7 @@ impl Asked {
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
         let delivered = model.messages[&model.asks[life.ask].message].delivered;
-        if delivered.is_some_and(|(call, _, tag, _)| call <= life.accepted && self.tag.is_some_and(|own| tag > own)) {
+        if delivered.is_some_and(|(call, _, tag, _)| call >= self.call && self.tag.is_some_and(|own| tag > own)) {
             return false;
         }
         match &self.command {

@@ -446,7 +446,8 @@ impl Model {
     /// A redelivery of it is recognised.
     fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
-        new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
+        let rule = new.on_duplicate;
+        rule != DuplicateRule::Reject && new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
     }
 
     /// These are still with the broker, whose acks went with the connection.
