@@ -24,6 +24,7 @@ impl Model {
         }
         let settings = self.settings.clone();
         self.windows.ripen(&settings, call.now);
+        self.most_windows = self.windows.open.len() + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
         self.hear(call.heard);
         self.recount();
         let overdue = self.owed.iter().find(|(_, since)| call.now.mono > **since + 30_000);
@@ -564,10 +565,11 @@ impl Model {
         all.into_iter().any(|whole| {
             let settings = whole.of(&new.application);
             let limit = settings.max_waiting;
-            let at_limit = limit > 0 && if was_accepted { live > limit } else { live >= limit };
+            let unseen = self.unseen_of(&new.application).saturating_sub(1);
+            let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = new.at.is_none()
                 && new.customer.is_some()
-                && self.windows.open.len() as u64 >= whole.customers;
+                && (self.lives_begun > 1 || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {

@@ -174,6 +174,8 @@ pub(super) struct Model {
     pub(super) answered: BTreeMap<u64, Asked>,
     /// Publications by application and customer: call, key, first of its item.
     pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
+    /// Windows that were open at some moment of this call.
+    pub(super) most_windows: usize,
     pub(super) call: usize,
     pub(super) now: Now,
     pub(super) committed: Token,
@@ -209,6 +211,7 @@ impl Model {
             commands: BTreeMap::new(),
             answered: BTreeMap::new(),
             published: BTreeMap::new(),
+            most_windows: 0,
             call: 0,
             now,
             committed: 0,
@@ -400,6 +403,12 @@ impl Model {
             }
             if published && (comes_again || !acked) {
                 self.asks[ask].excuses.push(Excuse::Killed);
+            }
+            let (identity, was_put) = (self.lives[&seq].identity, self.lives[&seq].durable);
+            let known = store.ended.keys().any(|(_, known)| *known == identity);
+            if state.is_over() && !was_put && !known {
+                // It came and ended between two syncs.
+                self.note(identity, Known::Nobody);
             }
             // What it ended with is remembered in the commit that deleted it.
             if state.is_over() && self.lives[&seq].durable && self.durable {

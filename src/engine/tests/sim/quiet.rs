@@ -98,7 +98,8 @@ impl Sim {
             || self.dead_exchange == DeadExchange::Hangs;
         // One that the broker refuses waits by itself.
         let moves = |ask: usize| !model.asks[ask].poison_dead;
-        let waiting = model.lives.values().find(|life| matches!(life.state, State::Dead(_)) && moves(life.ask));
+        let is_due = |due: u64| due <= model.now.wall;
+        let waiting = model.lives.values().find(|life| matches!(life.state, State::Dead(_)) && is_due(life.due) && moves(life.ask));
         assert!(hindered || waiting.is_none(), "the dead letter of {:?} does not move", waiting.map(|life| life.ask));
     }
 
