@@ -379,7 +379,8 @@ impl Dispatch {
         flight.rows = rows;
         // What has failed meanwhile goes before it.
         let known = &stock.queues[queue];
-        let behind = !alone && known.live().is_some_and(|live| live.suspects > 0);
+        let first = |live: &super::queue::Live| live.resend.front().is_some_and(|first| *first < number);
+        let behind = !alone && known.live().is_some_and(|live| live.suspects > 0 || first(live));
         if left > 0 && self.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, out);
         } else {
