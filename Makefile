@@ -84,7 +84,7 @@ demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9
 	@target/release/examples/demo
 
 .PHONY: bench
-bench: fetch ## about two minutes: tidegate beside a bare consumer and a naive bridge
+bench: fetch ## some three minutes: tidegate beside a bare consumer and a naive bridge
 	@$(call install,)
 	$(CARGO) build --release --locked --offline --bin tidegate --example bench
 	@target/release/examples/bench
