@@ -238,3 +238,55 @@ fn a_full_disk_is_named_and_opens_again_with_room() {
     store.close().unwrap();
     assert_eq!(everything(&mut *open_at(&path).unwrap().store), keys(1..=last));
 }
+
+fn folder_below(folder: &Path, name: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
+    let mut folders = entries.filter(|path| path.is_dir());
+    folders.find_map(|path| if path.ends_with(name) { Some(path) } else { folder_below(&path, name) })
+}
+
+/// The file system that holds `part` of the store is filled from outside while commits go on: one of them fails, and
+/// soon; the store opens again with room, with all that was reported.
+fn filled_from_outside(part: impl Fn(&Path) -> PathBuf) {
+    bounded(Duration::from_secs(150));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let mut first = open_at(&path).unwrap().store;
+    first.commit(&[group(1)]).unwrap();
+    first.close().unwrap();
+    let Some(disk) = Disk::mount_over(48, &part(&path)) else { return };
+    let mut durable = 1;
+    let mut store = open_at(&path).unwrap().store;
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            disk.fill();
+        });
+        while store.commit(&[group(durable + 1)]).is_ok() {
+            durable += 1;
+            assert!(begun.elapsed() < Duration::from_secs(60), "{durable} commits on a full disk");
+        }
+    });
+    assert!(store.commit(&[group(durable + 1)]).is_err(), "nothing is taken after the failure");
+    drop(store);
+    disk.make_room();
+    let mut store = open_at(&path).unwrap().store;
+    let found = everything(&mut *store);
+    assert!(found == keys(1..=durable) || found == keys(1..=durable + 1), "{durable} durable, {found:?}");
+    let last = found.len() as u64 + 1;
+    store.commit(&[group(last)]).unwrap();
+    store.close().unwrap();
+    assert_eq!(everything(&mut *open_at(&path).unwrap().store), keys(1..=last));
+}
+
+#[test]
+fn a_disk_filled_from_outside_is_met_by_a_commit() {
+    filled_from_outside(Path::to_owned);
+}
+
+/// The log has room, what is written behind it has none.
+#[test]
+fn a_disk_filled_from_outside_is_met_by_a_flush() {
+    filled_from_outside(|path| folder_below(path, "keyspaces").expect("the storage engine's tables"));
+}
