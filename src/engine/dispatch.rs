@@ -172,7 +172,9 @@ impl Dispatch {
     /// A channel is free for a batch that goes alone, or the one that has waited longest for its confirm may lose its own.
     fn has_channel(&self, now: Now) -> bool {
         let oldest = self.alone.values().min();
-        self.alone.len() < ALONE_CHANNELS || oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono)
+        // One more at a time: whoever loses its channel is settled for it.
+        let gives_way = oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono);
+        self.alone.len() < ALONE_CHANNELS || (self.alone.len() == ALONE_CHANNELS && gives_way)
     }
 
     fn may_send(&self, stock: &Stock, id: QueueId) -> bool {
@@ -595,7 +597,7 @@ impl Dispatch {
     pub(super) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let waits = !self.suspects.is_empty() || !self.for_channel.is_empty();
-        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() >= ALONE_CHANNELS && self.is_open());
+        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.is_open());
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.alone.iter().filter(|(number, _)| {
             let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));

@@ -596,6 +596,16 @@ impl Engine {
     pub(in crate::engine) fn describe(&self) -> String {
         let queues = &self.core.stock.queues;
         let queues: Vec<String> = queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
-        format!("{:?}; {}; {:?}; {queues:#?}", self.course, self.arrivals.describe(), self.loader)
+        let (stock, dispatch) = (&self.core.stock, &self.core.dispatch);
+        let deadlines = [
+            stock.windows.next(),
+            stock.journal.deadline(),
+            stock.deferred_until(),
+            dispatch.deadline(stock),
+            self.arrivals.deadline(),
+            self.scans.deadline(),
+        ];
+        let (course, arrivals, loader) = (&self.course, self.arrivals.describe(), &self.loader);
+        format!("{course:?}; {arrivals}; {loader:?}; {deadlines:?}; {queues:#?}")
     }
 }

@@ -1142,7 +1142,8 @@ impl Stock {
         let members = RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
         self.journal.push(Op::Rekey { queue: name, end: window.end(), members: vec![members], indexed: true });
-        let to = Key { due, seq: window.first_seq() };
+        // Members of former lives may be among them.
+        let to = Key { due, seq: 0 };
         self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
         self.queues.rekeyed(queue, to);
     }

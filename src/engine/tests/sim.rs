@@ -264,7 +264,7 @@ impl Sim {
                 _ => return self.world.advance(left),
             }
             turns += 1;
-            assert!(turns < 3_000, "turns without end: {:?} at {:?}", self.world.engine.next_deadline(), self.world.now);
+            assert!(turns < 3_000, "turns without end at {:?}: {}", self.world.now, self.world.engine.describe());
         }
     }
 

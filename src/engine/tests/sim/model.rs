@@ -104,8 +104,9 @@ pub(super) struct Life {
     pub(super) window: Option<usize>,
     /// Its window is that of a former life.
     pub(super) restored: bool,
-    /// When it ended, UTC ms.
+    /// When it ended, UTC ms, and the call.
     pub(super) ended_at: u64,
+    pub(super) ended_call: usize,
     pub(super) deleted: bool,
     /// The delivery that it came with was acked.
     pub(super) acked: bool,
@@ -271,6 +272,9 @@ impl Model {
             self.note(identity, known);
         }
         let name = self.asks[ask].new.application.clone();
+        if before.is_live() && !state.is_live() {
+            self.lives.get_mut(&seq).expect("there").ended_call = call;
+        }
         let app = self.app(&name);
         match (before.is_live(), state.is_live()) {
             (true, false) => app.live -= 1,
@@ -305,6 +309,7 @@ impl Model {
             window: None,
             restored: false,
             ended_at: 0,
+            ended_call: 0,
             deleted: false,
             acked: false,
             orphaned: false,
@@ -318,8 +323,8 @@ impl Model {
         assert_eq!(message.taken[part], None, "taken twice from one delivery: {ask}");
         message.taken[part] = Some(key.seq);
         self.set(key.seq, state);
-        // That a request was refused for want of room is remembered under its id, if nothing else is.
-        let given = self.asks[ask].new.identity.filter(|_| matches!(state, State::Dead(Reason::Full | Reason::Unsupported)));
+        // That a request was dead at once is remembered under its id, if nothing else is.
+        let given = self.asks[ask].new.identity.filter(|_| matches!(state, State::Dead(reason) if reason != Reason::Duplicate));
         if let Some(given) = given {
             let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
             if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
@@ -354,10 +359,9 @@ impl Model {
         self.lives_begun += 1;
         (self.egress, self.committed) = ((false, false), 0);
         self.fresh.clear();
-        let seqs: Vec<u64> = self.lives.keys().copied().collect();
-        for seq in seqs {
-            self.crash_one(seq, store);
-        }
+        // What is there has the last word on an identity.
+        let (there, gone): (Vec<u64>, Vec<u64>) = self.lives.keys().partition(|seq| store.places.contains_key(seq));
+        gone.into_iter().chain(there).for_each(|seq| self.crash_one(seq, store));
         self.flights.clear();
         self.windows.crash(store, now);
         for (name, app) in &mut self.apps {
@@ -442,7 +446,8 @@ impl Model {
     /// A redelivery of it is recognised.
     fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
-        new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
+        let rule = new.on_duplicate;
+        rule != DuplicateRule::Reject && new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
     }
 
     /// These are still with the broker, whose acks went with the connection.
@@ -493,6 +498,16 @@ impl Model {
         self.forget_deliveries();
         let remote = |asked: &Asked| !asked.local;
         self.commands.retain(|_, asked| !remote(asked));
+    }
+
+    /// Items of a customer that were live at some moment since a call.
+    pub(super) fn ever_of(&self, of: &CustomerOf, since: usize) -> u64 {
+        let is_its = |life: &&Life| {
+            let new = &self.asks[life.ask].new;
+            let live = life.state.is_live() || life.ended_call >= since;
+            live && new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
+        };
+        self.lives.values().filter(is_its).count() as u64
     }
 
     /// Lives of a customer that may still be sent.

@@ -125,7 +125,7 @@ impl Sim {
                 }
                 let new = &model.asks[*ask].new;
                 let Some(reason) = self.undecided(*ask, &waits) else {
-                    panic!("{ask} of {} is not decided at {:?}; {} live", new.application, model.now, model.live(&new.application));
+                    panic!("{ask} of {} is not decided at {:?}; {} live; {}", new.application, model.now, model.live(&new.application), self.world.engine.describe());
                 };
                 match reason {
                     Undecided::Held => return,
