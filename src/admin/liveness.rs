@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A part that has not moved for longer is taken for dead.
-pub const STUCK_AFTER: Duration = Duration::from_secs(60);
+const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The heartbeats of one process. Shared as `Arc<Liveness>`.
 #[derive(Debug)]

@@ -6,21 +6,21 @@
 //! task), no CORS and no session.
 
 mod answer;
-pub mod applications;
+pub(crate) mod applications;
 mod asked;
 mod connections;
-pub mod guard;
+mod guard;
 mod items;
 mod listener;
 mod liveness;
 pub mod parse;
-pub mod readiness;
+mod readiness;
 mod routes;
 mod serve;
-pub mod state;
+pub(crate) mod state;
 
 pub use asked::{Answered, Asked, ItemOf, Status};
-pub use liveness::{Liveness, STUCK_AFTER};
+pub use liveness::Liveness;
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 

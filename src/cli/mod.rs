@@ -2,13 +2,13 @@
 //!
 //! Commands print through [`output`] only, and ask the running daemon through `client` only.
 
-pub mod args;
+mod args;
 mod asks;
 mod broker;
 mod check;
 mod client;
 mod list;
-pub mod output;
+mod output;
 mod push;
 mod status;
 mod tail;
