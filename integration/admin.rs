@@ -4,5 +4,6 @@ mod admin {
     mod client;
     mod probes;
     mod starts;
+    mod stopping;
     mod tail;
 }

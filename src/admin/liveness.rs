@@ -29,7 +29,7 @@ impl Default for Liveness {
 }
 
 impl Liveness {
-    /// As if the process had started so long ago, without a turn since.
+    /// As if the process had started `age` ago, without a turn since.
     #[cfg(test)]
     pub(super) fn of_age(age: Duration) -> Liveness {
         Liveness {

@@ -39,7 +39,7 @@ use tokio::task::JoinHandle;
 /// How long requests that are under way may take once the server is told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// What the server asks the daemon's loop. A reply that nobody waits for any more is dropped.
+/// What the server asks the daemon's loop. A reply whose receiver has gone is dropped.
 #[derive(Debug)]
 pub enum Query {
     /// Everything at this moment.

@@ -21,7 +21,7 @@ impl Daemon {
         let (state, detail) = describe(&link);
         match &link {
             Link::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
-            // The connection's own supervisor logs these, and not more often than somebody can read.
+            // The connection's own supervisor logs these, and not more often than can be read.
             Link::Down { .. }
             | Link::Up { .. }
             | Link::Connecting { .. }
