@@ -7,7 +7,7 @@
 
 mod answer;
 pub(crate) mod applications;
-mod asked;
+mod command;
 mod connections;
 mod guard;
 mod items;
@@ -19,7 +19,7 @@ mod routes;
 mod serve;
 pub(crate) mod state;
 
-pub use asked::{Answered, Asked, ItemOf, Status};
+pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
 pub use liveness::Liveness;
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
@@ -45,7 +45,7 @@ pub enum Query {
     /// Everything at this moment.
     State(oneshot::Sender<StateInput>),
     /// A command.
-    Command(Asked, oneshot::Sender<Answered>),
+    Command(CommandRequest, oneshot::Sender<CommandResponse>),
 }
 
 /// Posts a query into the loop's mailbox. Must not block.

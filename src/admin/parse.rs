@@ -4,7 +4,7 @@
 //! form-encoded (`+` is a space). What is not understood is refused with a sentence that names the parameter, and is
 //! never guessed at: half of these requests destroy something.
 
-use super::asked::ItemOf;
+use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{CustomerOf, Filter, Key, Stage};
 use percent_encoding::percent_decode_str;
