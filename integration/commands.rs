@@ -1,24 +1,22 @@
 //! Commands: over AMQP, over HTTP and on the command line, in every state of an item, over kills, and in a race with
 //! the publish.
 
-mod commands {
-    mod answers;
-    mod cli;
-    mod crash;
-    mod http;
-    mod race;
-    mod states;
+mod answers;
+mod cli;
+mod crash;
+mod http;
+mod race;
+mod states;
 
-    use std::time::Duration;
-    use tidegate_harness::{wait_until, Daemon};
+use std::time::Duration;
+use tidegate_harness::{wait_until, Daemon};
 
-    /// Three hours, ms: such an item is in the store alone.
-    pub(super) const FAR: i64 = 3 * 3_600_000;
+/// Three hours, ms: such an item is in the store alone.
+pub(super) const FAR: i64 = 3 * 3_600_000;
 
-    /// Waits until a look-up tells this state.
-    pub(super) fn wait_for(daemon: &Daemon, application: &str, id: &str, state: &str) {
-        wait_until(&format!("{application} {id} is {state}"), Duration::from_secs(10), || {
-            daemon.ask("GET", &format!("/api/v1/items/{application}/{id}")).1["state"] == state
-        });
-    }
+/// Waits until a look-up tells this state.
+pub(super) fn wait_for(daemon: &Daemon, application: &str, id: &str, state: &str) {
+    wait_until(&format!("{application} {id} is {state}"), Duration::from_secs(10), || {
+        daemon.ask("GET", &format!("/api/v1/items/{application}/{id}")).1["state"] == state
+    });
 }

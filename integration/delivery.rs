@@ -1,10 +1,8 @@
 //! When and how batches leave: windows, own times, order, parked applications, topology.
 
-mod delivery {
-    mod crowds;
-    mod own_times;
-    mod parked;
-    mod refused;
-    mod topology;
-    mod windows;
-}
+mod crowds;
+mod own_times;
+mod parked;
+mod refused;
+mod topology;
+mod windows;

@@ -5,8 +5,6 @@
 //! shorter delays; each says which. `format = "passthrough"` everywhere. Where tidegate differs on purpose, the test
 //! says so: the routing key names the application, `x-delay` stays as it came, nothing is dropped.
 
-mod dropin {
-    mod copies;
-    mod delays;
-    mod examples;
-}
+mod copies;
+mod delays;
+mod examples;

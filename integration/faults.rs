@@ -11,6 +11,8 @@ mod backlog;
 mod broker;
 #[path = "faults/clock.rs"]
 mod clock;
+#[path = "faults/disk.rs"]
+mod disk;
 #[path = "faults/kill.rs"]
 mod kill;
 #[path = "faults/life.rs"]
@@ -19,11 +21,13 @@ mod life;
 mod network;
 #[path = "faults/scene.rs"]
 mod scene;
+#[path = "faults/turns.rs"]
+mod turns;
 
 use scene::{Context, Fault, Row};
 use std::process::ExitCode;
 use std::time::Instant;
-use tidegate_harness::{external_uri, now_us, run_guarded, Node};
+use tidegate_harness::{external_uri, run_guarded, skip, Node};
 
 const fn fault(number: u32, name: &'static str, quick: bool, run: fn(&Context) -> Row) -> Fault {
     Fault { number, name, quick, run }
@@ -36,14 +40,15 @@ const FAULTS: &[Fault] = &[
     fault(4, "kill -9 before a publish", false, kill::before_publish),
     fault(5, "kill -9 after a publish", false, kill::after_publish),
     fault(6, "kill -9 after a confirm", false, kill::after_confirm),
-    fault(7, "kill -9 at random moments", false, kill::random),
+    fault(7, "kill -9 at random moments", true, kill::random),
+    fault(7, "kill -9, the store in memory", true, kill::random_in_memory),
     fault(9, "a full queue that nacks", false, broker::overflow),
     fault(10, "the binding deleted under load", false, broker::unbound),
-    fault(11, "the exchange deleted under load", false, broker::exchange_deleted),
+    fault(11, "the exchange deleted under load", true, broker::exchange_deleted),
     fault(12, "access refused, then the login", false, broker::refused),
     fault(13, "connections cut by RST and FIN", true, network::cut),
     fault(14, "confirms that never come", true, network::stalled),
-    fault(15, "the broker restarted and killed", false, broker::restarted),
+    fault(15, "the broker restarted and killed", true, broker::restarted),
     fault(16, "the memory alarm", false, broker::alarm),
     fault(23, "a second process on the store", true, life::second_process),
     fault(24, "the clock steps an hour ahead", true, clock::forward),
@@ -60,6 +65,16 @@ const FAULTS: &[Fault] = &[
     fault(36, "SIGTERM while a backlog leaves", false, backlog::terminated),
     fault(37, "SIGHUP, bad and good", true, life::reloaded),
     fault(41, "a panic in any thread", false, kill::panics),
+    fault(42, "no room on the disk at all", true, disk::full_for_all),
+    fault(42, "no room on the disk for a flush", true, disk::full_for_a_flush),
+    fault(50, "much of one customer", false, turns::one_customer),
+    fault(51, "an application for each item", false, turns::many_applications),
+    fault(52, "all due in one millisecond", false, turns::one_millisecond),
+    fault(53, "windows that close together", false, turns::windows_together),
+    fault(54, "many applications parked", false, turns::many_parked),
+    fault(55, "envelopes of 10,000 entries", false, turns::envelopes),
+    fault(56, "a customer's items cancelled", false, turns::cancel_of_many),
+    fault(57, "the oldest dropped for each new one", false, turns::drops_oldest),
 ];
 
 #[derive(Default)]
@@ -106,19 +121,17 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if external_uri().is_some() {
-        println!(
-            "skipped: faults need a broker they can control, and TIDEGATE_TEST_AMQP names one they cannot"
-        );
+        skip("TIDEGATE_TEST_AMQP names a broker that the rows cannot control");
         return ExitCode::SUCCESS;
     }
     run_guarded(|| run(&asked, &chosen))
 }
 
 fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
-    let seed = asked.seed.unwrap_or_else(|| now_us() % 1_000_000);
+    let seed = asked.seed.unwrap_or_else(tidegate_harness::seed);
     println!("faults: {} rows, seed {seed}", chosen.len());
     let failpoints = std::env::var_os("TIDEGATE_FAILPOINT_BIN").filter(|p| !p.is_empty()).map(Into::into);
-    let context = Context { node: Node::start(""), seed, long: asked.long, failpoints };
+    let context = Context { node: Node::start(""), seed, long: asked.long, quick: !asked.all, failpoints };
     let mut rows = Vec::new();
     for fault in chosen {
         let begun = Instant::now();
@@ -150,10 +163,11 @@ fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
 fn table(rows: &[(&&Fault, Row)]) {
     println!();
     println!(
-        "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>10} {:>10}",
-        "#", "fault", "times", "requests", "lost", "repeats", "early", "worst late", "recovery"
+        "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>10} {:>10} {:>8}",
+        "#", "fault", "times", "requests", "lost", "repeats", "early", "worst late", "recovery", "turn"
     );
     for (fault, row) in rows {
+        let turn = row.longest_turn_us.map_or_else(|| "-".to_owned(), |us| format!("{} ms", us / 1000));
         let recovery = row.recovery_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms"));
         let mark = match (&row.wrong[..], &row.lacking) {
             ([], None) => "",
@@ -161,7 +175,7 @@ fn table(rows: &[(&&Fault, Row)]) {
             _ => "  WRONG",
         };
         println!(
-            "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>7} ms {:>10}{mark}",
+            "{:>3} {:<40} {:>6} {:>9} {:>5} {:>8} {:>6} {:>7} ms {:>10} {:>8}{mark}",
             fault.number,
             fault.name,
             row.injections,
@@ -170,7 +184,8 @@ fn table(rows: &[(&&Fault, Row)]) {
             row.repeats,
             row.early,
             row.worst_ms,
-            recovery
+            recovery,
+            turn
         );
     }
 }

@@ -1,7 +1,10 @@
 //! The harness itself, without the daemon: a node that starts, dies and comes back; clients; the oracle's judgement.
 
 use std::time::Duration;
-use tidegate_harness::{nested_arrays, Client, Ledger, Node, Push, Raw, RawProperties, Site, Verdict};
+use tidegate_harness::{
+    alone, bounded, nested_arrays, require, workdir, Client, Ledger, Node, Push, Raw, RawProperties, Site,
+    Verdict,
+};
 
 #[test]
 fn a_private_node_survives_a_kill_and_keeps_what_it_confirmed() {
@@ -84,4 +87,60 @@ fn the_oracle_sees_what_is_wrong() {
     assert_eq!(report.strangers, ["made-up"]);
     assert_eq!(report.repeats, ["fine"]);
     assert_eq!((report.confirmed, report.batches, report.items_out), (4, 3, 5));
+}
+
+/// A part of the test below, which runs it as a process of its own.
+#[test]
+#[ignore = "it hangs, so that another test sees what becomes of that"]
+fn a_test_that_never_ends() {
+    bounded(Duration::from_secs(1));
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Beside it: runs on and is heard.
+#[test]
+#[ignore = "a part of the test of what becomes of one that hangs"]
+fn a_test_that_measures() {
+    alone();
+}
+
+#[test]
+fn a_test_that_hangs_is_named_and_the_others_run() {
+    bounded(Duration::from_secs(60));
+    let hanging = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--ignored", "--test-threads", "2", "harness::a_test_that_"])
+        .output()
+        .expect("it runs");
+    assert_eq!(hanging.status.code(), Some(101));
+    let said = String::from_utf8_lossy(&hanging.stderr);
+    assert!(said.contains("HANGS: test harness::a_test_that_never_ends has not ended within 1s"), "{said}");
+    let heard = String::from_utf8_lossy(&hanging.stdout);
+    assert!(heard.contains("a_test_that_measures ... ok"), "{heard}");
+}
+
+#[test]
+fn what_is_missing_is_told_and_fails_in_a_ci() {
+    let with = |ci: &str, lacks: &str| {
+        let dir = workdir("skipped");
+        let run = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--ignored", "--exact", "harness::needs_a_tool_that_nobody_has"])
+            .envs([("TIDEGATE_CI", ci), ("CI", ""), ("TIDEGATE_LACKS", lacks)])
+            .env("TIDEGATE_SKIPPED", dir.join("list"))
+            .output()
+            .expect("it runs");
+        let told = std::fs::read_to_string(dir.join("list")).unwrap_or_default();
+        (run.status.success(), told)
+    };
+    let told = "skipped: harness::needs_a_tool_that_nobody_has: no-such-tool is not installed\n".to_owned();
+    assert_eq!(with("", ""), (true, told.clone()));
+    assert_eq!(with("1", ""), (false, String::new()));
+    assert_eq!(with("1", "mount no-such-tool"), (true, told));
+}
+
+#[test]
+#[ignore = "a part of the test above, which runs it as a process of its own"]
+fn needs_a_tool_that_nobody_has() {
+    assert!(!require("no-such-tool"), "it is there");
 }

@@ -1,7 +1,5 @@
 //! Hostile input against a running daemon: whatever is published, it lives on, the others flow, and each message is
 //! delivered or dead with a reason; and nothing secret is ever told.
 
-#[path = "hostile/messages.rs"]
 mod messages;
-#[path = "hostile/secrets.rs"]
 mod secrets;

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    binary, nested_arrays, say, wait_until, Daemon, Inbox, Node, Raw, RawProperties, Site,
+    alone, binary, bounded, nested_arrays, require, say, wait_until, Daemon, Inbox, Node, Raw, RawProperties,
+    Site,
 };
 
 const MIB: u64 = 1 << 20;
@@ -152,8 +153,9 @@ fn unsynced_acks(trace: &str) -> (usize, usize) {
 
 #[test]
 fn a_sync_of_the_disk_precedes_every_ack() {
-    let found = std::process::Command::new("strace").arg("-V").output();
-    assert!(found.is_ok_and(|o| o.status.success()), "this test needs strace");
+    if !require("strace") {
+        return;
+    }
     let site = Site::new("trace");
     let inbox = site.inbox("shop");
     let calls = "fdatasync,fsync,sendto,write,writev,sendmsg";
@@ -175,6 +177,8 @@ fn a_sync_of_the_disk_precedes_every_ack() {
 
 #[test]
 fn a_million_waiting_items_in_32_mib() {
+    alone();
+    bounded(Duration::from_secs(600));
     // An unoptimised binary would take many minutes for the million; it gets a tenth.
     let optimised = binary().components().any(|c| c.as_os_str() == "release");
     let count: u64 = if optimised { 1_000_000 } else { 100_000 };

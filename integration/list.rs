@@ -1,56 +1,54 @@
 //! Lists and counts: order, filters, pages, and what the command line shows of them.
 
-mod list {
-    mod cli;
-    mod counts;
-    mod filters;
-    mod pages;
+mod cli;
+mod counts;
+mod filters;
+mod pages;
 
-    use serde_json::Value;
-    use tidegate_harness::{wait_until, Config, Daemon, Site};
+use serde_json::Value;
+use tidegate_harness::{wait_until, Config, Daemon, Site};
 
-    /// Three hours, ms: such an item is in the store alone.
-    pub(super) const FAR: i64 = 3 * 3_600_000;
-    /// Long enough for every test here, ms.
-    pub(super) const NEAR: i64 = 15_000;
+/// Three hours, ms: such an item is in the store alone.
+pub(super) const FAR: i64 = 3 * 3_600_000;
+/// Long enough for every test here, ms.
+pub(super) const NEAR: i64 = 15_000;
 
-    /// Windows stay open, and what cannot be delivered stays parked.
-    pub(super) fn config(site: &Site<'_>) -> Config {
-        site.config().text("defaults.window", "60s").set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
+/// Windows stay open, and what cannot be delivered stays parked.
+pub(super) fn config(site: &Site<'_>) -> Config {
+    site.config().text("defaults.window", "60s").set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
+}
+
+/// The rows of one page, which must be all.
+pub(super) fn list(daemon: &Daemon, query: &str) -> Vec<Value> {
+    let (status, page) = daemon.ask("GET", &format!("/api/v1/items?{query}"));
+    assert_eq!((status, &page["next"]), (200, &Value::Null), "{query}: {page}");
+    page["items"].as_array().unwrap_or_else(|| panic!("{query}: {page}")).clone()
+}
+
+/// The ids of [`list`].
+pub(super) fn ids(daemon: &Daemon, query: &str) -> Vec<String> {
+    let id = |row: &Value| row["id"].as_str().expect("an id").to_owned();
+    list(daemon, query).iter().map(id).collect()
+}
+
+/// One of each: five of `shop`, one of `mail`, three of `nobody`, which has no queue.
+pub(super) fn one_of_each(site: &Site<'_>, daemon: &Daemon) {
+    for application in ["shop", "mail"] {
+        site.application(application);
     }
-
-    /// The rows of one page, which must be all.
-    pub(super) fn list(daemon: &Daemon, query: &str) -> Vec<Value> {
-        let (status, page) = daemon.ask("GET", &format!("/api/v1/items?{query}"));
-        assert_eq!((status, &page["next"]), (200, &Value::Null), "{query}: {page}");
-        page["items"].as_array().unwrap_or_else(|| panic!("{query}: {page}")).clone()
-    }
-
-    /// The ids of [`list`].
-    pub(super) fn ids(daemon: &Daemon, query: &str) -> Vec<String> {
-        let id = |row: &Value| row["id"].as_str().expect("an id").to_owned();
-        list(daemon, query).iter().map(id).collect()
-    }
-
-    /// One of each: five of `shop`, one of `mail`, three of `nobody`, which has no queue.
-    pub(super) fn one_of_each(site: &Site<'_>, daemon: &Daemon) {
-        for application in ["shop", "mail"] {
-            site.application(application);
-        }
-        site.client.publish_all([
-            site.push("shop", "1").id("far").customer("a").delay(FAR),
-            site.push("shop", "1").id("farther").customer("b").delay(2 * FAR),
-            site.push("shop", "1").id("near").customer("a").delay(NEAR),
-            site.push("shop", "1").id("window").customer("a"),
-            site.push("shop", "1").id("alone").delay(NEAR + 5_000),
-            site.push("mail", "1").id("mail").customer("a").delay(FAR / 2),
-            site.push("nobody", "1").id("p1"),
-            site.push("nobody", "1").id("p2").customer("a").delay(50),
-            site.push("nobody", "1").id("p3").customer("z").delay(100),
-        ]);
-        wait_until("all are where they belong", std::time::Duration::from_secs(10), || {
-            let items = daemon.state()["items"].clone();
-            items["parked"] == 3 && items["waiting"] == 6
-        });
-    }
+    site.client.publish_all([
+        site.push("shop", "1").id("far").customer("a").delay(FAR),
+        site.push("shop", "1").id("farther").customer("b").delay(2 * FAR),
+        site.push("shop", "1").id("near").customer("a").delay(NEAR),
+        site.push("shop", "1").id("window").customer("a"),
+        site.push("shop", "1").id("alone").delay(NEAR + 5_000),
+        site.push("mail", "1").id("mail").customer("a").delay(FAR / 2),
+        site.push("nobody", "1").id("p1"),
+        site.push("nobody", "1").id("p2").customer("a").delay(50),
+        site.push("nobody", "1").id("p3").customer("z").delay(100),
+    ]);
+    wait_until("all are where they belong", std::time::Duration::from_secs(10), || {
+        let items = daemon.state()["items"].clone();
+        items["parked"] == 3 && items["waiting"] == 6
+    });
 }

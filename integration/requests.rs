@@ -1,9 +1,7 @@
 //! What a request may look like: headers, own times, envelopes, formats, commands; and what becomes of one that
 //! cannot be understood.
 
-mod requests {
-    mod envelope;
-    mod fields;
-    mod formats;
-    mod rejected;
-}
+mod envelope;
+mod fields;
+mod formats;
+mod rejected;

@@ -1,10 +1,9 @@
 //! A disk that fails: the n-th write or sync of a process, for every n, and no room left.
 //!
 //! What a store reported as committed must be there when it is opened again, whatever failed and whenever.
-//! `STORE_FAULTS=all` tries every n; otherwise a part of them, another one at each run.
+//! `STORE_FAULTS=all` tries every n; otherwise a part of them, another one at each run (its seed is told).
 
 #![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
-#![expect(clippy::print_stdout, reason = "what was tried, and what was skipped, is to be seen")]
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
 use std::fs::{self, File};
@@ -17,6 +16,7 @@ use tidegate::config::{self, StoreKind};
 use tidegate::engine::event::{Indexed, Load, Loaded, Marks, Op, Place, Stored};
 use tidegate::engine::types::{Content, Key};
 use tidegate::store::{open, Commit, OpenError, OpenStore, Store};
+use tidegate_harness::{bounded, lacks, require, say, Disk, Moments};
 
 /// Where the child's store lies, and beside it what it reported.
 const DIR: &str = "TIDEGATE_STORE_FAULT_DIR";
@@ -82,8 +82,9 @@ fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
 ///
 /// The report goes through another system call than the store's writes, so that it does not fail.
 #[test]
+#[ignore = "a part of the tests below, which run it as a process of its own"]
 fn commits_reported_one_by_one() {
-    let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
+    let dir = PathBuf::from(std::env::var_os(DIR).expect("the directory that a test below gives"));
     let report = File::options().write(true).create(true).truncate(false).open(dir.join("reported")).unwrap();
     // Little memory: the fuller memtables go to tables meanwhile.
     let Ok(opened) = open_at(&dir.join("store")) else { return };
@@ -99,12 +100,16 @@ fn commits_reported_one_by_one() {
 
 /// Runs the child with these faults. `None`: strace cannot be used here.
 fn child(dir: &Path, inject: &str) -> Option<String> {
+    if !require("strace") {
+        return None;
+    }
+    let (_, module) = module_path!().split_once("::").expect("a module of the program");
     let trace = dir.join("trace");
     let run = Command::new("strace")
         .args(["-f", "-qq", "-e", "trace=write,fdatasync,fsync,ftruncate,rename", "-e", inject, "-o"])
         .arg(&trace)
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "commits_reported_one_by_one", "--quiet"])
+        .args(["--ignored", "--exact", &format!("{module}::commits_reported_one_by_one"), "--quiet"])
         .env(DIR, dir)
         .output();
     match run {
@@ -112,7 +117,7 @@ fn child(dir: &Path, inject: &str) -> Option<String> {
             Some(fs::read_to_string(&trace).unwrap())
         }
         other => {
-            println!("skipped: strace cannot be used here: {other:?}");
+            lacks("strace", &format!("cannot be used here: {other:?}"));
             None
         }
     }
@@ -139,6 +144,7 @@ fn judge(dir: &Path, what: &str) {
 
 /// Lets the n-th call fail, and with `lasting` all after it.
 fn every_nth(call: &str, error: &str, lasting: bool) {
+    bounded(Duration::from_secs(600));
     let first = tempfile::tempdir().unwrap();
     let Some(trace) = child(first.path(), "trace=write,fdatasync,fsync,ftruncate,rename") else { return };
     assert_eq!(reported(first.path()), COMMITS, "without a fault all is committed");
@@ -148,7 +154,7 @@ fn every_nth(call: &str, error: &str, lasting: bool) {
     assert!(calls > 0, "{calls} calls of {call}");
     let all = std::env::var("STORE_FAULTS").is_ok_and(|value| value == "all");
     let step = if all { 1 } else { calls.div_ceil(8) };
-    let from = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.subsec_micros() as usize) % step;
+    let from = Moments::of(call).pick(0, step as u64) as usize;
     let (mut tried, mut stopped) = (0, 0);
     for n in (1 + from..=calls).step_by(step) {
         let dir = tempfile::tempdir().unwrap();
@@ -164,7 +170,7 @@ fn every_nth(call: &str, error: &str, lasting: bool) {
         judge(dir.path(), &inject);
     }
     assert!(tried > 0);
-    println!("{call} {error}, lasting {lasting}: {tried} of {calls} tried, {stopped} stopped before the end");
+    say(&format!("{call} {error}, lasting {lasting}: {tried} of {calls} tried, {stopped} stopped early"));
 }
 
 #[test]
@@ -192,36 +198,12 @@ fn no_room_for_the_nth_change_of_length() {
     every_nth("ftruncate", "ENOSPC", true);
 }
 
-/// A file system of its own, unmounted at the end.
-struct Small(tempfile::TempDir);
-
-impl Small {
-    /// `None`: it cannot be mounted here.
-    fn mount(mib: u64) -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
-        let size = format!("size={mib}m,mode=0700");
-        let mut mount = Command::new("mount");
-        match mount.args(["-t", "tmpfs", "-o", &size, "tidegate-test"]).arg(dir.path()).output() {
-            Ok(output) if output.status.success() => Some(Small(dir)),
-            other => {
-                println!("skipped: no file system can be mounted here (this needs root): {other:?}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
-    }
-}
-
 #[test]
 fn a_full_disk_is_named_and_opens_again_with_room() {
-    let Some(disk) = Small::mount(12) else { return };
-    let path = disk.0.path().join("store");
-    let filler = disk.0.path().join("filler");
+    bounded(Duration::from_secs(60));
+    let Some(disk) = Disk::mount(12) else { return };
+    let path = disk.path().join("store");
+    let filler = disk.path().join("filler");
     fs::write(&filler, vec![1; 4 << 20]).unwrap();
     let mut durable = 0;
     for round in 0..3 {

@@ -3,19 +3,12 @@
 //!
 //! `.cargo/config.toml` gives the threads of tests the stack that the daemon gives itself.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::wildcard_enum_match_arm,
-    reason = "a test fails by panicking; scripts skip the rest"
-)]
+#![expect(clippy::wildcard_enum_match_arm, reason = "scripts skip the rest")]
 
-mod fake_broker;
-mod traps {
-    mod replies;
-}
+mod replies;
 
-use fake_broker::harness::*;
-use fake_broker::{idle, FakeBroker, Published, Script, Seen};
+use crate::fake_broker::harness::*;
+use crate::fake_broker::{idle, FakeBroker, Published, Script, Seen};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
 use std::io::Read;
@@ -404,7 +397,7 @@ fn a_culprit_is_found_alone_on_the_probe_channel() {
     assert_eq!(settled[&1], confirmed(1));
     assert_eq!((&settled[&2], &settled[&3]), (&refused, &refused));
     daemon.ready();
-    let probe = |number| Batch { probe: true, ..batch(number) };
+    let probe = |number| Batch { alone: true, ..batch(number) };
     daemon.amqp.publish(vec![batch(4), probe(2), probe(3)]);
     let settled = daemon.settled(3);
     assert_eq!((&settled[&2], &settled[&3], &settled[&4]), (&refused, &confirmed(3), &confirmed(4)));

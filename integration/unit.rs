@@ -1,13 +1,15 @@
 //! The systemd files: that systemd understands them, that they stay hardened, and that they fit the daemon's defaults.
 //!
-//! Where `systemd-analyze` is missing, what needs it is skipped with a line that says so.
+//! Where `systemd-analyze` cannot be used, what needs it is skipped, or fails in a CI.
 #![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
-#![expect(clippy::print_stdout, reason = "a test that is skipped is to say so")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tidegate::config::Config;
+use tidegate_harness::{lacks, require, skip};
+
+const TOOL: &str = "systemd-analyze";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd")
@@ -28,15 +30,9 @@ fn seconds(text: &str, key: &str) -> u64 {
     value.strip_suffix('s').unwrap_or(value).parse().unwrap()
 }
 
-/// Runs the tool, or says why not.
+/// Runs the tool, if it is there.
 fn analyze(args: &[&str]) -> Option<Output> {
-    match Command::new("systemd-analyze").args(args).output() {
-        Ok(output) => Some(output),
-        Err(e) => {
-            println!("skipped: systemd-analyze cannot be run: {e}");
-            None
-        }
-    }
+    require(TOOL).then(|| Command::new(TOOL).args(args).output().unwrap())
 }
 
 fn version() -> Option<u32> {
@@ -67,8 +63,7 @@ fn verify(drop_ins: &[&str]) {
     };
     let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
     if complaints.contains("Failed to initialize manager") || complaints.contains("unrecognized option") {
-        println!("skipped: systemd-analyze verify does not work here: {complaints}");
-        return;
+        return lacks(TOOL, &format!("cannot verify here: {}", complaints.trim()));
     }
     let about_us: Vec<&str> = complaints.lines().filter(|l| l.contains("tidegate")).collect();
     assert_eq!(about_us, Vec::<&str>::new(), "{drop_ins:?}");
@@ -85,7 +80,7 @@ fn systemd_understands_the_unit() {
 fn systemd_understands_the_drop_in_for_newer_versions() {
     match version() {
         None => {}
-        Some(version) if version < 253 => println!("skipped: systemd {version} does not know notify-reload"),
+        Some(version) if version < 253 => skip(&format!("systemd {version} does not know notify-reload")),
         Some(_) => verify(&["notify-reload.conf"]),
     }
 }
@@ -110,8 +105,7 @@ fn the_unit_stays_hardened() {
     let Some(output) = analyze(&args) else { return };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if String::from_utf8_lossy(&output.stderr).contains("unrecognized option") {
-        println!("skipped: this systemd-analyze knows no offline review");
-        return;
+        return lacks(TOOL, "knows no offline review");
     }
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("Overall exposure level"), "{text}");

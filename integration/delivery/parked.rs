@@ -119,23 +119,3 @@ fn attempts_are_counted_and_end_in_the_dead_exchange() {
     assert_eq!(letter.number("x-tidegate-attempts"), Some(3));
     assert!(letter.number("x-due").is_some());
 }
-
-#[test]
-fn an_exchange_deleted_under_load_is_survived() {
-    let site = Site::new("deleted");
-    site.application("shop");
-    let ledger = tidegate_harness::Ledger::new();
-    let daemon = site.start(&site.config().text("defaults.retry.min", "200ms"));
-    let queues = [site.queue("shop")];
-    let recorder = tidegate_harness::Recorder::start(site.node.uri(), &queues, &ledger);
-    let load = site.load(&ledger, 300);
-    std::thread::sleep(Duration::from_secs(1));
-    site.client.delete_exchange(&site.out());
-    std::thread::sleep(Duration::from_secs(1));
-    site.application("shop");
-    std::thread::sleep(Duration::from_secs(1));
-    load.stop();
-    ledger.settle(Duration::from_secs(30)).assert_clean();
-    drop(recorder);
-    drop(daemon);
-}

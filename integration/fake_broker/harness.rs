@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
 use tidegate::amqp::{Amqp, Event, Link, Options, Side};
-use tidegate::config::{self, Endpoint, Timeouts, Topology};
+use tidegate::config::{self, Endpoint, Timeouts};
+use tidegate::engine::event::Intake;
 use tidegate::engine::types::{Batch, BatchItem, ClosedBy, Format, Outcome, Request, RequestBody, Settled};
 
 /// In the login of every test; it must appear nowhere.
@@ -30,6 +31,8 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start(options: Options) -> Daemon {
+        // Several times PATIENCE: a test waits for more than one thing.
+        tidegate_harness::bounded(Duration::from_secs(120));
         log();
         let runtime = runtime();
         let (sender, events) = channel();
@@ -38,6 +41,7 @@ impl Daemon {
             let _ = sender.send(event);
         });
         let amqp = Amqp::start(runtime.handle(), options, on_event);
+        amqp.intake(Intake::Resume);
         Daemon { amqp, events, requests: Mutex::default(), runtime }
     }
 
@@ -111,13 +115,14 @@ pub fn endpoint(host: &str, port: u16) -> Endpoint {
         vhost: "/".to_owned(),
         user: "tester".to_owned(),
         password: PASSWORD.into(),
+        password_file: None,
     }
 }
 
 pub fn options(port: u16) -> Options {
     let endpoints = vec![endpoint("127.0.0.1", port)];
     Options {
-        amqp: config::Amqp { endpoints: endpoints.clone(), topology: Topology::Declare, ca_file: None },
+        amqp: config::Amqp { endpoints: endpoints.clone(), ..config::Amqp::default() },
         ingest: config::Ingest {
             queue: "tidegate.ingest".into(),
             exchange: "tidegate.in".into(),
@@ -126,7 +131,7 @@ pub fn options(port: u16) -> Options {
         egress: config::Egress { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
         dead: config::DeadLetters { exchange: "tidegate.dead".into() },
         limits: limits(),
-        memory: 4 << 20,
+        memory: 1 << 30,
         timeouts: Timeouts {
             connect: Duration::from_secs(5),
             confirm: Duration::from_secs(10),
@@ -134,6 +139,7 @@ pub fn options(port: u16) -> Options {
         },
         store_identity: STORE,
         quarantine: false,
+        held_limit: Duration::from_secs(1_500),
     }
 }
 
@@ -162,9 +168,10 @@ pub fn batch(number: u64) -> Batch {
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: 1_000,
-        probe: false,
+        alone: false,
         items: vec![BatchItem {
             seq: number,
+            accepted_due: 1_000,
             due: 1_000,
             received: 1_000,
             attempts: 0,

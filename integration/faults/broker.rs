@@ -60,15 +60,24 @@ pub fn unbound(context: &Context) -> Row {
 
 /// The exchange goes, and with it the publishing channel; intake goes on.
 pub fn exchange_deleted(context: &Context) -> Row {
-    let mut scene = Scene::on(context, &context.node, "exchange", |_, c| c);
-    scene.start();
+    let mut scene = Scene::under_load(context, "exchange", 300, |_, c| c);
+    scene.restarted = true;
+    let out = scene.site.out();
+    scene.moments.pause(400, 800);
+    scene.fault();
+    scene.site.client.delete_exchange(&out);
+    scene.moments.pause(400, 800);
+    scene.site.application("shop");
+    scene.healed();
+    scene.daemon.wait_ready();
+    scene.moments.pause(400, 800);
+    scene.stop_load();
     scene.daemon.term();
     scene.daemon.exit(Duration::from_secs(20));
     // It would else create the exchange again at once.
     scene.daemon.rewrite(&scene.config.clone().text("amqp.topology", "passive"));
     scene.start();
     scene.load(800);
-    let out = scene.site.out();
     for _ in 0..3 {
         scene.moments.pause(400, 800);
         let accepted = scene.total("accepted");

@@ -5,7 +5,7 @@ use crate::scene::{Context, Row, Scene, Sending};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate_harness::now_ms;
+use tidegate_harness::{lacks, now_ms};
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -17,8 +17,11 @@ fn library() -> Option<PathBuf> {
 }
 
 /// A daemon whose wall clock follows a file; `None`, and a wrong row, without the library.
-fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, PathBuf), Row> {
-    let Some(library) = library() else { return Err(Row::lacking("the package faketime")) };
+fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, PathBuf), Box<Row>> {
+    let Some(library) = library() else {
+        lacks("faketime", "is not installed");
+        return Err(Box::new(Row::lacking("the package faketime")));
+    };
     let mut scene = Scene::on(context, &context.node, name, |_, c| c);
     let file = scene.site.dir.join("clock");
     step(&file, 0);
@@ -59,7 +62,7 @@ fn timed(scene: &Scene<'_>, name: &str, count: u64, in_ms: u64) -> Vec<Sending> 
 pub fn forward(context: &Context) -> Row {
     let (mut scene, file) = match faked(context, "forward") {
         Ok(faked) => faked,
-        Err(row) => return row,
+        Err(row) => return *row,
     };
     // A steady load is early by the real clock once the daemon's is ahead.
     scene.stop_load();
@@ -94,7 +97,7 @@ pub fn forward(context: &Context) -> Row {
 pub fn backward(context: &Context) -> Row {
     let (mut scene, file) = match faked(context, "backward") {
         Ok(faked) => faked,
-        Err(row) => return row,
+        Err(row) => return *row,
     };
     scene.stop_load();
     scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);

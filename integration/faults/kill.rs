@@ -71,10 +71,9 @@ pub fn panics(context: &Context) -> Row {
 }
 
 /// Any moment will do.
-pub fn random(context: &Context) -> Row {
-    let mut scene = Scene::under_load(context, "kill", 2000, |_, c| c);
+fn at_random(context: &Context, kind: &str, per_second: u64, kills: u32) -> Row {
+    let mut scene = Scene::under_load(context, kind, per_second, |_, c| c.text("store.kind", kind));
     scene.restarted = true;
-    let kills = if context.long { 60 } else { 20 };
     let mut longest = Duration::ZERO;
     for _ in 0..kills {
         scene.moments.pause(200, 2500);
@@ -87,5 +86,24 @@ pub fn random(context: &Context) -> Row {
     }
     scene.moments.pause(300, 600);
     scene.check(longest < Duration::from_secs(5), format!("a start took {longest:?}"));
-    scene.finish()
+    let mut row = scene.finish();
+    // What was in flight, and what was not acked yet.
+    if row.repeats > kills as usize * 4_000 {
+        row.wrong.push("more repeats than what can have been in flight".to_owned());
+    }
+    row
+}
+
+pub fn random(context: &Context) -> Row {
+    let kills = match context {
+        Context { long: true, .. } => 60,
+        Context { quick: true, .. } => 8,
+        _ => 20,
+    };
+    at_random(context, "disk", if context.quick { 800 } else { 2000 }, kills)
+}
+
+/// Requests stay in the ingest queue until they have left.
+pub fn random_in_memory(context: &Context) -> Row {
+    at_random(context, "memory", 800, if context.long { 20 } else { 4 })
 }

@@ -70,18 +70,31 @@ pub fn same_request(context: &Context) -> Row {
 pub fn terminated(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "term", 800, |_, c| c);
     scene.restarted = true;
-    for twice in [false, false, true] {
+    for _ in 0..3 {
         scene.moments.pause(500, 1200);
         scene.fault();
         scene.daemon.term();
-        if twice {
-            scene.daemon.term();
-        }
         let status = scene.daemon.exit(Duration::from_secs(15));
-        scene.check(twice || status.code() == Some(0), format!("it ended with {status}"));
+        scene.check(status.code() == Some(0), format!("it ended with {status}"));
         scene.start();
         scene.healed();
     }
+    let repeats = scene.ledger.repeats();
+    scene.check(repeats == 0, format!("{repeats} repeats after orderly stops"));
+    // What is due cannot leave, so that the stop takes its time.
+    context.node.memory_alarm(true);
+    let blocked = |s: &Scene<'_>| s.daemon.state()["state"] == "blocked";
+    scene.check_soon("the state says that the broker blocks", Duration::from_secs(20), blocked);
+    scene.fault();
+    scene.daemon.term();
+    let stops = |s: &Scene<'_>| s.daemon.ask("GET", "/readyz").0 != 200;
+    scene.check_soon("it stops", Duration::from_secs(5), stops);
+    scene.daemon.term();
+    context.node.memory_alarm(false);
+    let status = scene.daemon.exit(Duration::from_secs(15));
+    scene.check(status.code() == Some(143), format!("after a second SIGTERM it ended with {status}"));
+    scene.start();
+    scene.healed();
     scene.moments.pause(300, 600);
     scene.finish()
 }
@@ -102,7 +115,10 @@ pub fn reloaded(context: &Context) -> Row {
         scene.check_soon(says, Duration::from_secs(5), |s| told(s, says) > before);
         scene.healed();
     };
-    reload(&mut scene, &config.clone().text("defaults.windw", "1s"), "not reloaded");
+    let faulty = config.clone().text("defaults.windw", "1s").text("defaults.window", "a while");
+    reload(&mut scene, &faulty, "not reloaded");
+    let named = scene.daemon.log().contains("windw");
+    scene.check(named, "the faulty key is not named");
     let with_mail = config.clone().text("applications.mail.window", "5s");
     reload(&mut scene, &with_mail, "configuration reloaded");
     let mail = |scene: &Scene<'_>, n: u64| -> Sending {

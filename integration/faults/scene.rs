@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    Client, Config, Daemon, Ledger, Load, Node, Proxy, Push, Recorder, Report, Site, Verdict,
+    Client, Config, Daemon, Ledger, Load, Moments, Node, Proxy, Push, Recorder, Report, Site, Verdict,
 };
 
 /// What a run was told.
@@ -16,6 +16,8 @@ pub struct Context {
     pub seed: u64,
     /// Backlogs of a million and more kills.
     pub long: bool,
+    /// Part of a test run: fewer kills.
+    pub quick: bool,
     /// The daemon with the feature `failpoints`.
     pub failpoints: Option<PathBuf>,
 }
@@ -46,6 +48,8 @@ pub struct Row {
     pub recovery_ms: Option<u64>,
     /// Whatever is not as it must be; empty is good.
     pub wrong: Vec<String>,
+    /// Longest turn of the daemon's loop, where a row is about that.
+    pub longest_turn_us: Option<u64>,
     /// What this machine lacks for it.
     pub lacking: Option<String>,
 }
@@ -72,28 +76,6 @@ impl Fault {
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked");
             Row { wrong: vec![text.lines().next().unwrap_or_default().to_owned()], ..Row::default() }
         })
-    }
-}
-
-/// Random moments of one row, from the seed of the run.
-pub struct Moments(u64);
-
-impl Moments {
-    pub fn new(context: &Context, name: &str) -> Moments {
-        let salt = name.bytes().fold(context.seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        Moments(salt | 1)
-    }
-
-    pub fn pick(&mut self, from: u64, to: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        from + self.0 % (to - from)
-    }
-
-    /// Sleeps for a random time: what is waited for is a moment that nothing marks.
-    pub fn pause(&mut self, from_ms: u64, to_ms: u64) {
-        std::thread::sleep(Duration::from_millis(self.pick(from_ms, to_ms)));
     }
 }
 
@@ -136,7 +118,7 @@ impl<'n> Scene<'n> {
             config,
             ledger: Ledger::new(),
             daemon,
-            moments: Moments::new(context, name),
+            moments: Moments::seeded(context.seed, name),
             restarted: false,
             recorders: Vec::new(),
             load: None,
@@ -267,6 +249,14 @@ impl<'n> Scene<'n> {
         self.row(&report)
     }
 
+    /// The verdict where much is left waiting: only what was to arrive has arrived.
+    pub fn leave(mut self) -> Row {
+        let report = self.ledger.settle(Duration::from_secs(60));
+        let running = self.daemon.running();
+        self.check(running, "it has not survived");
+        self.row(&report)
+    }
+
     fn check_counters(&mut self) {
         let totals = self.daemon.state()["totals"].clone();
         let of = |name: &str| totals[name].as_u64().unwrap_or(0);
@@ -297,6 +287,7 @@ impl<'n> Scene<'n> {
             worst_ms: report.lateness_us.last().copied().unwrap_or(0) / 1000,
             recovery_ms: report.recovery_us.iter().max().map(|us| us / 1000),
             wrong: std::mem::take(&mut self.wrong),
+            longest_turn_us: None,
             lacking: None,
         }
     }
@@ -330,15 +321,20 @@ impl Bystander {
 
     /// Nothing of it may be lost or repeated, or later than this.
     pub fn finish(self, scene: &mut Scene<'_>, worst: Duration) {
+        let late = self.end(scene);
+        let bound = i64::try_from(worst.as_micros()).unwrap_or(i64::MAX);
+        scene.check(late < bound, format!("another application was late by {} ms", late / 1000));
+    }
+
+    /// Nothing of it may be lost or repeated; gives its largest lateness, us.
+    pub fn end(self, scene: &mut Scene<'_>) -> i64 {
         self.load.stop();
         let report = self.ledger.settle(Duration::from_secs(30));
         drop(self.recorder);
         let clean = report.lost.is_empty() && report.repeats.is_empty() && report.strangers.is_empty();
         let (lost, repeats) = (report.lost.len(), report.repeats.len());
         scene.check(clean, format!("another application lost {lost}, repeated {repeats}"));
-        let late = report.lateness_us.last().copied().unwrap_or(0);
-        let bound = i64::try_from(worst.as_micros()).unwrap_or(i64::MAX);
-        scene.check(late < bound, format!("another application was late by {} ms", late / 1000));
+        report.lateness_us.last().copied().unwrap_or(0)
     }
 }
 

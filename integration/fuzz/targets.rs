@@ -75,11 +75,12 @@ fn publish(items: &[NewItem]) {
             closed_by: ClosedBy::Time,
             attempt: 1,
             due: NOW,
-            probe: false,
+            alone: false,
             items: (1..)
                 .zip(&items[..some])
                 .map(|(seq, item)| BatchItem {
                     seq,
+                    accepted_due: NOW,
                     due: NOW,
                     received: NOW,
                     attempts: 0,

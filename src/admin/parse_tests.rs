@@ -1,3 +1,5 @@
+//! What paths and queries are understood, and which are refused with which words.
+
 use super::*;
 use proptest::prelude::*;
 

@@ -6,7 +6,7 @@
 //! it is confirmed. A wake notes its slot in a list; the task that owns the list is woken by the first. With a
 //! thousand in flight nothing is ever scanned.
 //!
-//! Why [`Confirms::drain`] gives a complete round (see [`super::window`]): lapin completes confirms on one thread,
+//! Why [`Confirms::drain`] gives a complete round (see [`super::confirm_tracker`]): lapin completes confirms on one thread,
 //! each with its data set before the next one's, and wakes the future before it goes on; a future not yet polled so
 //! far is polled by [`Confirms::start`]. So once an answer is seen, the slots of all answered before it are in the
 //! list or have been taken from it, and the list is taken until it is empty.

@@ -10,7 +10,7 @@
 use super::fault::Fault;
 use crate::config::advice::explained;
 use crate::config::terms::is_loopback_host;
-use crate::config::Endpoint;
+use crate::config::{self, Endpoint};
 use async_rs::traits::Reactor;
 use async_rs::{Runtime, Tokio};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
@@ -18,7 +18,7 @@ use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserIn
 use lapin::{Channel, Connection, ConnectionProperties};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::CertificateDer;
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
@@ -30,10 +30,9 @@ use tokio::time::timeout;
 /// What RabbitMQ offers by default. lapin asks for no limit unless told, and the size of a frame bounds what one
 /// header table can hold.
 const FRAME_MAX: u32 = 131_072;
-const HEARTBEAT_S: u16 = 30;
-/// Few are needed: the working channel, the probe channel, a throw-away one. lapin asks each channel's flow state for
-/// every frame.
-const CHANNEL_MAX: u16 = 16;
+/// The publishing connection needs most: two ordinary channels, those for batches alone, a throw-away one, and those
+/// left behind that the broker does not close. lapin asks each channel's flow state for every frame.
+const CHANNEL_MAX: u16 = 64;
 
 /// Why no connection came about.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,7 +79,8 @@ pub async fn connect(
     limit: Duration,
     name: &str,
 ) -> Result<Connection, ConnectError> {
-    let (connection, socket) = dial(endpoint, ca_file, limit, name).await?;
+    let amqp = config::Amqp { ca_file: ca_file.map(Path::to_path_buf), ..config::Amqp::default() };
+    let (connection, socket) = dial(endpoint, &amqp, limit, name).await?;
     socket.forget();
     Ok(connection)
 }
@@ -111,11 +111,11 @@ pub(super) struct Session {
 impl Session {
     pub(super) async fn open(
         endpoint: &Endpoint,
-        ca_file: Option<&Path>,
+        amqp: &config::Amqp,
         limit: Duration,
         name: &str,
     ) -> Result<Session, ConnectError> {
-        let (connection, socket) = dial(endpoint, ca_file, limit, name).await?;
+        let (connection, socket) = dial(endpoint, amqp, limit, name).await?;
         Ok(Session { connection, socket, address: address(endpoint) })
     }
 
@@ -125,6 +125,15 @@ impl Session {
 
     pub(super) fn address(&self) -> &str {
         &self.address
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.status().connected()
+    }
+
+    /// The broker takes nothing from it at present.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.connection.status().blocked()
     }
 
     pub(super) async fn channel(&self, limit: Duration) -> Result<Channel, Fault> {
@@ -204,14 +213,14 @@ impl Drop for Attempt {
 
 async fn dial(
     endpoint: &Endpoint,
-    ca_file: Option<&Path>,
+    amqp: &config::Amqp,
     limit: Duration,
     name: &str,
 ) -> Result<(Connection, Socket), ConnectError> {
-    let uri = uri(endpoint)?;
+    let uri = uri(endpoint, amqp.heartbeat)?;
     let socket = Socket::default();
     let mut attempt = Attempt(Some(socket.clone()));
-    let tls = endpoint.tls.then(|| ca_file.map(Path::to_path_buf));
+    let tls = endpoint.tls.then(|| amqp.ca_file.clone());
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     let registered = socket.clone();
     let connecting = Connection::connector(
@@ -285,7 +294,7 @@ fn tls_connector(ca_file: Option<&Path>) -> io::Result<RustlsConnector> {
 
 /// Field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a trailing slash for
 /// the virtual host `""`. Never formatted: its `Debug` prints the password.
-fn uri(endpoint: &Endpoint) -> Result<AMQPUri, ConnectError> {
+fn uri(endpoint: &Endpoint, heartbeat: Duration) -> Result<AMQPUri, ConnectError> {
     // lapin panics on names that do not fit an AMQP short string.
     if endpoint.vhost.len() > 255 {
         return Err(ConnectError::Invalid {
@@ -298,7 +307,7 @@ fn uri(endpoint: &Endpoint) -> Result<AMQPUri, ConnectError> {
         authority: AMQPAuthority {
             userinfo: AMQPUserInfo {
                 username: endpoint.user.clone(),
-                password: endpoint.password.expose_secret().to_owned(),
+                password: password(endpoint).expose_secret().to_owned(),
             },
             host: endpoint.host.clone(),
             port: endpoint.port,
@@ -307,10 +316,23 @@ fn uri(endpoint: &Endpoint) -> Result<AMQPUri, ConnectError> {
         query: AMQPQueryString {
             frame_max: Some(FRAME_MAX),
             channel_max: Some(CHANNEL_MAX),
-            heartbeat: Some(HEARTBEAT_S),
+            heartbeat: Some(u16::try_from(heartbeat.as_secs()).unwrap_or(u16::MAX)),
             connection_timeout: None,
             auth_mechanism: None,
         },
+    })
+}
+
+/// The password as its file holds it now: it may have been changed since the start.
+fn password(endpoint: &Endpoint) -> SecretString {
+    let Some(path) = &endpoint.password_file else { return endpoint.password.clone() };
+    config::read_secret(path).unwrap_or_else(|error| {
+        tracing::warn!(
+            address = %address(endpoint),
+            error,
+            "the password file cannot be read again; the password read last is used"
+        );
+        endpoint.password.clone()
     })
 }
 
@@ -326,6 +348,7 @@ mod tests {
             vhost: "/".to_owned(),
             user: "u".to_owned(),
             password: "canary".into(),
+            password_file: None,
         }
     }
 
@@ -348,13 +371,13 @@ mod tests {
     fn an_ipv6_address_is_kept_as_it_is_and_shown_in_brackets() {
         let endpoint = endpoint("::1", false);
         assert_eq!(address(&endpoint), "[::1]:5672");
-        assert_eq!(uri(&endpoint).unwrap().authority.host, "::1");
+        assert_eq!(uri(&endpoint, Duration::from_secs(10)).unwrap().authority.host, "::1");
     }
 
     #[test]
     fn a_vhost_that_lapin_would_panic_on_is_refused() {
         let mut endpoint = endpoint("localhost", false);
         endpoint.vhost = "v".repeat(256);
-        assert!(matches!(uri(&endpoint), Err(ConnectError::Invalid { .. })));
+        assert!(matches!(uri(&endpoint, Duration::from_secs(10)), Err(ConnectError::Invalid { .. })));
     }
 }

@@ -3,35 +3,51 @@
 //! Publishes nothing: a blocked connection would hold its acks back too. Every error, the end of the consumer's
 //! stream and a cancel by the broker all lead to a new connection and generation; acks of the old one are dropped,
 //! because tags begin again at 1 and a late `multiple` ack would cover what was never stored.
+//!
+//! While the intake is paused the consumer stays, and deliveries are held back here: what is returned to the queue
+//! counts towards its delivery limit, and requests that are returned often enough would die of it. There are no more of
+//! them than the prefetch allows. The one reason to return them is the broker's consumer timeout.
 
 use super::backoff::Backoff;
-use super::connection::{address, Session};
+use super::connection::Session;
+use super::consumer_channel::ConsumerChannel;
+use super::cost;
 use super::fault::{Fault, Kind};
-use super::feed::Feed;
+use super::ingest_lock::{acquire, check_consumers, IngestLock};
 use super::prefetch::{Prefetch, Quarantine};
 use super::shared::Shared;
-use super::supervise::{requested, time_left, unless_shutdown, Notices};
-use super::topology::prepare_ingest;
+use super::supervise::{
+    requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
+};
+use super::topology::{count_consumers, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
 use super::{Event, IngestOrder, Link, Options, ShutdownSignal, Side};
 use crate::clock;
 use crate::engine::event::Intake;
 use crate::engine::types::{Delivery as Handle, Request};
+use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
 use lapin::message::Delivery;
+use std::collections::VecDeque;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// A connection that lasted so long has proved itself.
-const PROVEN: Duration = Duration::from_secs(30);
+/// Upper bounds on what is handed to the loop at once, a single request apart: a turn stays short, and what waits for
+/// it small.
+const CHUNK_ITEMS: usize = 1_024;
+const CHUNK_BYTES: u64 = 4 << 20;
+/// Between two counts of the queue's consumers, where that is the only guard.
+const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// Between the returns of a message that cannot be parsed, until its queue's delivery limit takes it away. Beyond the
 /// limit that tidegate declares (50), slower.
 const CULPRIT_PAUSE: Duration = Duration::from_millis(100);
 const CULPRIT_PAUSE_LATER: Duration = Duration::from_secs(1);
 const CULPRIT_EXPECTED: u32 = 60;
 
-/// Supervisor of the ingest end.
+/// The ingest end, across connections.
 pub(super) struct Ingest {
     shared: Arc<Shared>,
     options: Arc<Options>,
@@ -39,19 +55,34 @@ pub(super) struct Ingest {
     shutdown: ShutdownSignal,
     limits: RequestLimits,
     generation: u32,
-    paused: bool,
+    /// What the loop has ordered last; it begins with [`Intake::Pause`].
+    intake: Intake,
     stopped: bool,
     prefetch: Prefetch,
     quarantine: Quarantine,
     backoff: Backoff,
-    connects: usize,
-    notices: Notices,
+    notes: NoteLog,
+    log: RateLimitedLog,
 }
 
 /// Why consuming ended without a fault.
 enum Next {
-    Pause,
+    /// Deliveries held for too long were returned; consuming begins anew with the next resume.
+    Returned,
     Shutdown,
+}
+
+/// One generation of consuming.
+struct Generation {
+    consumer: ConsumerChannel,
+    /// Delivered, and not handed to the loop while the intake is paused.
+    held: VecDeque<Delivery>,
+    /// Since when there are any.
+    held_since: Option<Instant>,
+    address: String,
+    notes: Vec<String>,
+    /// Where only a count of the consumers guards the queue.
+    counting: Option<Arc<Session>>,
 }
 
 impl Ingest {
@@ -61,83 +92,29 @@ impl Ingest {
         orders: UnboundedReceiver<IngestOrder>,
         shutdown: ShutdownSignal,
     ) -> Self {
-        let prefetch = Prefetch::new(options.ingest.prefetch, options.memory);
         Ingest {
-            quarantine: Quarantine::started(options.quarantine, prefetch.current()),
+            quarantine: Quarantine::started(options.quarantine, options.ingest.prefetch),
+            prefetch: Prefetch::new(options.ingest.prefetch, options.memory, options.limits.max_body),
             limits: options.limits,
             shared,
             options,
             orders,
             shutdown,
             generation: 0,
-            paused: false,
+            intake: Intake::Pause,
             stopped: false,
-            prefetch,
             backoff: Backoff::default(),
-            connects: 0,
-            notices: Notices::new(Side::Ingest),
+            notes: NoteLog::default(),
+            log: RateLimitedLog::default(),
         }
     }
 
     /// Ends with the shutdown only.
     pub(super) async fn run(mut self) {
-        loop {
-            let started = Instant::now();
-            let Err(fault) = self.life().await else { break };
-            if started.elapsed() >= PROVEN {
-                self.backoff.reset();
-            }
-            let pause = self.mourn(fault);
-            let mut shutdown = self.shutdown.clone();
-            if unless_shutdown(&mut shutdown, tokio::time::sleep(pause)).await.is_none() {
-                break;
-            }
-        }
-        self.shared.link(Side::Ingest, Link::Closed);
-    }
-
-    /// One connection, from its opening to its end. `Ok`: shut down.
-    async fn life(&mut self) -> Result<(), Fault> {
-        let options = self.options.clone();
-        let endpoints = &options.amqp.endpoints;
-        let Some(endpoint) = endpoints.get(self.connects % endpoints.len().max(1)) else {
-            return Err(Fault::setup("no address is configured"));
-        };
-        self.connects += 1;
-        self.shared.link(Side::Ingest, Link::Connecting { address: address(endpoint) });
-        let ca_file = options.amqp.ca_file.as_deref();
-        let opening = Session::open(endpoint, ca_file, options.timeouts.connect, "tidegate ingest");
-        let session = match unless_shutdown(&mut self.shutdown, opening).await {
-            Some(Ok(session)) => session,
-            Some(Err(error)) => return Err(Fault::setup(error.to_string())),
-            None => return Ok(()),
-        };
-        let result = self.work(&session).await;
-        session.close(time_left(&self.shutdown)).await;
-        result
-    }
-
-    async fn work(&mut self, session: &Session) -> Result<(), Fault> {
-        let options = self.options.clone();
-        let names = options.names();
-        let setup = prepare_ingest(session, options.amqp.topology, &names, options.timeouts.connect);
-        let notes = match unless_shutdown(&mut self.shutdown, setup).await {
-            Some(done) => self.notices.take(done?),
-            None => return Ok(()),
-        };
-        while let Ok(order) = self.orders.try_recv() {
-            self.note(order);
-        }
-        loop {
-            if self.paused || self.stopped {
-                self.shared.link(Side::Ingest, Link::Paused { address: session.address().to_owned() });
-                if !self.idle(session).await? {
-                    return Ok(());
-                }
-            } else if let Next::Shutdown = self.generation(session, &notes).await? {
-                return Ok(());
-            }
-        }
+        let (shared, shutdown) = (Arc::clone(&self.shared), self.shutdown.clone());
+        let Options { amqp, timeouts, .. } = &*self.options;
+        let dialer = Dialer::new("tidegate ingest", &amqp.endpoints, amqp, timeouts.connect);
+        supervise(&mut self, dialer, &shared, &shutdown).await;
     }
 
     /// Connected without consuming, until an order comes. False: shut down.
@@ -153,7 +130,7 @@ impl Ingest {
                     None => return Ok(false),
                 },
                 () = tokio::time::sleep(Duration::from_secs(1)) => {
-                    if !session.connection().status().connected() {
+                    if !session.is_connected() {
                         return Err(Fault::lost("the connection was lost"));
                     }
                 }
@@ -165,115 +142,211 @@ impl Ingest {
     fn note(&mut self, order: IngestOrder) {
         match order {
             IngestOrder::Acks(_) => {}
-            IngestOrder::Intake(intake) => self.paused = intake == Intake::Pause,
+            IngestOrder::Intake(intake) => self.intake = intake,
             IngestOrder::Limits(limits, memory) => {
                 self.limits = limits;
-                self.prefetch.set_memory(memory);
+                self.prefetch.set_limits(memory, limits.max_body);
             }
             IngestOrder::Stop => self.stopped = true,
         }
     }
 
     /// One channel and consumer, from its start to its end.
-    async fn generation(&mut self, session: &Session, notes: &[String]) -> Result<Next, Fault> {
+    async fn generation(&mut self, session: &Arc<Session>, notes: &[String]) -> Result<Next, Fault> {
         let limit = self.options.timeouts.confirm;
-        let prefetch = if self.quarantine.is_on() { 1 } else { self.prefetch.current() };
+        let queue = self.options.ingest.queue.clone();
+        let heartbeat = self.options.amqp.heartbeat;
+        let lock = match acquire(session, &queue, self.options.timeouts.connect, heartbeat).await? {
+            IngestLock::Held => None,
+            IngestLock::Counting(reason) => {
+                self.log.warn("ingest lock", &reason, "the ingest queue is guarded weakly");
+                Some(Arc::clone(session))
+            }
+        };
+        let prefetch = match self.quarantine.is_on() {
+            true => self.prefetch.restart_at_one(),
+            false => self.prefetch.restart(),
+        };
         let channel = session.channel(limit).await?;
         self.generation = self.generation.wrapping_add(1).max(1);
-        let queue = &self.options.ingest.queue;
-        let mut feed = Feed::start(channel, self.generation, queue, prefetch, limit).await?;
+        let mut generation = Generation {
+            consumer: ConsumerChannel::start(channel, self.generation, &queue, prefetch, limit).await?,
+            held: VecDeque::new(),
+            held_since: None,
+            address: session.address().to_owned(),
+            notes: notes.to_vec(),
+            counting: lock,
+        };
         self.shared.set_prefetch(prefetch);
         self.shared.post(Event::IngestReady { generation: self.generation });
-        self.shared
-            .link(Side::Ingest, Link::Up { address: session.address().to_owned(), notes: notes.to_vec() });
-        tracing::info!(address = session.address(), generation = self.generation, prefetch, "consuming");
-        let result = match self.consume(&mut feed).await {
+        self.show(&generation);
+        tracing::info!(address = generation.address, generation = self.generation, prefetch, "consuming");
+        let result = match self.consume(&mut generation).await {
             Ok(next) => Ok(next),
-            Err(fault) => Err(feed.cause(fault).await),
+            Err(fault) => Err(generation.consumer.cause(fault).await),
         };
         self.shared.post(Event::IngestLost);
-        let closed = feed.close(time_left(&self.shutdown)).await;
+        let Generation { consumer, held, .. } = generation;
+        let returned = consumer.unacked();
+        if returned > 0 {
+            tracing::info!(
+                deliveries = returned,
+                unread = held.len(),
+                generation = self.generation,
+                "returned {returned} deliveries to the queue"
+            );
+        }
+        let closed = consumer.close(time_left(&self.shutdown)).await;
         match result {
-            Ok(Next::Pause) => closed.map(|()| Next::Pause),
+            Ok(Next::Returned) => closed.map(|()| Next::Returned),
             other => other,
         }
     }
 
-    async fn consume(&mut self, feed: &mut Feed) -> Result<Next, Fault> {
+    async fn consume(&mut self, generation: &mut Generation) -> Result<Next, Fault> {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut counting = self.next_count(generation, Duration::ZERO);
         loop {
             tokio::select! {
                 biased;
                 () = requested(&mut self.shutdown) => {
                     while let Ok(order) = self.orders.try_recv() {
-                        self.obey(order, feed).await?;
+                        self.handle_order(order, generation).await?;
                     }
                     return Ok(Next::Shutdown);
                 }
                 order = self.orders.recv() => {
                     let Some(order) = order else { return Ok(Next::Shutdown) };
-                    self.obey(order, feed).await?;
-                    if self.paused && !self.stopped {
-                        return Ok(Next::Pause);
-                    }
+                    self.handle_order(order, generation).await?;
                 }
-                chunk = feed.next() => match chunk {
-                    Some(chunk) => self.take(chunk, feed).await?,
-                    None => feed.ended().await?,
+                chunk = generation.consumer.next() => match chunk {
+                    Some(chunk) => self.arrived(chunk, generation).await?,
+                    None => generation.consumer.ended().await?,
                 },
+                count = &mut counting => {
+                    let (queue, heartbeat) = (&self.options.ingest.queue, self.options.amqp.heartbeat);
+                    check_consumers(count, 1, queue, heartbeat)?;
+                    counting = self.next_count(generation, COUNT_INTERVAL);
+                }
                 _ = second.tick() => {
-                    if !feed.is_connected() {
+                    if !generation.consumer.is_connected() {
                         return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the channel was lost") });
+                    }
+                    if generation.held_since.is_some_and(|since| since.elapsed() >= self.options.held_limit) {
+                        tracing::warn!(
+                            held = generation.held.len(),
+                            "the intake has been paused for so long that the broker's consumer timeout is near"
+                        );
+                        return Ok(Next::Returned);
                     }
                 }
             }
         }
     }
 
-    async fn obey(&mut self, order: IngestOrder, feed: &mut Feed) -> Result<(), Fault> {
-        let IngestOrder::Acks(acks) = order else {
-            self.note(order);
-            return if self.stopped { feed.stop().await } else { Ok(()) };
+    /// The next count of the queue's consumers; never, where the lock is held.
+    fn next_count(&self, generation: &Generation, pause: Duration) -> BoxFuture<'static, Result<u32, Fault>> {
+        let Some(session) = generation.counting.clone() else {
+            return std::future::pending().boxed();
         };
-        let covered = feed.ack(&acks).await?;
+        let (queue, limit) = (self.options.ingest.queue.clone(), self.options.timeouts.connect);
+        async move {
+            tokio::time::sleep(pause).await;
+            count_consumers(&session, &queue, limit).await
+        }
+        .boxed()
+    }
+
+    async fn handle_order(&mut self, order: IngestOrder, generation: &mut Generation) -> Result<(), Fault> {
+        let acks = match order {
+            IngestOrder::Acks(acks) => acks,
+            IngestOrder::Intake(intake) => {
+                self.intake = intake;
+                self.show(generation);
+                return match intake {
+                    Intake::Pause => Ok(()),
+                    Intake::Resume => self.forward_held(generation).await,
+                };
+            }
+            order @ (IngestOrder::Limits(..) | IngestOrder::Stop) => {
+                self.note(order);
+                return if self.stopped { generation.consumer.stop().await } else { Ok(()) };
+            }
+        };
+        let covered = generation.consumer.ack(&acks).await?;
         failpoint!("after-ack");
         if covered > 0 {
             self.backoff.reset();
             if self.quarantine.acked(covered) {
                 tracing::info!("consuming with the ordinary prefetch again");
-                self.turn(self.prefetch.current(), feed).await?;
             }
-            feed.rested().await?;
+            generation.consumer.consume_if_rested().await?;
         }
         Ok(())
     }
 
-    async fn turn(&self, prefetch: u16, feed: &mut Feed) -> Result<(), Fault> {
-        tracing::debug!(from = feed.prefetch(), to = prefetch, "another prefetch");
-        self.shared.set_prefetch(prefetch);
-        feed.turn(prefetch).await
-    }
-
-    /// Reads a chunk and hands it over. With an error in it nothing is handed over: all of it comes again.
-    async fn take(&mut self, chunk: Vec<lapin::Result<Delivery>>, feed: &mut Feed) -> Result<(), Fault> {
+    /// Takes a chunk. With an error in it nothing of it is handed over: all of it comes again.
+    async fn arrived(
+        &mut self,
+        chunk: Vec<lapin::Result<Delivery>>,
+        generation: &mut Generation,
+    ) -> Result<(), Fault> {
         if let Some(Err(error)) = chunk.iter().find(|delivery| delivery.is_err()) {
             return Err(Fault::from(error));
         }
-        let received = clock::wall_ms();
-        let mut requests = Vec::with_capacity(chunk.len());
         for delivery in chunk.into_iter().flatten() {
-            feed.delivered(delivery.delivery_tag);
-            self.prefetch.seen(delivery.data.len() as u64);
-            requests.push(self.read(delivery, feed.generation(), received));
+            generation.consumer.delivered(delivery.delivery_tag);
+            generation.held.push_back(delivery);
         }
-        self.shared.post(Event::Requests(requests));
-        if feed.is_running() && !self.quarantine.is_on() {
-            if let Some(prefetch) = self.prefetch.change() {
-                self.turn(prefetch, feed).await?;
+        match self.intake {
+            Intake::Pause => {
+                generation.held_since.get_or_insert_with(Instant::now);
+                Ok(())
+            }
+            Intake::Resume => self.forward_held(generation).await,
+        }
+    }
+
+    /// Reads what is held and hands it over, in bounded chunks.
+    async fn forward_held(&mut self, generation: &mut Generation) -> Result<(), Fault> {
+        generation.held_since = None;
+        let received = clock::wall_ms();
+        while !generation.held.is_empty() {
+            let (mut requests, mut items, mut bytes) = (Vec::new(), 0, 0);
+            while items < CHUNK_ITEMS && bytes < CHUNK_BYTES {
+                let Some(delivery) = generation.held.pop_front() else { break };
+                let raw = delivery.data.len() as u64;
+                let request = self.read(delivery, generation.consumer.generation(), received);
+                let cost = cost::of(&request, raw);
+                self.prefetch.seen(cost);
+                items += request.item_count();
+                bytes += cost;
+                requests.push(request);
+            }
+            self.shared.post(Event::Requests(requests));
+            if !generation.held.is_empty() {
+                tokio::task::yield_now().await;
             }
         }
-        Ok(())
+        self.adapt_prefetch(generation).await
+    }
+
+    /// Smaller where memory demands it; larger at the one moment when nothing is on its way.
+    async fn adapt_prefetch(&mut self, generation: &mut Generation) -> Result<(), Fault> {
+        let consumer = &mut generation.consumer;
+        if self.stopped || self.quarantine.is_on() || !consumer.is_running() {
+            return Ok(());
+        }
+        let next = match self.prefetch.shrink() {
+            Some(smaller) => Some(smaller),
+            None if consumer.is_exhausted() => self.prefetch.grow(),
+            None => None,
+        };
+        let Some(prefetch) = next else { return Ok(()) };
+        tracing::debug!(from = consumer.prefetch(), to = prefetch, "another prefetch");
+        self.shared.set_prefetch(prefetch);
+        consumer.change_prefetch(prefetch).await
     }
 
     fn read(&mut self, delivery: Delivery, generation: u32, received: u64) -> Request {
@@ -303,40 +376,88 @@ impl Ingest {
         }
     }
 
-    /// Counts, reports, and gives the pause before the next attempt.
-    fn mourn(&mut self, fault: Fault) -> Duration {
-        self.shared.failed(Side::Ingest);
-        let mut error = fault.text;
-        let pause = if fault.kind == Kind::Parse {
-            self.shared.parse_error();
-            let before = self.quarantine.is_on();
-            self.quarantine.parse_error(self.prefetch.current());
-            let queue = &self.options.ingest.queue;
-            if self.quarantine.is_on() && !before {
-                tracing::warn!(
-                    queue = %queue,
-                    "a message that cannot be parsed (a name or id that is not UTF-8) comes back each time; \
-                     consuming one at a time until the queue's delivery limit takes it away"
-                );
-            }
-            if self.quarantine.errors() > CULPRIT_EXPECTED {
-                error = format!(
-                    "the message at the head of queue '{queue}' cannot be parsed (a name or id that is not UTF-8) and \
-                     keeps coming back: the queue has no delivery limit, or a high one. Remove the message, for example \
-                     with the management page's 'Get messages' and ack mode 'Reject requeue false', or give the \
-                     queue a delivery limit by a policy"
-                );
-                CULPRIT_PAUSE_LATER
-            } else if self.quarantine.is_on() {
-                CULPRIT_PAUSE
-            } else {
-                self.backoff.next()
-            }
+    fn show(&self, generation: &Generation) {
+        let address = generation.address.clone();
+        let link = match self.intake {
+            Intake::Pause => Link::Paused { address },
+            Intake::Resume => Link::Up { address, notes: generation.notes.clone(), dead: None },
+        };
+        self.shared.link(Side::Ingest, link);
+    }
+
+    /// The pause after a frame that cannot be parsed, and what to tell if it goes on.
+    fn on_parse_error(&mut self, error: &mut String) -> Duration {
+        self.shared.parse_error();
+        let before = self.quarantine.is_on();
+        self.quarantine.parse_error(self.prefetch.current());
+        let queue = &self.options.ingest.queue;
+        if self.quarantine.is_on() && !before {
+            tracing::warn!(
+                queue = %queue,
+                "a message that cannot be parsed (a name or id that is not UTF-8) comes back each time; \
+                 consuming one at a time until the queue's delivery limit takes it away"
+            );
+        }
+        if self.quarantine.errors() > CULPRIT_EXPECTED {
+            *error = format!(
+                "the message at the head of queue '{queue}' cannot be parsed (a name or id that is not UTF-8) and \
+                 keeps coming back: the queue has no delivery limit, or a high one. Remove the message, for example \
+                 with the management page's 'Get messages' and ack mode 'Reject requeue false', or give the \
+                 queue a delivery limit by a policy"
+            );
+            CULPRIT_PAUSE_LATER
+        } else if self.quarantine.is_on() {
+            CULPRIT_PAUSE
         } else {
             self.backoff.next()
+        }
+    }
+}
+
+impl ConnectionUser for Ingest {
+    const SIDE: Side = Side::Ingest;
+
+    async fn work(&mut self, session: &Arc<Session>) -> Result<(), Fault> {
+        let options = self.options.clone();
+        let names = options.names();
+        let setup = prepare_ingest(session, options.amqp.topology, &names, options.timeouts.connect);
+        let notes = match unless_shutdown(&mut self.shutdown, setup).await {
+            Some(done) => self.notes.take(Side::Ingest, done?),
+            None => return Ok(()),
         };
-        self.notices.failure(&error, pause);
-        self.shared.link(Side::Ingest, Link::Down { error, retry_in: pause });
-        pause
+        while let Ok(order) = self.orders.try_recv() {
+            self.note(order);
+        }
+        loop {
+            if self.intake == Intake::Pause || self.stopped {
+                self.shared.link(Side::Ingest, Link::Paused { address: session.address().to_owned() });
+                if !self.idle(session).await? {
+                    return Ok(());
+                }
+            } else if let Next::Shutdown = self.generation(session, &notes).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Orders wait: acks mean nothing by then, the others are read before the next consumer begins.
+    async fn while_disconnected<T: Send>(&mut self, wait: impl Future<Output = T> + Send) -> Option<T> {
+        let mut shutdown = self.shutdown.clone();
+        unless_shutdown(&mut shutdown, wait).await
+    }
+
+    fn on_failure(&mut self, fault: Fault) -> (String, Duration) {
+        let mut error = fault.text;
+        let pause = match fault.kind {
+            Kind::Parse => self.on_parse_error(&mut error),
+            Kind::Lost | Kind::Setup | Kind::Content | Kind::ContentFatal | Kind::AfterEnd => {
+                self.backoff.next()
+            }
+        };
+        (error, pause)
+    }
+
+    fn backoff(&mut self) -> &mut Backoff {
+        &mut self.backoff
     }
 }

@@ -45,6 +45,16 @@ impl Fault {
         Fault::lost(format!("no answer to {what} within {} ms", limit.as_millis()))
     }
 
+    /// The exchange is missing, or may not be written to.
+    pub(super) fn is_unavailable(&self) -> bool {
+        matches!(self.code, Some(403 | 404))
+    }
+
+    /// The broker closed one channel, and the connection goes on.
+    pub(super) fn closes_channel_only(&self) -> bool {
+        matches!(self.code, Some(311..=313 | 403..=406))
+    }
+
     /// Puts what was tried in front of the text.
     pub(super) fn while_doing(mut self, what: &str) -> Self {
         self.text = format!("{what}: {}", self.text);

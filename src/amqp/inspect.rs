@@ -43,9 +43,8 @@ pub async fn inspect(options: &Options) -> Vec<Finding> {
             Side::Egress => &options.egress.endpoints,
         };
         for endpoint in endpoints {
-            let ca_file = options.amqp.ca_file.as_deref();
             let limit = options.timeouts.connect;
-            match Session::open(endpoint, ca_file, limit, "tidegate check").await {
+            match Session::open(endpoint, &options.amqp, limit, "tidegate check").await {
                 Ok(session) => {
                     findings.push(Finding {
                         side,

@@ -11,24 +11,29 @@
 //!
 //! Bounds: deliveries by prefetch, publishes by the engine's slots, every wait for the broker by a time limit.
 
+mod alone;
 mod backoff;
+mod channels;
+mod confirm_tracker;
 mod confirms;
 mod connection;
 mod consumer;
+mod consumer_channel;
+mod cost;
 mod fault;
-mod feed;
+mod ingest_lock;
 mod inspect;
-mod lane;
 mod lateness;
+mod message;
+mod outlet;
 mod prefetch;
-mod probe;
+mod publish_channel;
 mod publisher;
 mod replies;
 mod shared;
 mod supervise;
 mod topology;
 mod unacked;
-mod window;
 pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
@@ -115,8 +120,10 @@ pub enum Link {
         address: String,
         /// What differs from what was asked for on the broker, and is used as it is.
         notes: Vec<String>,
+        /// Why dead letters cannot be published; everything else goes on.
+        dead: Option<String>,
     },
-    /// Connected, and deliberately not consuming.
+    /// Connected, and deliberately not taking requests: the intake is paused, or stopped.
     Paused {
         /// Host and port.
         address: String,
@@ -159,7 +166,13 @@ pub struct Options {
     /// Consume one delivery at a time at first: set after the process has died quickly several times, since a
     /// message may be the cause.
     pub quarantine: bool,
+    /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout (30 min
+    /// unless told otherwise).
+    pub held_limit: Duration,
 }
+
+/// [`Options::held_limit`].
+const HELD_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 impl Options {
     /// From the checked configuration.
@@ -174,6 +187,7 @@ impl Options {
             timeouts: config.timeouts,
             store_identity,
             quarantine,
+            held_limit: HELD_LIMIT,
         }
     }
 
@@ -243,8 +257,8 @@ impl Amqp {
             publisher::Egress::new(shared.clone(), options.clone(), egress_orders, signal.clone());
         let replies_out = Replies::new(shared.clone(), options, reply_orders, signal);
         let tasks = vec![
-            runtime.spawn(shared::attended(shared.clone(), Side::Ingest, consumer.run())),
-            runtime.spawn(shared::attended(shared.clone(), Side::Egress, publisher.run())),
+            runtime.spawn(shared::with_heartbeat(shared.clone(), Side::Ingest, consumer.run())),
+            runtime.spawn(shared::with_heartbeat(shared.clone(), Side::Egress, publisher.run())),
             runtime.spawn(replies_out.run()),
         ];
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
@@ -268,7 +282,7 @@ impl Amqp {
         let _ = self.replies.send((Instant::now(), replies));
     }
 
-    /// Pauses or resumes consuming.
+    /// Holds deliveries back, or forwards them again. It begins paused: the first [`Intake::Resume`] begins to consume.
     pub fn intake(&self, intake: Intake) {
         self.order(IngestOrder::Intake(intake));
     }

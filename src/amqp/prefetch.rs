@@ -1,40 +1,41 @@
 //! How many deliveries to take in advance: bounded by memory in the ordinary case, one at a time where a message is
 //! suspected of killing its consumers. Pure.
 
-/// Taken for the size of a body as long as nothing is known. Small, because a change costs order: deliveries on their
-/// way to a cancelled consumer come again, behind others.
-const ASSUMED_BODY: u64 = 4 << 10;
-/// Smaller bodies count as this much: a delivery is more than its body.
-const LEAST_BODY: u64 = 1 << 10;
-/// Deliveries that make one period of observation; the largest body of this period and the one before it counts.
+/// The first prefetch of a channel: nothing is known of what waits in the queue.
+const START: u16 = 16;
+/// Growth of one step. The last step to the upper bound is up to twice as long, so that none is short.
+const GROWTH: u16 = 4;
+/// Smaller requests count as this much.
+const LEAST_COST: u64 = 1 << 10;
+/// Deliveries that make one period of observation; the dearest of this period and of the one before it counts.
 const PERIOD: u32 = 256;
 
-/// Keeps prefetch x largest recent body below a quarter of `limits.memory`.
+/// Keeps prefetch x dearest recent request below a quarter of `limits.memory`, and begins small.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     configured: u16,
     budget: u64,
+    /// Bytes of the largest body that is taken.
+    max_body: u64,
     current: u16,
     in_period: u32,
-    period_ended: bool,
-    largest_now: u64,
-    /// `None` until one period is over.
-    largest_before: Option<u64>,
+    dearest_now: u64,
+    dearest_before: u64,
 }
 
 impl Prefetch {
-    /// `memory` is `limits.memory` in bytes.
-    pub(super) fn new(configured: u16, memory: u64) -> Self {
+    /// `memory` (`limits.memory`) and `max_body` (`limits.max_body`) in bytes.
+    pub(super) fn new(configured: u16, memory: u64, max_body: u64) -> Self {
         let mut prefetch = Prefetch {
             configured: configured.max(1),
-            budget: memory / 4,
+            budget: budget(memory),
+            max_body,
             current: 1,
             in_period: 0,
-            period_ended: false,
-            largest_now: 0,
-            largest_before: None,
+            dearest_now: 0,
+            dearest_before: 0,
         };
-        prefetch.current = prefetch.allowed();
+        prefetch.restart();
         prefetch
     }
 
@@ -42,39 +43,68 @@ impl Prefetch {
         self.current
     }
 
-    pub(super) fn set_memory(&mut self, memory: u64) {
-        self.budget = memory / 4;
+    pub(super) fn set_limits(&mut self, memory: u64, max_body: u64) {
+        self.budget = budget(memory);
+        self.max_body = max_body;
     }
 
-    /// A delivery with a body of so many bytes.
-    pub(super) fn seen(&mut self, body: u64) {
-        self.largest_now = self.largest_now.max(body);
+    /// A new channel that takes one at a time at first.
+    pub(super) fn restart_at_one(&mut self) -> u16 {
+        self.current = 1;
+        1
+    }
+
+    /// A new channel: what waits in the queue may be of any size.
+    pub(super) fn restart(&mut self) -> u16 {
+        let fits = self.budget / self.max_body.max(1);
+        let start = u16::try_from(fits).unwrap_or(u16::MAX).clamp(1, START);
+        self.current = start.min(self.allowed());
+        self.current
+    }
+
+    /// A delivery that costs this many bytes once it is read.
+    pub(super) fn seen(&mut self, cost: u64) {
+        self.dearest_now = self.dearest_now.max(cost);
         self.in_period += 1;
         if self.in_period >= PERIOD {
             self.in_period = 0;
-            self.largest_before = Some(self.largest_now);
-            self.largest_now = 0;
-            self.period_ended = true;
+            self.dearest_before = self.dearest_now;
+            self.dearest_now = 0;
         }
     }
 
-    /// A new value, if it is worth a change: smaller at once, larger at the end of a period, when it at least doubles
-    /// or reaches the configured one.
-    pub(super) fn change(&mut self) -> Option<u16> {
+    /// A smaller value, where memory demands it. By less than a quarter it is not worth the deliveries that come again.
+    pub(super) fn shrink(&mut self) -> Option<u16> {
         let allowed = self.allowed();
-        let period_ended = std::mem::take(&mut self.period_ended);
-        let grow = allowed >= self.current.saturating_mul(2) || allowed == self.configured;
-        if allowed < self.current || (period_ended && allowed > self.current && grow) {
+        if u32::from(allowed) * 4 < u32::from(self.current) * 3 {
             self.current = allowed;
             return Some(allowed);
         }
         None
     }
 
-    fn allowed(&self) -> u16 {
-        let largest = self.largest_now.max(self.largest_before.unwrap_or(ASSUMED_BODY)).max(LEAST_BODY);
-        u16::try_from(self.budget / largest).unwrap_or(u16::MAX).clamp(1, self.configured)
+    /// A larger value, after as many deliveries as the present one allows: at least twice as much, or the configured
+    /// one.
+    pub(super) fn grow(&mut self) -> Option<u16> {
+        let allowed = self.allowed();
+        let step = self.current.saturating_mul(GROWTH);
+        let next = if step.saturating_mul(2) > allowed { allowed } else { step };
+        if next >= self.current.saturating_mul(2) || (next == self.configured && next > self.current) {
+            self.current = next;
+            return Some(next);
+        }
+        None
     }
+
+    fn allowed(&self) -> u16 {
+        let dearest = self.dearest_now.max(self.dearest_before).max(LEAST_COST);
+        u16::try_from(self.budget / dearest).unwrap_or(u16::MAX).clamp(1, self.configured)
+    }
+}
+
+/// A quarter of the memory, less a third of that for what an earlier consumer has left unacked.
+fn budget(memory: u64) -> u64 {
+    memory / 6
 }
 
 /// One delivery at a time, so that a message which ends the connection (or the process) comes back alone.
@@ -152,51 +182,67 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn feed(prefetch: &mut Prefetch, count: u32, body: u64) -> Vec<u16> {
+    /// Deliveries of one cost, as many as asked for each time; the prefetches that follow.
+    fn fed(prefetch: &mut Prefetch, rounds: u32, cost: u64) -> Vec<u16> {
         let mut changes = Vec::new();
-        for _ in 0..count {
-            prefetch.seen(body);
-            changes.extend(prefetch.change());
+        for _ in 0..rounds {
+            for _ in 0..prefetch.current() {
+                prefetch.seen(cost);
+                changes.extend(prefetch.shrink());
+            }
+            changes.extend(prefetch.grow());
         }
         changes
     }
 
     #[test]
-    fn settles_at_the_configured_value_within_a_few_hundred_small_messages() {
-        let mut prefetch = Prefetch::new(10_000, 256 * MIB);
-        assert_eq!(prefetch.current(), 10_000, "64 MiB in bodies of 4 KiB, and more");
-        assert!(feed(&mut prefetch, 5_000, 2_000).is_empty(), "and stays");
-        let mut prefetch = Prefetch::new(10_000, 32 * MIB);
-        assert_eq!(prefetch.current(), 2_048, "8 MiB in bodies of 4 KiB");
-        assert_eq!(feed(&mut prefetch, 300, 200), [8_192]);
+    fn begins_small_and_is_at_the_configured_value_after_a_few_rounds() {
+        let mut prefetch = Prefetch::new(10_000, 256 * MIB, 8 * MIB);
+        assert_eq!(prefetch.current(), 5, "bodies of 8 MiB");
+        assert_eq!(fed(&mut prefetch, 9, 1_200), [20, 80, 320, 1_280, 10_000]);
+        assert_eq!(prefetch.restart(), 5, "another channel begins anew");
+        let mut prefetch = Prefetch::new(10_000, 256 * MIB, MIB);
+        assert_eq!(prefetch.current(), 16);
+        assert_eq!(fed(&mut prefetch, 9, 1_200), [64, 256, 1_024, 4_096, 10_000]);
+        assert_eq!(Prefetch::new(5, 256 * MIB, MIB).current(), 5);
+        assert_eq!(Prefetch::new(10_000, 16 * MIB, 8 * MIB).current(), 1);
     }
 
     #[test]
-    fn a_large_body_counts_at_once_and_is_forgotten_after_two_periods() {
-        let mut prefetch = Prefetch::new(10_000, 256 * MIB);
-        feed(&mut prefetch, 300, 200);
-        assert_eq!(feed(&mut prefetch, 1, 8 * MIB), [8]);
-        assert!(feed(&mut prefetch, 400, 200).is_empty());
-        assert_eq!(feed(&mut prefetch, 200, 200), [10_000]);
+    fn a_dear_request_counts_at_once_and_is_forgotten_after_two_periods() {
+        let mut prefetch = Prefetch::new(10_000, 240 * MIB, MIB);
+        fed(&mut prefetch, 9, 200);
+        prefetch.seen(8 * MIB);
+        assert_eq!((prefetch.shrink(), prefetch.grow()), (Some(5), None));
+        for _ in 0..PERIOD {
+            prefetch.seen(200);
+        }
+        assert_eq!(prefetch.grow(), None);
+        for _ in 0..PERIOD {
+            prefetch.seen(200);
+        }
+        assert_eq!(prefetch.grow(), Some(20));
     }
 
     #[test]
     fn never_above_the_bound_nor_below_one() {
-        for body in [0, 1, 300, 64 << 10, MIB, 8 * MIB, 1 << 30] {
-            let mut prefetch = Prefetch::new(10_000, 256 * MIB);
-            feed(&mut prefetch, 1_000, body);
+        for cost in [0, 1, 300, 64 << 10, MIB, 8 * MIB, 1 << 30] {
+            let mut prefetch = Prefetch::new(10_000, 256 * MIB, 8 * MIB);
+            fed(&mut prefetch, 12, cost);
             let current = u64::from(prefetch.current());
-            assert!(current == 1 || current * body <= 64 * MIB, "{current} x {body}");
+            assert!(current == 1 || current * cost <= 64 * MIB, "{current} x {cost}");
         }
-        assert_eq!(Prefetch::new(0, 0).current(), 1);
-        assert_eq!(Prefetch::new(5, 1 << 40).current(), 5);
+        assert_eq!(Prefetch::new(0, 0, 0).current(), 1);
     }
 
     #[test]
     fn small_changes_are_not_worth_it() {
-        let mut prefetch = Prefetch::new(60_000, 256 * MIB);
-        assert_eq!(feed(&mut prefetch, 256, 10_000)[0], 6_710);
-        assert!(feed(&mut prefetch, 2_560, 7_000).is_empty(), "9,586 would be less than twice as much");
+        let mut prefetch = Prefetch::new(60_000, 256 * MIB, MIB);
+        fed(&mut prefetch, 12, 10_000);
+        let settled = prefetch.current();
+        assert!((2_200..=4_473).contains(&settled), "{settled}");
+        assert!(fed(&mut prefetch, 3, 11_000).is_empty());
+        assert!(fed(&mut prefetch, 3, 7_000).is_empty(), "less than twice as much");
     }
 
     #[test]

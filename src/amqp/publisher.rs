@@ -1,46 +1,69 @@
-//! The egress end: one task owns the publishing connection, its channel and the window of confirms.
+//! The egress end: one task owns the publishing connection and its channels.
 //!
-//! Every batch handed over is settled exactly once: by the broker's answer (see [`super::window`] for what it takes
-//! to know whom an answer means), or, when the connection ends, as unknown, or as one of the suspects if the broker
-//! ended it over the content of a message. Deliberately absent: retries, which are the engine's.
+//! Every batch handed over is settled exactly once: by the broker's answer (see [`super::confirm_tracker`] for what it
+//! takes to know whom an answer means), when its channel ends (see [`super::channels`]), or, when the connection ends,
+//! as unknown, or as one of the suspects if the broker ended it over the content of a message. Deliberately absent:
+//! retries, which are the engine's.
 
 use super::backoff::Backoff;
-use super::connection::{address, Session};
+use super::channels::EgressChannels;
+use super::connection::Session;
 use super::fault::{Fault, Kind};
-use super::lane::{Lane, Owed};
+use super::message::{confirm_channel, unsent, Encoder, TurnOutput};
 use super::shared::Shared;
-use super::supervise::{requested, time_left, unless_shutdown, Notices};
+use super::supervise::{
+    requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
+};
 use super::topology::prepare_egress;
 use super::wire::Exchanges;
-use super::{probe, Event, Link, Options, ShutdownSignal, Side};
+use super::{Event, Link, Options, ShutdownSignal, Side};
 use crate::engine::types::{Batch, Outcome, Settled};
 use futures_util::StreamExt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// A connection that lasted so long has proved itself.
-const PROVEN: Duration = Duration::from_secs(30);
-/// After the broker ended a whole connection over a message, suspects are probed with nothing else in flight for so
-/// long: otherwise the connection's end could not be blamed on the probe.
-const ALONE: Duration = Duration::from_secs(600);
+/// After the broker ended a whole connection over a message, batches that are published alone have the connection for
+/// themselves during this time: otherwise its end could not be blamed on one of them.
+const SOLITARY: Duration = Duration::from_secs(600);
 /// How long to look for the reason of an end after noticing the end.
 const CAUSE_LIMIT: Duration = Duration::from_millis(250);
 /// Accuracy of the confirm time-out.
 const CHECK: Duration = Duration::from_millis(250);
 
-/// Supervisor of the egress end.
+/// The egress end, across connections.
 pub(super) struct Egress {
     shared: Arc<Shared>,
     options: Arc<Options>,
     jobs: UnboundedReceiver<Vec<Batch>>,
     shutdown: ShutdownSignal,
-    names: Exchanges,
+    encoder: Encoder,
     backoff: Backoff,
-    connects: usize,
-    alone_until: Option<Instant>,
-    notices: Notices,
+    solitary_until: Option<Instant>,
+    notes: NoteLog,
+    /// Of the channels, kept over reconnects.
+    log: RateLimitedLog,
+}
+
+/// The link's state while it works.
+struct UpLink {
+    address: String,
+    notes: Vec<String>,
+    dead: Option<String>,
+    blocked: Option<String>,
+}
+
+impl UpLink {
+    fn link(&self) -> Link {
+        match &self.blocked {
+            Some(reason) => Link::Blocked { reason: reason.clone() },
+            None => {
+                Link::Up { address: self.address.clone(), notes: self.notes.clone(), dead: self.dead.clone() }
+            }
+        }
+    }
 }
 
 impl Egress {
@@ -52,164 +75,91 @@ impl Egress {
     ) -> Self {
         let names = Exchanges::new(&options.egress.exchange, &options.dead.exchange);
         Egress {
+            encoder: Encoder { names, store_identity: options.store_identity },
             shared,
             options,
             jobs,
             shutdown,
-            names,
             backoff: Backoff::default(),
-            connects: 0,
-            alone_until: None,
-            notices: Notices::new(Side::Egress),
+            solitary_until: None,
+            notes: NoteLog::default(),
+            log: RateLimitedLog::default(),
         }
     }
 
     /// Ends with the shutdown only.
     pub(super) async fn run(mut self) {
-        loop {
-            let started = Instant::now();
-            let Err(fault) = self.life().await else { break };
-            if started.elapsed() >= PROVEN {
-                self.backoff.reset();
-            }
-            let pause = self.backoff.next();
-            self.shared.failed(Side::Egress);
-            self.notices.failure(&fault.text, pause);
-            self.shared.link(Side::Egress, Link::Down { error: fault.text, retry_in: pause });
-            if self.meanwhile(tokio::time::sleep(pause)).await.is_none() {
-                break;
-            }
-        }
-        self.disown();
-        self.shared.link(Side::Egress, Link::Closed);
-    }
-
-    /// One connection, from its opening to its end. `Ok`: shut down.
-    async fn life(&mut self) -> Result<(), Fault> {
-        let options = self.options.clone();
-        let endpoints = &options.egress.endpoints;
-        let Some(endpoint) = endpoints.get(self.connects % endpoints.len().max(1)) else {
-            return Err(Fault::setup("no address is configured"));
-        };
-        self.connects += 1;
-        self.shared.link(Side::Egress, Link::Connecting { address: address(endpoint) });
-        let ca_file = options.amqp.ca_file.as_deref();
-        let opening = Session::open(endpoint, ca_file, options.timeouts.connect, "tidegate egress");
-        let session = match self.meanwhile(opening).await {
-            Some(Ok(session)) => Arc::new(session),
-            Some(Err(error)) => return Err(Fault::setup(error.to_string())),
-            None => return Ok(()),
-        };
-        let result = self.work(&session).await;
-        session.close(time_left(&self.shutdown)).await;
-        result
-    }
-
-    async fn work(&mut self, session: &Arc<Session>) -> Result<(), Fault> {
-        let options = self.options.clone();
-        let limit = options.timeouts.connect;
-        let names = options.names();
-        let preparing = async {
-            let notes = prepare_egress(session, options.amqp.topology, &names, limit).await?;
-            Ok::<_, Fault>((notes, probe::confirm_channel(session, limit).await?))
-        };
-        let (notes, channel) = match self.meanwhile(preparing).await {
-            Some(done) => done?,
-            None => return Ok(()),
-        };
-        let up = Link::Up { address: session.address().to_owned(), notes: self.notices.take(notes) };
-        let alone = self.alone_until.is_some_and(|until| until > Instant::now());
-        let mut lane = Lane::new(session.clone(), channel, self.names.clone(), alone, &options);
-        // One that arrived before this was handed over to the connection before it.
-        self.disown();
-        self.shared.post(Event::EgressReady);
-        self.shared.link(Side::Egress, up.clone());
-        tracing::info!(address = session.address(), "publishing");
-        let mut seen = None;
-        let result = match self.flow(&mut lane, &up, &mut seen).await {
-            Err(fault) if fault.kind == Kind::AfterEnd => Err(self.cause(&mut lane, fault, seen).await),
-            other => other,
-        };
-        self.end(&mut lane, result.as_ref().err());
-        lane.close(time_left(&self.shutdown)).await;
-        result
+        let (shared, shutdown) = (Arc::clone(&self.shared), self.shutdown.clone());
+        let Options { amqp, egress, timeouts, .. } = &*self.options;
+        let dialer = Dialer::new("tidegate egress", &egress.endpoints, amqp, timeouts.connect);
+        supervise(&mut self, dialer, &shared, &shutdown).await;
+        self.settle_unsent();
     }
 
     /// Publishes until the connection fails or the shutdown has come to its end.
     /// `seen` keeps the last error that lapin told of by itself.
-    async fn flow(&mut self, lane: &mut Lane, up: &Link, seen: &mut Option<Fault>) -> Result<(), Fault> {
-        let mut events = Box::pin(lane.session().connection().events_listener());
+    async fn publish(
+        &mut self,
+        channels: &mut EgressChannels,
+        up: &mut UpLink,
+        seen: &mut Option<Fault>,
+    ) -> Result<(), Fault> {
+        let mut events = Box::pin(channels.session().connection().events_listener());
         let mut check = tokio::time::interval(CHECK);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut closing: Option<Instant> = None;
         let mut reason = String::new();
         loop {
-            let arrived = tokio::select! {
+            let mut arrived = Vec::new();
+            tokio::select! {
                 () = requested(&mut self.shutdown), if closing.is_none() => {
-                    let left = self.shutdown.borrow().map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()));
-                    closing = Some(Instant::now() + left / 2);
-                    None
+                    let end = self.shutdown.borrow().unwrap_or_else(Instant::now);
+                    closing = Some(Instant::now() + end.saturating_duration_since(Instant::now()) / 2);
                 }
-                () = lane.woken() => None,
-                event = events.next() => {
-                    match event {
-                        Some(lapin::Event::Error(error)) => *seen = Some(Fault::from(error)),
-                        Some(lapin::Event::ConnectionBlocked(text)) => reason = text,
-                        // Whatever else it says is read off the status.
-                        _ => {}
-                    }
-                    None
-                }
-                _ = check.tick() => None,
+                () = channels.woken() => {}
+                event = events.next() => match event {
+                    Some(lapin::Event::Error(error)) => *seen = Some(Fault::from(error)),
+                    Some(lapin::Event::ConnectionBlocked(text)) => reason = text,
+                    // Whatever else it says is read off the status.
+                    _ => {}
+                },
+                _ = check.tick() => {}
                 batches = self.jobs.recv() => match batches {
-                    Some(batches) => Some(batches),
+                    Some(batches) => arrived = batches,
                     None => return Ok(()),
                 },
-            };
-            self.blocked(lane, up, &reason);
-            self.turn(lane, arrived)?;
-            lane.check(&self.options.timeouts)?;
-            if closing.is_some_and(|end| lane.is_idle() || end <= Instant::now()) {
+            }
+            self.note_blocked(channels, up, &reason);
+            self.turn(channels, arrived)?;
+            self.note_dead(channels, up);
+            if closing.is_some_and(|end| channels.is_idle() || end <= Instant::now()) {
                 return Ok(());
             }
         }
     }
 
     /// Publishes what has arrived and settles what was answered.
-    fn turn(&mut self, lane: &mut Lane, arrived: Option<Vec<Batch>>) -> Result<(), Fault> {
-        let mut owed = Owed::default();
-        let mut result = lane.collect(&mut owed);
-        match (arrived, &result) {
-            (Some(batches), Ok(())) => {
-                for batch in batches {
-                    lane.admit(batch, &mut owed);
-                }
-                result = lane.collect(&mut owed);
-            }
-            // They have nothing to do with the end of this channel.
-            (Some(batches), Err(_)) => owed.settled.extend(unsent(batches)),
-            (None, _) => {}
-        }
+    fn turn(&mut self, channels: &mut EgressChannels, arrived: Vec<Batch>) -> Result<(), Fault> {
+        let mut output = TurnOutput::default();
+        let mut result = channels.turn(arrived, &mut output);
         if result.is_ok() {
-            lane.advance(&mut owed);
+            result = channels.check(&mut output);
         }
-        if owed.has_confirms() {
+        if output.has_confirms() {
             self.backoff.reset();
         }
-        owed.record(&self.shared);
-        self.settle(owed.settled);
+        self.deliver(output);
         result
     }
 
-    /// The reason of an end that was noticed on a closed channel. Unconfirmed publishes know it for certain; what
-    /// lapin told of by itself may have been about the probe channel, so it serves as a text only.
-    async fn cause(&mut self, lane: &mut Lane, mut fault: Fault, seen: Option<Fault>) -> Fault {
+    /// The reason of an end that was noticed on a closed connection. Unconfirmed publishes know it for certain; what
+    /// lapin told of by itself may have been about a single channel, so it serves as a text only.
+    async fn cause(&mut self, channels: &mut EgressChannels, mut fault: Fault, seen: Option<Fault>) -> Fault {
         let end = Instant::now() + CAUSE_LIMIT;
-        while !lane.is_idle() && tokio::time::timeout_at(end, lane.woken()).await.is_ok() {
-            let mut owed = Owed::default();
-            let found = lane.collect(&mut owed);
-            owed.record(&self.shared);
-            self.settle(owed.settled);
+        while !channels.is_idle() && tokio::time::timeout_at(end, channels.woken()).await.is_ok() {
+            let mut output = TurnOutput::default();
+            let found = channels.turn(Vec::new(), &mut output);
+            self.deliver(output);
             match found {
                 Err(found) if found.kind != Kind::AfterEnd => return found,
                 Err(_) | Ok(()) => {}
@@ -222,73 +172,63 @@ impl Egress {
     }
 
     /// Tells a change of the broker's flow control.
-    fn blocked(&self, lane: &mut Lane, up: &Link, reason: &str) {
-        let now = lane.session().connection().status().blocked();
-        if lane.set_blocked(now) {
-            self.shared.post(Event::EgressBlocked(now));
-            if now {
-                tracing::warn!(
-                    address = lane.session().address(),
-                    reason,
-                    "the broker takes no messages at present"
-                );
-                let reason = if reason.is_empty() { "a memory or disk alarm of the broker" } else { reason };
-                self.shared.link(Side::Egress, Link::Blocked { reason: reason.to_owned() });
-            } else {
-                tracing::info!(address = lane.session().address(), "the broker takes messages again");
-                self.shared.link(Side::Egress, up.clone());
-            }
+    fn note_blocked(&self, channels: &mut EgressChannels, up: &mut UpLink, reason: &str) {
+        let now = channels.session().is_blocked();
+        if !channels.set_blocked(now) {
+            return;
+        }
+        self.shared.post(Event::EgressBlocked(now));
+        if now {
+            tracing::warn!(address = up.address, reason, "the broker takes no messages at present");
+            let reason = if reason.is_empty() { "a memory or disk alarm of the broker" } else { reason };
+            up.blocked = Some(reason.to_owned());
+        } else {
+            tracing::info!(address = up.address, "the broker takes messages again");
+            up.blocked = None;
+        }
+        self.shared.link(Side::Egress, up.link());
+    }
+
+    /// Tells whether dead letters can be published.
+    fn note_dead(&mut self, channels: &mut EgressChannels, up: &mut UpLink) {
+        let notes = channels.take_notes();
+        up.notes.extend(self.notes.take(Side::Egress, notes));
+        if channels.dead_trouble() != up.dead.as_deref() {
+            up.dead = channels.dead_trouble().map(str::to_owned);
+            self.shared.link(Side::Egress, up.link());
         }
     }
 
     /// Settles all that is left, in this order: outcomes, then the news of the loss.
-    fn end(&mut self, lane: &mut Lane, fault: Option<&Fault>) {
+    fn end(&mut self, channels: &mut EgressChannels, fault: Option<&Fault>) {
         let outcome = match fault {
-            Some(Fault { kind: Kind::Content, text, .. }) => Outcome::Refused(text.as_str().into()),
             Some(Fault { kind: Kind::ContentFatal, text, .. }) => {
-                self.alone_until = Some(Instant::now() + ALONE);
+                self.solitary_until = Some(Instant::now() + SOLITARY);
                 Outcome::Refused(text.as_str().into())
             }
             Some(_) | None => Outcome::Unknown,
         };
-        let mut owed = Owed::default();
-        let was_blocked = lane.set_blocked(false);
-        lane.fail(&outcome, &mut owed);
-        owed.record(&self.shared);
-        self.settle(owed.settled);
-        self.disown();
+        let mut output = TurnOutput::default();
+        let was_blocked = channels.set_blocked(false);
+        channels.fail(&outcome, &mut output);
+        self.deliver(output);
+        self.settle_unsent();
         self.shared.post(Event::EgressLost);
         if was_blocked {
             self.shared.post(Event::EgressBlocked(false));
         }
     }
 
-    /// Waits for something while there is no connection; what is handed over meanwhile is settled at once. `None`:
-    /// shut down.
-    async fn meanwhile<T>(&mut self, work: impl std::future::Future<Output = T>) -> Option<T> {
-        let mut work = std::pin::pin!(work);
-        let mut shutdown = self.shutdown.clone();
-        loop {
-            let jobs = &mut self.jobs;
-            let arrived = unless_shutdown(&mut shutdown, async {
-                tokio::select! {
-                    done = &mut work => Ok(done),
-                    Some(batches) = jobs.recv() => Err(batches),
-                }
-            })
-            .await?;
-            match arrived {
-                Ok(done) => return Some(done),
-                Err(batches) => self.settle(unsent(batches)),
-            }
+    /// Settles what has been handed over but not published.
+    fn settle_unsent(&mut self) {
+        while let Ok(batches) = self.jobs.try_recv() {
+            self.settle(unsent(batches).collect());
         }
     }
 
-    /// Settles what has been handed over but not published.
-    fn disown(&mut self) {
-        while let Ok(batches) = self.jobs.try_recv() {
-            self.settle(unsent(batches));
-        }
+    fn deliver(&self, output: TurnOutput) {
+        output.record(&self.shared);
+        self.settle(output.settled);
     }
 
     fn settle(&self, settled: Vec<Settled>) {
@@ -298,6 +238,71 @@ impl Egress {
     }
 }
 
-fn unsent(batches: Vec<Batch>) -> Vec<Settled> {
-    batches.iter().map(|batch| Settled { number: batch.number, outcome: Outcome::Unsent }).collect()
+impl ConnectionUser for Egress {
+    const SIDE: Side = Side::Egress;
+
+    async fn work(&mut self, session: &Arc<Session>) -> Result<(), Fault> {
+        let options = self.options.clone();
+        let limit = options.timeouts.connect;
+        let preparing = async {
+            let notes =
+                prepare_egress(session, options.amqp.topology, &options.egress.exchange, limit).await?;
+            Ok::<_, Fault>((notes, confirm_channel(session, limit).await?))
+        };
+        let (notes, channel) = match self.while_disconnected(preparing).await {
+            Some(done) => done?,
+            None => return Ok(()),
+        };
+        let mut up = UpLink {
+            address: session.address().to_owned(),
+            notes: self.notes.take(Side::Egress, notes),
+            dead: None,
+            blocked: None,
+        };
+        let solitary = self.solitary_until.is_some_and(|until| until > Instant::now());
+        let log = std::mem::take(&mut self.log);
+        let encoder = self.encoder.clone();
+        let mut channels = EgressChannels::new(Arc::clone(session), channel, encoder, solitary, options, log);
+        // One that arrived before this was handed over to the connection before it.
+        self.settle_unsent();
+        self.shared.post(Event::EgressReady);
+        self.shared.link(Side::Egress, up.link());
+        tracing::info!(address = up.address, "publishing");
+        let mut seen = None;
+        let result = match self.publish(&mut channels, &mut up, &mut seen).await {
+            Err(fault) if fault.kind == Kind::AfterEnd => Err(self.cause(&mut channels, fault, seen).await),
+            other => other,
+        };
+        self.end(&mut channels, result.as_ref().err());
+        self.log = channels.close(time_left(&self.shutdown)).await;
+        result
+    }
+
+    /// What is handed over meanwhile is settled at once.
+    async fn while_disconnected<T: Send>(&mut self, wait: impl Future<Output = T> + Send) -> Option<T> {
+        let mut wait = std::pin::pin!(wait);
+        let mut shutdown = self.shutdown.clone();
+        loop {
+            let jobs = &mut self.jobs;
+            let arrived = unless_shutdown(&mut shutdown, async {
+                tokio::select! {
+                    done = &mut wait => Ok(done),
+                    Some(batches) = jobs.recv() => Err(batches),
+                }
+            })
+            .await?;
+            match arrived {
+                Ok(done) => return Some(done),
+                Err(batches) => self.settle(unsent(batches).collect()),
+            }
+        }
+    }
+
+    fn on_failure(&mut self, fault: Fault) -> (String, Duration) {
+        (fault.text, self.backoff.next())
+    }
+
+    fn backoff(&mut self) -> &mut Backoff {
+        &mut self.backoff
+    }
 }

@@ -14,9 +14,9 @@
 use super::confirms::Confirms;
 use super::connection::Session;
 use super::fault::{Fault, Kind};
-use super::probe::confirm_channel;
+use super::message::confirm_channel;
 use super::shared::Shared;
-use super::supervise::{requested, time_left};
+use super::supervise::{requested, time_left, Dialer};
 use super::{wire, Event, Options, ShutdownSignal};
 use crate::clock;
 use crate::engine::types::{Delivery, ReplyTo};
@@ -66,7 +66,7 @@ pub(super) struct Replies {
     waiting: VecDeque<(Instant, OutgoingReply)>,
     /// Kept while it works, whatever becomes of its channel.
     session: Option<Arc<Session>>,
-    connects: usize,
+    dialer: Dialer,
     line: Line,
     /// What [`Line::Opening`] came to.
     opened: Option<Result<Way, Fault>>,
@@ -105,6 +105,9 @@ impl Replies {
         orders: UnboundedReceiver<Handed>,
         shutdown: ShutdownSignal,
     ) -> Self {
+        let Options { amqp, timeouts, .. } = &*options;
+        // The ingest end's: a reply queue lies where its command came from.
+        let dialer = Dialer::new("tidegate answers", &amqp.endpoints, amqp, timeouts.connect);
         Replies {
             shared,
             options,
@@ -112,7 +115,7 @@ impl Replies {
             shutdown,
             waiting: VecDeque::new(),
             session: None,
-            connects: 0,
+            dialer,
             line: Line::Closed(None),
             opened: None,
             open: Vec::new(),
@@ -300,20 +303,16 @@ impl Replies {
     /// A channel of the connection there is, else of a new one, at the next address.
     fn opening(&mut self) -> BoxFuture<'static, Result<Way, Fault>> {
         let session = self.session.take().filter(|session| session.connection().status().connected());
-        let options = self.options.clone();
-        let turn = self.connects;
-        self.connects += usize::from(session.is_none());
+        let limit = self.options.timeouts.connect;
+        let dialed = match session {
+            Some(_) => None,
+            None => Some(self.dialer.next().map(|endpoint| self.dialer.open(&endpoint))),
+        };
         async move {
-            let endpoints = &options.egress.endpoints;
-            let limit = options.timeouts.connect;
-            let session = match (session, endpoints.get(turn % endpoints.len().max(1))) {
+            let session = match (session, dialed) {
                 (Some(session), _) => session,
-                (None, None) => return Err(Fault::setup("no address is configured")),
-                (None, Some(endpoint)) => {
-                    let ca_file = options.amqp.ca_file.as_deref();
-                    let opening = Session::open(endpoint, ca_file, limit, "tidegate answers");
-                    Arc::new(opening.await.map_err(|error| Fault::setup(error.to_string()))?)
-                }
+                (None, Some(dialing)) => Arc::new(dialing?.await?),
+                (None, None) => return Err(Fault::setup("no connection")),
             };
             let channel = confirm_channel(&session, limit).await?;
             Ok((session, channel))

@@ -114,7 +114,7 @@ impl Shared {
 /// Runs a side's supervisor and stamps its progress each second from within the same task: a task that is stuck in
 /// a computation, or a runtime that has stopped, makes no stamps. Waits for the broker do not count as hanging,
 /// since each has its own bound.
-pub(super) async fn attended(shared: Arc<Shared>, side: Side, work: impl Future<Output = ()>) {
+pub(super) async fn with_heartbeat(shared: Arc<Shared>, side: Side, work: impl Future<Output = ()>) {
     let mut work = std::pin::pin!(work);
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -51,44 +51,95 @@ pub(super) async fn prepare_ingest(
     match mode {
         Topology::Off => {}
         Topology::Passive => {
-            setup.check_exchange(&names.dead).await?;
+            let dead = setup.check_exchange(&names.dead).await;
+            setup.tolerate_dead(&names.dead, dead)?;
             setup.check_queue(&names.queue).await?;
             setup.check_exchange(&names.ingest).await?;
-            setup.check_alone(&names.queue).await?;
         }
         Topology::Declare => {
-            setup.declare_dead(&names.dead).await?;
+            let dead = setup.declare_dead(&names.dead).await;
+            setup.tolerate_dead(&names.dead, dead)?;
             setup
                 .declare_queue(&names.queue, ingest_arguments(&names.dead), &explain_ingest(&names.dead))
                 .await?;
             setup.declare_exchange(&names.ingest, ExchangeKind::Fanout, OtherType::Report).await?;
             setup.bind(&names.queue, &names.ingest).await?;
-            setup.check_alone(&names.queue).await?;
         }
     }
     Ok(setup.finish().await)
 }
 
-/// Prepares what the publisher needs: the output exchange and the dead exchange with its queue.
+/// Prepares what batches need: the output exchange.
 pub(super) async fn prepare_egress(
     session: &Session,
     mode: Topology,
-    names: &Names,
+    exchange: &str,
     limit: Duration,
 ) -> Result<Vec<Note>, Fault> {
     let mut setup = Setup::new(session, limit);
     match mode {
         Topology::Off => {}
         Topology::Passive => {
-            setup.check_exchange(&names.dead).await?;
-            setup.check_exchange(&names.egress).await?;
+            setup.check_exchange(exchange).await?;
+            // A broker does not compare the type when it only looks.
+            setup.note(
+                false,
+                format!(
+                    "exchange '{exchange}' exists; its type cannot be seen with topology = \"passive\", and must be \
+                     direct: another would deliver batches to every application, or to none"
+                ),
+            );
         }
         Topology::Declare => {
-            setup.declare_dead(&names.dead).await?;
-            setup.declare_exchange(&names.egress, ExchangeKind::Direct, OtherType::Refuse).await?;
+            setup.declare_exchange(exchange, ExchangeKind::Direct, OtherType::Refuse).await?;
         }
     }
     Ok(setup.finish().await)
+}
+
+/// Prepares what dead letters need: their exchange, and a queue behind it.
+///
+/// # Errors
+/// The exchange is missing and cannot be created ([`Kind::Setup`]), or the connection fails. A queue or binding that
+/// cannot be created is a note: a letter that comes back tells for certain.
+pub(super) async fn prepare_dead(
+    session: &Session,
+    mode: Topology,
+    exchange: &str,
+    limit: Duration,
+) -> Result<Vec<Note>, Fault> {
+    let mut setup = Setup::new(session, limit);
+    match mode {
+        Topology::Off => {}
+        Topology::Passive => setup.check_exchange(exchange).await?,
+        Topology::Declare => {
+            setup.declare_exchange(exchange, ExchangeKind::Fanout, OtherType::Report).await?;
+            if let Err(fault) = setup.declare_dead_queue(exchange).await {
+                if fault.kind != Kind::Setup {
+                    return Err(fault);
+                }
+                setup.note(true, format!("dead letters may have no queue: {}", fault.text));
+            }
+        }
+    }
+    Ok(setup.finish().await)
+}
+
+/// Consumers of a queue at present.
+pub(super) async fn count_consumers(session: &Session, queue: &str, limit: Duration) -> Result<u32, Fault> {
+    let mut setup = Setup::new(session, limit);
+    let count = setup.check_queue(queue).await?;
+    setup.finish().await;
+    Ok(count)
+}
+
+/// Declares a queue that only this connection may use, and that ends with it. A queue of this name that belongs to
+/// another connection is a fault with code 405.
+pub(super) async fn declare_exclusive(session: &Session, name: &str, limit: Duration) -> Result<(), Fault> {
+    let mut setup = Setup::new(session, limit);
+    setup.declare_exclusive(name).await?;
+    setup.finish().await;
+    Ok(())
 }
 
 /// Looks at everything one side uses without creating anything: a declaration is tried only where the thing exists,
@@ -204,28 +255,23 @@ impl<'a> Setup<'a> {
         Err(fault)
     }
 
-    async fn check_queue(&mut self, name: &str) -> Result<(), Fault> {
-        let channel = self.channel().await?;
-        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let call = channel.queue_declare(short(name)?, options, FieldTable::default());
-        let result = timeout(self.limit, call).await;
-        self.done(&format!("checking queue '{name}'"), result).map(drop)
-    }
-
-    /// Two consumers would split windows and identities. Ours is exclusive, but quorum queues (seen on RabbitMQ 3.10)
-    /// let a second one in all the same; so it is also looked for.
-    async fn check_alone(&mut self, name: &str) -> Result<(), Fault> {
+    /// Gives the number of its consumers.
+    async fn check_queue(&mut self, name: &str) -> Result<u32, Fault> {
         let channel = self.channel().await?;
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let call = channel.queue_declare(short(name)?, options, FieldTable::default());
         let result = timeout(self.limit, call).await;
         let queue = self.done(&format!("checking queue '{name}'"), result)?;
-        match queue.consumer_count() {
-            0 => Ok(()),
-            others => Err(Fault::setup(format!(
-                "queue '{name}' has {others} other consumer(s): tidegate must be the only one"
-            ))),
-        }
+        Ok(queue.consumer_count())
+    }
+
+    async fn declare_exclusive(&mut self, name: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let options =
+            QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+        let call = channel.queue_declare(short(name)?, options, FieldTable::default());
+        let result = timeout(self.limit, call).await;
+        self.done(&format!("declaring queue '{name}'"), result).map(drop)
     }
 
     async fn check_exchange(&mut self, name: &str) -> Result<(), Fault> {
@@ -243,8 +289,28 @@ impl<'a> Setup<'a> {
 
     async fn declare_dead(&mut self, name: &str) -> Result<(), Fault> {
         self.declare_exchange(name, ExchangeKind::Fanout, OtherType::Report).await?;
+        self.declare_dead_queue(name).await
+    }
+
+    async fn declare_dead_queue(&mut self, name: &str) -> Result<(), Fault> {
         self.declare_queue(name, FieldTable::default(), "durable, no arguments").await?;
         self.bind(name, name).await
+    }
+
+    /// Requests are taken without the dead exchange too: only what the broker itself takes off the queue needs it.
+    fn tolerate_dead(&mut self, name: &str, checked: Result<(), Fault>) -> Result<(), Fault> {
+        match checked {
+            Err(fault) if fault.kind == Kind::Setup => {
+                let text = format!(
+                    "dead exchange '{name}': {}. What the broker takes off the ingest queue by itself has no place to \
+                     go",
+                    fault.text
+                );
+                self.note(true, text);
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     async fn declare_queue(&mut self, name: &str, arguments: FieldTable, ours: &str) -> Result<(), Fault> {
@@ -262,10 +328,10 @@ impl<'a> Setup<'a> {
                         fault.text
                     ),
                 );
-                self.check_queue(name).await
+                self.check_queue(name).await.map(drop)
             }
             Some(403) => {
-                let checked = self.check_queue(name).await;
+                let checked = self.check_queue(name).await.map(drop);
                 self.instead(checked, fault)
             }
             Some(_) | None => Err(fault),
@@ -359,7 +425,8 @@ impl<'a> Setup<'a> {
     }
 
     async fn exists(&mut self, found: &mut Vec<Result<Note, Fault>>, name: &str, queue: bool) -> bool {
-        let checked = if queue { self.check_queue(name).await } else { self.check_exchange(name).await };
+        let checked =
+            if queue { self.check_queue(name).await.map(drop) } else { self.check_exchange(name).await };
         match checked {
             Ok(()) => {
                 let what = if queue { "queue" } else { "exchange" };

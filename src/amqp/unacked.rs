@@ -10,6 +10,10 @@ pub(super) struct Unacked {
     /// Whether the tags after it are.
     acked: VecDeque<bool>,
     open: usize,
+    /// Tags up to this one were handed to consumers before the present one.
+    boundary: u64,
+    /// Of `open`, those of the present consumer.
+    of_consumer: usize,
 }
 
 impl Unacked {
@@ -17,6 +21,7 @@ impl Unacked {
         while self.base + (self.acked.len() as u64) < tag {
             self.acked.push_back(false);
             self.open += 1;
+            self.of_consumer += 1;
         }
     }
 
@@ -32,20 +37,36 @@ impl Unacked {
         let first = if multiple { 0 } else { index };
         let last = first + self.acked.range(first..=index).rposition(|acked| !acked)?;
         let sent = self.base + 1 + last as u64;
-        let mut count = 0;
+        let (mut count, mut of_consumer) = (0, 0);
+        let mut tag = self.base + first as u64;
         for acked in self.acked.range_mut(first..=last) {
-            count += usize::from(!std::mem::replace(acked, true));
+            tag += 1;
+            let new = usize::from(!std::mem::replace(acked, true));
+            count += new;
+            of_consumer += if tag > self.boundary { new } else { 0 };
         }
         while self.acked.front() == Some(&true) {
             self.acked.pop_front();
             self.base += 1;
         }
         self.open -= count;
+        self.of_consumer -= of_consumer;
         Some((sent, u32::try_from(count).unwrap_or(u32::MAX)))
     }
 
     pub(super) fn len(&self) -> usize {
         self.open
+    }
+
+    /// What comes from now on is another consumer's.
+    pub(super) fn begin_consumer(&mut self) {
+        self.boundary = self.base + self.acked.len() as u64;
+        self.of_consumer = 0;
+    }
+
+    /// Unacked deliveries of the present consumer.
+    pub(super) fn of_consumer(&self) -> usize {
+        self.of_consumer
     }
 }
 
@@ -72,5 +93,23 @@ mod tests {
         assert_eq!((unacked.len(), unacked.acked.len()), (0, 0));
         unacked.delivered(11);
         assert_eq!((unacked.ack(11, false), unacked.len()), (Some((11, 1)), 0));
+    }
+
+    #[test]
+    fn knows_what_belongs_to_the_present_consumer() {
+        let mut unacked = Unacked::default();
+        unacked.delivered(4);
+        unacked.ack(1, false);
+        assert_eq!((unacked.len(), unacked.of_consumer()), (3, 3));
+        unacked.begin_consumer();
+        unacked.delivered(6);
+        assert_eq!((unacked.len(), unacked.of_consumer()), (5, 2));
+        unacked.ack(3, true);
+        assert_eq!((unacked.len(), unacked.of_consumer()), (3, 2));
+        unacked.ack(5, true);
+        assert_eq!((unacked.len(), unacked.of_consumer()), (1, 1));
+        unacked.ack(6, true);
+        unacked.begin_consumer();
+        assert_eq!((unacked.len(), unacked.of_consumer()), (0, 0));
     }
 }

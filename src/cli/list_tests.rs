@@ -1,3 +1,5 @@
+//! What `list` shows of the rows that the daemon gives.
+
 use super::super::client::tests::running;
 use super::*;
 use crate::admin::state::tests::example;

@@ -6,15 +6,19 @@ use super::finding::Place;
 use super::secret;
 use super::section::{Findings, Section};
 use super::terms::is_loopback_host;
-use super::units::{Text, Words};
+use super::units::{Span, Text, Words};
 use super::uri;
 use super::{Amqp, Endpoint, Topology};
 use secrecy::{ExposeSecret, SecretString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// More than any bundle of certificates; a device given by mistake is not read for ever.
 const MAX_CA_BYTES: u64 = 16 << 20;
+
+/// A connection that is silent for longer is lost without anybody knowing.
+const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
 
 /// What is known of the world outside the file.
 #[derive(Default)]
@@ -56,13 +60,20 @@ pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> Amqp {
         .collect();
     if endpoints.is_empty() {
         endpoints = d.endpoints;
-        if let Password::Given(p) = &password {
-            endpoints.iter_mut().for_each(|e| e.password = p.clone());
+        if let Password::Given(p, path) = &password {
+            for e in &mut endpoints {
+                e.password = p.clone();
+                e.password_file = Some(path.clone());
+            }
         }
     }
     let words = &[("declare", Topology::Declare), ("passive", Topology::Passive), ("off", Topology::Off)];
     let topology = s.get("topology", d.topology, Words(words));
-    Amqp { endpoints, topology, ca_file: ca_file(s) }
+    let heartbeat = s.get("heartbeat", d.heartbeat, Span(Duration::from_secs(1)..=LONGEST_HEARTBEAT));
+    if heartbeat.subsec_nanos() != 0 {
+        s.fault("heartbeat", "is not a whole number of seconds, which is what the protocol knows");
+    }
+    Amqp { endpoints, topology, ca_file: ca_file(s), heartbeat }
 }
 
 /// Addresses of the publishing connection.
@@ -83,7 +94,8 @@ pub(super) fn egress_endpoints(s: &mut Section<'_, '_>, amqp: &Amqp, around: &Su
 /// A secret from outside the URI.
 pub(super) enum Password {
     None,
-    Given(SecretString),
+    /// With the file that it was read from.
+    Given(SecretString, PathBuf),
     /// There should be one, and a fault says why there is none.
     Failed,
 }
@@ -117,7 +129,7 @@ pub(super) fn secret_of(
             if secret.foreign {
                 s.warn(key, format!("{} belongs to another user, who may change it", path.display()));
             }
-            Password::Given(secret.text)
+            Password::Given(secret.text, path)
         }
         Err(text) => {
             s.fault(key, text);
@@ -160,7 +172,7 @@ fn endpoint(
     }
     let guest = |p: &SecretString| parsed.user.as_deref() == Some("guest") && p.expose_secret() == "guest";
     if let Some(literal) = &parsed.password {
-        if matches!(password, Password::Given(_)) && !guest(literal) {
+        if matches!(password, Password::Given(..)) && !guest(literal) {
             warn(
                 "holds a password that is not used: the one of password_file or of the credential is".into(),
             );
@@ -169,8 +181,12 @@ fn endpoint(
             warn("holds a password in a file that others may read: use password_file, or chmod 0600".into());
         }
     }
+    let password_file = match password {
+        Password::Given(_, path) => Some(path.clone()),
+        Password::None | Password::Failed => None,
+    };
     let password = match (password, parsed.password) {
-        (Password::Given(p), _) => p.clone(),
+        (Password::Given(p, _), _) => p.clone(),
         (Password::None | Password::Failed, Some(literal)) => literal,
         (Password::Failed, None) => SecretString::default(),
         (Password::None, None) if parsed.user.is_none() => "guest".to_owned().into(),
@@ -188,6 +204,7 @@ fn endpoint(
         vhost: parsed.vhost,
         user,
         password,
+        password_file,
     })
 }
 

@@ -132,7 +132,8 @@ impl Config {
             hold_max,
             budget: Budget::of(self.limits.memory),
             customers: self.limits.customers,
-            applications_max: self.limits.applications,
+            max_applications: self.limits.applications,
+            confirm_timeout: self.timeouts.confirm.as_millis() as u64,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
         }
@@ -238,6 +239,8 @@ pub struct Endpoint {
     pub user: String,
     /// Password, decoded. `SecretString` prints as redacted.
     pub password: SecretString,
+    /// The file that it was read from, to be read again at each connect.
+    pub password_file: Option<PathBuf>,
 }
 
 /// What tidegate does about queues and exchanges at each connect.
@@ -261,6 +264,8 @@ pub struct Amqp {
     pub topology: Topology,
     /// PEM file with the only CA to trust; `None` = the platform's.
     pub ca_file: Option<PathBuf>,
+    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both sides.
+    pub heartbeat: Duration,
 }
 
 /// `[ingest]`.
@@ -404,7 +409,13 @@ impl Default for Amqp {
             vhost: "/".into(),
             user: "guest".into(),
             password: "guest".to_owned().into(),
+            password_file: None,
         };
-        Amqp { endpoints: vec![guest], topology: Topology::Declare, ca_file: None }
+        Amqp {
+            endpoints: vec![guest],
+            topology: Topology::Declare,
+            ca_file: None,
+            heartbeat: Duration::from_secs(10),
+        }
     }
 }

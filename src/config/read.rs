@@ -224,7 +224,7 @@ fn listen(s: &mut Section<'_, '_>, default: SocketAddr) -> SocketAddr {
 fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
     let listen = listen(&mut s, d.listen);
     let token = match secret_of(&mut s, "token_file", "admin-token", around) {
-        Password::Given(token, ..) => {
+        Password::Given(token, _) => {
             if !token.expose_secret().bytes().all(|b| b.is_ascii_graphic()) {
                 s.fault(
                     "token_file",

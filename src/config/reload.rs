@@ -33,6 +33,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("amqp.uri", amqp_same),
         ("amqp.topology", old.amqp.topology == new.amqp.topology),
         ("amqp.ca_file", old.amqp.ca_file == new.amqp.ca_file),
+        ("amqp.heartbeat", old.amqp.heartbeat == new.amqp.heartbeat),
         ("ingest.queue", old.ingest.queue == new.ingest.queue),
         ("ingest.exchange", old.ingest.exchange == new.ingest.exchange),
         ("ingest.prefetch", old.ingest.prefetch == new.ingest.prefetch),

@@ -3,7 +3,9 @@
 use crate::admin::parse::cursor_text;
 use crate::admin::{CommandResponse, Status};
 use crate::amqp::wire::item_id;
-use crate::engine::types::{Answer, Asker, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target};
+use crate::engine::types::{
+    Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target,
+};
 use serde_json::{json, Map, Value};
 
 /// What is told of an item in a look-up; `None` is null.
@@ -144,7 +146,8 @@ impl<'a> Told<'a> {
 /// One row of a list. Without its properties, nobody knows whether its producer gave it an id: null, and not the one
 /// that it would have been assigned.
 fn row(listed: &Listed, store_identity: u64) -> Value {
-    let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, listed.key.seq));
+    let assigned = AssignedId { seq: listed.key.seq, due: listed.accepted_due };
+    let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, assigned));
     json!({
         "state": listed.stage.as_str(),
         "application": &*listed.application,

@@ -1,3 +1,5 @@
+//! Who is answered, when, and with what.
+
 use super::*;
 use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, Stage};
 use std::sync::Arc;

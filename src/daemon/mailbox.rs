@@ -8,14 +8,16 @@
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 
 use crate::admin::Query;
+use crate::engine::types::Request;
 use crate::signals::Signal;
 use crate::{amqp, store};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Requests handled in one turn: some hundred microseconds of work.
-const TURN_REQUESTS: usize = 1_024;
+/// Upper bound on the items handled in one turn, a last chunk apart (of the consumer's bounds, or one envelope): some
+/// milliseconds of work.
+const TURN_ITEMS: usize = 4_096;
 
 /// Everything that can happen.
 #[derive(Debug)]
@@ -65,11 +67,11 @@ impl Mailbox {
             queues = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         out.extend(queues.control.drain(..));
-        let mut requests = 0;
-        while requests < TURN_REQUESTS {
+        let mut items = 0;
+        while items < TURN_ITEMS {
             let Some(event) = queues.ingest.pop_front() else { break };
             if let amqp::Event::Requests(chunk) = &event {
-                requests += chunk.len();
+                items += chunk.iter().map(Request::item_count).sum::<usize>();
             }
             out.push(Event::Amqp(event));
         }

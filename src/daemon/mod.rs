@@ -74,7 +74,9 @@ enum RunError {
     #[error("store: {0}")]
     Open(#[from] OpenError),
     #[error("store: {0}")]
-    Store(#[from] store::StoreError),
+    Store(#[from] store::Failure),
+    #[error("store: {0}")]
+    Spawn(#[from] store::SpawnError),
     #[error("the runtime cannot be started: {0}")]
     Runtime(std::io::Error),
     #[error("signal handlers cannot be installed: {0}")]
@@ -89,6 +91,7 @@ impl RunError {
             RunError::Open(OpenError::Locked { .. }) => ExitCode::from(EXIT_LOCKED),
             RunError::Open(_)
             | RunError::Store(_)
+            | RunError::Spawn(_)
             | RunError::Runtime(_)
             | RunError::Signals(_)
             | RunError::Admin(_) => ExitCode::FAILURE,
@@ -120,7 +123,11 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         store::open(&config.store, config.limits.memory, options.accept_loss)
     })?;
     let on_store = post(&mailbox);
-    let handle = store::thread::spawn(opened.store, Arc::new(move |e| on_store(Event::Store(e))))?;
+    let handle = store::thread::spawn(
+        opened.store,
+        store::thread::Limits::of(config.limits.memory),
+        Arc::new(move |e| on_store(Event::Store(e))),
+    )?;
     let seed = getrandom::u64().unwrap_or(opened.identity);
     let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
 
@@ -152,8 +159,8 @@ fn start(options: RunOptions) -> Result<ExitCode, RunError> {
         version = env!("CARGO_PKG_VERSION"),
         store = status::kind(&config),
         admin = %admin.local_addr(),
-        waiting = opened.opened.marks.waiting,
-        parked = opened.opened.lanes.iter().map(|lane| lane.count).sum::<u64>(),
+        queues = opened.opened.queues.len(),
+        waiting = opened.opened.queues.iter().map(|queue| queue.count).sum::<u64>(),
         "started"
     );
 
@@ -242,7 +249,7 @@ struct Daemon {
     dropped: u64,
     /// Monotonic end of the drain, once a stop was asked for.
     stop: Option<u64>,
-    failed: Option<store::StoreError>,
+    failed: Option<store::Failure>,
 }
 
 impl Daemon {

@@ -86,7 +86,7 @@ impl Daemon {
     pub(super) fn status_line(&self) -> String {
         for (side, link) in ["ingest", "egress"].iter().zip(&self.links) {
             match link {
-                Some(link @ (Link::Down { .. } | Link::Blocked { .. })) => {
+                Some(link @ (Link::Down { .. } | Link::Blocked { .. } | Link::Up { dead: Some(_), .. })) => {
                     let (state, detail) = describe(link);
                     return format!("{side} {state}: {detail}");
                 }
@@ -94,19 +94,21 @@ impl Daemon {
                 Some(Link::Connecting { .. }) | None => return format!("{side} connecting"),
             }
         }
-        let s = self.engine.snapshot(clock::now());
+        // Sums that are kept, not counted: this is asked for every second, however many applications there are.
+        let (waiting, due, windows) = self.engine.sums();
         let low = if self.low { "disk nearly full, " } else { "" };
-        format!(
-            "{low}{} waiting, {} due, {} in flight, {} parked, {} confirmed",
-            s.items.waiting, s.items.due, s.items.in_flight, s.items.parked, s.totals.confirmed
-        )
+        let confirmed = self.engine.counters().confirmed;
+        format!("{low}{waiting} waiting, {due} due, {windows} windows open, {confirmed} confirmed")
     }
 }
 
 fn describe(link: &Link) -> (&'static str, String) {
     match link {
         Link::Connecting { address } => ("connecting", address.clone()),
-        Link::Up { address, .. } => ("connected", address.clone()),
+        Link::Up { address, dead: None, .. } => ("connected", address.clone()),
+        Link::Up { address, dead: Some(error), .. } => {
+            ("connected", format!("{address}; dead letters cannot be published: {error}"))
+        }
         Link::Paused { address } => ("paused", address.clone()),
         Link::Blocked { reason } => ("blocked", reason.clone()),
         Link::Down { error, retry_in } => {

@@ -1,8 +1,8 @@
 //! What enters the engine and what leaves it: two enums and a struct whose field order is the order of execution.
 
 use super::types::{
-    Ack, Asker, Batch, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request, Settings,
-    Settled,
+    Ack, Asker, Batch, ClosedBy, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request,
+    Settings, Settled,
 };
 use std::sync::Arc;
 
@@ -10,17 +10,24 @@ use std::sync::Arc;
 /// later one.
 pub type Token = u64;
 
+/// Name of the queue of dead letters. No application has an empty name.
+pub const DEAD_LETTERS: &str = "";
+
 /// An item as the store keeps it: its persistent fields, without anything that a restart forgets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
-    /// Time index key.
+    /// Its place in the order of its queue.
     pub key: Key,
-    /// Application name; empty for a dead request whose application could not be read.
+    /// When it was due as accepted, UTC ms; see [`super::types::AssignedId::due`].
+    pub accepted_due: u64,
+    /// Application name; of a dead item the one it was meant for, empty where that could not be read.
     pub application: Arc<str>,
     /// Customer name.
     pub customer: Option<Arc<str>>,
     /// Of its producer's id, if there was one.
     pub given: Option<Identity>,
+    /// See [`super::types::NewItem::fingerprint`]; 0 where there is no id.
+    pub fingerprint: u64,
     /// Receipt, UTC ms.
     pub received: u64,
     /// It named a time of its own: it never leaves before `key.due`.
@@ -29,11 +36,15 @@ pub struct Stored {
     pub expiry: Option<u64>,
     /// See [`super::types::NewItem::weight`].
     pub weight: u32,
+    /// What closed its window, where that has been written down.
+    pub closed_by: ClosedBy,
     /// Failed attempts so far.
     pub attempts: u32,
     /// Text of the last failure.
     pub last_error: Option<Arc<str>>,
-    /// Set: it goes to the dead exchange.
+    /// The outcome of an attempt stayed unknown: it may have been delivered.
+    pub outcome_unknown: bool,
+    /// Set: it is a dead letter.
     pub dead: Option<Arc<Dead>>,
     /// Always there in a write; a load may leave it out.
     pub content: Option<Arc<Content>>,
@@ -44,16 +55,44 @@ impl Stored {
     pub fn identity(&self) -> Identity {
         self.given.unwrap_or(Identity::assigned(self.key.seq))
     }
+
+    /// The queue that it lies in.
+    pub fn queue(&self) -> &str {
+        if self.dead.is_some() {
+            DEAD_LETTERS
+        } else {
+            &self.application
+        }
+    }
+
+    /// It is, or was, a member of a window.
+    pub fn is_windowed(&self) -> bool {
+        !self.own_time && self.customer.is_some() && self.dead.is_none()
+    }
 }
 
 /// Where a stored item lies.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The queue: an application's name, or [`DEAD_LETTERS`].
+    pub queue: Arc<str>,
+    /// Its key there.
+    pub key: Key,
+}
+
+/// What the store keeps of one queue beside its items. A start reads these rows and no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The time index, keyed (due, seq).
-    Time,
-    /// The lane of an application that cannot be delivered to at present, keyed (lane, due, seq). The lane's name
-    /// is the application's, or empty for the dead exchange.
-    Lane(Arc<str>),
+pub struct QueueRow {
+    /// Application name, or [`DEAD_LETTERS`].
+    pub queue: Arc<str>,
+    /// Items in it. With 0 and not paused the row is removed.
+    pub count: u64,
+    /// No item of the queue lies below: scans start here, never among the tombstones.
+    pub low: Key,
+    /// Held back until a command lets it go on.
+    pub paused: bool,
+    /// No item that lacks its customer row is due at or after this moment, UTC ms.
+    pub unindexed_until: u64,
 }
 
 /// A window that ends beyond the engine's horizon, as the store keeps it: a row of its own, so that a restart
@@ -64,7 +103,7 @@ pub struct WindowRow {
     pub application: Arc<str>,
     /// Customer name.
     pub customer: Arc<str>,
-    /// Planned end, UTC ms.
+    /// Planned end, UTC ms: the due of its members.
     pub end: u64,
     /// Members so far.
     pub count: u32,
@@ -74,35 +113,22 @@ pub struct WindowRow {
     pub expiry: Option<u64>,
 }
 
-/// The parked backlog of one lane, as the store keeps it.
+/// A window that closed before its planned end, while members of it in memory still have the planned end as their
+/// key. A restart moves them ([`Op::Rekey`]), so that they are due when the window closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LaneRow {
-    /// Application name, or empty for the dead exchange.
-    pub lane: Arc<str>,
-    /// Items in the lane. 0 removes the row.
-    pub count: u64,
-    /// No item of the lane lies below this key: scans start here, never at the beginning.
-    pub low: Key,
-}
-
-/// How many items of an application are stored, wherever they lie, as the store keeps it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AppRow {
-    /// Application name, or empty for the dead exchange.
+pub struct ClosingRow {
+    /// Application name.
     pub application: Arc<str>,
-    /// Items.
-    pub waiting: u64,
-    /// It is held back until somebody lets it go on. No items and not paused removes the row.
-    pub paused: bool,
-}
-
-/// Secondary index rows of one item: which are written, or which are there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Indexed {
-    /// Its identity row, which leads to its key.
-    pub identity: Option<Identity>,
-    /// Its row under (application, customer).
-    pub customer: Option<(Arc<str>, Arc<str>)>,
+    /// Customer name.
+    pub customer: Arc<str>,
+    /// Planned end, UTC ms: the due in its members' keys.
+    pub end: u64,
+    /// Its members are those with an arrival number up to this one.
+    pub through_seq: u64,
+    /// When it closed, UTC ms.
+    pub due: u64,
+    /// What closed it.
+    pub cause: ClosedBy,
 }
 
 /// A part of the memory of ended items: all that ended in one span of time, forgotten as a whole.
@@ -117,54 +143,100 @@ pub struct BucketRow {
 /// Buckets of ended items at most.
 pub const BUCKETS: u8 = 8;
 
-/// One write. All writes of one [`Effects`] are one atomic commit.
+/// What may change of a stored item while it waits.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Standing {
+    /// See [`Stored::attempts`].
+    pub attempts: u32,
+    /// See [`Stored::last_error`].
+    pub last_error: Option<Arc<str>>,
+    /// See [`Stored::outcome_unknown`].
+    pub outcome_unknown: bool,
+    /// See [`Stored::closed_by`].
+    pub closed_by: ClosedBy,
+    /// See [`Stored::dead`].
+    pub dead: Option<Arc<Dead>>,
+}
+
+/// Index rows of one item: the one that leads from its identity to its key, and the one under its customer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IndexRows {
+    /// Every item whose producer gave an id has this row from its first commit until it ends or dies; one without
+    /// only once its key is no longer the one in its assigned id.
+    pub identity: Option<Identity>,
+    /// Application and customer. Items that are in memory from their first commit on need none.
+    pub customer: Option<(Arc<str>, Arc<str>)>,
+}
+
+/// The members of one closed window that are to be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RekeyMembers {
+    /// Customer name.
+    pub customer: Arc<str>,
+    /// Members are those with an arrival number up to this one.
+    pub through_seq: u64,
+    /// Their due from now on, UTC ms.
+    pub due: u64,
+    /// What closed the window.
+    pub cause: ClosedBy,
+    /// Arrival numbers that stay where they are, ascending: these are in memory, under their old keys.
+    pub except: Vec<u64>,
+}
+
+/// One write. All writes of one [`Effects`] are one atomic commit; a later one sees what an earlier one did.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Add an item, with these index rows; without any it is bare.
+    /// Add an item to its queue ([`Stored::queue`]), with its identity row where its producer gave an id and it is not
+    /// dead.
     Put {
-        /// Where.
-        place: Place,
         /// With content. Boxed: most operations are deletes.
         item: Box<Stored>,
-        /// Customer: in the time index only.
-        indexed: Indexed,
+        /// With a row under its customer.
+        indexed: bool,
     },
-    /// Remove an item, and its index rows. One that is not there is no fault.
+    /// Remove an item, and those of its index rows that are named. One that is not there is no fault.
     Delete {
         /// Where it lies.
         place: Place,
-        /// Its key.
-        key: Key,
-        /// Those that may have been written.
-        indexed: Indexed,
+        /// Those that may be there.
+        rows: IndexRows,
     },
-    /// Write index rows of an item that was bare until now.
+    /// Write index rows of an item that lacks them.
     Index {
         /// Its key.
         key: Key,
         /// Which.
-        indexed: Indexed,
+        rows: IndexRows,
     },
-    /// Move an item into a lane (or rewrite it there), with what is now known of it. The content moves along
-    /// without passing through the engine.
-    Park {
+    /// Move an item to another key or another queue, or rewrite it where it is, with what is now known of it. The
+    /// content moves along without passing through the engine.
+    Move {
         /// Where it lies.
         from: Place,
-        /// Its key, which stays the same.
-        key: Key,
-        /// Removed, as for [`Op::Delete`].
-        indexed: Indexed,
-        /// Its identity row, where that has to be written (after the removal).
-        identity: Option<Identity>,
-        /// Name of the lane it moves to.
-        lane: Arc<str>,
-        /// Failed attempts so far.
-        attempts: u32,
-        /// Text of the last failure.
-        last_error: Option<Arc<str>>,
-        /// Its verdict, when it is dead.
-        dead: Option<Arc<Dead>>,
+        /// Where it will lie; may be the same.
+        to: Place,
+        /// Index rows removed first.
+        removed: IndexRows,
+        /// Index rows written then, for the new key.
+        written: IndexRows,
+        /// Its standing from now on.
+        standing: Box<Standing>,
     },
+    /// Move members of closed windows to the moment at which these closed: every windowed item of the queue whose key
+    /// is due at `end` and that one of `members` names. All their index rows move along (an item without an id gets
+    /// an identity row, a customer row is written in any case).
+    Rekey {
+        /// Application name.
+        queue: Arc<str>,
+        /// The due in their keys, UTC ms.
+        end: u64,
+        /// By window.
+        members: Vec<RekeyMembers>,
+        /// They have customer rows; else the queue itself is searched at `end`.
+        indexed: bool,
+    },
+    /// Write a queue's row; see [`QueueRow::count`] for when that removes it.
+    PutQueue(QueueRow),
     /// Write or replace a window's row.
     PutWindow(WindowRow),
     /// Remove a window's row.
@@ -174,10 +246,19 @@ pub enum Op {
         /// Customer name.
         customer: Arc<str>,
     },
-    /// Write a lane's row; a count of 0 removes it.
-    PutLane(LaneRow),
-    /// Write an application's row; see [`AppRow`] for when that removes it.
-    PutApp(AppRow),
+    /// Write a closing's row.
+    PutClosing(ClosingRow),
+    /// Remove a closing's row.
+    DeleteClosing {
+        /// Application name.
+        application: Arc<str>,
+        /// Customer name.
+        customer: Arc<str>,
+        /// [`ClosingRow::end`].
+        end: u64,
+        /// [`ClosingRow::through_seq`].
+        through_seq: u64,
+    },
     /// Remember an item that has ended; replaces what the bucket says of the same identity.
     Remember {
         /// Below [`BUCKETS`].
@@ -194,14 +275,9 @@ pub enum Op {
 /// Recorded with every commit, so that a start needs no scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// The next arrival number.
+    /// The first arrival number that has certainly not been given out: a life begins there. It runs ahead of those
+    /// that have been, by a lease.
     pub next_seq: u64,
-    /// No item of the time index lies below this key: scans start here, never among the tombstones.
-    pub low: Key,
-    /// No bare item (without index rows) is due at or after this moment, UTC ms.
-    pub bare_until: u64,
-    /// Items in the time index.
-    pub waiting: u64,
 }
 
 /// What a store knew when it was opened.
@@ -209,58 +285,46 @@ pub struct Marks {
 pub struct Opened {
     /// As of the last commit.
     pub marks: Marks,
+    /// Queues that have items, or are paused.
+    pub queues: Vec<QueueRow>,
     /// Rows of long windows.
     pub windows: Vec<WindowRow>,
-    /// Lanes with parked items.
-    pub lanes: Vec<LaneRow>,
-    /// Applications that have stored items, or are paused.
-    pub applications: Vec<AppRow>,
+    /// Rows of windows that closed early.
+    pub closings: Vec<ClosingRow>,
     /// Buckets of ended items.
     pub buckets: Vec<BucketRow>,
 }
 
-/// One read. Executed in order with the writes: it sees every write handed over before it.
+/// The next rows of one queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Application name, or [`DEAD_LETTERS`].
+    pub queue: Arc<str>,
+    /// First key wanted, inclusive.
+    pub from: Key,
+    /// First due not wanted, UTC ms.
+    pub until: u64,
+    /// Most rows.
+    pub max_rows: usize,
+}
+
+/// One read. Executed in order with the writes: it sees every write handed over before it. Answers to all but
+/// [`Load::Contents`] come in the order of the questions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Load {
-    /// The next rows of the time index.
-    Time {
-        /// First key wanted, inclusive.
-        from: Key,
-        /// First due not wanted, UTC ms.
-        until: u64,
-        /// At most so many rows.
-        max_rows: usize,
-        /// Leave contents out once those returned sum up to so many bytes.
+    /// The next rows of some queues.
+    Ranges {
+        /// One each queue.
+        ranges: Vec<Range>,
+        /// Contents are left out once those returned, of all ranges in order, sum up to this, bytes.
         max_bytes: u64,
     },
-    /// The next rows of a lane.
-    Lane {
-        /// Its name.
-        lane: Arc<str>,
-        /// First key wanted, inclusive.
-        from: Key,
-        /// At most so many rows.
-        max_rows: usize,
-        /// As above.
-        max_bytes: u64,
-    },
-    /// The indexed rows of one customer in the time index, without contents.
-    Group {
-        /// Application name.
-        application: Arc<str>,
-        /// Customer name.
-        customer: Arc<str>,
-        /// First key wanted, inclusive.
-        from: Key,
-        /// At most so many rows.
-        max_rows: usize,
-    },
-    /// Contents of single items. `u64` is the engine's handle, given back with the answer.
-    Contents(Vec<(u64, Place, Key)>),
+    /// Contents of single items, by arrival number, which is given back with the answer.
+    Contents(Vec<(u64, Place)>),
     /// Where items are, or how they ended, by identity.
     Find(Vec<Wanted>),
     /// Stored items one by one, in bounded steps.
-    Walk(Walk),
+    Scan(Scan),
 }
 
 /// An item looked for.
@@ -268,8 +332,10 @@ pub enum Load {
 pub struct Wanted {
     /// Which.
     pub identity: Identity,
-    /// Its application: names the lane that it may lie in.
+    /// Its application, in whose queue it lies.
     pub application: Arc<str>,
+    /// Where it lies unless an identity row says otherwise: of an item without an id.
+    pub key: Option<Key>,
     /// Buckets in which its end may be remembered, in the order in which they are looked at.
     pub buckets: Vec<u8>,
 }
@@ -277,91 +343,72 @@ pub struct Wanted {
 /// What the store knows of an item that was looked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
-    /// It is there, without content.
-    pub item: Option<(Place, Stored)>,
+    /// It waits, without content.
+    pub item: Option<Stored>,
     /// What the first of the buckets says that knows it.
     pub ended: Option<Ended>,
 }
 
-/// A walk over stored items in bounded steps.
+/// One bounded step along stored items.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Walk {
+pub struct Scan {
     /// The engine's handle, given back with the answer.
     pub number: u64,
-    /// Where.
+    /// Along what.
     pub along: Along,
     /// First key wanted, inclusive.
     pub from: Key,
-    /// Nothing of the time index lies below: a scan of it never starts before.
-    pub low: Key,
     /// First due not wanted, UTC ms.
     pub until: u64,
-    /// Of this application alone.
-    pub application: Option<Arc<str>>,
     /// Of this customer alone.
     pub customer: Option<Arc<str>>,
-    /// At most so many rows.
+    /// Most rows returned.
     pub max_rows: usize,
-    /// At most so many rows looked at: bounds how long other reads and writes wait.
+    /// Most rows looked at: bounds how long other reads and writes wait.
     pub max_looked_at: usize,
+    /// Contents hold properties and an empty body; else they are left out.
+    pub properties: bool,
 }
 
-/// What a [`Walk`] goes along.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a [`Scan`] goes along.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Along {
-    /// The customer's rows of the time index that have index rows. Application and customer are set.
-    Customer,
-    /// The application's lane; without an application every lane, merged in order of key, dead items left out.
-    Lane,
-    /// The time index and every lane, merged in order of key; dead items are left out.
-    All,
+    /// A queue, in order of key. Dead letters are left out unless it is theirs.
+    Queue(Arc<str>),
+    /// The customer rows of this application and customer, in order of key.
+    Customer(Arc<str>, Arc<str>),
 }
 
 /// The answer to one [`Load`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Loaded {
-    /// To [`Load::Time`].
-    Time {
-        /// In order of key.
-        rows: Vec<Stored>,
-        /// The first key not looked at: everything in the store below it and not below `from` is in `rows`.
-        /// `None`: the scan met the end of the index (below `until`).
-        next: Option<Key>,
-    },
-    /// To [`Load::Lane`].
-    Lane {
-        /// Its name.
-        lane: Arc<str>,
-        /// In order of key.
-        rows: Vec<Stored>,
-        /// As above; `None`: no more rows in the lane.
-        next: Option<Key>,
-    },
-    /// To [`Load::Group`].
-    Group {
-        /// Application name.
-        application: Arc<str>,
-        /// Customer name.
-        customer: Arc<str>,
-        /// In order of key, without contents.
-        rows: Vec<Stored>,
-        /// As above; `None`: no more rows of this customer.
-        next: Option<Key>,
-    },
+    /// To [`Load::Ranges`], in the same order.
+    Ranges(Vec<RangeRows>),
     /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error instead.
     Contents(Vec<(u64, Arc<Content>)>),
     /// To [`Load::Find`], in the same order. Writes handed over after the question may show or not.
     Found(Vec<Found>),
-    /// To [`Load::Walk`].
-    Walked {
+    /// To [`Load::Scan`].
+    Scanned {
         /// The engine's handle.
         number: u64,
-        /// In order of key. Contents hold properties and an empty body along [`Along::All`] and
-        /// [`Along::Lane`], and are left out otherwise.
-        rows: Vec<(Place, Stored)>,
-        /// The first key not looked at; `None`: the end.
+        /// In order of key.
+        rows: Vec<Stored>,
+        /// The first key not looked at; `None`: the end (below `until`).
         next: Option<Key>,
     },
+}
+
+/// The rows of one [`Range`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct RangeRows {
+    /// Application name, or [`DEAD_LETTERS`].
+    pub queue: Arc<str>,
+    /// In order of key.
+    pub rows: Vec<Stored>,
+    /// The first key not looked at: everything in the queue below it and not below `from` is in `rows`. `None`: the
+    /// scan met the end of the queue, or `until`.
+    pub next: Option<Key>,
 }
 
 /// What happens to the engine. Inputs carry many of a kind: the hot path is per turn, not per message.
@@ -405,16 +452,17 @@ pub enum Input {
 /// What the ingest consumer must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intake {
-    /// Stop consuming, and give back what is not stored.
+    /// Hand over no more. What the broker has delivered stays with the consumer.
     Pause,
-    /// Consume again.
+    /// Hand over again.
     Resume,
 }
 
 /// What the shell must do, in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// 1. One atomic commit; empty = none. The store makes it durable and answers [`Input::Committed`].
+    /// 1. One atomic commit, with the token and marks of it in `commit`. The store makes it durable and answers
+    ///    [`Input::Committed`]. Without `commit` there is none; with it there may be no operations but the marks.
     pub store: Vec<Op>,
     /// Token and marks of that commit.
     pub commit: Option<(Token, Marks)>,

@@ -4,28 +4,57 @@
 //! its batch confirmed, or its dead letter confirmed, whichever comes first. Tags of one generation are numbered
 //! from 1 in the order of delivery; acks of an older generation would hit messages that were never stored, so its
 //! parts are forgotten with it.
+//!
+//! One `multiple` ack covers the safe prefix. An ack waits for nothing but its own request's safety: where the first
+//! unsafe delivery holds safe ones back for [`PATIENCE_MS`], these are acked one by one.
 
-use super::types::{Ack, Delivery};
+use super::mutant::{mutated, Mutant};
+use super::types::{Ack, Delivery, Now};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-#[derive(Debug, Default)]
+/// How long safe deliveries wait for an unsafe one before them, so that one ack covers many, ms.
+const PATIENCE_MS: u64 = 100;
+
+/// How far one delivery is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// So many parts are not safe.
+    Unsafe(u32),
+    /// All are, and the broker has not been told.
+    Safe,
+    /// It has been told.
+    Acked,
+}
+
+#[derive(Debug)]
 pub(super) struct Ledger {
     generation: u32,
     /// Tag of the first entry of `open`.
     first: u64,
-    /// Unsafe parts of each delivery from `first` on.
-    open: VecDeque<u32>,
-    /// The prefix moved since the last [`Ledger::acks`].
-    moved: bool,
-    /// Nothing is stored: deliveries end in any order and are acked one by one.
+    open: VecDeque<State>,
+    /// Of the prefix taken off since the last [`Ledger::acks`], the last one that has not been acked.
+    prefix: Option<u64>,
+    /// Safe ones behind an unsafe one, in the order in which they became safe; some may have been acked since.
+    held_up: Vec<u64>,
+    /// Since when the first unsafe delivery holds others back, monotonic ms.
+    since: Option<u64>,
+    /// Deliveries end in any order, and are acked one by one at once.
     single: bool,
-    singles: Vec<u64>,
 }
 
 impl Ledger {
+    /// `single`: nothing is stored, so that deliveries become safe in any order.
     pub(super) fn new(single: bool) -> Self {
-        Ledger { first: 1, single, ..Ledger::default() }
+        Ledger {
+            generation: 0,
+            first: 1,
+            open: VecDeque::new(),
+            prefix: None,
+            held_up: Vec::new(),
+            since: None,
+            single,
+        }
     }
 
     /// A new life of the connection: everything before it is void.
@@ -51,7 +80,7 @@ impl Ledger {
             self.first = delivery.tag;
         }
         debug_assert_eq!(delivery.tag, self.first + self.open.len() as u64, "tags come without a gap");
-        self.open.push_back(parts.max(1));
+        self.open.push_back(State::Unsafe(parts.max(1)));
         if parts == 0 {
             self.safe(delivery);
         }
@@ -62,51 +91,64 @@ impl Ledger {
         if !self.is_current(delivery) || delivery.tag < self.first {
             return;
         }
-        let Some(left) = self.open.get_mut((delivery.tag - self.first) as usize) else { return };
-        if *left == 0 {
-            return;
-        }
-        *left -= 1;
-        if *left > 0 {
-            return;
-        }
-        if delivery.tag != self.first {
-            if self.single {
-                self.singles.push(delivery.tag);
+        let Some(state) = self.open.get_mut((delivery.tag - self.first) as usize) else { return };
+        match *state {
+            State::Unsafe(parts) if parts > 1 => *state = State::Unsafe(parts - 1),
+            State::Unsafe(_) => {
+                *state = State::Safe;
+                if delivery.tag == self.first {
+                    self.take_prefix();
+                } else {
+                    self.held_up.push(delivery.tag);
+                }
             }
-            return;
+            State::Safe | State::Acked => debug_assert!(false, "a part becomes safe once"),
         }
-        while self.open.front() == Some(&0) {
+    }
+
+    fn take_prefix(&mut self) {
+        while let Some(state) = self.open.front().filter(|state| !matches!(state, State::Unsafe(_))) {
+            if *state == State::Safe {
+                self.prefix = Some(self.first);
+            }
             self.open.pop_front();
             self.first += 1;
-            self.moved = true;
+        }
+        self.since = None;
+        let first = self.first;
+        if self.open.is_empty() {
+            self.held_up.clear();
+        } else if self.held_up.len() > self.open.len() {
+            self.held_up.retain(|tag| *tag >= first);
         }
     }
 
-    /// Every delivery so far is safe, and its ack has been given.
-    pub(super) fn is_settled(&self) -> bool {
-        self.open.is_empty() && !self.moved
-    }
-
-    /// Deliveries that are not safe yet.
-    #[cfg(test)]
-    pub(super) fn unsafe_deliveries(&self) -> usize {
-        self.open.iter().filter(|left| **left > 0).count()
+    /// Deliveries that are not acked, or not safe yet.
+    pub(super) fn unacked(&self) -> usize {
+        self.open.len()
     }
 
     /// The acks that follow from what became safe since the last call.
-    pub(super) fn acks(&mut self, out: &mut Vec<Ack>) {
-        let delivery = |tag| Delivery { generation: self.generation, tag };
-        // A tag that the prefix has swallowed since needs no ack of its own.
-        out.extend(
-            self.singles
-                .drain(..)
-                .filter(|tag| *tag >= self.first)
-                .map(|tag| Ack { delivery: delivery(tag), multiple: false }),
-        );
-        if std::mem::take(&mut self.moved) {
-            out.push(Ack { delivery: delivery(self.first - 1), multiple: true });
+    pub(super) fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
+        let generation = self.generation;
+        let ack = |tag, multiple| Ack { delivery: Delivery { generation, tag }, multiple };
+        out.extend(self.prefix.take().map(|tag| ack(tag, true)));
+        if self.held_up.is_empty() {
+            return;
         }
+        let since = *self.since.get_or_insert(now.mono);
+        if !self.single && (now.mono < since + PATIENCE_MS || mutated(Mutant::AckWaitsForPrefix)) {
+            return;
+        }
+        for tag in self.held_up.drain(..).filter(|tag| *tag >= self.first) {
+            self.open[(tag - self.first) as usize] = State::Acked;
+            out.push(ack(tag, false));
+        }
+    }
+
+    /// When the patience with the first unsafe delivery ends, monotonic.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.since.filter(|_| !self.held_up.is_empty()).map(|since| since + PATIENCE_MS)
     }
 }
 
@@ -114,9 +156,9 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn acks(ledger: &mut Ledger) -> Vec<(u64, bool)> {
+    fn acks_at(ledger: &mut Ledger, mono: u64) -> Vec<(u64, bool)> {
         let mut out = vec![];
-        ledger.acks(&mut out);
+        ledger.acks(Now { wall: 0, mono }, &mut out);
         out.iter().map(|a| (a.delivery.tag, a.multiple)).collect()
     }
 
@@ -133,12 +175,31 @@ mod tests {
         l.open(tag(3), 1);
         l.safe(tag(3));
         l.safe(tag(2));
-        assert_eq!(acks(&mut l), []);
+        assert_eq!(acks_at(&mut l, 0), []);
         l.safe(tag(1));
-        assert_eq!(acks(&mut l), [(1, true)]);
+        assert_eq!(acks_at(&mut l, 0), [(1, true)]);
         l.safe(tag(2));
-        assert_eq!(acks(&mut l), [(3, true)]);
-        assert_eq!(l.unsafe_deliveries(), 0);
+        assert_eq!(acks_at(&mut l, 0), [(3, true)]);
+        assert_eq!(l.unacked(), 0);
+    }
+
+    #[test]
+    fn an_unsafe_delivery_holds_others_back_for_a_tenth_of_a_second_at_most() {
+        let mut l = Ledger::new(false);
+        l.restart(1);
+        (1..=5).for_each(|t| l.open(tag(t), 1));
+        l.safe(tag(2));
+        l.safe(tag(4));
+        assert_eq!(acks_at(&mut l, 1_000), []);
+        assert_eq!(l.deadline(), Some(1_100));
+        assert_eq!(acks_at(&mut l, 1_100), [(2, false), (4, false)]);
+        l.safe(tag(5));
+        assert_eq!(acks_at(&mut l, 1_101), [(5, false)], "it is held back no longer");
+        l.safe(tag(1));
+        assert_eq!(acks_at(&mut l, 1_102), [(1, true)]);
+        l.safe(tag(3));
+        assert_eq!(acks_at(&mut l, 1_103), [(3, true)], "the last of the prefix that was not acked");
+        assert_eq!((l.unacked(), l.deadline()), (0, None));
     }
 
     #[test]
@@ -148,10 +209,10 @@ mod tests {
         (1..=4).for_each(|t| l.open(tag(t), 1));
         l.safe(tag(3));
         l.safe(tag(1));
-        assert_eq!(acks(&mut l), [(3, false), (1, true)]);
+        assert_eq!(acks_at(&mut l, 0), [(1, true), (3, false)]);
         l.safe(tag(4));
         l.safe(tag(2));
-        assert_eq!(acks(&mut l), [(4, true)]);
+        assert_eq!(acks_at(&mut l, 0), [(4, true)]);
     }
 
     #[test]
@@ -161,9 +222,9 @@ mod tests {
         l.open(tag(1), 1);
         l.restart(2);
         l.safe(tag(1));
-        assert_eq!(acks(&mut l), []);
+        assert_eq!(acks_at(&mut l, 0), []);
         l.open(Delivery { generation: 2, tag: 1 }, 1);
         l.safe(tag(1));
-        assert_eq!(acks(&mut l), [], "tag 1 of the old life is another message");
+        assert_eq!(acks_at(&mut l, 0), [], "tag 1 of the old life is another message");
     }
 }

@@ -5,346 +5,204 @@
 //! be done, as one batch in the order in which it must be done. [`Engine::next_deadline`] says when it wants to be
 //! called again though nothing happens. The same inputs at the same moments give the same effects, bit for bit.
 //!
-//! Who decides what: `identity` judges what arrives, in order, and knows duplicates; `intake` turns requests into items;
-//! `window` opens and closes windows; `preload` keeps the near future in memory and the far one in the store; `delivery`
-//! forms batches, `outcome` judges what became of them; `lane` takes care of what cannot be delivered at present; `full`
-//! knows the limits; `command` and `walk` answer whoever asks; `tail` remembers what has ended; `ledger` knows what may be
-//! acknowledged; `memory` keeps the tables.
+//! Its parts, each with its own state, which no other part changes but by its methods:
+//!
+//! | part | owns | decides |
+//! | --- | --- | --- |
+//! | [`stock`] | everything that has not ended | the one way in, across and out of an item; what leaves memory |
+//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables | counts, order, when a window closes |
+//! | [`journal`], [`ledger`] | what will be written, what waits for it | what may be acked or answered; whether there is a store |
+//! | [`reads`] | reads and questions under way | which answers are out of date |
+//! | [`loader`] | reads of queues | what comes into memory |
+//! | [`dispatch`], [`health`] | batches under way | what is sent next, and how |
+//! | [`core`](self::core) | these together | how items end; what an outcome means |
+//! | [`arrivals`], [`judge`], [`duplicates`] | what has come in | what becomes of a request |
+//! | [`admission`] | limits | whether there is room |
+//! | [`commands`], [`scans`] | commands on their way | what is answered |
+//! | [`recent`] | ended identities | where an end may be remembered |
 //!
 //! What the caller must keep to:
 //! - effects are carried out in the order of their fields, and those of one call before those of the next;
-//! - reads see every write handed over before them;
+//! - reads see every write handed over before them, and are answered in order;
 //! - a publish is settled exactly once, also when the connection is lost ([`types::Outcome::Unknown`], before
 //!   [`Input::EgressLost`]);
 //! - `now.mono` never goes back.
 
-mod asked;
-mod command;
-mod delivery;
+mod admission;
+mod arrivals;
+mod backoff;
+mod commands;
+mod core;
+mod customers;
+mod dispatch;
+mod duplicates;
 pub mod event;
-mod full;
-mod identity;
-mod intake;
-mod lane;
+mod health;
+mod items;
+mod journal;
+mod judge;
 mod ledger;
-mod memory;
-mod outcome;
-mod plant;
-mod preload;
-mod retry;
+mod loader;
+mod lookup;
+mod mutant;
+mod queue;
+mod reads;
+mod recent;
+mod request;
+mod scans;
 mod schedule;
 pub mod size;
 mod slab;
 pub mod snapshot;
-mod table;
-mod tail;
+mod stock;
 pub mod types;
-mod walk;
-mod window;
+mod windows;
 
 #[cfg(test)]
 mod tests;
 
-use event::{Deadline, Effects, Input, Marks, Op, Opened, Token};
-use identity::{ByIdentity, Inbox, Undecided};
-use ledger::Ledger;
-use plant::{planted, Plant};
-use preload::Cursor;
-use retry::Random;
-use schedule::Schedule;
-use slab::Slab;
-use snapshot::Counters;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use self::core::Core;
+use admission::Limits;
+use arrivals::{Arrival, Arrivals, LineName, Next};
+use commands::Executed;
+use dispatch::Dispatch;
+use event::{Deadline, Effects, Input, Intake, Loaded, Op, Opened, RekeyMembers};
+use journal::Journal;
+use judge::{Bench, Judged};
+use loader::Loader;
+use queue::Queues;
+use recent::Recent;
+use scans::Scans;
+use snapshot::{Counters, Snapshot};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use table::{App, Flight, Group, Row};
-use tail::Tail;
-use types::{Delivery, Ended, Identity, Key, Now, Reply, Settings};
-use walk::Task;
+use stock::{Origin, Stock};
+use types::{Asker, Command, Delivery, Now, Reply, Request, RequestBody, Settings};
 
-/// Handle of the application that stands for the dead exchange.
-const DEAD: u32 = 0;
-
-/// Rows of one kind of work in a turn: bounds how long other work can wait behind it.
+/// Arrivals judged in a turn, and items that become due in it: bounds how long other work can wait behind it.
+const TURN_ARRIVALS: usize = 4_096;
 const TURN_ROWS: usize = 10_000;
 
-/// Deletes may wait so long for a commit that is made anyway, ms. It bounds what a crash can repeat.
-const DELETE_WAIT_MS: u64 = 10;
+/// Windows that close in a turn.
+const TURN_WINDOWS: usize = 1_000;
 
 /// A difference between the two clocks of more than this is a step of the wall clock, ms.
 const STEP_MS: u64 = 1_000;
 
-/// Applications remembered though nothing of theirs is left; beyond, an idle one is forgotten.
-const IDLE_APPS: usize = 1_024;
-
-/// Sequences are our own consecutive numbers: no producer chooses them, but one chooses which of them stay, every
-/// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the table.
-/// Sixteen neighbours lie together: they come together.
-#[derive(Default)]
-struct SeqHasher(u64);
-
-impl Hasher for SeqHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-    fn write_u64(&mut self, n: u64) {
-        let n = self.0.rotate_left(5) ^ n;
-        let mixed = (n >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = (mixed ^ (mixed >> 32)) << 4 | (n & 15);
-    }
-}
-
-type SeqMap<V> = HashMap<u64, V, BuildHasherDefault<SeqHasher>>;
-
-/// Whether requests are taken.
+/// Where the process stands, as last told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
-    Open,
-    /// Nothing more is taken; what was taken before is still being made safe and acked. Closing the channel sooner
-    /// would bring it back a second time.
-    Closing,
-    Closed,
-}
-
-/// The state of the egress end, as last told.
-#[derive(Debug, Default)]
-struct Egress {
-    ready: bool,
-    blocked: bool,
+struct Course {
+    /// Both clocks at the last call, to notice steps.
+    last: Now,
+    /// Shutting down.
+    draining: bool,
+    /// The consumer has been told to hand over.
+    taking: bool,
+    /// The line of requests has stopped for want of room.
+    no_room: bool,
+    /// More is to be done at once than one turn does.
+    more: bool,
 }
 
 /// See the module's page.
 pub struct Engine {
-    settings: Settings,
-    random: Random,
-    /// Both clocks at the last call, to notice steps.
-    last: Now,
-    counters: Counters,
-
-    // What is in memory.
-    rows: Slab<Row>,
-    by_seq: SeqMap<u32>,
-    /// Those that their producers named.
-    by_identity: ByIdentity,
-    groups: Slab<Group>,
-    apps: Slab<App>,
-    names: HashMap<Arc<str>, u32>,
-    /// So many applications are remembered before idle ones are looked for.
-    forget_at: usize,
-    content_bytes: u64,
-    open_windows: u64,
-    ready_rows: u64,
-
-    // What comes when.
-    schedule: Schedule,
-    closing: Schedule,
-    /// Customers whose window has closed, and who wait for their members from the store.
-    collecting: VecDeque<u32>,
-    backoffs: BTreeSet<(u64, u32)>,
-    more_due: bool,
-
-    // The way out.
-    egress: Egress,
-    run: VecDeque<u32>,
-    flights: SeqMap<Flight>,
-    next_flight: u64,
-    slots: usize,
-    slot_bytes: u64,
-    suspects: VecDeque<u64>,
-    probe: Option<u64>,
-    parking: VecDeque<u32>,
-    /// Customers with due items whose older ones are in the store alone, where the store's began when the last was
-    /// held back, and whether to look again in any case.
-    held: Vec<u32>,
-    held_bar: Key,
-    release: bool,
-    /// Sequences whose payloads must be fetched before their flights can leave.
-    lacking: Vec<u64>,
-
-    // The store.
-    next_seq: u64,
-    token: Token,
-    committed: Token,
-    ops: Vec<Op>,
-    deletes: Vec<Op>,
-    deletes_since: u64,
-    /// Items in the time index, and those of them in memory.
-    stored: u64,
-    stored_in_memory: u64,
-    /// Items of the time index in memory, counted by the second of their key: gives the low mark.
-    seconds: BTreeMap<u64, u64>,
-    bare_until: u64,
-    cursor: Cursor,
-    dirty_windows: Vec<u32>,
-    dirty_lanes: Vec<u32>,
-    dirty_counts: Vec<u32>,
-    /// Items of lanes, in memory, that the clock's going back made early.
-    early: BTreeSet<(Key, u32)>,
-    /// Applications that can be delivered to and have a backlog in their lane.
-    hungry: BTreeSet<u32>,
-    /// Where the next look at them begins, and lanes being fetched from.
-    hungry_from: u32,
-    lane_loads: usize,
-
-    // Identities and commands.
-    inbox: Inbox,
-    tail: Tail,
-    /// The longest `dedupe_tail` of any application, ms.
-    longest_tail: u64,
-    undecided: Undecided,
-    /// Ends that somebody waits for, of this turn.
-    ends: Vec<(Identity, Ended)>,
-    /// When cancels stop waiting for an outcome, monotonic; and that of the one being judged again.
-    outcomes_until: BTreeSet<(u64, Identity)>,
-    waited_for: Option<u64>,
-    /// An item comes into memory to be taken out at once: it does not go on to its lane.
-    fetching: bool,
-    /// The window that a replaced item leaves to its successor: group and wall-clock end.
-    inherited: Option<(u32, u64)>,
-    tasks: BTreeMap<u64, Task>,
-    next_task: u64,
-    /// Answers that are on their way to the broker.
-    answers_out: usize,
-    /// Answers, each with the commit that it waits for.
-    replies: VecDeque<(Token, Reply)>,
-
-    // The way in.
-    ledger: Ledger,
-    /// Parts that become safe with a commit.
-    awaiting: VecDeque<(Token, Delivery)>,
-    /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.
-    deferred: VecDeque<(u64, u32, u64)>,
-    /// Payloads to be let go once their commit is durable.
-    fresh: VecDeque<(Token, u32, u64)>,
-    /// What the first request needs to know has been loaded.
-    restored: bool,
-    store_full: bool,
-    windows_full: bool,
-    /// Applications at their limit whose policy is to pause.
-    full: BTreeSet<u32>,
-    gate: Gate,
-    draining: bool,
-
+    settings: Arc<Settings>,
+    core: Core,
+    arrivals: Arrivals,
+    limits: Limits,
+    loader: Loader,
+    scans: Scans,
+    course: Course,
     fx: Effects,
 }
 
 impl Engine {
     /// An engine over what a store held when it was opened. `seed` feeds the jitter of back-off and nothing else.
     pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
-        let single = settings.hold_max.is_some();
+        let settings = Arc::new(settings);
+        let queues = Queues::new(Arc::clone(&settings), &opened.queues);
+        let journal = Journal::new(settings.hold_max.is_none(), opened.marks.next_seq);
+        let stock = Stock::new(queues, journal, settings.budget, now);
+        let mut recent = Recent::new(&opened.buckets);
+        recent.configure(settings.longest_tail(), settings.budget.filters);
+        let dispatch = Dispatch::new(&settings);
+        let course = Course { last: now, draining: false, taking: false, no_room: false, more: true };
         let mut engine = Engine {
-            random: Random(seed),
-            last: now,
-            counters: Counters::default(),
-            rows: Slab::new(),
-            by_seq: SeqMap::default(),
-            by_identity: ByIdentity::default(),
-            groups: Slab::new(),
-            apps: Slab::new(),
-            names: HashMap::new(),
-            forget_at: IDLE_APPS,
-            content_bytes: 0,
-            open_windows: 0,
-            ready_rows: 0,
-            schedule: Schedule::new(now.wall),
-            closing: Schedule::new(now.mono),
-            collecting: VecDeque::new(),
-            backoffs: BTreeSet::new(),
-            more_due: false,
-            egress: Egress::default(),
-            run: VecDeque::new(),
-            flights: SeqMap::default(),
-            next_flight: 1,
-            slots: 0,
-            slot_bytes: 0,
-            suspects: VecDeque::new(),
-            probe: None,
-            parking: VecDeque::new(),
-            held: Vec::new(),
-            held_bar: Key::default(),
-            release: false,
-            lacking: Vec::new(),
-            next_seq: opened.marks.next_seq.max(1),
-            token: 0,
-            committed: 0,
-            ops: Vec::new(),
-            deletes: Vec::new(),
-            deletes_since: 0,
-            stored: opened.marks.waiting,
-            stored_in_memory: 0,
-            seconds: BTreeMap::new(),
-            bare_until: opened.marks.bare_until,
-            cursor: Cursor::new(opened, now),
-            dirty_windows: Vec::new(),
-            dirty_lanes: Vec::new(),
-            dirty_counts: Vec::new(),
-            early: BTreeSet::new(),
-            hungry: BTreeSet::new(),
-            hungry_from: 0,
-            lane_loads: 0,
-            inbox: Inbox::default(),
-            tail: Tail::new(&opened.buckets),
-            longest_tail: settings.longest_tail(),
-            undecided: Undecided::new(),
-            ends: Vec::new(),
-            outcomes_until: BTreeSet::new(),
-            waited_for: None,
-            fetching: false,
-            inherited: None,
-            tasks: BTreeMap::new(),
-            next_task: 1,
-            answers_out: 0,
-            replies: VecDeque::new(),
-            ledger: Ledger::new(single),
-            awaiting: VecDeque::new(),
-            deferred: VecDeque::new(),
-            fresh: VecDeque::new(),
-            restored: false,
-            store_full: false,
-            windows_full: false,
-            full: BTreeSet::new(),
-            gate: Gate::Closed,
-            draining: false,
+            core: Core::new(stock, dispatch, recent, seed),
+            arrivals: Arrivals::new(),
+            limits: Limits::default(),
+            loader: Loader::new(),
+            scans: Scans::new(),
+            course,
             fx: Effects::default(),
             settings,
         };
-        let dead = engine.app("");
-        debug_assert_eq!(dead, DEAD);
-        engine.restore_counts(&opened.applications);
-        engine.restore_lanes(&opened.lanes);
-        engine.restore_windows(&opened.windows, now);
+        engine.reopen(opened, now);
         engine
+    }
+
+    /// Windows as the former life left them: open ones go on, and closed ones stay closed.
+    fn reopen(&mut self, opened: &Opened, now: Now) {
+        let stock = &mut self.core.stock;
+        let mut closed: BTreeMap<(Arc<str>, u64), Vec<RekeyMembers>> = BTreeMap::new();
+        for row in &opened.closings {
+            let members = RekeyMembers {
+                customer: Arc::clone(&row.customer),
+                through_seq: row.through_seq,
+                due: row.due,
+                cause: row.cause,
+                except: Vec::new(),
+            };
+            closed.entry((Arc::clone(&row.application), row.end)).or_default().push(members);
+            stock.journal.push(windows::delete_closing(row));
+        }
+        for ((queue, end), mut members) in closed {
+            // Of two windows of one customer with the same planned end, the one that closed first is looked at first.
+            members.sort_by_key(|one| one.through_seq);
+            let id = stock.queues.id(&queue);
+            let first = members.iter().map(|one| one.due).min().unwrap_or(end);
+            stock.queues.rekeyed(id, types::Key { due: first, seq: 0 });
+            stock.journal.push(Op::Rekey { queue, end, members, indexed: false });
+        }
+        for row in &opened.windows {
+            let queue = stock.queues.id(&row.application);
+            let customer = stock.customers.id(&mut stock.queues, queue, &row.customer);
+            stock.windows.reopen(&mut stock.customers, &mut stock.queues, customer, row, now);
+        }
     }
 
     /// Something happened, or a deadline came. Returns what must be done.
     pub fn handle(&mut self, input: Input, now: Now) -> Effects {
         self.observe(now);
         match input {
-            Input::Requests(requests) => self.take_requests(requests, now),
-            Input::Committed(token) => self.committed(token),
+            Input::Requests(requests) => requests.into_iter().for_each(|request| self.take_request(request)),
+            Input::Committed(token) => {
+                let before = self.core.stock.journal.uncommitted();
+                self.core.stock.committed(token);
+                self.core.stock.counters.commits += before - self.core.stock.journal.uncommitted();
+            }
             Input::Loaded(loaded) => self.loaded(loaded, now),
-            Input::Settled(settled) => self.settled(settled, now),
-            Input::Commands(commands) => self.take_commands(commands),
+            Input::Settled(settled) => {
+                self.want_outcomes();
+                settled.into_iter().for_each(|settled| self.core.settle(settled, now));
+            }
+            Input::Commands(commands) => {
+                for (asker, command) in commands {
+                    self.arrivals.push(Arrival::Command { command, asker, until: None });
+                }
+            }
             Input::Answered(deliveries) => {
-                self.answers_out = self.answers_out.saturating_sub(deliveries.len());
-                deliveries.into_iter().for_each(|delivery| self.ledger.safe(delivery));
+                self.core.stock.journal.answered(deliveries.len());
+                deliveries.into_iter().for_each(|delivery| self.core.stock.journal.safe(delivery));
             }
-            Input::IngestReady { generation } => {
-                self.ingest_lost();
-                self.ledger.restart(generation);
-            }
-            Input::IngestLost => self.ingest_lost(),
-            Input::EgressReady => self.egress = Egress { ready: true, blocked: false },
-            Input::EgressLost => self.egress.ready = false,
-            Input::EgressBlocked(blocked) => self.egress.blocked = blocked,
-            Input::StoreFull(full) => self.store_full = full,
-            Input::Configure(settings) => self.configure(*settings),
-            Input::Drain => self.draining = true,
+            Input::IngestReady { generation } => self.restart_ingest(generation),
+            Input::IngestLost => self.restart_ingest(0),
+            Input::EgressReady => self.core.dispatch.set_ready(true),
+            Input::EgressLost => self.core.dispatch.set_ready(false),
+            Input::EgressBlocked(blocked) => self.core.dispatch.set_blocked(blocked),
+            Input::StoreFull(full) => self.limits.store_full = full,
+            Input::Configure(settings) => self.configure(*settings, now),
+            Input::Drain => self.course.draining = true,
             Input::Tick => {}
         }
         self.turn(now);
@@ -353,217 +211,396 @@ impl Engine {
 
     /// When to call [`Engine::handle`] with [`Input::Tick`] at the latest. Nothing = not before an event.
     pub fn next_deadline(&self) -> Deadline {
-        if self.more_due || !self.parking.is_empty() {
+        if self.course.more {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
-        let early = self.early.first().map(|(key, _)| key.due);
-        let wall = [self.schedule.next(), self.preload_deadline(), early].into_iter().flatten().min();
-        let deletes = (!self.deletes.is_empty()).then(|| self.deletes_since + DELETE_WAIT_MS);
-        let backoff = self.backoffs.first().map(|(at, _)| *at);
-        let deferred = self.deferred.front().map(|(at, ..)| *at);
-        let outcome = self.outcomes_until.first().map(|(at, _)| *at);
-        let mono = [self.closing.next(), deletes, backoff, deferred, outcome, self.task_deadline()];
-        let mono = mono.into_iter().flatten().min();
-        Deadline { wall, mono }
+        let (core, stock) = (&self.core, &self.core.stock);
+        let wall = [stock.next_due(), self.loader.deadline(self.course.last)];
+        let mono = [
+            stock.windows.next(),
+            stock.journal.deadline(),
+            stock.deferred_until(),
+            core.dispatch.deadline(stock),
+            self.arrivals.deadline(),
+            self.scans.deadline(),
+        ];
+        Deadline { wall: wall.into_iter().flatten().min(), mono: mono.into_iter().flatten().min() }
     }
 
     /// Nothing is due, in flight or waiting for the store: what a graceful shutdown waits for. What cannot be
     /// delivered at present does not count; with a durable store it is safe, and without one its request was
     /// never acked.
     pub fn is_idle(&self) -> bool {
-        let stuck = !self.egress.ready || self.egress.blocked;
-        self.ops.is_empty()
-            && self.deletes.is_empty()
-            && self.committed == self.token
-            && self.replies.is_empty()
-            && self.answers_out == 0
-            && (stuck
-                || (self.slots == 0
-                    && self.run.is_empty()
-                    && self.held.is_empty()
-                    && self.suspects.is_empty()))
+        !self.course.more && self.core.stock.journal.is_idle() && self.core.dispatch.is_idle(&self.core.stock)
     }
 
-    /// What one turn does after every input, in this order: what has come in, time, the way out, the store.
-    fn turn(&mut self, now: Now) {
-        self.settle_undecided(now);
-        self.end_waits(now);
-        self.settle_tasks(now);
-        self.judge_arrivals(now);
-        self.advance_cursor(now);
-        self.take_due(now);
-        if !self.more_due {
-            // Else items that were due before them would leave after them.
-            self.close_windows(now);
-        }
-        self.store_deferred(now);
-        self.end_backoffs(now);
-        self.park_chunk();
-        self.release_held(now);
-        self.pump(now);
-        self.settle_undecided(now);
-        self.preload(now);
-        self.flush(now);
-        self.release_replies();
-        self.ledger.acks(&mut self.fx.acks);
-        self.restored |= self.may_open_intake();
-        let open = self.has_room() && self.restored;
-        self.move_gate(open);
+    /// Totals since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.core.stock.counters
     }
+
+    /// Items that have not ended, items that are due and in memory, and open windows.
+    pub fn sums(&self) -> (u64, u64, u64) {
+        let stock = &self.core.stock;
+        (stock.queues.total(), stock.queues.ready_rows, stock.windows.open_count())
+    }
+
+    /// The state at this moment. Costs time in the number of applications that have something, not of items.
+    pub fn snapshot(&self, now: Now) -> Snapshot {
+        snapshot::take(&self.core, !self.course.taking, now)
+    }
+
+    // ---- what happens ------------------------------------------------------------------------------------------
 
     /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits for
     /// its time anew.
     fn observe(&mut self, now: Now) {
-        debug_assert!(now.mono >= self.last.mono, "the monotonic clock never goes back");
-        let expected = self.last.wall + now.mono.saturating_sub(self.last.mono);
-        if now.wall > expected + STEP_MS {
-            self.counters.clock_forward += 1;
-            self.recheck_expiries(now);
-        } else if now.wall + STEP_MS < expected {
-            self.counters.clock_backward += 1;
-            self.recheck_expiries(now);
+        let last = std::mem::replace(&mut self.course.last, now);
+        debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
+        let expected = last.wall + now.mono.saturating_sub(last.mono);
+        let stock = &mut self.core.stock;
+        let forward = now.wall > expected + STEP_MS;
+        let backward = now.wall + STEP_MS < expected;
+        stock.counters.clock_forward += u64::from(forward);
+        stock.counters.clock_backward += u64::from(backward);
+        if forward || backward {
+            let queues: Vec<_> = stock.queues.ids().collect();
+            stock.windows.recheck(&mut stock.customers, &stock.queues, &queues, now);
+            queues.into_iter().for_each(|queue| stock.queues.look_at(queue));
         }
-        if now.wall < self.last.wall {
-            let rows = &self.rows;
-            self.schedule.rebase(now.wall, |id| rows[id].key);
-        }
-        self.last = now;
-    }
-
-    /// Rows whose time has come.
-    fn take_due(&mut self, now: Now) {
-        let mut due = Vec::new();
-        let early = if planted(Plant::Early) { 7 } else { 0 };
-        self.more_due = !self.schedule.take_due(now.wall + early, TURN_ROWS, &mut due);
-        while let Some((key, id)) = self.early.first().copied() {
-            if key.due > now.wall {
-                break;
-            }
-            self.early.pop_first();
-            let app = self.rows[id].app;
-            self.apps[app].early -= 1;
-            self.hungry.insert(app);
-            due.push(id);
-        }
-        let rows = &self.rows;
-        due.sort_unstable_by_key(|id| rows[*id].key);
-        for id in due {
-            match self.rows[id].state {
-                table::State::Scheduled => self.make_ready(id),
-                // Its window's end is a matter of the monotonic clock.
-                table::State::Windowed { pos, .. } => {
-                    self.rows[id].state = table::State::Windowed { pos, scheduled: false };
-                }
-                table::State::Ready | table::State::Flying(_) => {
-                    debug_assert!(false, "what is due twice was not taken out of the schedule");
-                }
-            }
+        if now.wall < last.wall {
+            stock.rebase(now);
         }
     }
 
-    /// Hands collected operations over as one commit.
-    fn flush(&mut self, now: Now) {
-        self.flush_windows();
-        self.flush_lanes();
-        let hurry = !self.ops.is_empty()
-            || !self.fx.loads.is_empty()
-            || self.draining
-            || !self.replies.is_empty()
-            || self.deletes.len() >= TURN_ROWS
-            || now.mono >= self.deletes_since + DELETE_WAIT_MS;
-        if (self.ops.is_empty() && self.deletes.is_empty()) || !hurry {
+    fn take_request(&mut self, request: Request) {
+        let Request { delivery, redelivered, received, body } = request;
+        let journal = &mut self.core.stock.journal;
+        if !journal.is_current(delivery) {
             return;
         }
-        self.flush_counts();
-        self.token += 1;
-        self.fx.store = std::mem::take(&mut self.ops);
-        self.fx.store.append(&mut self.deletes);
-        let low = self.low_mark();
-        let marks = Marks { next_seq: self.next_seq, low, bare_until: self.bare_until, waiting: self.stored };
-        self.fx.commit = Some((self.token, marks));
-    }
-
-    /// The commit that makes everything decided so far durable.
-    fn present_token(&self) -> Token {
-        if self.has_changes() {
-            self.next_token()
-        } else {
-            self.token
+        self.core.stock.counters.received += 1;
+        self.core.stock.counters.redelivered += u64::from(redelivered);
+        let journal = &mut self.core.stock.journal;
+        let origin = Origin { delivery, received, redelivered };
+        match body {
+            RequestBody::Items(items) => {
+                journal.open_delivery(delivery, items.len() as u32);
+                for item in items {
+                    self.arrivals.push(Arrival::Item(Box::new(item), origin));
+                }
+            }
+            RequestBody::Rejected(rejected) => {
+                journal.open_delivery(delivery, 1);
+                self.arrivals.push(Arrival::Rejected(rejected, origin));
+            }
+            RequestBody::Command(command, reply_to) => {
+                journal.open_delivery(delivery, 1);
+                let asker = Asker::Remote { delivery, redelivered, reply_to };
+                self.arrivals.push(Arrival::Command { command, asker, until: None });
+            }
         }
     }
 
-    /// A part of a delivery is safe once all that was decided before is durable.
-    fn safe_once_durable(&mut self, delivery: Delivery) {
-        let token = self.present_token();
-        if token > self.committed && self.is_durable() {
-            self.awaiting.push_back((token, delivery));
-        } else {
-            self.ledger.safe(delivery);
+    fn loaded(&mut self, loaded: Loaded, now: Now) {
+        self.want_outcomes();
+        match loaded {
+            Loaded::Contents(contents) => {
+                return self.core.contents_loaded(contents, now, &mut self.fx.publishes);
+            }
+            Loaded::Ranges(ranges) => {
+                let restored = self.loader.loaded(&mut self.core.stock, ranges, now);
+                self.scans.claim_restored(&mut self.core, &restored, now);
+            }
+            Loaded::Found(found) => self.arrivals.found(found),
+            Loaded::Scanned { number, rows, next } => {
+                self.scans.scanned(&mut self.core, number, rows, next, &mut self.fx.loads, now);
+            }
         }
+        self.core.stock.reads.end();
     }
 
-    /// Something has been decided that has not been handed over to the store.
-    fn has_changes(&self) -> bool {
-        !self.ops.is_empty() || !self.deletes.is_empty()
+    /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or they
+    /// would be there twice.
+    fn restart_ingest(&mut self, generation: u32) {
+        self.core.stock.journal.restart_deliveries(generation);
+        self.arrivals.forget_deliveries(&mut self.core.stock.watch);
+        self.scans.forget_deliveries();
+        self.core.orphan_pending();
+        self.course.no_room = false;
     }
 
-    /// The token that operations collected now will get.
-    fn next_token(&self) -> Token {
-        self.token + 1
+    fn configure(&mut self, settings: Settings, now: Now) {
+        self.settings = Arc::new(settings);
+        self.core.recent.configure(self.settings.longest_tail(), self.settings.budget.filters);
+        self.core.dispatch.configure(&self.settings);
+        self.limits.configure(&mut self.core.stock);
+        self.core.stock.queues.configure(Arc::clone(&self.settings));
+        self.core.stock.configure(self.settings.budget, now);
     }
 
-    fn delete_later(&mut self, op: Op) {
-        if self.deletes.is_empty() {
-            self.deletes_since = self.last.mono;
+    fn want_outcomes(&mut self) {
+        let wanted = self.arrivals.awaits_any() || self.scans.awaits_any();
+        self.core.want_outcomes(wanted);
+    }
+
+    // ---- one turn ----------------------------------------------------------------------------------------------
+
+    /// What one turn does after every input, in this order: what has ended, what has come in, time, the way out, memory,
+    /// the store.
+    fn turn(&mut self, now: Now) {
+        self.course.more = false;
+        self.want_outcomes();
+        self.end_waits(now);
+        self.judge_arrivals(now);
+        self.pass_time(now);
+        self.core.dispatch.end_backoffs(&mut self.core.stock, now);
+        self.core.pump(now, &mut self.fx.publishes);
+        self.trim(now);
+        self.tell_outcomes(now);
+        self.advance_scans(now);
+        self.core.stock.tell_rekeys(|application, to| self.scans.rekeyed(application, to));
+        self.course.more |= self.core.stock.evict_held_back(now);
+        self.loader.advance(&mut self.core.stock, now, &mut self.fx.loads);
+        self.fx.loads.extend(self.core.dispatch.take_lacking(&self.core.stock));
+        self.ask(now);
+        self.commit(now);
+        self.core.stock.queues.tidy();
+        self.core.stock.reads.tidy(!self.core.stock.watch.is_empty());
+        self.steer_intake();
+    }
+
+    /// Items and windows whose time has come.
+    fn pass_time(&mut self, now: Now) {
+        let stock = &mut self.core.stock;
+        let all_due = stock.take_due(TURN_ROWS, now);
+        self.course.more |= !all_due;
+        if all_due {
+            // Else items that were due before them would leave after them.
+            self.close_windows(now);
         }
-        self.deletes.push(op);
+        let stock = &mut self.core.stock;
+        self.course.more |= self.limits.flush(stock, now);
+        stock.store_deferred(now);
     }
 
-    /// A commit became durable: what waited for it is safe.
-    fn committed(&mut self, token: Token) {
-        debug_assert!(token <= self.token, "only what was handed over can be durable");
-        self.counters.commits += token.saturating_sub(self.committed);
-        self.committed = self.committed.max(token);
-        while let Some((at, delivery)) = self.awaiting.front().copied() {
-            if at > token {
+    fn close_windows(&mut self, now: Now) {
+        let stock = &mut self.core.stock;
+        let (due, all) = stock.windows.take_due(&mut stock.customers, &stock.queues, TURN_WINDOWS, now);
+        self.course.more |= !all;
+        let mut rows = 0;
+        for (customer, cause) in due {
+            if rows >= TURN_ROWS {
+                // Its timer stands at this moment: it is met again by the next turn.
+                self.course.more = true;
                 break;
             }
-            self.awaiting.pop_front();
-            self.ledger.safe(delivery);
+            let window = stock.customers.get(customer).and_then(|customer| customer.window.as_ref());
+            rows += window.map_or(0, |window| window.members.len());
+            stock.close_window(customer, cause, now);
         }
-        while let Some((at, id, seq)) = self.fresh.front().copied() {
-            if at > token {
-                break;
+    }
+
+    /// Items beyond the limit of an application that gives up its first ones.
+    fn trim(&mut self, now: Now) {
+        for (id, sentence) in self.limits.trim(&mut self.core.stock) {
+            self.core.take_off(id);
+            self.core.kill(id, types::Reason::Full, &sentence, now);
+        }
+        self.course.more |= self.limits.is_trimming(&self.core.stock);
+    }
+
+    /// Attempts have ended that something waits for: that is judged now, before anything new.
+    fn tell_outcomes(&mut self, now: Now) {
+        let outcomes = self.core.take_outcomes();
+        if outcomes.is_empty() {
+            return;
+        }
+        self.scans.outcomes(&mut self.core, &outcomes, now);
+        for (identity, ended) in &outcomes {
+            self.arrivals.outcome_known(*identity, ended.as_ref(), &mut self.core.stock.watch);
+        }
+        self.course.more |= self.arrivals.peek(LineName::Returned).is_some();
+    }
+
+    fn advance_scans(&mut self, now: Now) {
+        let (done, more) = self.scans.advance(&mut self.core, &mut self.fx.loads, now);
+        self.course.more |= more;
+        for (asker, command, answer) in done {
+            self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+        }
+    }
+
+    /// Commands whose patience with an outcome has ended.
+    fn end_waits(&mut self, now: Now) {
+        for (command, asker) in self.arrivals.end_waits(now) {
+            let answer = types::Answer::InFlight;
+            self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+        }
+    }
+
+    /// Asks the store for what the next arrivals need.
+    fn ask(&mut self, now: Now) {
+        let settings = Arc::clone(&self.settings);
+        let load = self.arrivals.ask(&mut self.core, self.course.no_room, |core, arrival| {
+            judge::questions(core, &settings, arrival, now)
+        });
+        self.fx.loads.extend(load);
+    }
+
+    /// Hands what was collected over as one commit, and lets go what waited for earlier ones.
+    fn commit(&mut self, now: Now) {
+        let stock = &mut self.core.stock;
+        let ops = stock.journal.ops();
+        stock.windows.flush(&mut stock.customers, &stock.queues, ops);
+        stock.journal.observe(now);
+        let hurry = !self.fx.loads.is_empty() || self.course.draining;
+        if stock.journal.is_due(hurry, now) {
+            let rows = stock.queues.take_dirty_rows();
+            let commit = stock.journal.take(rows);
+            self.fx.store = commit.ops;
+            self.fx.commit = Some((commit.token, commit.marks));
+        }
+        self.fx.replies = stock.journal.take_replies();
+        stock.journal.acks(now, &mut self.fx.acks);
+    }
+
+    /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is returned.
+    fn steer_intake(&mut self) {
+        let stopped =
+            self.limits.store_full || !self.core.stock.journal.has_numbers() || self.course.draining;
+        let blocked = self.course.no_room || self.core.stock.journal.is_under_pressure();
+        let taking = match self.course.taking {
+            true => !stopped && !(blocked && !self.arrivals.is_clear()),
+            false => !stopped && !blocked && self.arrivals.is_clear(),
+        };
+        if taking != self.course.taking {
+            self.course.taking = taking;
+            self.fx.intake = Some(if taking { Intake::Resume } else { Intake::Pause });
+        }
+    }
+
+    // ---- what has come in --------------------------------------------------------------------------------------
+
+    /// Judges what has arrived, as far as what is known allows.
+    fn judge_arrivals(&mut self, now: Now) {
+        self.course.no_room = false;
+        let mut left = TURN_ARRIVALS;
+        let open = !self.limits.store_full && self.core.stock.journal.has_numbers();
+        if open && self.judge_line(LineName::Returned, &mut left, now) {
+            self.judge_line(LineName::Requests, &mut left, now);
+        }
+        let mut left = TURN_ARRIVALS;
+        self.judge_line(LineName::Local, &mut left, now);
+    }
+
+    /// Whether the line is empty now.
+    fn judge_line(&mut self, name: LineName, left: &mut usize, now: Now) -> bool {
+        let settings = Arc::clone(&self.settings);
+        let mut last: Option<Delivery> = None;
+        loop {
+            let Some(next) = self.arrivals.peek(name) else { return true };
+            let delivery = next.delivery();
+            // The entries of one message become durable in one commit.
+            let same = delivery.is_some() && delivery == last;
+            if !same && (*left == 0 || self.core.stock.journal.is_under_pressure()) {
+                self.course.more |= *left == 0;
+                return false;
             }
-            self.fresh.pop_front();
-            if self.by_seq.get(&seq) == Some(&id) && !matches!(self.rows[id].state, table::State::Flying(_)) {
-                self.drop_content(id);
+            let questions = |core: &Core, arrival: &Arrival| judge::questions(core, &settings, arrival, now);
+            let whole = same || self.arrivals.is_message_known(name);
+            let next = if whole { self.arrivals.next(name, &mut self.core, questions) } else { None };
+            let Some(Next { arrival, found }) = next else { return false };
+            last = delivery;
+            *left = left.saturating_sub(1);
+            if !self.judge(name, arrival, found, now) {
+                return false;
             }
         }
     }
 
-    fn configure(&mut self, settings: Settings) {
-        self.longest_tail = settings.longest_tail();
-        self.settings = settings;
-        for id in self.apps.ids().collect::<Vec<_>>() {
-            let app = &mut self.apps[id];
-            app.settings = self.settings.of(&app.name).clone();
-            app.overhead = size::overhead(app.settings.format, &app.name, None);
-        }
-        for id in self.groups.ids().collect::<Vec<_>>() {
-            let group = &mut self.groups[id];
-            let app = &self.apps[group.app];
-            group.overhead = size::overhead(app.settings.format, &app.name, Some(&group.customer));
-            if group.window.is_some() {
-                // A shorter quiet time holds for the open windows too.
-                self.plan_check(id, self.last);
+    /// Judges one arrival. False: it has gone back to the head of its line.
+    fn judge(
+        &mut self,
+        name: LineName,
+        arrival: Arrival,
+        found: Vec<(types::Identity, event::Found)>,
+        now: Now,
+    ) -> bool {
+        match arrival {
+            Arrival::Rejected(rejected, origin) => {
+                judge::reject(&mut self.core, *rejected, origin, now);
             }
+            Arrival::Item(item, origin) => {
+                let draining = self.course.draining;
+                let mut bench = Bench {
+                    settings: &self.settings,
+                    limits: &mut self.limits,
+                    scans: &mut self.scans,
+                    draining,
+                };
+                match bench.item(&mut self.core, item, origin, found, now) {
+                    Judged::Done => {}
+                    Judged::Await(identity, item) => {
+                        self.arrivals.await_outcome(identity, Arrival::Item(item, origin));
+                    }
+                    Judged::NoRoom(item) => {
+                        self.arrivals.put_back(name, Arrival::Item(item, origin));
+                        self.course.no_room = true;
+                        return false;
+                    }
+                }
+            }
+            Arrival::Command { command, asker, until } => self.execute(command, asker, until, found, now),
         }
-        self.recheck_limits();
+        true
     }
 
-    /// Whether items are written to a store; else the broker's unacked message is the only copy.
-    fn is_durable(&self) -> bool {
-        self.settings.hold_max.is_none()
+    fn execute(
+        &mut self,
+        command: Command,
+        asker: Asker,
+        until: Option<u64>,
+        found: Vec<(types::Identity, event::Found)>,
+        now: Now,
+    ) {
+        let asked = (&command, &asker);
+        match commands::execute(&mut self.core, &mut self.scans, &self.settings, asked, found, now) {
+            Executed::Answer(answer) => {
+                self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+            }
+            Executed::Await(identity) => {
+                let until = Some(until.unwrap_or(now.mono + commands::OUTCOME_MS));
+                self.arrivals.await_outcome(identity, Arrival::Command { command, asker, until });
+            }
+            Executed::Scan => {
+                if let Some((asker, command, answer)) = self.scans.begin(&self.core, command, asker, now) {
+                    self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// Panics where an invariant is broken.
+    pub(in crate::engine) fn check_invariants(&self) {
+        self.core.stock.check();
+    }
+
+    /// Rows in memory, and bytes of payloads.
+    pub(in crate::engine) fn memory_bytes(&self) -> (usize, u64) {
+        (self.core.stock.items.len(), self.core.stock.items.content_bytes())
+    }
+
+    /// Rows touched since the start.
+    pub(in crate::engine) fn work(&self) -> u64 {
+        self.core.stock.work()
+    }
+
+    /// The heads of the lines, for messages of tests.
+    pub(in crate::engine) fn describe(&self) -> String {
+        format!("{:?}; {}; {:?}", self.course, self.arrivals.describe(), self.loader)
     }
 }

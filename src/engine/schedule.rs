@@ -7,13 +7,15 @@
 //!
 //! Entries are handles; the caller keeps the key of each and gives it back at removal. The module reads no clock.
 
-use super::slab::NIL;
 use super::types::Key;
 use std::collections::BTreeSet;
 
 /// Span of the wheel in milliseconds: a little over a minute, which is as far as the engine looks ahead.
 pub(super) const SLOTS: u64 = 1 << 16;
 const MASK: u64 = SLOTS - 1;
+
+/// No entry.
+const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
@@ -70,26 +72,30 @@ impl Schedule {
         }
     }
 
-    /// Takes entries due at or before `now`, slot by slot, until `limit` is passed or all are taken; returns
-    /// whether all are. Entries of one slot come in no order.
+    /// Takes entries due at or before `now`, the earliest millisecond first, at most until `out` holds `limit`; returns
+    /// whether all are taken. Entries of one millisecond come in no order.
     pub(super) fn take_due(&mut self, now: u64, limit: usize, out: &mut Vec<u32>) -> bool {
-        while self.base <= now {
-            let Some(at) = self.first_used() else {
-                self.base = now + 1;
-                break;
-            };
-            if at > now {
-                self.base = now + 1;
-                break;
-            }
-            self.drain_slot(at, out);
-            self.base = at + 1;
-            self.refill(now, out);
-            if out.len() >= limit && self.base <= now {
-                return false;
+        while let Some(at) = self.first_used().filter(|at| *at <= now) {
+            let slot = at & MASK;
+            while let Some(head) = Some(self.heads[slot as usize]).filter(|head| *head != NIL) {
+                if out.len() >= limit {
+                    return false;
+                }
+                self.unlink(head, slot);
+                out.push(head);
             }
         }
-        self.refill(now, out);
+        while let Some((_, id)) = self.far.first().copied().filter(|(key, _)| key.due <= now) {
+            if out.len() >= limit {
+                return false;
+            }
+            self.far.pop_first();
+            out.push(id);
+        }
+        if self.base <= now {
+            self.base = now + 1;
+            self.refill();
+        }
         true
     }
 
@@ -153,18 +159,11 @@ impl Schedule {
         out
     }
 
-    /// Moves what the wheel's span has reached out of the far set; what is due already goes to `out`.
-    fn refill(&mut self, now: u64, out: &mut Vec<u32>) {
-        while let Some((key, id)) = self.far.first().copied() {
-            if key.due >= self.base + SLOTS {
-                break;
-            }
+    /// Moves what the wheel's span has reached out of the far set.
+    fn refill(&mut self) {
+        while let Some((key, id)) = self.far.first().copied().filter(|(key, _)| key.due < self.base + SLOTS) {
             self.far.pop_first();
-            if key.due <= now && key.due < self.base {
-                out.push(id);
-            } else {
-                self.link(id, self.slot(key.due));
-            }
+            self.link(id, self.slot(key.due));
         }
     }
 

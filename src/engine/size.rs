@@ -5,8 +5,9 @@
 
 use super::types::Format;
 
-/// Longest id that tidegate assigns: 16 hex digits of the store, a dash, up to 16 of the arrival number.
-const ASSIGNED_ID: u64 = 33;
+/// Longest id that tidegate assigns: 16 hex digits of the store, up to 16 of the arrival number and as many of its due,
+/// with dashes between.
+const ASSIGNED_ID: u64 = 50;
 /// Decimal digits of the largest `u64`.
 const DIGITS: u64 = 20;
 /// A batch id: 128 bits in hex.

@@ -3,8 +3,8 @@
 //! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an unchecked
 //! one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
-pub use super::asked::{
-    Answer, Asker, Command, CustomerOf, End, Ended, Filter, Listed, Reply, ReplyTo, Stage, Target,
+pub use super::request::{
+    Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, Reply, ReplyTo, Stage, Target,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -153,6 +153,8 @@ pub struct NewItem {
     pub identity: Option<Identity>,
     /// What to do if the id is known.
     pub on_duplicate: DuplicateRule,
+    /// Of body, properties and terms as they were sent: equal for two deliveries of one message.
+    pub fingerprint: u64,
     /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and customer
     /// names apart.
     pub weight: u32,
@@ -265,6 +267,16 @@ pub struct Request {
     pub body: RequestBody,
 }
 
+impl Request {
+    /// How much work it is to judge: its items, and at least 1.
+    pub fn item_count(&self) -> usize {
+        match &self.body {
+            RequestBody::Items(items) => items.len().max(1),
+            RequestBody::Rejected(_) | RequestBody::Command(..) => 1,
+        }
+    }
+}
+
 /// Body format of an application's batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
@@ -331,6 +343,13 @@ pub struct AppSettings {
     pub max_waiting: u64,
 }
 
+impl AppSettings {
+    /// At its limit the item that is due first is given up.
+    pub fn drops_oldest(&self) -> bool {
+        self.max_waiting > 0 && self.on_full == OnFull::DropOldest
+    }
+}
+
 impl Default for AppSettings {
     /// The contract's `[defaults]`.
     fn default() -> Self {
@@ -389,7 +408,9 @@ pub struct Settings {
     /// Most open windows.
     pub customers: u64,
     /// Most applications with something waiting; a request for one more is dead, reason `full`.
-    pub applications_max: u64,
+    pub max_applications: u64,
+    /// How long a confirm is waited for, ms.
+    pub confirm_timeout: u64,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.
@@ -410,9 +431,10 @@ impl Settings {
 }
 
 /// Cause of the first close in a batch; header `x-closed-by`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClosedBy {
     /// A window's end, or an own time.
+    #[default]
     Time,
     /// `max_items`.
     Count,
@@ -443,8 +465,10 @@ impl ClosedBy {
 /// One item of a batch on its way out.
 #[derive(Clone, Debug)]
 pub struct BatchItem {
-    /// Arrival number; with the store's identity it makes the assigned id of an item that came without one.
+    /// Arrival number; with the store's identity it makes one half of the id of an item that came without one.
     pub seq: u64,
+    /// When it was due as accepted, UTC ms: the other half of that id, by which the store finds it.
+    pub accepted_due: u64,
     /// UTC ms.
     pub due: u64,
     /// UTC ms.
@@ -454,6 +478,9 @@ pub struct BatchItem {
     /// Properties and payload.
     pub content: Arc<Content>,
 }
+
+/// Channels for batches that are published alone ([`Batch::alone`]).
+pub const ALONE_CHANNELS: usize = 8;
 
 /// A batch, ready to be encoded and published. One to the dead exchange holds exactly one item.
 #[derive(Clone, Debug)]
@@ -474,8 +501,9 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// It is suspected of having closed the channel: publish it on the probe channel, alone.
-    pub probe: bool,
+    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then concerns
+    /// this batch and no other. At most [`ALONE_CHANNELS`] at a time.
+    pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,
 }
@@ -489,10 +517,14 @@ pub enum Outcome {
     Nacked,
     /// Unroutable: `basic.return` with this reply text.
     Returned(Box<str>),
-    /// The broker closed the channel with this text while the batch was unconfirmed there. On the probe channel,
-    /// where it was alone, it is the culprit; elsewhere it is one of the suspects.
+    /// The broker closed the channel with this text while the batch was unconfirmed there. Where it was alone it is
+    /// the culprit; elsewhere it is one of the suspects.
     Refused(Box<str>),
-    /// The connection was lost, or no answer came in time: it may or may not have been delivered.
+    /// The exchange is missing or may not be written to, with the broker's text: it went nowhere.
+    Unavailable(Box<str>),
+    /// No confirm came in time, and its channel was given up: it may or may not have been delivered.
+    Overdue,
+    /// The connection was lost: it may or may not have been delivered.
     Unknown,
     /// There was no connection to publish it on: nobody has it.
     Unsent,

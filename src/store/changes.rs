@@ -1,183 +1,254 @@
 //! Operations to rows: what a call of commit will write, each row once, with the last word on it.
 //!
 //! The storage engine cannot read what a batch holds before it is written, and two writes of one key in one batch
-//! have no order there. So all groups of a call are collected here first; moving an item looks here before it looks
-//! on the disk.
+//! have no order there. So all groups of a call are collected here first; an operation that moves items looks here
+//! before it looks on the disk. In order of key, so that rows reach the storage engine sorted.
 
+use super::database::{view, Epochs, Keyspaces, Row};
+use super::errors::{broken_contract, BrokenContract};
+use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::record::{self, View};
-use super::space::Space;
-use super::spaces::{damaged, row_of, Lives, Spaces};
-use super::{ended, rows, StoreError};
-use crate::engine::event::{BucketRow, Indexed, Op, Place, Stored};
-use crate::engine::types::{Dead, Ended, Identity, Key};
+use super::{ended, rekey, rows, CommitError, ReadError};
+use crate::engine::event::{BucketRow, IndexRows, Op, Place, Standing, Stored};
+use crate::engine::types::{Ended, Identity, Key};
 use fjall::Slice;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// What will be written to one keyspace; `None` removes the row.
+type Pending = BTreeMap<Slice, Option<Slice>>;
 
 /// What will be written.
-pub struct Changes<'a> {
-    spaces: &'a Spaces,
-    /// `None` removes the row.
-    rows: HashMap<(Space, Slice), Option<Slice>>,
-    /// Number of the commit: the life of each bucket that begins in it.
+pub(super) struct Changes<'a> {
+    keyspaces: &'a Keyspaces,
+    /// In the order of [`KeyspaceId::ALL`].
+    pending: [Pending; KEYSPACES],
+    /// Number of the commit: the epoch of each bucket that begins in it.
     number: u64,
-    lives: Lives,
-    begun: Vec<Space>,
+    epochs: Epochs,
+    begun: Vec<KeyspaceId>,
 }
 
 impl<'a> Changes<'a> {
-    /// None yet, of commit `number`. `lives`: which life each bucket lives before it.
-    pub fn new(spaces: &'a Spaces, number: u64, lives: Lives, ops: usize) -> Self {
-        let rows = HashMap::with_capacity(ops + 1);
-        Changes { spaces, rows, number, lives, begun: Vec::new() }
+    /// None yet, of commit `number`. `epochs`: in which epoch each bucket is before it.
+    pub(super) fn new(keyspaces: &'a Keyspaces, number: u64, epochs: Epochs) -> Self {
+        let pending = std::array::from_fn(|_| Pending::new());
+        Changes { keyspaces, pending, number, epochs, begun: Vec::new() }
     }
 
     /// Adds one operation.
     ///
     /// # Errors
     ///
-    /// See [`StoreError`]; nothing has been written then.
-    pub fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
+    /// See [`CommitError`]; nothing has been written then.
+    pub(super) fn apply(&mut self, op: &Op) -> Result<(), CommitError> {
         match op {
-            Op::Put { place, item, indexed } => self.put_item(place, item, indexed),
-            Op::Delete { place, key, indexed } => {
-                let (space, row) = row_of(place, *key)?;
-                self.remove(space, row);
-                self.remove_index(*key, indexed)
+            Op::Put { item, indexed } => Ok(self.put_item(item, *indexed)?),
+            Op::Delete { place, rows } => {
+                self.remove(KeyspaceId::Items, rows::item_key(&place.queue, place.key)?);
+                Ok(self.remove_index(place.key, rows)?)
             }
-            Op::Index { key, indexed } => self.index(*key, indexed),
-            Op::Remember { bucket, identity, ended } => self.remember(*bucket, *identity, ended),
-            Op::BeginBucket(row) => self.begin(*row),
-            Op::Park { from, key, indexed, identity, lane, attempts, last_error, dead } => {
-                self.park(from, *key, lane, (*attempts, last_error.as_deref(), dead.as_deref()))?;
-                self.remove_index(*key, indexed)?;
-                self.index(*key, &Indexed { identity: *identity, customer: None })
+            Op::Index { key, rows } => Ok(self.index(*key, rows)?),
+            Op::Move { from, to, removed, written, standing } => {
+                self.move_item(from, to, standing)?;
+                self.remove_index(from.key, removed)?;
+                Ok(self.index(to.key, written)?)
+            }
+            Op::Rekey { queue, end, members, indexed } => {
+                Ok(rekey::rekey(self, queue, *end, members, *indexed)?)
+            }
+            Op::PutQueue(queue) => {
+                let (key, value) = rows::queue_row(queue)?;
+                let kept = queue.count > 0 || queue.paused;
+                self.set(KeyspaceId::Queues, key, kept.then_some(value));
+                Ok(())
             }
             Op::PutWindow(window) => {
                 let (key, value) = rows::window_row(window)?;
-                self.put(Space::Windows, key, value);
+                self.put(KeyspaceId::Windows, key, value);
                 Ok(())
             }
             Op::DeleteWindow { application, customer } => {
-                self.remove(Space::Windows, rows::prefix(&[application, customer])?);
+                self.remove(KeyspaceId::Windows, rows::window_key(application, customer)?);
                 Ok(())
             }
-            Op::PutLane(lane) => {
-                let (key, value) = rows::lane_row(lane)?;
-                if lane.count == 0 {
-                    self.remove(Space::LaneRows, key);
-                } else {
-                    self.put(Space::LaneRows, key, value);
-                }
+            Op::PutClosing(closing) => {
+                let (key, value) = rows::closing_row(closing)?;
+                self.put(KeyspaceId::Closings, key, value);
                 Ok(())
             }
-            Op::PutApp(app) => {
-                let (key, value) = rows::app_row(app)?;
-                if app.waiting == 0 && !app.paused {
-                    self.remove(Space::Applications, key);
-                } else {
-                    self.put(Space::Applications, key, value);
-                }
+            Op::DeleteClosing { application, customer, end, through_seq } => {
+                let key = rows::closing_key(application, customer, *end, *through_seq)?;
+                self.remove(KeyspaceId::Closings, key);
                 Ok(())
             }
+            Op::Remember { bucket, identity, ended } => Ok(self.remember(*bucket, *identity, ended)?),
+            Op::BeginBucket(row) => Ok(self.begin(*row)?),
         }
     }
 
     /// Writes one row.
-    pub fn put(&mut self, space: Space, key: impl Into<Slice>, value: impl Into<Slice>) {
-        self.rows.insert((space, key.into()), Some(value.into()));
+    pub(super) fn put(&mut self, id: KeyspaceId, key: impl Into<Slice>, value: impl Into<Slice>) {
+        self.set(id, key, Some(value));
+    }
+
+    /// Removes one row; one that is not there is no fault.
+    pub(super) fn remove(&mut self, id: KeyspaceId, key: impl Into<Slice>) {
+        self.set(id, key, None::<Slice>);
+    }
+
+    fn set(&mut self, id: KeyspaceId, key: impl Into<Slice>, value: Option<impl Into<Slice>>) {
+        self.pending[id.index()].insert(key.into(), value.map(Into::into));
     }
 
     /// The buckets that begin anew. What they hold on the disk has to go before the rows are written.
-    pub fn begun(&self) -> &[Space] {
+    pub(super) fn begun(&self) -> &[KeyspaceId] {
         &self.begun
     }
 
-    /// Which life each bucket lives once this is written.
-    pub fn lives(&self) -> Lives {
-        self.lives
+    /// In which epoch each bucket is once this is written.
+    pub(super) fn epochs(&self) -> Epochs {
+        self.epochs
     }
 
-    /// The rows, each once, in no particular order.
-    pub fn into_rows(self) -> impl Iterator<Item = (Space, Slice, Option<Slice>)> {
-        self.rows.into_iter().map(|((space, key), value)| (space, key, value))
+    /// The rows, each once, by keyspace and in order of key.
+    pub(super) fn into_rows(self) -> impl Iterator<Item = (KeyspaceId, Slice, Option<Slice>)> {
+        let of = |(id, pending): (KeyspaceId, Pending)| pending.into_iter().map(move |(k, v)| (id, k, v));
+        KeyspaceId::ALL.into_iter().zip(self.pending).flat_map(of)
     }
 
-    fn remove(&mut self, space: Space, key: impl Into<Slice>) {
-        self.rows.insert((space, key.into()), None);
-    }
-
-    fn put_item(&mut self, place: &Place, item: &Stored, indexed: &Indexed) -> Result<(), StoreError> {
-        let content = item.content.as_deref().ok_or(StoreError::NoContent { key: item.key })?;
-        let (space, row) = row_of(place, item.key)?;
-        self.put(space, row, record::encode(item.key, &View::of(item, content)));
-        self.index(item.key, indexed)
-    }
-
-    fn index(&mut self, key: Key, indexed: &Indexed) -> Result<(), StoreError> {
-        if let Some(identity) = indexed.identity {
-            let (row, value) = rows::identity_row(identity, key);
-            self.put(Space::Identities, row, value);
+    /// One row as it will be.
+    pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<Slice>, ReadError> {
+        match self.pending[id.index()].get(key) {
+            Some(pending) => Ok(pending.clone()),
+            None => self.keyspaces.get(id, key),
         }
-        if let Some((application, customer)) = &indexed.customer {
-            let index = rows::place_key(&[application, customer], key)?;
-            self.put(Space::Customers, index, Vec::new());
-        }
-        Ok(())
     }
 
-    fn remove_index(&mut self, key: Key, indexed: &Indexed) -> Result<(), StoreError> {
-        if let Some(identity) = indexed.identity {
-            self.remove(Space::Identities, identity.to_bytes());
+    /// The rows from `start` to before `end` as they will be that `wanted` wants: in no particular order, and read
+    /// one at a time, so that those which nobody wants take no room.
+    pub(super) fn range(
+        &self,
+        id: KeyspaceId,
+        start: Vec<u8>,
+        end: Vec<u8>,
+        wanted: impl Fn(&Row) -> Result<bool, ReadError>,
+    ) -> Result<Vec<Row>, ReadError> {
+        let mut out = Vec::new();
+        if start >= end {
+            return Ok(out);
         }
-        if let Some((application, customer)) = &indexed.customer {
-            self.remove(Space::Customers, rows::place_key(&[application, customer], key)?);
+        let pending = &self.pending[id.index()];
+        let bounds = (Bound::Included(start.as_slice()), Bound::Excluded(end.as_slice()));
+        for (key, value) in pending.range::<[u8], _>(bounds) {
+            let Some(value) = value else { continue };
+            let row = (key.clone(), value.clone());
+            if wanted(&row)? {
+                out.push(row);
+            }
         }
-        Ok(())
+        for row in self.keyspaces.range(id, start, end) {
+            let row = row?;
+            if !pending.contains_key(&row.0) && wanted(&row)? {
+                out.push(row);
+            }
+        }
+        Ok(out)
     }
 
-    fn park(
-        &mut self,
-        from: &Place,
-        key: Key,
-        lane: &Arc<str>,
-        (attempts, last_error, dead): (u32, Option<&str>, Option<&Dead>),
-    ) -> Result<(), StoreError> {
-        let (old_space, old_row) = row_of(from, key)?;
-        let (new_space, new_row) = row_of(&Place::Lane(lane.clone()), key)?;
-        let old_row = Slice::from(old_row);
-        let found = match self.rows.get(&(old_space, old_row.clone())) {
-            Some(pending) => pending.clone(),
-            None => self.spaces.get(old_space, &old_row)?,
+    fn put_item(&mut self, item: &Stored, indexed: bool) -> Result<(), BrokenContract> {
+        let Some(content) = item.content.as_deref() else {
+            let Key { due, seq } = item.key;
+            return Err(broken_contract(format!(
+                "the item due {due}, number {seq}, comes without its content"
+            )));
         };
-        let bytes = found.ok_or_else(|| StoreError::Missing { place: from.clone(), key })?;
-        let view = record::decode(key, &bytes).map_err(|e| damaged(old_space, &old_row, &e))?;
-        let dead = dead.map(|d| (d.reason, &*d.error));
-        let moved = record::encode(key, &View { attempts, last_error, dead, ..view });
-        // In this order: within one lane old and new are the same row.
-        self.remove(old_space, old_row);
-        self.put(new_space, new_row, moved);
+        let row = rows::item_key(item.queue(), item.key)?;
+        let record = record::encode(&row, &View::of(item, content));
+        self.put(KeyspaceId::Items, row, record);
+        let waits = item.dead.is_none();
+        let customer = item.customer.clone().filter(|_| waits && indexed);
+        let index = IndexRows {
+            identity: item.given.filter(|_| waits),
+            customer: customer.map(|customer| (item.application.clone(), customer)),
+        };
+        self.index(item.key, &index)
+    }
+
+    /// Writes index rows that lead to `key`.
+    pub(super) fn index(&mut self, key: Key, index: &IndexRows) -> Result<(), BrokenContract> {
+        if let Some(identity) = index.identity {
+            let (row, value) = rows::identity_row(identity, key);
+            self.put(KeyspaceId::Identities, row, value);
+        }
+        if let Some((application, customer)) = &index.customer {
+            let row = rows::place_key(&[application, customer], key)?;
+            self.put(KeyspaceId::Customers, row, Slice::from([]));
+        }
         Ok(())
     }
 
-    fn remember(&mut self, bucket: u8, identity: Identity, ended: &Ended) -> Result<(), StoreError> {
-        let space = Space::ended(bucket)?;
-        let life = self.lives.get(usize::from(bucket)).copied().unwrap_or_default();
-        self.put(space, identity.to_bytes(), ended::encode(identity, life, ended));
+    fn remove_index(&mut self, key: Key, index: &IndexRows) -> Result<(), BrokenContract> {
+        if let Some(identity) = index.identity {
+            self.remove(KeyspaceId::Identities, identity.to_bytes());
+        }
+        if let Some((application, customer)) = &index.customer {
+            self.remove(KeyspaceId::Customers, rows::place_key(&[application, customer], key)?);
+        }
         Ok(())
     }
 
-    /// What was written to the bucket before belongs to the life that ends here, also within this call.
-    fn begin(&mut self, row: BucketRow) -> Result<(), StoreError> {
-        let space = Space::ended(row.bucket)?;
-        self.rows.retain(|(other, _), _| *other != space);
-        if let Some(life) = self.lives.get_mut(usize::from(row.bucket)) {
-            *life = self.number;
+    fn move_item(&mut self, from: &Place, to: &Place, standing: &Standing) -> Result<(), CommitError> {
+        let row = rows::item_key(&from.queue, from.key)?;
+        let bytes = self.get(KeyspaceId::Items, &row)?;
+        let bytes = bytes.ok_or_else(|| ReadError::Missing { place: from.clone() })?;
+        let view = view(&row, &bytes)?;
+        let moved = View {
+            key: to.key,
+            closed_by: standing.closed_by,
+            attempts: standing.attempts,
+            last_error: standing.last_error.as_deref(),
+            outcome_unknown: standing.outcome_unknown,
+            dead: standing.dead.as_deref().map(|dead| (dead.reason, &*dead.error)),
+            ..view
+        };
+        if moved.queue() != &*to.queue {
+            let (to, queue) = (&to.queue, moved.queue());
+            return Err(
+                broken_contract(format!("an item of queue `{queue}` is moved to queue `{to}`")).into()
+            );
         }
-        if !self.begun.contains(&space) {
-            self.begun.push(space);
-        }
-        self.put(space, rows::BUCKET, rows::bucket_row(row, self.number));
+        let target = rows::item_key(&to.queue, to.key)?;
+        let record = record::encode(&target, &moved);
+        // In this order: old and new may be the same row.
+        self.remove(KeyspaceId::Items, row);
+        self.put(KeyspaceId::Items, target, record);
         Ok(())
     }
+
+    fn remember(&mut self, bucket: u8, identity: Identity, ended: &Ended) -> Result<(), BrokenContract> {
+        let id = bucket_keyspace(bucket)?;
+        let epoch = self.epochs.get(usize::from(bucket)).copied().unwrap_or_default();
+        self.put(id, identity.to_bytes(), ended::encode(identity, epoch, ended));
+        Ok(())
+    }
+
+    /// What was written to the bucket before belongs to the epoch that ends here, also within this call.
+    fn begin(&mut self, row: BucketRow) -> Result<(), BrokenContract> {
+        let id = bucket_keyspace(row.bucket)?;
+        self.pending[id.index()].clear();
+        if let Some(epoch) = self.epochs.get_mut(usize::from(row.bucket)) {
+            *epoch = self.number;
+        }
+        if !self.begun.contains(&id) {
+            self.begun.push(id);
+        }
+        self.put(id, rows::BUCKET, rows::bucket_row(row, self.number));
+        Ok(())
+    }
+}
+
+fn bucket_keyspace(bucket: u8) -> Result<KeyspaceId, BrokenContract> {
+    KeyspaceId::ended(bucket)
+        .ok_or_else(|| broken_contract(format!("there is no bucket {bucket} of ended items")))
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// A directory that this process alone uses, as long as this value lives.
 #[derive(Debug)]
-pub struct Directory {
+pub(super) struct Directory {
     path: PathBuf,
     /// The lock is a property of the open file: it ends with it, also when the process is killed.
     _lock: File,
@@ -30,7 +30,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Locked`], [`OpenError::Io`].
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
+    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
         // Without a slash at the end, which would make lstat follow a link.
         let path: PathBuf = path.components().collect();
         match fs::symlink_metadata(&path) {
@@ -53,12 +53,12 @@ impl Directory {
     }
 
     /// The directory itself.
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Where the storage engine's files lie.
-    pub fn data(&self) -> PathBuf {
+    pub(super) fn data(&self) -> PathBuf {
         self.path.join("db")
     }
 
@@ -67,7 +67,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`OpenError::Io`].
-    pub fn sync(&self) -> Result<(), OpenError> {
+    pub(super) fn sync(&self) -> Result<(), OpenError> {
         let absolute = std::path::absolute(&self.path).map_err(OpenError::io("find", &self.path))?;
         for path in [Some(absolute.as_path()), absolute.parent()].into_iter().flatten() {
             File::open(path).and_then(|dir| dir.sync_all()).map_err(OpenError::io("sync directory", path))?;
@@ -122,7 +122,7 @@ const LEN: usize = 28;
 /// torn tail of a crash. If that rest had been synced, commits would be gone without a word; this number, written
 /// only after the sync, tells the two apart. It is itself not synced: after a power cut it may be old, never new.
 #[derive(Debug)]
-pub struct Committed {
+pub(super) struct Committed {
     file: File,
     identity: u64,
     warned: bool,
@@ -134,7 +134,7 @@ impl Committed {
     /// # Errors
     ///
     /// [`OpenError::Io`]; [`OpenError::Damaged`] when it belongs to another store.
-    pub fn open(directory: &Directory, identity: u64) -> Result<(Self, Option<u64>), OpenError> {
+    pub(super) fn open(directory: &Directory, identity: u64) -> Result<(Self, Option<u64>), OpenError> {
         let path = directory.path().join("COMMITTED");
         let file = own_file(&path)?;
         let mut bytes = Vec::with_capacity(LEN);
@@ -161,7 +161,7 @@ impl Committed {
     /// # Errors
     ///
     /// [`OpenError::Io`].
-    pub fn noted(directory: &Directory) -> Result<Option<u64>, OpenError> {
+    pub(super) fn noted(directory: &Directory) -> Result<Option<u64>, OpenError> {
         let path = directory.path().join("COMMITTED");
         match fs::read(&path) {
             Ok(bytes) => Ok(parse(&bytes).map(|(_, number)| number)),
@@ -171,7 +171,7 @@ impl Committed {
     }
 
     /// Notes that commit `number` is durable.
-    pub fn record(&mut self, number: u64) {
+    pub(super) fn record(&mut self, number: u64) {
         let mut bytes = [MAGIC.as_slice(), &self.identity.to_le_bytes(), &number.to_le_bytes()].concat();
         let crc = crc32c::crc32c(&bytes);
         bytes.extend_from_slice(&crc.to_le_bytes());
@@ -188,7 +188,7 @@ impl Committed {
     /// # Errors
     ///
     /// The system's.
-    pub fn sync(&self) -> io::Result<()> {
+    pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }

@@ -4,12 +4,15 @@
 //! read as it was written is reported by name, and stays.
 
 use super::changes::Changes;
+use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
 use super::directory::{Committed, Directory};
+use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::logs;
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
-use super::space::{Space, SPACES};
-use super::spaces::{damaged, io_error, unwritable, Lives, Spaces, DAMAGE};
-use super::{new_identity, Commit, OpenError, OpenStore, Reader, Store, StoreError, Usage};
+use super::{
+    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Reader, Store, Usage,
+    UsageError,
+};
 use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
 use fjall::config::{BlockSizePolicy, FilterPolicy};
 use fjall::{AbstractTree, Database, KeyspaceCreateOptions, PersistMode};
@@ -50,22 +53,22 @@ impl Budget {
 /// # Errors
 ///
 /// See [`super::open`].
-pub fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
+pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     let directory = Directory::open(path)?;
     let budget = Budget::of(memory_limit);
     // Before the storage engine sees them: it cuts off what it cannot read.
     logs::check(&directory, accept_loss)?;
     if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
-        found(&directory, budget)?;
+        establish(&directory, budget)?;
     }
     let db = open_database(&directory.data(), budget)?;
-    let (spaces, known) = match read_format(&db)? {
-        Some(()) => {
-            let spaces = keyspaces(&db, &directory.data())?;
-            let known = read_meta(&spaces)?;
-            (spaces, known)
+    let (keyspaces, known) = match read_format(&db)? {
+        Format::Current => {
+            let keyspaces = open_keyspaces(&db, &directory.data())?;
+            let known = read_meta(&keyspaces)?;
+            (keyspaces, known)
         }
-        None => create(&db, &directory.data())?,
+        Format::None => create(&db, &directory.data())?,
     };
     let Known { identity, number, marks } = known;
     let (mut committed, noted) = Committed::open(&directory, identity)?;
@@ -85,18 +88,18 @@ pub fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenSto
     committed.record(number);
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
-    let (buckets, lives) = read_buckets(&spaces)?;
+    let (buckets, epochs) = read_buckets(&keyspaces)?;
     let opened = Opened {
         marks,
-        windows: spaces.all(Space::Windows, rows::read_window).map_err(opening)?,
-        lanes: spaces.all(Space::LaneRows, rows::read_lane).map_err(opening)?,
-        applications: spaces.all(Space::Applications, rows::read_app).map_err(opening)?,
+        queues: keyspaces.all(KeyspaceId::Queues, rows::read_queue)?,
+        windows: keyspaces.all(KeyspaceId::Windows, rows::read_window)?,
+        closings: keyspaces.all(KeyspaceId::Closings, rows::read_closing)?,
         buckets,
     };
     // What the log gave back counts as well; how much that was is not known, half is a fair guess.
-    let unflushed = Space::ALL.map(|_| budget.memtables / 2 / Space::ALL.len() as u64);
+    let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
-    let store = DiskStore { spaces, db, committed, number, budget, unflushed, lives, directory };
+    let store = DiskStore { keyspaces, db, committed, number, budget, unflushed, epochs, directory };
     Ok(OpenStore { store: Box::new(store), opened, identity })
 }
 
@@ -110,7 +113,7 @@ struct Known {
 
 /// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half made, it
 /// cannot open again. Nothing was ever stored in what an earlier start left there.
-fn found(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
+fn establish(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
     let (path, new) = (directory.data(), directory.path().join("db.new"));
     match fs::remove_dir_all(&new) {
         Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was cut short"),
@@ -155,25 +158,32 @@ fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
     }
 }
 
-/// Whether there is a store of a format that this program knows. `None`: there is nothing yet.
-fn read_format(db: &Database) -> Result<Option<()>, OpenError> {
+/// What lies in an opened database.
+enum Format {
+    /// A store that this program knows.
+    Current,
+    /// Nothing yet.
+    None,
+}
+
+fn read_format(db: &Database) -> Result<Format, OpenError> {
     let place = "keyspace `meta`, key `format`".to_owned();
-    let row = if db.keyspace_exists(Space::Meta.name()) {
-        let meta = db.keyspace(Space::Meta.name(), || options(Space::Meta));
-        meta.and_then(|meta| meta.get(META_FORMAT)).map_err(|e| not_read(Space::Meta, &e))?
+    let row = if db.keyspace_exists(KeyspaceId::Meta.name()) {
+        let meta = db.keyspace(KeyspaceId::Meta.name(), || options(KeyspaceId::Meta));
+        meta.and_then(|meta| meta.get(META_FORMAT)).map_err(|e| not_read(KeyspaceId::Meta, &e))?
     } else {
         None
     };
     let Some(row) = row else {
         // A first start may have been cut short. But where there are items, there was a format.
         for name in db.list_keyspace_names() {
-            let space = db.keyspace(&name, KeyspaceCreateOptions::default);
-            if !space.and_then(|s| s.is_empty()).map_err(|e| not_read(Space::Meta, &e))? {
+            let keyspace = db.keyspace(&name, KeyspaceCreateOptions::default);
+            if !keyspace.and_then(|k| k.is_empty()).map_err(|e| not_read(KeyspaceId::Meta, &e))? {
                 let error = format!("missing, although keyspace `{}` holds rows", &*name);
                 return Err(OpenError::Damaged { place, error });
             }
         }
-        return Ok(None);
+        return Ok(Format::None);
     };
     let found = rows::read_number(META_FORMAT, &row)
         .and_then(|n| u32::try_from(n).map_err(|_| "out of range".to_owned()))
@@ -185,147 +195,135 @@ fn read_format(db: &Database) -> Result<Option<()>, OpenError> {
         return Err(OpenError::Older { found });
     }
     // Every keyspace is made before the format is written: one that is missing has been lost.
-    for space in Space::ALL {
-        if !db.keyspace_exists(space.name()) {
-            let place = format!("keyspace `{}`", space.name());
+    for id in KeyspaceId::ALL {
+        if !db.keyspace_exists(id.name()) {
+            let place = format!("keyspace `{}`", id.name());
             return Err(OpenError::Damaged { place, error: "missing".to_owned() });
         }
     }
-    Ok(Some(()))
+    Ok(Format::Current)
 }
 
-fn keyspaces(db: &Database, path: &Path) -> Result<Spaces, OpenError> {
-    let mut all = Vec::with_capacity(SPACES);
-    for space in Space::ALL {
-        let opened = db.keyspace(space.name(), || options(space));
-        all.push(opened.map_err(|error| not_opened(path, error))?);
-    }
-    let all = all.try_into().map_err(|_| opening(StoreError::NoBucket(BUCKETS)))?;
-    Ok(Spaces::new(all))
+fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
+    let open =
+        |id: KeyspaceId| db.keyspace(id.name(), || options(id)).map_err(|error| not_opened(path, error));
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = KeyspaceId::ALL.map(open);
+    Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?]))
 }
 
 /// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new ones.
-fn options(space: Space) -> KeyspaceCreateOptions {
+fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
     // The size of a memtable is seen to by `DiskStore::rotate`, since it follows the configuration.
     let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
-    match space {
+    match id {
         // Single reads look for what is there.
-        Space::Time | Space::Lanes => {
+        KeyspaceId::Items => {
             options.expect_point_read_hits(true).data_block_size_policy(BlockSizePolicy::all(8 << 10))
         }
         // Only ever scanned.
-        Space::Customers | Space::Windows | Space::LaneRows | Space::Applications => {
+        KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows | KeyspaceId::Closings => {
             options.filter_policy(FilterPolicy::disabled())
         }
         // Single reads mostly look for what is not there: a filter for every table, of the last level as well.
-        Space::Identities | Space::Ended(_) => options.expect_point_read_hits(false),
-        Space::Meta => options,
+        KeyspaceId::Identities | KeyspaceId::Ended(_) => options.expect_point_read_hits(false),
+        KeyspaceId::Meta => options,
     }
 }
 
 /// The first commit of a new store, number 0.
-fn create(db: &Database, path: &Path) -> Result<(Spaces, Known), OpenError> {
-    let spaces = keyspaces(db, path)?;
+fn create(db: &Database, path: &Path) -> Result<(Keyspaces, Known), OpenError> {
+    let keyspaces = open_keyspaces(db, path)?;
     let known = Known { identity: new_identity()?, number: 0, marks: Marks::default() };
-    let meta = spaces.of(Space::Meta);
+    let meta = keyspaces.of(KeyspaceId::Meta);
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
     batch.insert(meta, META_IDENTITY, rows::number_row(META_IDENTITY, known.identity));
     batch.insert(meta, META_MARKS, rows::marks_row(known.number, &known.marks));
     batch.commit().map_err(|e| unwritable("wrote the first commit", path, &e))?;
-    Ok((spaces, known))
+    Ok((keyspaces, known))
 }
 
-fn read_meta(spaces: &Spaces) -> Result<Known, OpenError> {
+fn read_meta(keyspaces: &Keyspaces) -> Result<Known, OpenError> {
     fn row<T>(
-        spaces: &Spaces,
+        keyspaces: &Keyspaces,
         key: &[u8],
         read: impl Fn(&[u8]) -> Result<T, String>,
-    ) -> Result<T, OpenError> {
-        let bytes = spaces.get(Space::Meta, key).map_err(opening)?;
+    ) -> Result<T, ReadError> {
+        let bytes = keyspaces.get(KeyspaceId::Meta, key)?;
         bytes
             .ok_or_else(|| "missing".to_owned())
             .and_then(|bytes| read(&bytes))
-            .map_err(|e| opening(damaged(Space::Meta, key, &e)))
+            .map_err(|e| damaged(KeyspaceId::Meta, key, &e))
     }
-    let identity = row(spaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
-    let (number, marks) = row(spaces, META_MARKS, rows::read_marks)?;
+    let identity = row(keyspaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
+    let (number, marks) = row(keyspaces, META_MARKS, rows::read_marks)?;
     Ok(Known { identity, number, marks })
 }
 
-/// The rows about the buckets, and which life each of them lives. One that never began lives none.
-fn read_buckets(spaces: &Spaces) -> Result<(Vec<BucketRow>, Lives), OpenError> {
-    let (mut buckets, mut lives) = (Vec::new(), Lives::default());
-    for (bucket, known) in (0..BUCKETS).zip(&mut lives) {
-        let space = Space::Ended(bucket);
-        let Some(bytes) = spaces.get(space, rows::BUCKET).map_err(opening)? else { continue };
+/// The rows about the buckets, and in which epoch each of them is. One that never began is in none.
+fn read_buckets(keyspaces: &Keyspaces) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
+    let (mut buckets, mut epochs) = (Vec::new(), Epochs::default());
+    for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
+        let id = KeyspaceId::Ended(bucket);
+        let Some(bytes) = keyspaces.get(id, rows::BUCKET)? else { continue };
         let read = rows::read_bucket(bucket, &bytes);
-        let (row, life) = read.map_err(|e| opening(damaged(space, rows::BUCKET, &e)))?;
+        let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
         buckets.push(row);
-        *known = life;
+        *known = epoch;
     }
-    Ok((buckets, lives))
+    Ok((buckets, epochs))
 }
 
-/// An error met while the store is opened.
-fn opening(error: StoreError) -> OpenError {
-    if let StoreError::Damaged { keyspace, key, error } = error {
-        let place = format!("keyspace `{keyspace}`, key {key}");
-        return OpenError::Damaged { place, error };
-    }
-    OpenError::Store(error)
-}
-
-fn not_read(space: Space, error: &fjall::Error) -> OpenError {
-    opening(damaged(space, b"", error))
+fn not_read(id: KeyspaceId, error: &fjall::Error) -> OpenError {
+    damaged(id, b"", error).into()
 }
 
 /// See the module.
-pub struct DiskStore {
+pub(super) struct DiskStore {
     // In this order they are dropped: the lock last.
-    spaces: Spaces,
+    keyspaces: Keyspaces,
     db: Database,
     committed: Committed,
     /// Of the last commit.
     number: u64,
     budget: Budget,
     /// Bytes written to each keyspace since its memtable was last rotated, about.
-    unflushed: [u64; SPACES],
-    /// Which life each bucket lives.
-    lives: Lives,
+    unflushed: [u64; KEYSPACES],
+    /// In which epoch each bucket is.
+    epochs: Epochs,
     directory: Arc<Directory>,
 }
 
 impl DiskStore {
     /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget.
-    fn rotate(&mut self) -> Result<(), StoreError> {
+    fn rotate(&mut self) -> Result<(), CommitError> {
         if self.unflushed.iter().sum::<u64>() <= self.budget.memtables {
             return Ok(());
         }
-        let fullest = Space::ALL.into_iter().zip(&mut self.unflushed).max_by_key(|(_, bytes)| **bytes);
-        if let Some((space, bytes)) = fullest {
+        let fullest = KeyspaceId::ALL.into_iter().zip(&mut self.unflushed).max_by_key(|(_, bytes)| **bytes);
+        if let Some((id, bytes)) = fullest {
             *bytes = 0;
             // Not part of the documented interface, but the documented size is fixed for the life of a keyspace.
-            let rotated = self.spaces.of(space).rotate_memtable();
+            let rotated = self.keyspaces.of(id).rotate_memtable();
             rotated.map_err(|e| unwritable("rotated a memtable", self.directory.path(), &e))?;
         }
         Ok(())
     }
 
-    /// Removes what a bucket holds on the disk, before the first rows of its next life are written.
+    /// Removes what a bucket holds on the disk, before the first rows of its next epoch are written.
     ///
     /// Not by `Keyspace::clear`: that takes the tables out of the keyspace, but leaves their files on the disk until
     /// the next start. Dropping them writes nothing to the log, so a replay has nothing to repeat, and rows written
     /// afterwards are as safe as any others. What the memtable holds stays, and what the log holds comes back after
-    /// a crash: those rows are of an earlier life, which [`super::find`] sees, and go with the next drop. The row
+    /// a crash: those rows are of an earlier epoch, which [`super::find`] sees, and go with the next drop. The row
     /// about the bucket, written next, keeps the keyspace from staying empty: the storage engine frees a log only
     /// when each keyspace that had rows in it has a newer table.
     ///
     /// The files go when the last version of the keyspace that knows them does, which is at one of the next
     /// rotations of any memtable. A compaction of this bucket that still runs is waited for; it was filled too long
     /// ago for one to be likely.
-    fn empty(&self, bucket: Space) -> Result<(), StoreError> {
-        let tree = &self.spaces.of(bucket).tree;
+    fn empty(&self, bucket: KeyspaceId) -> Result<(), CommitError> {
+        let tree = &self.keyspaces.of(bucket).tree;
         if tree.table_count() == 0 {
             return Ok(());
         }
@@ -335,49 +333,47 @@ impl DiskStore {
 }
 
 impl Store for DiskStore {
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), StoreError> {
+    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
-        let ops = groups.iter().map(|g| g.ops.len()).sum();
-        let mut changes = Changes::new(&self.spaces, number, self.lives, ops);
+        let mut changes = Changes::new(&self.keyspaces, number, self.epochs);
         for op in groups.iter().flat_map(|group| &group.ops) {
             changes.apply(op)?;
         }
-        changes.put(Space::Meta, META_MARKS, rows::marks_row(number, &last.marks));
+        changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
         for bucket in changes.begun() {
             self.empty(*bucket)?;
         }
-        let lives = changes.lives();
+        let epochs = changes.epochs();
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
-        for (space, key, value) in changes.into_rows() {
+        for (id, key, value) in changes.into_rows() {
             let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
-            if let Some(sum) = self.unflushed.get_mut(space.index()) {
+            if let Some(sum) = self.unflushed.get_mut(id.index()) {
                 *sum += bytes as u64 + ROW_OVERHEAD;
             }
             match value {
-                Some(value) => batch.insert(self.spaces.of(space), key, value),
-                None => batch.remove(self.spaces.of(space), key),
+                Some(value) => batch.insert(self.keyspaces.of(id), key, value),
+                None => batch.remove(self.keyspaces.of(id), key),
             }
         }
         batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
         self.number = number;
-        self.lives = lives;
+        self.epochs = epochs;
         self.committed.record(number);
         self.rotate()
     }
 
-    fn load(&mut self, load: &Load) -> Result<Loaded, StoreError> {
-        self.spaces.load(load, &self.lives)
+    fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {
+        self.keyspaces.load(load, &self.epochs)
     }
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
-        Some(Box::new(DiskReader { spaces: self.spaces.clone(), _directory: self.directory.clone() }))
+        Some(Box::new(DiskReader { keyspaces: self.keyspaces.clone(), _directory: self.directory.clone() }))
     }
 
-    fn usage(&self) -> Result<Usage, StoreError> {
-        let used = self.db.disk_space().map_err(|e| unwritable("measured", self.directory.path(), &e))?;
-        let fs = rustix::fs::statvfs(self.directory.path())
-            .map_err(|e| StoreError::Engine { action: "looked for free space", error: e.to_string() })?;
+    fn usage(&self) -> Result<Usage, UsageError> {
+        let used = self.db.disk_space().map_err(|e| UsageError(e.to_string()))?;
+        let fs = rustix::fs::statvfs(self.directory.path()).map_err(|e| UsageError(e.to_string()))?;
         let bytes = |blocks: u64| blocks.saturating_mul(fs.f_frsize);
         Ok(Usage { used, free: bytes(fs.f_bavail), total: bytes(fs.f_blocks) })
     }
@@ -387,35 +383,34 @@ impl Store for DiskStore {
         (65_536, self.budget.memtables)
     }
 
-    fn close(self: Box<Self>) -> Result<(), StoreError> {
-        let path = self.directory.path();
-        self.db.persist(PersistMode::SyncAll).map_err(|e| unwritable("closed", path, &e))?;
-        self.committed.sync().map_err(|e| StoreError::Engine { action: "closed", error: e.to_string() })
+    fn close(self: Box<Self>) -> Result<(), CloseError> {
+        self.db.persist(PersistMode::SyncAll).map_err(|e| CloseError::Sync(e.to_string()))?;
+        self.committed.sync().map_err(|e| CloseError::Sync(e.to_string()))
     }
 }
 
 /// Reads beside the thread that owns the store; keeps the directory locked while it does.
 struct DiskReader {
-    spaces: Spaces,
+    keyspaces: Keyspaces,
     _directory: Arc<Directory>,
 }
 
 impl Reader for DiskReader {
-    fn contents(&self, wanted: &super::Wanted) -> Result<Option<super::Contents>, StoreError> {
-        self.spaces.contents(wanted)
+    fn contents(&self, wanted: &super::WantedContents) -> Result<Option<super::Contents>, ReadError> {
+        self.keyspaces.contents(wanted)
     }
 }
 
 /// For tests of what a damaged or foreign store does: writes a row past all rules.
 #[cfg(test)]
-pub(super) fn write_raw(path: &Path, space: Space, key: &[u8], value: Option<&[u8]>) {
+pub(super) fn write_raw(path: &Path, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
     let directory = Directory::open(path).unwrap();
     let db = open_database(&directory.data(), Budget::of(0)).unwrap();
-    let spaces = keyspaces(&db, &directory.data()).unwrap();
+    let keyspaces = open_keyspaces(&db, &directory.data()).unwrap();
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     match value {
-        Some(value) => batch.insert(spaces.of(space), key, fjall::Slice::from(value)),
-        None => batch.remove(spaces.of(space), key),
+        Some(value) => batch.insert(keyspaces.of(id), key, fjall::Slice::from(value)),
+        None => batch.remove(keyspaces.of(id), key),
     }
     batch.commit().unwrap();
 }

@@ -1,30 +1,30 @@
 //! Bytes to the memory of an ended item and back: the format of one row of a bucket. Pure.
 //!
-//! Version 1, in this order; integers without a width, texts and the checksum as in an item's record:
+//! Version 2, in this order; integers without a width, texts and the checksum as in an item's record:
 //!
 //! ```text
-//! version u8 | end u8 | life | at | due | attempts | customer? u8 | [customer]
+//! version u8 | end u8 | epoch | at | due | attempts | fingerprint u64 LE | customer? u8 | [customer]
 //!   | batch: 16 bytes (sent), nothing (cancelled), reason u8, error (dead) | crc32c u32 LE
 //! ```
 //!
-//! The checksum covers the identity, which is the row's key, and everything before itself. *Life* says which life
-//! of its bucket the row belongs to. A bucket that begins anew may still hold rows of an earlier life; they count
-//! for nothing from then on, so that none of them hides what another bucket knows.
+//! The checksum covers the identity, which is the row's key, and everything before itself. *Epoch* says since
+//! which beginning of its bucket the row lies there. A bucket that begins anew may still hold rows of an earlier epoch;
+//! they count for nothing from then on, so that none of them hides what another bucket knows.
 
 use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, Reader, RecordError};
 use crate::engine::types::{BatchId, Dead, End, Ended, Identity};
 use std::sync::Arc;
 
 /// The version byte this code writes.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 const SENT: u8 = 1;
 const CANCELLED: u8 = 2;
 const DEAD: u8 = 3;
 const CANCELLED_AGAIN: u8 = 4;
 
-/// The row of `identity` in a bucket that lives its life number `life`.
-pub fn encode(identity: Identity, life: u64, ended: &Ended) -> Vec<u8> {
+/// The row of `identity` in a bucket in its epoch number `epoch`.
+pub fn encode(identity: Identity, epoch: u64, ended: &Ended) -> Vec<u8> {
     let texts = ended.customer.as_ref().map_or(0, |c| c.len());
     let mut out = Vec::with_capacity(64 + texts);
     out.push(VERSION);
@@ -34,9 +34,10 @@ pub fn encode(identity: Identity, life: u64, ended: &Ended) -> Vec<u8> {
         End::CancelledAgain => CANCELLED_AGAIN,
         End::Dead(_) => DEAD,
     });
-    for number in [life, ended.at, ended.due, ended.attempts.into()] {
+    for number in [epoch, ended.at, ended.due, ended.attempts.into()] {
         put_varint(&mut out, number);
     }
+    out.extend_from_slice(&ended.fingerprint.to_le_bytes());
     out.push(u8::from(ended.customer.is_some()));
     if let Some(customer) = &ended.customer {
         put_bytes(&mut out, customer.as_bytes());
@@ -53,7 +54,7 @@ pub fn encode(identity: Identity, life: u64, ended: &Ended) -> Vec<u8> {
     out
 }
 
-/// Reads the row of `identity`: which life of its bucket it belongs to, and what it says.
+/// Reads the row of `identity`: which epoch of its bucket it belongs to, and what it says.
 ///
 /// # Errors
 ///
@@ -65,8 +66,9 @@ pub fn decode(identity: Identity, bytes: &[u8]) -> Result<(u64, Ended), RecordEr
         return Err(RecordError::Version { found: version, known: VERSION });
     }
     let end = r.byte("end")?;
-    let (life, at, due) = (r.varint("life")?, r.varint("at")?, r.varint("due")?);
+    let (epoch, at, due) = (r.varint("epoch")?, r.varint("at")?, r.varint("due")?);
     let attempts = r.u32("attempts")?;
+    let fingerprint = u64::from_le_bytes(r.array("fingerprint")?);
     let customer = match r.byte("customer")? {
         0 => None,
         1 => Some(Arc::from(r.text("customer")?)),
@@ -80,7 +82,7 @@ pub fn decode(identity: Identity, bytes: &[u8]) -> Result<(u64, Ended), RecordEr
         other => return Err(RecordError::End(other)),
     };
     r.end()?;
-    Ok((life, Ended { end, at, due, attempts, customer }))
+    Ok((epoch, Ended { end, at, due, attempts, fingerprint, customer }))
 }
 
 #[cfg(test)]
@@ -108,9 +110,10 @@ mod tests {
             at in any::<u64>(),
             due in any::<u64>(),
             attempts in any::<u32>(),
+            fingerprint in any::<u64>(),
             customer in option::of(".{0,20}"),
         ) -> Ended {
-            Ended { end, at, due, attempts, customer: customer.map(Arc::from) }
+            Ended { end, at, due, attempts, fingerprint, customer: customer.map(Arc::from) }
         }
     }
 
@@ -129,9 +132,9 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
         #[test]
-        fn what_is_written_is_read(identity in identity(), life in any::<u64>(), ended in ended()) {
-            let bytes = encode(identity, life, &ended);
-            prop_assert_eq!(decode(identity, &bytes).unwrap(), (life, ended));
+        fn what_is_written_is_read(identity in identity(), epoch in any::<u64>(), ended in ended()) {
+            let bytes = encode(identity, epoch, &ended);
+            prop_assert_eq!(decode(identity, &bytes).unwrap(), (epoch, ended));
         }
 
         #[test]
@@ -144,10 +147,10 @@ mod tests {
         #[test]
         fn any_bytes_are_read_or_refused(identity in identity(), bytes in vec(any::<u8>(), 0..100)) {
             prop_assert!(decode(identity, &bytes).is_err());
-            if let Ok((life, ended)) = decode(identity, &sealed(identity, bytes)) {
+            if let Ok((epoch, ended)) = decode(identity, &sealed(identity, bytes)) {
                 // Readable by chance: then it means what it says.
-                let again = encode(identity, life, &ended);
-                prop_assert_eq!(decode(identity, &again).unwrap(), (life, ended));
+                let again = encode(identity, epoch, &ended);
+                prop_assert_eq!(decode(identity, &again).unwrap(), (epoch, ended));
             }
         }
 
@@ -160,9 +163,9 @@ mod tests {
         ) {
             let mut fields = vec![VERSION, end];
             fields.extend_from_slice(&rest);
-            if let Ok((life, ended)) = decode(identity, &sealed(identity, fields)) {
-                let again = encode(identity, life, &ended);
-                prop_assert_eq!(decode(identity, &again).unwrap(), (life, ended));
+            if let Ok((epoch, ended)) = decode(identity, &sealed(identity, fields)) {
+                let again = encode(identity, epoch, &ended);
+                prop_assert_eq!(decode(identity, &again).unwrap(), (epoch, ended));
             }
         }
     }
@@ -188,12 +191,17 @@ mod tests {
     fn errors_name_what_is_wrong() {
         let identity = Identity::assigned(7);
         let of = |fields: &[u8]| decode(identity, &sealed(identity, fields.to_vec())).unwrap_err();
+        let head = |end: u8, rest: &[u8]| {
+            let fields = [VERSION, end, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0];
+            of(&[fields.as_slice(), rest].concat())
+        };
         assert_eq!(of(&[9]), RecordError::Version { found: 9, known: VERSION });
         assert_eq!(of(&[VERSION, CANCELLED, 1, 2]), RecordError::Truncated("due"));
-        assert_eq!(of(&[VERSION, CANCELLED, 1, 2, 3, 4, 7]), RecordError::Flags(7));
-        assert_eq!(of(&[VERSION, 9, 1, 2, 3, 4, 0]), RecordError::End(9));
-        assert_eq!(of(&[VERSION, SENT, 1, 2, 3, 4, 0, 5]), RecordError::Truncated("batch"));
-        assert_eq!(of(&[VERSION, DEAD, 1, 2, 3, 4, 0, 99]), RecordError::Reason(99));
-        assert_eq!(of(&[VERSION, CANCELLED, 1, 2, 3, 4, 0, 5]), RecordError::Trailing(1));
+        assert_eq!(of(&[VERSION, CANCELLED, 1, 2, 3, 4, 7]), RecordError::Truncated("fingerprint"));
+        assert_eq!(head(CANCELLED, &[7]), RecordError::Flags(7));
+        assert_eq!(head(9, &[0]), RecordError::End(9));
+        assert_eq!(head(SENT, &[0, 5]), RecordError::Truncated("batch"));
+        assert_eq!(head(DEAD, &[0, 99]), RecordError::Reason(99));
+        assert_eq!(head(CANCELLED, &[0, 5]), RecordError::Trailing(1));
     }
 }

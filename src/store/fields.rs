@@ -1,6 +1,6 @@
 //! The fields that stored values are made of: numbers, texts, byte strings, and the checksum behind them. Pure.
 
-use crate::engine::types::Reason;
+use crate::engine::types::{ClosedBy, Reason};
 use thiserror::Error;
 
 /// What is wrong with a record.
@@ -40,6 +40,12 @@ pub enum RecordError {
     /// A reason code without a meaning.
     #[error("unknown reason code {0}")]
     Reason(u8),
+    /// The code of what closed a window without a meaning.
+    #[error("unknown cause code {0}")]
+    ClosedBy(u8),
+    /// A key that no item has.
+    #[error("the key is none of an item")]
+    Key,
     /// The code of an end without a meaning.
     #[error("unknown end code {0}")]
     End(u8),
@@ -60,6 +66,30 @@ pub fn reason_code(reason: Reason) -> u8 {
         Reason::Refused => 7,
         Reason::Unsupported => 8,
     }
+}
+
+const CAUSES: [ClosedBy; 6] =
+    [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
+
+/// Codes on disk; never given a second meaning.
+pub fn closed_by_code(cause: ClosedBy) -> u8 {
+    match cause {
+        ClosedBy::Time => 0,
+        ClosedBy::Count => 1,
+        ClosedBy::Bytes => 2,
+        ClosedBy::Quiet => 3,
+        ClosedBy::Flush => 4,
+        ClosedBy::Expiry => 5,
+    }
+}
+
+/// Reads [`closed_by_code`].
+///
+/// # Errors
+///
+/// [`RecordError::ClosedBy`].
+pub fn read_closed_by(code: u8) -> Result<ClosedBy, RecordError> {
+    CAUSES.into_iter().find(|cause| closed_by_code(*cause) == code).ok_or(RecordError::ClosedBy(code))
 }
 
 /// Appends a number: seven bits a byte, the lowest first.
@@ -207,6 +237,14 @@ mod tests {
     fn reason_codes_are_distinct() {
         let codes: std::collections::BTreeSet<u8> = Reason::ALL.into_iter().map(reason_code).collect();
         assert_eq!(codes.len(), Reason::ALL.len());
+    }
+
+    #[test]
+    fn every_cause_comes_back() {
+        for cause in CAUSES {
+            assert_eq!(read_closed_by(closed_by_code(cause)), Ok(cause));
+        }
+        assert_eq!(read_closed_by(6), Err(RecordError::ClosedBy(6)));
     }
 
     #[test]

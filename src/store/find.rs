@@ -1,8 +1,11 @@
 //! Where an item is, or how it ended, by its identity.
 
-use super::spaces::{damaged, Lives, Spaces};
-use super::{ended, rows, space::Space, StoreError};
-use crate::engine::event::{Found, Place, Wanted};
+use super::database::{damaged, Epochs, Keyspaces};
+use super::errors::broken_contract;
+use super::keyspace::KeyspaceId;
+use super::{ended, rows, ReadError};
+use crate::engine::event::{Found, Stored, Wanted};
+use crate::engine::types::Ended;
 
 /// What the store knows of one item.
 ///
@@ -10,33 +13,40 @@ use crate::engine::event::{Found, Place, Wanted};
 ///
 /// The storage engine's; a row that does not read as it was written; an identity row that leads nowhere, or to
 /// another item. None of them is skipped: an item that is there and not found would be taken for a new one.
-pub fn find(spaces: &Spaces, lives: &Lives, wanted: &Wanted) -> Result<Found, StoreError> {
-    let mut found = Found::default();
+pub(super) fn find(keyspaces: &Keyspaces, epochs: &Epochs, wanted: &Wanted) -> Result<Found, ReadError> {
+    Ok(Found { item: waiting(keyspaces, wanted)?, ended: ended(keyspaces, epochs, wanted)? })
+}
+
+fn waiting(keyspaces: &Keyspaces, wanted: &Wanted) -> Result<Option<Stored>, ReadError> {
+    let queue = &wanted.application;
+    let item = |key| keyspaces.item(queue, key, |view| view.stored(queue));
     let row = wanted.identity.to_bytes();
-    if let Some(bytes) = spaces.get(Space::Identities, &row)? {
-        let broken = |error: &dyn std::fmt::Display| damaged(Space::Identities, &row, error);
-        let key = rows::read_identity(wanted.identity, &bytes).map_err(|e| broken(&e))?;
-        for place in [Place::Time, Place::Lane(wanted.application.clone())] {
-            if let Some(item) = spaces.view(&place, key, |view| view.stored(key))? {
-                found.item = Some((place, item));
-                break;
-            }
-        }
-        match &found.item {
-            Some((_, item)) if item.identity() == wanted.identity => {}
-            Some(_) => return Err(broken(&"the item that this row leads to is another one")),
-            None => return Err(broken(&"no item in the time index or its lane belongs to this row")),
-        }
+    let Some(bytes) = keyspaces.get(KeyspaceId::Identities, &row)? else {
+        // The key comes from whoever asks, and may be another item's.
+        let found = wanted.key.map(item).transpose()?.flatten();
+        return Ok(found.filter(|item| item.identity() == wanted.identity));
+    };
+    let broken = |error: &dyn std::fmt::Display| damaged(KeyspaceId::Identities, &row, error);
+    let key = rows::read_identity(wanted.identity, &bytes).map_err(|e| broken(&e))?;
+    match item(key)? {
+        Some(item) if item.identity() == wanted.identity => Ok(Some(item)),
+        Some(_) => Err(broken(&"the item that this row leads to is another one")),
+        None => Err(broken(&"no item of the application's queue belongs to this row")),
     }
+}
+
+fn ended(keyspaces: &Keyspaces, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
+    let row = wanted.identity.to_bytes();
     for bucket in &wanted.buckets {
-        let space = Space::ended(*bucket)?;
-        let Some(bytes) = spaces.get(space, &row)? else { continue };
-        let (life, ended) = ended::decode(wanted.identity, &bytes).map_err(|e| damaged(space, &row, &e))?;
-        // What is left of an earlier life of the bucket says nothing any more.
-        if lives.get(usize::from(*bucket)) == Some(&life) {
-            found.ended = Some(ended);
-            break;
+        let Some(id) = KeyspaceId::ended(*bucket) else {
+            return Err(broken_contract(format!("there is no bucket {bucket} of ended items")).into());
+        };
+        let Some(bytes) = keyspaces.get(id, &row)? else { continue };
+        let (epoch, ended) = ended::decode(wanted.identity, &bytes).map_err(|e| damaged(id, &row, &e))?;
+        // What is left of an earlier epoch of the bucket says nothing any more.
+        if epochs.get(usize::from(*bucket)) == Some(&epoch) {
+            return Ok(Some(ended));
         }
     }
-    Ok(found)
+    Ok(None)
 }

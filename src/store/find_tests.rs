@@ -3,20 +3,17 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
 use super::disk::write_raw;
+use super::keyspace::KeyspaceId;
 use super::rows;
-use super::space::Space;
-use super::tests::{fresh, group, in_lane, indexed, item, key, lane, open_at};
+use super::tests::{
+    fresh, given, group, index, item, items, key, moved, named, open_at, place, put_item, verdict, APP,
+};
 use super::*;
-use crate::engine::event::{Found, Indexed, Stored, Wanted};
-use crate::engine::types::Identity;
-
-/// Of an item whose producer named it.
-pub(super) fn given(n: u8) -> Identity {
-    Identity::given([n; 16])
-}
+use crate::engine::event::{Found, IndexRows, Standing, Stored, Wanted};
+use crate::engine::types::{Identity, Key};
 
 pub(super) fn wanted(identity: Identity, buckets: &[u8]) -> Wanted {
-    Wanted { identity, application: "app".into(), buckets: buckets.to_vec() }
+    Wanted { identity, application: APP.into(), key: None, buckets: buckets.to_vec() }
 }
 
 pub(super) fn find(store: &mut dyn Store, wanted: Vec<Wanted>) -> Vec<Found> {
@@ -26,149 +23,143 @@ pub(super) fn find(store: &mut dyn Store, wanted: Vec<Wanted>) -> Vec<Found> {
     }
 }
 
-/// Where an item is.
-fn place(store: &mut dyn Store, identity: Identity) -> Option<(Place, Key)> {
-    let found = find(store, vec![wanted(identity, &[])]).remove(0);
+/// Where an item is, as far as a row says so, or else under this key.
+fn found(store: &mut dyn Store, identity: Identity, at: Option<Key>) -> Option<Key> {
+    let found = find(store, vec![Wanted { key: at, ..wanted(identity, &[]) }]).remove(0);
     assert_eq!(found.ended, None);
-    found.item.map(|(place, item)| {
+    found.item.map(|item| {
         assert_eq!((item.identity(), &item.content), (identity, &None));
-        (place, item.key)
+        item.key
     })
 }
 
-fn named(due: u64, n: u8) -> Stored {
-    Stored { given: Some(given(n)), ..item(due, n.into()) }
-}
-
-/// With its identity row.
 fn put_named(due: u64, n: u8) -> Op {
-    Op::Put { place: Place::Time, item: Box::new(named(due, n)), indexed: indexed(Some(given(n)), "c") }
+    put_item(named(due, n), true)
 }
 
-fn delete(place: Place, due: u64, n: u8) -> Op {
-    Op::Delete { place, key: key(due, n.into()), indexed: indexed(Some(given(n)), "c") }
+fn delete(due: u64, n: u8) -> Op {
+    Op::Delete { place: place(APP, due, n.into()), rows: index(Some(given(n)), "c") }
 }
 
-fn park(from: Place, due: u64, n: u8, removed: bool, identity: Option<Identity>) -> Op {
-    Op::Park {
-        from,
-        key: key(due, n.into()),
-        indexed: if removed { indexed(Some(given(n)), "c") } else { Indexed::default() },
-        identity,
-        lane: "app".into(),
-        attempts: 1,
-        last_error: None,
-        dead: None,
+#[test]
+fn an_item_that_was_named_is_found_from_its_first_commit() {
+    let (dir, mut store) = fresh();
+    let dead = put_item(Stored { dead: Some(verdict()), ..named(5, 5) }, false);
+    let elsewhere = put_item(Stored { application: "b".into(), ..named(6, 6) }, false);
+    store.commit(&[group(1, vec![put_named(4, 4), put_item(named(7, 7), false), dead, elsewhere])]).unwrap();
+    for _ in 0..2 {
+        let mut asked = [7, 9, 4].map(|n| wanted(given(n), &[0, 1])).to_vec();
+        asked.push(Wanted { application: "b".into(), ..wanted(given(6), &[]) });
+        let seen: Vec<_> = find(&mut *store, asked).into_iter().map(|found| found.item).collect();
+        let without = |n: u8| Stored { content: None, ..named(n.into(), n) };
+        let other = Stored { application: "b".into(), ..without(6) };
+        assert_eq!(seen, vec![Some(without(7)), None, Some(without(4)), Some(other)]);
+        // A dead one is no longer known under its id.
+        assert_eq!(found(&mut *store, given(5), Some(key(5, 5))), None);
+        drop(store);
+        store = open_at(dir.path()).store;
     }
 }
 
 #[test]
-fn an_item_is_found_wherever_it_lies() {
-    let (dir, mut store) = fresh();
-    let bare = Op::Put { place: Place::Time, item: Box::new(named(5, 5)), indexed: Indexed::default() };
-    let assigned = Op::Put {
-        place: Place::Time,
-        item: Box::new(item(6, 6)),
-        indexed: indexed(Some(Identity::assigned(6)), ""),
+fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one() {
+    let (_dir, mut store) = fresh();
+    store.commit(&[group(1, vec![put_item(item(6, 60), false), put_item(named(8, 80), false)])]).unwrap();
+    let sixty = Identity::assigned(60);
+    assert_eq!(found(&mut *store, sixty, Some(key(6, 60))), Some(key(6, 60)));
+    assert_eq!(found(&mut *store, sixty, None), None);
+    // Keys come from whoever asks: of no item, of an item that has an id of its own, of another number.
+    assert_eq!(found(&mut *store, sixty, Some(key(7, 60))), None);
+    assert_eq!(found(&mut *store, Identity::assigned(80), Some(key(8, 80))), None);
+    assert_eq!(found(&mut *store, Identity::assigned(61), Some(key(6, 60))), None);
+    // Once it lies elsewhere, a row says where.
+    let op = Op::Move {
+        from: place(APP, 6, 60),
+        to: place(APP, 5, 60),
+        removed: IndexRows::default(),
+        written: index(Some(sixty), ""),
+        standing: Box::default(),
     };
-    let parked =
-        Op::Put { place: lane("app"), item: Box::new(named(7, 7)), indexed: indexed(Some(given(7)), "") };
-    store.commit(&[group(1, vec![put_named(4, 4), bare, assigned, parked])]).unwrap();
-    for _ in 0..2 {
-        let found =
-            find(&mut *store, vec![wanted(given(7), &[]), wanted(given(9), &[]), wanted(given(4), &[0, 1])]);
-        let seen: Vec<_> = found.into_iter().map(|found| found.item).collect();
-        let without = |n: u8| Stored { content: None, ..named(n.into(), n) };
-        assert_eq!(seen, vec![Some((lane("app"), without(7))), None, Some((Place::Time, without(4)))]);
-        // One that is bare is the engine's to know.
-        assert_eq!(place(&mut *store, given(5)), None);
-        assert_eq!(place(&mut *store, Identity::assigned(6)), Some((Place::Time, key(6, 6))));
-        drop(store);
-        store = open_at(dir.path()).store;
-    }
-    // From now on it has index rows, and an earlier end is no hindrance.
-    let index = Op::Index { key: key(5, 5), indexed: indexed(Some(given(5)), "c") };
-    store.commit(&[group(2, vec![index])]).unwrap();
-    assert_eq!(place(&mut *store, given(5)), Some((Place::Time, key(5, 5))));
+    store.commit(&[group(2, vec![op])]).unwrap();
+    assert_eq!(found(&mut *store, sixty, Some(key(6, 60))), Some(key(5, 60)));
+    assert_eq!(items(&mut *store, APP)[0].accepted_due, 6);
 }
 
 #[test]
 fn identity_rows_go_and_come_with_their_items() {
     let (_dir, mut store) = fresh();
     store.commit(&[group(1, vec![put_named(1, 1), put_named(2, 2), put_named(3, 3)])]).unwrap();
-    // Moved with its row written anew; moved without any; gone.
-    let moved = park(Place::Time, 1, 1, true, Some(given(1)));
-    let silent = park(Place::Time, 2, 2, true, None);
-    store.commit(&[group(2, vec![moved, silent, delete(Place::Time, 3, 3)])]).unwrap();
-    assert_eq!(place(&mut *store, given(1)), Some((lane("app"), key(1, 1))));
-    assert_eq!((place(&mut *store, given(2)), place(&mut *store, given(3))), (None, None));
-    assert_eq!(in_lane(&mut *store, "app", Key::default(), 9).0.len(), 2);
-    // Within the lane, with nothing to remove.
-    store.commit(&[group(3, vec![park(lane("app"), 2, 2, false, Some(given(2)))])]).unwrap();
-    assert_eq!(place(&mut *store, given(2)), Some((lane("app"), key(2, 2))));
+    // Moved with its row written anew; dead, without any; gone.
+    let again = Op::Move {
+        from: place(APP, 1, 1),
+        to: place(APP, 9, 1),
+        removed: index(Some(given(1)), "c"),
+        written: index(Some(given(1)), ""),
+        standing: Box::default(),
+    };
+    let dead = Op::Move {
+        from: place(APP, 2, 2),
+        to: place("", 9, 2),
+        removed: index(Some(given(2)), "c"),
+        written: IndexRows::default(),
+        standing: Box::new(Standing { dead: Some(verdict()), ..Standing::default() }),
+    };
+    store.commit(&[group(2, vec![again, dead, delete(3, 3)])]).unwrap();
+    assert_eq!(found(&mut *store, given(1), None), Some(key(9, 1)));
+    assert_eq!((found(&mut *store, given(2), None), found(&mut *store, given(3), None)), (None, None));
+    assert_eq!(scan_tests::of_customer(&mut *store, "c"), vec![]);
     // What is not there is removed without a fault, row by row.
-    let (again, never) = (delete(Place::Time, 3, 3), delete(lane("app"), 9, 9));
-    store.commit(&[group(4, vec![delete(lane("app"), 1, 1), again, never])]).unwrap();
-    assert_eq!(place(&mut *store, given(1)), None);
+    store.commit(&[group(3, vec![delete(9, 1), delete(3, 3), delete(50, 5)])]).unwrap();
+    assert_eq!(found(&mut *store, given(1), None), None);
+    assert_eq!((items(&mut *store, APP).len(), items(&mut *store, "").len()), (0, 1));
 }
 
 #[test]
 fn the_last_word_on_an_identity_counts() {
     let (_dir, mut store) = fresh();
     // One that takes the place of another under the same identity, in one call.
-    let second = Op::Put {
-        place: Place::Time,
-        item: Box::new(Stored { key: key(8, 80), ..named(8, 1) }),
-        indexed: indexed(Some(given(1)), "c"),
-    };
-    let ops = vec![put_named(1, 1), delete(Place::Time, 1, 1), second];
-    store.commit(&[group(1, ops), group(2, vec![put_named(2, 2), delete(Place::Time, 2, 2)])]).unwrap();
-    assert_eq!(place(&mut *store, given(1)), Some((Place::Time, key(8, 80))));
-    assert_eq!(place(&mut *store, given(2)), None);
-    // Removed and written by one operation: the row stays.
-    let ops = vec![put_named(3, 3), park(Place::Time, 3, 3, true, Some(given(3)))];
-    store.commit(&[group(3, ops)]).unwrap();
-    assert_eq!(place(&mut *store, given(3)), Some((lane("app"), key(3, 3))));
+    let second = put_item(Stored { key: key(8, 80), ..named(8, 1) }, true);
+    let ops = vec![put_named(1, 1), delete(1, 1), second];
+    store.commit(&[group(1, ops), group(2, vec![put_named(2, 2), delete(2, 2)])]).unwrap();
+    assert_eq!(found(&mut *store, given(1), None), Some(key(8, 80)));
+    assert_eq!(found(&mut *store, given(2), None), None);
+    // Written where a row is lacking.
+    store.commit(&[group(3, vec![put_item(item(3, 3), false)])]).unwrap();
+    let op = Op::Index { key: key(3, 3), rows: index(Some(Identity::assigned(3)), "c") };
+    store.commit(&[group(4, vec![op])]).unwrap();
+    assert_eq!(found(&mut *store, Identity::assigned(3), None), Some(key(3, 3)));
+    assert_eq!(scan_tests::of_customer(&mut *store, "c"), vec![key(3, 3), key(8, 80)]);
 }
 
 #[test]
 fn an_identity_row_that_leads_astray_is_damage() {
     let (dir, mut store) = fresh();
-    store.commit(&[group(1, vec![put_named(1, 1), put_named(2, 2), put_named(3, 3)])]).unwrap();
-    // The item goes, its row stays; and another lane is not looked into.
-    let gone = Op::Delete { place: Place::Time, key: key(1, 1), indexed: Indexed::default() };
-    let elsewhere = Op::Park {
-        from: Place::Time,
-        key: key(2, 2),
-        indexed: Indexed::default(),
-        identity: None,
-        lane: "other".into(),
-        attempts: 1,
-        last_error: None,
-        dead: None,
-    };
-    store.commit(&[group(2, vec![gone, elsewhere])]).unwrap();
+    store.commit(&[group(1, vec![put_named(1, 1), put_named(3, 3), put_named(7, 7)])]).unwrap();
+    // The item goes, its row stays; and another queue is not looked into.
+    let gone = Op::Delete { place: place(APP, 1, 1), rows: IndexRows::default() };
+    let dead = Standing { dead: Some(verdict()), ..Standing::default() };
+    store.commit(&[group(2, vec![gone, moved(place(APP, 7, 7), place("", 7, 7), dead)])]).unwrap();
     let damage = |store: &mut dyn Store, n: u8, words: &str| match store
         .load(&Load::Find(vec![wanted(given(3), &[]), wanted(given(n), &[])]))
         .unwrap_err()
     {
-        StoreError::Damaged { keyspace: "identities", key, error } => {
+        ReadError::Damaged { keyspace: "identities", key, error } => {
             let name = u128::from_be_bytes(given(n).to_bytes());
             assert_eq!(key, format!("identity {name:032x}"));
             assert!(error.contains(words), "{error}");
         }
         other => panic!("{other}"),
     };
-    damage(&mut *store, 1, "no item in the time index or its lane");
-    damage(&mut *store, 2, "no item in the time index or its lane");
+    damage(&mut *store, 1, "no item of the application's queue");
+    damage(&mut *store, 7, "no item of the application's queue");
     drop(store);
     // A whole row that leads to another item, a row under another identity, and a flipped bit.
     let (row, astray) = rows::identity_row(given(4), key(3, 3));
-    write_raw(dir.path(), Space::Identities, &row, Some(&astray));
-    write_raw(dir.path(), Space::Identities, &given(5).to_bytes(), Some(&astray));
+    write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&astray));
+    write_raw(dir.path(), KeyspaceId::Identities, &given(5).to_bytes(), Some(&astray));
     let (row, mut flipped) = rows::identity_row(given(6), key(3, 3));
     flipped[3] ^= 4;
-    write_raw(dir.path(), Space::Identities, &row, Some(&flipped));
+    write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&flipped));
     let mut store = open_at(dir.path()).store;
     damage(&mut *store, 4, "another one");
     damage(&mut *store, 5, "checksum mismatch");

@@ -6,18 +6,16 @@
 //! clearing 4 u8, keyspace u64                                               (all numbers little endian)
 //! ```
 
-use super::rows::{self, META_MARKS};
+use super::rows::{self, MARKS_LEN, META_MARKS};
 use std::io::{self, Read};
 use xxhash_rust::xxh3::Xxh3;
 
 const TRAILER: &[u8; 4] = b"FJL\x03";
 /// Bytes of a batch before its first row.
-pub const HEAD: u64 = 13;
-/// Bytes of the marks row; see [`rows::marks_row`].
-const MARKS_LEN: u32 = 52;
+pub(super) const HEAD: u64 = 13;
 
 /// Why a batch cannot be read.
-pub enum Broken {
+pub(super) enum Broken {
     Io(io::Error),
     /// Where it ends is not known.
     Shape(&'static str),
@@ -34,13 +32,13 @@ impl From<io::Error> for Broken {
 }
 
 /// One batch, from its first to its last byte.
-pub struct Batch {
-    pub len: u64,
-    pub sequence: u64,
+pub(super) struct Batch {
+    pub(super) len: u64,
+    pub(super) sequence: u64,
     /// The commit in it.
-    pub number: Option<u64>,
+    pub(super) number: Option<u64>,
     /// Whether the checksum is right.
-    pub whole: bool,
+    pub(super) whole: bool,
 }
 
 struct Rows<R> {
@@ -90,19 +88,19 @@ impl<R: Read> Rows<R> {
         if compression > 1 || (compression == 0 && value != here) {
             return Err(Broken::Shape("a row is not of a known kind"));
         }
-        // No other keyspace has a key of these bytes: names in keys have their length before them.
-        if usize::from(key) != META_MARKS.len() || here != MARKS_LEN {
+        // No other keyspace has a key of these bytes: it would begin with the length of a name that does not fit in it.
+        if usize::from(key) != META_MARKS.len() || here as usize != MARKS_LEN {
             self.skip(u64::from(key) + u64::from(here))?;
             return Ok(None);
         }
         let key: [u8; META_MARKS.len()] = self.part()?;
-        let value: [u8; MARKS_LEN as usize] = self.part()?;
+        let value: [u8; MARKS_LEN] = self.part()?;
         Ok((key == META_MARKS).then(|| rows::read_marks(&value).ok()).flatten().map(|(number, _)| number))
     }
 }
 
 /// Reads one batch of at most `room` bytes.
-pub fn read_batch(inner: impl Read, room: u64) -> Result<Batch, Broken> {
+pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<Batch, Broken> {
     let mut rows = Rows { inner, hasher: Xxh3::new(), read: 0, room };
     let ([1], count, sequence) = (rows.take()?, u32::from_le_bytes(rows.take()?), rows.take()?) else {
         return Err(Broken::Shape("no batch begins here"));

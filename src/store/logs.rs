@@ -160,7 +160,7 @@ impl Seen {
 /// # Errors
 ///
 /// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed. [`OpenError::Io`].
-pub fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
+pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
     let mut seen = Seen { accepted: read_accepted(&accepted_file(directory))?, ..Seen::default() };
     let mut logs = Vec::new();
     for path in list(&directory.data())? {

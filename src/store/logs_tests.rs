@@ -5,12 +5,16 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 
-use super::tests::{config, crash_image, everything, group, item, key, open_at, put, refusal};
+use super::tests::{
+    config, crash_image, everything, group, item, key, open_at, put, put_item, refusal, whole, APP,
+};
 use super::*;
-use crate::engine::event::{Indexed, Stored};
+use crate::engine::event::Stored;
+use crate::engine::types::Key;
 use std::collections::BTreeSet;
 use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
 
 /// Deterministic, so that a failure can be repeated.
 struct Dice(u64);
@@ -163,11 +167,10 @@ fn what_was_never_reported_is_no_loss() {
 fn contents(path: &Path) -> Result<Vec<Key>, String> {
     let opened = open(&config(path), 32 << 20, false).map_err(|error| error.to_string())?;
     let mut store = opened.store;
-    let load =
-        Load::Time { from: Key::default(), until: u64::MAX, max_rows: usize::MAX, max_bytes: u64::MAX };
-    match store.load(&load).map_err(|error| error.to_string())? {
-        Loaded::Time { rows, .. } => {
-            for row in &rows {
+    match store.load(&whole(APP)).map_err(|error| error.to_string())? {
+        Loaded::Ranges(answers) => {
+            let rows = &answers[0].rows;
+            for row in rows {
                 assert_eq!(row.content, big(row.key.due).content, "a content was changed");
             }
             Ok(rows.iter().map(|row| row.key).collect())
@@ -185,7 +188,7 @@ fn big(number: u64) -> Stored {
 }
 
 fn put_big(number: u64) -> Op {
-    Op::Put { place: Place::Time, item: Box::new(big(number)), indexed: Indexed::default() }
+    put_item(big(number), false)
 }
 
 /// A store with sealed logs and tables, and the keys of all its items. As a killed process leaves it.
@@ -196,7 +199,7 @@ fn large() -> &'static (tempfile::TempDir, Vec<Key>) {
         let mut store = open(&config(dir.path()), 0, false).unwrap().store;
         let mut number = 0;
         let tables = |path: &Path| fs::read_dir(path).map_or(0, Iterator::count);
-        // About a MiB a memtable; more commits until a table of the time index is there.
+        // About a MiB a memtable; more commits until a table of items is there.
         while number < 1_500 || tables(&dir.path().join("db/keyspaces/1/tables")) == 0 {
             number += 1;
             store.commit(&[group(number, vec![put_big(number)])]).unwrap();
@@ -347,7 +350,7 @@ fn changed_files_are_refused_or_read_right() {
     let mut dice = Dice(seed);
     let (mut right, mut refused, mut panicked, mut short) = (0, 0, 0, Vec::new());
     for round in 0..rounds {
-        // The large files of the time index as often as all the small ones together.
+        // The large files of the items as often as all the small ones together.
         let heavy: Vec<_> = files.iter().filter(|f| f.starts_with("db/keyspaces/1/tables")).collect();
         let file = match dice.below(3) {
             0 => files[dice.below(files.len() as u64) as usize].clone(),

@@ -2,11 +2,11 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the measurement")]
 
-use super::tests::{config, delete, group, item, key, open_at};
+use super::tests::{config, delete, group, item, open_at, place, put_item, range, APP};
 use super::*;
 use crate::clock::now;
-use crate::engine::event::{BucketRow, Indexed, Stored, Wanted};
-use crate::engine::types::{BatchId, End, Ended, Identity};
+use crate::engine::event::{BucketRow, Stored, Wanted};
+use crate::engine::types::{BatchId, End, Ended, Identity, Key};
 
 fn put(seq: u64, body: usize) -> Op {
     // Incompressible enough, and different in each row.
@@ -18,8 +18,7 @@ fn put(seq: u64, body: usize) -> Op {
         state as u8
     };
     let content = Content { properties: vec![0; 20], body: (0..body).map(byte).collect(), json: false };
-    let item = Stored { content: Some(Arc::new(content)), ..item(seq, seq) };
-    Op::Put { place: Place::Time, item: Box::new(item), indexed: Indexed::default() }
+    put_item(Stored { content: Some(Arc::new(content)), ..item(seq, seq) }, false)
 }
 
 /// Resident memory of this process, MiB: now, and at its peak.
@@ -73,9 +72,9 @@ fn a_million_waiting_in_little_memory() {
     timed("scan with contents, 1,000 a load", ROWS, || {
         let mut from = Some(Key::default());
         while let Some(next) = from {
-            let load = Load::Time { from: next, until: u64::MAX, max_rows: 1_000, max_bytes: u64::MAX };
-            match store.load(&load).unwrap() {
-                Loaded::Time { next, .. } => from = next,
+            let ranges = vec![range(APP, next, u64::MAX, 1_000)];
+            match store.load(&Load::Ranges { ranges, max_bytes: u64::MAX }).unwrap() {
+                Loaded::Ranges(answers) => from = answers[0].next,
                 other => panic!("{other:?}"),
             }
         }
@@ -84,7 +83,7 @@ fn a_million_waiting_in_little_memory() {
     timed("single contents in no order", 20_000, || {
         for n in 0..20_000 {
             let seq = n * 7_919 % ROWS;
-            reader.contents(&[(n, Place::Time, key(seq, seq))]).unwrap().unwrap();
+            reader.contents(&[(n, place(APP, seq, seq))]).unwrap().unwrap();
         }
     });
     drop(reader);
@@ -108,12 +107,11 @@ fn a_million_identities() {
     store.commit(&[group(1, (0..8).map(begin).collect())]).unwrap();
     let op = |seq: u64| {
         if seq.is_multiple_of(2) {
-            let item = Stored { given: Some(given(seq)), ..item(seq, seq) };
-            let indexed = Indexed { identity: item.given, customer: None };
-            return Op::Put { place: Place::Time, item: Box::new(item), indexed };
+            return put_item(Stored { given: Some(given(seq)), fingerprint: seq, ..item(seq, seq) }, false);
         }
         let end = End::Sent(BatchId([7; 16]));
-        let ended = Ended { end, at: seq, due: seq, attempts: 0, customer: Some("customer".into()) };
+        let customer = Some("customer".into());
+        let ended = Ended { end, at: seq, due: seq, attempts: 0, fingerprint: seq, customer };
         Op::Remember { bucket: (seq * 8 / ROWS) as u8, identity: given(seq), ended: Box::new(ended) }
     };
     timed("half put with identity, half remembered", ROWS, || {
@@ -126,7 +124,8 @@ fn a_million_identities() {
         for round in 0..rounds {
             let wanted = |n: u64| Wanted {
                 identity: given(seq(round * ASKED + n)),
-                application: "app".into(),
+                application: APP.into(),
+                key: None,
                 buckets: (0..8).rev().collect(),
             };
             let load = Load::Find((0..ASKED).map(wanted).collect());

@@ -2,8 +2,11 @@
 //! settings, writes none here. What it does keep, as long as the process lives and within bounds, is how items
 //! ended, so that repeats are recognised.
 
-use super::{new_identity, Commit, OpenError, OpenStore, Store, StoreError, Usage};
-use crate::engine::event::{Found, Load, Loaded, Op, Opened, Wanted, BUCKETS};
+use super::errors::{broken_contract, BrokenContract};
+use super::{
+    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Store, Usage, UsageError,
+};
+use crate::engine::event::{Found, Load, Loaded, Op, Opened, RangeRows, Wanted, BUCKETS};
 use crate::engine::types::{Ended, Identity};
 use std::collections::HashMap;
 
@@ -18,7 +21,7 @@ const LEAST: usize = 1_000;
 /// # Errors
 ///
 /// The system has no random numbers.
-pub fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
+pub(super) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
     let entries = usize::try_from(memory_limit / 16 / ENTRY).unwrap_or(usize::MAX);
     let store = MemoryStore::new(entries.max(LEAST));
     Ok(OpenStore { store: Box::new(store), opened: Opened::default(), identity: new_identity()? })
@@ -34,7 +37,7 @@ struct Bucket {
 
 /// See the module.
 #[derive(Debug)]
-pub struct MemoryStore {
+struct MemoryStore {
     buckets: [Bucket; BUCKETS as usize],
     /// How many times a bucket has begun.
     begun: u64,
@@ -50,7 +53,7 @@ impl MemoryStore {
         MemoryStore { buckets: Default::default(), begun: 0, most, warned: false }
     }
 
-    fn apply(&mut self, op: &Op) -> Result<(), StoreError> {
+    fn apply(&mut self, op: &Op) -> Result<(), BrokenContract> {
         match op {
             Op::Remember { bucket, identity, ended } => {
                 if !self.bucket(*bucket)?.ended.contains_key(identity) {
@@ -64,21 +67,24 @@ impl MemoryStore {
                 // A fresh table, so that the old one's memory is given back.
                 *self.bucket(row.bucket)? = Bucket { begun, ended: HashMap::new() };
             }
-            // Which applications are paused is forgotten with the rest.
-            Op::PutApp(_) => {}
             Op::Put { .. }
             | Op::Delete { .. }
             | Op::Index { .. }
-            | Op::Park { .. }
+            | Op::Move { .. }
+            | Op::Rekey { .. }
+            | Op::PutQueue(_)
             | Op::PutWindow(_)
             | Op::DeleteWindow { .. }
-            | Op::PutLane(_) => debug_assert!(false, "the memory store was given something to keep: {op:?}"),
+            | Op::PutClosing(_)
+            | Op::DeleteClosing { .. } => {
+                return Err(broken_contract("the memory store was given something to keep"));
+            }
         }
         Ok(())
     }
 
-    fn bucket(&mut self, bucket: u8) -> Result<&mut Bucket, StoreError> {
-        self.buckets.get_mut(usize::from(bucket)).ok_or(StoreError::NoBucket(bucket))
+    fn bucket(&mut self, bucket: u8) -> Result<&mut Bucket, BrokenContract> {
+        self.buckets.get_mut(usize::from(bucket)).ok_or_else(|| no_bucket(bucket))
     }
 
     /// Empties the oldest bucket that holds anything, if there is no room for one more.
@@ -100,10 +106,10 @@ impl MemoryStore {
         }
     }
 
-    fn find(&self, wanted: &Wanted) -> Result<Found, StoreError> {
+    fn find(&self, wanted: &Wanted) -> Result<Found, BrokenContract> {
         let mut found = Found::default();
         for bucket in &wanted.buckets {
-            let known = self.buckets.get(usize::from(*bucket)).ok_or(StoreError::NoBucket(*bucket))?;
+            let known = self.buckets.get(usize::from(*bucket)).ok_or_else(|| no_bucket(*bucket))?;
             if let Some(ended) = known.ended.get(&wanted.identity) {
                 found.ended = Some(ended.clone());
                 break;
@@ -113,39 +119,37 @@ impl MemoryStore {
     }
 }
 
+fn no_bucket(bucket: u8) -> BrokenContract {
+    broken_contract(format!("there is no bucket {bucket} of ended items"))
+}
+
 impl Store for MemoryStore {
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), StoreError> {
-        groups.iter().flat_map(|group| &group.ops).try_for_each(|op| self.apply(op))
+    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
+        Ok(groups.iter().flat_map(|group| &group.ops).try_for_each(|op| self.apply(op))?)
     }
 
-    fn load(&mut self, load: &Load) -> Result<Loaded, StoreError> {
+    fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {
         Ok(match load {
-            Load::Time { .. } => Loaded::Time { rows: Vec::new(), next: None },
-            Load::Lane { lane, .. } => Loaded::Lane { lane: lane.clone(), rows: Vec::new(), next: None },
-            Load::Group { application, customer, .. } => Loaded::Group {
-                application: application.clone(),
-                customer: customer.clone(),
-                rows: Vec::new(),
-                next: None,
-            },
+            Load::Ranges { ranges, .. } => {
+                let none = |queue| RangeRows { queue, rows: Vec::new(), next: None };
+                Loaded::Ranges(ranges.iter().map(|range| none(range.queue.clone())).collect())
+            }
             Load::Find(wanted) => {
                 Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect::<Result<_, _>>()?)
             }
-            Load::Walk(walk) => Loaded::Walked { number: walk.number, rows: Vec::new(), next: None },
+            Load::Scan(scan) => Loaded::Scanned { number: scan.number, rows: Vec::new(), next: None },
             Load::Contents(wanted) => match wanted.first() {
                 None => Loaded::Contents(Vec::new()),
-                Some((_, place, key)) => {
-                    return Err(StoreError::Missing { place: place.clone(), key: *key });
-                }
+                Some((_, place)) => return Err(ReadError::Missing { place: place.clone() }),
             },
         })
     }
 
-    fn usage(&self) -> Result<Usage, StoreError> {
+    fn usage(&self) -> Result<Usage, UsageError> {
         Ok(Usage { used: 0, free: u64::MAX, total: u64::MAX })
     }
 
-    fn close(self: Box<Self>) -> Result<(), StoreError> {
+    fn close(self: Box<Self>) -> Result<(), CloseError> {
         Ok(())
     }
 }
@@ -153,15 +157,16 @@ impl Store for MemoryStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::event::{AppRow, BucketRow, Marks};
+    use crate::engine::event::{BucketRow, Marks, QueueRow};
     use crate::engine::types::End;
+    use crate::engine::types::Key;
 
     fn commit(store: &mut MemoryStore, ops: Vec<Op>) {
         store.commit(&[Commit { ops, token: 1, marks: Marks::default() }]).unwrap();
     }
 
     fn remember(bucket: u8, seq: u64, at: u64) -> Op {
-        let ended = Ended { end: End::Cancelled, at, due: 5, attempts: 0, customer: None };
+        let ended = Ended { end: End::Cancelled, at, due: 5, attempts: 0, fingerprint: 0, customer: None };
         Op::Remember { bucket, identity: Identity::assigned(seq), ended: Box::new(ended) }
     }
 
@@ -172,14 +177,10 @@ mod tests {
     /// When the item ended, as the first of the buckets says that knows it.
     fn at(store: &mut MemoryStore, seq: u64, buckets: &[u8]) -> Option<u64> {
         let identity = Identity::assigned(seq);
-        let wanted = Wanted { identity, application: "app".into(), buckets: buckets.to_vec() };
+        let wanted = Wanted { identity, application: "app".into(), key: None, buckets: buckets.to_vec() };
         match store.load(&Load::Find(vec![wanted])).unwrap() {
             Loaded::Found(found) => found[0].ended.as_ref().map(|ended| ended.at),
-            other @ (Loaded::Time { .. }
-            | Loaded::Lane { .. }
-            | Loaded::Group { .. }
-            | Loaded::Contents(_)
-            | Loaded::Walked { .. }) => panic!("{other:?}"),
+            other @ (Loaded::Ranges(_) | Loaded::Contents(_) | Loaded::Scanned { .. }) => panic!("{other:?}"),
         }
     }
 
@@ -216,11 +217,16 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_application_and_a_bucket_too_many() {
-        let mut store = MemoryStore::new(4);
-        commit(&mut store, vec![Op::PutApp(AppRow { application: "a".into(), waiting: 0, paused: true })]);
-        let ops = vec![begin(BUCKETS)];
-        let refused = store.commit(&[Commit { ops, token: 1, marks: Marks::default() }]);
-        assert!(matches!(refused, Err(StoreError::NoBucket(BUCKETS))));
+    #[should_panic(expected = "there is no bucket 8")]
+    fn a_bucket_too_many_is_refused() {
+        commit(&mut MemoryStore::new(4), vec![begin(BUCKETS)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "given something to keep")]
+    fn items_and_queues_are_not_for_this_store() {
+        let low = Key::default();
+        let row = QueueRow { queue: "a".into(), count: 0, low, paused: true, unindexed_until: 0 };
+        commit(&mut MemoryStore::new(4), vec![Op::PutQueue(row)]);
     }
 }

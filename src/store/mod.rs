@@ -5,20 +5,22 @@
 //! engine says what is written, moved, removed and read; the store does that, durably and in order.
 
 mod changes;
+mod database;
 mod directory;
-pub mod disk;
+mod disk;
 pub mod ended;
+mod errors;
 pub mod fields;
 mod find;
+mod keyspace;
 mod log_batch;
 mod logs;
-pub mod memory;
+mod memory;
 pub mod record;
+mod rekey;
 pub mod rows;
-mod space;
-mod spaces;
+mod scan;
 pub mod thread;
-mod walk;
 
 #[cfg(test)]
 mod ended_tests;
@@ -31,19 +33,20 @@ mod measure;
 #[cfg(test)]
 mod open_tests;
 #[cfg(test)]
+mod scan_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod thread_tests;
-#[cfg(test)]
-mod walk_tests;
+
+pub use errors::{
+    BrokenContract, CloseError, CommitError, Failure, OpenError, ReadError, SpawnError, UsageError,
+};
 
 use crate::config::{self, StoreKind};
 use crate::engine::event::{Load, Loaded, Marks, Op, Opened, Place, Token};
-use crate::engine::types::{Content, Key};
-use std::io;
-use std::path::{Path, PathBuf};
+use crate::engine::types::Content;
 use std::sync::Arc;
-use thiserror::Error;
 
 /// One group of writes: atomic, over all that it touches.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,10 +70,10 @@ pub struct Usage {
     pub total: u64,
 }
 
-/// Contents asked for: the engine's handle, and where the item lies.
-pub type Wanted = [(u64, Place, Key)];
+/// Contents asked for: an arrival number to be given back with the answer, and where the item lies.
+pub type WantedContents = [(u64, Place)];
 
-/// Contents found, with the handles they were asked for by, in the same order.
+/// Contents found, with the numbers they were asked for by, in the same order.
 pub type Contents = Vec<(u64, Arc<Content>)>;
 
 /// A store. One thread owns it.
@@ -81,14 +84,14 @@ pub trait Store: Send {
     ///
     /// After an error nothing may be relied on: the groups may have been written, or not. The caller stops, and
     /// opens the store again to learn what is there.
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), StoreError>;
+    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError>;
 
     /// Reads; sees every commit made before.
     ///
     /// # Errors
     ///
     /// A record that cannot be read, or a content that is not there, is damage: it is never skipped.
-    fn load(&mut self, load: &Load) -> Result<Loaded, StoreError>;
+    fn load(&mut self, load: &Load) -> Result<Loaded, ReadError>;
 
     /// A second reader for contents, to be used by another thread at the same time. `None`: this store has none.
     fn reader(&self) -> Option<Box<dyn Reader>> {
@@ -100,7 +103,7 @@ pub trait Store: Send {
     /// # Errors
     ///
     /// The file system does not answer.
-    fn usage(&self) -> Result<Usage, StoreError>;
+    fn usage(&self) -> Result<Usage, UsageError>;
 
     /// Most operations, and about how many bytes, that one call of [`Store::commit`] should be given. A single
     /// group beyond it is still taken.
@@ -113,7 +116,7 @@ pub trait Store: Send {
     /// # Errors
     ///
     /// The last sync failed. What was committed is durable even so.
-    fn close(self: Box<Self>) -> Result<(), StoreError>;
+    fn close(self: Box<Self>) -> Result<(), CloseError>;
 }
 
 /// Reads contents beside the thread that owns the store.
@@ -124,145 +127,7 @@ pub trait Reader: Send {
     /// # Errors
     ///
     /// As [`Store::load`].
-    fn contents(&self, wanted: &Wanted) -> Result<Option<Contents>, StoreError>;
-}
-
-/// Why a store cannot go on.
-#[derive(Debug, Error)]
-pub enum StoreError {
-    /// No room left. Distinct from other faults: space may come back.
-    #[error("the disk is full ({free} bytes free): {error}")]
-    DiskFull {
-        /// Bytes free when it was noticed.
-        free: u64,
-        /// The storage engine's words.
-        error: String,
-    },
-    /// Something stored does not read as it was written.
-    #[error("the store is damaged: keyspace `{keyspace}`, key {key}: {error}")]
-    Damaged {
-        /// Which part of the store.
-        keyspace: &'static str,
-        /// Which row.
-        key: String,
-        /// What is wrong with it.
-        error: String,
-    },
-    /// An item that should be there is not.
-    #[error("the item due {}, number {}, is not in the store ({place:?})", key.due, key.seq)]
-    Missing {
-        /// Where it was looked for.
-        place: Place,
-        /// Its key.
-        key: Key,
-    },
-    /// An item without content was to be written; its payload would have been lost.
-    #[error("the item due {}, number {}, was to be stored without its content", key.due, key.seq)]
-    NoContent {
-        /// Its key.
-        key: Key,
-    },
-    /// A bucket of ended items that there is not.
-    #[error("there is no bucket {0} of ended items")]
-    NoBucket(u8),
-    /// A name too long to be part of a key.
-    #[error("a name of {0} bytes is too long for a key")]
-    NameTooLong(usize),
-    /// The storage engine failed, for another reason than room.
-    #[error("the storage engine failed while it {action}: {error}")]
-    Engine {
-        /// What it did.
-        action: &'static str,
-        /// Its words.
-        error: String,
-    },
-    /// So much was queued for so long that the disk must be taken for dead.
-    #[error("the disk has not kept up: {queued} bytes have been waiting for {waited_s} s")]
-    Stalled {
-        /// Bytes queued.
-        queued: u64,
-        /// Seconds.
-        waited_s: u64,
-    },
-    /// The thread did not end in time.
-    #[error("the store did not close within {0} ms")]
-    CloseTimeout(u128),
-    /// A thread of the store could not be started.
-    #[error("the store's thread cannot be started: {0}")]
-    Thread(io::Error),
-}
-
-/// Why a store cannot be opened.
-#[derive(Debug, Error)]
-pub enum OpenError {
-    /// Another process has it.
-    #[error("{} is in use by process {}", path.display(), pid.map_or_else(|| "unknown".to_owned(), |p| p.to_string()))]
-    Locked {
-        /// The other's process id, as far as it has written it down.
-        pid: Option<u32>,
-        /// The lock file.
-        path: PathBuf,
-    },
-    /// The directory is a symbolic link: somebody else might turn it elsewhere.
-    #[error("{} is a symbolic link; name the directory itself", path.display())]
-    Symlink {
-        /// The configured path.
-        path: PathBuf,
-    },
-    /// Something else than a directory has the name.
-    #[error("{} is not a directory", path.display())]
-    NotADirectory {
-        /// The configured path.
-        path: PathBuf,
-    },
-    /// Written by a newer version of this program.
-    #[error("the store has format {found}, and this program knows no newer one than {known}")]
-    Newer {
-        /// The store's format.
-        found: u32,
-        /// This program's.
-        known: u32,
-    },
-    /// Written by an older version of this program, in a format that cannot be brought up to date.
-    #[error(
-        "the store has format {found}, which this program cannot read; let the version that wrote it run until \
-         nothing waits any more, then remove the store's directory and start this one"
-    )]
-    Older {
-        /// The store's format.
-        found: u32,
-    },
-    /// It does not read as it was written. Nothing was repaired and nothing given up.
-    #[error("the store is damaged: {place}: {error}")]
-    Damaged {
-        /// The file, or the keyspace and key.
-        place: String,
-        /// What is wrong with it.
-        error: String,
-    },
-    /// A file could not be made, opened or read.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// The first write failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// No random number for the store's identity.
-    #[error("the system gives no random numbers: {0}")]
-    Random(String),
-}
-
-impl OpenError {
-    fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| OpenError::Io { action, path, source }
-    }
+    fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError>;
 }
 
 /// A store that has been opened, and what it knew.
@@ -275,9 +140,9 @@ pub struct OpenStore {
     pub identity: u64,
 }
 
-/// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`, bytes):
-/// the disk store's buffers and caches take about a quarter of it, what the memory store remembers a sixteenth. `accept_loss`: go on although commits that had been
-/// made durable are gone.
+/// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`, bytes): the
+/// disk store's buffers and caches take about a quarter of it, what the memory store remembers a sixteenth.
+/// `accept_loss`: go on although commits that had been made durable are gone.
 ///
 /// # Errors
 ///

@@ -4,11 +4,15 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 
 use super::disk::write_raw;
+use super::keyspace::KeyspaceId;
 use super::rows;
-use super::space::Space;
-use super::tests::{crash_image, delete, everything, fresh, group, key, open_at, park, put, refusal, time};
+use super::tests::{
+    crash_image, delete, everything, failed, fresh, group, key, open_at, part, place, put, refusal, whole,
+    APP,
+};
 use super::*;
-use crate::engine::event::{AppRow, BucketRow, LaneRow, WindowRow};
+use crate::engine::event::{BucketRow, ClosingRow, QueueRow, WindowRow};
+use crate::engine::types::ClosedBy;
 use std::fs;
 
 #[test]
@@ -22,10 +26,29 @@ fn marks_and_small_rows_survive() {
         weight: 7,
         expiry: Some(3),
     };
-    let lane_row = |name: &str, count| LaneRow { lane: name.into(), count, low: key(4, 5) };
-    let app = |name: &str, waiting, paused| AppRow { application: name.into(), waiting, paused };
+    let queue = |name: &str, count, paused| QueueRow {
+        queue: name.into(),
+        count,
+        low: key(4, 5),
+        paused,
+        unindexed_until: 6,
+    };
+    let closing = |end, through_seq, cause| ClosingRow {
+        application: "app".into(),
+        customer: "a".into(),
+        end,
+        through_seq,
+        due: 88,
+        cause,
+    };
     let bucket = |bucket, from| BucketRow { bucket, from };
-    let marks = Marks { next_seq: 77, low: key(1, 2), bare_until: 3, waiting: 4 };
+    let marks = Marks { next_seq: 77 };
+    let no_closing = |end, through_seq| Op::DeleteClosing {
+        application: "app".into(),
+        customer: "a".into(),
+        end,
+        through_seq,
+    };
     store
         .commit(&[
             group(
@@ -34,13 +57,14 @@ fn marks_and_small_rows_survive() {
                     Op::PutWindow(window("a", 1)),
                     Op::PutWindow(window("b", 1)),
                     Op::PutWindow(window("a", 2)),
-                    Op::PutLane(lane_row("app", 5)),
-                    Op::PutLane(lane_row("", 6)),
-                    Op::PutLane(lane_row("gone", 1)),
-                    Op::PutApp(app("held", 5, true)),
-                    Op::PutApp(app("held too", 5, true)),
-                    Op::PutApp(app("runs", 5, false)),
-                    Op::PutApp(app("gone", 5, true)),
+                    Op::PutQueue(queue("held", 5, true)),
+                    Op::PutQueue(queue("held too", 5, true)),
+                    Op::PutQueue(queue("runs", 5, false)),
+                    Op::PutQueue(queue("gone", 5, true)),
+                    Op::PutQueue(queue("", 6, false)),
+                    Op::PutClosing(closing(99, 1, ClosedBy::Count)),
+                    Op::PutClosing(closing(99, 2, ClosedBy::Flush)),
+                    Op::PutClosing(closing(98, 2, ClosedBy::Expiry)),
                     Op::BeginBucket(bucket(7, 60)),
                     Op::BeginBucket(bucket(2, 70)),
                 ],
@@ -48,11 +72,12 @@ fn marks_and_small_rows_survive() {
             Commit {
                 ops: vec![
                     Op::DeleteWindow { application: "app".into(), customer: "b".into() },
-                    Op::PutLane(lane_row("gone", 0)),
-                    Op::PutApp(app("held", 0, true)),
-                    Op::PutApp(app("held too", 3, true)),
-                    Op::PutApp(app("runs", 2, false)),
-                    Op::PutApp(app("gone", 0, false)),
+                    Op::PutQueue(queue("held", 0, true)),
+                    Op::PutQueue(queue("held too", 3, true)),
+                    Op::PutQueue(queue("runs", 2, false)),
+                    Op::PutQueue(queue("gone", 0, false)),
+                    no_closing(99, 1),
+                    no_closing(97, 1),
                     Op::BeginBucket(bucket(7, 80)),
                 ],
                 token: 2,
@@ -64,9 +89,14 @@ fn marks_and_small_rows_survive() {
     let first = open_at(dir.path());
     let expected = Opened {
         marks,
+        queues: vec![
+            queue("", 6, false),
+            queue("held", 0, true),
+            queue("runs", 2, false),
+            queue("held too", 3, true),
+        ],
         windows: vec![window("a", 2)],
-        lanes: vec![lane_row("", 6), lane_row("app", 5)],
-        applications: vec![app("held", 0, true), app("runs", 2, false), app("held too", 3, true)],
+        closings: vec![closing(98, 2, ClosedBy::Expiry), closing(99, 2, ClosedBy::Flush)],
         buckets: vec![bucket(2, 70), bucket(7, 80)],
     };
     assert_eq!(first.opened, expected);
@@ -106,7 +136,7 @@ fn a_first_start_cut_short_is_begun_again() {
     let (dir, store) = fresh();
     drop(store);
     for meta in [rows::META_FORMAT, rows::META_IDENTITY, rows::META_MARKS] {
-        write_raw(dir.path(), Space::Meta, meta, None);
+        write_raw(dir.path(), KeyspaceId::Meta, meta, None);
     }
     fs::remove_file(dir.path().join("COMMITTED")).unwrap();
     assert_eq!(open_at(dir.path()).opened, Opened::default());
@@ -139,25 +169,28 @@ fn the_lock_lasts_as_long_as_a_reader() {
 fn a_newer_format_is_refused() {
     let (dir, store) = fresh();
     drop(store);
-    write_raw(dir.path(), Space::Meta, rows::META_FORMAT, Some(&rows::number_row(rows::META_FORMAT, 9)));
-    assert!(matches!(refusal(dir.path()), OpenError::Newer { found: 9, known: 2 }));
+    write_raw(dir.path(), KeyspaceId::Meta, rows::META_FORMAT, Some(&rows::number_row(rows::META_FORMAT, 9)));
+    assert!(matches!(refusal(dir.path()), OpenError::Newer { found: 9, known: 3 }));
 }
 
 #[test]
 fn an_older_format_is_refused_with_what_to_do() {
-    // With all keyspaces, and with those of format 1 alone.
-    for removed in [vec![], vec!["identities", "ended_0", "ended_7"]] {
+    // With all keyspaces, and without those that they did not have.
+    for (format, removed) in
+        [(1, vec!["items", "identities", "queues"]), (2, vec!["items", "queues"]), (2, vec![])]
+    {
         let (dir, mut store) = fresh();
         store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
         drop(store);
-        write_raw(dir.path(), Space::Meta, rows::META_FORMAT, Some(&rows::number_row(rows::META_FORMAT, 1)));
+        let row = rows::number_row(rows::META_FORMAT, format);
+        write_raw(dir.path(), KeyspaceId::Meta, rows::META_FORMAT, Some(&row));
         let db = fjall::Database::builder(dir.path().join("db")).open().unwrap();
         for name in removed {
             db.delete_keyspace(db.keyspace(name, Default::default).unwrap()).unwrap();
         }
         drop(db);
         let error = refusal(dir.path());
-        assert!(matches!(error, OpenError::Older { found: 1 }), "{error}");
+        assert!(matches!(error, OpenError::Older { found } if u64::from(found) == format), "{error}");
         assert!(error.to_string().contains("let the version that wrote it run"), "{error}");
     }
 }
@@ -169,7 +202,7 @@ fn damaged_meta_rows_are_named() {
             let (dir, mut store) = fresh();
             store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
             drop(store);
-            write_raw(dir.path(), Space::Meta, meta, broken);
+            write_raw(dir.path(), KeyspaceId::Meta, meta, broken);
             let name = String::from_utf8(meta.to_vec()).unwrap();
             match refusal(dir.path()) {
                 OpenError::Damaged { place, error } => {
@@ -186,22 +219,30 @@ fn damaged_rows_are_named_and_never_skipped() {
     let (dir, mut store) = fresh();
     store.commit(&[group(1, vec![put(1, 1), put(2, 2), put(3, 3)])]).unwrap();
     drop(store);
-    write_raw(dir.path(), Space::Time, &rows::time_key(key(2, 2)), Some(b"not a record at all"));
+    write_raw(
+        dir.path(),
+        KeyspaceId::Items,
+        &rows::item_key(APP, key(2, 2)).unwrap(),
+        Some(b"not a record at all"),
+    );
     let mut store = open_at(dir.path()).store;
-    let named = |error: StoreError| match error {
-        StoreError::Damaged { keyspace, key, .. } => {
-            assert_eq!((keyspace, &*key), ("time", "due 2 number 2"))
+    let named = |error: ReadError| match error {
+        ReadError::Damaged { keyspace, key, .. } => {
+            assert_eq!((keyspace, &*key), ("items", "queue `app` due 2 number 2"))
         }
         other => panic!("{other}"),
     };
-    named(store.load(&Load::Time { from: Key::default(), until: 9, max_rows: 9, max_bytes: 0 }).unwrap_err());
-    named(store.load(&Load::Contents(vec![(1, Place::Time, key(2, 2))])).unwrap_err());
-    named(store.reader().unwrap().contents(&[(1, Place::Time, key(2, 2))]).unwrap_err());
-    named(store.commit(&[group(2, vec![park(Place::Time, key(2, 2), "app", 1)])]).unwrap_err());
+    named(store.load(&whole(APP)).unwrap_err());
+    named(store.load(&Load::Contents(vec![(1, place(APP, 2, 2))])).unwrap_err());
+    named(store.reader().unwrap().contents(&[(1, place(APP, 2, 2))]).unwrap_err());
+    match store.commit(&[group(2, vec![failed(2, 2, 1)])]).unwrap_err() {
+        CommitError::Read(error) => named(error),
+        other => panic!("{other}"),
+    }
     // What lies beside it can still be read.
-    assert_eq!(time(&mut *store, key(2, 3), 9, 9).0, vec![key(3, 3)]);
+    assert_eq!(part(&mut *store, key(2, 3), 9, 9).0, vec![key(3, 3)]);
     drop(store);
-    write_raw(dir.path(), Space::Windows, &rows::prefix(&["app", "c"]).unwrap(), Some(b"short"));
+    write_raw(dir.path(), KeyspaceId::Windows, &rows::prefix(&["app", "c"]).unwrap(), Some(b"short"));
     let error = refusal(dir.path());
     assert!(matches!(&error, OpenError::Damaged { place, .. } if place.contains("`windows`")), "{error}");
 }

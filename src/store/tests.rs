@@ -3,72 +3,96 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
 use super::*;
-use crate::engine::event::{Indexed, Stored};
-use crate::engine::types::{Dead, Identity, Reason};
+use crate::engine::event::{IndexRows, Range, RangeRows, Standing, Stored};
+use crate::engine::types::{ClosedBy, Dead, Identity, Key, Reason};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
+
+/// The queue that most tests use.
+pub(super) const APP: &str = "app";
 
 pub(super) fn key(due: u64, seq: u64) -> Key {
     Key { due, seq }
 }
 
-pub(super) fn lane(name: &str) -> Place {
-    Place::Lane(name.into())
+pub(super) fn place(queue: &str, due: u64, seq: u64) -> Place {
+    Place { queue: queue.into(), key: key(due, seq) }
 }
 
 pub(super) fn item(due: u64, seq: u64) -> Stored {
     let content = Content { properties: vec![1, 2], body: format!("body {seq}").into_bytes(), json: true };
     Stored {
         key: key(due, seq),
-        application: "app".into(),
+        accepted_due: due,
+        application: APP.into(),
         customer: Some("c".into()),
         given: None,
+        fingerprint: 0,
         received: 5,
         own_time: true,
         expiry: None,
         weight: 100,
+        closed_by: ClosedBy::Time,
         attempts: 0,
         last_error: None,
+        outcome_unknown: false,
         dead: None,
         content: Some(Arc::new(content)),
     }
 }
 
-pub(super) fn put(due: u64, seq: u64) -> Op {
-    Op::Put { place: Place::Time, item: Box::new(item(due, seq)), indexed: Indexed::default() }
+/// Of an item whose producer named it.
+pub(super) fn given(n: u8) -> Identity {
+    Identity::given([n; 16])
 }
 
+/// An item whose producer named it, number `n`.
+pub(super) fn named(due: u64, n: u8) -> Stored {
+    Stored { given: Some(given(n)), fingerprint: 7, ..item(due, n.into()) }
+}
+
+pub(super) fn put_item(item: Stored, indexed: bool) -> Op {
+    Op::Put { item: Box::new(item), indexed }
+}
+
+pub(super) fn put(due: u64, seq: u64) -> Op {
+    put_item(item(due, seq), false)
+}
+
+/// With a row under its customer.
 pub(super) fn put_indexed(due: u64, seq: u64, customer: &str) -> Op {
-    let item = Stored { customer: Some(customer.into()), ..item(due, seq) };
-    Op::Put { place: Place::Time, item: Box::new(item), indexed: indexed(None, customer) }
+    put_item(Stored { customer: Some(customer.into()), ..item(due, seq) }, true)
 }
 
 /// Index rows: of an identity, and of a customer where it is not empty.
-pub(super) fn indexed(identity: Option<Identity>, customer: &str) -> Indexed {
-    let customer = (!customer.is_empty()).then(|| ("app".into(), customer.into()));
-    Indexed { identity, customer }
+pub(super) fn index(identity: Option<Identity>, customer: &str) -> IndexRows {
+    let customer = (!customer.is_empty()).then(|| (APP.into(), customer.into()));
+    IndexRows { identity, customer }
 }
 
 pub(super) fn delete(due: u64, seq: u64) -> Op {
-    Op::Delete { place: Place::Time, key: key(due, seq), indexed: Indexed::default() }
+    Op::Delete { place: place(APP, due, seq), rows: IndexRows::default() }
 }
 
-pub(super) fn park(from: Place, key: Key, to: &str, attempts: u32) -> Op {
-    let last_error = Some("no queue".into());
-    Op::Park {
-        from,
-        key,
-        indexed: Indexed::default(),
-        identity: None,
-        lane: to.into(),
-        attempts,
-        last_error,
-        dead: None,
-    }
+pub(super) fn verdict() -> Arc<Dead> {
+    Arc::new(Dead { reason: Reason::Attempts, error: "3 attempts".into() })
+}
+
+/// Without index rows.
+pub(super) fn moved(from: Place, to: Place, standing: Standing) -> Op {
+    let (removed, written) = (IndexRows::default(), IndexRows::default());
+    Op::Move { from, to, removed, written, standing: Box::new(standing) }
+}
+
+/// A failed attempt, written where the item is.
+pub(super) fn failed(due: u64, seq: u64, attempts: u32) -> Op {
+    let standing = Standing { attempts, last_error: Some("no queue".into()), ..Standing::default() };
+    moved(place(APP, due, seq), place(APP, due, seq), standing)
 }
 
 pub(super) fn group(token: Token, ops: Vec<Op>) -> Commit {
-    Commit { ops, token, marks: Marks { next_seq: token + 1, ..Marks::default() } }
+    Commit { ops, token, marks: Marks { next_seq: token + 1 } }
 }
 
 pub(super) fn config(path: &Path) -> config::Store {
@@ -97,41 +121,42 @@ pub(super) fn fresh() -> (tempfile::TempDir, Box<dyn Store>) {
     (dir, store)
 }
 
-pub(super) fn time(store: &mut dyn Store, from: Key, until: u64, max_rows: usize) -> (Vec<Key>, Option<Key>) {
-    match store.load(&Load::Time { from, until, max_rows, max_bytes: u64::MAX }).unwrap() {
-        Loaded::Time { rows, next } => (rows.iter().map(|r| r.key).collect(), next),
+pub(super) fn range(queue: &str, from: Key, until: u64, max_rows: usize) -> Range {
+    Range { queue: queue.into(), from, until, max_rows }
+}
+
+/// All rows of a queue, with contents.
+pub(super) fn whole(queue: &str) -> Load {
+    Load::Ranges { ranges: vec![range(queue, Key::default(), u64::MAX, usize::MAX)], max_bytes: u64::MAX }
+}
+
+pub(super) fn ranges(store: &mut dyn Store, ranges: Vec<Range>, max_bytes: u64) -> Vec<RangeRows> {
+    let queues: Vec<_> = ranges.iter().map(|range| range.queue.clone()).collect();
+    match store.load(&Load::Ranges { ranges, max_bytes }).unwrap() {
+        Loaded::Ranges(answers) => {
+            assert_eq!(answers.iter().map(|answer| answer.queue.clone()).collect::<Vec<_>>(), queues);
+            answers
+        }
         other => panic!("{other:?}"),
     }
 }
 
+/// Items of a queue, whole.
+pub(super) fn items(store: &mut dyn Store, queue: &str) -> Vec<Stored> {
+    let all = vec![range(queue, Key::default(), u64::MAX, usize::MAX)];
+    ranges(store, all, u64::MAX).remove(0).rows
+}
+
+/// Of the queue that most tests use.
+pub(super) fn part(store: &mut dyn Store, from: Key, until: u64, max_rows: usize) -> (Vec<Key>, Option<Key>) {
+    let RangeRows { rows, next, .. } =
+        ranges(store, vec![range(APP, from, until, max_rows)], u64::MAX).remove(0);
+    (rows.iter().map(|r| r.key).collect(), next)
+}
+
+/// Keys of the queue that most tests use.
 pub(super) fn everything(store: &mut dyn Store) -> Vec<Key> {
-    time(store, Key::default(), u64::MAX, usize::MAX).0
-}
-
-pub(super) fn in_lane(
-    store: &mut dyn Store,
-    name: &str,
-    from: Key,
-    max_rows: usize,
-) -> (Vec<Stored>, Option<Key>) {
-    match store.load(&Load::Lane { lane: name.into(), from, max_rows, max_bytes: u64::MAX }).unwrap() {
-        Loaded::Lane { lane, rows, next } => {
-            assert_eq!(&*lane, name);
-            (rows, next)
-        }
-        other => panic!("{other:?}"),
-    }
-}
-
-fn of_customer(store: &mut dyn Store, name: &str, from: Key, max_rows: usize) -> (Vec<Key>, Option<Key>) {
-    let load = Load::Group { application: "app".into(), customer: name.into(), from, max_rows };
-    match store.load(&load).unwrap() {
-        Loaded::Group { rows, next, .. } => {
-            assert!(rows.iter().all(|r| r.content.is_none()));
-            (rows.iter().map(|r| r.key).collect(), next)
-        }
-        other => panic!("{other:?}"),
-    }
+    items(store, APP).iter().map(|item| item.key).collect()
 }
 
 /// Copies all files as they are now: what a killed process would leave.
@@ -154,54 +179,83 @@ fn scans_go_in_order_from_the_cursor() {
     store.commit(&[group(1, keys.iter().map(|(d, s)| put(*d, *s)).collect())]).unwrap();
 
     // Ties in one millisecond by arrival; `next` is the first row left out.
-    let (rows, next) = time(&mut *store, Key::default(), u64::MAX, 2);
+    let (rows, next) = part(&mut *store, Key::default(), u64::MAX, 2);
     assert_eq!((rows, next), (vec![key(100, 2), key(100, 5)], Some(key(100, 9))));
-    let (rows, next) = time(&mut *store, key(100, 9), u64::MAX, 10);
+    let (rows, next) = part(&mut *store, key(100, 9), u64::MAX, 10);
     assert_eq!((rows, next), (vec![key(100, 9), key(200, 3), key(300, 1)], None));
     // `from` is inclusive, need not exist, and `until` is exclusive.
-    assert_eq!(time(&mut *store, key(100, 3), 300, 10), (vec![key(100, 5), key(100, 9), key(200, 3)], None));
-    assert_eq!(time(&mut *store, key(200, 4), 300, 10), (vec![], None));
+    assert_eq!(part(&mut *store, key(100, 3), 300, 10), (vec![key(100, 5), key(100, 9), key(200, 3)], None));
+    assert_eq!(part(&mut *store, key(200, 4), 300, 10), (vec![], None));
     // As many rows as asked for, and none left: the end was met.
-    assert_eq!(time(&mut *store, key(200, 0), 300, 1), (vec![key(200, 3)], None));
-    assert_eq!(time(&mut *store, key(200, 0), 301, 1), (vec![key(200, 3)], Some(key(300, 1))));
-    assert_eq!(time(&mut *store, key(200, 0), u64::MAX, 0), (vec![], Some(key(200, 3))));
-    assert_eq!(time(&mut *store, key(500, 0), 400, 10), (vec![], None));
+    assert_eq!(part(&mut *store, key(200, 0), 300, 1), (vec![key(200, 3)], None));
+    assert_eq!(part(&mut *store, key(200, 0), 301, 1), (vec![key(200, 3)], Some(key(300, 1))));
+    assert_eq!(part(&mut *store, key(200, 0), u64::MAX, 0), (vec![], Some(key(200, 3))));
+    assert_eq!(part(&mut *store, key(500, 0), 400, 10), (vec![], None));
+}
+
+#[test]
+fn many_queues_are_read_at_once() {
+    let (_dir, mut store) = fresh();
+    let of = |queue: &str, seq| put_item(Stored { application: queue.into(), ..item(seq, seq) }, false);
+    // Names of which one begins with another, and the dead letters, whose name is empty.
+    let dead = put_item(Stored { dead: Some(verdict()), ..item(3, 33) }, false);
+    let ops = vec![of("a", 1), of("ab", 2), of("a", 3), of("b", 4), of("ab", 5), dead];
+    store.commit(&[group(1, ops)]).unwrap();
+    let keys = |rows: &RangeRows| rows.rows.iter().map(|row| row.key.seq).collect::<Vec<_>>();
+    let asked = vec![
+        range("ab", Key::default(), u64::MAX, 9),
+        range("a", key(2, 0), 3, 9),
+        range("a", Key::default(), 9, 1),
+        range("", Key::default(), u64::MAX, 9),
+        range("nobody", Key::default(), u64::MAX, 9),
+        range("b", key(4, 4), 5, 9),
+    ];
+    let answers = ranges(&mut *store, asked, u64::MAX);
+    let seen: Vec<_> = answers.iter().map(keys).collect();
+    assert_eq!(seen, vec![vec![2, 5], vec![], vec![1], vec![33], vec![], vec![4]]);
+    let next: Vec<_> = answers.iter().map(|answer| answer.next).collect();
+    assert_eq!(next, vec![None, None, Some(key(3, 3)), None, None, None]);
+    assert_eq!(answers[3].rows, vec![Stored { dead: Some(verdict()), ..item(3, 33) }]);
+    assert_eq!(ranges(&mut *store, vec![], 0), vec![]);
 }
 
 #[test]
 fn items_come_back_whole_and_contents_stop_at_the_limit() {
     let (_dir, mut store) = fresh();
-    store.commit(&[group(1, vec![put(1, 1), put(2, 2), put(3, 3)])]).unwrap();
+    let other = Stored { application: "b".into(), ..item(1, 4) };
+    store.commit(&[group(1, vec![put(1, 1), put(2, 2), put(3, 3), put_item(other.clone(), false)])]).unwrap();
     let content = item(1, 1).content.unwrap();
     let size = (content.properties.len() + content.body.len() + 128) as u64;
     let mut load = |max_bytes| {
-        let load = Load::Time { from: Key::default(), until: 9, max_rows: 9, max_bytes };
-        match store.load(&load).unwrap() {
-            Loaded::Time { rows, next: None } => rows,
-            other => panic!("{other:?}"),
-        }
+        let asked = vec![range(APP, Key::default(), 9, 9), range("b", Key::default(), 9, 9)];
+        let answers = ranges(&mut *store, asked, max_bytes);
+        answers.into_iter().flat_map(|answer| answer.rows).collect::<Vec<_>>()
     };
-    assert_eq!(load(u64::MAX), vec![item(1, 1), item(2, 2), item(3, 3)]);
-    let bare = |due| Stored { content: None, ..item(due, due) };
-    assert_eq!(load(2 * size), vec![item(1, 1), item(2, 2), bare(3)]);
-    assert_eq!(load(2 * size - 1), vec![item(1, 1), bare(2), bare(3)]);
-    assert_eq!(load(0), vec![bare(1), bare(2), bare(3)]);
+    let bare = |item: Stored| Stored { content: None, ..item };
+    assert_eq!(load(u64::MAX), vec![item(1, 1), item(2, 2), item(3, 3), other.clone()]);
+    // All ranges together, the foremost ones first.
+    assert_eq!(load(3 * size), vec![item(1, 1), item(2, 2), item(3, 3), bare(other.clone())]);
+    assert_eq!(load(2 * size), vec![item(1, 1), item(2, 2), bare(item(3, 3)), bare(other.clone())]);
+    assert_eq!(load(2 * size - 1)[..2], [item(1, 1), bare(item(2, 2))]);
+    assert!(load(0).iter().all(|row| row.content.is_none()));
 }
 
 #[test]
 fn contents_are_found_by_place_and_their_absence_is_damage() {
     let (_dir, mut store) = fresh();
-    store.commit(&[group(1, vec![put(1, 1), put(2, 2), park(Place::Time, key(2, 2), "app", 1)])]).unwrap();
-    let wanted = vec![(70, lane("app"), key(2, 2)), (71, Place::Time, key(1, 1))];
-    let found = vec![(70, item(2, 2).content.unwrap()), (71, item(1, 1).content.unwrap())];
+    let dead = Standing { dead: Some(verdict()), ..Standing::default() };
+    let ops = vec![put(1, 1), put(2, 2), moved(place(APP, 2, 2), place("", 9, 2), dead)];
+    store.commit(&[group(1, ops)]).unwrap();
+    let wanted = vec![(2, place("", 9, 2)), (1, place(APP, 1, 1))];
+    let found = vec![(2, item(2, 2).content.unwrap()), (1, item(1, 1).content.unwrap())];
     assert_eq!(store.load(&Load::Contents(wanted.clone())).unwrap(), Loaded::Contents(found.clone()));
     assert_eq!(store.reader().unwrap().contents(&wanted).unwrap(), Some(found));
 
-    let gone = vec![(72, Place::Time, key(2, 2))];
-    assert!(matches!(
-        store.load(&Load::Contents(gone.clone())),
-        Err(StoreError::Missing { place: Place::Time, key: Key { due: 2, seq: 2 } })
-    ));
+    let gone = vec![(2, place(APP, 2, 2))];
+    match store.load(&Load::Contents(gone.clone())).unwrap_err() {
+        ReadError::Missing { place: missing } => assert_eq!(missing, place(APP, 2, 2)),
+        other => panic!("{other}"),
+    }
     assert_eq!(store.reader().unwrap().contents(&gone).unwrap(), None);
 }
 
@@ -223,95 +277,89 @@ fn groups_take_effect_in_order() {
 }
 
 #[test]
-fn parking_moves_an_item_with_its_content() {
+fn a_move_takes_the_content_along_and_says_what_is_known_now() {
     let (dir, mut store) = fresh();
-    let dead = Arc::new(Dead { reason: Reason::Attempts, error: "3 attempts".into() });
     store.commit(&[group(1, vec![put_indexed(1, 1, "c"), put(2, 2)])]).unwrap();
-    let op = Op::Park {
-        from: Place::Time,
-        key: key(1, 1),
-        indexed: indexed(None, "c"),
-        identity: None,
-        lane: "app".into(),
+    let standing = Standing {
         attempts: 3,
         last_error: Some("nack".into()),
-        dead: Some(dead.clone()),
+        outcome_unknown: true,
+        closed_by: ClosedBy::Flush,
+        dead: Some(verdict()),
+    };
+    let op = Op::Move {
+        from: place(APP, 1, 1),
+        to: place("", 50, 1),
+        removed: index(None, "c"),
+        written: IndexRows::default(),
+        standing: Box::new(standing),
     };
     // One that is on the disk, one written earlier in the same group, one in an earlier group of the same call.
+    let elsewhere = moved(place(APP, 2, 2), place(APP, 7, 2), Standing::default());
     store
-        .commit(&[
-            group(2, vec![op, put(3, 3), park(Place::Time, key(3, 3), "app", 1)]),
-            group(3, vec![park(lane("app"), key(3, 3), "app", 2), park(Place::Time, key(2, 2), "other", 7)]),
-        ])
+        .commit(&[group(2, vec![op, put(3, 3), failed(3, 3, 1)]), group(3, vec![failed(3, 3, 2), elsewhere])])
         .unwrap();
-    assert_eq!(everything(&mut *store), vec![]);
-    assert_eq!(of_customer(&mut *store, "c", Key::default(), 9), (vec![], None));
-    let first = Stored { attempts: 3, last_error: Some("nack".into()), dead: Some(dead), ..item(1, 1) };
+    let second = Stored { key: key(7, 2), ..item(2, 2) };
     let third = Stored { attempts: 2, last_error: Some("no queue".into()), ..item(3, 3) };
-    assert_eq!(in_lane(&mut *store, "app", Key::default(), 9), (vec![first.clone(), third.clone()], None));
-    assert_eq!(in_lane(&mut *store, "app", Key::default(), 1), (vec![first], Some(key(3, 3))));
-    assert_eq!(in_lane(&mut *store, "app", key(1, 2), 9), (vec![third], None));
-
-    // On to the dead exchange's lane, whose name is empty, over a restart.
-    store.commit(&[group(4, vec![park(lane("other"), key(2, 2), "", 8)])]).unwrap();
-    drop(store);
-    let mut store = open_at(dir.path()).store;
-    let second = Stored { attempts: 8, last_error: Some("no queue".into()), ..item(2, 2) };
-    assert_eq!(in_lane(&mut *store, "", Key::default(), 9), (vec![second], None));
-    assert_eq!(in_lane(&mut *store, "other", Key::default(), 9), (vec![], None));
-    let gone = Op::Delete { place: lane(""), key: key(2, 2), indexed: Indexed::default() };
-    store.commit(&[group(5, vec![gone])]).unwrap();
-    assert_eq!(in_lane(&mut *store, "", Key::default(), 9), (vec![], None));
+    // It keeps when it was due as accepted, and the application that it was meant for.
+    let first = Stored {
+        key: key(50, 1),
+        attempts: 3,
+        last_error: Some("nack".into()),
+        outcome_unknown: true,
+        closed_by: ClosedBy::Flush,
+        dead: Some(verdict()),
+        ..item(1, 1)
+    };
+    for _ in 0..2 {
+        assert_eq!(items(&mut *store, APP), vec![third.clone(), second.clone()]);
+        assert_eq!(items(&mut *store, ""), vec![first.clone()]);
+        assert_eq!(scan_tests::of_customer(&mut *store, "c"), vec![]);
+        drop(store);
+        store = open_at(dir.path()).store;
+    }
+    // What it says is all that is known from then on; and a dead one may be given another try.
+    let back = moved(place("", 50, 1), place(APP, 60, 1), Standing::default());
+    store.commit(&[group(4, vec![failed(3, 3, 9), back])]).unwrap();
+    let third = Stored { attempts: 9, ..third };
+    assert_eq!(items(&mut *store, APP), vec![third, second, Stored { key: key(60, 1), ..item(1, 1) }]);
+    assert_eq!(items(&mut *store, ""), vec![]);
 }
 
 #[test]
-fn parking_what_is_not_there_fails_and_writes_nothing() {
+fn a_move_of_what_is_not_there_fails_and_writes_nothing() {
     let (_dir, mut store) = fresh();
-    let result = store.commit(&[group(1, vec![put(1, 1), park(Place::Time, key(2, 2), "app", 1)])]);
-    assert!(matches!(result, Err(StoreError::Missing { place: Place::Time, key: Key { due: 2, seq: 2 } })));
-    let result =
-        store.commit(&[group(1, vec![put(1, 1), delete(1, 1), park(Place::Time, key(1, 1), "app", 1)])]);
-    assert!(matches!(result, Err(StoreError::Missing { .. })));
-    let bare = Stored { content: None, ..item(3, 3) };
-    let op = Op::Put { place: Place::Time, item: Box::new(bare), indexed: Indexed::default() };
-    assert!(matches!(
-        store.commit(&[group(1, vec![op])]),
-        Err(StoreError::NoContent { key: Key { seq: 3, .. } })
-    ));
+    for ops in [vec![put(1, 1), failed(2, 2, 1)], vec![put(2, 2), delete(2, 2), failed(2, 2, 1)]] {
+        match store.commit(&[group(1, ops)]).unwrap_err() {
+            CommitError::Read(ReadError::Missing { place: missing }) => assert_eq!(missing, place(APP, 2, 2)),
+            other => panic!("{other}"),
+        }
+    }
     assert_eq!(everything(&mut *store), vec![]);
 }
 
 #[test]
-fn a_customer_is_found_by_index_rows_alone() {
+#[should_panic(expected = "the item due 3, number 3, comes without its content")]
+fn an_item_without_content_is_refused() {
     let (_dir, mut store) = fresh();
-    let index = |seq| Op::Index { key: key(seq, seq), indexed: indexed(None, "c") };
-    store
-        .commit(&[group(
-            1,
-            vec![
-                put_indexed(5, 5, "c"),
-                put(6, 6),
-                put_indexed(7, 7, "c2"),
-                put(8, 8),
-                index(8),
-                put_indexed(9, 9, "c"),
-            ],
-        )])
-        .unwrap();
-    assert_eq!(
-        of_customer(&mut *store, "c", Key::default(), 9),
-        (vec![key(5, 5), key(8, 8), key(9, 9)], None)
-    );
-    assert_eq!(of_customer(&mut *store, "c", key(5, 6), 1), (vec![key(8, 8)], Some(key(9, 9))));
-    assert_eq!(of_customer(&mut *store, "c2", Key::default(), 9), (vec![key(7, 7)], None));
-    let gone = Op::Delete { place: Place::Time, key: key(8, 8), indexed: indexed(None, "c") };
-    store.commit(&[group(2, vec![gone])]).unwrap();
-    assert_eq!(of_customer(&mut *store, "c", key(5, 6), 9), (vec![key(9, 9)], None));
-    // An index row without its item is damage, not an item less.
-    store.commit(&[group(3, vec![delete(9, 9)])]).unwrap();
-    let load = Load::Group { application: "app".into(), customer: "c".into(), from: key(5, 6), max_rows: 9 };
-    let error = store.load(&load).unwrap_err();
-    assert!(matches!(error, StoreError::Damaged { keyspace: "customers", .. }), "{error}");
+    let _ = store.commit(&[group(1, vec![put_item(Stored { content: None, ..item(3, 3) }, false)])]);
+}
+
+#[test]
+#[should_panic(expected = "an item of queue `app` is moved to queue `other`")]
+fn a_move_to_another_application_is_refused() {
+    let (_dir, mut store) = fresh();
+    let ops = vec![put(1, 1), moved(place(APP, 1, 1), place("other", 1, 1), Standing::default())];
+    let _ = store.commit(&[group(1, ops)]);
+}
+
+#[test]
+fn marks_alone_are_a_commit() {
+    let (dir, mut store) = fresh();
+    let lease = Commit { ops: vec![], token: 1, marks: Marks { next_seq: 1 << 20 } };
+    store.commit(&[lease]).unwrap();
+    drop(store);
+    assert_eq!(open_at(dir.path()).opened.marks.next_seq, 1 << 20);
 }
 
 #[test]
@@ -331,10 +379,9 @@ fn the_memory_store_keeps_no_items() {
     let mut store = first.store;
     store.commit(&[group(1, vec![])]).unwrap();
     assert_eq!(everything(&mut *store), vec![]);
-    let walk = walk_tests::all(Key::default(), 9, 9);
-    assert_eq!(store.load(&walk).unwrap(), Loaded::Walked { number: 7, rows: vec![], next: None });
+    assert_eq!(scan_tests::of_customer(&mut *store, "c"), vec![]);
     assert!(store.reader().is_none());
-    assert!(store.load(&Load::Contents(vec![(1, Place::Time, key(1, 1))])).is_err());
+    assert!(store.load(&Load::Contents(vec![(1, place(APP, 1, 1))])).is_err());
     store.close().unwrap();
 }
 
@@ -349,6 +396,9 @@ fn three_commits() {
 
 #[test]
 fn every_commit_is_synced() {
+    if !tidegate_harness::require("strace") {
+        return;
+    }
     let trace = tempfile::NamedTempFile::new().unwrap();
     let traced = Command::new("strace")
         .args(["-f", "-y", "-e", "trace=fdatasync,fsync", "-o"])
@@ -359,8 +409,7 @@ fn every_commit_is_synced() {
     match traced {
         Ok(output) if output.status.success() => {}
         other => {
-            println!("skipped: strace cannot be used here: {other:?}");
-            return;
+            return tidegate_harness::lacks("strace", &format!("cannot be used here: {other:?}"));
         }
     }
     let calls = fs::read_to_string(trace.path()).unwrap();

@@ -1,29 +1,48 @@
 //! The store's own thread: writes and reads in the order they were asked for, many commits with one sync.
 //!
 //! A second thread reads contents beside it, so that a batch never waits behind a sync for payloads that have
-//! been on the disk for long. Deliberately absent: decisions, and retries. After a failure nothing more is
+//! been on the disk for long. A third watches that the calls of both come back. Whoever hands work over never waits.
+//! Deliberately absent: decisions, and retries. After a failure nothing more is
 //! done, so that nothing can be acked behind a commit that may not have happened; the process stops and opens
 //! the store anew.
 
-use super::{Commit, Reader, Store, StoreError, Usage};
+use super::{CloseError, Commit, Failure, ReadError, Reader, SpawnError, Store, Usage};
 use crate::clock;
 use crate::engine::event::{Load, Loaded, Op, Place, Token};
-use crate::engine::types::{End, Key};
+use crate::engine::types::{Dead, End};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Bytes that may be queued before [`Handle::commit`] waits. What the engine can queue is bounded by what it holds
-/// in memory and by the prefetch; this is reached only by a disk that has stood still for seconds.
-const MAX_QUEUED: u64 = 64 << 20;
-/// Jobs that may be queued; as above.
-const MAX_JOBS: usize = 65_536;
-/// How long [`Handle::commit`] waits at most; then the disk is taken for dead.
-const MAX_STALL: Duration = Duration::from_secs(30);
+/// Time within which each call of the storage engine must come back: longer than any sync of a disk that still works.
+pub const STORE_CALL_LIMIT: Duration = Duration::from_secs(60);
+/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process that was
+/// frozen, or a machine that slept, is given its time.
+const LOOKS: u32 = 12;
+/// Least bound on what is queued, bytes; see [`Limits::of`].
+const LEAST_QUEUED: u64 = 64 << 20;
+/// Bytes of memory that any job costs in the queue, about.
+const JOB_COST: u64 = 128;
 /// Age at which the known [`Usage`] is taken anew, ms.
 const USAGE_AGE: u64 = 1_000;
+
+/// What a store that has stalled may cost before it is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Upper bound on what is queued, bytes. Whoever queues is to stay far below it.
+    pub queued: u64,
+    /// Upper bound on the time that one call takes.
+    pub call: Duration,
+}
+
+impl Limits {
+    /// As much as `limits.memory` (bytes) may be queued, of which the engine uses a part; [`STORE_CALL_LIMIT`] a call.
+    pub fn of(memory_limit: u64) -> Self {
+        Limits { queued: memory_limit.max(LEAST_QUEUED), call: STORE_CALL_LIMIT }
+    }
+}
 
 /// What the store reports.
 #[derive(Debug)]
@@ -33,7 +52,7 @@ pub enum Event {
     /// A read has come back.
     Loaded(Loaded),
     /// The store has failed: the last event of its kind, and nothing is committed or read any more.
-    Failed(StoreError),
+    Failed(Failure),
 }
 
 /// Where events go. Called from the store's threads; must not block.
@@ -42,9 +61,7 @@ pub type OnEvent = Arc<dyn Fn(Event) + Send + Sync>;
 /// How the store is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Calls of [`Store::commit`], each with one sync.
-    pub syncs: u64,
-    /// Commits made durable by them.
+    /// Commits made durable.
     pub commits: u64,
     /// Duration of the last sync with its writes, ms.
     pub last_commit_ms: u64,
@@ -52,10 +69,10 @@ pub struct Stats {
     pub max_commit_ms: u64,
     /// Commits and loads that wait to be taken up.
     pub queued: usize,
-    /// Their size, bytes, about.
-    pub queued_bytes: u64,
     /// Age of the oldest job that waits or is being worked on, ms: for a watchdog.
     pub oldest_ms: Option<u64>,
+    /// Age of the oldest call that has not come back, ms.
+    pub oldest_call_ms: Option<u64>,
     /// Room taken and left, as of about a second before the last call of [`Handle::stats`].
     pub usage: Option<Usage>,
     /// [`Event::Failed`] has been reported.
@@ -66,46 +83,58 @@ pub struct Stats {
 ///
 /// # Errors
 ///
-/// [`StoreError::Thread`].
-pub fn spawn(store: Box<dyn Store>, on_event: OnEvent) -> Result<Handle, StoreError> {
+/// The system starts no thread.
+pub fn spawn(store: Box<dyn Store>, limits: Limits, on_event: OnEvent) -> Result<Handle, SpawnError> {
     let reader = store.reader();
-    let state = State { reader_alive: reader.is_some(), store_alive: true, ..State::default() };
-    let usage = store.usage().ok();
-    let state = State { has_reader: reader.is_some(), usage, usage_at: clock::now().mono, ..state };
+    let state = State {
+        has_reader: reader.is_some(),
+        reader_alive: reader.is_some(),
+        store_alive: true,
+        usage: store.usage().ok(),
+        usage_at: clock::now().mono,
+        ..State::default()
+    };
     let shared = Arc::new(Shared {
         state: Mutex::new(state),
         work: Condvar::new(),
         reads: Condvar::new(),
-        room: Condvar::new(),
         done: Condvar::new(),
+        limits,
         on_event,
     });
-    let mut threads = Vec::new();
+    let handle = Handle { shared: shared.clone(), threads: Arc::default() };
+    let mut started = vec![start("tidegate-watch", &shared, watch)];
     if let Some(reader) = reader {
-        threads.push(start("tidegate-reader", &shared, move |shared| read(&*reader, shared))?);
+        started.push(start("tidegate-reader", &shared, move |shared| read(&*reader, shared)));
     }
-    match start("tidegate-store", &shared, move |shared| serve(store, shared)) {
-        Ok(thread) => threads.push(thread),
-        Err(error) => {
-            // The reader has nobody to serve.
-            shared.lock().closing = true;
-            shared.reads.notify_all();
-            return Err(error);
+    started.push(start("tidegate-store", &shared, move |shared| serve(store, shared)));
+    let mut threads = handle.threads.lock().unwrap_or_else(PoisonError::into_inner);
+    for thread in started {
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                // The others have nobody to serve.
+                let mut state = shared.lock();
+                (state.closing, state.store_alive, state.reader_alive) = (true, false, false);
+                shared.notify();
+                return Err(error);
+            }
         }
     }
-    Ok(Handle { shared, threads: Arc::new(Mutex::new(threads)) })
+    drop(threads);
+    Ok(handle)
 }
 
 fn start(
     name: &str,
     shared: &Arc<Shared>,
     run: impl FnOnce(&Shared) + Send + 'static,
-) -> Result<JoinHandle<()>, StoreError> {
+) -> Result<JoinHandle<()>, SpawnError> {
     let shared = shared.clone();
-    Builder::new().name(name.to_owned()).spawn(move || run(&shared)).map_err(StoreError::Thread)
+    Ok(Builder::new().name(name.to_owned()).spawn(move || run(&shared))?)
 }
 
-/// Hands work to the store's threads. Cheap to clone.
+/// Hands work to the store's threads. Cheap to clone; no call but [`Handle::close`] waits for anything.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -119,9 +148,8 @@ impl fmt::Debug for Handle {
 }
 
 impl Handle {
-    /// Queues a commit; [`Event::Committed`] follows. Returns at once, unless so much is queued that the disk must
-    /// have stood still for seconds: then it waits for room, at most 30 s, and reports [`StoreError::Stalled`]
-    /// after that. Without effect after a failure or [`Handle::close`].
+    /// Queues a commit; [`Event::Committed`] follows. More than [`Limits::queued`] is reported as
+    /// [`Failure::Stalled`]. Without effect after a failure or [`Handle::close`].
     pub fn commit(&self, commit: Commit) {
         let bytes = commit.ops.iter().map(size).sum();
         self.queue(Job::Commit(commit), bytes);
@@ -136,15 +164,9 @@ impl Handle {
     /// for again behind all that was queued.
     pub fn load(&self, load: Load) {
         let mut state = self.shared.lock();
-        let beside = state.has_reader && state.reads.len() < MAX_JOBS;
         let wanted = match load {
-            Load::Contents(wanted) if beside => wanted,
-            load @ (Load::Time { .. }
-            | Load::Lane { .. }
-            | Load::Group { .. }
-            | Load::Contents(_)
-            | Load::Find(_)
-            | Load::Walk(_)) => {
+            Load::Contents(wanted) if state.has_reader => wanted,
+            load @ (Load::Ranges { .. } | Load::Contents(_) | Load::Find(_) | Load::Scan(_)) => {
                 drop(state);
                 return self.queue(Job::Load(load), 0);
             }
@@ -156,27 +178,25 @@ impl Handle {
     }
 
     fn queue(&self, job: Job, bytes: u64) {
-        let full = |s: &mut State| {
-            let over = s.bytes.saturating_add(bytes) > MAX_QUEUED || s.jobs.len() >= MAX_JOBS;
-            s.open() && over && !s.jobs.is_empty()
-        };
-        let waited = self.shared.room.wait_timeout_while(self.shared.lock(), MAX_STALL, full);
-        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        let now = clock::now().mono;
+        let bytes = bytes.saturating_add(JOB_COST);
+        let mut state = self.shared.lock();
         if !state.open() {
             return;
         }
-        if timeout.timed_out() {
-            let queued = state.bytes;
+        let first = state.jobs.front().map(|first| first.since);
+        let all = state.bytes.saturating_add(bytes);
+        if let Some(first) = first.filter(|_| all > self.shared.limits.queued) {
             drop(state);
-            self.shared.fail(StoreError::Stalled { queued, waited_s: MAX_STALL.as_secs() });
-            return;
+            let stalled = Failure::Stalled { bytes: all, waited_ms: now.saturating_sub(first) };
+            return self.shared.fail(stalled);
         }
-        state.bytes += bytes;
-        state.jobs.push_back(Queued { since: clock::now().mono, bytes, job });
+        state.bytes = all;
+        state.jobs.push_back(Queued { since: now, bytes, job });
         self.shared.work.notify_one();
     }
 
-    /// How the store is doing; never waits for it.
+    /// How the store is doing.
     pub fn stats(&self) -> Stats {
         let mut state = self.shared.lock();
         let now = clock::now().mono;
@@ -184,16 +204,17 @@ impl Handle {
             state.usage_wanted = true;
             self.shared.work.notify_one();
         }
+        let age = |oldest: Option<u64>| oldest.map(|since| now.saturating_sub(since));
+        let calls = [state.serving, state.reading];
         let oldest = [
-            state.serving,
-            state.reading,
+            calls.into_iter().flatten().map(|call| call.queued_at).min(),
             state.jobs.front().map(|q| q.since),
             state.reads.front().map(|q| q.since),
         ];
         Stats {
             queued: state.jobs.len() + state.reads.len(),
-            queued_bytes: state.bytes,
-            oldest_ms: oldest.into_iter().flatten().min().map(|since| now.saturating_sub(since)),
+            oldest_ms: age(oldest.into_iter().flatten().min()),
+            oldest_call_ms: age(calls.into_iter().flatten().map(|call| call.begun_at).min()),
             usage: state.usage,
             failed: state.failed,
             ..state.stats
@@ -204,24 +225,22 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`StoreError::CloseTimeout`], or the error of the last sync. What has been reported as committed is
-    /// durable in either case.
-    pub fn close(&self, timeout: Duration) -> Result<(), StoreError> {
+    /// [`CloseError::Timeout`], or the error of the last sync. What has been reported as committed is durable in
+    /// either case.
+    pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         let mut state = self.shared.lock();
         state.closing = true;
-        self.shared.work.notify_all();
-        self.shared.reads.notify_all();
-        self.shared.room.notify_all();
+        self.shared.notify();
         let waited = self.shared.done.wait_timeout_while(state, timeout, |s| s.store_alive || s.reader_alive);
         let (mut state, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
         if timed_out.timed_out() {
-            return Err(StoreError::CloseTimeout(timeout.as_millis()));
+            return Err(CloseError::Timeout(timeout.as_millis()));
         }
         let failed = state.close_error.take();
         drop(state);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
-            // Both have said that they are done; a panic has been reported by `Alive`.
+            // All have said that they are done; a panic has been reported by `Alive`.
             let _ = thread.join();
         }
         failed.map_or(Ok(()), Err)
@@ -230,27 +249,31 @@ impl Handle {
 
 /// Bytes of memory that a queued operation holds, about.
 fn size(op: &Op) -> u64 {
+    let text = |dead: &Option<Arc<Dead>>| dead.as_ref().map_or(0, |dead| dead.error.len() as u64);
     match op {
         Op::Put { item, .. } => 256 + item.content.as_ref().map_or(0, |c| c.size()),
+        Op::Move { standing, .. } => {
+            256 + text(&standing.dead) + standing.last_error.as_ref().map_or(0, |e| e.len() as u64)
+        }
+        Op::Rekey { members, .. } => {
+            128 + members.iter().map(|window| 64 + 8 * window.except.len() as u64).sum::<u64>()
+        }
         Op::Delete { .. }
         | Op::Index { .. }
-        | Op::Park { .. }
+        | Op::PutQueue(_)
         | Op::PutWindow(_)
         | Op::DeleteWindow { .. }
-        | Op::PutLane(_)
-        | Op::BeginBucket(_)
-        | Op::PutApp(_) => 128,
-        Op::Remember { ended, .. } => {
-            let error = match &ended.end {
-                End::Dead(dead) => dead.error.len(),
-                End::Sent(_) | End::Cancelled | End::CancelledAgain => 0,
-            };
-            256 + error as u64
-        }
+        | Op::PutClosing(_)
+        | Op::DeleteClosing { .. }
+        | Op::BeginBucket(_) => 128,
+        Op::Remember { ended, .. } => match &ended.end {
+            End::Dead(dead) => 256 + dead.error.len() as u64,
+            End::Sent(_) | End::Cancelled | End::CancelledAgain => 256,
+        },
     }
 }
 
-type ContentsWanted = Vec<(u64, Place, Key)>;
+type ContentsWanted = Vec<(u64, Place)>;
 
 enum Job {
     Commit(Commit),
@@ -264,22 +287,36 @@ struct Queued<T> {
     job: T,
 }
 
+/// A call of the storage engine that has not come back.
+#[derive(Clone, Copy)]
+struct Call {
+    what: &'static str,
+    /// Tells one call from the next.
+    number: u64,
+    /// When the job that it is made for was queued, monotonic ms.
+    queued_at: u64,
+    /// Monotonic ms.
+    begun_at: u64,
+}
+
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Queued<Job>>,
     reads: VecDeque<Queued<ContentsWanted>>,
     /// Sum over `jobs`.
     bytes: u64,
-    /// When the oldest of what the store works on was queued.
-    serving: Option<u64>,
-    /// The same of the reader.
-    reading: Option<u64>,
+    /// What the store works on.
+    serving: Option<Call>,
+    /// What the reader works on.
+    reading: Option<Call>,
+    /// Number of calls so far.
+    calls: u64,
     has_reader: bool,
     store_alive: bool,
     reader_alive: bool,
     closing: bool,
     failed: bool,
-    close_error: Option<StoreError>,
+    close_error: Option<CloseError>,
     usage: Option<Usage>,
     usage_at: u64,
     usage_wanted: bool,
@@ -291,6 +328,11 @@ impl State {
     fn open(&self) -> bool {
         !self.closing && !self.failed
     }
+
+    fn call(&mut self, what: &'static str, queued_at: u64) -> Option<Call> {
+        self.calls += 1;
+        Some(Call { what, number: self.calls, queued_at, begun_at: clock::now().mono })
+    }
 }
 
 struct Shared {
@@ -299,10 +341,9 @@ struct Shared {
     work: Condvar,
     /// For the reader: there is something to do.
     reads: Condvar,
-    /// For callers: there is room.
-    room: Condvar,
-    /// For [`Handle::close`]: a thread has ended.
+    /// For [`Handle::close`] and [`watch`]: a thread has ended.
     done: Condvar,
+    limits: Limits,
     on_event: OnEvent,
 }
 
@@ -320,17 +361,30 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Wakes all threads.
+    fn notify(&self) {
+        self.work.notify_all();
+        self.reads.notify_all();
+        self.done.notify_all();
+    }
+
+    /// Reports what has been done; after a failure nothing is.
+    fn report(&self, event: Event) {
+        let failed = self.lock().failed;
+        if !failed {
+            (self.on_event)(event);
+        }
+    }
+
     /// Reports the first failure, and drops all work.
-    fn fail(&self, error: StoreError) {
+    fn fail(&self, error: Failure) {
         let mut state = self.lock();
         let first = !std::mem::replace(&mut state.failed, true);
         state.jobs.clear();
         state.reads.clear();
         state.bytes = 0;
         drop(state);
-        self.work.notify_all();
-        self.reads.notify_all();
-        self.room.notify_all();
+        self.notify();
         if first {
             (self.on_event)(Event::Failed(error));
         }
@@ -345,11 +399,11 @@ impl Shared {
             if state.failed {
                 return Turn::End;
             }
-            if let Some(first) = state.jobs.front() {
-                state.serving = Some(first.since);
+            if !state.jobs.is_empty() {
                 break;
             }
             if std::mem::take(&mut state.usage_wanted) {
+                state.serving = state.call("measurement of the room taken", clock::now().mono);
                 return Turn::Measure;
             }
             // The reader may still hand work back.
@@ -358,6 +412,7 @@ impl Shared {
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        let since = state.jobs.front().map_or(0, |first| first.since);
         let (mut groups, mut finds, mut ops, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         while let Some(queued) = state.jobs.pop_front() {
             match queued.job {
@@ -368,24 +423,27 @@ impl Shared {
                         state.jobs.push_front(Queued { job: Job::Commit(commit), ..queued });
                         break;
                     }
-                    state.bytes -= queued.bytes;
                     groups.push(commit);
                 }
-                Job::Load(load) if groups.is_empty() => return Turn::Load(load),
-                Job::Load(load @ Load::Find(_)) => finds.push(load),
-                Job::Load(load) => {
+                Job::Load(load @ Load::Find(_)) if !groups.is_empty() => finds.push(load),
+                Job::Load(load) if !groups.is_empty() => {
                     state.jobs.push_front(Queued { job: Job::Load(load), ..queued });
                     break;
                 }
+                Job::Load(load) => {
+                    state.bytes = state.bytes.saturating_sub(queued.bytes);
+                    state.serving = state.call("read", since);
+                    return Turn::Load(load);
+                }
             }
+            state.bytes = state.bytes.saturating_sub(queued.bytes);
         }
-        self.room.notify_all();
+        state.serving = state.call("commit", since);
         Turn::Commit(groups, finds)
     }
 
     fn committed(&self, groups: &[Commit], took_ms: u64) {
         let mut state = self.lock();
-        state.stats.syncs += 1;
         state.stats.commits += groups.len() as u64;
         state.stats.last_commit_ms = took_ms;
         state.stats.max_commit_ms = state.stats.max_commit_ms.max(took_ms);
@@ -401,12 +459,10 @@ struct Alive<'a> {
 impl Drop for Alive<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let error = "it has a fault of its own; see the log".to_owned();
-            self.shared.fail(StoreError::Engine { action: "worked", error });
+            self.shared.fail(Failure::Panicked);
         }
         *(self.flag)(&mut self.shared.lock()) = false;
-        self.shared.work.notify_all();
-        self.shared.done.notify_all();
+        self.shared.notify();
     }
 }
 
@@ -416,9 +472,8 @@ fn serve(mut store: Box<dyn Store>, shared: &Shared) {
     let limit = store.group_limit();
     loop {
         let result = match shared.next(limit) {
-            Turn::Commit(groups, finds) => commit(&mut *store, &groups, shared)
-                .and_then(|()| finds.iter().try_for_each(|find| load(&mut *store, find, shared))),
-            Turn::Load(wanted) => load(&mut *store, &wanted, shared),
+            Turn::Commit(groups, finds) => commit(&mut *store, &groups, &finds, shared),
+            Turn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(Failure::from),
             Turn::Measure => {
                 measure(&*store, shared);
                 Ok(())
@@ -437,20 +492,26 @@ fn serve(mut store: Box<dyn Store>, shared: &Shared) {
     }
 }
 
-fn commit(store: &mut dyn Store, groups: &[Commit], shared: &Shared) -> Result<(), StoreError> {
+fn commit(store: &mut dyn Store, groups: &[Commit], finds: &[Load], shared: &Shared) -> Result<(), Failure> {
     let started = clock::now().mono;
     failpoint!("before-commit");
     store.commit(groups)?;
     failpoint!("after-commit");
     shared.committed(groups, clock::now().mono.saturating_sub(started));
     if let Some(last) = groups.last() {
-        (shared.on_event)(Event::Committed(last.token));
+        shared.report(Event::Committed(last.token));
+    }
+    for find in finds {
+        let mut state = shared.lock();
+        state.serving = state.call("read", started);
+        drop(state);
+        load(store, find, shared)?;
     }
     Ok(())
 }
 
-fn load(store: &mut dyn Store, load: &Load, shared: &Shared) -> Result<(), StoreError> {
-    store.load(load).map(|loaded| (shared.on_event)(Event::Loaded(loaded)))
+fn load(store: &mut dyn Store, load: &Load, shared: &Shared) -> Result<(), ReadError> {
+    store.load(load).map(|loaded| shared.report(Event::Loaded(loaded)))
 }
 
 fn measure(store: &dyn Store, shared: &Shared) {
@@ -460,7 +521,7 @@ fn measure(store: &dyn Store, shared: &Shared) {
     match usage {
         Ok(usage) => state.usage = Some(usage),
         // The last known one stays; a store that really fails says so at the next commit.
-        Err(error) => tracing::warn!(%error, "room on the disk unknown"),
+        Err(error) => tracing::warn!("{error}"),
     }
 }
 
@@ -468,27 +529,52 @@ fn measure(store: &dyn Store, shared: &Shared) {
 fn read(reader: &dyn Reader, shared: &Shared) {
     let _alive = Alive { shared, flag: |s| &mut s.reader_alive };
     loop {
-        let wanted = {
-            let idle = |s: &mut State| s.reads.is_empty() && s.open();
-            let mut state = shared.lock();
-            state.reading = None;
-            state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-            let Some(queued) = state.reads.pop_front() else { return };
-            state.reading = Some(queued.since);
-            queued.job
-        };
+        let idle = |s: &mut State| s.reads.is_empty() && s.open();
+        let mut state = shared.lock();
+        state.reading = None;
+        state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        let Some(Queued { since, job: wanted, .. }) = state.reads.pop_front() else { return };
+        state.reading = state.call("read of contents", since);
+        drop(state);
         match reader.contents(&wanted) {
-            Ok(Some(found)) => (shared.on_event)(Event::Loaded(Loaded::Contents(found))),
+            Ok(Some(found)) => shared.report(Event::Loaded(Loaded::Contents(found))),
             Ok(None) => {
                 let mut state = shared.lock();
                 if !state.failed {
-                    let since = state.reading.unwrap_or_default();
+                    state.bytes += JOB_COST;
                     let job = Job::Load(Load::Contents(wanted));
-                    state.jobs.push_back(Queued { since, bytes: 0, job });
+                    state.jobs.push_back(Queued { since, bytes: JOB_COST, job });
                     shared.work.notify_one();
                 }
             }
-            Err(error) => shared.fail(error),
+            Err(error) => shared.fail(error.into()),
+        }
+    }
+}
+
+/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever waits for it
+/// then waits for ever.
+fn watch(shared: &Shared) {
+    // By thread: the call last seen, and how many times in a row.
+    let mut seen = [(0, 0); 2];
+    loop {
+        let alive = |s: &mut State| (s.store_alive || s.reader_alive) && !s.failed;
+        let waited = shared.done.wait_timeout_while(shared.lock(), shared.limits.call / LOOKS, alive);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !timeout.timed_out() {
+            return;
+        }
+        let calls = [state.serving, state.reading];
+        drop(state);
+        for (call, (number, looks)) in calls.into_iter().zip(&mut seen) {
+            let Some(call) = call else { continue };
+            *looks = if call.number == *number { *looks + 1 } else { 0 };
+            *number = call.number;
+            if *looks >= LOOKS {
+                let age_ms = clock::now().mono.saturating_sub(call.begun_at);
+                shared.fail(Failure::NoAnswer { call: call.what, age_ms });
+                return;
+            }
         }
     }
 }

@@ -2,10 +2,10 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
 
-use super::tests::{delete, group, key, open_at, put};
-use super::thread::{spawn, Event, Handle};
+use super::tests::{delete, group, open_at, place, put, whole, APP};
+use super::thread::{spawn, Event, Handle, Limits};
 use super::*;
-use crate::engine::event::{Found, Wanted as Sought};
+use crate::engine::event::{Found, Wanted};
 use crate::engine::types::{Content, Identity};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
@@ -32,16 +32,16 @@ struct Recording {
 }
 
 impl Store for Recording {
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), StoreError> {
+    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
         self.calls.send(Call::Commit(groups.iter().map(|g| g.token).collect())).unwrap();
         if self.gate.recv_timeout(SOON).unwrap() {
             Ok(())
         } else {
-            Err(StoreError::DiskFull { free: 0, error: "no room".into() })
+            Err(CommitError::DiskFull { free: 0, error: "no room".into() })
         }
     }
 
-    fn load(&mut self, load: &Load) -> Result<Loaded, StoreError> {
+    fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {
         if let Load::Find(wanted) = load {
             let number = u64::from_be_bytes(*wanted[0].identity.to_bytes().last_chunk().unwrap());
             self.calls.send(Call::Find(number)).unwrap();
@@ -52,21 +52,21 @@ impl Store for Recording {
             Load::Contents(wanted) => {
                 Loaded::Contents(wanted.iter().map(|w| (w.0, Arc::new(Content::default()))).collect())
             }
-            _ => Loaded::Time { rows: Vec::new(), next: None },
+            _ => Loaded::Ranges(Vec::new()),
         })
     }
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         struct Fixed(bool);
         impl Reader for Fixed {
-            fn contents(&self, wanted: &Wanted) -> Result<Option<Contents>, StoreError> {
+            fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
                 Ok(self.0.then(|| wanted.iter().map(|w| (w.0, Arc::new(Content::default()))).collect()))
             }
         }
         self.reader.map(|found| Box::new(Fixed(found)) as Box<dyn Reader>)
     }
 
-    fn usage(&self) -> Result<Usage, StoreError> {
+    fn usage(&self) -> Result<Usage, UsageError> {
         Ok(Usage { used: 1, free: 2, total: 3 })
     }
 
@@ -74,7 +74,7 @@ impl Store for Recording {
         self.limit
     }
 
-    fn close(self: Box<Self>) -> Result<(), StoreError> {
+    fn close(self: Box<Self>) -> Result<(), CloseError> {
         self.calls.send(Call::Closed).unwrap();
         Ok(())
     }
@@ -89,9 +89,14 @@ struct Bench {
 
 impl Bench {
     fn new(limit: (usize, u64), reader: Option<bool>) -> Self {
+        Bench::limited(limit, reader, Limits::of(0))
+    }
+
+    fn limited(limit: (usize, u64), reader: Option<bool>, limits: Limits) -> Self {
         let (calls_in, calls) = channel();
         let (gate, gate_out) = channel();
-        let (handle, events) = start(Box::new(Recording { calls: calls_in, gate: gate_out, limit, reader }));
+        let store = Box::new(Recording { calls: calls_in, gate: gate_out, limit, reader });
+        let (handle, events) = start(store, limits);
         Bench { handle, events, calls, gate }
     }
 
@@ -125,24 +130,20 @@ impl Bench {
     }
 }
 
-fn start(store: Box<dyn Store>) -> (Handle, Receiver<Event>) {
+fn start(store: Box<dyn Store>, limits: Limits) -> (Handle, Receiver<Event>) {
     let (events_in, events) = channel();
     let events_in = Mutex::new(events_in);
     let on_event = move |event| drop(events_in.lock().unwrap().send(event));
-    (spawn(store, Arc::new(on_event)).unwrap(), events)
-}
-
-fn time() -> Load {
-    Load::Time { from: Key::default(), until: u64::MAX, max_rows: 9, max_bytes: 0 }
+    (spawn(store, limits, Arc::new(on_event)).unwrap(), events)
 }
 
 fn find(number: u64) -> Load {
     let identity = Identity::assigned(number);
-    Load::Find(vec![Sought { identity, application: "app".into(), buckets: vec![] }])
+    Load::Find(vec![Wanted { identity, application: APP.into(), key: None, buckets: vec![] }])
 }
 
 fn contents(handle: u64) -> Load {
-    Load::Contents(vec![(handle, Place::Time, key(1, 1))])
+    Load::Contents(vec![(handle, place(APP, 1, 1))])
 }
 
 #[test]
@@ -150,24 +151,24 @@ fn commits_up_to_the_next_load_share_a_sync() {
     let bench = Bench::new((100, 1 << 20), None);
     bench.enter(1);
     (2..=4).for_each(|token| bench.commit(token));
-    bench.handle.load(time());
+    bench.handle.load(whole(APP));
     (5..=6).for_each(|token| bench.commit(token));
     let stats = bench.handle.stats();
-    assert_eq!((stats.queued, stats.syncs), (6, 0));
-    assert!(stats.queued_bytes > 0 && stats.oldest_ms.is_some(), "{stats:?}");
+    assert_eq!(stats.queued, 6);
+    assert!(stats.oldest_ms.is_some() && stats.oldest_call_ms.is_some(), "{stats:?}");
     (0..3).for_each(|_| bench.gate.send(true).unwrap());
     bench.called(Call::Commit(vec![2, 3, 4]));
     bench.called(Call::Load);
     bench.called(Call::Commit(vec![5, 6]));
     bench.committed(1);
     bench.committed(4);
-    assert!(matches!(bench.event(), Event::Loaded(Loaded::Time { .. })));
+    assert!(matches!(bench.event(), Event::Loaded(Loaded::Ranges(_))));
     bench.committed(6);
     bench.handle.close(SOON).unwrap();
     bench.called(Call::Closed);
     let stats = bench.handle.stats();
-    assert_eq!((stats.syncs, stats.commits, stats.queued, stats.queued_bytes), (3, 6, 0, 0));
-    assert_eq!((stats.oldest_ms, stats.failed), (None, false));
+    assert_eq!((stats.commits, stats.queued), (6, 0));
+    assert_eq!((stats.oldest_ms, stats.oldest_call_ms, stats.failed), (None, None, false));
     assert_eq!(stats.usage, Some(Usage { used: 1, free: 2, total: 3 }));
 }
 
@@ -179,7 +180,7 @@ fn questions_by_identity_do_not_part_commits() {
         bench.commit(token);
         bench.handle.load(find(token));
     }
-    bench.handle.load(time());
+    bench.handle.load(whole(APP));
     bench.handle.load(find(101));
     bench.commit(102);
     bench.handle.load(find(102));
@@ -194,13 +195,13 @@ fn questions_by_identity_do_not_part_commits() {
     bench.committed(1);
     bench.committed(100);
     (2..=100).for_each(|_| assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_)))));
-    assert!(matches!(bench.event(), Event::Loaded(Loaded::Time { .. })));
+    assert!(matches!(bench.event(), Event::Loaded(Loaded::Ranges(_))));
     assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_))));
     bench.committed(102);
     assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_))));
     bench.handle.close(SOON).unwrap();
     let stats = bench.handle.stats();
-    assert_eq!((stats.syncs, stats.commits, stats.queued, stats.queued_bytes), (3, 101, 0, 0));
+    assert_eq!((stats.commits, stats.queued), (101, 0));
 }
 
 #[test]
@@ -231,7 +232,7 @@ fn a_failed_commit_leaves_questions_unanswered() {
     bench.gate.send(false).unwrap();
     bench.called(Call::Commit(vec![2, 3]));
     bench.committed(1);
-    assert!(matches!(bench.event(), Event::Failed(StoreError::DiskFull { .. })));
+    assert!(matches!(bench.event(), Event::Failed(Failure::Commit(CommitError::DiskFull { .. }))));
     bench.handle.close(SOON).unwrap();
     assert_eq!(bench.calls.try_iter().collect::<Vec<_>>(), vec![]);
     assert!(bench.events.try_recv().is_err());
@@ -239,7 +240,7 @@ fn a_failed_commit_leaves_questions_unanswered() {
 
 #[test]
 fn a_group_has_its_limits_but_takes_one_commit_in_any_case() {
-    for limit in [(2, 1 << 20), (100, 300)] {
+    for limit in [(2, 1 << 20), (100, 600)] {
         let bench = Bench::new(limit, None);
         bench.enter(1);
         (2..=4).for_each(|token| bench.commit(token));
@@ -257,11 +258,11 @@ fn after_a_failed_commit_nothing_more_is_done() {
     let bench = Bench::new((100, 1 << 20), Some(true));
     bench.enter(1);
     bench.commit(2);
-    bench.handle.load(time());
+    bench.handle.load(whole(APP));
     bench.gate.send(false).unwrap();
-    assert!(matches!(bench.event(), Event::Failed(StoreError::DiskFull { .. })));
+    assert!(matches!(bench.event(), Event::Failed(Failure::Commit(CommitError::DiskFull { .. }))));
     bench.commit(3);
-    bench.handle.load(time());
+    bench.handle.load(whole(APP));
     bench.handle.load(contents(4));
     bench.handle.close(SOON).unwrap();
     assert!(bench.handle.stats().failed);
@@ -304,7 +305,7 @@ fn closing_does_what_is_queued_or_gives_up_in_time() {
     let bench = Bench::new((1, 1), None);
     bench.enter(1);
     (2..=3).for_each(|token| bench.commit(token));
-    assert!(matches!(bench.handle.close(Duration::from_millis(1)), Err(StoreError::CloseTimeout(1))));
+    assert!(matches!(bench.handle.close(Duration::from_millis(1)), Err(CloseError::Timeout(1))));
     bench.commit(4);
     (0..3).for_each(|_| bench.gate.send(true).unwrap());
     bench.handle.close(SOON).unwrap();
@@ -318,10 +319,10 @@ fn closing_does_what_is_queued_or_gives_up_in_time() {
 #[test]
 fn a_load_sees_every_write_queued_before_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (handle, events) = start(open_at(dir.path()).store);
+    let (handle, events) = start(open_at(dir.path()).store, Limits::of(0));
     for n in 1..=50 {
         handle.commit(group(n, vec![put(n, n)]));
-        handle.load(Load::Time { from: Key::default(), until: u64::MAX, max_rows: 99, max_bytes: 0 });
+        handle.load(whole(APP));
     }
     let mut committed = 0;
     let mut seen = 0;
@@ -331,9 +332,9 @@ fn a_load_sees_every_write_queued_before_it() {
                 assert!(token > committed);
                 committed = token;
             }
-            Event::Loaded(Loaded::Time { rows, .. }) => {
+            Event::Loaded(Loaded::Ranges(answers)) => {
                 seen += 1;
-                assert_eq!(rows.len(), seen, "the {seen}th load comes behind the {seen}th commit");
+                assert_eq!(answers[0].rows.len(), seen, "the {seen}th load comes behind the {seen}th commit");
             }
             other => panic!("{other:?}"),
         }
@@ -348,4 +349,97 @@ fn a_load_sees_every_write_queued_before_it() {
     handle.close(SOON).unwrap();
     // Closed means that the directory is free again.
     assert_eq!(open_at(dir.path()).opened.marks.next_seq, 51);
+}
+
+/// Whoever queues is told at once, and never waits.
+#[test]
+fn more_than_may_be_queued_is_a_failure() {
+    let limits = Limits { queued: 2_000, ..Limits::of(0) };
+    let bench = Bench::limited((100, 1 << 20), None, limits);
+    bench.enter(1);
+    // One alone is taken, however large it is: there is nothing that it would have to wait for.
+    bench.handle.commit(group(2, (0..99).map(|n| delete(n, n)).collect()));
+    bench.commit(3);
+    match bench.event() {
+        Event::Failed(Failure::Stalled { bytes, .. }) => assert!(bytes > 2_000, "{bytes}"),
+        other => panic!("{other:?}"),
+    }
+    bench.commit(4);
+    bench.gate.send(true).unwrap();
+    bench.handle.close(SOON).unwrap();
+    assert!(bench.events.try_recv().is_err(), "nothing is reported behind a failure");
+}
+
+#[test]
+fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
+    let limits = Limits { call: Duration::from_millis(300), ..Limits::of(0) };
+    let bench = Bench::limited((100, 1 << 20), None, limits);
+    // As long as one call after the other comes back, all is well.
+    for token in 1..=8 {
+        bench.enter(token);
+        std::thread::sleep(Duration::from_millis(60));
+        bench.gate.send(true).unwrap();
+        bench.committed(token);
+    }
+    bench.enter(9);
+    match bench.event() {
+        Event::Failed(error @ Failure::NoAnswer { call: "commit", age_ms }) => {
+            assert!((250..10_000).contains(&age_ms), "{age_ms}");
+            assert!(error.to_string().contains("the disk does not answer: a commit"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(bench.handle.stats().oldest_call_ms.is_some_and(|age| age >= 250));
+    assert!(matches!(bench.handle.close(Duration::from_millis(10)), Err(CloseError::Timeout(10))));
+    bench.gate.send(true).unwrap();
+    bench.handle.close(SOON).unwrap();
+    assert!(bench.events.try_recv().is_err(), "nothing is reported behind a failure");
+}
+
+/// Reads by the store's own thread, and by the reader's.
+#[test]
+fn a_read_that_does_not_come_back_is_a_failure_too() {
+    /// Its reads wait until the sender is gone.
+    struct Stuck(Arc<Mutex<Receiver<()>>>, bool);
+    impl Stuck {
+        fn wait(&self) {
+            let _ = self.0.lock().unwrap().recv();
+        }
+    }
+    impl Store for Stuck {
+        fn commit(&mut self, _: &[Commit]) -> Result<(), CommitError> {
+            Ok(())
+        }
+        fn load(&mut self, _: &Load) -> Result<Loaded, ReadError> {
+            self.wait();
+            Ok(Loaded::Ranges(Vec::new()))
+        }
+        fn reader(&self) -> Option<Box<dyn Reader>> {
+            self.1.then(|| Box::new(Stuck(self.0.clone(), true)) as Box<dyn Reader>)
+        }
+        fn usage(&self) -> Result<Usage, UsageError> {
+            Ok(Usage { used: 1, free: 2, total: 3 })
+        }
+        fn close(self: Box<Self>) -> Result<(), CloseError> {
+            Ok(())
+        }
+    }
+    impl Reader for Stuck {
+        fn contents(&self, _: &WantedContents) -> Result<Option<Contents>, ReadError> {
+            self.wait();
+            Ok(None)
+        }
+    }
+    let limits = Limits { call: Duration::from_millis(200), ..Limits::of(0) };
+    for (reader, name) in [(true, "read of contents"), (false, "read")] {
+        let (free, stuck) = channel();
+        let (handle, events) = start(Box::new(Stuck(Arc::new(Mutex::new(stuck)), reader)), limits);
+        handle.load(contents(1));
+        match events.recv_timeout(SOON).unwrap() {
+            Event::Failed(Failure::NoAnswer { call, .. }) => assert_eq!(call, name),
+            other => panic!("{other:?}"),
+        }
+        drop(free);
+        handle.close(SOON).unwrap();
+    }
 }

@@ -2,9 +2,11 @@
 //!
 //! The system's broker service is never started, stopped or spoken to. No plugin is enabled.
 
+use crate::bounds;
 use crate::guard;
 use crate::proxy::Proxy;
-use crate::util::{say, wait_until};
+use crate::require::skip_named;
+use crate::util::wait_until;
 use lapin::uri::AMQPUri;
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{self, File};
@@ -22,6 +24,9 @@ use std::time::Duration;
 pub fn external_uri() -> Option<String> {
     std::env::var("TIDEGATE_TEST_AMQP").ok().filter(|u| !u.is_empty())
 }
+
+/// Why tests do not run that do more to the broker than to use it.
+const UNCONTROLLED: &str = "TIDEGATE_TEST_AMQP names a broker that the test cannot control";
 
 /// A broker: a private node, or an external one that cannot be controlled.
 #[derive(Debug)]
@@ -54,6 +59,8 @@ const VHOSTS: [&str; 3] = ["/", "plain", "spare"];
 impl Node {
     /// The node that all tests of one binary share: external if one is named, else started at the first use.
     pub fn shared() -> &'static Node {
+        // Before the lock: who waits to enter must hold up nobody.
+        bounds::enter();
         static NODE: OnceLock<Node> = OnceLock::new();
         NODE.get_or_init(|| match external_uri() {
             Some(uri) => Node { uri, private: None },
@@ -65,7 +72,7 @@ impl Node {
     pub fn controlled(test: &str) -> Option<&'static Node> {
         let node = Node::shared();
         if node.private.is_none() {
-            skip(test);
+            skip_named(test, UNCONTROLLED);
             return None;
         }
         Some(node)
@@ -75,7 +82,7 @@ impl Node {
     /// broker is to be used.
     pub fn own(test: &str, conf: &str) -> Option<Node> {
         if external_uri().is_some() {
-            skip(test);
+            skip_named(test, UNCONTROLLED);
             return None;
         }
         Some(Node::start(conf))
@@ -321,12 +328,6 @@ impl Private {
         }
         guard::forget(beam.id());
     }
-}
-
-fn skip(test: &str) {
-    say(&format!(
-        "skipped: {test} needs a broker it can control, and TIDEGATE_TEST_AMQP names one it cannot"
-    ));
 }
 
 fn definitions_json() -> String {

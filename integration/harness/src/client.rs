@@ -283,7 +283,8 @@ fn judge(confirmation: &Confirmation) -> Verdict {
 
 async fn settle(confirm: Option<lapin::PublisherConfirm>) -> lapin::Result<()> {
     if let Some(confirm) = confirm {
-        let verdict = judge(&confirm.await?);
+        let verdict = tokio::time::timeout(LIMIT, confirm).await;
+        let verdict = judge(&verdict.unwrap_or_else(|_| panic!("no confirm within {LIMIT:?}"))?);
         assert_eq!(verdict, Verdict::Taken, "the broker does not take a message of the test");
     }
     Ok(())

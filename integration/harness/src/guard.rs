@@ -3,6 +3,7 @@
 //! Statics are never dropped, a panic may abort, and Ctrl-C ends a process without asking. All of them close
 //! pipes, so the watchdog waits for the end of its standard input.
 
+use crate::bounds;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -74,6 +75,7 @@ pub(crate) fn forget(pid: u32) {
 /// A new directory below this process's temporary root, which is removed when the process has ended (kept with
 /// `TIDEGATE_TEST_KEEP=1`).
 pub fn workdir(name: &str) -> PathBuf {
+    bounds::enter();
     let root = guard().lock().unwrap_or_else(PoisonError::into_inner).root.clone();
     let mut n = 0;
     loop {

@@ -5,27 +5,35 @@
 //! outside. Faults of the harness itself end the test with a panic that says what was expected.
 
 mod asker;
+mod bounds;
 mod broker;
 mod client;
 mod daemon;
+mod disk;
 mod guard;
 mod http;
 mod message;
+mod moments;
 mod oracle;
 mod proxy;
 mod raw;
+mod require;
 mod site;
 mod util;
 
 pub use asker::{correlation_of, Asker};
+pub use bounds::{alone, bounded};
 pub use broker::{external_uri, Node};
 pub use client::{Client, Ended, Inbox, Verdict};
 pub use daemon::{binary, Config, Daemon, Told};
+pub use disk::Disk;
 pub use guard::{run_guarded, workdir};
 pub use lapin;
 pub use message::{text, Batch, Item, Push, Received};
+pub use moments::{seed, Moments};
 pub use oracle::{Ledger, Load, Recipe, Recorder, Report};
 pub use proxy::{Proxy, Way, Welcome};
 pub use raw::{nested_arrays, Raw, RawProperties};
+pub use require::{lacks, require, skip};
 pub use site::Site;
 pub use util::{block_on, now_ms, now_us, percentile, runtime, say, wait_until};

@@ -201,6 +201,11 @@ impl Ledger {
         self.log().items.values().filter(|s| s.confirmed && s.received == 0).count()
     }
 
+    /// Arrivals so far of requests that had arrived before.
+    pub fn repeats(&self) -> usize {
+        self.log().repeats.len()
+    }
+
     /// Requests confirmed so far.
     pub fn confirmed_count(&self) -> usize {
         self.log().items.values().filter(|s| s.confirmed).count()

@@ -31,6 +31,7 @@ impl<'n> Site<'n> {
 
     /// A corner on this broker.
     pub fn on(node: &'n Node, name: &str) -> Site<'n> {
+        crate::bounds::enter();
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("tgt.{}.{n}.{name}", std::process::id());

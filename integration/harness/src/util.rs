@@ -1,6 +1,7 @@
 //! Small things that everything else needs: the runtime, clocks, bounded waits.
 
 use std::future::Future;
+use std::io::Write;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::{Builder, Runtime};
@@ -55,4 +56,9 @@ pub fn percentile(sorted: &[i64], p: f64) -> i64 {
 #[expect(clippy::print_stderr, reason = "figures and seeds belong beside the test's result")]
 pub fn say(line: &str) {
     eprintln!("{line}");
+}
+
+/// As [`say`], but heard when the test passes too: libtest keeps back only what the macros print.
+pub(crate) fn shout(line: &str) {
+    let _closed = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

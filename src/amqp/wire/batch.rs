@@ -7,7 +7,7 @@ use super::dead;
 use super::identity::assigned;
 use super::json::{push_number, push_payload, push_segment, push_string};
 use super::properties::{parse_table, short, signed, Basic};
-use crate::engine::types::{Batch, BatchId, BatchItem, Content, Format};
+use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::BasicProperties;
@@ -139,8 +139,8 @@ pub fn batch_id_of(properties: &BasicProperties) -> Option<BatchId> {
 
 /// The id of an item as its outputs carry it: its producer's, or the one assigned. Of the content only the
 /// properties are read.
-pub fn item_id(content: &Content, store_identity: u64, seq: u64) -> String {
-    id_of(&parts(content).0, store_identity, seq).into_owned()
+pub fn item_id(content: &Content, store_identity: u64, id: AssignedId) -> String {
+    id_of(&parts(content).0, store_identity, id).into_owned()
 }
 
 /// One item as it came, with what tidegate adds; for the output or the dead exchange.
@@ -152,7 +152,7 @@ fn alone(
     mut members: Members,
 ) -> Outgoing {
     let (basic, table) = parts(&item.content);
-    let message_id = id_of(&basic, store_identity, item.seq);
+    let message_id = id_of(&basic, store_identity, assigned_id(item));
     members.add(&message_id, item.seq);
     let id = members.id();
     let mut headers = parse_table(table);
@@ -208,7 +208,7 @@ fn ndjson(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> 
 
 fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, members: &mut Members) {
     let (basic, _) = parts(&item.content);
-    let id = id_of(&basic, store_identity, item.seq);
+    let id = id_of(&basic, store_identity, assigned_id(item));
     members.add(&id, item.seq);
     out.extend_from_slice(b"{\"id\":");
     push_string(out, &id);
@@ -242,7 +242,7 @@ fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Ve
             out.push(b',');
         }
         let (basic, _) = parts(&item.content);
-        let id = id_of(&basic, store_identity, item.seq);
+        let id = id_of(&basic, store_identity, assigned_id(item));
         members.add(&id, item.seq);
         out.extend_from_slice(b"{\"specversion\":\"1.0\",\"id\":");
         push_string(&mut out, &id);
@@ -302,8 +302,12 @@ fn parts(content: &Content) -> (Basic<'_>, &[u8]) {
 }
 
 /// The producer's id, or the one assigned.
-fn id_of<'a>(basic: &Basic<'a>, store_identity: u64, seq: u64) -> Cow<'a, str> {
-    basic.message_id.map_or_else(|| Cow::Owned(assigned(store_identity, seq)), Cow::Borrowed)
+fn id_of<'a>(basic: &Basic<'a>, store_identity: u64, id: AssignedId) -> Cow<'a, str> {
+    basic.message_id.map_or_else(|| Cow::Owned(assigned(store_identity, id)), Cow::Borrowed)
+}
+
+fn assigned_id(item: &BatchItem) -> AssignedId {
+    AssignedId { seq: item.seq, due: item.accepted_due }
 }
 
 /// Sets a header, a signed 64-bit number.

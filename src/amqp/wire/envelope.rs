@@ -4,6 +4,7 @@
 //! properties are in header form, as if it had come alone: so it can be published to the ingest exchange again.
 
 use super::fields::{self, OwnTime};
+use super::fingerprint::Fingerprint;
 use super::json::is_json_type;
 use super::properties::{put_header_number, put_header_text, put_headers, Basic, TooDeep};
 use super::request::{item, too_deep, Message, Terms};
@@ -51,6 +52,40 @@ struct Entry<'a> {
     payload_base64: Option<&'a RawValue>,
 }
 
+impl Entry<'_> {
+    /// Over the entry as it is written, and what it has of the message.
+    fn fingerprint(&self, sent: &Fingerprint, id: Option<&str>) -> u64 {
+        let mut fingerprint = sent.branch();
+        fingerprint.text(id);
+        let Entry {
+            application,
+            customer,
+            delay_ms,
+            deliver_at,
+            deliver_before,
+            id: _,
+            on_duplicate,
+            content_type,
+            payload,
+            payload_base64,
+        } = self;
+        for field in [
+            application,
+            customer,
+            delay_ms,
+            deliver_at,
+            deliver_before,
+            on_duplicate,
+            content_type,
+            payload,
+            payload_base64,
+        ] {
+            fingerprint.text(field.map(RawValue::get));
+        }
+        fingerprint.finish()
+    }
+}
+
 /// Unlike serde's own way, `null` is a value: a payload may be one.
 pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(from).map(Some)
@@ -70,10 +105,13 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
         Ok::<_, Infallible>(())
     });
     message.check_size(shared.len())?;
+    // Each entry's own application is hashed with the entry.
+    let application = message.application()?.unwrap_or_default();
+    let sent = Fingerprint::of_message(message, &shared, &application).map_err(|TooDeep| too_deep())?;
     if !is_array(text) {
         let entry = serde_json::from_str(text)
             .map_err(|error| fields::invalid(format!("the envelope is not understood: {error}")))?;
-        return Ok(vec![one(message, &base, &entry, None)?]);
+        return Ok(vec![one(message, &base, &sent, &entry, None)?]);
     }
     let entries = array(text, message.limits.max_envelope_items)?;
     if entries.len().saturating_mul(shared.len()) > MAX_COPIES {
@@ -88,7 +126,7 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
     }
     let indexed = entries.iter().enumerate();
     indexed
-        .map(|(index, entry)| one(message, &base, entry, Some(index)).map_err(|dead| at(index, dead)))
+        .map(|(index, entry)| one(message, &base, &sent, entry, Some(index)).map_err(|dead| at(index, dead)))
         .collect()
 }
 
@@ -192,8 +230,15 @@ impl<'de> Visitor<'de> for Object {
     }
 }
 
-/// One entry to one item. `base`: the message's headers without those that carry fields.
-fn one(message: &Message<'_>, base: &[u8], entry: &Entry<'_>, index: Option<usize>) -> Result<NewItem, Dead> {
+/// One entry to one item. `base`: the message's headers without those that carry fields; `sent`: what the message says
+/// beside its body.
+fn one(
+    message: &Message<'_>,
+    base: &[u8],
+    sent: &Fingerprint,
+    entry: &Entry<'_>,
+    index: Option<usize>,
+) -> Result<NewItem, Dead> {
     let application = match text_of("application", entry.application, fields::MAX_NAME)? {
         Some(name) => name,
         None => message.application()?.ok_or_else(|| {
@@ -247,6 +292,7 @@ fn one(message: &Message<'_>, base: &[u8], entry: &Entry<'_>, index: Option<usiz
         at: own.moment(),
         expiry,
         on_duplicate,
+        fingerprint: entry.fingerprint(sent, id.as_deref()),
     };
     Ok(item(&basic, terms, properties, body))
 }

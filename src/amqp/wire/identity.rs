@@ -1,6 +1,6 @@
 //! Which item an application and an id name, and the ids that this store assigns.
 
-use crate::engine::types::{Identity, Target};
+use crate::engine::types::{AssignedId, Identity, Target};
 
 /// The identity of a producer's id within an application: the first 128 bits of a cryptographic hash over both, so
 /// that nobody can make two ids meet.
@@ -23,20 +23,22 @@ pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
         application: application.into(),
         id: id.into(),
         identity: identity(application, id),
-        assigned: arrival(id, store_identity),
+        assigned: read_assigned(id, store_identity),
     }
 }
 
 /// The id of an item that came without one: unique, because the store's identity is, and the arrival number is
-/// within it.
-pub(super) fn assigned(store_identity: u64, seq: u64) -> String {
-    format!("{store_identity:016x}-{seq:x}")
+/// within it. The due as accepted stands behind them, so that the store finds the item by its id alone.
+pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
+    format!("{store_identity:016x}-{:x}-{:x}", id.seq, id.due)
 }
 
-/// The arrival number in an id of exactly the form of [`assigned`].
-fn arrival(id: &str, store_identity: u64) -> Option<u64> {
-    let (_, digits) = id.split_once('-')?;
-    let seq = u64::from_str_radix(digits, 16).ok()?;
-    // Other spellings of the same numbers were not assigned by anybody.
-    (assigned(store_identity, seq) == id).then_some(seq)
+/// What an id of exactly the form of [`assigned`] says.
+fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
+    let (_, numbers) = id.split_once('-')?;
+    let (seq, due) = numbers.split_once('-')?;
+    let read =
+        AssignedId { seq: u64::from_str_radix(seq, 16).ok()?, due: u64::from_str_radix(due, 16).ok()? };
+    // Other spellings of the same numbers were never assigned.
+    (assigned(store_identity, read) == id).then_some(read)
 }

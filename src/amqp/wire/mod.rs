@@ -9,6 +9,7 @@ mod command;
 mod dead;
 mod envelope;
 mod fields;
+mod fingerprint;
 mod identity;
 mod json;
 mod properties;

@@ -3,6 +3,7 @@
 use super::command;
 use super::envelope;
 use super::fields::{self, Fields, OwnTime};
+use super::fingerprint::Fingerprint;
 use super::identity::identity;
 use super::json::{is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
@@ -100,7 +101,7 @@ impl<'a> Message<'a> {
         if self.is_envelope() {
             return envelope::items(self, body).map(RequestBody::Items);
         }
-        let application = self.required_application()?.into();
+        let application: Box<str> = self.required_application()?.into();
         let customer = self.customer()?.map(Into::into);
         let at = self.own_time()?;
         let name = fields::DELIVER_BEFORE;
@@ -110,9 +111,13 @@ impl<'a> Message<'a> {
         let rule = fields::text(name, self.fields.on_duplicate, fields::MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
         let properties = self.checked_properties(|_, _| true)?;
+        let mut sent =
+            Fingerprint::of_message(self, &properties, &application).map_err(|TooDeep| too_deep())?;
+        sent.part(body);
+        let fingerprint = sent.finish();
         Ok(RequestBody::Items(vec![item(
             &self.basic,
-            Terms { application, customer, at, expiry, on_duplicate },
+            Terms { application, customer, at, expiry, on_duplicate, fingerprint },
             properties,
             std::mem::take(body),
         )]))
@@ -234,6 +239,7 @@ pub(super) struct Terms {
     pub at: Option<u64>,
     pub expiry: Option<u64>,
     pub on_duplicate: crate::engine::types::DuplicateRule,
+    pub fingerprint: u64,
 }
 
 /// An item of these parts; `basic` is what `properties` holds.
@@ -255,6 +261,7 @@ pub(super) fn item(basic: &Basic<'_>, terms: Terms, properties: Vec<u8>, body: V
         expiry: terms.expiry,
         identity,
         on_duplicate: terms.on_duplicate,
+        fingerprint: terms.fingerprint,
         weight,
         content: Arc::new(Content { properties, body, json }),
     }

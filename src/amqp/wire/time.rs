@@ -46,8 +46,8 @@ pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, Fault> {
         AMQPValue::Float(value) => of_float(f64::from(*value)).map(Some),
         AMQPValue::Double(value) => of_float(*value).map(Some),
         AMQPValue::DecimalValue(value) => Ok(Some(Given::Number(of_decimal(*value)))),
-        // In seconds, by the protocol.
-        AMQPValue::Timestamp(seconds) => Ok(Some(Given::Moment(i128::from(*seconds) * 1000))),
+        // In seconds, by the protocol. Clients write moments before 1970 as two's complement, which is past: now.
+        AMQPValue::Timestamp(seconds) => Ok(Some(Given::Moment(i128::from(seconds.cast_signed()) * 1000))),
         AMQPValue::ShortString(text) => of_text(text.as_str().as_bytes()),
         AMQPValue::LongString(text) => of_text(text.as_bytes()),
         AMQPValue::ByteArray(text) => of_text(text.as_slice()),

@@ -1,220 +1,361 @@
-//! A store of sorted maps, which checks what it is told to do.
+//! A store of sorted maps, written from the interface alone, which checks what it is told to do: every operation
+//! against what is there, and after every commit the numbers that the engine keeps in it.
 
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+type Name = Arc<str>;
+
+const FIRST: Key = Key { due: 0, seq: 0 };
+
 /// What a real store does, over sorted maps. A job that has been executed is durable.
 #[derive(Clone, Default)]
-pub(in crate::engine) struct FakeStore {
-    pub(in crate::engine) time: BTreeMap<Key, Stored>,
-    pub(in crate::engine) lanes: BTreeMap<(Arc<str>, Key), Stored>,
-    pub(super) index: BTreeSet<(Arc<str>, Arc<str>, Key)>,
-    pub(super) identities: BTreeMap<Identity, Key>,
+pub(super) struct FakeStore {
+    pub(super) items: BTreeMap<(Name, Key), Stored>,
+    /// Where an item lies, by arrival number.
+    pub(super) places: BTreeMap<u64, Place>,
+    pub(super) identities: BTreeMap<Identity, Place>,
+    pub(super) customers: BTreeSet<(Name, Name, Key)>,
+    /// Items with a customer and without a customer row, by queue.
+    bare: BTreeSet<(Name, Key)>,
+    counts: BTreeMap<Name, u64>,
+    pub(super) queues: BTreeMap<Name, QueueRow>,
+    pub(super) windows: BTreeMap<(Name, Name), WindowRow>,
+    pub(super) closings: BTreeMap<(Name, Name, u64, u64), ClosingRow>,
     pub(super) ended: BTreeMap<(u8, Identity), Ended>,
     pub(super) buckets: BTreeMap<u8, u64>,
-    pub(super) windows: BTreeMap<(Arc<str>, Arc<str>), WindowRow>,
-    pub(super) lane_rows: BTreeMap<Arc<str>, LaneRow>,
-    pub(in crate::engine) counts: BTreeMap<Arc<str>, u64>,
-    pub(super) paused: BTreeSet<Arc<str>>,
-    marks: Marks,
+    pub(super) marks: Marks,
+    /// Deletes of what was not there.
+    pub(super) missed: u64,
+    /// Rows that reads have looked at.
+    pub(super) looked_at: u64,
 }
 
 impl FakeStore {
+    /// One atomic commit.
     pub(super) fn apply(&mut self, ops: Vec<Op>, marks: Marks) {
+        assert!(marks.next_seq >= self.marks.next_seq, "the mark of arrival numbers goes back");
+        let mut touched = BTreeSet::new();
         for op in ops {
-            self.apply_one(op);
+            self.apply_one(op, &mut touched);
         }
         self.marks = marks;
-        self.check_counts();
-        assert_eq!(marks.waiting, self.time.len() as u64, "the mark counts the time index");
-        if let Some(first) = self.time.keys().next() {
-            assert!(marks.low <= *first, "low mark {:?} above the first row {first:?}", marks.low);
+        for queue in touched {
+            self.check_queue(&queue);
         }
     }
 
     /// Every commit leaves exact numbers behind.
-    fn check_counts(&self) {
-        let mut counts: BTreeMap<Arc<str>, u64> = BTreeMap::new();
-        for item in self.time.values().chain(self.lanes.values()) {
-            let name = if item.dead.is_some() { "".into() } else { item.application.clone() };
-            *counts.entry(name).or_default() += 1;
+    fn check_queue(&self, queue: &Name) {
+        let count = self.counts.get(queue).copied().unwrap_or(0);
+        let Some(row) = self.queues.get(queue) else {
+            assert_eq!(count, 0, "queue {queue:?} has items and no row");
+            return;
+        };
+        assert_eq!(row.count, count, "count of queue {queue:?}");
+        if let Some(((name, first), _)) = self.items.range((queue.clone(), FIRST)..).next() {
+            assert!(
+                name != queue || row.low <= *first,
+                "low mark {:?} above {first:?} of {queue:?}",
+                row.low
+            );
         }
-        assert_eq!(self.counts, counts, "numbers by application");
+        let bare = self.bare.range((queue.clone(), FIRST)..(queue.clone(), Key { due: u64::MAX, seq: 0 }));
+        if let Some((_, last)) = bare.last() {
+            assert!(last.due < row.unindexed_until, "{last:?} of {queue:?} has no customer row, {row:?}");
+        }
     }
 
-    fn apply_one(&mut self, op: Op) {
+    fn apply_one(&mut self, op: Op, touched: &mut BTreeSet<Name>) {
         match op {
-            Op::Put { place, item, indexed } => {
-                assert!(item.content.is_some(), "a write carries its payload");
-                assert!(
-                    indexed.customer.is_none() || place == Place::Time,
-                    "lanes are not indexed by customer"
-                );
-                self.add_index(item.key, indexed);
-                let before = match place {
-                    Place::Time => self.time.insert(item.key, *item),
-                    Place::Lane(lane) => self.lanes.insert((lane, item.key), *item),
-                };
-                assert!(before.is_none(), "written twice");
-            }
-            Op::Delete { place, key, indexed } => {
-                self.remove_index(key, indexed);
-                let gone = match place {
-                    Place::Time => self.time.remove(&key),
-                    Place::Lane(lane) => self.lanes.remove(&(lane, key)),
-                };
-                assert!(gone.is_some(), "deleted what was not there: {key:?}");
-                let left = self.identities.iter().find(|(_, at)| **at == key);
-                assert!(left.is_none(), "left behind: {left:?} of {:?}", gone);
-            }
-            Op::Index { key, indexed } => self.add_index(key, indexed),
-            Op::Park { from, key, indexed, identity, lane, attempts, last_error, dead } => {
-                self.remove_index(key, indexed);
-                self.add_index(key, Indexed { identity, customer: None });
-                let mut item = match from {
-                    Place::Time => self.time.remove(&key),
-                    Place::Lane(lane) => self.lanes.remove(&(lane, key)),
+            Op::Put { item, indexed } => self.put(*item, indexed, touched),
+            Op::Delete { place, rows } => {
+                touched.insert(place.queue.clone());
+                self.remove_rows(&place, &rows);
+                match self.take(&place) {
+                    Some(item) => self.check_unled(&place, &item),
+                    None => self.missed += 1,
                 }
-                .expect("parked what is there");
-                item.attempts = attempts;
-                item.last_error = last_error;
-                item.dead = dead;
-                self.lanes.insert((lane, key), item);
             }
-            Op::Remember { bucket, identity, ended } => {
-                assert!(identity.is_given(), "only ids that producers gave are remembered");
-                assert!(self.buckets.contains_key(&bucket), "the bucket was begun");
-                self.ended.insert((bucket, identity), *ended);
+            Op::Index { key, rows } => {
+                let place = self.places.get(&key.seq).expect("an item that is indexed is there").clone();
+                assert_eq!(place.key, key, "indexed where it does not lie");
+                self.add_rows(&place, &rows);
             }
-            Op::BeginBucket(row) => {
-                self.ended.retain(|(bucket, _), _| *bucket != row.bucket);
-                self.buckets.insert(row.bucket, row.from);
+            Op::Move { from, to, removed, written, standing } => {
+                touched.extend([from.queue.clone(), to.queue.clone()]);
+                assert_eq!(from.key.seq, to.key.seq, "a move keeps the arrival number");
+                let mut item =
+                    self.take(&from).unwrap_or_else(|| panic!("moved what is not there: {from:?}"));
+                self.remove_rows(&from, &removed);
+                let Standing { attempts, last_error, outcome_unknown, closed_by, dead } = *standing;
+                item = Stored { attempts, last_error, outcome_unknown, closed_by, dead, key: to.key, ..item };
+                assert_eq!(item.queue(), &*to.queue, "moved to a queue that is not its own");
+                if from != to {
+                    self.check_unled(&from, &item);
+                }
+                self.insert(to.clone(), item);
+                self.add_rows(&to, &written);
+                self.check_led(&to);
+            }
+            Op::Rekey { queue, end, members, indexed } => {
+                touched.insert(queue.clone());
+                members.iter().for_each(|moved| self.rekey(&queue, end, moved, indexed));
+            }
+            Op::PutQueue(row) => {
+                touched.insert(row.queue.clone());
+                if row.count == 0 && !row.paused {
+                    self.queues.remove(&row.queue);
+                } else {
+                    self.queues.insert(row.queue.clone(), row);
+                }
             }
             Op::PutWindow(row) => {
+                assert!(row.count > 0, "a window without members: {row:?}");
                 self.windows.insert((row.application.clone(), row.customer.clone()), row);
             }
             Op::DeleteWindow { application, customer } => {
                 self.windows.remove(&(application, customer));
             }
-            Op::PutApp(row) => {
-                if row.paused {
-                    self.paused.insert(row.application.clone());
-                } else {
-                    self.paused.remove(&row.application);
-                }
-                if row.waiting == 0 {
-                    self.counts.remove(&row.application);
-                } else {
-                    self.counts.insert(row.application, row.waiting);
-                }
+            Op::PutClosing(row) => {
+                assert!(row.due <= row.end, "it closed early: {row:?}");
+                let name = (row.application.clone(), row.customer.clone(), row.end, row.through_seq);
+                self.closings.insert(name, row);
             }
-            Op::PutLane(row) if row.count == 0 => {
-                self.lane_rows.remove(&row.lane);
+            Op::DeleteClosing { application, customer, end, through_seq } => {
+                self.closings.remove(&(application, customer, end, through_seq));
             }
-            Op::PutLane(row) => {
-                self.lane_rows.insert(row.lane.clone(), row);
+            Op::Remember { bucket, identity, ended } => {
+                assert!(identity.is_given(), "only ids that producers gave are remembered");
+                assert!(bucket < BUCKETS && self.buckets.contains_key(&bucket), "the bucket was begun");
+                self.ended.insert((bucket, identity), *ended);
             }
+            Op::BeginBucket(row) => self.begin_bucket(row),
         }
     }
 
-    fn add_index(&mut self, key: Key, indexed: Indexed) {
-        if let Some((application, customer)) = indexed.customer {
-            self.index.insert((application, customer, key));
+    /// Not atomic with the rest of its commit.
+    pub(super) fn begin_bucket(&mut self, row: BucketRow) {
+        assert!(row.bucket < BUCKETS);
+        self.ended.retain(|(bucket, _), _| *bucket != row.bucket);
+        self.buckets.insert(row.bucket, row.from);
+    }
+
+    fn put(&mut self, item: Stored, indexed: bool, touched: &mut BTreeSet<Name>) {
+        assert!(item.content.is_some(), "a write carries its content");
+        assert!(item.key.seq < self.marks.next_seq, "{:?} is beyond the lease {:?}", item.key, self.marks);
+        let place = Place { queue: item.queue().into(), key: item.key };
+        touched.insert(place.queue.clone());
+        let identity = item.given.filter(|_| item.dead.is_none());
+        let customer = item.customer.clone().filter(|_| indexed).map(|name| (item.application.clone(), name));
+        assert!(!indexed || customer.is_some(), "no customer, and a row under one");
+        assert!(item.dead.is_none() || !indexed, "a dead item under a customer");
+        self.insert(place.clone(), item);
+        self.add_rows(&place, &IndexRows { identity, customer });
+    }
+
+    fn insert(&mut self, place: Place, item: Stored) {
+        let row = item.customer.clone().map(|customer| (item.application.clone(), customer, item.key));
+        if item.dead.is_none() && row.is_some_and(|row| !self.customers.contains(&row)) {
+            self.bare.insert((place.queue.clone(), place.key));
         }
-        if let Some(identity) = indexed.identity {
-            let before = self.identities.insert(identity, key);
+        *self.counts.entry(place.queue.clone()).or_default() += 1;
+        let before = self.places.insert(item.key.seq, place.clone());
+        assert!(before.is_none(), "{:?} is there twice: {before:?}", item.key);
+        let before = self.items.insert((place.queue, place.key), item);
+        assert!(before.is_none(), "written over {before:?}");
+    }
+
+    fn take(&mut self, place: &Place) -> Option<Stored> {
+        let name = (place.queue.clone(), place.key);
+        let item = self.items.remove(&name)?;
+        self.bare.remove(&name);
+        self.places.remove(&place.key.seq);
+        let count = self.counts.get_mut(&place.queue).expect("counted");
+        *count -= 1;
+        if *count == 0 {
+            self.counts.remove(&place.queue);
+        }
+        Some(item)
+    }
+
+    fn rekey(&mut self, queue: &Name, end: u64, members: &RekeyMembers, indexed: bool) {
+        let range =
+            (queue.clone(), Key { due: end, seq: 0 })..=(queue.clone(), Key { due: end, seq: u64::MAX });
+        let row = |key: Key| (queue.clone(), members.customer.clone(), key);
+        let is_member = |(key, item): (&(Name, Key), &Stored)| {
+            let seq = key.1.seq;
+            let found = item.is_windowed()
+                && item.customer.as_ref() == Some(&members.customer)
+                && seq <= members.through_seq
+                && !members.except.contains(&seq)
+                && (!indexed || self.customers.contains(&row(key.1)));
+            found.then_some(key.1)
+        };
+        let found: Vec<Key> = self.items.range(range).filter_map(is_member).collect();
+        for key in found {
+            let from = Place { queue: queue.clone(), key };
+            let to = Place { queue: queue.clone(), key: Key { due: members.due, seq: key.seq } };
+            let mut item = self.take(&from).expect("just found");
+            let identity = item.identity();
+            let rows = IndexRows {
+                identity: Some(identity),
+                customer: Some((queue.clone(), members.customer.clone())),
+            };
+            if self.identities.contains_key(&identity) {
+                self.remove_rows(&from, &IndexRows { identity: Some(identity), customer: None });
+            }
+            self.customers.remove(&row(key));
+            (item.key, item.closed_by) = (to.key, members.cause);
+            self.insert(to.clone(), item);
+            self.add_rows(&to, &rows);
+        }
+    }
+
+    fn add_rows(&mut self, place: &Place, rows: &IndexRows) {
+        let item = &self.items[&(place.queue.clone(), place.key)];
+        if let Some((application, customer)) = &rows.customer {
+            assert_eq!(
+                (&item.application, item.customer.as_ref()),
+                (application, Some(customer)),
+                "its own row"
+            );
+            self.customers.insert((application.clone(), customer.clone(), place.key));
+            self.bare.remove(&(place.queue.clone(), place.key));
+        }
+        if let Some(identity) = rows.identity {
+            assert_eq!(identity, item.identity(), "its own identity");
+            let before = self.identities.insert(identity, place.clone());
             assert!(
-                before.is_none_or(|before| before == key),
-                "two items of one identity: {before:?} {key:?}"
+                before.as_ref().is_none_or(|b| b == place),
+                "two items of one identity: {before:?}, {place:?}"
             );
         }
     }
 
-    fn remove_index(&mut self, key: Key, indexed: Indexed) {
-        if let Some((application, customer)) = indexed.customer {
-            self.index.remove(&(application, customer, key));
+    fn remove_rows(&mut self, place: &Place, rows: &IndexRows) {
+        if let Some((application, customer)) = &rows.customer {
+            let was = self.customers.remove(&(application.clone(), customer.clone(), place.key));
+            if was && self.items.contains_key(&(place.queue.clone(), place.key)) {
+                self.bare.insert((place.queue.clone(), place.key));
+            }
         }
-        if let Some(identity) = indexed.identity {
+        if let Some(identity) = rows.identity {
             let there = self.identities.remove(&identity);
-            assert!(
-                there.is_none_or(|there| there == key),
-                "removed another item's identity: {there:?} {key:?}"
-            );
+            assert!(there.as_ref().is_none_or(|at| at == place), "another item's row: {there:?}, {place:?}");
         }
+    }
+
+    /// Nothing leads to where an item lay.
+    fn check_unled(&self, place: &Place, item: &Stored) {
+        let at = self.identities.get(&item.identity());
+        assert!(at.is_none_or(|at| at != place), "an identity row is left behind: {item:?}");
+        if let Some(customer) = &item.customer {
+            let row = (item.application.clone(), customer.clone(), place.key);
+            assert!(!self.customers.contains(&row), "a customer row is left behind: {item:?}");
+        }
+    }
+
+    /// Its identity leads to where an item lies now.
+    fn check_led(&self, place: &Place) {
+        let item = &self.items[&(place.queue.clone(), place.key)];
+        let own_key = Key { due: item.accepted_due, seq: item.key.seq };
+        if item.dead.is_none() && (item.given.is_some() || item.key != own_key) {
+            assert_eq!(self.identities.get(&item.identity()), Some(place), "its identity leads elsewhere");
+        }
+    }
+
+    /// When an item is due for whoever starts on this store: its key's moment, or that at which its window closed.
+    pub(super) fn due_of(&self, item: &Stored) -> u64 {
+        let Some(customer) = item.customer.as_ref().filter(|_| item.is_windowed()) else {
+            return item.key.due;
+        };
+        let (app, end) = (&item.application, item.key.due);
+        let from = (app.clone(), customer.clone(), end, item.key.seq);
+        let closing = self.closings.range(from..).next();
+        let is_its =
+            |((a, c, e, _), _): &(&(Name, Name, u64, u64), &ClosingRow)| (a, c, *e) == (app, customer, end);
+        closing.filter(is_its).map_or(end, |(_, row)| row.due)
     }
 
     fn find(&self, wanted: &Wanted) -> Found {
-        let item = self.identities.get(&wanted.identity).map(|key| {
-            let lane = (wanted.application.clone(), *key);
-            let (place, item) = match self.time.get(key) {
-                Some(item) => (Place::Time, item),
-                None => {
-                    (Place::Lane(lane.0.clone()), self.lanes.get(&lane).expect("where its identity leads"))
-                }
-            };
-            (place, Stored { content: None, ..item.clone() })
-        });
+        let led = self.identities.get(&wanted.identity).cloned();
+        let direct = wanted.key.map(|key| Place { queue: wanted.application.clone(), key });
+        let item = led.or(direct).and_then(|place| self.items.get(&(place.queue, place.key)));
+        let item = item.filter(|item| item.application == wanted.application && item.dead.is_none());
+        let item = item.map(|item| Stored { content: None, ..item.clone() });
         let ended = wanted.buckets.iter().find_map(|bucket| self.ended.get(&(*bucket, wanted.identity)));
         Found { item, ended: ended.cloned() }
     }
 
-    fn walk(&self, walk: &Walk, most: usize) -> Loaded {
-        let time = self.time.iter().map(|(key, item)| (*key, Place::Time, item));
-        let lanes = self.lanes.iter().map(|((lane, key), item)| (*key, Place::Lane(lane.clone()), item));
-        let mut rows: Vec<(Key, Place, &Stored)> = match walk.along {
-            Along::All => time.chain(lanes).collect(),
-            Along::Lane => lanes.collect(),
-            Along::Customer => time
-                .filter(|(key, _, item)| {
-                    let customer = item.customer.clone().unwrap_or_default();
-                    self.index.contains(&(item.application.clone(), customer, *key))
-                })
-                .collect(),
-        };
-        let takes = |wanted: &Option<Arc<str>>, found: Option<&Arc<str>>| {
-            wanted.as_ref().is_none_or(|wanted| Some(wanted) == found)
-        };
-        rows.retain(|(key, _, item)| {
-            *key >= walk.from
-                && key.due < walk.until
-                && item.dead.is_none()
-                && takes(&walk.application, Some(&item.application))
-                && takes(&walk.customer, item.customer.as_ref())
-        });
-        rows.sort_by_key(|(key, ..)| *key);
-        let max = walk.max_rows.min(most);
-        let next = rows.get(max).map(|(key, ..)| *key);
-        let rows = rows.into_iter().take(max).map(|(_, place, item)| (place, item.clone())).collect();
-        Loaded::Walked { number: walk.number, rows, next }
+    fn range(&mut self, range: &Range, most: usize, bytes: &mut u64, max_bytes: u64) -> RangeRows {
+        let ends = (range.queue.clone(), range.from)..(range.queue.clone(), Key { due: range.until, seq: 0 });
+        let (mut rows, mut next) = (Vec::new(), None);
+        if ends.start < ends.end {
+            for ((_, key), item) in self.items.range(ends) {
+                if rows.len() == range.max_rows.min(most) {
+                    next = Some(*key);
+                    break;
+                }
+                let mut item = item.clone();
+                *bytes += item.content.as_ref().map_or(0, |content| content.size());
+                if *bytes > max_bytes {
+                    item.content = None;
+                }
+                rows.push(item);
+            }
+        }
+        self.looked_at += rows.len() as u64;
+        RangeRows { queue: range.queue.clone(), rows, next }
     }
 
-    /// Executes a read, bringing at most `most` rows, as a store may that serves a large read in pieces.
-    pub(super) fn load(&self, load: Load, most: usize) -> Loaded {
+    fn scan(&mut self, scan: &Scan, most: usize) -> Loaded {
+        let until = Key { due: scan.until, seq: 0 };
+        let keys: Vec<(Name, Key)> = match &scan.along {
+            _ if scan.from >= until => vec![],
+            Along::Queue(queue) => {
+                let range = self.items.range((queue.clone(), scan.from)..(queue.clone(), until));
+                range.map(|(name, _)| name.clone()).take(scan.max_looked_at + 1).collect()
+            }
+            Along::Customer(app, customer) => {
+                let from = (app.clone(), customer.clone(), scan.from);
+                let range = self.customers.range(from..(app.clone(), customer.clone(), until));
+                range.map(|(app, _, key)| (app.clone(), *key)).take(scan.max_looked_at + 1).collect()
+            }
+        };
+        let (mut rows, mut next, mut looked) = (Vec::new(), None, 0);
+        for name in keys {
+            if rows.len() == scan.max_rows.min(most) || looked == scan.max_looked_at {
+                next = Some(name.1);
+                break;
+            }
+            looked += 1;
+            let item = self.items.get(&name).expect("a customer row leads to its item");
+            if scan.customer.as_ref().is_some_and(|customer| item.customer.as_ref() != Some(customer)) {
+                continue;
+            }
+            let head = |content: &Arc<Content>| Arc::new(Content { body: vec![], ..(**content).clone() });
+            let content = item.content.as_ref().filter(|_| scan.properties).map(head);
+            rows.push(Stored { content, ..item.clone() });
+        }
+        self.looked_at += looked as u64;
+        Loaded::Scanned { number: scan.number, rows, next }
+    }
+
+    /// Executes a read, bringing at most `most` rows of each range or scan, as a store may that serves a large read in
+    /// pieces.
+    pub(super) fn load(&mut self, load: Load, most: usize) -> Loaded {
+        let most = most.max(1);
         match load {
-            Load::Time { from, until, max_rows, max_bytes } => {
-                let range = self.time.range(from..Key { due: until, seq: 0 });
-                let (rows, next) = cut(range.map(|(k, v)| (*k, v)), max_rows.min(most), max_bytes);
-                Loaded::Time { rows, next }
-            }
-            Load::Lane { lane, from, max_rows, max_bytes } => {
-                let range =
-                    self.lanes.range((lane.clone(), from)..).take_while(|((name, _), _)| *name == lane);
-                let (rows, next) = cut(range.map(|((_, k), v)| (*k, v)), max_rows.min(most), max_bytes);
-                Loaded::Lane { lane, rows, next }
-            }
-            Load::Group { application, customer, from, max_rows } => {
-                let range = self
-                    .index
-                    .range((application.clone(), customer.clone(), from)..)
-                    .take_while(|(a, c, _)| *a == application && *c == customer)
-                    .filter_map(|(.., k)| self.time.get(k).map(|v| (*k, v)));
-                let (rows, next) = cut(range, max_rows.min(most), 0);
-                Loaded::Group { application, customer, rows, next }
+            Load::Ranges { ranges, max_bytes } => {
+                let mut bytes = 0;
+                let rows = |range| self.range(range, most, &mut bytes, max_bytes);
+                Loaded::Ranges(ranges.iter().map(rows).collect())
             }
             Load::Find(wanted) => Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect()),
-            Load::Walk(walk) => self.walk(&walk, most),
+            Load::Scan(scan) => self.scan(&scan, most),
             Load::Contents(wanted) => {
                 Loaded::Contents(self.contents(&wanted).expect("asked for what is there"))
             }
@@ -222,61 +363,32 @@ impl FakeStore {
     }
 
     /// Contents, if all are there.
-    pub(super) fn contents(&self, wanted: &[(u64, Place, Key)]) -> Option<Vec<(u64, Arc<Content>)>> {
-        wanted
-            .iter()
-            .map(|(handle, place, key)| {
-                let item = match place {
-                    Place::Time => self.time.get(key),
-                    Place::Lane(lane) => self.lanes.get(&(lane.clone(), *key)),
-                };
-                Some((*handle, item?.content.clone().expect("has content")))
-            })
-            .collect()
+    pub(super) fn contents(&self, wanted: &[(u64, Place)]) -> Option<Vec<(u64, Arc<Content>)>> {
+        let one = |(handle, place): &(u64, Place)| {
+            let item = self.items.get(&(place.queue.clone(), place.key))?;
+            Some((*handle, item.content.clone().expect("has content")))
+        };
+        wanted.iter().map(one).collect()
     }
 
     pub(super) fn opened(&self) -> Opened {
+        let bucket = |(bucket, from): (&u8, &u64)| BucketRow { bucket: *bucket, from: *from };
         Opened {
             marks: self.marks,
+            queues: self.queues.values().cloned().collect(),
             windows: self.windows.values().cloned().collect(),
-            lanes: self.lane_rows.values().cloned().collect(),
-            applications: self
-                .counts
-                .keys()
-                .chain(&self.paused)
-                .collect::<BTreeSet<_>>()
-                .into_iter()
-                .map(|application| AppRow {
-                    application: application.clone(),
-                    waiting: self.counts.get(application).copied().unwrap_or(0),
-                    paused: self.paused.contains(application),
-                })
-                .collect(),
-            buckets: self
-                .buckets
-                .iter()
-                .map(|(bucket, from)| BucketRow { bucket: *bucket, from: *from })
-                .collect(),
+            closings: self.closings.values().cloned().collect(),
+            buckets: self.buckets.iter().map(bucket).collect(),
         }
     }
-}
 
-fn cut<'a>(
-    rows: impl Iterator<Item = (Key, &'a Stored)>,
-    max_rows: usize,
-    max_bytes: u64,
-) -> (Vec<Stored>, Option<Key>) {
-    let (mut out, mut bytes) = (Vec::new(), 0);
-    for (key, row) in rows {
-        if out.len() == max_rows {
-            return (out, Some(key));
-        }
-        let mut row = row.clone();
-        bytes += row.content.as_ref().map_or(0, |c| c.size());
-        if bytes > max_bytes {
-            row.content = None;
-        }
-        out.push(row);
+    /// Nothing is left of any item.
+    pub(super) fn check_empty(&self) {
+        assert!(self.items.is_empty(), "left: {:?}", self.items.keys().collect::<Vec<_>>());
+        assert!(self.identities.is_empty(), "left of identities: {:?}", self.identities);
+        assert!(self.customers.is_empty(), "left of customers: {:?}", self.customers);
+        assert!(self.queues.is_empty(), "left of queues: {:?}", self.queues);
+        assert!(self.windows.is_empty(), "left of windows: {:?}", self.windows);
+        assert!(self.closings.is_empty(), "left of closings: {:?}", self.closings);
     }
-    (out, None)
 }

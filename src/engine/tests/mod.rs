@@ -1,13 +1,12 @@
-//! Tests of the engine: transcripts (this input, exactly these effects), and a seeded world of a store, a broker
-//! and two clocks around the real engine, with checkers after every step.
+//! Tests of the engine: transcripts (this input, exactly these effects), stories (what was sent, what arrived and when),
+//! and a seeded world of a store, a broker and two clocks around the real engine, with a reference that judges every call.
 
+mod bounded;
+mod check;
 mod fake_store;
 mod identity;
-mod invariants;
 mod limits;
-mod measure;
 mod sim;
+mod stories;
 mod transcripts;
 mod world;
-
-pub(super) use fake_store::FakeStore;

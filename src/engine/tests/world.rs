@@ -9,6 +9,9 @@ use std::sync::Arc;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
 
+/// Configured time limit of a confirm.
+pub(super) const CONFIRM_MS: u64 = 30_000;
+
 pub(super) const T0: u64 = 1_800_000_000_000;
 
 #[derive(Debug)]
@@ -20,10 +23,45 @@ pub(super) enum Job {
 /// An ingest message that the broker holds until it is acked.
 #[derive(Clone)]
 pub(super) struct Pending {
+    /// Which of all messages ever published.
+    pub(super) number: usize,
     pub(super) body: RequestBody,
+    /// Under which tag it has been handed over.
     pub(super) tag: Option<u64>,
     /// It was delivered before.
     pub(super) seen: bool,
+}
+
+/// What was told to the engine, as far as it has to be remembered.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// Messages by number, with tag and mark.
+    Requests(Vec<(usize, u64, bool)>),
+    Committed(Token),
+    Settled(Vec<Settled>),
+    Commands(Vec<(Asker, Command)>),
+    Answered(Vec<Delivery>),
+    IngestReady(u32),
+    IngestLost,
+    Egress {
+        ready: bool,
+        blocked: bool,
+    },
+    Configure(Box<Settings>),
+    /// The process was killed; what follows is another engine's.
+    Crash,
+    Other,
+}
+
+/// One call of the engine.
+pub(super) struct Call {
+    pub(super) now: Now,
+    pub(super) heard: Heard,
+    pub(super) ops: Vec<Op>,
+    pub(super) token: Option<Token>,
+    pub(super) acks: Vec<Ack>,
+    pub(super) publishes: Vec<Batch>,
+    pub(super) replies: Vec<Reply>,
 }
 
 pub(super) struct World {
@@ -32,39 +70,59 @@ pub(super) struct World {
     pub(super) now: Now,
     /// What has been executed, hence is durable.
     pub(super) store: FakeStore,
-    /// The same with all that was handed over, kept beside it where `follow` is set.
-    pub(super) logical: FakeStore,
-    pub(super) follow: bool,
     pub(super) jobs: VecDeque<Job>,
-    /// Contents wanted, where they are read beside the commits (`beside`) and not in line with them.
-    pub(super) reads: VecDeque<Vec<(u64, Place, Key)>>,
+    /// Contents that have been read and not yet handed back.
+    pub(super) late: VecDeque<Loaded>,
+    /// Answers to reads of contents come at any time.
     pub(super) beside: bool,
-    /// Published and not settled.
-    pub(super) out: Vec<Batch>,
-    /// Published since somebody last looked, with the moment, and whether the egress end was open.
-    pub(super) fresh: Vec<(Now, bool, Batch)>,
+    /// Published and not settled, with the monotonic moment.
+    pub(super) out: Vec<(u64, Batch)>,
     pub(super) egress: (bool, bool),
     /// Confirmed, in order.
     pub(super) delivered: Vec<(Now, Batch)>,
     pub(super) acks: Vec<Ack>,
+    /// Acks on their way to the broker; none where they arrive at once.
+    pub(super) acks_out: Option<VecDeque<Ack>>,
     pub(super) replies: Vec<Reply>,
+    /// Answers by message that the broker has not confirmed; none where that happens at once.
+    pub(super) answers_out: Option<Vec<Delivery>>,
     pub(super) generation: u32,
+    pub(super) consuming: bool,
     pub(super) tag: u64,
     pub(super) queue: Vec<Pending>,
+    pub(super) sent: usize,
     pub(super) intake_open: bool,
-    /// Orders to the consumer that nobody has looked at yet.
-    pub(super) orders: VecDeque<Intake>,
     pub(super) lives: u64,
+    /// Every call, where somebody reads it.
+    pub(super) log: Option<Vec<Call>>,
+    /// What calls have cost.
+    pub(super) meter: Meter,
+}
+
+/// What calls have cost, in counts: no clock is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Meter {
+    pub(super) calls: u64,
+    pub(super) ops: u64,
+    /// Rows touched in memory.
+    pub(super) rows: u64,
+    /// Most of one call: operations, publishes, rows touched.
+    pub(super) most: (usize, usize, u64),
 }
 
 pub(super) fn settings() -> Settings {
+    settings_of(AppSettings::default())
+}
+
+pub(super) fn settings_of(defaults: AppSettings) -> Settings {
     Settings {
-        defaults: Arc::new(AppSettings::default()),
+        defaults: Arc::new(defaults),
         applications: BTreeMap::new(),
         hold_max: None,
         budget: Budget::of(64 << 20),
         customers: 1_000,
-        applications_max: 100_000,
+        max_applications: 1_000,
+        confirm_timeout: CONFIRM_MS,
         max_in_flight: 100,
         max_in_flight_bytes: 8 << 20,
     }
@@ -73,7 +131,13 @@ pub(super) fn settings() -> Settings {
 pub(super) fn with(change: impl FnOnce(&mut AppSettings)) -> Settings {
     let mut app = AppSettings::default();
     change(&mut app);
-    Settings { defaults: Arc::new(app), ..settings() }
+    settings_of(app)
+}
+
+/// A body, and the bytes that stand for it where fingerprints are compared.
+pub(super) fn fingerprint(payload: &str, at: Option<u64>, rule: DuplicateRule) -> u64 {
+    let text = payload.bytes().chain(at.unwrap_or(0).to_be_bytes()).chain([rule as u8]);
+    text.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// An item; `id` doubles as its payload.
@@ -85,6 +149,7 @@ pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
         expiry: None,
         identity: None,
         on_duplicate: DuplicateRule::Keep,
+        fingerprint: fingerprint(id, None, DuplicateRule::Keep),
         weight: 100,
         content: Arc::new(Content { properties: vec![], body: id.as_bytes().to_vec(), json: false }),
     }
@@ -100,16 +165,19 @@ pub(super) fn identity(application: &str, id: &str) -> Identity {
 }
 
 pub(super) fn with_id(id: &str, rule: DuplicateRule, item: NewItem) -> NewItem {
-    NewItem { identity: Some(identity(&item.application, id)), on_duplicate: rule, ..item }
+    let fingerprint = fingerprint(&String::from_utf8_lossy(&item.content.body), item.at, rule);
+    NewItem { identity: Some(identity(&item.application, id)), on_duplicate: rule, fingerprint, ..item }
 }
 
 pub(super) fn target(application: &str, id: &str) -> Target {
-    Target {
-        application: application.into(),
-        id: id.into(),
-        identity: identity(application, id),
-        assigned: None,
-    }
+    let identity = identity(application, id);
+    Target { application: application.into(), id: id.into(), identity, assigned: None }
+}
+
+/// Names an item by the id that it was assigned.
+pub(super) fn assigned(application: &str, seq: u64, due: u64) -> Target {
+    let assigned = Some(AssignedId { seq, due });
+    Target { identity: Identity::assigned(seq), assigned, ..target(application, "assigned") }
 }
 
 pub(super) fn at(at: u64, item: NewItem) -> NewItem {
@@ -120,8 +188,12 @@ pub(super) fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(ToString::to_string).collect()
 }
 
+pub(super) fn text(content: &Content) -> String {
+    String::from_utf8_lossy(&content.body).into_owned()
+}
+
 pub(super) fn name(item: &BatchItem) -> String {
-    String::from_utf8_lossy(&item.content.body).into_owned()
+    text(&item.content)
 }
 
 /// Payloads that left, in that order, and those that are dead with their reasons.
@@ -138,134 +210,183 @@ pub(super) fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
     (sent, dead)
 }
 
+impl Meter {
+    fn note(&mut self, fx: &Effects, rows: u64) {
+        self.calls += 1;
+        self.ops += fx.store.len() as u64;
+        self.rows += rows;
+        let (ops, publishes, most) = self.most;
+        self.most = (ops.max(fx.store.len()), publishes.max(fx.publishes.len()), most.max(rows));
+    }
+}
+
 impl World {
     /// A fresh store, both ends connected, at [`T0`].
     pub(super) fn new(settings: Settings) -> Self {
-        let now = Now { wall: T0, mono: 1_000 };
-        let store = FakeStore::default();
-        let engine = Engine::new(settings.clone(), &store.opened(), 1, now);
-        let mut world = World {
-            engine,
-            settings,
-            now,
-            logical: store.clone(),
-            store,
-            follow: false,
-            jobs: VecDeque::new(),
-            reads: VecDeque::new(),
-            beside: false,
-            out: vec![],
-            fresh: vec![],
-            egress: (false, false),
-            delivered: vec![],
-            acks: vec![],
-            replies: vec![],
-            generation: 0,
-            tag: 0,
-            queue: vec![],
-            intake_open: false,
-            orders: VecDeque::new(),
-            lives: 1,
-        };
+        let mut world = World::unconnected(settings);
         world.connect();
         world
     }
 
+    /// A fresh store and an engine that knows of no connection.
+    pub(super) fn unconnected(settings: Settings) -> Self {
+        let now = Now { wall: T0, mono: 1_000 };
+        let store = FakeStore::default();
+        World {
+            engine: Engine::new(settings.clone(), &store.opened(), 1, now),
+            settings,
+            now,
+            store,
+            jobs: VecDeque::new(),
+            late: VecDeque::new(),
+            beside: false,
+            out: vec![],
+            egress: (false, false),
+            delivered: vec![],
+            acks: vec![],
+            acks_out: None,
+            replies: vec![],
+            answers_out: None,
+            generation: 0,
+            consuming: false,
+            tag: 0,
+            queue: vec![],
+            sent: 0,
+            intake_open: false,
+            lives: 1,
+            log: None,
+            meter: Meter::default(),
+        }
+    }
+
+    /// Both ends, and all that the store has to do before the first request is taken.
     pub(super) fn connect(&mut self) {
+        self.input(Input::EgressReady);
+        self.drain_jobs();
+        self.consume();
+    }
+
+    /// A consumer begins, if requests are wanted: what was handed over before will be delivered again.
+    pub(super) fn consume(&mut self) {
+        if self.consuming || !self.intake_open {
+            return;
+        }
+        self.consuming = true;
         self.generation += 1;
         self.tag = 0;
         self.queue.iter_mut().for_each(|p| p.tag = None);
         let generation = self.generation;
         self.input(Input::IngestReady { generation });
-        self.input(Input::EgressReady);
     }
 
-    /// kill -9 and a start: what was not executed is gone, what was not acked comes back.
-    pub(super) fn crash(&mut self) {
+    /// The ingest connection goes; acks under way go with it.
+    pub(super) fn lose_ingest(&mut self) {
+        if let Some(acks) = &mut self.acks_out {
+            acks.clear();
+        }
+        if std::mem::take(&mut self.consuming) {
+            self.input(Input::IngestLost);
+        }
+        self.queue.iter_mut().for_each(|p| p.tag = None);
+    }
+
+    /// kill -9: what was not executed is gone, what was not acked will come back. Nothing is connected yet.
+    pub(super) fn kill(&mut self) {
         self.jobs.clear();
-        self.reads.clear();
+        self.late.clear();
         self.out.clear();
-        self.orders.clear();
-        self.logical = self.store.clone();
         self.egress = (false, false);
-        self.intake_open = false;
+        (self.intake_open, self.consuming) = (false, false);
+        self.acks_out.iter_mut().for_each(VecDeque::clear);
+        self.answers_out.iter_mut().for_each(Vec::clear);
+        self.queue.iter_mut().for_each(|p| p.tag = None);
         self.lives += 1;
         self.engine = Engine::new(self.settings.clone(), &self.store.opened(), self.lives, self.now);
-        self.connect();
-    }
-
-    /// After a start: what must be loaded before the first request is taken.
-    pub(super) fn restore(&mut self) {
-        for _ in 0..200 {
-            self.drain_jobs();
-            if self.intake_open
-                || self.engine.snapshot(self.now).items.windows * 10 >= self.settings.customers * 9
-            {
-                return;
-            }
-            self.input(Input::Tick);
+        if let Some(log) = &mut self.log {
+            log.push(Call {
+                now: self.now,
+                heard: Heard::Crash,
+                ops: vec![],
+                token: None,
+                acks: vec![],
+                publishes: vec![],
+                replies: vec![],
+            });
         }
-        panic!("the intake does not open: {:?}", self.engine.snapshot(self.now));
     }
 
-    /// A crash of an engine that does not take requests at once.
-    pub(super) fn crash_paused(&mut self) {
-        self.jobs.clear();
-        self.out.clear();
-        self.lives += 1;
-        self.intake_open = false;
-        self.engine = Engine::new(self.settings.clone(), &self.store.opened(), self.lives, self.now);
+    /// The same, and a start.
+    pub(super) fn crash(&mut self) {
+        self.kill();
         self.connect();
-        self.drain_jobs();
     }
 
+    fn heard(&self, input: &Input) -> Heard {
+        match input {
+            Input::Requests(requests) => {
+                let number =
+                    |tag| self.queue.iter().find(|p| p.tag == Some(tag)).map_or(usize::MAX, |p| p.number);
+                let one = |r: &Request| (number(r.delivery.tag), r.delivery.tag, r.redelivered);
+                Heard::Requests(requests.iter().map(one).collect())
+            }
+            Input::Committed(token) => Heard::Committed(*token),
+            Input::Settled(settled) => Heard::Settled(settled.clone()),
+            Input::Commands(commands) => Heard::Commands(commands.clone()),
+            Input::Answered(deliveries) => Heard::Answered(deliveries.clone()),
+            Input::IngestReady { generation } => Heard::IngestReady(*generation),
+            Input::IngestLost => Heard::IngestLost,
+            Input::EgressReady | Input::EgressLost | Input::EgressBlocked(_) => {
+                Heard::Egress { ready: self.egress.0, blocked: self.egress.1 }
+            }
+            Input::Configure(settings) => Heard::Configure(settings.clone()),
+            Input::Loaded(_) | Input::StoreFull(_) | Input::Drain | Input::Tick => Heard::Other,
+        }
+    }
+
+    /// One call of the engine, and everything it asks for put where it belongs.
     pub(super) fn input(&mut self, input: Input) {
-        if let Input::EgressBlocked(blocked) = input {
-            self.egress.1 = blocked;
-        } else if matches!(input, Input::EgressReady) {
-            self.egress = (true, false);
-        } else if matches!(input, Input::EgressLost) {
-            self.egress.0 = false;
+        match input {
+            Input::EgressBlocked(blocked) => self.egress.1 = blocked,
+            Input::EgressReady => self.egress = (true, false),
+            Input::EgressLost => self.egress.0 = false,
+            _ => {}
         }
+        let heard = self.log.is_some().then(|| self.heard(&input));
+        let before = self.engine.work();
         let fx = self.engine.handle(input, self.now);
-        if let Some((token, marks)) = fx.commit {
-            if self.follow {
-                self.logical.apply(fx.store.clone(), marks);
+        self.meter.note(&fx, self.engine.work() - before);
+        if let (Some(heard), Some(log)) = (heard, &mut self.log) {
+            log.push(Call {
+                now: self.now,
+                heard,
+                ops: fx.store.clone(),
+                token: fx.commit.map(|(token, _)| token),
+                acks: fx.acks.clone(),
+                publishes: fx.publishes.clone(),
+                replies: fx.replies.clone(),
+            });
+        }
+        match fx.commit {
+            Some((token, marks)) => self.jobs.push_back(Job::Commit(fx.store, token, marks)),
+            None => assert!(fx.store.is_empty(), "operations come with a commit"),
+        }
+        for ack in fx.acks {
+            self.acks.push(ack);
+            match &mut self.acks_out {
+                Some(out) => out.push_back(ack),
+                None => self.take_ack(ack),
             }
-            self.jobs.push_back(Job::Commit(fx.store, token, marks));
-        } else {
-            assert!(fx.store.is_empty(), "operations come with a commit");
         }
-        for ack in &fx.acks {
-            self.take_ack(*ack);
-        }
-        self.acks.extend(fx.acks);
-        if self.follow {
-            let open = self.egress == (true, false);
-            self.fresh.extend(fx.publishes.iter().map(|batch| (self.now, open, batch.clone())));
-        }
-        self.out.extend(fx.publishes);
-        for load in fx.loads {
-            match load {
-                Load::Contents(wanted) if self.beside => self.reads.push_back(wanted),
-                load @ (Load::Time { .. }
-                | Load::Lane { .. }
-                | Load::Group { .. }
-                | Load::Find(_)
-                | Load::Walk(_)
-                | Load::Contents(_)) => {
-                    self.jobs.push_back(Job::Load(load));
-                }
-            }
+        self.out.extend(fx.publishes.into_iter().map(|batch| (self.now.mono, batch)));
+        self.jobs.extend(fx.loads.into_iter().map(Job::Load));
+        if let Some(intake) = fx.intake {
+            let open = intake == Intake::Resume;
+            assert_ne!(open, self.intake_open, "an order to the consumer that changes nothing");
+            self.intake_open = open;
         }
         self.take_replies(fx.replies);
-        if let Some(intake) = fx.intake {
-            self.intake_open = intake == Intake::Resume;
-            self.orders.push_back(intake);
-        }
     }
 
-    /// Answers are out at once.
     fn take_replies(&mut self, replies: Vec<Reply>) {
         let remote = |reply: &Reply| match reply.asker {
             Asker::Remote { delivery, .. } => Some(delivery),
@@ -273,8 +394,10 @@ impl World {
         };
         let out: Vec<Delivery> = replies.iter().filter_map(remote).collect();
         self.replies.extend(replies);
-        if !out.is_empty() {
-            self.input(Input::Answered(out));
+        match &mut self.answers_out {
+            Some(waiting) => waiting.extend(out),
+            None if out.is_empty() => {}
+            None => self.input(Input::Answered(out)),
         }
     }
 
@@ -291,7 +414,7 @@ impl World {
         found.map(|reply| reply.answer.clone())
     }
 
-    fn take_ack(&mut self, ack: Ack) {
+    pub(super) fn take_ack(&mut self, ack: Ack) {
         if ack.delivery.generation != self.generation {
             return;
         }
@@ -299,16 +422,34 @@ impl World {
         self.queue.retain(|p| !p.tag.is_some_and(|t| t == tag || (ack.multiple && t < tag)));
     }
 
+    /// Publishes a message to the ingest queue; its number.
+    pub(super) fn enqueue(&mut self, body: RequestBody) -> usize {
+        self.sent += 1;
+        self.queue.push(Pending { number: self.sent, body, tag: None, seen: false });
+        self.sent
+    }
+
     /// Publishes requests to the ingest queue and delivers them.
     pub(super) fn send(&mut self, items: Vec<NewItem>) {
         for item in items {
-            self.queue.push(Pending { body: RequestBody::Items(vec![item]), tag: None, seen: false });
+            self.enqueue(RequestBody::Items(vec![item]));
         }
         self.deliver(usize::MAX);
     }
 
-    /// Delivers up to `count` of what waits in the ingest queue.
+    /// Delivers up to `count` of what waits in the ingest queue, if requests are wanted.
     pub(super) fn deliver(&mut self, count: usize) {
+        self.consume();
+        if self.intake_open {
+            self.hand_over(count);
+        }
+    }
+
+    /// The same, wanted or not: they were on their way when the order came.
+    pub(super) fn hand_over(&mut self, count: usize) {
+        if !self.consuming {
+            return;
+        }
         let mut requests = vec![];
         for pending in self.queue.iter_mut().filter(|p| p.tag.is_none()).take(count) {
             self.tag += 1;
@@ -330,7 +471,7 @@ impl World {
         self.do_job_in_pieces(usize::MAX)
     }
 
-    /// The same; a read brings at most so many rows.
+    /// The same; a read brings at most so many rows of each range.
     pub(super) fn do_job_in_pieces(&mut self, most: usize) -> bool {
         match self.jobs.pop_front() {
             None => false,
@@ -340,37 +481,90 @@ impl World {
                 true
             }
             Some(Job::Load(load)) => {
+                let is_beside = self.beside && matches!(load, Load::Contents(_));
                 let loaded = self.store.load(load, most);
-                self.input(Input::Loaded(loaded));
+                if is_beside {
+                    self.late.push_back(loaded);
+                } else {
+                    self.input(Input::Loaded(loaded));
+                }
                 true
             }
         }
     }
 
-    /// Reads contents beside the commits. What is not there yet is looked for again behind all that was queued.
-    pub(super) fn do_read(&mut self) -> bool {
-        let Some(wanted) = self.reads.pop_front() else { return false };
-        match self.store.contents(&wanted) {
-            Some(found) => self.input(Input::Loaded(Loaded::Contents(found))),
-            None => self.jobs.push_back(Job::Load(Load::Contents(wanted))),
+    /// The leading commits are synced together, and reported as one.
+    pub(super) fn do_commits_as_one(&mut self, most: usize) {
+        let mut last = None;
+        for _ in 0..most {
+            match self.jobs.pop_front() {
+                Some(Job::Commit(ops, token, marks)) => {
+                    self.store.apply(ops, marks);
+                    last = Some(token);
+                }
+                Some(load) => {
+                    self.jobs.push_front(load);
+                    break;
+                }
+                None => break,
+            }
         }
+        last.into_iter().for_each(|token| self.input(Input::Committed(token)));
+    }
+
+    /// A question about identities is answered after commits that were handed over behind it.
+    pub(super) fn do_find_late(&mut self, commits: usize) {
+        let Some(Job::Load(Load::Find(_))) = self.jobs.front() else { return };
+        let find = self.jobs.pop_front();
+        self.do_commits_as_one(commits);
+        if let Some(find) = find {
+            self.jobs.push_front(find);
+        }
+        self.do_job();
+    }
+
+    /// The leading commits become durable, and nobody is told.
+    pub(super) fn sync_unreported(&mut self, most: usize) {
+        for _ in 0..most {
+            match self.jobs.pop_front() {
+                Some(Job::Commit(ops, _, marks)) => self.store.apply(ops, marks),
+                Some(Job::Load(_)) => {}
+                None => break,
+            }
+        }
+        // A bucket begins apart from the rest of its commit.
+        let next = self.jobs.iter().find_map(|job| match job {
+            Job::Commit(ops, ..) => Some(ops),
+            Job::Load(_) => None,
+        });
+        for op in next.into_iter().flatten() {
+            if let Op::BeginBucket(row) = op {
+                self.store.begin_bucket(*row);
+            }
+        }
+    }
+
+    /// Contents that were read come back.
+    pub(super) fn do_late(&mut self) -> bool {
+        let Some(loaded) = self.late.pop_front() else { return false };
+        self.input(Input::Loaded(loaded));
         true
     }
 
     pub(super) fn drain_jobs(&mut self) {
-        for _ in 0..20_000 {
-            if !self.do_job() && !self.do_read() {
+        for _ in 0..50_000 {
+            if !self.do_job() && !self.do_late() {
                 return;
             }
         }
         let last: Vec<String> = self.jobs.iter().map(|job| format!("{job:?}")).collect();
-        panic!("the store is never done: {last:?} {:?}", self.engine.snapshot(self.now));
+        panic!("the store is never done: {last:?}");
     }
 
     /// Settles the n-th of what is out.
     pub(super) fn settle(&mut self, nth: usize, outcome: Outcome) -> Batch {
-        let batch = self.out.remove(nth);
-        if matches!(outcome, Outcome::Confirmed(_)) {
+        let (_, batch) = self.out.remove(nth);
+        if matches!(outcome, Outcome::Confirmed(_)) && self.log.is_none() {
             self.delivered.push((self.now, batch.clone()));
         }
         self.input(Input::Settled(vec![Settled { number: batch.number, outcome }]));
@@ -382,7 +576,7 @@ impl World {
         if self.out.is_empty() {
             self.drain_jobs();
         }
-        self.out.first().cloned()
+        self.out.first().map(|(_, batch)| batch.clone())
     }
 
     pub(super) fn confirm_all(&mut self) {
@@ -397,6 +591,14 @@ impl World {
         self.input(Input::Tick);
     }
 
+    /// Until the engine wants to be called again, ms.
+    pub(super) fn wait(&self) -> Option<u64> {
+        let deadline = self.engine.next_deadline();
+        let wall = deadline.wall.map(|at| at.saturating_sub(self.now.wall));
+        let mono = deadline.mono.map(|at| at.saturating_sub(self.now.mono));
+        wall.into_iter().chain(mono).min()
+    }
+
     /// Everything in its time: the store at once, the broker at once, the clock to the next deadline, until `ms`
     /// have passed.
     pub(super) fn run(&mut self, ms: u64) {
@@ -408,18 +610,11 @@ impl World {
             if !self.out.is_empty() {
                 continue;
             }
-            let deadline = self.engine.next_deadline();
-            let wall = deadline.wall.map(|at| at.saturating_sub(self.now.wall));
-            let mono = deadline.mono.map(|at| at.saturating_sub(self.now.mono));
-            let wait = wall.into_iter().chain(mono).min().unwrap_or(u64::MAX);
             let left = end - self.now.mono;
-            if wait > left {
-                self.now.wall += left;
-                self.now.mono += left;
-                self.input(Input::Tick);
-                return;
+            match self.wait() {
+                Some(wait) if wait <= left => self.advance(wait),
+                _ => return self.advance(left),
             }
-            self.advance(wait);
         }
         panic!("the engine does not come to rest: {:?}", self.engine.next_deadline());
     }

@@ -2,7 +2,7 @@
 
 use super::super::{answer, batch_id_of, encode, item_id, Exchanges};
 use super::*;
-use crate::engine::types::{Batch, BatchId, BatchItem, ClosedBy, Content, Dead, Format, ReplyTo};
+use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, ClosedBy, Content, Dead, Format, ReplyTo};
 use lapin::types::ShortString;
 use std::sync::Arc;
 
@@ -11,7 +11,14 @@ fn names() -> Exchanges {
 }
 
 fn out_item(seq: u64, request: NewItem) -> BatchItem {
-    BatchItem { seq, due: NOW + seq, received: NOW, attempts: 0, content: request.content }
+    BatchItem {
+        seq,
+        accepted_due: NOW + seq,
+        due: NOW + seq,
+        received: NOW,
+        attempts: 0,
+        content: request.content,
+    }
 }
 
 fn batch(format: Format, items: Vec<BatchItem>) -> Batch {
@@ -24,7 +31,7 @@ fn batch(format: Format, items: Vec<BatchItem>) -> Batch {
         closed_by: ClosedBy::Count,
         attempt: 2,
         due: NOW + 1,
-        probe: false,
+        alone: false,
         items,
     }
 }
@@ -205,9 +212,14 @@ fn returns_without_a_batch_id() {
 #[test]
 fn ids_of_items() {
     let items = three();
-    let ids: Vec<String> = items.iter().map(|item| item_id(&item.content, STORE, item.seq)).collect();
-    assert_eq!(ids, ["ä\n", "000000000000abcd-2", "000000000000abcd-1f"]);
-    assert_eq!(item_id(&Content::default(), u64::MAX, u64::MAX), "ffffffffffffffff-ffffffffffffffff");
+    let ids: Vec<String> = items
+        .iter()
+        .map(|item| item_id(&item.content, STORE, AssignedId { seq: item.seq, due: 0x1f }))
+        .collect();
+    assert_eq!(ids, ["ä\n", "000000000000abcd-2-1f", "000000000000abcd-1f-1f"]);
+    let last = AssignedId { seq: u64::MAX, due: u64::MAX };
+    let longest = "ffffffffffffffff-ffffffffffffffff-ffffffffffffffff";
+    assert_eq!(item_id(&Content::default(), u64::MAX, last), longest);
 }
 
 #[test]
@@ -235,7 +247,7 @@ fn dead_letter(
     dead: Dead,
     content: Arc<Content>,
 ) -> super::super::Outgoing {
-    let item = BatchItem { seq: 5, due: NOW, received: NOW, attempts: 3, content };
+    let item = BatchItem { seq: 5, accepted_due: NOW, due: NOW, received: NOW, attempts: 3, content };
     let batch = Batch {
         application: application.into(),
         customer: customer.map(Into::into),
@@ -320,7 +332,7 @@ fn a_dead_letter_is_understood_again() {
 #[test]
 fn damage_does_not_cost_the_payload() {
     let content = Arc::new(Content { properties: vec![0xff; 9], body: b"body".to_vec(), json: false });
-    let item = BatchItem { seq: 1, due: NOW, received: u64::MAX, attempts: 0, content };
+    let item = BatchItem { seq: 1, accepted_due: NOW, due: NOW, received: u64::MAX, attempts: 0, content };
     for format in [Format::Json, Format::Ndjson, Format::CloudEvents] {
         assert!(body(&encode(&batch(format, vec![item.clone()]), &names(), STORE, NOW)).contains("Ym9keQ=="));
     }

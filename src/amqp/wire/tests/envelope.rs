@@ -2,7 +2,7 @@
 
 use super::super::{encode, item_id, Exchanges};
 use super::*;
-use crate::engine::types::{Batch, BatchItem, ClosedBy, DuplicateRule, Format};
+use crate::engine::types::{AssignedId, Batch, BatchItem, ClosedBy, DuplicateRule, Format};
 use std::sync::Arc;
 
 fn envelope() -> BasicProperties {
@@ -28,9 +28,10 @@ fn republished(item: &NewItem) -> Incoming<'static> {
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: NOW,
-        probe: false,
+        alone: false,
         items: vec![BatchItem {
             seq: 1,
+            accepted_due: NOW,
             due: NOW,
             received: NOW,
             attempts: 0,
@@ -153,7 +154,8 @@ fn arrays() {
     let list = |json: &str| items(take(envelope().with_message_id("m".into()), json.as_bytes()));
     let found =
         list(" \n[{\"payload\":1}, {\"payload\":2,\"id\":\"own\"},{\"payload\":3,\"application\":\"b\"}]");
-    let ids: Vec<_> = found.iter().map(|item| item_id(&item.content, STORE, 0)).collect();
+    let ids: Vec<_> =
+        found.iter().map(|item| item_id(&item.content, STORE, AssignedId { seq: 0, due: NOW })).collect();
     assert_eq!(ids, ["m/0", "own", "m/2"]);
     let identities: Vec<_> = found.iter().map(|item| item.identity).collect();
     assert_eq!(identities, [given("orders", "m/0"), given("orders", "own"), given("b", "m/2")]);
@@ -245,7 +247,7 @@ fn an_entry_can_be_published_again_as_it_leaves() {
         assert_eq!(after.expiry.is_some(), before.expiry.is_some());
         assert_eq!((&after.content.body, after.content.json), (&before.content.body, before.content.json));
         // The id is assigned once, and then is the item's own.
-        let id = item_id(&before.content, 1, 1);
+        let id = item_id(&before.content, 1, AssignedId { seq: 1, due: NOW });
         assert_eq!(after.identity, given(&before.application, &id));
         assert_eq!(before.identity.is_some(), index == 0, "{id}");
     }

@@ -3,6 +3,7 @@
 mod batch;
 mod command;
 mod envelope;
+mod fingerprint;
 mod properties;
 mod random;
 mod request;

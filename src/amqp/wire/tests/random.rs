@@ -209,6 +209,7 @@ fn formats() -> impl Strategy<Value = Format> {
 fn batch_of(format: Format, application: &str, customer: Option<&str>, seq: u64, items: &[NewItem]) -> Batch {
     let item = |(index, item): (usize, &NewItem)| BatchItem {
         seq: seq.saturating_add(index as u64),
+        accepted_due: seq,
         due: seq,
         received: NOW,
         attempts: 0,
@@ -223,7 +224,7 @@ fn batch_of(format: Format, application: &str, customer: Option<&str>, seq: u64,
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: seq,
-        probe: false,
+        alone: false,
         items: items.iter().enumerate().map(item).collect(),
     }
 }

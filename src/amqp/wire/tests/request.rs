@@ -148,6 +148,8 @@ fn points_in_time() {
         (AMQPValue::Double(1_780_272_000_000.5), NOW + 1),
         (AMQPValue::Timestamp(NOW / 1000 + 1), NOW + 1000),
         (AMQPValue::Timestamp(0), NOW),
+        // A moment before 1970, in two's complement.
+        (AMQPValue::Timestamp(u64::MAX), NOW),
         (text("2026-06-01T00:00:00.001Z"), NOW + 1),
         (text("2026-06-01T02:00:00.0005+02:00"), NOW + 1),
         (text("1970-01-01T00:00:00Z"), NOW),
@@ -167,7 +169,7 @@ fn points_in_time() {
         (number(i64::MAX), "limits.max_delay"),
         (text("18446744073709551615"), "limits.max_delay"),
         (AMQPValue::Double(1e300), "limits.max_delay"),
-        (AMQPValue::Timestamp(u64::MAX), "limits.max_delay"),
+        (AMQPValue::Timestamp(i64::MAX as u64), "limits.max_delay"),
         (AMQPValue::Timestamp(NOW), "limits.max_delay"),
         (text("9999-12-31T23:59:59Z"), "limits.max_delay"),
         (text("2026-06-01T00:00:00"), "\"2026-06-01T00:00:00\""),

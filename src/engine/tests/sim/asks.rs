@@ -1,168 +1,193 @@
-//! What producers and operators ask for.
+//! What producers and operators of a world ask for.
 
 use super::super::world::*;
-use super::{Asked, Cancel, Sim, APPS};
-use crate::engine::event::*;
+use super::model::{Ask, Message};
+use super::Sim;
 use crate::engine::types::*;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
+const RULES: [DuplicateRule; 5] = [
+    DuplicateRule::Keep,
+    DuplicateRule::Replace,
+    DuplicateRule::Earliest,
+    DuplicateRule::Latest,
+    DuplicateRule::Reject,
+];
+
 impl Sim {
+    /// A message with one entry or some.
     pub(super) fn request(&mut self) {
-        if self.pick(20) == 0 {
-            return self.request_rejected();
+        let rejected = self.pick(30) == 0;
+        let parts = if !rejected && self.pick(5) == 0 { 1 + self.pick(4) } else { 1 };
+        let number = self.world.sent + 1;
+        let (mut items, mut asks) = (vec![], vec![]);
+        for _ in 0..parts {
+            let ask = self.new_ask(number, rejected);
+            asks.push(self.model.asks.len());
+            items.push(ask.new.clone());
+            self.model.asks.push(ask);
         }
-        let parts = if self.pick(5) == 0 { 1 + self.pick(4) } else { 1 };
-        let items = (0..parts).map(|_| self.new_item()).collect();
-        self.world.queue.push(Pending { body: RequestBody::Items(items), tag: None, seen: false });
+        let body = if rejected {
+            let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
+            RequestBody::Rejected(Box::new(items.remove(0).rejected(dead)))
+        } else {
+            RequestBody::Items(items)
+        };
+        self.mail(body, asks, None);
     }
 
-    fn request_rejected(&mut self) {
-        let id = self.asked.len().to_string();
-        let content = Content { properties: vec![], body: id.as_bytes().to_vec(), json: false };
-        let asked = Asked {
-            application: "a".into(),
-            customer: None,
-            not_before: None,
-            expiry: None,
-            poison: false,
-            rejected: true,
-            id: None,
-            doomed: false,
+    fn mail(&mut self, body: RequestBody, asks: Vec<usize>, command: Option<u64>) {
+        let taken = vec![None; asks.len()];
+        let number = self.world.enqueue(body);
+        let message = Message {
+            asks,
+            command,
+            delivered: None,
+            safe_since: None,
+            taken,
+            answered: false,
+            acked: false,
+            ever_acked: false,
         };
-        self.asked.insert(id, asked);
-        let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
-        let rejected = Rejected {
-            application: Some("a".into()),
-            customer: None,
-            dead,
-            content: Arc::new(content),
-            reply_to: None,
-        };
-        self.world.queue.push(Pending {
-            body: RequestBody::Rejected(Box::new(rejected)),
-            tag: None,
-            seen: false,
-        });
+        self.model.messages.insert(number, message);
     }
 
-    fn new_item(&mut self) -> NewItem {
-        let id = self.asked.len().to_string();
-        let application = APPS[self.pick(4) as usize];
-        let customer = ["", "x", "y", "z"][self.pick(4) as usize];
-        let mut new = item(application, customer, &id);
-        let mut not_before = None;
+    pub(super) fn any_app(&mut self) -> String {
+        let n = self.pick(self.apps.len() as u64) as usize;
+        self.apps[n].clone()
+    }
+
+    pub(super) fn any_customer(&mut self) -> String {
+        let n = self.pick(self.plan.customers);
+        format!("c{n}")
+    }
+
+    fn new_ask(&mut self, message: usize, rejected: bool) -> Ask {
+        let payload = self.model.asks.len().to_string();
+        let application = self.any_app();
+        let customer = if self.pick(4) == 0 { String::new() } else { self.any_customer() };
+        let mut new =
+            NewItem { weight: 20 + self.pick(200) as u32, ..item(&application, &customer, &payload) };
         let wall = self.world.now.wall;
         if self.pick(2) == 0 {
             let spread = [30, 3_000, 60_000, 400_000][self.pick(4) as usize];
-            let due = (wall + self.pick(spread)).saturating_sub(20);
-            not_before = Some(due);
-            new = at(due, new);
+            new.at = Some((wall + self.pick(spread)).saturating_sub(20));
         }
         if self.pick(8) == 0 {
             let spread = [50, 5_000, 100_000][self.pick(3) as usize];
             new.expiry = Some(wall + self.pick(spread));
         }
-        if self.pick(4) == 0 {
-            new = self.named(new);
+        if self.pick(3) == 0 {
+            let id = self.pick(self.plan.ids).to_string();
+            let rule = RULES[self.pick(5) as usize];
+            new = with_id(&id, rule, new);
         }
-        let poison = !self.calm && self.pick(60) == 0;
-        let asked = Asked {
-            application: application.into(),
-            customer: new.customer.as_deref().map(str::to_string),
-            not_before,
-            expiry: new.expiry,
-            poison,
-            rejected: false,
-            id: new.identity,
-            doomed: false,
-        };
-        self.asked.insert(id, asked);
-        new
+        let poison = self.plan.poison && self.pick(60) == 0;
+        let poison_dead = self.plan.poison && self.pick(60) == 0;
+        if rejected {
+            new.identity = None;
+        }
+        Ask { message, new, poison, poison_dead, rejected, arrivals: 0, letters: 0, excuses: vec![] }
     }
 
-    fn named(&mut self, new: NewItem) -> NewItem {
-        let number = self.pick(self.ids);
-        let rules = [
-            DuplicateRule::Keep,
-            DuplicateRule::Replace,
-            DuplicateRule::Earliest,
-            DuplicateRule::Latest,
-            DuplicateRule::Reject,
-        ];
-        let rule = if number < self.ids / 2 { DuplicateRule::Keep } else { rules[self.pick(5) as usize] };
-        with_id(&number.to_string(), rule, new)
+    /// One that is known by its producer's id, by its assigned one, or not at all.
+    fn any_target(&mut self) -> Target {
+        let application = self.any_app();
+        if self.pick(3) == 0 && !self.model.lives.is_empty() {
+            let n = self.pick(self.model.lives.len() as u64) as usize;
+            let life = self.model.lives.values().nth(n).expect("one of them");
+            if !life.identity.is_given() {
+                let elsewhere = self.model.asks[life.ask].new.application.to_string();
+                let (seq, due) = (life.seq, life.accepted_due);
+                let application = if self.pick(8) == 0 { application } else { elsewhere };
+                return assigned(&application, seq, due);
+            }
+        }
+        let id = self.pick(self.plan.ids).to_string();
+        target(&application, &id)
     }
 
-    /// A command from within the process, or from the ingest queue.
+    /// A command from within the process, or by message.
     pub(super) fn command(&mut self) {
-        let application = APPS[self.pick(4) as usize];
-        let number = self.pick(self.ids);
-        let of = || CustomerOf { application: application.into(), customer: "x".into() };
-        let target = target(application, &number.to_string());
-        let command = match self.pick(24) {
-            0..8 => return self.cancel(target),
-            8..12 => Command::Lookup(target),
-            12..14 => Command::Count(of()),
-            14..16 => Command::Flush(of()),
-            16..19 => {
-                let filter = Filter { limit: 1 + self.pick(20) as usize, ..Filter::default() };
-                Command::List(filter)
-            }
-            19 if !self.calm => {
-                self.paused.insert(application);
-                Command::Pause(application.into())
-            }
-            20 => {
-                self.paused.remove(application);
-                Command::Resume(application.into())
-            }
-            21 => {
-                self.doom(|asked| asked.application == application && asked.customer.as_deref() == Some("x"));
-                Command::CancelAll(of())
-            }
-            22 if self.pick(4) == 0 => {
-                self.doom(|asked| asked.application == application);
-                Command::DropParked(application.into())
-            }
-            _ => Command::Retry(application.into()),
+        let application = self.any_app();
+        let customer = self.any_customer();
+        let of = CustomerOf { application: application.as_str().into(), customer: customer.as_str().into() };
+        let command = match self.pick(30) {
+            0..7 => Command::Cancel(self.any_target()),
+            7..12 => Command::Lookup(self.any_target()),
+            12..15 => Command::Count(of),
+            15..18 => Command::Flush(of),
+            18..21 => Command::List(self.any_filter(&application, &customer)),
+            21 if self.plan.pauses => Command::Pause(application.as_str().into()),
+            22 => Command::Resume(application.as_str().into()),
+            23..26 => Command::CancelAll(of),
+            26 if self.pick(3) == 0 => Command::DropParked(application.as_str().into()),
+            _ => Command::Retry(application.as_str().into()),
         };
+        let by_message = matches!(
+            command,
+            Command::Cancel(_) | Command::CancelAll(_) | Command::Lookup(_) | Command::Flush(_)
+        );
+        if by_message && self.pick(4) == 0 {
+            return self.mail_command(command);
+        }
         self.ask(command);
     }
 
+    fn mail_command(&mut self, command: Command) {
+        let number = self.next_command;
+        self.next_command += 1;
+        self.model.mailed.insert(number, command.clone());
+        let told = self.pick(2) == 0;
+        if told {
+            self.model.replies_to.insert(number);
+        }
+        let reply_to = told.then(|| ReplyTo { queue: "asker".into(), correlation_id: None });
+        self.mail(RequestBody::Command(command, reply_to), vec![], Some(number));
+    }
+
+    fn any_filter(&mut self, application: &str, customer: &str) -> Filter {
+        let from = if self.pick(3) == 0 { self.world.now.wall } else { 0 };
+        let state = [None, None, Some(Stage::Waiting), Some(Stage::InFlight), Some(Stage::Parked)];
+        let named = self.pick(3) > 0;
+        Filter {
+            application: named.then(|| application.into()),
+            customer: (named && self.pick(2) == 0).then(|| customer.into()),
+            state: state[self.pick(5) as usize],
+            from: Key { due: from, seq: 0 },
+            until: (self.pick(3) == 0).then(|| from + 50_000),
+            limit: 1 + self.pick(20) as usize,
+        }
+    }
+
     pub(super) fn ask(&mut self, command: Command) -> u64 {
-        let asker = self.next_asker;
-        self.next_asker += 1;
-        self.world.input(Input::Commands(vec![(Asker::Local(asker), command)]));
-        asker
+        let number = self.next_command;
+        self.next_command += 1;
+        self.world.input(crate::engine::event::Input::Commands(vec![(Asker::Local(number), command)]));
+        number
     }
+}
 
-    fn doom(&mut self, is_meant: impl Fn(&Asked) -> bool) {
-        self.asked.values_mut().filter(|asked| is_meant(asked)).for_each(|asked| asked.doomed = true);
+/// Settings of one application, drawn.
+pub(super) fn app_settings(draw: &mut dyn FnMut(u64) -> u64, limits: bool) -> AppSettings {
+    let mut one_of = |list: &[u64]| list[draw(list.len() as u64) as usize];
+    AppSettings {
+        window: one_of(&[50, 3_000, 30_000, 90_000]),
+        quiet: one_of(&[0, 20, 2_000]),
+        align: one_of(&[0, 0, 0, 1]) == 1,
+        coalesce: one_of(&[0, 100]),
+        max_items: one_of(&[1, 3, 5, 1_000]) as u32,
+        max_bytes: one_of(&[500, 1_000, 1 << 20]),
+        format: [Format::Json, Format::Ndjson, Format::CloudEvents, Format::Passthrough]
+            [one_of(&[0, 0, 1, 2, 3]) as usize],
+        dedupe_tail: one_of(&[0, 5_000, 600_000]),
+        retry: Retry { min: 100, max: 2_000, attempts: one_of(&[0, 0, 3]) as u32 },
+        max_waiting: if limits { one_of(&[0, 5, 10]) } else { 0 },
+        on_full: [OnFull::Pause, OnFull::FlushEarly, OnFull::DropOldest, OnFull::DropNewest]
+            [one_of(&[0, 1, 2, 3]) as usize],
     }
+}
 
-    fn cancel(&mut self, target: Target) {
-        let identity = target.identity;
-        self.doom(|asked| asked.id == Some(identity));
-        if self.pick(4) == 0 {
-            // It may be executed again after a crash, and then meets what came behind it; which comes again, too.
-            let body = RequestBody::Command(Command::Cancel(target), None);
-            self.world.queue.push(Pending { body, tag: None, seen: false });
-            return;
-        }
-        let mut waiting = BTreeSet::new();
-        for pending in &self.world.queue {
-            if let RequestBody::Items(items) = &pending.body {
-                waiting.extend(
-                    items.iter().map(|item| String::from_utf8_lossy(&item.content.body).into_owned()),
-                );
-            }
-        }
-        let is_meant = |(id, asked): (&String, &Asked)| {
-            (asked.id == Some(identity) && !waiting.contains(id)).then(|| id.clone())
-        };
-        let stored = self.asked.iter().filter_map(is_meant).collect();
-        let asker = self.ask(Command::Cancel(target));
-        self.cancels.insert(asker, Cancel { identity, stored });
-    }
+pub(super) fn shared(settings: AppSettings) -> Arc<AppSettings> {
+    Arc::new(settings)
 }

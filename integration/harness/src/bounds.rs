@@ -1,0 +1,157 @@
+//! Bounds in time: a test that hangs is a failure with a name, and a test that measures runs alone.
+//!
+//! A test enters at its first use of the harness (a site, a node, a directory) and leaves when its thread ends; libtest
+//! gives each test a thread of its own, named as the test. A thread of a test can be ended by nobody, so the watch
+//! names the one that hangs, lets the others finish, and then ends the whole process.
+
+use crate::util::shout;
+use std::cell::RefCell;
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest time that a test may take unless it asks for another: several times what the longest need.
+const LIMIT: Duration = Duration::from_secs(180);
+/// Once a test hangs and no other has run for this long, the process ends.
+const QUIET: Duration = Duration::from_secs(10);
+/// Exit code of a process that a hanging test has ended; libtest's own for a failed test.
+const FAILED: i32 = 101;
+
+#[derive(Debug)]
+struct Test {
+    number: u64,
+    name: String,
+    began: Instant,
+    limit: Duration,
+    alone: bool,
+    hung: bool,
+}
+
+#[derive(Debug, Default)]
+struct Stage {
+    running: Vec<Test>,
+    /// Tests that wait until they are alone: nobody else enters before them.
+    waiting_alone: usize,
+    entered: u64,
+    changed: Option<Instant>,
+}
+
+impl Stage {
+    /// What hangs disturbs nobody.
+    fn others(&self) -> impl Iterator<Item = &Test> {
+        self.running.iter().filter(|test| !test.hung)
+    }
+
+    fn is_free(&self, alone: bool) -> bool {
+        if alone {
+            self.others().next().is_none()
+        } else {
+            self.waiting_alone == 0 && !self.others().any(|test| test.alone)
+        }
+    }
+}
+
+static STAGE: Mutex<Stage> =
+    Mutex::new(Stage { running: Vec::new(), waiting_alone: 0, entered: 0, changed: None });
+static CHANGED: Condvar = Condvar::new();
+
+fn stage() -> MutexGuard<'static, Stage> {
+    STAGE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Leaves when the thread ends, by a panic too.
+struct Entry(u64);
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut stage = stage();
+        stage.running.retain(|test| test.number != self.0);
+        stage.changed = Some(Instant::now());
+        drop(stage);
+        CHANGED.notify_all();
+    }
+}
+
+thread_local! {
+    static ENTRY: RefCell<Option<Entry>> = const { RefCell::new(None) };
+}
+
+/// Name of the test that this thread runs; `None` in a program's main thread, and in threads that a test has started.
+pub(crate) fn test_name() -> Option<String> {
+    std::thread::current().name().filter(|name| *name != "main").map(ToOwned::to_owned)
+}
+
+fn is_entered() -> bool {
+    ENTRY.with_borrow(Option::is_some)
+}
+
+fn enter_as(alone: bool) {
+    let Some(name) = test_name() else { return };
+    watch();
+    let mut stage = stage();
+    stage.waiting_alone += usize::from(alone);
+    stage = CHANGED.wait_while(stage, |stage| !stage.is_free(alone)).unwrap_or_else(PoisonError::into_inner);
+    stage.waiting_alone -= usize::from(alone);
+    stage.entered += 1;
+    let number = stage.entered;
+    stage.running.push(Test { number, name, began: Instant::now(), limit: LIMIT, alone, hung: false });
+    drop(stage);
+    ENTRY.set(Some(Entry(number)));
+}
+
+/// This test runs from now on and is bounded in time; nothing where it does already.
+pub(crate) fn enter() {
+    if !is_entered() {
+        enter_as(false);
+    }
+}
+
+/// Bounds this test in time: it fails, and its process ends, unless it is over within `limit` from its first use of
+/// the harness. The harness bounds every test that uses it; this is for those that need another limit, or use nothing
+/// else of it.
+pub fn bounded(limit: Duration) {
+    enter();
+    let number = ENTRY.with_borrow(|entry| entry.as_ref().map(|entry| entry.0));
+    let mut stage = stage();
+    if let Some(test) = stage.running.iter_mut().find(|test| Some(test.number) == number) {
+        test.limit = limit;
+    }
+}
+
+/// No other test that uses the harness runs beside this one: for tests that measure, and for those that would disturb
+/// the measurements of others. To be called before anything else of the harness.
+pub fn alone() {
+    assert!(!is_entered(), "alone() comes before anything else of the harness");
+    enter_as(true);
+}
+
+fn watch() {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        std::thread::spawn(|| loop {
+            std::thread::sleep(Duration::from_millis(500));
+            look();
+        });
+    });
+}
+
+/// Names what hangs; ends the process once nothing else runs.
+fn look() {
+    let mut stage = stage();
+    let mut found = false;
+    for test in stage.running.iter_mut().filter(|test| !test.hung && test.began.elapsed() > test.limit) {
+        test.hung = true;
+        found = true;
+        shout(&format!("HANGS: test {} has not ended within {:?}", test.name, test.limit));
+    }
+    if found {
+        stage.changed = Some(Instant::now());
+        CHANGED.notify_all();
+    }
+    let hung: Vec<&str> =
+        stage.running.iter().filter(|test| test.hung).map(|test| test.name.as_str()).collect();
+    let quiet = stage.others().next().is_none() && stage.changed.is_some_and(|at| at.elapsed() > QUIET);
+    if !hung.is_empty() && quiet {
+        shout(&format!("FAILED: {} hung, which ends this process: {}", hung.len(), hung.join(", ")));
+        std::process::exit(FAILED);
+    }
+}

@@ -1,0 +1,25 @@
+//! All tests that see tidegate from outside, as one program: the suites against the built binary and a RabbitMQ node of
+//! their own (see `integration/harness`), and those of single parts through their public side.
+//!
+//! One program is linked once, and starts one node for all. A suite is a module: `cargo test --test integration
+//! delivery::` runs one. Apart from this stand `tidy` (reads the source), `fuzz` (has its own length) and `faults` (a
+//! table, not a list).
+
+mod admin;
+mod commands;
+mod config;
+mod crash;
+mod delivery;
+mod dropin;
+mod fake_broker;
+mod harness;
+mod hostile;
+mod identity;
+mod life;
+mod limits;
+mod list;
+mod operate;
+mod requests;
+mod storefaults;
+mod traps;
+mod unit;

@@ -1,0 +1,243 @@
+//! Rules of the engine: pure, and cut into parts that know each other by their methods only.
+
+use crate::source::{block, words, Source};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Modules that hold values and no state: their fields are for everybody.
+const PLAIN: [&str; 6] = ["types", "event", "request", "snapshot", "size", "mutant"];
+/// Fields of the composition: each is a part, or what all parts are given.
+const MOST_FIELDS: usize = 15;
+
+const IMPURE: [&str; 13] = [
+    "std::time",
+    "Instant",
+    "SystemTime",
+    "std::thread",
+    "spawn",
+    "std::fs",
+    "std::net",
+    "std::io",
+    "async ",
+    "tokio",
+    "tracing",
+    "println",
+    "std::env",
+];
+
+fn parts(sources: &[Source]) -> impl Iterator<Item = (&Source, &str)> {
+    sources.iter().filter_map(|source| Some((source, source.engine_part()?)))
+}
+
+/// No clock, no input or output, no threads: the same inputs give the same effects.
+pub fn is_pure(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for (source, _) in parts(sources) {
+        for banned in IMPURE {
+            for (at, _) in source.shipped.match_indices(banned) {
+                faults.push(format!("{}:{}: {banned}", source.path, source.line_at(at)));
+            }
+        }
+    }
+    faults
+}
+
+/// The order of a hash map differs from run to run; `Lookup` has none to walk in.
+pub fn hashes_by_lookup_only(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for (source, _) in parts(sources).filter(|(_, part)| *part != "lookup") {
+        for (at, word) in words(&source.shipped).filter(|(_, word)| ["HashMap", "HashSet"].contains(word)) {
+            faults.push(format!("{}:{}: {word}", source.path, source.line_at(at)));
+        }
+    }
+    faults
+}
+
+/// `Engine` is put together, and named, in one file: what the parts share they are given.
+pub fn composed_in_one_file(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for (source, _) in parts(sources).filter(|(_, part)| *part != "mod") {
+        for (at, _) in words(&source.shipped).filter(|(_, word)| *word == "Engine") {
+            faults.push(format!("{}:{}: Engine", source.path, source.line_at(at)));
+        }
+    }
+    faults
+}
+
+/// Names of the fields of each struct, with whether they are visible outside their file, and their places.
+fn fields(code: &str) -> Vec<(String, Vec<(bool, usize)>)> {
+    let mut out = vec![];
+    let all: Vec<(usize, &str)> = words(code).collect();
+    for pair in all.windows(2).filter(|pair| pair[0].1 == "struct") {
+        let (at, name) = pair[1];
+        let Some((open, end)) = block(code, at) else { continue };
+        let mut list = vec![];
+        let mut depth = 0;
+        let mut begins = open + 1;
+        for (at, byte) in code.bytes().enumerate().take(end).skip(open + 1) {
+            match byte {
+                b'<' | b'(' | b'[' | b'{' => depth += 1,
+                // The arrow of a function's type closes nothing.
+                b'>' if code.as_bytes()[at - 1] == b'-' => {}
+                b'>' | b')' | b']' => depth -= 1,
+                b',' | b'}' if depth == 0 => {
+                    let field = code[begins..at].trim();
+                    if field.contains(':') {
+                        let at = begins + code[begins..at].find(field).unwrap_or(0);
+                        list.push((words(field).any(|(_, word)| word == "pub"), at));
+                    }
+                    begins = at + 1;
+                }
+                _ => {}
+            }
+        }
+        out.push((name.to_owned(), list));
+    }
+    out
+}
+
+/// The composition is small.
+pub fn few_fields(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for (source, _) in parts(sources).filter(|(_, part)| *part == "mod") {
+        let all = fields(&source.shipped);
+        let engine = all.iter().find(|(name, _)| name == "Engine").expect("struct Engine in engine/mod.rs");
+        if engine.1.len() > MOST_FIELDS {
+            faults.push(format!("{}: struct Engine has {} fields", source.path, engine.1.len()));
+        }
+    }
+    faults
+}
+
+/// What a part holds is its own; others ask its methods.
+pub fn fields_are_private(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for (source, _) in parts(sources).filter(|(_, part)| !PLAIN.contains(part)) {
+        for (name, list) in fields(&source.shipped) {
+            for (_, at) in list.iter().filter(|(visible, _)| *visible) {
+                faults.push(format!("{}:{}: a field of {name}", source.path, source.line_at(*at)));
+            }
+        }
+    }
+    faults
+}
+
+/// First names of what a `use` tree or path names: `{a::X, b::{Y}}` gives `a` and `b`.
+fn firsts(tree: &str) -> Vec<&str> {
+    if !tree.starts_with('{') {
+        return words(tree).take(1).map(|(_, word)| word).collect();
+    }
+    let end = block(tree, 0).map_or(tree.len(), |(_, end)| end);
+    let (mut depth, mut begins, mut out) = (0, 1, vec![]);
+    for (at, byte) in tree.bytes().enumerate().take(end).skip(1) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' if depth > 0 => depth -= 1,
+            b',' | b'}' if depth == 0 => {
+                out.extend(words(&tree[begins..at]).take(1).map(|(_, word)| word));
+                begins = at + 1;
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Which part names which.
+fn imports(sources: &[Source]) -> BTreeMap<&str, BTreeSet<&str>> {
+    let names: BTreeSet<&str> = parts(sources).map(|(_, part)| part).collect();
+    let mut out: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (source, part) in parts(sources).filter(|(_, part)| *part != "mod") {
+        let named = out.entry(part).or_default();
+        for way in ["super::", "crate::engine::"] {
+            for (at, _) in source.shipped.match_indices(way) {
+                let found = firsts(&source.shipped[at + way.len()..]);
+                named.extend(found.into_iter().filter(|name| *name != part && names.contains(name)));
+            }
+        }
+    }
+    out
+}
+
+/// No part knows a part that knows it, whether by others or not: each can be understood with those below it alone.
+/// Plain values may name each other; they stand below everything.
+pub fn parts_in_layers(sources: &[Source]) -> Vec<String> {
+    let mut open = imports(sources);
+    for part in PLAIN {
+        if let Some(named) = open.get_mut(part) {
+            named.retain(|name| !PLAIN.contains(name));
+        }
+    }
+    assert!(open.len() > 10, "{} parts", open.len());
+    // Whoever names nobody that is left is not in a circle.
+    loop {
+        let done: Vec<&str> =
+            open.iter().filter(|(_, named)| named.is_empty()).map(|(part, _)| *part).collect();
+        if done.is_empty() {
+            break;
+        }
+        open.retain(|part, _| !done.contains(part));
+        open.values_mut().for_each(|named| named.retain(|name| !done.contains(name)));
+    }
+    open.iter().map(|(part, named)| format!("src/engine/{part}.rs: in a circle with {named:?}")).collect()
+}
+
+/// Methods stand where their type does.
+pub fn methods_beside_their_type(sources: &[Source]) -> Vec<String> {
+    let mut homes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (source, part) in parts(sources) {
+        let all: Vec<&str> = words(&source.shipped).map(|(_, word)| word).collect();
+        for pair in all.windows(2).filter(|pair| ["struct", "enum"].contains(&pair[0])) {
+            homes.entry(pair[1]).or_default().insert(part);
+        }
+    }
+    let mut faults = vec![];
+    for (source, part) in parts(sources) {
+        for (at, _) in source.shipped.match_indices("\nimpl") {
+            let head = &source.shipped[at + 5..];
+            let head = &head[..head.find('{').unwrap_or(head.len())];
+            // Of a trait for a type: the type's. Generics stand before and behind the name.
+            let of = head.rsplit_once(" for ").map_or_else(|| after_generics(head), |(_, of)| of.trim());
+            let Some((_, name)) = words(of).next() else { continue };
+            if homes.get(name).is_some_and(|homes| !homes.contains(part)) {
+                faults.push(format!("{}:{}: impl {name}", source.path, source.line_at(at + 1)));
+            }
+        }
+    }
+    faults
+}
+
+fn after_generics(head: &str) -> &str {
+    let head = head.trim();
+    let mut depth = 0;
+    for (at, byte) in head.bytes().enumerate() {
+        match byte {
+            b'<' => depth += 1,
+            b'>' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return if at == 0 { head } else { &head[at + 1..] };
+        }
+    }
+    head
+}
+
+#[test]
+fn use_trees_are_read() {
+    assert_eq!(firsts("a::B;"), ["a"]);
+    assert_eq!(firsts("{a::{B, c::D}, e, f::G}; {h}"), ["a", "e", "f"]);
+}
+
+#[test]
+fn fields_are_counted() {
+    let code = "struct A { a: B<C, D>, pub(super) b: fn(X) -> Y, c: [u8; 4] }\nstruct E(F);\nstruct G {}";
+    let of: Vec<(String, Vec<bool>)> =
+        fields(code).into_iter().map(|(name, list)| (name, list.iter().map(|f| f.0).collect())).collect();
+    assert_eq!(of, [("A".to_owned(), vec![false, true, false]), ("G".to_owned(), vec![])]);
+}
+
+#[test]
+fn generics_before_a_type_are_passed_over() {
+    assert_eq!(after_generics("<K: Eq, V: Into<K>> Lookup<K, V> "), " Lookup<K, V>");
+    assert_eq!(after_generics(" Engine "), "Engine");
+}

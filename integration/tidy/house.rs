@@ -1,0 +1,135 @@
+//! Rules of the whole house: sizes, names, comments, and who imports whom.
+
+use crate::source::{block, words, Source};
+use std::collections::BTreeMap;
+
+const MOST_COLUMNS: usize = 110;
+const MOST_LINES: usize = 600;
+const MOST_LINES_OF_A_FUNCTION: usize = 90;
+const FEWEST_WORDS: usize = 3;
+
+/// Which of our modules a module may name. `daemon` and `cli` know all.
+const MAY_IMPORT: [(&str, &[&str]); 9] = [
+    ("engine", &["engine"]),
+    ("store", &["store", "engine", "config", "clock"]),
+    ("amqp", &["amqp", "engine", "config", "clock"]),
+    ("admin", &["admin", "engine", "config"]),
+    ("config", &["config", "engine"]),
+    ("clock", &["engine"]),
+    ("logging", &[]),
+    ("notify", &[]),
+    ("signals", &[]),
+];
+
+/// The table above.
+pub fn imports_as_allowed(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for (module, allowed) in MAY_IMPORT {
+        let below = format!("src/{module}/");
+        let itself = format!("src/{module}.rs");
+        let mut files = 0;
+        for source in sources.iter().filter(|s| s.path.starts_with(&below) || s.path == itself) {
+            files += 1;
+            if source.is_test() {
+                continue;
+            }
+            for (at, _) in source.shipped.match_indices("crate::") {
+                let Some((_, name)) = words(&source.shipped[at + 7..]).next() else { continue };
+                // `pub(in crate::..)` names itself.
+                if !allowed.contains(&name) && name != module {
+                    faults.push(format!("{}:{}: {module} names {name}", source.path, source.line_at(at)));
+                }
+            }
+        }
+        assert!(files > 0, "no module {module}");
+    }
+    faults
+}
+
+/// What a file is for is its first line.
+pub fn files_say_their_purpose(sources: &[Source]) -> Vec<String> {
+    let silent = |source: &&Source| !source.text.starts_with("//! ");
+    sources.iter().filter(silent).map(|source| format!("{}:1: no purpose", source.path)).collect()
+}
+
+/// Longer ones do more than one thing.
+pub fn files_are_short(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for source in sources {
+        let lines = source.text.lines().count();
+        if lines > MOST_LINES {
+            faults.push(format!("{}: {lines} lines", source.path));
+        }
+    }
+    faults
+}
+
+/// Comments too: rustfmt wraps code alone.
+pub fn lines_are_short(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for source in sources {
+        for (number, line) in source.text.lines().enumerate() {
+            let columns = line.chars().count();
+            if columns > MOST_COLUMNS {
+                faults.push(format!("{}:{}: {columns} columns", source.path, number + 1));
+            }
+        }
+    }
+    faults
+}
+
+/// From the line of `fn` to that of the last brace.
+pub fn functions_are_short(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for source in sources {
+        let all: Vec<(usize, &str)> = words(&source.code).collect();
+        for pair in all.windows(2).filter(|pair| pair[0].1 == "fn") {
+            let (at, name) = pair[1];
+            let Some((_, end)) = block(&source.code, at) else { continue };
+            let lines = source.code[at..end].matches('\n').count() + 1;
+            if lines > MOST_LINES_OF_A_FUNCTION {
+                faults.push(format!("{}:{}: {name} has {lines} lines", source.path, source.line_at(at)));
+            }
+        }
+    }
+    faults
+}
+
+/// One name, one thing; what is only compiled for tests apart.
+pub fn type_names_are_unique(sources: &[Source]) -> Vec<String> {
+    let mut homes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        let all: Vec<(usize, &str)> = words(&source.shipped).collect();
+        for pair in all.windows(2) {
+            let (at, kind) = pair[0];
+            // At the left border: `type Value` inside an `impl` belongs to its trait.
+            let line = source.shipped[..at].rfind('\n').map_or(0, |end| end + 1);
+            let outer = !source.shipped[line..at].starts_with(' ');
+            if outer && ["struct", "enum", "trait", "type", "union"].contains(&kind) {
+                homes.entry(pair[1].1).or_default().push(format!("{}:{}", source.path, source.line_at(at)));
+            }
+        }
+    }
+    assert!(homes.len() > 100, "{} types", homes.len());
+    let twice = homes.into_iter().filter(|(_, homes)| homes.len() > 1);
+    twice.map(|(name, homes)| format!("{}: {name}, also {}", homes[0], homes[1..].join(", "))).collect()
+}
+
+/// "Which." tells nothing: a fact, or no comment and no `pub`.
+pub fn docs_say_something(sources: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        let mut doc = Vec::new();
+        for (number, line) in source.text.lines().enumerate() {
+            if let Some(more) = line.trim_start().strip_prefix("///") {
+                doc.extend(more.split_whitespace());
+                continue;
+            }
+            if !doc.is_empty() && doc.len() < FEWEST_WORDS {
+                faults.push(format!("{}:{number}: \"{}\"", source.path, doc.join(" ")));
+            }
+            doc.clear();
+        }
+    }
+    faults
+}

@@ -1,0 +1,225 @@
+//! Batches that are published alone, each on a channel where nothing else is unconfirmed: what the broker answers,
+//! closes the channel over, or never answers concerns that batch and no other.
+//!
+//! A batch whose confirm is overdue stays: its queue may have lost its majority, and once it has it back the confirm
+//! comes, and nothing has been published twice. Its channel is given up only when another batch needs one.
+
+use super::connection::Session;
+use super::fault::{Fault, Kind};
+use super::message::{confirm_channel, Encoder, Message, TurnOutput};
+use crate::engine::types::{Batch, Outcome, ALONE_CHANNELS};
+use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+use lapin::{Channel, Confirmation};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How one ended.
+pub(super) struct AloneEnd {
+    pub(super) number: u64,
+    pub(super) dead: bool,
+    pub(super) outcome: Outcome,
+    /// What has failed beside the batch, or, with [`Outcome::Unavailable`], its exchange.
+    pub(super) fault: Option<Fault>,
+    channel: Option<Arc<Channel>>,
+}
+
+struct Flight {
+    number: u64,
+    since: Instant,
+    /// The channel, once there is one.
+    channel: Arc<OnceLock<Arc<Channel>>>,
+    publish: BoxFuture<'static, AloneEnd>,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// Open and idle.
+    channel: Option<Arc<Channel>>,
+    flight: Option<Flight>,
+}
+
+/// A bounded number of channels, and the batches that wait for one.
+pub(super) struct AlonePool {
+    slots: [Slot; ALONE_CHANNELS],
+    pub(super) waiting: VecDeque<Batch>,
+    ended: Vec<AloneEnd>,
+}
+
+impl AlonePool {
+    pub(super) fn new() -> Self {
+        AlonePool { slots: Default::default(), waiting: VecDeque::new(), ended: Vec::new() }
+    }
+
+    /// Nothing is unconfirmed.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.slots.iter().all(|slot| slot.flight.is_none()) && self.ended.is_empty()
+    }
+
+    /// Waits until one has ended. Safe to cancel.
+    pub(super) async fn woken(&mut self) {
+        std::future::poll_fn(|cx| if self.poll(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+
+    /// All polled: there are few.
+    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        for slot in &mut self.slots {
+            let Some(flight) = &mut slot.flight else { continue };
+            if let Poll::Ready(mut end) = Pin::new(&mut flight.publish).poll(cx) {
+                slot.flight = None;
+                slot.channel = end.channel.take();
+                self.ended.push(end);
+            }
+        }
+        !self.ended.is_empty()
+    }
+
+    /// Those that have ended.
+    pub(super) fn take_ended(&mut self) -> Vec<AloneEnd> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Whether a batch can be published now.
+    pub(super) fn has_room(&self) -> bool {
+        self.slots.iter().any(|slot| slot.flight.is_none())
+    }
+
+    /// Publishes the first that waits; there must be room. `solitary`: nothing else is unconfirmed on the whole
+    /// connection either, so that even the connection's end has only one possible cause.
+    pub(super) fn publish_next(
+        &mut self,
+        session: &Arc<Session>,
+        encoder: &Encoder,
+        solitary: bool,
+        limit: Duration,
+        output: &mut TurnOutput,
+    ) {
+        debug_assert!(self.has_room());
+        // One whose channel is open costs no round trip.
+        let free = |slot: &&mut Slot| slot.flight.is_none();
+        let ready = self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_some());
+        let slot = match ready {
+            Some(place) => self.slots.get_mut(place),
+            None => self.slots.iter_mut().find(free),
+        };
+        let Some(slot) = slot else { return };
+        let Some(batch) = self.waiting.pop_front() else { return };
+        let message = encoder.message(&batch, output);
+        let dead = batch.dead.is_some();
+        let opened = Arc::new(OnceLock::new());
+        let publish = publish_alone(
+            Arc::clone(session),
+            slot.channel.take(),
+            Arc::clone(&opened),
+            message,
+            Terms { dead, solitary, limit },
+        );
+        slot.flight = Some(Flight {
+            number: batch.number,
+            since: Instant::now(),
+            channel: opened,
+            publish: publish.boxed(),
+        });
+    }
+
+    /// Gives up the one that has been waiting for its confirm longest, if that is longer than `limit` (counted from
+    /// `not_before` at the earliest). Gives its channel.
+    pub(super) fn evict(
+        &mut self,
+        limit: Duration,
+        not_before: Instant,
+        output: &mut TurnOutput,
+    ) -> Option<Option<Arc<Channel>>> {
+        let flights = self.slots.iter_mut().filter(|slot| slot.flight.is_some());
+        let oldest = flights.min_by_key(|slot| slot.flight.as_ref().map(|flight| flight.since))?;
+        let since = oldest.flight.as_ref()?.since;
+        if since.max(not_before).elapsed() < limit {
+            return None;
+        }
+        let flight = oldest.flight.take()?;
+        output.settle(flight.number, Outcome::Overdue);
+        Some(flight.channel.get().cloned())
+    }
+
+    /// The connection's end: what is unconfirmed is settled with `outcome`, what waits is unsent.
+    pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
+        for end in self.ended.drain(..) {
+            output.settle(end.number, end.outcome);
+        }
+        for flight in self.slots.iter_mut().filter_map(|slot| slot.flight.take()) {
+            output.settle(flight.number, outcome.clone());
+        }
+        output.unsent(self.waiting.drain(..));
+    }
+
+    /// Idle channels, to be closed.
+    pub(super) fn take_channels(&mut self) -> Vec<Arc<Channel>> {
+        self.slots.iter_mut().filter_map(|slot| slot.channel.take()).collect()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Terms {
+    dead: bool,
+    solitary: bool,
+    limit: Duration,
+}
+
+/// The wait for the confirm has no bound of its own: the pool decides when a channel is needed.
+async fn publish_alone(
+    session: Arc<Session>,
+    idle: Option<Arc<Channel>>,
+    opened: Arc<OnceLock<Arc<Channel>>>,
+    message: Message,
+    terms: Terms,
+) -> AloneEnd {
+    let (number, id, dead) = (message.number, message.id, terms.dead);
+    let ended = |outcome, fault| AloneEnd { number, dead, outcome, fault, channel: None };
+    let channel = match idle.filter(|channel| channel.status().connected()) {
+        Some(channel) => channel,
+        None => match confirm_channel(&session, terms.limit).await {
+            Ok(channel) => Arc::new(channel),
+            Err(fault) => return ended(Outcome::Unsent, Some(fault)),
+        },
+    };
+    // It is set once: here.
+    let _ = opened.set(Arc::clone(&channel));
+    let outcome = match message.publish(Arc::clone(&channel)).await {
+        Ok(Confirmation::Ack(None)) => Outcome::Confirmed(id),
+        Ok(Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back))) => {
+            Outcome::Returned(format!("{} {}", back.reply_code, back.reply_text).into())
+        }
+        Ok(Confirmation::Nack(None)) => Outcome::Nacked,
+        Ok(Confirmation::NotRequested) => {
+            return ended(Outcome::Unknown, Some(Fault::lost("the channel does not confirm")));
+        }
+        Err(error) => {
+            let fault = Fault::from(error);
+            let text = fault.text.as_str().into();
+            return if fault.is_unavailable() {
+                ended(Outcome::Unavailable(text), Some(fault))
+            } else if fault.closes_channel_only() {
+                ended(Outcome::Refused(text), None)
+            } else if fault.kind == Kind::ContentFatal && terms.solitary {
+                ended(Outcome::Refused(text), Some(fault))
+            } else if fault.kind == Kind::AfterEnd && session.is_connected() {
+                ended(Outcome::Unknown, None)
+            } else {
+                ended(Outcome::Unknown, Some(fault))
+            };
+        }
+    };
+    AloneEnd { number, dead, outcome, fault: None, channel: Some(channel) }
+}
+
+impl AloneEnd {
+    /// The exchange has taken it.
+    pub(super) fn is_confirmed(&self) -> bool {
+        matches!(self.outcome, Outcome::Confirmed(_))
+    }
+}

@@ -1,0 +1,416 @@
+//! The channels of one publishing connection, each with its own unconfirmed publishes: the main one, one for dead
+//! letters, and a few for batches that are published alone.
+//!
+//! What goes wrong on one of them concerns only that one: it is opened anew on the same connection. Three things end
+//! the connection: it is lost or closed, a channel cannot be opened in time, or the output exchange is missing or
+//! refused, since everything needs that. Dead letters that cannot be published never do.
+
+use super::alone::{AloneEnd, AlonePool};
+use super::connection::Session;
+use super::fault::{Fault, Kind};
+use super::message::{confirm_channel, Encoder, TurnOutput};
+use super::outlet::Outlet;
+use super::supervise::RateLimitedLog;
+use super::topology::{prepare_dead, Note};
+use super::Options;
+use crate::engine::types::{Batch, Outcome};
+use futures_util::FutureExt;
+use lapin::Channel;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{timeout, Instant};
+
+/// How long a channel that was given up may take to close: as long as a queue may be without its majority.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(600);
+/// Channels left behind that do not close, before the connection is given up.
+const MAX_LEFT_BEHIND: usize = 16;
+/// Between looks at a dead exchange that could not be used.
+const DEAD_RETRY: Duration = Duration::from_secs(30);
+
+/// Why dead letters cannot be published.
+struct DeadTrouble {
+    text: String,
+    /// Seen by a publish, and so ended by one only.
+    by_publish: bool,
+    at: Instant,
+}
+
+pub(super) struct EgressChannels {
+    session: Arc<Session>,
+    options: Arc<Options>,
+    encoder: Encoder,
+    main: Outlet,
+    dead: Outlet,
+    alone: AlonePool,
+    left_behind: JoinSet<()>,
+    blocked: bool,
+    /// Confirm time-outs count from here at the earliest.
+    unblocked_at: Instant,
+    /// Batches that are published alone have the whole connection for themselves.
+    solitary: bool,
+    dead_trouble: Option<DeadTrouble>,
+    /// Found when the dead exchange was looked at.
+    notes: Vec<Note>,
+    log: RateLimitedLog,
+}
+
+impl EgressChannels {
+    /// `main` is open already.
+    pub(super) fn new(
+        session: Arc<Session>,
+        main: Channel,
+        encoder: Encoder,
+        solitary: bool,
+        options: Arc<Options>,
+        log: RateLimitedLog,
+    ) -> Self {
+        let mut channels = EgressChannels {
+            session,
+            options,
+            encoder,
+            main: Outlet::of(main),
+            dead: Outlet::closed(),
+            alone: AlonePool::new(),
+            left_behind: JoinSet::new(),
+            blocked: false,
+            unblocked_at: Instant::now(),
+            solitary,
+            dead_trouble: None,
+            notes: Vec::new(),
+            log,
+        };
+        channels.open_dead();
+        channels
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Nothing is unconfirmed or waits to be published.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_quiet()
+            && self.main.waiting.is_empty()
+            && self.dead.waiting.is_empty()
+            && self.alone.waiting.is_empty()
+    }
+
+    /// Nothing is unconfirmed.
+    fn is_quiet(&self) -> bool {
+        self.main.is_quiet() && self.dead.is_quiet() && self.alone.is_quiet()
+    }
+
+    /// True if that is news.
+    pub(super) fn set_blocked(&mut self, blocked: bool) -> bool {
+        if !blocked && self.blocked {
+            self.unblocked_at = Instant::now();
+        }
+        std::mem::replace(&mut self.blocked, blocked) != blocked
+    }
+
+    /// Why dead letters cannot be published at present.
+    pub(super) fn dead_trouble(&self) -> Option<&str> {
+        self.dead_trouble.as_ref().map(|trouble| trouble.text.as_str())
+    }
+
+    /// What was found when the dead exchange was looked at.
+    pub(super) fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Waits until there is something to do. Safe to cancel.
+    pub(super) async fn woken(&mut self) {
+        let EgressChannels { main, dead, alone, .. } = self;
+        tokio::select! {
+            () = main.woken() => {}
+            () = dead.woken() => {}
+            () = alone.woken() => {}
+        }
+    }
+
+    /// Takes every answer, then publishes what has arrived and what can go now.
+    ///
+    /// # Errors
+    /// What ends the connection. What has arrived is then settled; all else is left to [`EgressChannels::fail`].
+    pub(super) fn turn(&mut self, arrived: Vec<Batch>, output: &mut TurnOutput) -> Result<(), Fault> {
+        if let Err(fault) = self.collect(output) {
+            // They have nothing to do with the end of this connection.
+            output.unsent(arrived);
+            return Err(fault);
+        }
+        let any = !arrived.is_empty();
+        for batch in arrived {
+            match (batch.dead.is_some(), batch.alone) {
+                // One that is alone waits there too, until its exchange has been looked at.
+                (true, _) => self.dead.waiting.push_back(batch),
+                (false, true) => self.alone.waiting.push_back(batch),
+                (false, false) => self.main.waiting.push_back(batch),
+            }
+        }
+        self.advance(output);
+        if any {
+            self.collect(output)?;
+        }
+        Ok(())
+    }
+
+    /// Lost or overdue channels. While the connection is blocked no answer can be overdue.
+    ///
+    /// # Errors
+    /// What ends the connection.
+    pub(super) fn check(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+        if !self.session.is_connected() {
+            return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the publishing connection was lost") });
+        }
+        if self.blocked {
+            return Ok(());
+        }
+        let limit = self.options.timeouts.confirm;
+        let (unblocked_at, now) = (self.unblocked_at, Instant::now());
+        let overdue = |oldest: Option<Instant>| oldest.is_some_and(|at| now - at.max(unblocked_at) >= limit);
+        if overdue(self.main.oldest()) {
+            self.log_overdue("output");
+            let channel = self.main.leave(&Outcome::Overdue, output);
+            self.leave_behind(channel);
+        }
+        if overdue(self.dead.oldest()) {
+            self.log_overdue("dead letters");
+            let channel = self.dead.leave(&Outcome::Overdue, output);
+            self.leave_behind(channel);
+        }
+        if self.solitary || (!self.alone.waiting.is_empty() && !self.alone.has_room()) {
+            if let Some(channel) = self.alone.evict(limit, unblocked_at, output) {
+                self.leave_behind(channel);
+            }
+        }
+        let again = self.dead_trouble.as_ref().is_some_and(|trouble| {
+            !trouble.by_publish && self.dead.is_closed() && trouble.at.elapsed() >= DEAD_RETRY
+        });
+        if again {
+            self.open_dead();
+        }
+        self.advance(output);
+        while self.left_behind.try_join_next().is_some() {}
+        if self.left_behind.len() > MAX_LEFT_BEHIND {
+            return Err(Fault::lost(format!("{MAX_LEFT_BEHIND} channels without confirms do not close")));
+        }
+        Ok(())
+    }
+
+    /// The end: everything not settled is, with `outcome`; what was not published at all is so.
+    pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
+        self.main.leave(outcome, output);
+        self.dead.leave(outcome, output);
+        // Where the broker has ended the connection over a message, one that is alone on its channel is not to be taken
+        // for the culprit: there were others.
+        self.alone.fail(&Outcome::Unknown, output);
+        output.unsent(self.main.waiting.drain(..).chain(self.dead.waiting.drain(..)));
+    }
+
+    /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half closed for
+    /// an error. Gives the log, for the next connection.
+    pub(super) async fn close(mut self, limit: Duration) -> RateLimitedLog {
+        let mut output = TurnOutput::default();
+        let mut open = self.alone.take_channels();
+        open.extend(self.main.leave(&Outcome::Unknown, &mut output));
+        open.extend(self.dead.leave(&Outcome::Unknown, &mut output));
+        debug_assert!(output.settled.is_empty(), "failed before it is closed");
+        let connected = open.into_iter().filter(|channel| channel.status().connected());
+        if !self.session.is_blocked() {
+            let closing = connected.map(|channel| async move {
+                // The connection's end closes it at the latest.
+                let _ = channel.close(200, "OK".into()).await;
+            });
+            let _ = timeout(limit, futures_util::future::join_all(closing)).await;
+        }
+        self.log
+    }
+
+    fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+        if let Some(notes) = self.main.take_opened()? {
+            self.notes.extend(notes);
+        }
+        if let Err(fault) = self.main.collect(output) {
+            self.main_ended(fault, output)?;
+        }
+        match self.dead.take_opened() {
+            Ok(Some(notes)) => {
+                self.notes.extend(notes);
+                if self.dead_trouble.as_ref().is_some_and(|trouble| !trouble.by_publish) {
+                    self.dead_works();
+                }
+            }
+            Ok(None) => {}
+            Err(fault) => self.dead_unopened(fault, output)?,
+        }
+        let before = output.settled.len();
+        if let Err(fault) = self.dead.collect(output) {
+            self.dead_ended(fault, output)?;
+        }
+        if output.settled.iter().skip(before).any(|settled| matches!(settled.outcome, Outcome::Confirmed(_)))
+        {
+            self.dead_works();
+        }
+        for end in self.alone.take_ended() {
+            self.alone_ended(end, output)?;
+        }
+        Ok(())
+    }
+
+    /// Over 403 and 404 all of it ends, so that the topology is looked at again; over anything else the channel alone.
+    fn main_ended(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
+        let outcome = match self.outcome_of(&fault) {
+            Some(Outcome::Unavailable(_)) | None => return Err(fault),
+            Some(outcome) => outcome,
+        };
+        self.log.warn("output channel", &fault.text, "the publishing channel was closed; another is opened");
+        self.main.leave(&outcome, output);
+        Ok(())
+    }
+
+    fn dead_ended(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
+        let Some(outcome) = self.outcome_of(&fault) else { return Err(fault) };
+        if matches!(outcome, Outcome::Unavailable(_)) {
+            self.dead_fails(fault.text, true);
+        } else {
+            let message = "the channel of the dead letters was closed; another is opened";
+            self.log.warn("dead channel", &fault.text, message);
+        }
+        self.dead.leave(&outcome, output);
+        Ok(())
+    }
+
+    /// What an ended channel means for what was unconfirmed on it; `None`: the connection has ended.
+    fn outcome_of(&self, fault: &Fault) -> Option<Outcome> {
+        let text = || fault.text.as_str().into();
+        if !self.session.is_connected() {
+            None
+        } else if fault.is_unavailable() {
+            Some(Outcome::Unavailable(text()))
+        } else if fault.closes_channel_only() {
+            Some(Outcome::Refused(text()))
+        } else if fault.kind == Kind::AfterEnd {
+            Some(Outcome::Unknown)
+        } else {
+            None
+        }
+    }
+
+    fn dead_unopened(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
+        if fault.kind != Kind::Setup || !self.session.is_connected() {
+            return Err(fault);
+        }
+        let outcome = Outcome::Unavailable(fault.text.as_str().into());
+        for batch in self.dead.waiting.drain(..) {
+            output.settle(batch.number, outcome.clone());
+        }
+        self.dead_fails(fault.text, false);
+        Ok(())
+    }
+
+    fn alone_ended(&mut self, end: AloneEnd, output: &mut TurnOutput) -> Result<(), Fault> {
+        if end.dead && end.is_confirmed() {
+            self.dead_works();
+        }
+        output.settle(end.number, end.outcome);
+        match end.fault {
+            None => Ok(()),
+            Some(fault) if end.dead && fault.is_unavailable() => {
+                self.dead_fails(fault.text, true);
+                // The next letter looks at the exchange again.
+                if self.dead.is_quiet() {
+                    let channel = self.dead.leave(&Outcome::Unknown, output);
+                    self.leave_behind(channel);
+                }
+                Ok(())
+            }
+            Some(fault) => Err(fault),
+        }
+    }
+
+    /// Publishes what can be published now, and opens what is needed for the rest.
+    fn advance(&mut self, output: &mut TurnOutput) {
+        if self.main.is_closed() {
+            let (session, limit) = (Arc::clone(&self.session), self.options.timeouts.connect);
+            self.main.open(async move { Ok((confirm_channel(&session, limit).await?, Vec::new())) }.boxed());
+        }
+        if self.dead.is_closed() && !self.dead.waiting.is_empty() {
+            self.open_dead();
+        }
+        if self.dead.channel().is_some() {
+            let (alone, ordinary): (VecDeque<_>, VecDeque<_>) =
+                self.dead.waiting.drain(..).partition(|batch| batch.alone);
+            self.alone.waiting.extend(alone);
+            self.dead.waiting = ordinary;
+        }
+        let limit = self.options.timeouts.connect;
+        if self.solitary {
+            if !self.alone.waiting.is_empty() && self.is_quiet() {
+                self.alone.publish_next(&self.session, &self.encoder, true, limit, output);
+            }
+            if !self.alone.waiting.is_empty() || !self.alone.is_quiet() {
+                return;
+            }
+        }
+        for outlet in [&mut self.main, &mut self.dead] {
+            if outlet.waiting.is_empty() {
+                continue;
+            }
+            let waiting = std::mem::take(&mut outlet.waiting);
+            match outlet.channel() {
+                Some(channel) => {
+                    for batch in waiting {
+                        channel.publish(self.encoder.message(&batch, output));
+                    }
+                }
+                None => outlet.waiting = waiting,
+            }
+        }
+        while !self.alone.waiting.is_empty() && self.alone.has_room() {
+            self.alone.publish_next(&self.session, &self.encoder, false, limit, output);
+        }
+    }
+
+    fn open_dead(&mut self) {
+        let (session, options) = (Arc::clone(&self.session), Arc::clone(&self.options));
+        if let Some(trouble) = &mut self.dead_trouble {
+            trouble.at = Instant::now();
+        }
+        let opening = async move {
+            let limit = options.timeouts.connect;
+            let notes = prepare_dead(&session, options.amqp.topology, &options.dead.exchange, limit).await?;
+            Ok((confirm_channel(&session, limit).await?, notes))
+        };
+        self.dead.open(opening.boxed());
+    }
+
+    fn dead_fails(&mut self, text: String, by_publish: bool) {
+        let message = "dead letters cannot be published: they wait, and everything else goes on";
+        self.log.warn("dead letters", &text, message);
+        self.dead_trouble = Some(DeadTrouble { text, by_publish, at: Instant::now() });
+    }
+
+    fn dead_works(&mut self) {
+        if self.dead_trouble.take().is_some() {
+            tracing::info!(exchange = %self.options.dead.exchange, "dead letters can be published again");
+        }
+    }
+
+    fn log_overdue(&mut self, channel: &'static str) {
+        let limit_ms = self.options.timeouts.confirm.as_millis();
+        let text = format!("no confirm within {limit_ms} ms");
+        self.log.warn(channel, &text, "a publishing channel is given up, and another is opened");
+    }
+
+    /// Closes a channel without waiting for it.
+    fn leave_behind(&mut self, channel: Option<Arc<Channel>>) {
+        if let Some(channel) = channel.filter(|channel| channel.status().connected()) {
+            self.left_behind.spawn(async move {
+                // The connection's end closes it at the latest.
+                let _ = timeout(CLOSE_PATIENCE, channel.close(200, "OK".into())).await;
+            });
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! One generation of consuming: a channel, its consumer, and what is unacked on it.
+//!
+//! The consumer may change (another prefetch); the channel may not, since the tags are its own.
+//!
+//! A prefetch belongs to a consumer: RabbitMQ applies it when the consumer is made, and a limit of the whole channel,
+//! which could be changed, is refused by quorum queues. So another prefetch takes another consumer, and what is on the
+//! way to the old one when it is cancelled comes again, behind others. Nothing is on the way when as much is unacked as
+//! the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to let it grow, and the only one at which more
+//! would help.
+
+use super::fault::{Fault, Kind};
+use super::unacked::Unacked;
+use crate::engine::types::Ack;
+use futures_util::stream::{ReadyChunks, StreamExt};
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Consumer};
+use std::task::Poll;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Upper bound on deliveries taken from lapin at once.
+const CHUNK: usize = 512;
+/// How long to look for the reason of an end after noticing the end.
+const CAUSE_LIMIT: Duration = Duration::from_millis(250);
+
+/// What a [`ConsumerChannel`] does at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Running,
+    /// Cancelled; what was on the way is still coming. Then consume again.
+    Turning,
+    /// Waits for acks before it consumes again, with less in advance than is unacked.
+    Resting,
+    /// Consumes no more.
+    Stopped,
+}
+
+pub(super) struct ConsumerChannel {
+    channel: Channel,
+    generation: u32,
+    queue: ShortString,
+    limit: Duration,
+    stream: Option<ReadyChunks<Consumer>>,
+    mode: Mode,
+    /// Consumers on this channel so far; numbers their tags.
+    consumers: u32,
+    prefetch: u16,
+    unacked: Unacked,
+}
+
+impl ConsumerChannel {
+    /// Starts consuming on a fresh channel.
+    pub(super) async fn start(
+        channel: Channel,
+        generation: u32,
+        queue: &str,
+        prefetch: u16,
+        limit: Duration,
+    ) -> Result<ConsumerChannel, Fault> {
+        let queue = ShortString::try_new(queue)
+            .map_err(|_| Fault::setup(format!("the name of queue '{queue}' is longer than 255 bytes")))?;
+        let mut consumer = ConsumerChannel {
+            channel,
+            generation,
+            queue,
+            limit,
+            stream: None,
+            mode: Mode::Resting,
+            consumers: 0,
+            prefetch,
+            unacked: Unacked::default(),
+        };
+        consumer.consume().await?;
+        Ok(consumer)
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(super) fn prefetch(&self) -> u16 {
+        self.prefetch
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.mode == Mode::Running
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.channel.status().connected()
+    }
+
+    pub(super) fn delivered(&mut self, tag: u64) {
+        self.unacked.delivered(tag);
+    }
+
+    /// The next deliveries; `None` when the consumer has ended. Waits for ever while there is no consumer. Safe to
+    /// cancel.
+    pub(super) async fn next(&mut self) -> Option<Vec<lapin::Result<Delivery>>> {
+        match &mut self.stream {
+            Some(stream) => stream.next().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The consumer has ended: by our own cancel, which goes on with the new prefetch, or by the broker's.
+    pub(super) async fn ended(&mut self) -> Result<(), Fault> {
+        self.stream = None;
+        match self.mode {
+            Mode::Running => Err(Fault::lost(format!(
+                "the broker cancelled the consumer of queue '{}': it was deleted, or its leader moved",
+                self.queue
+            ))),
+            Mode::Turning => {
+                self.mode = Mode::Resting;
+                self.consume_if_rested().await
+            }
+            Mode::Resting | Mode::Stopped => Ok(()),
+        }
+    }
+
+    /// As much is unacked as the prefetch allows, so nothing is on its way from the broker.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.mode == Mode::Running && self.unacked.of_consumer() >= usize::from(self.prefetch)
+    }
+
+    /// Unacked deliveries.
+    pub(super) fn unacked(&self) -> usize {
+        self.unacked.len()
+    }
+
+    /// Changes the prefetch, by another consumer. What is unacked stays ours.
+    pub(super) async fn change_prefetch(&mut self, prefetch: u16) -> Result<(), Fault> {
+        if prefetch == self.prefetch {
+            return Ok(());
+        }
+        self.prefetch = prefetch;
+        if self.mode == Mode::Running {
+            self.cancel().await?;
+            self.mode = Mode::Turning;
+        }
+        Ok(())
+    }
+
+    /// Consumes no more; acks still work. What is on the way goes back when the channel closes.
+    pub(super) async fn stop(&mut self) -> Result<(), Fault> {
+        if self.mode == Mode::Running {
+            self.cancel().await?;
+        }
+        self.mode = Mode::Stopped;
+        self.stream = None;
+        Ok(())
+    }
+
+    /// Closes the channel, if it is still open: all that is unacked goes back to the queue at once.
+    pub(super) async fn close(self, limit: Duration) -> Result<(), Fault> {
+        if !self.is_connected() {
+            return Ok(());
+        }
+        match timeout(limit, self.channel.close(200, "OK".into())).await {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Fault::timeout("closing the consumer's channel", limit)),
+        }
+    }
+
+    /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the one before it
+    /// left unacked comes on top.
+    pub(super) async fn consume_if_rested(&mut self) -> Result<(), Fault> {
+        if self.mode == Mode::Resting && self.unacked.len() <= usize::from(self.prefetch / 2) {
+            self.consume().await?;
+        }
+        Ok(())
+    }
+
+    /// Sends acks of this generation; gives how many deliveries they cover. Returns when they are written.
+    pub(super) async fn ack(&mut self, acks: &[Ack]) -> Result<u32, Fault> {
+        let mut covered = 0u32;
+        let mut writes = Vec::new();
+        for ack in acks.iter().filter(|ack| ack.delivery.generation == self.generation) {
+            let Some((tag, count)) = self.unacked.ack(ack.delivery.tag, ack.multiple) else { continue };
+            covered = covered.saturating_add(count);
+            let options = BasicAckOptions { multiple: ack.multiple };
+            let mut write = Box::pin(self.channel.basic_ack(tag, options));
+            // The first poll hands the frame over, in order; waiting for each to be written in turn would cost a
+            // round trip to lapin's thread each.
+            match futures_util::poll!(&mut write) {
+                Poll::Ready(done) => done?,
+                Poll::Pending => writes.push(write),
+            }
+        }
+        let all = async {
+            for write in writes {
+                write.await?;
+            }
+            lapin::Result::Ok(())
+        };
+        match timeout(self.limit, all).await {
+            Ok(done) => done?,
+            Err(_) => return Err(Fault::timeout("writing an ack", self.limit)),
+        }
+        Ok(covered)
+    }
+
+    /// The reason of an end that was noticed on a closed channel: lapin gives it to the consumer.
+    pub(super) async fn cause(&mut self, fault: Fault) -> Fault {
+        if fault.kind != Kind::AfterEnd {
+            return fault;
+        }
+        let search = async {
+            while let Some(chunk) = self.next().await {
+                if let Some(error) = chunk.into_iter().find_map(Result::err) {
+                    return Fault::from(error);
+                }
+            }
+            fault.clone()
+        };
+        timeout(CAUSE_LIMIT, search).await.unwrap_or_else(|_| fault.clone())
+    }
+
+    async fn consume(&mut self) -> Result<(), Fault> {
+        self.consumers += 1;
+        let tag = format!("tidegate-{}-{}", self.generation, self.consumers);
+        // Classic queues enforce it, against consumers that know nothing of the lock.
+        let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
+        let call = async {
+            // Before the consumer: its queue of deliveries within lapin has no other bound.
+            self.channel.basic_qos(self.prefetch, BasicQosOptions::default()).await?;
+            self.channel.basic_consume(self.queue.clone(), tag.into(), options, FieldTable::default()).await
+        };
+        let what = format!("consuming from queue '{}'", self.queue);
+        let consumer = match timeout(self.limit, call).await {
+            Ok(done) => done.map_err(|e| Fault::from(e).while_doing(&what))?,
+            Err(_) => return Err(Fault::timeout(&what, self.limit)),
+        };
+        self.unacked.begin_consumer();
+        self.stream = Some(consumer.ready_chunks(CHUNK));
+        self.mode = Mode::Running;
+        Ok(())
+    }
+
+    async fn cancel(&self) -> Result<(), Fault> {
+        let tag = format!("tidegate-{}-{}", self.generation, self.consumers);
+        match timeout(self.limit, self.channel.basic_cancel(tag.into(), BasicCancelOptions::default())).await
+        {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Fault::timeout("cancelling the consumer", self.limit)),
+        }
+    }
+}

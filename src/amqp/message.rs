@@ -1,0 +1,116 @@
+//! A batch as a message for lapin, what a turn of publishing brings, and a channel to publish on.
+
+use super::connection::Session;
+use super::fault::Fault;
+use super::shared::Shared;
+use super::wire::{self, Body, Exchanges, Outgoing};
+use crate::clock;
+use crate::engine::types::{Batch, BatchId, Outcome, Settled};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Channel, Confirmation};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{timeout, Instant};
+
+/// What one turn brought: settled batches and figures, handed over together so that the hot path locks once a turn.
+#[derive(Default)]
+pub(super) struct TurnOutput {
+    pub(super) settled: Vec<Settled>,
+    late_us: Vec<u64>,
+    pub(super) confirm_us: Vec<u64>,
+}
+
+impl TurnOutput {
+    pub(super) fn has_confirms(&self) -> bool {
+        !self.confirm_us.is_empty()
+    }
+
+    pub(super) fn settle(&mut self, number: u64, outcome: Outcome) {
+        self.settled.push(Settled { number, outcome });
+    }
+
+    /// Batches that were not published at all.
+    pub(super) fn unsent(&mut self, batches: impl IntoIterator<Item = Batch>) {
+        self.settled.extend(unsent(batches));
+    }
+
+    pub(super) fn record(&self, shared: &Shared) {
+        if self.late_us.is_empty() && self.confirm_us.is_empty() {
+            return;
+        }
+        let mut figures = shared.figures();
+        self.late_us.iter().for_each(|us| figures.lateness.record(*us));
+        self.confirm_us.iter().for_each(|us| figures.confirm.record(*us));
+    }
+}
+
+/// The outcomes of batches that were not published at all.
+pub(super) fn unsent(batches: impl IntoIterator<Item = Batch>) -> impl Iterator<Item = Settled> {
+    batches.into_iter().map(|batch| Settled { number: batch.number, outcome: Outcome::Unsent })
+}
+
+/// Makes messages of batches.
+#[derive(Clone, Debug)]
+pub(super) struct Encoder {
+    pub(super) names: Exchanges,
+    pub(super) store_identity: u64,
+}
+
+impl Encoder {
+    /// Encodes, and notes how late its items are.
+    pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> Message {
+        let now_us = clock::wall_us();
+        let Outgoing { exchange, routing_key, properties, body, id } =
+            wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
+        // Repeats are late for a reason of their own.
+        if batch.dead.is_none() && batch.attempt == 1 {
+            let late = |due: u64| now_us.saturating_sub(due.saturating_mul(1_000));
+            output.late_us.extend(batch.items.iter().map(|item| late(item.due)));
+        }
+        Message { number: batch.number, id, exchange, routing_key, properties, body }
+    }
+}
+
+/// A message, ready for lapin.
+pub(super) struct Message {
+    pub(super) number: u64,
+    pub(super) id: BatchId,
+    exchange: ShortString,
+    routing_key: ShortString,
+    properties: BasicProperties,
+    body: Body,
+}
+
+impl Message {
+    /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer part.
+    pub(super) async fn publish(self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
+        let options = BasicPublishOptions { mandatory: true, immediate: false };
+        let confirm = {
+            let Message { exchange, routing_key, properties, body, .. } = self;
+            let channel = channel;
+            channel.basic_publish(exchange, routing_key, options, &body, properties).await?
+        };
+        confirm.await
+    }
+}
+
+/// A fresh channel with confirms. While the connection is blocked the time limit does not count.
+pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
+    let mut opening = std::pin::pin!(async {
+        let channel = session.connection().create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        lapin::Result::Ok(channel)
+    });
+    loop {
+        match timeout(limit, &mut opening).await {
+            Ok(done) => return Ok(done?),
+            Err(_) if session.is_blocked() => {}
+            Err(_) => return Err(Fault::timeout("opening a publishing channel", limit)),
+        }
+    }
+}
+
+pub(super) fn us_since(moment: Instant) -> u64 {
+    u64::try_from(moment.elapsed().as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,137 @@
+//! One channel with many unconfirmed publishes: their confirms, and the reason when the channel ends.
+
+use super::confirm_tracker::{Answer, ConfirmTracker, Returned};
+use super::confirms::Confirms;
+use super::fault::{Fault, Kind};
+use super::message::{us_since, Message, TurnOutput};
+use super::wire;
+use crate::engine::types::Outcome;
+use lapin::message::BasicReturnMessage;
+use lapin::{Channel, Confirmation};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long to wait for the reason of an end after noticing the end.
+const CAUSE_LIMIT: Duration = Duration::from_millis(250);
+
+pub(super) struct PublishChannel {
+    /// Each publish under way holds it; cloning lapin's own handle is several times as dear.
+    channel: Arc<Channel>,
+    /// Moments in the tracker count from here, in us.
+    epoch: Instant,
+    tracker: ConfirmTracker,
+    confirms: Confirms,
+    /// When the channel was first seen closed without a reason.
+    closed_since: Option<Instant>,
+}
+
+impl PublishChannel {
+    pub(super) fn new(channel: Channel) -> Self {
+        PublishChannel {
+            channel: Arc::new(channel),
+            epoch: Instant::now(),
+            tracker: ConfirmTracker::default(),
+            confirms: Confirms::default(),
+            closed_since: None,
+        }
+    }
+
+    /// Nothing is unconfirmed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.tracker.is_empty()
+    }
+
+    /// It can be published on.
+    pub(super) fn is_open(&self) -> bool {
+        self.closed_since.is_none() && self.channel.status().connected()
+    }
+
+    /// Waits until there is something to [`PublishChannel::collect`]. Safe to cancel.
+    pub(super) async fn woken(&mut self) {
+        self.confirms.woken().await;
+    }
+
+    pub(super) fn publish(&mut self, message: Message) {
+        let slot = self.tracker.publish(message.number, message.id, us_since(self.epoch));
+        failpoint!("before-publish");
+        self.confirms.start(slot, Box::pin(message.publish(self.channel.clone())));
+        failpoint!("after-publish");
+    }
+
+    /// Takes every answer there is and judges them (see [`super::confirm_tracker`]).
+    ///
+    /// # Errors
+    /// The channel has ended, with the reason where one came within [`CAUSE_LIMIT`], else of [`Kind::AfterEnd`].
+    /// [`Kind::Lost`] with the channel still open: its answers cannot be trusted.
+    pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+        let PublishChannel { confirms, tracker, epoch, .. } = self;
+        let mut fault: Option<Fault> = None;
+        let mut stray = false;
+        confirms.drain(|slot, result| {
+            let (answer, back) = match result {
+                Ok(Confirmation::Ack(back)) => (Answer::Ack, back),
+                Ok(Confirmation::Nack(back)) => (Answer::Nack, back),
+                Ok(Confirmation::NotRequested) => {
+                    keep(&mut fault, Fault::lost("the channel does not confirm"));
+                    return;
+                }
+                Err(error) => {
+                    keep(&mut fault, Fault::from(error));
+                    return;
+                }
+            };
+            stray |= tracker.answer(slot, answer, back.map(|back| returned(&back))).is_err();
+        });
+        // A return that belongs to none makes every ack of this round doubtful: all of it stays unknown.
+        if stray {
+            return Err(Fault::lost("the broker returned a message that is not in flight"));
+        }
+        let now = us_since(*epoch);
+        let TurnOutput { settled, confirm_us, .. } = output;
+        tracker.judge(settled, |at| confirm_us.push(now.saturating_sub(at)));
+        failpoint!("after-confirm", if output.has_confirms());
+        match fault {
+            Some(fault) if fault.kind != Kind::AfterEnd => Err(fault),
+            Some(_) => self.check_closed(true),
+            None => self.check_closed(false),
+        }
+    }
+
+    /// A channel that is closed: the reason comes with its unconfirmed publishes, a little later.
+    fn check_closed(&mut self, seen: bool) -> Result<(), Fault> {
+        if !seen && self.closed_since.is_none() && self.channel.status().connected() {
+            return Ok(());
+        }
+        let since = *self.closed_since.get_or_insert_with(Instant::now);
+        if self.is_idle() || since.elapsed() >= CAUSE_LIMIT {
+            return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the publishing channel was lost") });
+        }
+        Ok(())
+    }
+
+    /// The moment of the oldest unconfirmed publish.
+    pub(super) fn oldest(&mut self) -> Option<Instant> {
+        self.tracker.oldest().map(|at| self.epoch + Duration::from_micros(at))
+    }
+
+    /// Settles everything unconfirmed with `outcome`, and gives the channel.
+    pub(super) fn end(mut self, outcome: &Outcome, output: &mut TurnOutput) -> Arc<Channel> {
+        output.settled.extend(self.tracker.fail(outcome));
+        self.channel
+    }
+}
+
+fn returned(back: &BasicReturnMessage) -> Returned {
+    Returned {
+        id: wire::batch_id_of(&back.properties),
+        text: format!("{} {}", back.reply_code, back.reply_text),
+    }
+}
+
+/// The first real reason counts; that something was tried after the end is none.
+fn keep(fault: &mut Option<Fault>, new: Fault) {
+    if fault.as_ref().is_none_or(|old| old.kind == Kind::AfterEnd && new.kind != Kind::AfterEnd) {
+        *fault = Some(new);
+    }
+}

@@ -1,0 +1,79 @@
+//! Whether a request is the same one delivered again: a short hash over all that its producer sent.
+//!
+//! What a broker adds on the way, and what tidegate computes (the moment of receipt, a due that follows from it), is
+//! left out. A collision (2^-64 for two requests of one id) would drop a request that is marked redelivered and whose
+//! id has ended; nothing else is decided by it.
+
+use super::properties::{put_headers, TooDeep};
+use super::request::Message;
+use lapin::types::AMQPValue;
+
+/// Headers that a broker writes. Those that stand for the delivery count are never stored either.
+const BROKER_HEADERS: [&str; 3] = ["x-death", "x-delivery-count", "x-acquired-count"];
+/// Beginnings of such headers (`x-first-death-queue`, `x-last-death-reason` and so on).
+const BROKER_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
+
+/// A hash in the making. Every part carries its length, so that no two sequences of parts read alike.
+pub(super) struct Fingerprint(blake3::Hasher);
+
+impl Fingerprint {
+    /// Over what a message says beside its body. `stored` is the stored form of all its properties. `application`: as
+    /// it was understood, since the routing key may name it.
+    ///
+    /// # Errors
+    /// [`TooDeep`], for headers nested too deep.
+    pub(super) fn of_message(
+        message: &Message<'_>,
+        stored: &[u8],
+        application: &str,
+    ) -> Result<Self, TooDeep> {
+        let mut fingerprint = Fingerprint(blake3::Hasher::new());
+        let properties = message.properties;
+        let marked = properties.headers().iter().flatten().any(|(name, _)| is_of_broker(name.as_str()));
+        if marked {
+            let kept = message
+                .basic
+                .write(|out| put_headers(out, properties, |name: &str, _: &AMQPValue| !is_of_broker(name)))?;
+            fingerprint.part(&kept);
+        } else {
+            fingerprint.part(stored);
+        }
+        // Not stored, and sent all the same.
+        fingerprint.text(properties.expiration().as_ref().map(|text| text.as_str()));
+        fingerprint.text(properties.user_id().as_ref().map(|text| text.as_str()));
+        fingerprint.part(properties.delivery_mode().as_ref().map(std::slice::from_ref).unwrap_or_default());
+        fingerprint.part(application.as_bytes());
+        Ok(fingerprint)
+    }
+
+    pub(super) fn part(&mut self, bytes: &[u8]) {
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    /// Absent differs from empty.
+    pub(super) fn text(&mut self, text: Option<&str>) {
+        match text {
+            Some(text) => self.part(text.as_bytes()),
+            None => {
+                self.0.update(&u64::MAX.to_le_bytes());
+            }
+        }
+    }
+
+    /// The same beginning for another entry.
+    pub(super) fn branch(&self) -> Self {
+        Fingerprint(self.0.clone())
+    }
+
+    /// With the body, the whole.
+    pub(super) fn finish(self) -> u64 {
+        let hash = self.0.finalize();
+        let first: [u8; 8] = std::array::from_fn(|place| hash.as_bytes()[place]);
+        u64::from_be_bytes(first)
+    }
+}
+
+fn is_of_broker(name: &str) -> bool {
+    BROKER_HEADERS.contains(&name) || BROKER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}

@@ -1,0 +1,251 @@
+//! Limits: how many items an application may have waiting, how many windows may be open, how many applications there may
+//! be, and what happens there.
+//!
+//! An application at its limit whose policy is `pause` stops the line of requests, exactly there: nothing is lost, and
+//! nothing comes in before there is room. The other policies hold nothing back. Where the oldest items are to be given
+//! up, that happens at the head of the queue, in bounded steps behind the admission.
+
+use super::customers::CustomerId;
+use super::mutant::{mutated, Mutant};
+use super::queue::QueueId;
+use super::stock::{Stock, Timing};
+use super::types::{ClosedBy, Dead, NewItem, Now, OnFull, Reason, Settings};
+use std::collections::BTreeSet;
+
+/// Items given up at the head of a queue in one turn.
+const TRIM_ROWS: usize = 1_000;
+
+/// Items beyond its limit that an application may have while its oldest are given up.
+const TRIM_SLACK: u64 = 4_096;
+
+/// Windows closed in one turn to make room.
+const FLUSH_WINDOWS: usize = 256;
+
+/// What a limit says of a new item.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    Admit,
+    /// Not now: it waits in line, and the ones behind it.
+    Wait,
+    Dead(Dead),
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    /// Queues over their limit whose first items are being given up, and queues whose windows are being closed.
+    trimming: BTreeSet<QueueId>,
+    flushing: BTreeSet<QueueId>,
+    /// The disk is nearly full.
+    pub(super) store_full: bool,
+}
+
+impl Limits {
+    /// Whether this item may come in. It is counted by the caller.
+    pub(super) fn judge(
+        &mut self,
+        stock: &mut Stock,
+        settings: &Settings,
+        item: &NewItem,
+        timing: Timing,
+        now: Now,
+    ) -> Verdict {
+        if let Some(dead) = beyond_hold_max(settings, timing, now) {
+            return Verdict::Dead(dead);
+        }
+        let known = stock.queues.find(&item.application);
+        let is_new = known.is_none_or(|queue| stock.queues[queue].total() == 0);
+        let full = stock.queues.occupied() >= settings.max_applications;
+        if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
+            let error = format!("limits.applications = {} have something waiting", settings.max_applications);
+            return Verdict::Dead(Dead { reason: Reason::Full, error: error.into() });
+        }
+        if let Some(queue) = known {
+            match self.judge_count(stock, queue) {
+                Verdict::Admit => {}
+                other => return other,
+            }
+        }
+        self.judge_windows(stock, settings, item, known, timing, now)
+    }
+
+    /// Whether this item may take the place of another of its application.
+    pub(super) fn judge_replacement(
+        &mut self,
+        stock: &mut Stock,
+        settings: &Settings,
+        item: &NewItem,
+        timing: Timing,
+        now: Now,
+    ) -> Verdict {
+        if let Some(dead) = beyond_hold_max(settings, timing, now) {
+            return Verdict::Dead(dead);
+        }
+        let queue = stock.queues.find(&item.application);
+        self.judge_windows(stock, settings, item, queue, timing, now)
+    }
+
+    fn judge_count(&mut self, stock: &mut Stock, queue: QueueId) -> Verdict {
+        let settings = stock.queues.settings_of(queue);
+        let (max, policy) = (settings.max_waiting, settings.on_full);
+        let mut full_at = max;
+        if mutated(Mutant::FullTooSoon) {
+            full_at = max.div_ceil(3);
+        } else if mutated(Mutant::FullTooLate) {
+            full_at = max + 1;
+        }
+        let total = stock.queues[queue].total();
+        if max == 0 || total < full_at {
+            return Verdict::Admit;
+        }
+        let limit = || format!("applications.{}.max_waiting = {max} is reached", stock.queues[queue].name());
+        match policy {
+            OnFull::Pause => Verdict::Wait,
+            OnFull::FlushEarly => {
+                self.flushing.insert(queue);
+                Verdict::Wait
+            }
+            OnFull::DropNewest => Verdict::Dead(Dead { reason: Reason::Full, error: limit().into() }),
+            OnFull::DropOldest if mutated(Mutant::DropOldestDropsNewest) => {
+                Verdict::Dead(Dead { reason: Reason::Full, error: limit().into() })
+            }
+            OnFull::DropOldest => {
+                self.trimming.insert(queue);
+                if total >= max + TRIM_SLACK {
+                    Verdict::Wait
+                } else {
+                    Verdict::Admit
+                }
+            }
+        }
+    }
+
+    fn judge_windows(
+        &mut self,
+        stock: &mut Stock,
+        settings: &Settings,
+        item: &NewItem,
+        queue: Option<QueueId>,
+        timing: Timing,
+        now: Now,
+    ) -> Verdict {
+        if timing != Timing::Windowed || stock.windows.open_count() < settings.customers {
+            return Verdict::Admit;
+        }
+        let customer = queue.zip(item.customer.as_deref());
+        let customer = customer.and_then(|(queue, name)| stock.customers.find(&stock.queues, queue, name));
+        let opens = customer.is_none_or(|id| stock.customers[id].window.is_none());
+        if !opens || mutated(Mutant::WindowsUnlimited) {
+            return Verdict::Admit;
+        }
+        match settings.of(&item.application).on_full {
+            OnFull::Pause => Verdict::Wait,
+            OnFull::FlushEarly | OnFull::DropOldest => {
+                if let Some(id) = stock.windows.first(&stock.customers) {
+                    stock.close_window(id, ClosedBy::Flush, now);
+                }
+                Verdict::Admit
+            }
+            OnFull::DropNewest => {
+                let error = format!("limits.customers = {} windows are open", settings.customers);
+                Verdict::Dead(Dead { reason: Reason::Full, error: error.into() })
+            }
+        }
+    }
+
+    /// Closes windows of queues at their limit. Whether more is to do.
+    pub(super) fn flush(&mut self, stock: &mut Stock, now: Now) -> bool {
+        let mut left = FLUSH_WINDOWS;
+        while let Some(queue) = self.flushing.first().copied() {
+            let open: Vec<CustomerId> = stock
+                .queues
+                .get(queue)
+                .and_then(|queue| queue.live())
+                .map(|live| live.windows.iter().take(left).copied().collect())
+                .unwrap_or_default();
+            if open.is_empty() || mutated(Mutant::FlushEarlyFlushesNothing) {
+                self.flushing.remove(&queue);
+                continue;
+            }
+            left -= open.len();
+            open.into_iter().for_each(|id| stock.close_window(id, ClosedBy::Flush, now));
+            if left == 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory; the loader is
+    /// told where they are not. With the sentence that says why.
+    pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(super::items::ItemId, String)> {
+        let mut victims = Vec::new();
+        for queue in self.trimming.clone() {
+            let Some((max, name)) = stock.queues.get(queue).map(|known| {
+                (stock.queues.settings_of(queue).max_waiting, std::sync::Arc::clone(known.name()))
+            }) else {
+                self.trimming.remove(&queue);
+                continue;
+            };
+            let over = stock.queues[queue].total().saturating_sub(max);
+            let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
+            if over == 0 || max == 0 {
+                self.trimming.remove(&queue);
+                if stock.queues.live(queue).trimming {
+                    stock.queues.live(queue).trimming = false;
+                    stock.queues.look_at(queue);
+                    stock.queues.run(queue);
+                }
+                continue;
+            }
+            let bound = stock.queues[queue].near_until();
+            let live = stock.queues.live(queue);
+            let most = (over as usize).min(TRIM_ROWS.saturating_sub(victims.len()));
+            let first = live.droppable.iter().take_while(|(key, _)| *key < bound).take(most);
+            let sentence =
+                format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
+            let before = victims.len();
+            victims.extend(first.map(|(_, id)| (*id, sentence.clone())));
+            let lacking = victims.len() - before < most;
+            if live.trimming != lacking {
+                live.trimming = lacking;
+            }
+            stock.queues.look_at(queue);
+        }
+        victims
+    }
+
+    /// More is to be given up than one turn does, and it is in memory.
+    pub(super) fn is_trimming(&self, stock: &Stock) -> bool {
+        self.trimming.iter().any(|queue| {
+            stock.queues.get(*queue).is_some_and(|known| {
+                let over = known.total() > stock.queues.settings_of(*queue).max_waiting;
+                let near = known.near_until();
+                let first = known.live().and_then(|live| live.droppable.first());
+                over && first.is_some_and(|(key, _)| *key < near)
+            })
+        })
+    }
+
+    /// After a reload the limits are others: they are found out again by the next item.
+    pub(super) fn configure(&mut self, stock: &mut Stock) {
+        for queue in std::mem::take(&mut self.trimming) {
+            if stock.queues.get(queue).is_some() {
+                stock.queues.live(queue).trimming = false;
+                stock.queues.look_at(queue);
+            }
+        }
+        self.flushing.clear();
+    }
+}
+
+/// The memory store holds nothing for longer than the broker waits for an ack.
+fn beyond_hold_max(settings: &Settings, timing: Timing, now: Now) -> Option<Dead> {
+    let (Some(hold_max), Timing::Own(due)) = (settings.hold_max, timing) else { return None };
+    let away = due.saturating_sub(now.wall);
+    (away > hold_max).then(|| {
+        let error =
+            format!("own time is {away} ms away, above store.hold_max = {hold_max} ms of the memory store");
+        Dead { reason: Reason::Unsupported, error: error.into() }
+    })
+}

@@ -1,0 +1,398 @@
+//! What has come in and has not been judged: requests and commands, in the order in which they came.
+//!
+//! One whose id is not in memory, and may be in the store, waits for the store's answer, and what came after it waits
+//! behind it: so arrival order stays what it was, and two requests with one id meet each other. The store is asked for
+//! many at a time, ahead of their turn; an answer that something has overtaken since is not believed, and asked for
+//! again ([`super::reads::Watch`]).
+//!
+//! What is in flight has no end yet: a request that depends on it waits, out of line, until its attempt has ended.
+//! Commands from within this process have a line of their own: they go on while requests wait for room.
+
+use super::core::Core;
+use super::event::{Found, Load, Wanted};
+use super::items::NumberMap;
+use super::lookup::Lookup;
+use super::mutant::{mutated, Mutant};
+use super::reads::Watch;
+use super::stock::Origin;
+use super::types::{Asker, Command, Delivery, Ended, Identity, NewItem, Now, Rejected, Target};
+use std::collections::{BTreeSet, VecDeque};
+
+/// Most identities asked for in one read.
+const ASK: usize = 1_024;
+
+/// Most arrivals in a line that have been asked for ahead of their turn.
+const ASK_AHEAD: usize = 8_192;
+
+/// One thing that has come in and has not been judged.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    Item(Box<NewItem>, Origin),
+    Rejected(Box<Rejected>, Origin),
+    /// `until`: it has been waiting for an outcome, and does so no longer than this, monotonic.
+    Command {
+        command: Command,
+        asker: Asker,
+        until: Option<u64>,
+    },
+}
+
+impl Arrival {
+    /// Whom it is about: application and identities, in the order in which they are looked for.
+    pub(super) fn subject(&self) -> Option<(&str, [Option<Identity>; 2])> {
+        match self {
+            Arrival::Item(item, _) => Some((&item.application, [item.identity, None])),
+            Arrival::Command { command: Command::Cancel(target) | Command::Lookup(target), .. } => {
+                Some((&target.application, target.identities()))
+            }
+            Arrival::Command { .. } | Arrival::Rejected(..) => None,
+        }
+    }
+
+    /// The message that it came with, of which there may be other entries.
+    pub(super) fn delivery(&self) -> Option<Delivery> {
+        match self {
+            Arrival::Item(_, origin) | Arrival::Rejected(_, origin) => Some(origin.delivery),
+            Arrival::Command { .. } => None,
+        }
+    }
+
+    fn is_local(&self) -> bool {
+        matches!(self, Arrival::Command { asker: Asker::Local(_), .. })
+    }
+}
+
+impl Target {
+    /// What is looked for, in this order.
+    pub(super) fn identities(&self) -> [Option<Identity>; 2] {
+        [Some(self.identity), self.assigned.map(|assigned| Identity::assigned(assigned.seq))]
+    }
+}
+
+/// What is known of an arrival's identities.
+#[derive(Debug)]
+enum Knowledge {
+    /// Nothing has been asked; perhaps nothing need be.
+    Unasked,
+    /// These have been asked for.
+    Asked(Vec<Identity>),
+    /// The answers.
+    Known(Vec<Identity>, Vec<Found>),
+}
+
+#[derive(Debug)]
+struct Entry {
+    arrival: Arrival,
+    knowledge: Knowledge,
+}
+
+/// One line of arrivals. Each entry has a number that stays: answers find their entry by it.
+#[derive(Debug, Default)]
+struct Line {
+    entries: VecDeque<Entry>,
+    /// Number of the first entry.
+    first: u64,
+    /// Entries from the first on that have been looked at ahead of their turn.
+    ahead: usize,
+}
+
+/// Which line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LineName {
+    /// What waited for an outcome; it goes before what comes in.
+    Returned,
+    Requests,
+    Local,
+}
+
+/// The next thing to be judged.
+#[derive(Debug)]
+pub(super) struct Next {
+    pub(super) arrival: Arrival,
+    /// What the store says, for each identity that was asked for.
+    pub(super) found: Vec<(Identity, Found)>,
+}
+
+/// What is to be asked of the store about one arrival.
+pub(super) type Questions = Vec<Wanted>;
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    returned: Line,
+    requests: Line,
+    local: Line,
+    /// Finds under way, in order: for which entries, and how many identities each.
+    asked: VecDeque<Vec<(LineName, u64, usize)>>,
+    waiting: NumberMap<Identity, VecDeque<Arrival>>,
+    /// When commands stop waiting, monotonic.
+    until: BTreeSet<(u64, Identity)>,
+    waiting_count: usize,
+}
+
+impl Arrivals {
+    pub(super) fn new() -> Self {
+        Arrivals { waiting: Lookup::new(), ..Arrivals::default() }
+    }
+
+    fn line(&mut self, name: LineName) -> &mut Line {
+        match name {
+            LineName::Returned => &mut self.returned,
+            LineName::Requests => &mut self.requests,
+            LineName::Local => &mut self.local,
+        }
+    }
+
+    pub(super) fn push(&mut self, arrival: Arrival) {
+        let name = if arrival.is_local() { LineName::Local } else { LineName::Requests };
+        self.line(name).entries.push_back(Entry { arrival, knowledge: Knowledge::Unasked });
+    }
+
+    /// Nothing that the broker delivered waits to be judged.
+    pub(super) fn is_clear(&self) -> bool {
+        self.returned.entries.is_empty() && self.requests.entries.is_empty()
+    }
+
+    /// Requests and commands of the broker that wait in line.
+    pub(super) fn len(&self) -> usize {
+        self.returned.entries.len() + self.requests.entries.len()
+    }
+
+    /// The next arrival of a line, as far as one can see without judging it.
+    pub(super) fn peek(&self, name: LineName) -> Option<&Arrival> {
+        let line = match name {
+            LineName::Returned => &self.returned,
+            LineName::Requests => &self.requests,
+            LineName::Local => &self.local,
+        };
+        line.entries.front().map(|entry| &entry.arrival)
+    }
+
+    /// Takes the next arrival off a line, if all is known that it needs. `questions`: what would have to be asked now; an
+    /// arrival that has become unknown since it was looked at is asked for then.
+    pub(super) fn next(
+        &mut self,
+        name: LineName,
+        core: &mut Core,
+        questions: impl Fn(&Core, &Arrival) -> Questions,
+    ) -> Option<Next> {
+        let line = self.line(name);
+        let entry = line.entries.front_mut()?;
+        let found = match std::mem::replace(&mut entry.knowledge, Knowledge::Unasked) {
+            Knowledge::Asked(identities) => {
+                entry.knowledge = Knowledge::Asked(identities);
+                return None;
+            }
+            Knowledge::Known(identities, found) => {
+                let mut fresh = true;
+                for identity in &identities {
+                    fresh &= core.stock.watch.end(*identity) || mutated(Mutant::AnswersFromThePast);
+                }
+                fresh.then(|| identities.into_iter().zip(found).collect::<Vec<_>>())
+            }
+            Knowledge::Unasked => None,
+        };
+        if found.is_none() && !questions(core, &entry.arrival).is_empty() {
+            line.ahead = 0;
+            return None;
+        }
+        let entry = line.entries.pop_front()?;
+        line.first += 1;
+        line.ahead = line.ahead.saturating_sub(1);
+        Some(Next { arrival: entry.arrival, found: found.unwrap_or_default() })
+    }
+
+    /// It goes back to the head of its line.
+    pub(super) fn put_back(&mut self, name: LineName, arrival: Arrival) {
+        let line = self.line(name);
+        line.first -= 1;
+        line.ahead = 0;
+        line.entries.push_front(Entry { arrival, knowledge: Knowledge::Unasked });
+    }
+
+    /// No entry of the message at the head of a line waits for an answer of the store.
+    pub(super) fn is_message_known(&mut self, name: LineName) -> bool {
+        let line = self.line(name);
+        let Some(delivery) = line.entries.front().map(|entry| entry.arrival.delivery()) else { return true };
+        let mut entries = line.entries.iter().take_while(|entry| entry.arrival.delivery() == delivery);
+        match delivery {
+            None => true,
+            Some(_) => entries.all(|entry| !matches!(entry.knowledge, Knowledge::Asked(_))),
+        }
+    }
+
+    /// Asks the store for identities of arrivals in the lines, in their order. `held`: requests wait for room, and would
+    /// be asked for again and again.
+    pub(super) fn ask(
+        &mut self,
+        core: &mut Core,
+        held: bool,
+        questions: impl Fn(&Core, &Arrival) -> Questions,
+    ) -> Option<Load> {
+        let (mut wanted, mut asked) = (Vec::new(), Vec::new());
+        for name in [LineName::Returned, LineName::Requests, LineName::Local] {
+            if held && name != LineName::Local {
+                continue;
+            }
+            let line = self.line(name);
+            let (first, ahead) = (line.first, line.ahead);
+            for (place, entry) in line.entries.iter_mut().enumerate().skip(ahead) {
+                if wanted.len() >= ASK || place >= ASK_AHEAD {
+                    break;
+                }
+                line.ahead = place + 1;
+                if !matches!(entry.knowledge, Knowledge::Unasked) {
+                    continue;
+                }
+                let mut questions = questions(core, &entry.arrival);
+                if questions.is_empty() {
+                    continue;
+                }
+                let identities: Vec<Identity> = questions.iter().map(|wanted| wanted.identity).collect();
+                identities.iter().for_each(|identity| core.stock.watch.begin(*identity));
+                asked.push((name, first + place as u64, identities.len()));
+                entry.knowledge = Knowledge::Asked(identities);
+                wanted.append(&mut questions);
+            }
+        }
+        if wanted.is_empty() {
+            return None;
+        }
+        self.asked.push_back(asked);
+        core.stock.reads.begin();
+        Some(Load::Find(wanted))
+    }
+
+    /// The store has answered the oldest question.
+    pub(super) fn found(&mut self, found: Vec<Found>) {
+        let Some(asked) = self.asked.pop_front() else {
+            debug_assert!(false, "an answer has a question");
+            return;
+        };
+        let mut found = found.into_iter();
+        for (name, number, count) in asked {
+            let answers: Vec<Found> = found.by_ref().take(count).collect();
+            let line = self.line(name);
+            let place = number.checked_sub(line.first).map(|place| place as usize);
+            let Some(entry) = place.and_then(|place| line.entries.get_mut(place)) else { continue };
+            if let Knowledge::Asked(identities) = &mut entry.knowledge {
+                entry.knowledge = Knowledge::Known(std::mem::take(identities), answers);
+            }
+        }
+    }
+
+    // ---- waiting for an outcome -------------------------------------------------------------------------------
+
+    /// It depends on an item that is in flight, and waits until that attempt has ended; a command until `until`.
+    pub(super) fn await_outcome(&mut self, identity: Identity, arrival: Arrival) {
+        if let Arrival::Command { until: Some(until), .. } = &arrival {
+            self.until.insert((*until, identity));
+        }
+        self.waiting_count += 1;
+        self.waiting.get_or_insert_with(identity, VecDeque::new).push_back(arrival);
+    }
+
+    pub(super) fn awaits(&self, identity: Identity) -> bool {
+        self.waiting_count > 0 && self.waiting.contains_key(&identity)
+    }
+
+    /// Something waits for an outcome.
+    pub(super) fn awaits_any(&self) -> bool {
+        self.waiting_count > 0
+    }
+
+    /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it did.
+    pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
+        let Some(waiting) = self.waiting.remove(&identity) else { return };
+        self.waiting_count -= waiting.len();
+        for arrival in waiting {
+            let knowledge = match ended {
+                None => Knowledge::Unasked,
+                Some(ended) => {
+                    let found = |asked: Identity| Found {
+                        item: None,
+                        ended: (asked == identity).then(|| ended.clone()),
+                    };
+                    let subject = arrival.subject().map(|(_, identities)| identities).unwrap_or_default();
+                    let identities: Vec<Identity> = subject.into_iter().flatten().collect();
+                    identities.iter().for_each(|asked| watch.begin(*asked));
+                    let answers = identities.iter().map(|asked| found(*asked)).collect();
+                    Knowledge::Known(identities, answers)
+                }
+            };
+            self.returned.entries.push_back(Entry { arrival, knowledge });
+        }
+    }
+
+    /// Commands whose patience has ended.
+    pub(super) fn end_waits(&mut self, now: Now) -> Vec<(Command, Asker)> {
+        let mut over = Vec::new();
+        while let Some((_, identity)) = self.until.first().copied().filter(|(until, _)| *until <= now.mono) {
+            self.until.pop_first();
+            let Some(waiting) = self.waiting.get_mut(&identity) else { continue };
+            let mut left = VecDeque::new();
+            for arrival in waiting.drain(..) {
+                match arrival {
+                    Arrival::Command { command, asker, until: Some(until) } if until <= now.mono => {
+                        self.waiting_count -= 1;
+                        over.push((command, asker));
+                    }
+                    arrival => left.push_back(arrival),
+                }
+            }
+            *waiting = left;
+            if waiting.is_empty() {
+                self.waiting.remove(&identity);
+            }
+        }
+        over
+    }
+
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.until.first().map(|(until, _)| *until)
+    }
+
+    /// What the broker delivers again is forgotten. Commands from within this process stay. `waiting`: identities that
+    /// something waits for, as far as anybody knows; the cost is theirs and that of the lines.
+    pub(super) fn forget_deliveries(&mut self, watch: &mut Watch) {
+        for name in [LineName::Returned, LineName::Requests] {
+            let line = self.line(name);
+            let gone = std::mem::take(&mut line.entries);
+            line.first += gone.len() as u64;
+            line.ahead = 0;
+            for entry in gone {
+                if let Knowledge::Asked(identities) | Knowledge::Known(identities, _) = &entry.knowledge {
+                    identities.iter().for_each(|identity| {
+                        watch.end(*identity);
+                    });
+                }
+                if entry.arrival.is_local() {
+                    self.push(entry.arrival);
+                }
+            }
+        }
+        let kept: BTreeSet<(u64, Identity)> = std::mem::take(&mut self.until);
+        let mut waiting = std::mem::take(&mut self.waiting);
+        self.waiting_count = 0;
+        for (_, identity) in kept {
+            for arrival in waiting.remove(&identity).unwrap_or_default() {
+                if arrival.is_local() {
+                    self.await_outcome(identity, arrival);
+                }
+            }
+        }
+    }
+
+    /// Arrivals in line whose parts have been counted open; for tests.
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        format!(
+            "{} returned, {} requests, {} local, {} waiting; first {:?}",
+            self.returned.entries.len(),
+            self.requests.entries.len(),
+            self.local.entries.len(),
+            self.waiting_count,
+            self.requests.entries.front()
+        )
+    }
+}

@@ -1,0 +1,190 @@
+//! Commands about one item, one customer or one application: what is asked of the daemon beside requests, and what is
+//! answered. Those that go over many items are in [`super::scans`].
+//!
+//! Every answer says what is so once all that was handed over before it is durable, and leaves not sooner: a crash cannot
+//! make it untrue. What is in flight is waited for, within a bound.
+
+use super::core::{Core, Live, Whereabouts};
+use super::event::Found;
+use super::health::State;
+use super::mutant::{mutated, Mutant};
+use super::queue::QueueId;
+use super::scans::{end_of_cancel, Scans};
+use super::types::{
+    Answer, Asker, ClosedBy, Command, CustomerOf, End, Ended, Identity, Now, Settings, Target,
+};
+
+/// How long a cancel waits for the outcome of an item in flight, ms.
+pub(super) const OUTCOME_MS: u64 = 5_000;
+
+/// What a command comes to.
+#[derive(Debug)]
+pub(super) enum Executed {
+    Answer(Answer),
+    /// It depends on the item of this identity, whose outcome is not known yet.
+    Await(Identity),
+    /// It goes over many items.
+    Scan,
+}
+
+/// Executes a command, in its turn.
+pub(super) fn execute(
+    core: &mut Core,
+    scans: &mut Scans,
+    settings: &Settings,
+    (command, asker): (&Command, &Asker),
+    found: Vec<(Identity, Found)>,
+    now: Now,
+) -> Executed {
+    match command {
+        Command::Cancel(target) => cancel(core, scans, target, end_of_cancel(asker), found, now),
+        Command::Lookup(target) => Executed::Answer(look_up(core, scans, target, found, now)),
+        Command::Flush(of) => Executed::Answer(Answer::Flushed(flush(core, of, now))),
+        Command::Pause(application) => Executed::Answer(set_paused(core, settings, application, true)),
+        Command::Resume(application) => Executed::Answer(set_paused(core, settings, application, false)),
+        Command::Retry(application) => Executed::Answer(retry(core, application)),
+        Command::CancelAll(_) | Command::Count(_) | Command::List(_) | Command::DropParked(_) => {
+            Executed::Scan
+        }
+    }
+}
+
+/// The first of the target's identities that anything knows.
+fn find(
+    core: &mut Core,
+    scans: &mut Scans,
+    target: &Target,
+    found: Vec<(Identity, Found)>,
+    now: Now,
+) -> (Identity, Whereabouts) {
+    let known = found.iter().any(|(_, found)| found.item.is_some() || found.ended.is_some());
+    let queue = core.stock.queues.find(&target.application);
+    // Where nothing of the application is in memory the answer may still tell of something in the store.
+    let Some(queue) = queue.or_else(|| known.then(|| core.stock.queues.id(&target.application))) else {
+        return (target.identity, Whereabouts::Nowhere);
+    };
+    let mut found = found;
+    for identity in target.identities().into_iter().flatten() {
+        let place = found.iter().position(|(asked, _)| *asked == identity);
+        let found = place.map(|place| found.swap_remove(place).1);
+        match core.whereabouts(identity, queue, found, now) {
+            Whereabouts::Nowhere => {}
+            known @ (Whereabouts::Live(_) | Whereabouts::Ended(_)) => {
+                return (identity, scans.claim(core, known, now));
+            }
+        }
+    }
+    (target.identity, Whereabouts::Nowhere)
+}
+
+fn cancel(
+    core: &mut Core,
+    scans: &mut Scans,
+    target: &Target,
+    end: End,
+    found: Vec<(Identity, Found)>,
+    now: Now,
+) -> Executed {
+    let (identity, whereabouts) = find(core, scans, target, found, now);
+    match whereabouts {
+        Whereabouts::Nowhere => return Executed::Answer(dead_or_unknown(core, target)),
+        Whereabouts::Ended(ended) => return Executed::Answer(Answer::Ended(ended)),
+        _ if mutated(Mutant::CancelAnswersOnly) => {}
+        Whereabouts::Live(Live::Resident(id)) if core.is_undecided(id) => return Executed::Await(identity),
+        Whereabouts::Live(Live::Resident(id)) => core.cancel(id, end, now),
+        Whereabouts::Live(Live::Far(stored)) if stored.outcome_unknown => return Executed::Await(identity),
+        Whereabouts::Live(Live::Far(stored)) => core.cancel_far(&stored, end, now),
+    }
+    Executed::Answer(Answer::Cancelled { count: 1, in_flight: 0 })
+}
+
+fn look_up(
+    core: &mut Core,
+    scans: &mut Scans,
+    target: &Target,
+    found: Vec<(Identity, Found)>,
+    now: Now,
+) -> Answer {
+    if mutated(Mutant::LookupUnknown) {
+        return Answer::Unknown;
+    }
+    match find(core, scans, target, found, now).1 {
+        Whereabouts::Nowhere => dead_or_unknown(core, target),
+        Whereabouts::Ended(ended) => Answer::Ended(ended),
+        Whereabouts::Live(Live::Resident(id)) => Answer::Found(Box::new(core.listed(id))),
+        Whereabouts::Live(Live::Far(stored)) => Answer::Found(Box::new(core.listed_far(*stored, now))),
+    }
+}
+
+/// An item without an id that is dead already is known by its arrival number while its letter is in memory.
+fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
+    let id = target.assigned.and_then(|assigned| core.stock.items.by_seq(assigned.seq));
+    let Some(item) = id.map(|id| &core.stock.items[id]).filter(|item| item.is_dead()) else {
+        return Answer::Unknown;
+    };
+    let dead = item.extra.as_deref().and_then(|extra| extra.dead.clone());
+    let (application, customer) = core.stock.address(item);
+    match dead {
+        Some(dead) if *application == *target.application => Answer::Ended(Box::new(Ended {
+            end: End::Dead(dead),
+            at: item.received,
+            due: item.due,
+            attempts: item.attempts,
+            fingerprint: item.fingerprint,
+            customer,
+        })),
+        Some(_) | None => Answer::Unknown,
+    }
+}
+
+/// Closes the customer's open window; how many items were in it.
+fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
+    let queue = core.stock.queues.find(&of.application);
+    let customer = queue.and_then(|queue| core.stock.customers.find(&core.stock.queues, queue, &of.customer));
+    let Some(id) = customer else { return 0 };
+    let Some(window) = &core.stock.customers[id].window else { return 0 };
+    let count = u64::from(window.count());
+    if !mutated(Mutant::FlushDoesNothing) {
+        core.stock.close_window(id, ClosedBy::Flush, now);
+    }
+    count + u64::from(mutated(Mutant::FlushCountsOneMore))
+}
+
+fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: bool) -> Answer {
+    let queues = &mut core.stock.queues;
+    if queues.find(application).is_none() {
+        if !paused {
+            return Answer::Done { changed: false };
+        }
+        if queues.paused() >= settings.max_applications {
+            return Answer::Unavailable("limits.applications are paused already");
+        }
+    }
+    let queue = queues.id(application);
+    if !queues.set_paused(queue, paused) {
+        return Answer::Done { changed: false };
+    }
+    core.stock.journal.hurry();
+    if paused {
+        core.stock.begin_evicting(queue);
+    } else {
+        core.stock.unstall(queue);
+        core.dispatch.look_again(&mut core.stock, queue);
+    }
+    Answer::Done { changed: true }
+}
+
+/// A parked application's next probe goes now.
+fn retry(core: &mut Core, application: &str) -> Answer {
+    let parked = core.stock.queues.find(application).and_then(|id| until(core, id).map(|until| (id, until)));
+    let Some((queue, until)) = parked else { return Answer::Done { changed: false } };
+    core.dispatch.retry_now(&mut core.stock, queue, until);
+    Answer::Done { changed: true }
+}
+
+fn until(core: &Core, queue: QueueId) -> Option<u64> {
+    match core.stock.queues[queue].live()?.health.state() {
+        State::Parked { until } => Some(*until),
+        State::Unproven | State::Proven { .. } => None,
+    }
+}

@@ -1,0 +1,584 @@
+//! What happens to items, whoever asks for it: how each ends, what became of a publish, and where an identity is.
+//!
+//! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided here and nowhere else.
+
+use super::backoff::Random;
+use super::dispatch::{Candidate, Dispatch};
+use super::event::{Found, Stored};
+use super::items::{ItemId, Residence, Stage};
+use super::mutant::{mutated, Mutant};
+use super::queue::QueueId;
+use super::recent::Recent;
+use super::stock::Stock;
+use super::types::{
+    Batch, BatchId, Dead, End, Ended, Identity, Listed, Now, Outcome, Reason, Settled, Stage as ListedStage,
+};
+use std::sync::Arc;
+
+/// First pause of a dead letter that the broker refuses, ms; doubled with each further refusal, up to [`LAST_ASIDE_MS`].
+const FIRST_ASIDE_MS: u64 = 5_000;
+const LAST_ASIDE_MS: u64 = 300_000;
+
+/// An item that has not ended: in memory, or in the store alone.
+#[derive(Debug)]
+pub(super) enum Live {
+    Resident(ItemId),
+    Far(Box<Stored>),
+}
+
+/// What became of an identity, as far as anything remembers.
+#[derive(Debug)]
+pub(super) enum Whereabouts {
+    Live(Live),
+    Ended(Box<Ended>),
+    Nowhere,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) stock: Stock,
+    pub(super) dispatch: Dispatch,
+    pub(super) recent: Recent,
+    random: Random,
+    /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while something
+    /// waits for such.
+    outcomes: Vec<(Identity, Option<Ended>)>,
+    outcomes_wanted: bool,
+}
+
+impl Core {
+    pub(super) fn new(stock: Stock, dispatch: Dispatch, recent: Recent, seed: u64) -> Self {
+        Core { stock, dispatch, recent, random: Random(seed), outcomes: Vec::new(), outcomes_wanted: false }
+    }
+
+    // ---- how items end ----------------------------------------------------------------------------------------
+
+    /// Whether the ends of attempts are to be told.
+    pub(super) fn want_outcomes(&mut self, wanted: bool) {
+        self.outcomes_wanted = wanted;
+    }
+
+    pub(super) fn take_outcomes(&mut self) -> Vec<(Identity, Option<Ended>)> {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    fn tell(&mut self, identity: Identity, ended: Option<&Ended>) {
+        if self.outcomes_wanted {
+            self.outcomes.push((identity, ended.cloned()));
+        }
+    }
+
+    /// How an item in memory ends now.
+    fn ended(&self, id: ItemId, end: End, now: Now) -> Ended {
+        let item = &self.stock.items[id];
+        let (_, customer) = self.stock.address(item);
+        Ended {
+            end,
+            at: now.wall,
+            due: item.due,
+            attempts: item.attempts,
+            fingerprint: item.fingerprint,
+            customer,
+        }
+    }
+
+    fn remember(&mut self, queue: QueueId, identity: Identity, ended: Ended) {
+        let remembers = self.stock.queues.settings_of(queue).dedupe_tail > 0;
+        self.tell(identity, Some(&ended));
+        if identity.is_given() && remembers {
+            self.recent.remember(&mut self.stock.journal, identity, ended);
+        }
+    }
+
+    /// Remembers the id of a request that was dead from the start. That it is dead is remembered with the commit that
+    /// makes its letter safe, and never sooner: the request would be taken for the old one coming back.
+    pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
+        let resident = self.stock.items.by_seq(letter);
+        match resident.filter(|id| !self.stock.items[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
+            Some(id) => self.stock.items[id].extra_mut().former_identity = Some(identity),
+            None => self.remember(queue, identity, ended),
+        }
+    }
+
+    /// Gives an item up. It is on no list.
+    pub(super) fn kill(&mut self, id: ItemId, reason: Reason, error: &str, now: Now) {
+        if self.stock.items[id].is_orphaned() {
+            return self.give_back(id);
+        }
+        self.stock.counters.dead[reason as usize] += 1;
+        let dead = Dead { reason, error: error.into() };
+        let ended = self.ended(id, End::Dead(Arc::new(dead.clone())), now);
+        let (queue, identity) = (self.stock.items[id].queue, self.stock.items[id].identity);
+        let later = !self.stock.journal.is_durable() && identity.is_given();
+        self.stock.items.lose_identity(id);
+        self.stock.bury(id, identity, dead, later.then_some(identity), now);
+        if later {
+            self.tell(identity, Some(&ended));
+        } else {
+            self.remember(queue, identity, ended);
+        }
+    }
+
+    /// Takes items back that are not in flight, wherever they stand.
+    pub(super) fn cancel(&mut self, id: ItemId, end: End, now: Now) {
+        let (queue, identity) = (self.stock.items[id].queue, self.stock.items[id].identity);
+        let ended = self.ended(id, end, now);
+        self.remember(queue, identity, ended);
+        self.stock.counters.cancelled += 1;
+        self.take_out(id);
+    }
+
+    /// Takes an item back that is in the store alone.
+    pub(super) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
+        let Some(queue) = self.stock.queues.find(stored.queue()) else { return };
+        let ended = Ended {
+            end,
+            at: now.wall,
+            due: stored.key.due,
+            attempts: stored.attempts,
+            fingerprint: stored.fingerprint,
+            customer: stored.customer.clone(),
+        };
+        self.remember(queue, stored.identity(), ended);
+        self.stock.counters.cancelled += 1;
+        self.stock.finish_far(stored);
+    }
+
+    /// An item ends without having been sent: it leaves every list, the store, and the broker's memory of its request.
+    pub(super) fn take_out(&mut self, id: ItemId) {
+        self.take_off(id);
+        self.stock.finish(id);
+    }
+
+    /// Takes an item off whatever list it is on.
+    pub(super) fn take_off(&mut self, id: ItemId) {
+        self.dispatch.leave(&mut self.stock, id);
+        self.stock.unlist(id);
+    }
+
+    /// The ingest connection is gone: what the broker alone keeps is forgotten; what is in flight of that, once its attempt
+    /// has ended.
+    pub(super) fn orphan_pending(&mut self) {
+        for id in self.stock.orphan_pending() {
+            if !self.is_in_flight(id) {
+                self.take_off(id);
+                self.give_back(id);
+            }
+        }
+    }
+
+    fn give_back(&mut self, id: ItemId) {
+        let identity = self.stock.items[id].identity;
+        self.tell(identity, None);
+        self.stock.give_back(id);
+    }
+
+    // ---- what became of a publish -----------------------------------------------------------------------------
+
+    /// A publish has ended.
+    pub(super) fn settle(&mut self, Settled { number, outcome }: Settled, now: Now) {
+        let Some(alone) = self.dispatch.landed(&mut self.stock, number) else { return };
+        match outcome {
+            Outcome::Confirmed(batch) => self.delivered(number, batch, now),
+            Outcome::Returned(_) if mutated(Mutant::ReturnedIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
+            Outcome::Unknown if mutated(Mutant::UnknownIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
+            Outcome::Nacked => {
+                self.stock.counters.nacked += 1;
+                self.failed(number, "nacked by the broker: a bound queue is full or unavailable", true, now);
+            }
+            Outcome::Returned(text) => {
+                self.stock.counters.returned += 1;
+                self.failed(number, &format!("returned by the broker: {text}"), true, now);
+            }
+            Outcome::Unavailable(text) => {
+                self.dispatch.not_published(number);
+                self.failed(number, &text, false, now);
+            }
+            Outcome::Refused(text) => {
+                self.stock.counters.refused += 1;
+                self.refused(number, alone, &text, now);
+            }
+            Outcome::Overdue => {
+                self.stock.counters.unknown += 1;
+                self.note_unknown(number);
+                self.overdue(number, alone, now);
+            }
+            Outcome::Unknown => {
+                self.stock.counters.unknown += 1;
+                self.note_unknown(number);
+                self.try_again(number, alone);
+            }
+            Outcome::Unsent => {
+                self.dispatch.not_published(number);
+                self.try_again(number, alone);
+            }
+        }
+    }
+
+    /// Confirmed and not returned: this, and nothing else, ends an item well.
+    fn delivered(&mut self, number: u64, batch: BatchId, now: Now) {
+        let Some(flight) = self.dispatch.end(number) else { return };
+        let queue = flight.queue;
+        let count = flight.rows.len() as u64;
+        let dead_letters = queue == self.stock.queues.dead_letters();
+        if dead_letters {
+            self.stock.counters.dead_confirmed += count;
+        } else {
+            self.stock.counters.confirmed += count;
+            self.stock.counters.batches_confirmed += 1;
+        }
+        for id in flight.rows {
+            if dead_letters {
+                self.remember_letter(id, now);
+            } else {
+                let identity = self.stock.items[id].identity;
+                if identity.is_given() || self.outcomes_wanted {
+                    let ended = self.ended(id, End::Sent(batch), now);
+                    self.remember(queue, identity, ended);
+                }
+            }
+            self.stock.finish(id);
+        }
+        let share = self.dispatch.share();
+        let live = self.stock.queues.live(queue);
+        live.sent += count;
+        live.health.confirmed(now.mono, share);
+        if std::mem::take(&mut live.hindered) {
+            self.stock.unstall(queue);
+        }
+        self.dispatch.look_again(&mut self.stock, queue);
+    }
+
+    /// See [`Core::remember_dead`].
+    fn remember_letter(&mut self, id: ItemId, now: Now) {
+        let extra = self.stock.items[id].extra.as_deref();
+        let Some(identity) = extra.and_then(|extra| extra.former_identity) else { return };
+        let Some(dead) = extra.and_then(|extra| extra.dead.clone()) else { return };
+        let (application, _) = self.stock.address(&self.stock.items[id]);
+        let ended = self.ended(id, End::Dead(dead), now);
+        let queue = self.stock.queues.id(&application);
+        self.remember(queue, identity, ended);
+    }
+
+    /// Could not be delivered: its members go back to the head of their queue, which is left alone for a while.
+    /// `attempted`: the attempt counts.
+    fn failed(&mut self, number: u64, error: &str, attempted: bool, now: Now) {
+        let Some(flight) = self.dispatch.end(number) else { return };
+        let queue = flight.queue;
+        let text: Arc<str> = error.into();
+        for id in flight.rows {
+            self.stock.amend(id, |item| {
+                item.attempts += u32::from(attempted);
+                item.extra_mut().last_error = Some(Arc::clone(&text));
+            });
+            self.return_to_queue(id, attempted, error, now);
+        }
+        self.park(queue, error, now);
+    }
+
+    /// A member of a failed batch waits again, unless it has had its last attempt.
+    fn return_to_queue(&mut self, id: ItemId, attempted: bool, error: &str, now: Now) {
+        let queue = self.stock.items[id].queue;
+        let allowed = self.stock.queues.settings_of(queue).retry.attempts;
+        let limited = attempted && allowed > 0 && queue != self.stock.queues.dead_letters();
+        let item = &self.stock.items[id];
+        let (identity, attempts) = (item.identity, item.attempts);
+        if item.is_orphaned() {
+            return self.give_back(id);
+        }
+        if limited && attempts >= allowed && !mutated(Mutant::AttemptsIgnored) {
+            let error = format!("given up after {allowed} attempts (retry.attempts): {error}");
+            return self.kill(id, Reason::Attempts, &error, now);
+        }
+        self.stock.set_flying(id, None);
+        self.stock.push_ready(id);
+        self.tell(identity, None);
+    }
+
+    /// The queue is left alone for a while; then one probe tries it. What waits for its next try goes back to its head.
+    fn park(&mut self, queue: QueueId, error: &str, now: Now) {
+        let retry = self.stock.queues.settings_of(queue).retry;
+        let live = self.stock.queues.live(queue);
+        live.hindered = false;
+        if let Some(until) = live.health.failed(error, &retry, &mut self.random, now.mono) {
+            self.dispatch.begin_backoff(queue, until);
+        }
+        for id in self.dispatch.recall(&mut self.stock, queue) {
+            self.return_to_queue(id, false, error, now);
+        }
+        self.stock.begin_evicting(queue);
+    }
+
+    /// The broker closed the channel over this batch, or perhaps over another that was out with it.
+    fn refused(&mut self, number: u64, alone: bool, text: &str, now: Now) {
+        if !alone {
+            return self.dispatch.suspect(&mut self.stock, number, false);
+        }
+        if self.dispatch.split(&mut self.stock, number) {
+            return;
+        }
+        let Some(flight) = self.dispatch.end(number) else { return };
+        for id in flight.rows {
+            self.stock.amend(id, |item| item.attempts += 1);
+            if flight.queue == self.stock.queues.dead_letters() {
+                self.step_aside(id, text, now);
+            } else {
+                self.kill(id, Reason::Refused, &format!("refused by the broker: {text}"), now);
+            }
+        }
+    }
+
+    /// The dead exchange is the last resort: a letter that the broker refuses waits and is tried again, alone, and those
+    /// behind it go on.
+    fn step_aside(&mut self, id: ItemId, text: &str, now: Now) {
+        if self.stock.items[id].is_orphaned() {
+            return self.give_back(id);
+        }
+        let doubled = FIRST_ASIDE_MS << self.stock.items[id].attempts.saturating_sub(1).min(10);
+        let until = now.wall + doubled.min(LAST_ASIDE_MS);
+        self.stock.amend(id, |item| item.extra_mut().last_error = Some(text.into()));
+        self.stock.defer_letter(id, until);
+    }
+
+    /// No confirm came in time. Where others were out with it, it is one of the suspects; where it was alone, its queue
+    /// is left alone, and the attempt does not count.
+    fn overdue(&mut self, number: u64, alone: bool, now: Now) {
+        let Some(queue) = self.dispatch.get(number).map(|flight| flight.queue) else { return };
+        if alone {
+            self.failed(
+                number,
+                "no confirm came in time: a bound queue may have lost its majority",
+                false,
+                now,
+            );
+        } else {
+            self.stock.queues.live(queue).health.doubt();
+            self.dispatch.suspect(&mut self.stock, number, false);
+        }
+    }
+
+    /// The connection is to blame: the same members go again, under the same batch id.
+    fn try_again(&mut self, number: u64, alone: bool) {
+        let Some(flight) = self.dispatch.get(number) else { return };
+        let queue = flight.queue;
+        let lost = flight.rows.iter().all(|id| self.stock.items[*id].is_orphaned());
+        if lost {
+            // The broker has these requests back and delivers them again.
+            let rows = self.dispatch.end(number).map(|flight| flight.rows).unwrap_or_default();
+            return rows.into_iter().for_each(|id| self.give_back(id));
+        }
+        let identities: Vec<Identity> = if self.outcomes_wanted {
+            flight.rows.iter().map(|id| self.stock.items[*id].identity).collect()
+        } else {
+            Vec::new()
+        };
+        identities.into_iter().for_each(|identity| self.tell(identity, None));
+        if alone && !self.stock.queues.live(queue).health.needs_probe() {
+            self.dispatch.suspect(&mut self.stock, number, true);
+        } else {
+            self.dispatch.send_again(&mut self.stock, number);
+        }
+    }
+
+    /// Whether its members were delivered cannot be known.
+    fn note_unknown(&mut self, number: u64) {
+        let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
+        for id in rows {
+            self.stock.amend(id, |item| item.outcome_unknown = true);
+        }
+    }
+
+    // ---- sending ----------------------------------------------------------------------------------------------
+
+    /// Hands out batches while there are slots and queues that have something.
+    pub(super) fn pump(&mut self, now: Now, out: &mut Vec<Batch>) {
+        for queue in self.dispatch.late_probes(&self.stock, now) {
+            self.stock.queues.live(queue).hindered = true;
+            self.stock.begin_evicting(queue);
+        }
+        while let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) {
+            candidate.rows = self.screen(std::mem::take(&mut candidate.rows), now);
+            self.send(candidate, now, out);
+        }
+    }
+
+    fn send(&mut self, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
+        if candidate.rows.is_empty() {
+            self.dispatch.drop_candidate(&mut self.stock, &candidate);
+        } else {
+            self.dispatch.send(&mut self.stock, candidate, now, out);
+        }
+    }
+
+    /// Payloads have come: flights that waited for them go out, as far as they still may.
+    pub(super) fn contents_loaded(
+        &mut self,
+        contents: Vec<(u64, Arc<super::types::Content>)>,
+        now: Now,
+        out: &mut Vec<Batch>,
+    ) {
+        for queue in self.dispatch.content_loaded(&mut self.stock, contents) {
+            while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue) {
+                let before = rows.len();
+                let rows = self.screen(rows, now);
+                self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
+                self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
+            }
+        }
+    }
+
+    /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back made early
+    /// waits again, and what the broker will deliver anew is forgotten.
+    fn screen(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
+        let is_early =
+            |item: &super::items::Item| item.own_time && item.key.due > now.wall && item.attempts == 0;
+        let is_good = |item: &super::items::Item| {
+            let expired = item.expiry <= now.wall && !mutated(Mutant::ExpiryIgnored);
+            !item.is_orphaned() && (item.is_dead() || (!expired && !is_early(item)))
+        };
+        if rows.iter().all(|id| is_good(&self.stock.items[*id])) {
+            return rows;
+        }
+        let (good, bad): (Vec<ItemId>, Vec<ItemId>) =
+            rows.into_iter().partition(|id| is_good(&self.stock.items[*id]));
+        for id in bad {
+            let item = &self.stock.items[id];
+            let expiry = item.expiry;
+            if item.is_orphaned() {
+                self.give_back(id);
+            } else if expiry <= now.wall {
+                let error =
+                    format!("x-deliver-before {expiry} was over when it could leave, at {}", now.wall);
+                self.kill(id, Reason::Expired, &error, now);
+            } else {
+                let identity = item.identity;
+                self.stock.set_flying(id, None);
+                self.stock.postpone(id);
+                self.tell(identity, None);
+            }
+        }
+        good
+    }
+
+    // ---- where an identity is ---------------------------------------------------------------------------------
+
+    pub(super) fn is_in_flight(&self, id: ItemId) -> bool {
+        self.dispatch.is_in_flight(&self.stock.items[id])
+    }
+
+    /// In flight, or perhaps delivered: it cannot be said yet how it ends.
+    pub(super) fn is_undecided(&self, id: ItemId) -> bool {
+        self.is_in_flight(id) || self.stock.items[id].outcome_unknown
+    }
+
+    /// Where an identity of this queue is, or how it ended. `found`: what the store says, where it was asked.
+    pub(super) fn whereabouts(
+        &mut self,
+        identity: Identity,
+        queue: QueueId,
+        found: Option<Found>,
+        now: Now,
+    ) -> Whereabouts {
+        if let Some(id) =
+            self.stock.items.by_identity(identity).filter(|id| self.stock.items[*id].queue == queue)
+        {
+            if !self.stock.items[id].is_orphaned() || self.is_in_flight(id) {
+                return Whereabouts::Live(Live::Resident(id));
+            }
+            // Its request is delivered again, and nothing of it is under way.
+            self.take_off(id);
+            self.give_back(id);
+        }
+        let Some(found) = found else { return Whereabouts::Nowhere };
+        if let Some(mut stored) = found.item {
+            if stored.dead.is_none() && stored.application == *self.stock.queues[queue].name() {
+                stored.key = self.stock.reads.present_key(&stored);
+                return Whereabouts::Live(Live::Far(Box::new(stored)));
+            }
+        }
+        let tail = self.stock.queues.settings_of(queue).dedupe_tail;
+        match found.ended {
+            Some(ended)
+                if ended.at.min(now.wall).saturating_add(tail) > now.wall
+                    || identity.assigned_seq().is_some() =>
+            {
+                Whereabouts::Ended(Box::new(ended))
+            }
+            Some(_) | None => Whereabouts::Nowhere,
+        }
+    }
+
+    /// What is to be told of an item in memory.
+    pub(super) fn listed(&self, id: ItemId) -> Listed {
+        let item = &self.stock.items[id];
+        let (application, customer) = self.stock.address(item);
+        let stage = if self.is_in_flight(id) {
+            ListedStage::InFlight
+        } else {
+            match item.stage {
+                Stage::Scheduled | Stage::Windowed { .. } => ListedStage::Waiting,
+                Stage::Ready | Stage::Flying(_) => self.stage_of_due(item.queue),
+            }
+        };
+        Listed {
+            stage,
+            key: item.key,
+            accepted_due: item.accepted_due(),
+            due: item.due,
+            application,
+            customer,
+            received: item.received,
+            attempts: item.attempts,
+            last_error: item.last_error(),
+            properties: item.content.clone(),
+        }
+    }
+
+    /// Of an item that is due and not in flight.
+    fn stage_of_due(&self, queue: QueueId) -> ListedStage {
+        if self.stock.queues[queue].is_failing() {
+            ListedStage::Parked
+        } else {
+            ListedStage::Waiting
+        }
+    }
+
+    /// What is to be told of an item in the store alone.
+    pub(super) fn listed_far(&self, stored: Stored, now: Now) -> Listed {
+        let queue = self.stock.queues.find(stored.queue()).filter(|_| stored.key.due <= now.wall);
+        Listed {
+            stage: queue.map_or(ListedStage::Waiting, |queue| self.stage_of_due(queue)),
+            key: stored.key,
+            accepted_due: stored.accepted_due,
+            due: stored.key.due,
+            application: stored.application,
+            customer: stored.customer,
+            received: stored.received,
+            attempts: stored.attempts,
+            last_error: stored.last_error,
+            properties: stored.content,
+        }
+    }
+
+    /// Items that nothing but the broker keeps, for lists.
+    pub(super) fn pending(&self) -> Vec<ItemId> {
+        let is_pending = |id: &ItemId| {
+            let item = &self.stock.items[*id];
+            matches!(item.residence, Residence::Pending(_)) && !item.is_dead()
+        };
+        if self.stock.journal.is_durable() {
+            self.stock
+                .deferred()
+                .filter(|id| self.stock.items.get(*id).is_some())
+                .filter(is_pending)
+                .collect()
+        } else {
+            self.stock.items.ids().filter(is_pending).collect()
+        }
+    }
+}

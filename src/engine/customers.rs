@@ -1,0 +1,171 @@
+//! The customers of each application, as long as anything of theirs is in memory or their window is open.
+
+use super::items::{ItemId, Items};
+use super::queue::{Entry, QueueId, Queues};
+use super::size::{self, Overhead};
+use super::slab::{handle, Handle, Slab};
+use super::windows::Window;
+use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+handle!(
+    /// A customer of one application.
+    CustomerId
+);
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Customer {
+    pub(super) queue: QueueId,
+    pub(super) name: Arc<str>,
+    pub(super) overhead: Overhead,
+    pub(super) window: Option<Window>,
+    /// Due items, in order of (due, seq) unless `unsorted`.
+    pub(super) ready: VecDeque<ItemId>,
+    pub(super) unsorted: bool,
+    /// It stands in its queue's line, or among the stalled.
+    pub(super) in_line: bool,
+    /// Items in memory, and the first of the list that runs through them.
+    rows: u32,
+    first: Option<ItemId>,
+    /// Work under way that needs it to stay.
+    pins: u32,
+}
+
+/// All customers.
+#[derive(Debug)]
+pub(super) struct Customers {
+    table: Slab<CustomerId, Customer>,
+}
+
+impl Customers {
+    pub(super) fn new() -> Self {
+        Customers { table: Slab::new() }
+    }
+
+    pub(super) fn find(&self, queues: &Queues, queue: QueueId, name: &str) -> Option<CustomerId> {
+        queues[queue].live()?.customers.get(name).copied()
+    }
+
+    /// The customer of this name, made known if it is not.
+    pub(super) fn id(&mut self, queues: &mut Queues, queue: QueueId, name: &str) -> CustomerId {
+        let application = Arc::clone(queues[queue].name());
+        let live = queues.live(queue);
+        if let Some(id) = live.customers.get(name) {
+            return *id;
+        }
+        let name: Arc<str> = name.into();
+        let id = self.table.insert(Customer {
+            queue,
+            overhead: size::overhead(live.settings.format, &application, Some(&name)),
+            name: Arc::clone(&name),
+            window: None,
+            ready: VecDeque::new(),
+            unsorted: false,
+            in_line: false,
+            rows: 0,
+            first: None,
+            pins: 0,
+        });
+        live.customers.insert(name, id);
+        id
+    }
+
+    pub(super) fn get(&self, id: CustomerId) -> Option<&Customer> {
+        self.table.get(id)
+    }
+
+    /// The customer in this place of the table.
+    pub(super) fn at(&self, place: u32) -> Option<CustomerId> {
+        self.table.at(place)
+    }
+
+    /// An item has come into memory.
+    pub(super) fn add_row(&mut self, id: CustomerId, item: ItemId, items: &mut Items) {
+        let customer = &mut self.table[id];
+        items.link(item, customer.first.replace(item));
+        customer.rows += 1;
+    }
+
+    /// An item is about to leave memory.
+    pub(super) fn remove_row(
+        &mut self,
+        id: CustomerId,
+        item: ItemId,
+        items: &mut Items,
+        queues: &mut Queues,
+    ) {
+        if let Some(first) = items.unlink(item) {
+            self.table[id].first = first;
+        }
+        self.table[id].rows -= 1;
+        self.release(id, queues);
+    }
+
+    /// Items of the customer in memory, the last that came first.
+    pub(super) fn items<'a>(&self, id: CustomerId, items: &'a Items) -> impl Iterator<Item = ItemId> + 'a {
+        std::iter::successors(self.table[id].first, |item| items.sibling(*item))
+    }
+
+    /// Keeps a customer while work is under way that may take its last item away.
+    pub(super) fn pin(&mut self, id: CustomerId) {
+        self.table[id].pins += 1;
+    }
+
+    pub(super) fn unpin(&mut self, id: CustomerId, queues: &mut Queues) {
+        self.table[id].pins -= 1;
+        self.release(id, queues);
+    }
+
+    /// Forgets a customer that nothing needs any more.
+    pub(super) fn release(&mut self, id: CustomerId, queues: &mut Queues) {
+        let Some(customer) = self.table.get(id) else { return };
+        let idle = customer.rows == 0 && customer.pins == 0 && customer.window.is_none() && !customer.in_line;
+        if idle {
+            let live = queues.live(customer.queue);
+            live.customers.remove(&*customer.name);
+            live.customers.shrink();
+            self.table.remove(id);
+        }
+    }
+
+    /// Batches have another overhead once the format has changed. The cost is that of all customers.
+    pub(super) fn configure(&mut self, queues: &Queues) -> Vec<CustomerId> {
+        let all: Vec<CustomerId> = self.table.handles().collect();
+        for id in &all {
+            let customer = &mut self.table[*id];
+            let format = queues.settings_of(customer.queue).format;
+            let application = queues[customer.queue].name();
+            customer.overhead = size::overhead(format, application, Some(&customer.name));
+        }
+        all
+    }
+
+    /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs one.
+    pub(super) fn push_ready(&mut self, id: CustomerId, item: ItemId, sorted: bool) -> Option<Entry> {
+        let customer = &mut self.table[id];
+        customer.unsorted |= !sorted;
+        customer.ready.push_back(item);
+        let joins = !std::mem::replace(&mut customer.in_line, true);
+        joins.then_some(Entry::Customer(id))
+    }
+}
+
+impl Index<CustomerId> for Customers {
+    type Output = Customer;
+    fn index(&self, id: CustomerId) -> &Customer {
+        &self.table[id]
+    }
+}
+
+impl IndexMut<CustomerId> for Customers {
+    fn index_mut(&mut self, id: CustomerId) -> &mut Customer {
+        &mut self.table[id]
+    }
+}
+
+/// The place of a handle, for the schedule.
+pub(super) fn place_of(id: CustomerId) -> u32 {
+    id.place()
+}

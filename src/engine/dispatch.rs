@@ -1,0 +1,628 @@
+//! The way out: from due items to batches, and to the publisher.
+//!
+//! A queue with something to send stands in the run queue, and each turn of it sends one batch, so that a large backlog of
+//! one delays no other. Every batch takes a slot of the publisher; none is formed without a free one. The first batch
+//! of a queue of which nothing is known, or nothing good, goes alone on a channel of its own, of which there are few; what
+//! becomes of it hinders nothing else. So does a batch that was under way on a channel that the broker closed.
+//!
+//! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same batch id;
+//! receivers drop the repeat by item id. What an outcome means is judged in `mod.rs`, by [`super::health`].
+
+use super::event::Load;
+use super::items::{Item, ItemId, NumberMap, Stage};
+use super::loader::PROBE_ROWS;
+use super::lookup::Lookup;
+use super::mutant::{mutated, Mutant};
+use super::queue::QueueId;
+use super::stock::Stock;
+use super::types::{Batch, BatchItem, Content, Format, Now, Settings, ALONE_CHANNELS};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it in memory, ms.
+const LATE_PROBE_MS: u64 = 500;
+
+/// How far a batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FlightState {
+    /// Formed; that many payloads are still to come from the store. Holds a slot.
+    Fetching { missing: usize, alone: bool },
+    /// With the publisher. Holds a slot.
+    Out { alone: bool },
+    /// To be sent again, in its queue's list.
+    Resend,
+    /// To be sent again alone.
+    Suspect,
+}
+
+/// A batch from the moment it is formed until it is settled for good.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) queue: QueueId,
+    /// In order of (due, seq). Never empty.
+    pub(super) rows: Vec<ItemId>,
+    /// Payload bytes, against the publisher's bound.
+    bytes: u64,
+    /// Fixed when it is formed: a repeat is the same message, whatever the settings have become meanwhile.
+    format: Format,
+    publishes: u32,
+    state: FlightState,
+}
+
+/// The state of the egress end, as last told.
+#[derive(Clone, Copy, Debug, Default)]
+struct Egress {
+    ready: bool,
+    blocked: bool,
+}
+
+/// What could be sent next.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    /// Its number, where it has been out before.
+    number: Option<u64>,
+    pub(super) queue: QueueId,
+    pub(super) rows: Vec<ItemId>,
+    alone: bool,
+    /// Its format, bytes and publishes, where it has been out before.
+    before: Option<(Format, u32)>,
+    suspect: bool,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Dispatch {
+    egress: Egress,
+    flights: NumberMap<u64, Flight>,
+    next_number: u64,
+    slots: usize,
+    bytes: u64,
+    max_in_flight: usize,
+    max_bytes: u64,
+    confirm_timeout: u64,
+    /// Flights to be sent alone, in order; and those that are, by number, since when (monotonic).
+    suspects: VecDeque<u64>,
+    alone: BTreeMap<u64, u64>,
+    /// Queues whose probe waits for a channel, and the one that got the last free one: they take turns.
+    for_channel: BTreeSet<QueueId>,
+    last_for_channel: Option<QueueId>,
+    /// Queues that are left alone, by when their pause ends, monotonic.
+    backoffs: BTreeSet<(u64, QueueId)>,
+    /// Arrival numbers of items whose payloads must be fetched.
+    lacking: Vec<u64>,
+}
+
+impl Dispatch {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let mut dispatch = Dispatch {
+            egress: Egress::default(),
+            flights: Lookup::new(),
+            next_number: 1,
+            slots: 0,
+            bytes: 0,
+            max_in_flight: 0,
+            max_bytes: 0,
+            confirm_timeout: 0,
+            suspects: VecDeque::new(),
+            alone: BTreeMap::new(),
+            for_channel: BTreeSet::new(),
+            last_for_channel: None,
+            backoffs: BTreeSet::new(),
+            lacking: Vec::new(),
+        };
+        dispatch.configure(settings);
+        dispatch
+    }
+
+    pub(super) fn configure(&mut self, settings: &Settings) {
+        self.max_in_flight = settings.max_in_flight;
+        self.max_bytes = settings.max_in_flight_bytes;
+        self.confirm_timeout = settings.confirm_timeout;
+    }
+
+    pub(super) fn set_ready(&mut self, ready: bool) {
+        self.egress = Egress { ready, blocked: false };
+    }
+
+    pub(super) fn set_blocked(&mut self, blocked: bool) {
+        self.egress.blocked = blocked;
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.egress.ready && !self.egress.blocked
+    }
+
+    /// Batches that hold a slot.
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// A queue may not take all slots: another's batch finds one free within a confirm.
+    pub(super) fn share(&self) -> usize {
+        (self.max_in_flight * 3 / 4).max(1)
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<&Flight> {
+        self.flights.get(&number)
+    }
+
+    /// Published and not settled, or on its way to the publisher.
+    pub(super) fn is_in_flight(&self, item: &Item) -> bool {
+        let Stage::Flying(number) = item.stage else { return false };
+        self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())
+    }
+
+    /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
+    pub(super) fn is_free_for(&self, stock: &Stock, queue: QueueId) -> bool {
+        let queue = &stock.queues[queue];
+        let Some(live) = queue.live() else { return false };
+        self.is_open()
+            && !queue.is_held_back()
+            && !live.health.needs_probe()
+            && live.resend.is_empty()
+            && live.suspects == 0
+            && self.slots + live.line.len() < self.max_in_flight
+    }
+
+    fn has_slot(&self) -> bool {
+        self.is_open() && self.slots < self.max_in_flight && (self.slots == 0 || self.bytes < self.max_bytes)
+    }
+
+    /// A channel is free for a batch that goes alone, or the one that has waited longest for its confirm may lose its own.
+    fn has_channel(&self, now: Now) -> bool {
+        let oldest = self.alone.values().min();
+        self.alone.len() < ALONE_CHANNELS
+            || oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono)
+    }
+
+    fn may_send(&self, stock: &Stock, id: QueueId) -> bool {
+        let queue = &stock.queues[id];
+        let Some(live) = queue.live() else { return false };
+        (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
+            && live.suspects == 0
+            && live.health.may_send(live.slots, self.share())
+    }
+
+    /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nobody has anything.
+    pub(super) fn next(&mut self, stock: &mut Stock, now: Now) -> Option<Candidate> {
+        if !self.has_slot() {
+            return None;
+        }
+        if self.has_channel(now) {
+            if let Some(candidate) = self.next_suspect(stock) {
+                return Some(candidate);
+            }
+            self.call_for_channel(stock);
+        }
+        while let Some(queue) = stock.queues.next_to_run() {
+            let live = stock.queues.live(queue);
+            if live.slots == 0 {
+                live.health.rest(now.mono);
+            }
+            if !self.may_send(stock, queue) {
+                continue;
+            }
+            let alone = stock.queues.live(queue).health.needs_probe();
+            if alone && !self.has_channel(now) {
+                self.for_channel.insert(queue);
+                continue;
+            }
+            if let Some(candidate) = self.next_of(stock, queue, alone) {
+                return Some(candidate);
+            }
+            stock.queues.look_at(queue);
+        }
+        None
+    }
+
+    /// The next queue that waits for a channel stands in line again.
+    fn call_for_channel(&mut self, stock: &mut Stock) {
+        let next = self.last_for_channel.and_then(|last| {
+            let behind = (Bound::Excluded(last), Bound::Unbounded);
+            self.for_channel.range(behind).next().copied()
+        });
+        let Some(queue) = next.or_else(|| self.for_channel.first().copied()) else { return };
+        self.for_channel.remove(&queue);
+        self.last_for_channel = Some(queue);
+        if stock.queues.get(queue).is_some() {
+            stock.queues.run(queue);
+        }
+    }
+
+    /// The first suspect whose queue is not paused.
+    fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {
+        let waits = |number: &u64| {
+            self.flights.get(number).is_some_and(|flight| !stock.queues[flight.queue].is_paused())
+        };
+        let place = self.suspects.iter().position(waits)?;
+        let number = self.suspects.remove(place)?;
+        let candidate = self.again(number, true)?;
+        Some(Candidate { suspect: true, ..candidate })
+    }
+
+    fn again(&mut self, number: u64, alone: bool) -> Option<Candidate> {
+        let flight = self.flights.get_mut(&number)?;
+        Some(Candidate {
+            number: Some(number),
+            queue: flight.queue,
+            rows: std::mem::take(&mut flight.rows),
+            alone,
+            before: Some((flight.format, flight.publishes)),
+            suspect: false,
+        })
+    }
+
+    fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool) -> Option<Candidate> {
+        while let Some(number) = stock.queues.live(queue).resend.pop_front() {
+            if let Some(candidate) = self.again(number, alone) {
+                return Some(candidate);
+            }
+        }
+        let most = if stock.queues[queue].is_failing() { PROBE_ROWS } else { usize::MAX };
+        let rows = stock.take_batch(queue, most);
+        let new = Candidate { number: None, queue, rows, alone, before: None, suspect: false };
+        (!new.rows.is_empty()).then_some(new)
+    }
+
+    /// Nothing of a candidate may be sent: it is gone.
+    pub(super) fn drop_candidate(&mut self, stock: &mut Stock, candidate: &Candidate) {
+        candidate.number.into_iter().for_each(|number| {
+            self.flights.remove(&number);
+        });
+        if candidate.suspect {
+            stock.queues.live(candidate.queue).suspects -= 1;
+        }
+        self.look_again(stock, candidate.queue);
+    }
+
+    /// Something has changed for the queue: it stands in line again, and the loader looks at it.
+    pub(super) fn look_again(&mut self, stock: &mut Stock, queue: QueueId) {
+        stock.queues.look_at(queue);
+        stock.queues.run(queue);
+    }
+
+    /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one that waits,
+    /// others of the same queue wait too: their order counts.
+    pub(super) fn send(&mut self, stock: &mut Stock, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
+        let Candidate { number, queue, rows, alone, before, suspect } = candidate;
+        let number = number.unwrap_or_else(|| {
+            self.next_number += 1;
+            self.next_number - 1
+        });
+        let (mut bytes, mut lacking) = (0, Vec::new());
+        for id in &rows {
+            stock.set_flying(*id, Some(number));
+            let item = &stock.items[*id];
+            bytes += item.content.as_ref().map_or(u64::from(item.weight), |content| content.size());
+            if item.content.is_none() {
+                lacking.push(item.key.seq);
+            }
+        }
+        let settings_format = stock.queues.settings_of(queue).format;
+        let (format, publishes) = before.unwrap_or((settings_format, 0));
+        let state = FlightState::Fetching { missing: lacking.len(), alone };
+        let count = rows.len() as u64;
+        self.flights.insert(number, Flight { queue, rows, bytes, format, publishes, state });
+        self.slots += 1;
+        self.bytes += bytes;
+        if alone {
+            self.alone.insert(number, now.mono);
+        }
+        let live = stock.queues.live(queue);
+        live.slots += 1;
+        live.flying += count;
+        live.suspects -= usize::from(suspect);
+        let waits = !lacking.is_empty() || !live.fetching.is_empty();
+        if waits {
+            live.fetching.push_back(number);
+            self.lacking.append(&mut lacking);
+        } else {
+            self.launch(stock, number, out);
+        }
+        stock.queues.run(queue);
+    }
+
+    /// The payloads that flights wait for.
+    pub(super) fn take_lacking(&mut self, stock: &Stock) -> Option<Load> {
+        if self.lacking.is_empty() {
+            return None;
+        }
+        let lacking = std::mem::take(&mut self.lacking);
+        let place = |seq: u64| Some((seq, stock.place_in_store(&stock.items[stock.items.by_seq(seq)?])));
+        Some(Load::Contents(lacking.into_iter().filter_map(place).collect()))
+    }
+
+    /// Payloads have come. The queues whose flights may be complete now.
+    pub(super) fn content_loaded(
+        &mut self,
+        stock: &mut Stock,
+        contents: Vec<(u64, Arc<Content>)>,
+    ) -> BTreeSet<QueueId> {
+        let mut queues = BTreeSet::new();
+        for (seq, content) in contents {
+            let Some(id) = stock.items.by_seq(seq) else { continue };
+            if stock.items[id].content.is_some() {
+                continue;
+            }
+            let Stage::Flying(number) = stock.items[id].stage else { continue };
+            let Some(flight) = self.flights.get_mut(&number) else { continue };
+            let FlightState::Fetching { missing, .. } = &mut flight.state else { continue };
+            *missing = missing.saturating_sub(1);
+            queues.insert(flight.queue);
+            stock.items.set_content(id, content);
+        }
+        queues
+    }
+
+    /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its number and
+    /// members, to be looked at once more: time has passed.
+    pub(super) fn next_fetched(&mut self, stock: &mut Stock, queue: QueueId) -> Option<(u64, Vec<ItemId>)> {
+        let number = *stock.queues.live(queue).fetching.front()?;
+        let Some(flight) = self.flights.get_mut(&number) else {
+            stock.queues.live(queue).fetching.pop_front();
+            return self.next_fetched(stock, queue);
+        };
+        if !matches!(flight.state, FlightState::Fetching { missing: 0, .. }) {
+            return None;
+        }
+        stock.queues.live(queue).fetching.pop_front();
+        Some((number, std::mem::take(&mut flight.rows)))
+    }
+
+    /// What is left of it after that look goes out, or goes back where the way out has closed meanwhile.
+    pub(super) fn launch_fetched(
+        &mut self,
+        stock: &mut Stock,
+        number: u64,
+        rows: Vec<ItemId>,
+        out: &mut Vec<Batch>,
+    ) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let (queue, left) = (flight.queue, rows.len() as u64);
+        let FlightState::Fetching { alone, .. } = flight.state else { return };
+        flight.rows = rows;
+        if left > 0 && self.is_open() {
+            self.launch(stock, number, out);
+        } else {
+            self.free_slot(stock, number, left);
+            if left == 0 {
+                self.flights.remove(&number);
+            } else if alone && !stock.queues.live(queue).health.needs_probe() {
+                self.suspect(stock, number, true);
+            } else {
+                self.send_again(stock, number);
+            }
+        }
+        self.look_again(stock, queue);
+    }
+
+    /// Members of a flight that holds a slot were taken out: the queue counts them no more.
+    pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
+        let live = stock.queues.live(queue);
+        live.flying = live.flying.saturating_sub(gone as u64);
+    }
+
+    /// Hands a flight to the publisher.
+    fn launch(&mut self, stock: &mut Stock, number: u64, out: &mut Vec<Batch>) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let FlightState::Fetching { alone, .. } = flight.state else { return };
+        flight.publishes += 1;
+        flight.state = FlightState::Out { alone };
+        let mut items = Vec::with_capacity(flight.rows.len());
+        let mut attempt = flight.publishes;
+        for id in &flight.rows {
+            let content = stock.lend_content(*id);
+            let item = &stock.items[*id];
+            attempt = attempt.max(item.attempts + 1);
+            debug_assert!(content.is_some(), "a batch is published whole");
+            items.push(BatchItem {
+                seq: item.key.seq,
+                accepted_due: item.accepted_due(),
+                due: if item.is_dead() && item.own_time { item.accepted_due() } else { item.due },
+                received: item.received,
+                attempts: item.attempts,
+                content: content.unwrap_or_default(),
+            });
+        }
+        let first = &stock.items[flight.rows[0]];
+        let dead = first.extra.as_deref().and_then(|extra| extra.dead.clone());
+        let (application, customer) = stock.address(first);
+        stock.counters.batches_published += 1;
+        out.push(Batch {
+            number,
+            application,
+            customer,
+            dead,
+            format: flight.format,
+            closed_by: first.closed_by,
+            attempt,
+            due: items[0].due,
+            alone,
+            items,
+        });
+    }
+
+    /// A flight that was out has ended there. Whether it went alone; `None`: it is not out.
+    pub(super) fn landed(&mut self, stock: &mut Stock, number: u64) -> Option<bool> {
+        let flight = self.flights.get(&number)?;
+        let FlightState::Out { alone } = flight.state else { return None };
+        let (queue, count) = (flight.queue, flight.rows.len() as u64);
+        self.free_slot(stock, number, count);
+        self.look_again(stock, queue);
+        Some(alone)
+    }
+
+    fn free_slot(&mut self, stock: &mut Stock, number: u64, rows: u64) {
+        let Some(flight) = self.flights.get(&number) else { return };
+        self.slots -= 1;
+        self.bytes -= flight.bytes;
+        self.alone.remove(&number);
+        let live = stock.queues.live(flight.queue);
+        live.slots -= 1;
+        live.flying = live.flying.saturating_sub(rows);
+    }
+
+    /// A flight is over; its members.
+    pub(super) fn end(&mut self, number: u64) -> Option<Flight> {
+        self.flights.remove(&number)
+    }
+
+    /// It was handed over, and went nowhere.
+    pub(super) fn not_published(&mut self, number: u64) {
+        if let Some(flight) = self.flights.get_mut(&number) {
+            flight.publishes = flight.publishes.saturating_sub(1);
+        }
+    }
+
+    /// To be sent again as it is, before anything new of its queue.
+    pub(super) fn send_again(&mut self, stock: &mut Stock, number: u64) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.state = FlightState::Resend;
+        let resend = &mut stock.queues.live(flight.queue).resend;
+        let at = resend.partition_point(|other| *other < number);
+        resend.insert(at, number);
+        let queue = flight.queue;
+        self.look_again(stock, queue);
+    }
+
+    /// Into the line of those that are sent alone.
+    pub(super) fn suspect(&mut self, stock: &mut Stock, number: u64, first: bool) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.state = FlightState::Suspect;
+        stock.queues.live(flight.queue).suspects += 1;
+        if first {
+            self.suspects.push_front(number);
+        } else {
+            let at = self.suspects.partition_point(|other| *other < number);
+            self.suspects.insert(at, number);
+        }
+    }
+
+    /// One of its members is refused by the broker: its halves are tried alone. False: it has only one.
+    pub(super) fn split(&mut self, stock: &mut Stock, number: u64) -> bool {
+        let Some(flight) = self.flights.get_mut(&number).filter(|flight| flight.rows.len() > 1) else {
+            return false;
+        };
+        let rows = flight.rows.split_off(flight.rows.len() / 2);
+        flight.bytes /= 2;
+        let half = Flight { rows, state: FlightState::Suspect, ..*flight };
+        let other = self.next_number;
+        self.next_number += 1;
+        half.rows.iter().for_each(|id| stock.set_flying(*id, Some(other)));
+        self.flights.insert(other, half);
+        self.suspect(stock, other, true);
+        self.suspect(stock, number, true);
+        true
+    }
+
+    /// An item that ends leaves its flight, which waits for its next try; the last one takes it along.
+    pub(super) fn leave(&mut self, stock: &mut Stock, id: ItemId) {
+        let Stage::Flying(number) = stock.items[id].stage else { return };
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        debug_assert!(!flight.state.holds_slot(), "what is in flight has no end yet");
+        flight.rows.retain(|other| *other != id);
+        if !flight.rows.is_empty() {
+            return;
+        }
+        let (queue, state) = (flight.queue, flight.state);
+        self.flights.remove(&number);
+        let live = stock.queues.live(queue);
+        match state {
+            FlightState::Suspect => {
+                live.suspects -= 1;
+                self.suspects.retain(|other| *other != number);
+            }
+            FlightState::Resend => live.resend.retain(|other| *other != number),
+            FlightState::Fetching { .. } | FlightState::Out { .. } => {}
+        }
+        self.look_again(stock, queue);
+    }
+
+    /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
+    pub(super) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
+        let mut numbers: Vec<u64> = std::mem::take(&mut stock.queues.live(queue).resend).into();
+        if stock.queues.live(queue).suspects > 0 {
+            let flights = &self.flights;
+            let is_mine = |number: &u64| flights.get(number).is_some_and(|flight| flight.queue == queue);
+            let (mine, others): (VecDeque<u64>, VecDeque<u64>) =
+                self.suspects.iter().partition(|number| is_mine(number));
+            self.suspects = others;
+            stock.queues.live(queue).suspects -= mine.len();
+            numbers.extend(mine);
+        }
+        numbers.sort_unstable();
+        numbers
+            .into_iter()
+            .filter_map(|number| self.flights.remove(&number))
+            .flat_map(|flight| flight.rows)
+            .collect()
+    }
+
+    // ---- pauses -----------------------------------------------------------------------------------------------
+
+    /// The queue is left alone until then, monotonic.
+    pub(super) fn begin_backoff(&mut self, queue: QueueId, until: u64) {
+        self.backoffs.insert((until, queue));
+    }
+
+    /// Queues whose pause has ended.
+    pub(super) fn end_backoffs(&mut self, stock: &mut Stock, now: Now) {
+        while let Some((until, queue)) = self.backoffs.first().copied().filter(|(at, _)| *at <= now.mono) {
+            self.backoffs.pop_first();
+            self.end_backoff(stock, queue, until);
+        }
+    }
+
+    fn end_backoff(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
+        if stock.queues.get(queue).is_some() && stock.queues.live(queue).health.end_pause(until) {
+            self.look_again(stock, queue);
+        }
+    }
+
+    /// A command ends the pause of a queue now.
+    pub(super) fn retry_now(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
+        self.backoffs.remove(&(until, queue));
+        self.end_backoff(stock, queue, until);
+    }
+
+    /// Queues whose probe has been out for long, and that were not known to be hindered.
+    pub(super) fn late_probes(&self, stock: &Stock, now: Now) -> Vec<QueueId> {
+        let late = self.alone.iter().filter(|(_, since)| *since + LATE_PROBE_MS <= now.mono);
+        let queues = late.filter_map(|(number, _)| self.flights.get(number).map(|flight| flight.queue));
+        queues.filter(|queue| stock.queues[*queue].live().is_some_and(|live| !live.hindered)).collect()
+    }
+
+    /// When something is to be done without any event, monotonic.
+    pub(super) fn deadline(&self, stock: &Stock) -> Option<u64> {
+        let backoff = self.backoffs.first().map(|(at, _)| *at);
+        let waits = !self.suspects.is_empty() || !self.for_channel.is_empty();
+        let channel = self
+            .alone
+            .values()
+            .min()
+            .filter(|_| waits && self.alone.len() >= ALONE_CHANNELS && self.is_open());
+        let channel = channel.map(|since| since + self.confirm_timeout);
+        let late = self.alone.iter().filter(|(number, _)| {
+            let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));
+            queue.and_then(|queue| queue.live()).is_some_and(|live| !live.hindered)
+        });
+        let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
+        [backoff, channel, late].into_iter().flatten().min()
+    }
+
+    /// Nothing is on its way out, nor waits for a slot.
+    pub(super) fn is_idle(&self, stock: &Stock) -> bool {
+        !self.is_open()
+            || (self.slots == 0 && !stock.queues.is_anything_running() && self.suspects.is_empty())
+    }
+}
+
+impl FlightState {
+    fn holds_slot(self) -> bool {
+        match self {
+            FlightState::Fetching { .. } | FlightState::Out { .. } => true,
+            FlightState::Resend | FlightState::Suspect => false,
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What a request whose id is known comes to: the contract's table, pure.
+
+use super::types::{DuplicateRule, End, Ended};
+
+/// What is known of the id.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Known<'a> {
+    /// An item of it waits or is parked; due then, and due if the new one were accepted (UTC ms).
+    Waiting { due: u64, new_due: u64 },
+    /// An item of it is in flight, or its only copy is coming back from the broker.
+    Undecided {
+        /// Its request is delivered again: this may be it, so that its end decides whatever the rule.
+        orphaned: bool,
+    },
+    /// It ended within the tail.
+    Ended(&'a Ended),
+}
+
+/// What follows. The order is that of the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The new one is dropped.
+    Drop,
+    /// The new one takes the place of the old one.
+    Replace,
+    /// The new one is another item with that id.
+    Anew,
+    /// The new one is dead, reason `duplicate`.
+    Reject,
+    /// The attempt has to end first.
+    Await,
+}
+
+/// `redelivered`: the broker's mark, which says no more than that somebody had it. `fingerprint`: of the new one;
+/// `old`: of the item that is known, where that waits.
+pub(super) fn judge(
+    rule: DuplicateRule,
+    known: Known<'_>,
+    redelivered: bool,
+    fingerprint: u64,
+    old: u64,
+) -> Verdict {
+    use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
+    let comes_back = |before: u64| redelivered && before == fingerprint;
+    match known {
+        Known::Undecided { orphaned: true } => Verdict::Await,
+        Known::Undecided { orphaned: false } => match rule {
+            Keep => Verdict::Drop,
+            Reject if comes_back(old) => Verdict::Drop,
+            Reject => Verdict::Reject,
+            Replace | Earliest | Latest => Verdict::Await,
+        },
+        Known::Waiting { due, new_due } => match rule {
+            Keep => Verdict::Drop,
+            Reject if comes_back(old) => Verdict::Drop,
+            Reject => Verdict::Reject,
+            Replace => Verdict::Replace,
+            Earliest if new_due < due => Verdict::Replace,
+            Latest if new_due > due => Verdict::Replace,
+            Earliest | Latest => Verdict::Drop,
+        },
+        Known::Ended(ended) => match (&ended.end, rule) {
+            (End::CancelledAgain, _) => Verdict::Anew,
+            (End::Cancelled | End::Dead(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
+            (End::Cancelled | End::Dead(_), _) => Verdict::Anew,
+            (End::Sent(_), Keep | Earliest) => Verdict::Drop,
+            (End::Sent(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
+            (End::Sent(_), Reject) => Verdict::Reject,
+            (End::Sent(_), Replace | Latest) => Verdict::Anew,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::types::{BatchId, Dead, Reason};
+    use super::*;
+    use std::sync::Arc;
+
+    fn ended(end: End) -> Ended {
+        Ended { end, at: 0, due: 0, attempts: 0, fingerprint: 7, customer: None }
+    }
+
+    /// Columns: waiting (new one earlier, same, later), in flight, orphaned, sent (the same again, the same bytes sent
+    /// anew, another one redelivered), cancelled (the same again, another), cancelled by a repeated command, dead (the
+    /// same again).
+    #[test]
+    fn the_contracts_table() {
+        let sent = ended(End::Sent(BatchId::default()));
+        let cancelled = ended(End::Cancelled);
+        let again = ended(End::CancelledAgain);
+        let dead = ended(End::Dead(Arc::new(Dead { reason: Reason::Attempts, error: "".into() })));
+        let cases: [(Known<'_>, bool, u64); 12] = [
+            (Known::Waiting { due: 5, new_due: 4 }, false, 7),
+            (Known::Waiting { due: 5, new_due: 5 }, false, 7),
+            (Known::Waiting { due: 5, new_due: 6 }, false, 7),
+            (Known::Undecided { orphaned: false }, false, 7),
+            (Known::Undecided { orphaned: true }, true, 7),
+            (Known::Ended(&sent), true, 7),
+            (Known::Ended(&sent), false, 7),
+            (Known::Ended(&sent), true, 8),
+            (Known::Ended(&cancelled), true, 7),
+            (Known::Ended(&cancelled), true, 8),
+            (Known::Ended(&again), true, 7),
+            (Known::Ended(&dead), true, 7),
+        ];
+        let line = |rule| -> String {
+            let letter = |(known, redelivered, fingerprint): &(Known<'_>, bool, u64)| match judge(
+                rule,
+                *known,
+                *redelivered,
+                *fingerprint,
+                7,
+            ) {
+                Verdict::Drop => 'd',
+                Verdict::Replace => 'R',
+                Verdict::Anew => 'n',
+                Verdict::Reject => 'x',
+                Verdict::Await => 'w',
+            };
+            cases.iter().map(letter).collect()
+        };
+        assert_eq!(line(DuplicateRule::Keep), "ddddwddddnnd");
+        assert_eq!(line(DuplicateRule::Replace), "RRRwwdnndnnd");
+        assert_eq!(line(DuplicateRule::Earliest), "Rddwwddddnnd");
+        assert_eq!(line(DuplicateRule::Latest), "ddRwwdnndnnd");
+        assert_eq!(line(DuplicateRule::Reject), "xxxxwdxxdnnd");
+    }
+}

@@ -1,0 +1,185 @@
+//! Whether a queue can be delivered to: a circuit breaker, pure.
+//!
+//! One probe at a time tries a queue of which that is not known, or which has failed; its confirm opens the way, and the
+//! number of batches under way grows with each further one.
+
+use super::backoff::{self, Random};
+use super::types::Retry;
+use std::sync::Arc;
+
+/// How long a confirm proves that a queue can be delivered to, ms. After a longer rest its next batch goes alone: a queue
+/// that was removed meanwhile then costs one returned batch, not a window of them.
+const PROOF_MS: u64 = 5_000;
+
+/// What is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing confirmed lately: a probe is to be sent.
+    Unproven,
+    /// Confirmed lately, at this monotonic moment.
+    Proven { at: u64 },
+    /// Could not be delivered to: the next probe goes at `until` (monotonic ms).
+    Parked { until: u64 },
+}
+
+/// See the module's page.
+#[derive(Clone, Debug)]
+pub(super) struct Health {
+    state: State,
+    /// Failed probes in a row, and the text of the last.
+    failures: u32,
+    last_error: Option<Arc<str>>,
+    /// Most batches under way.
+    allowance: usize,
+}
+
+impl Health {
+    pub(super) fn new() -> Self {
+        Health { state: State::Unproven, failures: 0, last_error: None, allowance: 1 }
+    }
+
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    pub(super) fn last_error(&self) -> Option<&Arc<str>> {
+        self.last_error.as_ref()
+    }
+
+    /// The last try failed, and none has succeeded since.
+    pub(super) fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// Batches are sent one at a time, each alone on its channel.
+    pub(super) fn needs_probe(&self) -> bool {
+        self.state == State::Unproven
+    }
+
+    /// Whether one more batch may go, beside so many under way. `share`: the most that one queue may have.
+    pub(super) fn may_send(&self, under_way: usize, share: usize) -> bool {
+        match self.state {
+            State::Unproven => under_way == 0,
+            State::Proven { .. } => under_way < self.allowance.min(share),
+            State::Parked { .. } => false,
+        }
+    }
+
+    /// A batch was confirmed. A straggler from before a failure proves nothing: the probe decides.
+    pub(super) fn confirmed(&mut self, now_mono: u64, share: usize) {
+        match self.state {
+            State::Parked { .. } => return,
+            State::Proven { .. } => self.allowance = (self.allowance * 2).min(share.max(1)),
+            State::Unproven => self.allowance = 2,
+        }
+        self.failures = 0;
+        self.last_error = None;
+        self.state = State::Proven { at: now_mono };
+    }
+
+    /// A batch failed. The moment at which the pause ends, if it begins now.
+    pub(super) fn failed(
+        &mut self,
+        error: &str,
+        retry: &Retry,
+        random: &mut Random,
+        now_mono: u64,
+    ) -> Option<u64> {
+        let draw = random.draw();
+        self.allowance = 1;
+        if matches!(self.state, State::Parked { .. }) {
+            return None;
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.last_error = Some(error.into());
+        let until = now_mono + backoff::pause(retry, self.failures, draw);
+        self.state = State::Parked { until };
+        Some(until)
+    }
+
+    /// Nothing can be said any more: the channel went, or a long rest.
+    pub(super) fn doubt(&mut self) {
+        if matches!(self.state, State::Proven { .. }) {
+            self.state = State::Unproven;
+            self.allowance = 1;
+        }
+    }
+
+    /// With nothing under way: whether the proof is still good.
+    pub(super) fn rest(&mut self, now_mono: u64) {
+        if matches!(self.state, State::Proven { at } if now_mono > at + PROOF_MS) {
+            self.doubt();
+        }
+    }
+
+    /// The pause has ended, or is ended by a command. False: there was none that ends now.
+    pub(super) fn end_pause(&mut self, until: u64) -> bool {
+        let ends = self.state == State::Parked { until };
+        if ends {
+            self.state = State::Unproven;
+        }
+        ends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RETRY: Retry = Retry { min: 1_000, max: 300_000, attempts: 0 };
+
+    /// Each line: what happens, then whether a first, a second and a third batch may go at the same time.
+    #[test]
+    fn a_drawn_table() {
+        let mut health = Health::new();
+        let mut random = Random(1);
+        let mut story = Vec::new();
+        let mut until = 0;
+        for (at, event) in [
+            (0, "start"),
+            (1, "ok"),
+            (2, "ok"),
+            (3, "fail"),
+            (4, "ok"),
+            (5, "fail"),
+            (6, "end"),
+            (7, "ok"),
+            (9_000, "rest"),
+            (9_001, "fail"),
+            (9_002, "end"),
+            (9_003, "fail"),
+        ] {
+            match event {
+                "ok" => health.confirmed(at, 3),
+                "fail" => until = health.failed("no route", &RETRY, &mut random, at).unwrap_or(until),
+                "end" => assert!(health.end_pause(until)),
+                "rest" => health.rest(at),
+                _ => {}
+            }
+            let may: String = (0..3).map(|n| if health.may_send(n, 3) { 'x' } else { '.' }).collect();
+            story.push(format!("{event:5} {may} {}", health.failures()));
+        }
+        assert_eq!(
+            story,
+            [
+                "start x.. 0",
+                "ok    xx. 0",
+                "ok    xxx 0",
+                "fail  ... 1",
+                "ok    ... 1",
+                "fail  ... 1",
+                "end   x.. 1",
+                "ok    xx. 0",
+                "rest  x.. 0",
+                "fail  ... 1",
+                "end   x.. 1",
+                "fail  ... 2",
+            ]
+        );
+        assert!(!health.end_pause(until + 1), "another pause");
+    }
+}

@@ -1,0 +1,380 @@
+//! What will be written, and what waits for it: store operations in their order, the commits under way, acks and answers
+//! that a commit makes true, and the numbers that a commit has leased.
+//!
+//! Here alone is known whether there is a store for items. Without one only the memory of ended ids is written, and what
+//! would wait for a commit waits for nothing.
+
+use super::event::{IndexRows, Marks, Op, Place, QueueRow, Stored, Token};
+use super::items::ItemId;
+use super::ledger::Ledger;
+use super::mutant::{mutated, Mutant};
+use super::types::{Ack, Asker, Delivery, Now, Reply};
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+
+/// Removals may wait this long for a commit that is made anyway, ms. It bounds what a crash can repeat.
+const LAZY_MS: u64 = 10;
+
+/// Removals that are committed without waiting.
+const LAZY_OPS: usize = 10_000;
+
+/// Arrival numbers taken from the store at a time. A new one is asked for when half is used up, so that no turn can
+/// use up what is left: it takes [`LEASE_LEFT`] at most.
+const LEASE: u64 = 1 << 20;
+const LEASE_LEFT: u64 = 1 << 17;
+
+/// Uncommitted work beyond which nothing more is taken in: payload bytes, and operations. The disk has to keep up.
+const UNCOMMITTED_BYTES: u64 = 32 << 20;
+const UNCOMMITTED_OPS: u64 = 200_000;
+
+/// Arrival numbers: each is given out once in the life of a store. A life begins behind the lease of the one before, so
+/// that a number is never given out twice, whatever was lost with a crash.
+#[derive(Debug)]
+struct Numbers {
+    next: u64,
+    /// Numbers below are ours, durably.
+    leased: u64,
+    /// The end of the lease as the next commit will write it, or has written it with this token.
+    asked: u64,
+    asked_with: Option<Token>,
+}
+
+/// One commit's worth of effects.
+#[derive(Debug)]
+pub(super) struct Commit {
+    pub(super) ops: Vec<Op>,
+    pub(super) token: Token,
+    pub(super) marks: Marks,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Journal {
+    durable: bool,
+    ops: Vec<Op>,
+    /// There is an operation that does not wait, and the monotonic moment of the first one.
+    urgent: bool,
+    since: u64,
+    /// Rows of queues have changed beside the operations, and answers wait for that.
+    rows_changed: bool,
+    /// Payload bytes of the operations.
+    bytes: u64,
+    token: Token,
+    committed: Token,
+    numbers: Numbers,
+    /// Parts that become safe, payloads that may be let go, and answers that become true, each with a commit.
+    awaiting: VecDeque<(Token, Delivery)>,
+    fresh: VecDeque<(Token, ItemId)>,
+    replies: VecDeque<(Token, Reply)>,
+    /// Answers that are on their way to the broker.
+    answers_out: usize,
+    /// Commits under way: operations and payload bytes.
+    under_way: VecDeque<(Token, u64, u64)>,
+    uncommitted: (u64, u64),
+    /// Which deliveries are safe.
+    ledger: Ledger,
+    /// Takes the operations of a store that keeps no items.
+    discarded: Vec<Op>,
+}
+
+impl Journal {
+    /// `next_seq`: [`Marks::next_seq`] as the store had it.
+    pub(super) fn new(durable: bool, next_seq: u64) -> Self {
+        let next = next_seq.max(1);
+        Journal {
+            durable,
+            ops: Vec::new(),
+            urgent: true,
+            since: 0,
+            rows_changed: false,
+            bytes: 0,
+            token: 0,
+            committed: 0,
+            numbers: Numbers { next, leased: next, asked: next + LEASE, asked_with: None },
+            awaiting: VecDeque::new(),
+            fresh: VecDeque::new(),
+            replies: VecDeque::new(),
+            answers_out: 0,
+            under_way: VecDeque::new(),
+            uncommitted: (0, 0),
+            ledger: Ledger::new(!durable),
+            discarded: Vec::new(),
+        }
+    }
+
+    /// Whether items are written to a store; else the broker's unacked message is the only copy.
+    pub(super) fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    // ---- numbers ----------------------------------------------------------------------------------------------
+
+    /// An arrival number that was never given out before. Only while [`Journal::has_numbers`].
+    pub(super) fn number(&mut self) -> u64 {
+        let number = self.numbers.next;
+        debug_assert!(
+            number < self.numbers.leased || mutated(Mutant::LeaseForgotten),
+            "numbers are leased first"
+        );
+        self.numbers.next += 1;
+        number
+    }
+
+    /// The number that the next arrival will get.
+    pub(super) fn next_number(&self) -> u64 {
+        self.numbers.next
+    }
+
+    /// As many numbers are left as a turn may use up.
+    pub(super) fn has_numbers(&self) -> bool {
+        self.numbers.next + LEASE_LEFT <= self.numbers.leased || mutated(Mutant::LeaseForgotten)
+    }
+
+    fn renew_lease(&mut self) {
+        let numbers = &mut self.numbers;
+        if numbers.asked_with.is_none()
+            && numbers.asked == numbers.leased
+            && numbers.next + LEASE / 2 > numbers.leased
+        {
+            numbers.asked = numbers.leased + LEASE;
+            self.urgent = true;
+        }
+    }
+
+    // ---- operations -------------------------------------------------------------------------------------------
+
+    /// Writes an item; the commit that it goes with.
+    pub(super) fn put(&mut self, item: Stored, indexed: bool) -> Token {
+        debug_assert!(self.durable, "without a store nothing is written");
+        self.bytes += item.content.as_ref().map_or(0, |content| content.size());
+        self.push(Op::Put { item: Box::new(item), indexed });
+        self.token + 1
+    }
+
+    /// Writes at once, in this order.
+    pub(super) fn push(&mut self, op: Op) {
+        self.urgent = true;
+        self.push_lazy(op);
+    }
+
+    /// A commit is to be made at once, if only for the rows of queues.
+    pub(super) fn hurry(&mut self) {
+        self.urgent = true;
+        self.rows_changed = true;
+    }
+
+    /// Writes with the next commit, or soon.
+    pub(super) fn push_lazy(&mut self, op: Op) {
+        if self.durable {
+            self.ops.push(op);
+        }
+    }
+
+    /// Removes an item with the next commit, or soon.
+    pub(super) fn delete(&mut self, place: Place, rows: IndexRows) {
+        self.push_lazy(Op::Delete { place, rows });
+    }
+
+    /// Remembers, also where items are not stored.
+    pub(super) fn remember(&mut self, op: Op) {
+        self.ops.push(op);
+    }
+
+    /// To be filled by whoever writes several; they go with the next commit, or soon.
+    pub(super) fn ops(&mut self) -> &mut Vec<Op> {
+        if self.durable {
+            &mut self.ops
+        } else {
+            self.discarded.clear();
+            &mut self.discarded
+        }
+    }
+
+    /// The commit that makes everything decided so far durable.
+    fn present_token(&self) -> Token {
+        if self.ops.is_empty() && !self.rows_changed {
+            self.token
+        } else {
+            self.token + 1
+        }
+    }
+
+    /// The commit that operations collected now will go with.
+    pub(super) fn next_token(&self) -> Token {
+        self.token + 1
+    }
+
+    pub(super) fn is_committed(&self, token: Token) -> bool {
+        token <= self.committed
+    }
+
+    /// Commits handed over and not yet durable.
+    pub(super) fn uncommitted(&self) -> u64 {
+        self.token - self.committed
+    }
+
+    /// The store is so far behind that nothing more should be taken in.
+    pub(super) fn is_under_pressure(&self) -> bool {
+        let (ops, bytes) = self.uncommitted;
+        ops > UNCOMMITTED_OPS || bytes > UNCOMMITTED_BYTES
+    }
+
+    /// Nothing is to be written, and nothing waits for a commit.
+    pub(super) fn is_idle(&self) -> bool {
+        self.ops.is_empty()
+            && self.committed == self.token
+            && self.replies.is_empty()
+            && self.answers_out == 0
+    }
+
+    // ---- what waits -------------------------------------------------------------------------------------------
+
+    /// A delivery of this generation has come in, made of `parts` parts.
+    pub(super) fn open_delivery(&mut self, delivery: Delivery, parts: u32) {
+        self.ledger.open(delivery, parts);
+    }
+
+    pub(super) fn is_current(&self, delivery: Delivery) -> bool {
+        self.ledger.is_current(delivery)
+    }
+
+    /// The handle of a delivery of the present generation.
+    pub(super) fn delivery(&self, tag: NonZeroU64) -> Delivery {
+        self.ledger.delivery(tag)
+    }
+
+    /// A part of a delivery is safe.
+    pub(super) fn safe(&mut self, delivery: Delivery) {
+        self.ledger.safe(delivery);
+    }
+
+    /// The item with this tag is safe once this commit is durable.
+    pub(super) fn safe_with(&mut self, token: Token, tag: NonZeroU64) {
+        self.safe_after(token, self.ledger.delivery(tag));
+    }
+
+    /// A part of a delivery is safe once all that was decided up to now is durable.
+    pub(super) fn safe_once_durable(&mut self, delivery: Delivery) {
+        self.safe_after(self.present_token(), delivery);
+    }
+
+    fn safe_after(&mut self, token: Token, delivery: Delivery) {
+        if token <= self.committed || !self.durable || mutated(Mutant::AckBeforeCommit) {
+            self.ledger.safe(delivery);
+        } else {
+            debug_assert!(self.awaiting.back().is_none_or(|(last, _)| *last <= token), "in order of commit");
+            self.awaiting.push_back((token, delivery));
+        }
+    }
+
+    /// The acks that follow from what became safe.
+    pub(super) fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
+        self.ledger.acks(now, out);
+    }
+
+    /// The payload may be let go once this commit is durable.
+    pub(super) fn fresh(&mut self, token: Token, id: ItemId) {
+        self.fresh.push_back((token, id));
+    }
+
+    /// Answers are out, or nothing waits for them any more.
+    pub(super) fn answered(&mut self, count: usize) {
+        self.answers_out = self.answers_out.saturating_sub(count);
+    }
+
+    /// Answers, once all that was decided up to now is durable.
+    pub(super) fn reply(&mut self, reply: Reply) {
+        self.replies.push_back((self.present_token(), reply));
+    }
+
+    /// Answers that are true for good.
+    pub(super) fn take_replies(&mut self) -> Vec<Reply> {
+        let mut out = Vec::new();
+        while let Some((token, _)) = self.replies.front() {
+            if *token > self.committed && self.durable && !mutated(Mutant::AnswerTooSoon) {
+                break;
+            }
+            let Some((_, reply)) = self.replies.pop_front() else { break };
+            match &reply.asker {
+                Asker::Remote { delivery, reply_to: None, .. } => self.ledger.safe(*delivery),
+                Asker::Remote { .. } => {
+                    self.answers_out += 1;
+                    out.push(reply);
+                }
+                Asker::Local(_) => out.push(reply),
+            }
+        }
+        out
+    }
+
+    /// A new life of the ingest connection, or none (0): nothing of the one before can be acked any more.
+    pub(super) fn restart_deliveries(&mut self, generation: u32) {
+        self.awaiting.clear();
+        self.ledger.restart(generation);
+    }
+
+    /// A commit became durable. Payloads that may be let go.
+    pub(super) fn committed(&mut self, token: Token) -> Vec<ItemId> {
+        debug_assert!(token <= self.token, "only what was handed over can be durable");
+        self.committed = self.committed.max(token);
+        if self.numbers.asked_with.is_some_and(|asked| asked <= token) {
+            self.numbers.asked_with = None;
+            self.numbers.leased = self.numbers.asked;
+        }
+        while self.under_way.front().is_some_and(|(at, ..)| *at <= token) {
+            if let Some((_, ops, bytes)) = self.under_way.pop_front() {
+                self.uncommitted = (self.uncommitted.0 - ops, self.uncommitted.1 - bytes);
+            }
+        }
+        while self.awaiting.front().is_some_and(|(at, _)| *at <= token) {
+            self.awaiting.pop_front().into_iter().for_each(|(_, delivery)| self.ledger.safe(delivery));
+        }
+        let mut fresh = Vec::new();
+        while self.fresh.front().is_some_and(|(at, _)| *at <= token) {
+            fresh.extend(self.fresh.pop_front().map(|(_, id)| id));
+        }
+        fresh
+    }
+
+    // ---- the commit -------------------------------------------------------------------------------------------
+
+    /// Notes when the first operation came; call it once a turn, before [`Journal::take`].
+    pub(super) fn observe(&mut self, now: Now) {
+        self.renew_lease();
+        if self.ops.is_empty() {
+            self.since = now.mono;
+        }
+    }
+
+    /// Whether a commit is to be made now. `hurry`: something else waits for what is written.
+    pub(super) fn is_due(&self, hurry: bool, now: Now) -> bool {
+        let lease = self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none();
+        let some = !self.ops.is_empty() || self.rows_changed;
+        let pressed = hurry || !self.replies.is_empty() || self.ops.len() >= LAZY_OPS;
+        lease || (some && (self.urgent || pressed || now.mono >= self.since + LAZY_MS))
+    }
+
+    /// Everything collected, as one commit; `rows`: of the queues that it changes.
+    pub(super) fn take(&mut self, rows: Vec<QueueRow>) -> Commit {
+        self.token += 1;
+        self.urgent = false;
+        self.rows_changed = false;
+        let mut ops = std::mem::take(&mut self.ops);
+        if self.durable {
+            ops.extend(rows.into_iter().map(Op::PutQueue));
+        }
+        let size = (ops.len() as u64, std::mem::take(&mut self.bytes));
+        self.uncommitted = (self.uncommitted.0 + size.0, self.uncommitted.1 + size.1);
+        self.under_way.push_back((self.token, size.0, size.1));
+        if self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none() {
+            self.numbers.asked_with = Some(self.token);
+        }
+        Commit { ops, token: self.token, marks: Marks { next_seq: self.numbers.asked } }
+    }
+
+    /// When the next commit is due without any event, monotonic.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        let commit = (!self.ops.is_empty()).then_some(self.since + LAZY_MS);
+        [commit, self.ledger.deadline()].into_iter().flatten().min()
+    }
+}

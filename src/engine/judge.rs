@@ -1,0 +1,340 @@
+//! What an arrival comes to: asked for, admitted, dropped, put in another's place, or made to wait.
+
+use super::admission::{Limits, Verdict as LimitVerdict};
+use super::arrivals::{Arrival, Questions};
+use super::core::{Core, Live, Whereabouts};
+use super::duplicates::{self, Known, Verdict};
+use super::event::{Found, Wanted};
+use super::items::{Extra, Stage};
+use super::mutant::{mutated, Mutant};
+use super::queue::QueueId;
+use super::scans::Scans;
+use super::stock::{Admission, Origin, Timing};
+use super::types::{
+    Answer, AppSettings, Asker, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity, Key, NewItem,
+    Now, Reason, Rejected, Reply, Settings,
+};
+use super::windows;
+use std::sync::Arc;
+
+/// What has been decided of a request.
+#[derive(Debug)]
+pub(super) enum Judged {
+    Done,
+    /// It waits for the outcome of the item of this identity.
+    Await(Identity, Box<NewItem>),
+    /// There is no room for it now: it waits in line.
+    NoRoom(Box<NewItem>),
+}
+
+/// Everything that a judgement needs beside the core.
+pub(super) struct Bench<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) limits: &'a mut Limits,
+    pub(super) scans: &'a mut Scans,
+    pub(super) draining: bool,
+}
+
+/// What has to be asked before an arrival can be judged: nothing, where memory knows, or the store cannot.
+pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Questions {
+    let Some((application, identities)) = arrival.subject() else { return Vec::new() };
+    let known = |identity: &Identity| core.stock.items.by_identity(*identity).is_some();
+    if identities.iter().flatten().any(known) {
+        return Vec::new();
+    }
+    let queue = core.stock.queues.find(application);
+    let tail =
+        queue.map_or(settings.of(application), |queue| core.stock.queues.settings_of(queue)).dedupe_tail;
+    let far = queue.is_some_and(|queue| core.stock.queues[queue].far() > 0);
+    let assigned = match arrival {
+        Arrival::Command { command: Command::Cancel(target) | Command::Lookup(target), .. } => {
+            target.assigned
+        }
+        Arrival::Command { .. } | Arrival::Item(..) | Arrival::Rejected(..) => None,
+    };
+    let mut out = Vec::new();
+    for identity in identities.into_iter().flatten() {
+        let given = identity.is_given();
+        let buckets = if given { core.recent.buckets_of(identity, tail, now.wall) } else { Vec::new() };
+        if far || !buckets.is_empty() {
+            let key =
+                assigned.filter(|_| !given).map(|assigned| Key { due: assigned.due, seq: assigned.seq });
+            out.push(Wanted { identity, application: application.into(), key, buckets });
+        }
+    }
+    out
+}
+
+/// When a new item is due, as far as that is its own matter.
+fn timing(settings: &AppSettings, item: &NewItem, now: Now) -> Timing {
+    match (item.at, &item.customer) {
+        (Some(at), _) => Timing::Own(own_due(settings, at, item.expiry, now)),
+        (None, Some(_)) => Timing::Windowed,
+        (None, None) => Timing::Immediate,
+    }
+}
+
+/// An own time, rounded as configured; the past is now. Rounding never passes an expiry.
+fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now: Now) -> u64 {
+    let step = settings.coalesce;
+    if at <= now.wall {
+        return now.wall;
+    }
+    if step == 0 {
+        return at;
+    }
+    if mutated(Mutant::CoalesceRoundsDown) {
+        return at / step * step;
+    }
+    let rounded = at.div_ceil(step).saturating_mul(step);
+    let passes = expiry.is_some_and(|expiry| rounded >= expiry);
+    if passes && !mutated(Mutant::CoalesceIgnoresExpiry) {
+        at
+    } else {
+        rounded
+    }
+}
+
+impl Bench<'_> {
+    /// A request, in its turn.
+    pub(super) fn item(
+        &mut self,
+        core: &mut Core,
+        item: Box<NewItem>,
+        origin: Origin,
+        found: Vec<(Identity, Found)>,
+        now: Now,
+    ) -> Judged {
+        let Some(identity) = item.identity else { return self.admit(core, item, origin, now) };
+        let queue = core.stock.queues.id(&item.application);
+        let found = found.into_iter().next().map(|(_, found)| found);
+        let whereabouts = core.whereabouts(identity, queue, found, now);
+        let whereabouts = self.scans.claim(core, whereabouts, now);
+        match whereabouts {
+            Whereabouts::Nowhere => self.admit(core, item, origin, now),
+            Whereabouts::Ended(ended) => self.known(core, item, origin, Known::Ended(&ended), 0, None, now),
+            Whereabouts::Live(live) => {
+                let (known, old) = self.known_live(core, &item, queue, &live, now);
+                self.known(core, item, origin, known, old, Some(live), now)
+            }
+        }
+    }
+
+    fn known_live(
+        &self,
+        core: &Core,
+        item: &NewItem,
+        queue: QueueId,
+        live: &Live,
+        now: Now,
+    ) -> (Known<'static>, u64) {
+        let (due, old) = match live {
+            Live::Resident(id) => {
+                let resident = &core.stock.items[*id];
+                if resident.is_orphaned() {
+                    return (Known::Undecided { orphaned: true }, resident.fingerprint);
+                }
+                if core.is_in_flight(*id) && !mutated(Mutant::InFlightIsReplaced) {
+                    return (Known::Undecided { orphaned: false }, resident.fingerprint);
+                }
+                (resident.due, resident.fingerprint)
+            }
+            Live::Far(stored) => (stored.key.due, stored.fingerprint),
+        };
+        let settings = core.stock.queues.settings_of(queue);
+        let new_due = match timing(settings, item, now) {
+            Timing::Own(due) => due,
+            Timing::Immediate => now.wall,
+            Timing::Windowed => {
+                let name = item.customer.as_deref().unwrap_or_default();
+                let customer = core.stock.customers.find(&core.stock.queues, queue, name);
+                let window = customer.and_then(|id| core.stock.customers[id].window.as_ref());
+                window.map_or_else(|| now.wall + windows::length(settings, now), |window| window.end())
+            }
+        };
+        (Known::Waiting { due, new_due }, old)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call for the two ways an id can be known")]
+    fn known(
+        &mut self,
+        core: &mut Core,
+        item: Box<NewItem>,
+        origin: Origin,
+        known: Known<'_>,
+        old: u64,
+        live: Option<Live>,
+        now: Now,
+    ) -> Judged {
+        let rule = item.on_duplicate;
+        let verdict = match duplicates::judge(rule, known, origin.redelivered, item.fingerprint, old) {
+            _ if mutated(Mutant::RulesDoKeep) => Verdict::Drop,
+            Verdict::Anew if mutated(Mutant::MarkAloneDrops) && origin.redelivered => Verdict::Drop,
+            verdict => verdict,
+        };
+        match verdict {
+            Verdict::Drop => {
+                core.stock.counters.duplicates[rule as usize].dropped += 1;
+                // It may be the same message once more: then the one that it is dropped for must be safe first.
+                if mutated(Mutant::DuplicateAckedTooSoon) {
+                    core.stock.journal.safe(origin.delivery);
+                } else {
+                    core.stock.journal.safe_once_durable(origin.delivery);
+                }
+                Judged::Done
+            }
+            Verdict::Reject => {
+                core.stock.counters.duplicates[rule as usize].dead += 1;
+                let error = "an item with this id is known, and x-on-duplicate is reject";
+                let dead = Dead { reason: Reason::Duplicate, error: error.into() };
+                reject(core, item.rejected(dead), origin, now);
+                Judged::Done
+            }
+            Verdict::Anew => {
+                let judged = self.admit(core, item, origin, now);
+                core.stock.counters.duplicates[rule as usize].accepted +=
+                    u64::from(matches!(judged, Judged::Done));
+                judged
+            }
+            Verdict::Await => match item.identity {
+                Some(identity) => Judged::Await(identity, item),
+                None => Judged::NoRoom(item),
+            },
+            Verdict::Replace => match live {
+                Some(live) => self.replace(core, item, live, origin, now),
+                None => self.admit(core, item, origin, now),
+            },
+        }
+    }
+
+    /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's window, the
+    /// old one stays.
+    fn replace(
+        &mut self,
+        core: &mut Core,
+        item: Box<NewItem>,
+        live: Live,
+        origin: Origin,
+        now: Now,
+    ) -> Judged {
+        let rule = item.on_duplicate;
+        let queue = core.stock.queues.id(&item.application);
+        let timing = timing(core.stock.queues.settings_of(queue), &item, now);
+        match self.limits.judge_replacement(&mut core.stock, self.settings, &item, timing, now) {
+            LimitVerdict::Admit => {}
+            LimitVerdict::Wait => return Judged::NoRoom(item),
+            LimitVerdict::Dead(dead) => {
+                reject(core, item.rejected(dead), origin, now);
+                return Judged::Done;
+            }
+        }
+        let inherited = inherited_window(core, &item, &live, now);
+        match &live {
+            Live::Resident(id) => core.take_out(*id),
+            Live::Far(stored) => core.stock.finish_far(stored),
+        }
+        core.stock.counters.replaced += 1;
+        core.stock.counters.duplicates[rule as usize].replaced += 1;
+        self.take_in(core, item, origin, timing, inherited, now);
+        Judged::Done
+    }
+
+    /// A request whose id nothing has, if the limits let it in.
+    fn admit(&mut self, core: &mut Core, item: Box<NewItem>, origin: Origin, now: Now) -> Judged {
+        let known = core.stock.queues.find(&item.application);
+        let settings =
+            known.map_or(self.settings.of(&item.application), |id| core.stock.queues.settings_of(id));
+        let timing = timing(settings, &item, now);
+        match self.limits.judge(&mut core.stock, self.settings, &item, timing, now) {
+            LimitVerdict::Admit => {
+                self.take_in(core, item, origin, timing, None, now);
+                Judged::Done
+            }
+            LimitVerdict::Wait => Judged::NoRoom(item),
+            LimitVerdict::Dead(dead) => {
+                refuse(core, item, dead, origin, now);
+                Judged::Done
+            }
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        core: &mut Core,
+        item: Box<NewItem>,
+        origin: Origin,
+        timing: Timing,
+        inherited: Option<u64>,
+        now: Now,
+    ) {
+        let queue = core.stock.queues.find(&item.application);
+        let may_defer = item.customer.is_none()
+            && !self.draining
+            && queue.is_some_and(|queue| core.dispatch.is_free_for(&core.stock, queue));
+        core.stock.admit(*item, Admission { origin, timing, inherited, may_defer }, now);
+    }
+}
+
+/// The planned end of the window that a replaced item leaves: else a producer that replaces its item again and again
+/// would keep its customer's window open for ever.
+fn inherited_window(core: &Core, item: &NewItem, live: &Live, now: Now) -> Option<u64> {
+    let customer = item.customer.as_deref()?;
+    match live {
+        Live::Resident(id) => {
+            let old = &core.stock.items[*id];
+            let same = old.customer.filter(|id| *core.stock.customers[*id].name == *customer)?;
+            matches!(old.stage, Stage::Windowed { .. })
+                .then(|| core.stock.customers[same].window.as_ref().map(|window| window.end()))
+                .flatten()
+        }
+        Live::Far(stored) => {
+            let same = stored.is_windowed() && stored.customer.as_deref() == Some(customer);
+            (same && stored.key.due > now.wall).then_some(stored.key.due)
+        }
+    }
+}
+
+/// There is no room for it: it is dead, and its id remembered as that of a dead item.
+fn refuse(core: &mut Core, item: Box<NewItem>, dead: Dead, origin: Origin, now: Now) {
+    let (identity, fingerprint) = (item.identity, item.fingerprint);
+    let application: Arc<str> = (&*item.application).into();
+    let ended = Ended {
+        end: End::Dead(Arc::new(dead.clone())),
+        at: now.wall,
+        due: item.at.unwrap_or(now.wall),
+        attempts: 0,
+        fingerprint,
+        customer: item.customer.as_deref().map(Arc::from),
+    };
+    let letter = reject(core, item.rejected(dead), origin, now);
+    if let Some(identity) = identity {
+        let queue = core.stock.queues.id(&application);
+        core.remember_dead(queue, identity, letter, ended);
+    }
+}
+
+/// A request that was not understood, or cannot be taken, becomes a dead letter of its own; its arrival number.
+pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
+    core.stock.counters.rejected += 1;
+    core.stock.counters.dead[rejected.dead.reason as usize] += 1;
+    let answer = rejected.reply_to.is_some().then(|| Answer::Rejected(rejected.dead.error.clone()));
+    let application: Arc<str> = rejected.application.map_or_else(|| "".into(), Arc::from);
+    let extra = Extra {
+        accepted_due: None,
+        last_error: None,
+        dead: Some(Arc::new(rejected.dead)),
+        meant_for: Some((application, rejected.customer.map(Arc::from))),
+        former_identity: None,
+    };
+    let letter = core.stock.admit_dead(extra, rejected.content, origin, now);
+    if let (Some(reply_to), Some(answer)) = (rejected.reply_to, answer) {
+        // The dead letter has the delivery in its care: the answer acks nothing.
+        let delivery = Delivery { generation: 0, tag: 0 };
+        let asker = Asker::Remote { delivery, redelivered: false, reply_to: Some(reply_to) };
+        core.stock.journal.reply(Reply { asker, command: None, answer });
+    }
+    letter
+}
+
+/// The rules by which the counters are ordered.
+const _: () = assert!(DuplicateRule::Reject as usize == 4);

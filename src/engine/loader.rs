@@ -1,0 +1,219 @@
+//! What comes into memory, and when: the next rows of each queue before they are due, a few at the head of one that
+//! is to be probed or trimmed.
+//!
+//! A read takes its place in memory when it is asked for. Where memory is full, what is due later makes way for what is due
+//! sooner; and where all that is there waits for what is not, a few rows more are taken.
+
+use super::event::{Load, Range, RangeRows};
+use super::items::ItemId;
+use super::mutant::{mutated, Mutant};
+use super::queue::{Loading, QueueId};
+use super::stock::{Stock, HORIZON_MS};
+use super::types::Now;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// Items due within this time make others leave memory that are due later, ms.
+const URGENT_MS: u64 = 2_000;
+
+/// Rows read of one queue at a time.
+const CHUNK_ROWS: usize = 4_096;
+
+/// A queue with this many due items in memory needs no more for the moment.
+const ENOUGH_ROWS: u64 = 2_048;
+
+/// Rows at the head of a queue, for a probe; and for what is to be given up there.
+pub(super) const PROBE_ROWS: usize = 16;
+const TRIM_ROWS: usize = 256;
+
+/// Queues in one read, and reads under way.
+const RANGES: usize = 64;
+const READS: usize = 4;
+
+/// Rows taken beyond the bound of memory where nothing could move otherwise; one such read at a time.
+const FEW_ROWS: usize = 64;
+
+/// Places in memory that one read has taken.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    bytes: u64,
+    /// Beyond the bound.
+    few: bool,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Loader {
+    /// Queues to be read from, by when (wall clock).
+    wanted: BTreeSet<(u64, QueueId)>,
+    under_way: VecDeque<Share>,
+    /// When memory was short: the moment at which others have to make way.
+    blocked_until: Option<u64>,
+}
+
+impl Loader {
+    pub(super) fn new() -> Self {
+        Loader { wanted: BTreeSet::new(), under_way: VecDeque::new(), blocked_until: None }
+    }
+
+    /// Looks again at the queues about which something has changed, and reads from those whose time has come.
+    pub(super) fn advance(&mut self, stock: &mut Stock, now: Now, loads: &mut Vec<Load>) {
+        for id in stock.queues.take_review() {
+            if stock.queues.get(id).is_some() {
+                let at = wanted_at(stock, id, now);
+                self.want(stock, id, at);
+            }
+        }
+        self.blocked_until = None;
+        while self.under_way.len() < READS {
+            let Some(load) = self.next_read(stock, now) else { break };
+            loads.push(load);
+        }
+    }
+
+    fn want(&mut self, stock: &mut Stock, id: QueueId, at: u64) {
+        let queue = &mut stock.queues[id];
+        if queue.wake != u64::MAX {
+            self.wanted.remove(&(queue.wake, id));
+        }
+        queue.wake = at;
+        if at != u64::MAX {
+            self.wanted.insert((at, id));
+        }
+    }
+
+    fn next_read(&mut self, stock: &mut Stock, now: Now) -> Option<Load> {
+        let mut ranges = Vec::new();
+        let mut few = false;
+        while let Some((_, id)) = self.wanted.first().copied().filter(|(at, _)| *at <= now.wall) {
+            if ranges.len() >= RANGES || few {
+                break;
+            }
+            let rows = match self.room(stock, id, now) {
+                Some(room) => room,
+                None if self.may_take_few(stock, id, now) => {
+                    few = true;
+                    FEW_ROWS
+                }
+                None => break,
+            };
+            self.want(stock, id, u64::MAX);
+            ranges.push(begin(stock, id, rows, now));
+        }
+        if ranges.is_empty() {
+            return None;
+        }
+        let bytes = stock.free_bytes() / 2;
+        stock.reserve(0, bytes);
+        stock.reads.begin();
+        self.under_way.push_back(Share { bytes, few });
+        Some(Load::Ranges { ranges, max_bytes: bytes })
+    }
+
+    /// How many rows of this queue find room. Others make way where it is urgent.
+    fn room(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> Option<usize> {
+        let near = stock.queues[id].near_until();
+        if stock.free_rows() == 0 {
+            let urgent_at = near.due.saturating_sub(URGENT_MS);
+            if urgent_at > now.wall {
+                self.blocked_until = Some(self.blocked_until.map_or(urgent_at, |at| at.min(urgent_at)));
+            } else {
+                stock.evict_furthest(FEW_ROWS * 4, near.due, now);
+            }
+        }
+        Some(stock.free_rows()).filter(|room| *room > 0)
+    }
+
+    /// What the queue has in memory waits for what it has not.
+    fn may_take_few(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
+        let queue = &stock.queues[id];
+        let stuck = queue.live().is_none_or(|live| live.line.is_empty());
+        stuck && queue.near_until().due <= now.wall && !self.under_way.iter().any(|share| share.few)
+    }
+
+    /// A read has come back: what it brought, in order.
+    pub(super) fn loaded(&mut self, stock: &mut Stock, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
+        let mut restored = Vec::new();
+        for RangeRows { queue: name, rows, next } in ranges {
+            let Some(id) = stock.queues.find(&name) else {
+                debug_assert!(false, "a queue that is being read stays known");
+                continue;
+            };
+            let held = stock.queues[id].is_held_back();
+            let Some(loading) = stock.queues.live(id).loading.as_mut() else { continue };
+            loading.void |= held && !loading.head;
+            let void = loading.void;
+            if !void {
+                restored.extend(rows.into_iter().filter_map(|stored| stock.restore(stored, now)));
+            }
+            let next = if mutated(Mutant::NearUntilOffByOne) {
+                next.map(|key| super::types::Key { seq: key.seq + 1, ..key })
+            } else {
+                next
+            };
+            if let Some(loading) = stock.queues.loaded(id, next) {
+                stock.fulfil(loading.rows, 0);
+            }
+            stock.unstall(id);
+            stock.queues.look_at(id);
+        }
+        if let Some(share) = self.under_way.pop_front() {
+            stock.fulfil(0, share.bytes);
+        }
+        restored
+    }
+
+    /// When to look again without any event, wall clock.
+    pub(super) fn deadline(&self, now: Now) -> Option<u64> {
+        let first = self.wanted.first().map(|(at, _)| *at).filter(|at| *at > now.wall);
+        [first, self.blocked_until].into_iter().flatten().min()
+    }
+}
+
+/// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
+fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
+    let queue = &stock.queues[id];
+    if queue.far() == 0 || queue.live().is_some_and(|live| live.loading.is_some() || live.evicting) {
+        return u64::MAX;
+    }
+    let near = queue.near_until();
+    let Some(live) = queue.live() else {
+        return if queue.is_paused() { u64::MAX } else { near.due.saturating_sub(HORIZON_MS / 2) };
+    };
+    if live.trimming {
+        let lacks_head = live.droppable.first().is_none_or(|(key, _)| *key >= near);
+        return if lacks_head { 0 } else { u64::MAX };
+    }
+    if queue.is_paused() || queue.is_parked() || live.hindered {
+        return u64::MAX;
+    }
+    if queue.is_failing() {
+        let under_way = live.slots + live.suspects + live.resend.len();
+        return if live.line.is_empty() && under_way == 0 { 0 } else { u64::MAX };
+    }
+    if live.ready_rows >= ENOUGH_ROWS && near.due <= now.wall && !live.line.is_empty() {
+        return u64::MAX;
+    }
+    near.due.saturating_sub(HORIZON_MS / 2)
+}
+
+/// Asks for the queue's next rows; the place they take is reserved.
+fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
+    let queue = &stock.queues[id];
+    let from = queue.near_until();
+    let trimming = queue.live().is_some_and(|live| live.trimming);
+    let head = trimming || queue.is_held_back();
+    let most = match (trimming, head) {
+        (true, _) => TRIM_ROWS,
+        (false, true) => PROBE_ROWS,
+        (false, false) => CHUNK_ROWS,
+    };
+    // What is in memory already lies between.
+    let rows = most.min(room).min(queue.stored().try_into().unwrap_or(usize::MAX)).max(1);
+    // At the head of a queue that is given up or probed, what is there is wanted, whenever it is due.
+    let until = if trimming { u64::MAX } else { (now.wall + HORIZON_MS).max(from.due.saturating_add(1)) };
+    let name = Arc::clone(queue.name());
+    stock.reserve(rows, 0);
+    stock.queues.live(id).loading = Some(Loading { from, until, rows, behind: None, void: false, head });
+    Range { queue: name, from, until, max_rows: rows }
+}

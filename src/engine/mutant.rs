@@ -1,0 +1,272 @@
+//! Wrong decisions, one at a time, to show that the simulator finds them. Outside of tests there are none, and nothing of
+//! this is left in the program.
+
+/// A wrong decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mutant {
+    /// A request is acked when its item is written, not when the commit is durable.
+    AckBeforeCommit,
+    /// What is safe is acked in order alone: a single unsafe delivery holds back all behind it for ever.
+    AckWaitsForPrefix,
+    /// A dropped duplicate is acked before the item that it was dropped for is durable.
+    DuplicateAckedTooSoon,
+    /// An answer does not wait for its commit.
+    AnswerTooSoon,
+    /// Arrival numbers begin where the last commit's items ended, not behind the lease.
+    LeaseForgotten,
+    /// A batch whose outcome is unknown counts as delivered.
+    UnknownIsDelivered,
+    /// A returned batch counts as delivered.
+    ReturnedIsDelivered,
+    /// A nacked batch counts as delivered.
+    NackedIsDelivered,
+    /// A batch whose confirm is overdue counts as delivered.
+    OverdueIsDelivered,
+    /// An exchange that is missing counts as a failed attempt.
+    UnavailableCounts,
+    /// An overdue confirm counts as a failed attempt.
+    OverdueCounts,
+    /// A returned batch does not count as an attempt of its items.
+    AttemptForgotten,
+    /// `retry.attempts` is never looked at.
+    AttemptsIgnored,
+    /// An item is given up one attempt too soon.
+    AttemptsOneTooFew,
+    /// After a load `near_until` stands one place too far: one row more than was read counts as being in memory.
+    NearUntilOffByOne,
+    /// What a load brings is believed, though it ended or moved meanwhile.
+    LoadFromThePast,
+    /// A row that went to the store alone while its queue was being read is not read again: `near_until` passes it.
+    BehindForgotten,
+    /// `unindexed_until` of a queue is not raised when an item without customer row is put.
+    UnindexedForgotten,
+    /// An item leaves memory without its customer row.
+    IndexForgotten,
+    /// Far members of a window that closed early are not moved.
+    RekeyForgotten,
+    /// A window that closed early leaves no closing row for its members in memory.
+    ClosingForgotten,
+    /// Items of an own time leave some milliseconds before it.
+    Early,
+    /// When the clock was set back, what had become due still leaves.
+    EarlyAfterStepBack,
+    /// Expiry is not looked at when a batch is formed.
+    ExpiryIgnored,
+    /// An item is judged expired a second before its expiry.
+    ExpiredTooSoon,
+    /// A window does not hurry for the most urgent expiry in it.
+    WindowIgnoresExpiry,
+    /// `quiet` is never looked at.
+    QuietIgnored,
+    /// A window is not closed by `max_items`.
+    CountIgnored,
+    /// A window is not closed by `max_bytes`.
+    BytesIgnored,
+    /// Batches are not split by `max_items` and `max_bytes`.
+    BatchUnbounded,
+    /// `coalesce` rounds past an expiry.
+    CoalesceIgnoresExpiry,
+    /// `flush` answers and closes nothing.
+    FlushDoesNothing,
+    /// `flush` answers one item more than the window held.
+    FlushCountsOneMore,
+    /// A customer's due items are not brought into order of (due, arrival).
+    OrderForgotten,
+    /// Items in memory are dispatched though older ones of their queue are far.
+    FarOvertaken,
+    /// After a failed attempt new items go before those that failed.
+    NewOvertakesFailed,
+    /// While a batch is a suspect, later items of its customer go on.
+    SuspectsOvertaken,
+    /// A paused application is published.
+    PausedIsPublished,
+    /// A pause is not written: it does not outlive the process.
+    PauseForgotten,
+    /// After a failed probe the next batch goes at once, without a back-off.
+    ParkedIsDrained,
+    /// A back-off that has ended is not noticed: no further probe goes.
+    ParkedForEver,
+    /// Rows of parked queues do not leave memory.
+    ParkedStaysInMemory,
+    /// While a batch sent alone waits for its confirm, no other application is sent alone.
+    HungBatchHindersAll,
+    /// The application at the head of the run queue is served until it has nothing left, over its share of slots.
+    LineIsUnfair,
+    /// Rule keep does what replace does.
+    KeepReplaces,
+    /// Rules replace, earliest, latest and reject do what keep does.
+    RulesDoKeep,
+    /// Rule earliest keeps the later one.
+    EarliestIsLatest,
+    /// Any redelivered request whose id has ended is dropped, whatever its fingerprint.
+    MarkAloneDrops,
+    /// A redelivered request equal to the ended one is accepted as new.
+    FingerprintForgotten,
+    /// A request under rule replace takes the place of an item in flight, without awaiting the outcome.
+    InFlightIsReplaced,
+    /// How items ended is not remembered.
+    TailForgotten,
+    /// An end is forgotten after half of `dedupe_tail`.
+    TailHalf,
+    /// What the store said of an identity is believed though it changed since it was asked.
+    AnswersFromThePast,
+    /// Every look-up of an item that waits answers `unknown`.
+    LookupUnknown,
+    /// A count of a customer leaves its far items out.
+    CountsOneTooFew,
+    /// A page of a list leaves out its first row that came from the store.
+    ListSkips,
+    /// A cancel of an item answers and takes nothing back.
+    CancelAnswersOnly,
+    /// A cancel of a customer counts its far items and takes none back.
+    CancelAllAnswersOnly,
+    /// A cancel of a customer takes what arrived behind it as well.
+    CancelAllTakesLater,
+    /// A cancel of a customer swallows items that died meanwhile.
+    CancelAllTakesDead,
+    /// `parked drop` takes items that are not due, of an application that is not parked.
+    DropParkedTakesAll,
+    /// An application is full at a third of `max_waiting`.
+    FullTooSoon,
+    /// An application takes one item more than `max_waiting`.
+    FullTooLate,
+    /// Policy drop-oldest gives up the newcomer.
+    DropOldestDropsNewest,
+    /// Policy drop-oldest gives up two items for one newcomer.
+    DropOldestKillsTwo,
+    /// Policy flush-early closes no window.
+    FlushEarlyFlushesNothing,
+    /// `limits.applications` is never looked at.
+    ApplicationsUnlimited,
+    /// `limits.customers` is never looked at.
+    WindowsUnlimited,
+    /// Members of closed windows come into memory whether there is room or not.
+    MembersCrowdIn,
+    /// Dead letters stay in memory whether there is room or not.
+    DeadCrowdIn,
+    /// Payloads stay in memory whatever the budget.
+    ContentsStay,
+    /// An item that ended stays in its queue's count.
+    CountForgotten,
+    /// An item is remembered as dead before the commit that makes its letter safe.
+    DeadTooSoon,
+    /// A dead item is deleted instead of being moved to the dead letters.
+    DeadForgotten,
+    /// A batch leaves without a member whose payload was not there, and the confirm deletes it (E12).
+    MemberWithoutContentSkipped,
+    /// `coalesce` rounds own times down.
+    CoalesceRoundsDown,
+    /// A replacement inherits the attempts of what it replaced.
+    ReplaceKeepsAttempts,
+}
+
+#[cfg(not(test))]
+#[inline(always)]
+pub(super) const fn mutated(_: Mutant) -> bool {
+    false
+}
+
+#[cfg(test)]
+pub(super) use tests::{mutate, mutated};
+
+#[cfg(test)]
+mod tests {
+    use super::Mutant;
+    use std::cell::Cell;
+
+    thread_local! {
+        static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    impl Mutant {
+        /// All of them.
+        pub(in crate::engine) const ALL: &[Mutant] = &[
+            Mutant::AckBeforeCommit,
+            Mutant::AckWaitsForPrefix,
+            Mutant::DuplicateAckedTooSoon,
+            Mutant::AnswerTooSoon,
+            Mutant::LeaseForgotten,
+            Mutant::UnknownIsDelivered,
+            Mutant::ReturnedIsDelivered,
+            Mutant::NackedIsDelivered,
+            Mutant::OverdueIsDelivered,
+            Mutant::UnavailableCounts,
+            Mutant::OverdueCounts,
+            Mutant::AttemptForgotten,
+            Mutant::AttemptsIgnored,
+            Mutant::AttemptsOneTooFew,
+            Mutant::NearUntilOffByOne,
+            Mutant::LoadFromThePast,
+            Mutant::BehindForgotten,
+            Mutant::UnindexedForgotten,
+            Mutant::IndexForgotten,
+            Mutant::RekeyForgotten,
+            Mutant::ClosingForgotten,
+            Mutant::Early,
+            Mutant::EarlyAfterStepBack,
+            Mutant::ExpiryIgnored,
+            Mutant::ExpiredTooSoon,
+            Mutant::WindowIgnoresExpiry,
+            Mutant::QuietIgnored,
+            Mutant::CountIgnored,
+            Mutant::BytesIgnored,
+            Mutant::BatchUnbounded,
+            Mutant::CoalesceIgnoresExpiry,
+            Mutant::FlushDoesNothing,
+            Mutant::FlushCountsOneMore,
+            Mutant::OrderForgotten,
+            Mutant::FarOvertaken,
+            Mutant::NewOvertakesFailed,
+            Mutant::SuspectsOvertaken,
+            Mutant::PausedIsPublished,
+            Mutant::PauseForgotten,
+            Mutant::ParkedIsDrained,
+            Mutant::ParkedForEver,
+            Mutant::ParkedStaysInMemory,
+            Mutant::HungBatchHindersAll,
+            Mutant::LineIsUnfair,
+            Mutant::KeepReplaces,
+            Mutant::RulesDoKeep,
+            Mutant::EarliestIsLatest,
+            Mutant::MarkAloneDrops,
+            Mutant::FingerprintForgotten,
+            Mutant::InFlightIsReplaced,
+            Mutant::TailForgotten,
+            Mutant::TailHalf,
+            Mutant::AnswersFromThePast,
+            Mutant::LookupUnknown,
+            Mutant::CountsOneTooFew,
+            Mutant::ListSkips,
+            Mutant::CancelAnswersOnly,
+            Mutant::CancelAllAnswersOnly,
+            Mutant::CancelAllTakesLater,
+            Mutant::CancelAllTakesDead,
+            Mutant::DropParkedTakesAll,
+            Mutant::FullTooSoon,
+            Mutant::FullTooLate,
+            Mutant::DropOldestDropsNewest,
+            Mutant::DropOldestKillsTwo,
+            Mutant::FlushEarlyFlushesNothing,
+            Mutant::ApplicationsUnlimited,
+            Mutant::WindowsUnlimited,
+            Mutant::MembersCrowdIn,
+            Mutant::DeadCrowdIn,
+            Mutant::ContentsStay,
+            Mutant::CountForgotten,
+            Mutant::DeadTooSoon,
+            Mutant::DeadForgotten,
+            Mutant::MemberWithoutContentSkipped,
+            Mutant::CoalesceRoundsDown,
+            Mutant::ReplaceKeepsAttempts,
+        ];
+    }
+
+    /// Puts one in for this thread, or takes it out.
+    pub(in crate::engine) fn mutate(mutant: Option<Mutant>) {
+        MUTANT.set(mutant);
+    }
+
+    pub(in crate::engine) fn mutated(mutant: Mutant) -> bool {
+        MUTANT.get() == Some(mutant)
+    }
+}

@@ -1,0 +1,681 @@
+//! A queue for each application, and one for the dead letters: what lies in it, how much of its front is in memory, and
+//! whether it is drained.
+//!
+//! The invariant: every stored item of a queue whose key lies below [`Queue::near_until`] is in memory, or has ended.
+//! Items at or above it may be in memory as well. A queue that is paused, parked or hindered is not drained, and nothing
+//! of it moves: what is due leaves memory, and comes back in order, from its head on.
+//!
+//! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is its
+//! [`Live`] part.
+
+use super::customers::CustomerId;
+use super::event::{QueueRow, DEAD_LETTERS};
+use super::health::{Health, State};
+use super::items::ItemId;
+use super::lookup::Lookup;
+use super::size::{self, Overhead};
+use super::slab::{handle, Slab};
+use super::types::{AppSettings, Key, Settings};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+handle!(
+    /// A queue.
+    QueueId
+);
+
+/// Above every key.
+pub(super) const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
+
+/// Queues without items that are remembered; beyond, an idle one is forgotten.
+const IDLE_QUEUES: usize = 1_024;
+
+/// What stands in a queue's line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Customer(CustomerId),
+    Single(ItemId),
+}
+
+/// A read of a queue's next rows that is under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loading {
+    pub(super) from: Key,
+    pub(super) until: u64,
+    /// Places in memory that it may fill.
+    pub(super) rows: usize,
+    /// Lowest key that went to the store alone meanwhile: the read may have missed it.
+    pub(super) behind: Option<Key>,
+    /// Rows of the queue got other keys meanwhile: what it brings is of no use.
+    pub(super) void: bool,
+    /// Of the head of a queue that is held back: to probe it, or to give items up.
+    pub(super) head: bool,
+}
+
+/// What a queue needs while it is at work.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) settings: Arc<AppSettings>,
+    pub(super) overhead: Overhead,
+    pub(super) customers: Lookup<Arc<str>, CustomerId>,
+    /// Customers with an open window.
+    pub(super) windows: BTreeSet<CustomerId>,
+    /// Due work in order of arrival in this line.
+    pub(super) line: VecDeque<Entry>,
+    /// Entries whose first item lies at or above the bound: they wait for what has still to be loaded.
+    pub(super) stalled: Vec<Entry>,
+    /// Items of both.
+    pub(super) ready_rows: u64,
+    /// Stored items in memory, and these by the second of their key: gives the low mark.
+    resident: u64,
+    seconds: BTreeMap<u64, u32>,
+    pub(super) loading: Option<Loading>,
+    /// Due rows are leaving memory.
+    pub(super) evicting: bool,
+    pub(super) health: Health,
+    /// A probe has been out for longer than a healthy queue takes.
+    pub(super) hindered: bool,
+    /// Flights to be sent again, oldest first; they go before anything new.
+    pub(super) resend: VecDeque<u64>,
+    /// Flights formed and waiting for payloads, in order; nothing overtakes them.
+    pub(super) fetching: VecDeque<u64>,
+    /// Flights that hold a slot of the publisher, and their items.
+    pub(super) slots: usize,
+    pub(super) flying: u64,
+    /// Flights waiting to be sent alone, or sent so.
+    pub(super) suspects: usize,
+    /// It stands in the run queue.
+    running: bool,
+    /// Items in memory and not in flight, by key; only where the first may be dropped.
+    pub(super) droppable: BTreeSet<(Key, ItemId)>,
+    /// There are more items than allowed, and the first of them are being given up.
+    pub(super) trimming: bool,
+    pub(super) sent: u64,
+}
+
+/// One queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    name: Arc<str>,
+    /// Items with a row in the store, and items without one.
+    stored: u64,
+    pending: u64,
+    near_until: Key,
+    paused: bool,
+    /// Its row is out of date.
+    dirty: bool,
+    /// It stands in the list of those that the loader has to look at.
+    reviewed: bool,
+    /// Below this due, items of former lives may lack customer rows, UTC ms.
+    former_unindexed: u64,
+    /// The same for all lives.
+    unindexed_until: u64,
+    /// When the loader looks at it next, wall clock; `u64::MAX` = not at all.
+    pub(super) wake: u64,
+    live: Option<Box<Live>>,
+}
+
+impl Queue {
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Items that have not ended, wherever they are.
+    pub(super) fn total(&self) -> u64 {
+        self.stored + self.pending
+    }
+
+    pub(super) fn stored(&self) -> u64 {
+        self.stored
+    }
+
+    /// Stored items that are in memory.
+    pub(super) fn resident(&self) -> u64 {
+        self.live.as_ref().map_or(0, |live| live.resident)
+    }
+
+    /// Items in the store alone.
+    pub(super) fn far(&self) -> u64 {
+        debug_assert!(self.stored >= self.resident(), "what is resident is stored");
+        self.stored - self.resident()
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    pub(super) fn former_unindexed(&self) -> u64 {
+        self.former_unindexed
+    }
+
+    pub(super) fn live(&self) -> Option<&Live> {
+        self.live.as_deref()
+    }
+
+    fn is_loading(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.loading.is_some())
+    }
+
+    /// The last try failed, or its pause has not ended.
+    pub(super) fn is_failing(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.health.is_failing())
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| matches!(live.health.state(), State::Parked { .. }))
+    }
+
+    /// It cannot be delivered to at present, or it must not.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.paused || self.is_failing() || self.live.as_ref().is_some_and(|live| live.hindered)
+    }
+
+    /// No item that memory lacks lies below. What is due at or above it waits for what has to be loaded.
+    pub(super) fn near_until(&self) -> Key {
+        if self.far() == 0 && !self.is_loading() {
+            LAST
+        } else {
+            self.near_until
+        }
+    }
+
+    /// Below this, what comes in or becomes due stays in memory.
+    pub(super) fn memory_bound(&self) -> Key {
+        if self.is_held_back() {
+            Key::default()
+        } else {
+            self.near_until()
+        }
+    }
+
+    /// No stored item lies below.
+    pub(super) fn low(&self) -> Key {
+        let near = self.live.as_ref().and_then(|live| live.seconds.keys().next());
+        let near = near.map(|second| Key { due: second * 1_000, seq: 0 });
+        let far = (self.far() > 0).then_some(self.near_until);
+        [near, far].into_iter().flatten().min().unwrap_or(LAST)
+    }
+
+    pub(super) fn row(&self) -> QueueRow {
+        QueueRow {
+            queue: Arc::clone(&self.name),
+            count: self.stored,
+            low: self.low(),
+            paused: self.paused,
+            unindexed_until: if self.stored == 0 { 0 } else { self.unindexed_until },
+        }
+    }
+
+    /// An item with this key is in the store alone from now on. Call it before the counts change.
+    fn lower(&mut self, key: Key) {
+        let known = self.far() > 0 || self.is_loading();
+        self.near_until = if known { self.near_until.min(key) } else { key };
+        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading.as_mut()) {
+            loading.behind = Some(loading.behind.map_or(key, |behind| behind.min(key)));
+        }
+    }
+
+    fn count_resident(&mut self, key: Key) {
+        let live = self.live.as_mut().expect("a queue with items in memory is live");
+        live.resident += 1;
+        *live.seconds.entry(key.due / 1_000).or_default() += 1;
+    }
+
+    fn uncount_resident(&mut self, key: Key) {
+        let live = self.live.as_mut().expect("a queue with items in memory is live");
+        live.resident -= 1;
+        let second = key.due / 1_000;
+        if let Some(count) = live.seconds.get_mut(&second) {
+            *count -= 1;
+            if *count == 0 {
+                live.seconds.remove(&second);
+            }
+        }
+    }
+
+    fn lacks_customer_row(&mut self, key: Key) {
+        self.unindexed_until = self.unindexed_until.max(key.due.saturating_add(1));
+    }
+
+    /// Rows of the queue get other keys, from `to` on, without passing through memory.
+    fn rekeyed(&mut self, to: Key) {
+        self.lower(to);
+        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading.as_mut()) {
+            loading.void = true;
+        }
+    }
+
+    /// A read of the next rows has ended; the first key that it has not looked at.
+    fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
+        let loading = self.live.as_mut()?.loading.take()?;
+        let reached =
+            if loading.void { loading.from } else { next.unwrap_or(Key { due: loading.until, seq: 0 }) };
+        self.near_until = loading.behind.map_or(reached, |behind| behind.min(reached));
+        Some(loading)
+    }
+
+    fn is_forgettable(&self) -> bool {
+        self.total() == 0
+            && !self.paused
+            && !self.dirty
+            && self.live.as_ref().is_none_or(|live| live.is_idle(true))
+    }
+}
+
+impl Live {
+    fn new(settings: Arc<AppSettings>, name: &str) -> Self {
+        Live {
+            overhead: size::overhead(settings.format, name, None),
+            settings,
+            customers: Lookup::new(),
+            windows: BTreeSet::new(),
+            line: VecDeque::new(),
+            stalled: Vec::new(),
+            ready_rows: 0,
+            resident: 0,
+            seconds: BTreeMap::new(),
+            loading: None,
+            evicting: false,
+            health: Health::new(),
+            hindered: false,
+            resend: VecDeque::new(),
+            fetching: VecDeque::new(),
+            slots: 0,
+            flying: 0,
+            suspects: 0,
+            running: false,
+            droppable: BTreeSet::new(),
+            trimming: false,
+            sent: 0,
+        }
+    }
+
+    /// Something can be sent: batches to be sent again, or due items.
+    pub(super) fn has_work(&self) -> bool {
+        !self.resend.is_empty() || !self.line.is_empty()
+    }
+
+    /// Nothing of it is needed any more. `quiet`: neither what is known of its health, unless that is bad.
+    fn is_idle(&self, quiet: bool) -> bool {
+        self.resident == 0
+            && self.customers.is_empty()
+            && self.windows.is_empty()
+            && self.line.is_empty()
+            && self.stalled.is_empty()
+            && self.loading.is_none()
+            && !self.evicting
+            && !self.hindered
+            && !self.trimming
+            && self.resend.is_empty()
+            && self.fetching.is_empty()
+            && self.slots == 0
+            && self.suspects == 0
+            && !self.running
+            && !self.health.is_failing()
+            && quiet
+    }
+}
+
+/// All queues.
+#[derive(Debug)]
+pub(super) struct Queues {
+    table: Slab<QueueId, Queue>,
+    names: Lookup<Arc<str>, QueueId>,
+    settings: Arc<Settings>,
+    /// Queues whose row is out of date; queues that the loader has to look at.
+    dirty: Vec<QueueId>,
+    review: Vec<QueueId>,
+    /// Queues that may have something to send, in turn.
+    run: VecDeque<QueueId>,
+    /// Queues with a [`Live`] part: those that have been idle are looked for when they are many.
+    live: usize,
+    tidy_at: usize,
+    tidy_names_at: usize,
+    /// Queues with items, and queues that are paused.
+    occupied: u64,
+    paused: u64,
+    dead_letters: QueueId,
+    /// Over all queues: items, items with a row in the store, due items.
+    total: u64,
+    stored: u64,
+    pub(super) ready_rows: u64,
+}
+
+impl Queues {
+    pub(super) fn new(settings: Arc<Settings>, rows: &[QueueRow]) -> Self {
+        let mut queues = Queues {
+            table: Slab::new(),
+            names: Lookup::new(),
+            settings,
+            dirty: Vec::new(),
+            review: Vec::new(),
+            run: VecDeque::new(),
+            live: 0,
+            tidy_at: IDLE_QUEUES,
+            tidy_names_at: 2 * IDLE_QUEUES,
+            occupied: 0,
+            paused: 0,
+            dead_letters: super::slab::Handle::new(0, 0),
+            total: 0,
+            stored: 0,
+            ready_rows: 0,
+        };
+        queues.dead_letters = queues.id(DEAD_LETTERS);
+        for row in rows {
+            let id = queues.id(&row.queue);
+            let queue = &mut queues.table[id];
+            queue.stored = row.count;
+            queue.near_until = row.low;
+            queue.paused = row.paused;
+            queue.former_unindexed = row.unindexed_until;
+            queue.unindexed_until = row.unindexed_until;
+            queues.total += row.count;
+            queues.stored += row.count;
+            queues.occupied += u64::from(row.count > 0);
+            queues.paused += u64::from(row.paused);
+            queues.look_at(id);
+        }
+        queues
+    }
+
+    /// The queue of this name.
+    pub(super) fn find(&self, name: &str) -> Option<QueueId> {
+        self.names.get(name).copied()
+    }
+
+    /// The queue of this name, made known if it is not.
+    pub(super) fn id(&mut self, name: &str) -> QueueId {
+        if let Some(id) = self.names.get(name) {
+            return *id;
+        }
+        let name: Arc<str> = name.into();
+        let id = self.table.insert(Queue {
+            name: Arc::clone(&name),
+            stored: 0,
+            pending: 0,
+            near_until: LAST,
+            paused: false,
+            dirty: false,
+            reviewed: false,
+            former_unindexed: 0,
+            unindexed_until: 0,
+            wake: u64::MAX,
+            live: None,
+        });
+        self.names.insert(name, id);
+        id
+    }
+
+    pub(super) fn dead_letters(&self) -> QueueId {
+        self.dead_letters
+    }
+
+    /// Queues that have items.
+    pub(super) fn occupied(&self) -> u64 {
+        self.occupied
+    }
+
+    /// Queues that are paused.
+    pub(super) fn paused(&self) -> u64 {
+        self.paused
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(super) fn stored(&self) -> u64 {
+        self.stored
+    }
+
+    pub(super) fn get(&self, id: QueueId) -> Option<&Queue> {
+        self.table.get(id)
+    }
+
+    /// In order of place. Its cost is that of all queues.
+    pub(super) fn ids(&self) -> impl Iterator<Item = QueueId> + '_ {
+        self.table.handles()
+    }
+
+    /// What the queue needs at work, made where it is not there.
+    pub(super) fn live(&mut self, id: QueueId) -> &mut Live {
+        let queue = &mut self.table[id];
+        if queue.live.is_none() {
+            self.live += 1;
+        }
+        let (settings, name) = (&self.settings, &queue.name);
+        queue.live.get_or_insert_with(|| Box::new(Live::new(Arc::clone(settings.of(name)), name)))
+    }
+
+    /// Settings of a queue's application, whether it is at work or not.
+    pub(super) fn settings_of(&self, id: QueueId) -> &Arc<AppSettings> {
+        let queue = &self.table[id];
+        queue.live.as_ref().map_or_else(|| self.settings.of(&queue.name), |live| &live.settings)
+    }
+
+    /// New settings, for all that are at work. The cost is that of all queues.
+    pub(super) fn configure(&mut self, settings: Arc<Settings>) {
+        self.settings = settings;
+        for id in self.table.handles().collect::<Vec<_>>() {
+            let queue = &mut self.table[id];
+            if let Some(live) = &mut queue.live {
+                live.settings = Arc::clone(self.settings.of(&queue.name));
+                live.overhead = size::overhead(live.settings.format, &queue.name, None);
+                live.droppable.clear();
+            }
+        }
+    }
+
+    // ---- counts -----------------------------------------------------------------------------------------------
+
+    fn touch_row(&mut self, id: QueueId) {
+        let queue = &mut self.table[id];
+        if !queue.dirty {
+            queue.dirty = true;
+            self.dirty.push(id);
+        }
+    }
+
+    /// An item came into memory that the broker alone keeps.
+    pub(super) fn add_pending(&mut self, id: QueueId) {
+        self.live(id);
+        self.count_in(id);
+        self.table[id].pending += 1;
+    }
+
+    pub(super) fn remove_pending(&mut self, id: QueueId) {
+        self.table[id].pending -= 1;
+        self.count_out(id);
+    }
+
+    /// Before an item is added.
+    fn count_in(&mut self, id: QueueId) {
+        self.occupied += u64::from(self.table[id].total() == 0);
+        self.total += 1;
+    }
+
+    /// After an item was removed.
+    fn count_out(&mut self, id: QueueId) {
+        self.occupied -= u64::from(self.table[id].total() == 0);
+        self.total -= 1;
+    }
+
+    /// An item is written that stays in memory, without a customer row.
+    pub(super) fn add_resident(&mut self, id: QueueId, key: Key) {
+        self.live(id);
+        self.count_in(id);
+        let queue = &mut self.table[id];
+        queue.stored += 1;
+        queue.count_resident(key);
+        queue.lacks_customer_row(key);
+        self.stored += 1;
+        self.touch_row(id);
+    }
+
+    /// An item is written that is in the store alone from now on.
+    pub(super) fn add_far(&mut self, id: QueueId, key: Key) {
+        self.count_in(id);
+        let queue = &mut self.table[id];
+        queue.lower(key);
+        queue.stored += 1;
+        self.stored += 1;
+        self.touch_row(id);
+        self.look_at(id);
+    }
+
+    /// A stored item has come into memory.
+    pub(super) fn add_restored(&mut self, id: QueueId, key: Key) {
+        self.live(id);
+        self.table[id].count_resident(key);
+    }
+
+    /// A stored item has left memory, and has this key now.
+    pub(super) fn evicted(&mut self, id: QueueId, old: Key, new: Key) {
+        let queue = &mut self.table[id];
+        queue.lower(new);
+        queue.uncount_resident(old);
+        if old != new {
+            self.touch_row(id);
+        }
+        self.look_at(id);
+    }
+
+    /// A stored item is not in this queue any more.
+    pub(super) fn remove_stored(&mut self, id: QueueId, key: Key, resident: bool) {
+        let queue = &mut self.table[id];
+        queue.stored -= 1;
+        if resident {
+            queue.uncount_resident(key);
+        }
+        self.stored -= 1;
+        self.count_out(id);
+        self.touch_row(id);
+    }
+
+    /// Rows got other keys in the store, from `to` on.
+    pub(super) fn rekeyed(&mut self, id: QueueId, to: Key) {
+        self.table[id].rekeyed(to);
+        self.touch_row(id);
+        self.look_at(id);
+    }
+
+    /// A read of the queue's next rows has ended, and has not looked at `next`. What it was; `None`: there was none.
+    pub(super) fn loaded(&mut self, id: QueueId, next: Option<Key>) -> Option<Loading> {
+        self.table[id].loaded(next)
+    }
+
+    /// Whether that changed anything.
+    pub(super) fn set_paused(&mut self, id: QueueId, paused: bool) -> bool {
+        if self.table[id].paused == paused {
+            return false;
+        }
+        self.table[id].paused = paused;
+        self.paused = if paused { self.paused + 1 } else { self.paused - 1 };
+        self.touch_row(id);
+        self.look_at(id);
+        true
+    }
+
+    /// A queue's row is out of date.
+    pub(super) fn has_dirty_rows(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// The rows that have changed since the last call.
+    pub(super) fn take_dirty_rows(&mut self) -> Vec<QueueRow> {
+        let mut rows = Vec::with_capacity(self.dirty.len());
+        for id in std::mem::take(&mut self.dirty) {
+            let Some(queue) = self.table.get_mut(id) else { continue };
+            queue.dirty = false;
+            rows.push(queue.row());
+        }
+        rows
+    }
+
+    // ---- who has work -----------------------------------------------------------------------------------------
+
+    /// The loader has to look at this queue.
+    pub(super) fn look_at(&mut self, id: QueueId) {
+        let queue = &mut self.table[id];
+        if !queue.reviewed {
+            queue.reviewed = true;
+            self.review.push(id);
+        }
+    }
+
+    pub(super) fn take_review(&mut self) -> Vec<QueueId> {
+        let review = std::mem::take(&mut self.review);
+        for id in &review {
+            if let Some(queue) = self.table.get_mut(*id) {
+                queue.reviewed = false;
+            }
+        }
+        review
+    }
+
+    /// Puts a queue into the run queue if it has something to send and is not held back.
+    pub(super) fn run(&mut self, id: QueueId) {
+        let queue = &mut self.table[id];
+        let Some(live) = queue.live.as_mut() else { return };
+        if !queue.paused && !live.running && live.has_work() {
+            live.running = true;
+            self.run.push_back(id);
+        }
+    }
+
+    pub(super) fn next_to_run(&mut self) -> Option<QueueId> {
+        while let Some(id) = self.run.pop_front() {
+            if let Some(live) = self.table.get_mut(id).and_then(|queue| queue.live.as_mut()) {
+                live.running = false;
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    pub(super) fn is_anything_running(&self) -> bool {
+        !self.run.is_empty()
+    }
+
+    /// Gives back what idle queues hold. A queue at rest keeps what it has for a while: they are looked through only
+    /// once there are twice as many as were left the last time.
+    pub(super) fn tidy(&mut self) {
+        if self.live <= self.tidy_at && self.table.len() <= self.tidy_names_at {
+            return;
+        }
+        for id in self.table.handles().collect::<Vec<_>>() {
+            self.rest(id);
+        }
+        self.tidy_at = IDLE_QUEUES.max(self.live * 2);
+        self.tidy_names_at = 2 * IDLE_QUEUES.max(self.table.len());
+    }
+
+    /// Gives back what this queue holds, where it is idle.
+    fn rest(&mut self, id: QueueId) {
+        let dead_letters = self.dead_letters;
+        let queue = &mut self.table[id];
+        if queue.live.as_ref().is_some_and(|live| live.is_idle(queue.pending == 0)) {
+            queue.live = None;
+            self.live -= 1;
+        }
+        if queue.is_forgettable() && !queue.reviewed && queue.wake == u64::MAX && id != dead_letters {
+            let name = Arc::clone(&queue.name);
+            self.names.remove(&name);
+            self.table.remove(id);
+        }
+    }
+}
+
+impl Index<QueueId> for Queues {
+    type Output = Queue;
+    fn index(&self, id: QueueId) -> &Queue {
+        &self.table[id]
+    }
+}
+
+impl IndexMut<QueueId> for Queues {
+    fn index_mut(&mut self, id: QueueId) -> &mut Queue {
+        &mut self.table[id]
+    }
+}

@@ -1,0 +1,182 @@
+//! What reads under way cannot know: what has changed since they were handed over.
+//!
+//! Two questions, each with the least that answers it. Rows that come from the past: which arrival numbers ended or moved
+//! since the read began ([`Reads`]). Answers about an identity: whether its whereabouts changed since somebody asked
+//! ([`Watch`]).
+
+use super::event::{RekeyMembers, Stored};
+use super::items::NumberMap;
+use super::lookup::Lookup;
+use super::types::{Identity, Key};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Reads of rows under way. They end in the order in which they began.
+#[derive(Debug)]
+pub(super) struct Reads {
+    begun: u64,
+    ended: u64,
+    /// Arrival numbers whose row ended or moved, with the last read begun before.
+    gone: NumberMap<u64, u64>,
+    /// The same in order, so that each is forgotten with the last read that it matters to.
+    order: VecDeque<(u64, u64)>,
+    /// Members of windows that got other keys without passing through memory, with the last read begun before.
+    rekeyed: VecDeque<(u64, Rekeyed)>,
+}
+
+/// Windowed items of one customer and planned end that are due at another moment now.
+#[derive(Debug)]
+struct Rekeyed {
+    queue: Arc<str>,
+    end: u64,
+    members: RekeyMembers,
+}
+
+impl Rekeyed {
+    fn covers(&self, stored: &Stored) -> bool {
+        stored.key.due == self.end
+            && stored.is_windowed()
+            && stored.key.seq <= self.members.through_seq
+            && *stored.application == *self.queue
+            && stored.customer.as_deref() == Some(&*self.members.customer)
+            && self.members.except.binary_search(&stored.key.seq).is_err()
+    }
+}
+
+impl Reads {
+    pub(super) fn new() -> Self {
+        Reads { begun: 0, ended: 0, gone: Lookup::new(), order: VecDeque::new(), rekeyed: VecDeque::new() }
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.begun += 1;
+    }
+
+    pub(super) fn end(&mut self) {
+        self.ended += 1;
+        while let Some((read, seq)) = self.order.front().copied() {
+            if read > self.ended {
+                break;
+            }
+            self.order.pop_front();
+            self.gone.remove_if(&seq, |last| *last == read);
+        }
+        self.gone.shrink();
+    }
+
+    /// Forgets what no answer can be out of date by. `answers_wait`: some have come and have not been used.
+    pub(super) fn tidy(&mut self, answers_wait: bool) {
+        while !answers_wait && self.rekeyed.front().is_some_and(|(read, _)| *read <= self.ended) {
+            self.rekeyed.pop_front();
+        }
+    }
+
+    /// Members of a window that closed got another due.
+    pub(super) fn note_rekey(&mut self, queue: &Arc<str>, end: u64, members: &RekeyMembers) {
+        let rekeyed = Rekeyed { queue: Arc::clone(queue), end, members: members.clone() };
+        self.rekeyed.push_back((self.begun, rekeyed));
+    }
+
+    /// The key that a row has now which was read with another one, perhaps.
+    pub(super) fn present_key(&self, stored: &Stored) -> Key {
+        let moved = self.rekeyed.iter().rev().find(|(_, rekeyed)| rekeyed.covers(stored));
+        moved.map_or(stored.key, |(_, rekeyed)| Key { due: rekeyed.members.due, seq: stored.key.seq })
+    }
+
+    /// The row with this arrival number has ended, or has another key now.
+    pub(super) fn note_gone(&mut self, seq: u64) {
+        if self.begun > self.ended {
+            self.gone.insert(seq, self.begun);
+            self.order.push_back((self.begun, seq));
+        }
+    }
+
+    /// Whether a row that the oldest read under way has brought is still as it was read.
+    pub(super) fn is_current(&self, seq: u64) -> bool {
+        !self.gone.contains_key(&seq)
+    }
+}
+
+/// Identities that the store has been asked about.
+#[derive(Debug)]
+pub(super) struct Watch {
+    asked: NumberMap<Identity, Question>,
+}
+
+#[derive(Debug, Default)]
+struct Question {
+    /// Questions under way.
+    count: u32,
+    /// Something has changed since the first of them.
+    stale: bool,
+}
+
+impl Watch {
+    pub(super) fn new() -> Self {
+        Watch { asked: Lookup::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.asked.is_empty()
+    }
+
+    pub(super) fn begin(&mut self, identity: Identity) {
+        self.asked.get_or_insert_with(identity, Question::default).count += 1;
+    }
+
+    /// One question is over. Whether its answer is still true.
+    pub(super) fn end(&mut self, identity: Identity) -> bool {
+        let Some(question) = self.asked.get_mut(&identity) else {
+            debug_assert!(false, "only what was asked is answered");
+            return false;
+        };
+        let fresh = !question.stale;
+        question.count -= 1;
+        if question.count == 0 {
+            self.asked.remove(&identity);
+            self.asked.shrink();
+        }
+        fresh
+    }
+
+    /// The whereabouts of an identity have changed.
+    pub(super) fn changed(&mut self, identity: Identity) {
+        if let Some(question) = self.asked.get_mut(&identity) {
+            question.stale = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ended_while_a_read_was_under_way_is_known_until_it_has_ended() {
+        let mut reads = Reads::new();
+        reads.note_gone(1);
+        assert!(reads.is_current(1), "no read is under way");
+        reads.begin();
+        reads.note_gone(2);
+        reads.begin();
+        reads.note_gone(3);
+        reads.note_gone(2);
+        assert!(!reads.is_current(2) && !reads.is_current(3) && reads.is_current(1));
+        reads.end();
+        assert!(!reads.is_current(2) && !reads.is_current(3), "the second may have begun before");
+        reads.end();
+        assert!(reads.is_current(2) && reads.is_current(3));
+    }
+
+    #[test]
+    fn an_answer_is_stale_once_anything_changed_since_the_question() {
+        let (mut watch, one, other) = (Watch::new(), Identity::assigned(1), Identity::assigned(2));
+        watch.changed(one);
+        watch.begin(one);
+        watch.begin(other);
+        watch.changed(one);
+        assert!(!watch.end(one) && watch.end(other));
+        watch.begin(one);
+        assert!(watch.end(one), "a new question begins anew");
+    }
+}

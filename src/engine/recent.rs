@@ -1,0 +1,269 @@
+//! What is remembered of items that have ended: which part of the store holds it, and who need not be looked for there.
+//!
+//! Ends are written to one of a few buckets, each of which covers a span of time and is emptied as a whole once nothing
+//! in it can matter any more. A Bloom filter (B. Bloom, "Space/time trade-offs in hash coding with allowable errors",
+//! 1970) in memory for each bucket says of nearly every new id that it is not there, so that the ordinary request costs
+//! no read. Of buckets that were filled before a restart nothing is known: they are asked, until they are out of date.
+
+use super::event::{BucketRow, Op, BUCKETS};
+use super::journal::Journal;
+use super::mutant::{mutated, Mutant};
+use super::types::{Ended, Identity};
+
+/// Buckets that one whole tail is spread over: so much more than the tail is kept, at most, as one of them is long.
+const SPREAD: u64 = 4;
+
+/// Bits of a filter for each id: about two ids of a hundred are looked for in vain.
+const BITS_PER_ID: usize = 10;
+/// Ids that the first part of a filter takes; each further one takes twice as many.
+const FIRST_IDS: usize = 4_096;
+
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    /// By number: since when it has been filled, and what is known to be in it.
+    buckets: [Option<Bucket>; BUCKETS as usize],
+    current: u8,
+    /// The longest `dedupe_tail` of any application, ms.
+    longest: u64,
+    /// Bytes that all filters together may take; beyond, the bucket is one that is always asked.
+    most_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    /// Nothing in it ended before, UTC ms.
+    from: u64,
+    /// `None`: nothing is known, any id may be there.
+    filter: Option<Filter>,
+}
+
+impl Recent {
+    /// From what the store has kept. The bucket filled last is the one that begins last.
+    pub(super) fn new(rows: &[BucketRow]) -> Self {
+        let mut tail = Recent { most_bytes: usize::MAX, ..Recent::default() };
+        for row in rows {
+            if let Some(bucket) = tail.buckets.get_mut(usize::from(row.bucket)) {
+                *bucket = Some(Bucket { from: row.from, filter: None });
+            }
+        }
+        let last = rows.iter().max_by_key(|row| row.from);
+        tail.current = last.map_or(0, |row| row.bucket);
+        tail
+    }
+
+    pub(super) fn configure(&mut self, longest: u64, most_bytes: usize) {
+        self.longest = longest;
+        self.most_bytes = most_bytes;
+    }
+
+    /// Remembers how an item ended, with the commit that removes it. Only ids that producers gave are remembered.
+    pub(super) fn remember(&mut self, journal: &mut Journal, identity: Identity, ended: Ended) {
+        if mutated(Mutant::TailForgotten) {
+            return;
+        }
+        let at = ended.at;
+        let (bucket, is_new) = self.bucket_at(self.longest, at);
+        if is_new {
+            self.begin(bucket, at);
+            journal.remember(Op::BeginBucket(BucketRow { bucket, from: at }));
+        }
+        self.note(bucket, identity);
+        journal.remember(Op::Remember { bucket, identity, ended: Box::new(ended) });
+    }
+
+    /// The clock went back: what began later than now began now, or its time would not pass before the clock is there.
+    fn clamp(&mut self, wall: u64) {
+        for bucket in self.buckets.iter_mut().flatten() {
+            bucket.from = bucket.from.min(wall);
+        }
+    }
+
+    /// Buckets that may know of an id that ended at most `tail` ms ago, the latest first.
+    pub(super) fn buckets_of(&self, identity: Identity, tail: u64, wall: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        if tail == 0 {
+            return out;
+        }
+        let mut until = u64::MAX;
+        for number in self.latest_first() {
+            let Some(bucket) = &self.buckets[usize::from(number)] else { break };
+            if until.saturating_add(tail) <= wall {
+                break;
+            }
+            if bucket.filter.as_ref().is_none_or(|filter| filter.may_contain(identity)) {
+                out.push(number);
+            }
+            until = bucket.from;
+        }
+        out
+    }
+
+    fn latest_first(&self) -> impl Iterator<Item = u8> {
+        let current = self.current;
+        (0..BUCKETS).map(move |back| (current + BUCKETS - back) % BUCKETS)
+    }
+
+    /// The bucket for what ends now, and whether it has to be begun. One that may still matter is never taken again:
+    /// rather, the present one grows longer.
+    fn bucket_at(&mut self, longest: u64, wall: u64) -> (u8, bool) {
+        self.clamp(wall);
+        let Some(bucket) = &self.buckets[usize::from(self.current)] else { return (self.current, true) };
+        if wall < bucket.from.saturating_add((longest / SPREAD).max(1_000)) {
+            return (self.current, false);
+        }
+        let next = (self.current + 1) % BUCKETS;
+        let after = (next + 1) % BUCKETS;
+        let oldest_ends = match (&self.buckets[usize::from(next)], &self.buckets[usize::from(after)]) {
+            (None, _) => 0,
+            (Some(_), Some(after)) => after.from,
+            (Some(bucket), None) => bucket.from,
+        };
+        if oldest_ends.saturating_add(longest) > wall {
+            return (self.current, false);
+        }
+        self.current = next;
+        (next, true)
+    }
+
+    fn begin(&mut self, bucket: u8, from: u64) {
+        self.buckets[usize::from(bucket)] = Some(Bucket { from, filter: Some(Filter::default()) });
+    }
+
+    fn note(&mut self, bucket: u8, identity: Identity) {
+        let filters = || self.buckets.iter().flatten().filter_map(|bucket| bucket.filter.as_ref());
+        let full = filters().map(Filter::bytes).sum::<usize>() > self.most_bytes;
+        let Some(bucket) = &mut self.buckets[usize::from(bucket)] else { return };
+        if full {
+            bucket.filter = None;
+        }
+        if let Some(filter) = &mut bucket.filter {
+            filter.insert(identity);
+        }
+    }
+}
+
+/// A Bloom filter that grows: full parts stay, and a new one of twice the size takes what comes. All bits of an id lie
+/// in one line of the processor's cache.
+#[derive(Debug, Default)]
+struct Filter {
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    lines: Vec<[u64; 8]>,
+    left: usize,
+}
+
+impl Filter {
+    fn insert(&mut self, identity: Identity) {
+        if self.parts.last().is_none_or(|part| part.left == 0) {
+            let ids = FIRST_IDS << self.parts.len().min(20);
+            let lines = vec![[0; 8]; (ids * BITS_PER_ID).div_ceil(512)];
+            self.parts.push(Part { lines, left: ids });
+        }
+        let Some(part) = self.parts.last_mut() else { return };
+        part.left -= 1;
+        let (line, bits) = places(identity, part.lines.len());
+        for bit in bits {
+            part.lines[line][bit / 64] |= 1 << (bit % 64);
+        }
+    }
+
+    fn may_contain(&self, identity: Identity) -> bool {
+        self.parts.iter().any(|part| {
+            let (line, bits) = places(identity, part.lines.len());
+            bits.into_iter().all(|bit| part.lines[line][bit / 64] & (1 << (bit % 64)) != 0)
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.lines.len() * 64).sum()
+    }
+}
+
+/// Which line of so many, and which bits in it: taken from the identity as it is, which is a hash.
+fn places(identity: Identity, lines: usize) -> (usize, [usize; 7]) {
+    let bytes = u128::from_be_bytes(identity.to_bytes());
+    let (low, mut high) = (bytes as u64, (bytes >> 64) as u64);
+    let line = (u128::from(low) * lines as u128) >> 64;
+    let bits = std::array::from_fn(|_| {
+        let bit = (high & 511) as usize;
+        high >>= 9;
+        bit
+    });
+    (line as usize, bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::backoff::Random;
+
+    fn id(random: &mut Random) -> Identity {
+        let bytes = (u128::from(random.draw()) << 64) | u128::from(random.draw());
+        Identity::given(bytes.to_be_bytes())
+    }
+
+    #[test]
+    fn a_filter_forgets_nothing_and_seldom_errs() {
+        let mut random = Random(1);
+        let mut filter = Filter::default();
+        let known: Vec<Identity> = (0..100_000).map(|_| id(&mut random)).collect();
+        known.iter().for_each(|id| filter.insert(*id));
+        assert!(known.iter().all(|id| filter.may_contain(*id)));
+        let wrong = (0..100_000).filter(|_| filter.may_contain(id(&mut random))).count();
+        assert!(wrong < 8_000, "{wrong} of 100,000");
+        assert!(filter.bytes() < 100_000 * 4, "{}", filter.bytes());
+    }
+
+    #[test]
+    fn buckets_go_round_and_none_is_taken_too_soon() {
+        let mut tail = Recent::new(&[]);
+        let mut random = Random(2);
+        let mut known: Vec<(u64, Identity)> = Vec::new();
+        let longest = 600_000;
+        for step in 0..2_000 {
+            // Time goes at very different speeds.
+            let wall = 1_000_000 + step * if step % 700 < 350 { 1_000 } else { 40_000 };
+            let wall = wall.max(known.last().map_or(0, |(at, _)| *at));
+            let (bucket, is_new) = tail.bucket_at(longest, wall);
+            if is_new {
+                tail.begin(bucket, wall);
+            }
+            let new = id(&mut random);
+            tail.note(bucket, new);
+            known.push((wall, new));
+            for (at, old) in known.iter().rev().take_while(|(at, _)| at + longest > wall) {
+                assert!(!tail.buckets_of(*old, longest, wall).is_empty(), "{old:?} of {at} at {wall}");
+            }
+        }
+        assert!(tail.buckets.iter().all(Option::is_some), "all were used");
+    }
+
+    #[test]
+    fn a_clock_that_was_ahead_once_keeps_no_bucket_for_ever() {
+        let year = 365 * 24 * 3_600_000;
+        let mut recent = Recent::new(&[BucketRow { bucket: 0, from: year }]);
+        let mut taken = 0;
+        for minute in 0..200 {
+            let wall = 1_000_000 + minute * 60_000;
+            let (bucket, is_new) = recent.bucket_at(600_000, wall);
+            if is_new {
+                recent.begin(bucket, wall);
+                taken += 1;
+            }
+        }
+        assert!(taken > 50, "buckets turn: {taken}");
+    }
+
+    #[test]
+    fn what_a_former_life_wrote_is_asked_for() {
+        let rows = [BucketRow { bucket: 3, from: 5_000 }, BucketRow { bucket: 2, from: 1_000 }];
+        let tail = Recent::new(&rows);
+        let any = Identity::given([7; 16]);
+        assert_eq!(tail.buckets_of(any, 10_000, 6_000), [3, 2]);
+        assert_eq!(tail.buckets_of(any, 10_000, 15_500), [3], "bucket 2 ended when 3 began");
+        assert!(tail.buckets_of(any, 0, 6_000).is_empty());
+    }
+}

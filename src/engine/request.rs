@@ -1,0 +1,258 @@
+//! Commands and answers: what may be asked about items, and what is told of them. Re-exported by [`super::types`].
+
+use super::types::{BatchId, Content, Dead, Delivery, Identity, Key};
+use std::sync::Arc;
+
+/// Where the answer to a command goes: the message's `reply_to` and `correlation_id`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// A queue, by the default exchange.
+    pub queue: Box<str>,
+    /// Sent along.
+    pub correlation_id: Option<Box<str>>,
+}
+
+/// One item, as somebody names it who is not its producer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Application name.
+    pub application: Box<str>,
+    /// The id as it was written; given back in the answer.
+    pub id: Box<str>,
+    /// Of both.
+    pub identity: Identity,
+    /// The id has the form of one that this store assigns: what it says.
+    pub assigned: Option<AssignedId>,
+}
+
+/// What an assigned id says of its item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AssignedId {
+    /// Arrival number.
+    pub seq: u64,
+    /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window closed sooner.
+    pub due: u64,
+}
+
+/// All items of one customer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomerOf {
+    /// Application name.
+    pub application: Box<str>,
+    /// Customer name.
+    pub customer: Box<str>,
+}
+
+/// Which items a list shows. Times are UTC ms.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Of this application alone.
+    pub application: Option<Arc<str>>,
+    /// Of this customer alone.
+    pub customer: Option<Arc<str>>,
+    /// In this state alone.
+    pub state: Option<Stage>,
+    /// First place wanted: due not before this, and behind the last page.
+    pub from: Key,
+    /// First due not wanted.
+    pub until: Option<u64>,
+    /// Most rows of one page, at least 1.
+    pub limit: usize,
+}
+
+/// What somebody asks of the daemon, beside requests. `I` is how one item is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command<I = Target> {
+    /// Take one item back.
+    Cancel(I),
+    /// Take back all items of a customer.
+    CancelAll(CustomerOf),
+    /// What has become of an item.
+    Lookup(I),
+    /// How many items a customer has.
+    Count(CustomerOf),
+    /// Close a customer's open window now.
+    Flush(CustomerOf),
+    /// One page of the items that have not ended, in order of due.
+    List(Filter),
+    /// Hold an application's items back, until [`Command::Resume`].
+    Pause(Box<str>),
+    /// Let a paused application go on.
+    Resume(Box<str>),
+    /// Try a parked application now, without waiting for its back-off.
+    Retry(Box<str>),
+    /// Give up all parked items of an application.
+    DropParked(Box<str>),
+}
+
+impl<I> Command<I> {
+    /// The same command, with its item named another way.
+    pub fn naming<J>(self, name: impl FnOnce(I) -> J) -> Command<J> {
+        match self {
+            Command::Cancel(item) => Command::Cancel(name(item)),
+            Command::Lookup(item) => Command::Lookup(name(item)),
+            Command::CancelAll(of) => Command::CancelAll(of),
+            Command::Count(of) => Command::Count(of),
+            Command::Flush(of) => Command::Flush(of),
+            Command::List(filter) => Command::List(filter),
+            Command::Pause(application) => Command::Pause(application),
+            Command::Resume(application) => Command::Resume(application),
+            Command::Retry(application) => Command::Retry(application),
+            Command::DropParked(application) => Command::DropParked(application),
+        }
+    }
+}
+
+/// Who gets the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// Somebody within this process, by a number of theirs.
+    Local(u64),
+    /// The sender of a message. Without `reply_to` nobody is told.
+    Remote {
+        /// Acked once the answer is out.
+        delivery: Delivery,
+        /// RabbitMQ's mark that it was delivered before.
+        redelivered: bool,
+        /// Where to.
+        reply_to: Option<ReplyTo>,
+    },
+}
+
+/// Where an item stands that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// For its time, its window, a free slot, or its paused application to go on.
+    Waiting,
+    /// Published, and not settled.
+    InFlight,
+    /// Its application cannot be delivered to.
+    Parked,
+}
+
+impl Stage {
+    /// The word in answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Stage::Waiting => "waiting",
+            Stage::InFlight => "in_flight",
+            Stage::Parked => "parked",
+        }
+    }
+}
+
+/// How an item ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Its batch was confirmed.
+    Sent(BatchId),
+    /// It was taken back.
+    Cancelled,
+    /// It was taken back by a command that the broker had delivered before, which may be an old one executed again: a
+    /// redelivered request that comes behind it is not the one that it took back.
+    CancelledAgain,
+    /// It was given up; `expired` is one of the reasons.
+    Dead(Arc<Dead>),
+}
+
+/// What is remembered of an item that has ended, for the application's `dedupe_tail`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// How.
+    pub end: End,
+    /// When, UTC ms.
+    pub at: u64,
+    /// When it was due, UTC ms.
+    pub due: u64,
+    /// Failed attempts.
+    pub attempts: u32,
+    /// See [`super::types::NewItem::fingerprint`].
+    pub fingerprint: u64,
+    /// Customer name.
+    pub customer: Option<Arc<str>>,
+}
+
+/// One item in a list or a look-up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listed {
+    /// Where it stands.
+    pub stage: Stage,
+    /// Its place in the order, and its arrival number.
+    pub key: Key,
+    /// When it was due as accepted, UTC ms; see [`AssignedId::due`].
+    pub accepted_due: u64,
+    /// When it is due, UTC ms.
+    pub due: u64,
+    /// Application name.
+    pub application: Arc<str>,
+    /// Customer name.
+    pub customer: Option<Arc<str>>,
+    /// Receipt, UTC ms.
+    pub received: u64,
+    /// Failed attempts.
+    pub attempts: u32,
+    /// Text of the last failure.
+    pub last_error: Option<Arc<str>>,
+    /// Its properties, where its producer's id is read from; no body. Lists only.
+    pub properties: Option<Arc<Content>>,
+}
+
+/// What a command came to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// Taken back.
+    Cancelled {
+        /// So many.
+        count: u64,
+        /// So many were under way and could not be.
+        in_flight: u64,
+    },
+    /// It cannot be taken back: this is how it ended.
+    Ended(Box<Ended>),
+    /// It is under way, and its outcome did not become known in time.
+    InFlight,
+    /// No such item waits, and none ended within the tail.
+    Unknown,
+    /// To a look-up: it has not ended.
+    Found(Box<Listed>),
+    /// So many items have not ended, by stage, and when the next is due (UTC ms).
+    Counted {
+        /// Waiting.
+        waiting: u64,
+        /// In flight.
+        in_flight: u64,
+        /// Parked.
+        parked: u64,
+        /// Earliest due, UTC ms.
+        next_due: Option<u64>,
+    },
+    /// The window was closed; so many items were in it.
+    Flushed(u64),
+    /// One page, and where the next one begins.
+    Listed {
+        /// In order of due.
+        items: Vec<Listed>,
+        /// `None`: no more.
+        next: Option<Key>,
+    },
+    /// It is so now; `changed`: and was not before.
+    Done {
+        /// The command made a difference.
+        changed: bool,
+    },
+    /// It was no command that can be understood.
+    Rejected(Box<str>),
+    /// It cannot be executed at present, and why.
+    Unavailable(&'static str),
+}
+
+/// One answer on its way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reply {
+    /// To whom.
+    pub asker: Asker,
+    /// What was asked; `None` where that could not be understood.
+    pub command: Option<Box<Command>>,
+    /// What.
+    pub answer: Answer,
+}

@@ -1,0 +1,639 @@
+//! Commands that go over many items: all of a customer, all parked ones, a page of a list.
+//!
+//! Each goes over memory and over the store in bounded steps, between which everything else goes on. What a step brings
+//! is judged by what memory knows then: an item that came into memory meanwhile is met there, and one that ended
+//! meanwhile is passed over. Items that arrived after the command are not its own.
+//!
+//! A cancel of a customer holds nothing back: from the moment it is judged, whatever of that customer arrived before it is
+//! its own. Something that comes behind it and asks for such an item, or needs it in memory, finds it cancelled.
+
+use super::core::{Core, Live, Whereabouts};
+use super::event::{Along, Load, Scan, Stored};
+use super::items::ItemId;
+use super::mutant::{mutated, Mutant};
+use super::queue::{Entry, QueueId};
+use super::types::{
+    Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now, Stage,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// Items in memory of one step, and rows of a step over the store.
+const STEP_ROWS: usize = 1_000;
+
+/// Rows looked at in one step: some milliseconds of reading, in which commits wait.
+const STEP_LOOKED_AT: usize = 4_000;
+
+/// Steps that one page of a list may take; then it comes as it is, and says where to go on.
+const LIST_STEPS: u32 = 100;
+
+/// Applications that one list goes over.
+const LIST_QUEUES: usize = 2_000;
+
+/// Scans at one time.
+const SCANS: usize = 64;
+
+/// How long a scan waits for the outcome of items in flight, ms.
+const OUTCOME_MS: u64 = super::commands::OUTCOME_MS;
+
+/// What is done to, or asked of, the items.
+#[derive(Debug)]
+enum Kind {
+    CancelAll(CustomerOf),
+    Count(CustomerOf),
+    DropParked(Box<str>),
+    List(Filter),
+}
+
+/// A part of the store to go over.
+#[derive(Clone, Debug)]
+struct Leg {
+    along: Along,
+    from: Key,
+    until: u64,
+    customer: Option<Arc<str>>,
+    /// No item of it lies below.
+    low: Key,
+}
+
+/// One command on its way.
+#[derive(Debug)]
+struct Running {
+    kind: Kind,
+    asker: Asker,
+    command: Command,
+    /// Items from this arrival number on came later.
+    before: u64,
+    /// Items in memory that have not been looked at.
+    resident: Vec<u64>,
+    /// Of a count: those that it began with, ascending. What is met in the store as well is counted once.
+    counted: Vec<u64>,
+    /// What is still to be gone over, once memory has been; `None`: not known before.
+    legs: Option<VecDeque<Leg>>,
+    steps: u32,
+    cancelled: u64,
+    /// Items in flight, whose outcome is waited for until then, monotonic.
+    in_flight: BTreeSet<Identity>,
+    until: u64,
+    by_stage: [u64; 3],
+    next_due: Option<u64>,
+    page: Vec<Listed>,
+    /// Of a list: rows of the present leg so far; and where what is known ends.
+    leg_rows: usize,
+    known_until: Option<Key>,
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Scans {
+    running: BTreeMap<u64, Running>,
+    next_number: u64,
+}
+
+/// An answer that is ready.
+pub(super) type Done = (Asker, Command, Answer);
+
+impl Scans {
+    pub(super) fn new() -> Self {
+        Scans::default()
+    }
+
+    /// Begins one, or says why not.
+    pub(super) fn begin(&mut self, core: &Core, command: Command, asker: Asker, now: Now) -> Option<Done> {
+        if self.running.len() >= SCANS {
+            return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
+        }
+        let kind = match &command {
+            Command::CancelAll(of) => Kind::CancelAll(of.clone()),
+            Command::Count(of) => Kind::Count(of.clone()),
+            Command::DropParked(application) => Kind::DropParked(application.clone()),
+            Command::List(filter) => Kind::List(narrow(core, filter.clone())),
+            Command::Cancel(_)
+            | Command::Lookup(_)
+            | Command::Flush(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Retry(_) => {
+                debug_assert!(false, "a command of one item or application is no scan");
+                return Some((asker, command, Answer::Unknown));
+            }
+        };
+        let resident = residents(core, &kind);
+        let mut counted = if matches!(kind, Kind::Count(_)) { resident.clone() } else { Vec::new() };
+        counted.sort_unstable();
+        let running = Running {
+            kind,
+            asker,
+            command,
+            before: core.stock.journal.next_number(),
+            resident,
+            counted,
+            legs: None,
+            steps: 0,
+            cancelled: 0,
+            in_flight: BTreeSet::new(),
+            until: now.mono + OUTCOME_MS,
+            by_stage: [0; 3],
+            next_due: None,
+            page: Vec::new(),
+            leg_rows: 0,
+            known_until: None,
+        };
+        self.next_number += 1;
+        self.running.insert(self.next_number, running);
+        None
+    }
+
+    /// Whether anything waits for the end of an attempt.
+    pub(super) fn awaits_any(&self) -> bool {
+        self.running.values().any(|scan| !scan.in_flight.is_empty())
+    }
+
+    /// A step over memory of each that is not through with it. Whether more is to do at once.
+    pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> (Vec<Done>, bool) {
+        let mut done = Vec::new();
+        for (number, scan) in &mut self.running {
+            if scan.legs.is_some() {
+                continue;
+            }
+            let rest = scan.resident.len().saturating_sub(STEP_ROWS);
+            for seq in scan.resident.split_off(rest) {
+                if let Some(id) = core.stock.items.by_seq(seq) {
+                    scan.look_at(core, id, now);
+                }
+            }
+            if scan.resident.is_empty() {
+                scan.legs = Some(legs(core, &scan.kind, now));
+                loads.extend(scan.step(*number, core));
+            }
+        }
+        let more = self.running.values().any(|scan| !scan.resident.is_empty());
+        done.extend(self.take_done(core, now));
+        (done, more)
+    }
+
+    /// A step over the store has come back.
+    pub(super) fn scanned(
+        &mut self,
+        core: &mut Core,
+        number: u64,
+        rows: Vec<Stored>,
+        next: Option<Key>,
+        loads: &mut Vec<Load>,
+        now: Now,
+    ) {
+        let Some(scan) = self.running.get_mut(&number) else { return };
+        scan.leg_rows += rows.len();
+        let mut skip = mutated(Mutant::ListSkips);
+        for mut stored in rows {
+            if std::mem::take(&mut skip) {
+                continue;
+            }
+            let seq = stored.key.seq;
+            if let Some(id) = core.stock.items.by_seq(seq) {
+                scan.meet(core, id, stored, now);
+            } else if core.stock.reads.is_current(seq) {
+                stored.key = core.stock.reads.present_key(&stored);
+                scan.look_at_far(core, stored, now);
+            }
+        }
+        scan.go_on(next);
+        loads.extend(scan.step(number, core));
+    }
+
+    /// Attempts have ended that a scan waits for.
+    pub(super) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
+        for scan in self.running.values_mut().filter(|scan| !scan.in_flight.is_empty()) {
+            for (identity, ended) in outcomes {
+                if !scan.in_flight.remove(identity) || ended.is_some() {
+                    continue;
+                }
+                if let Some(id) = core.stock.items.by_identity(*identity) {
+                    scan.look_at(core, id, now);
+                }
+            }
+        }
+    }
+
+    /// Those that are through, or have waited long enough.
+    fn take_done(&mut self, core: &Core, now: Now) -> Vec<Done> {
+        let is_done = |scan: &Running| {
+            let through = scan.legs.as_ref().is_some_and(VecDeque::is_empty);
+            through && (scan.in_flight.is_empty() || scan.until <= now.mono)
+        };
+        let over: Vec<u64> =
+            self.running.iter().filter(|(_, scan)| is_done(scan)).map(|(number, _)| *number).collect();
+        over.into_iter()
+            .filter_map(|number| self.running.remove(&number))
+            .map(|scan| {
+                let answer = scan.answer(core);
+                (scan.asker, scan.command, answer)
+            })
+            .collect()
+    }
+
+    /// When one loses its patience, monotonic.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.running.values().filter(|scan| !scan.in_flight.is_empty()).map(|scan| scan.until).min()
+    }
+
+    /// Whatever of a customer arrived before a cancel of it is its own, though it may not have come to it yet.
+    pub(super) fn claim(&mut self, core: &mut Core, found: Whereabouts, now: Now) -> Whereabouts {
+        let Whereabouts::Live(live) = &found else { return found };
+        if self.running.is_empty() {
+            return found;
+        }
+        let (application, customer, seq) = match live {
+            Live::Resident(id) => {
+                if core.is_undecided(*id) {
+                    return found;
+                }
+                let item = &core.stock.items[*id];
+                let (application, customer) = core.stock.address(item);
+                (application, customer, item.key.seq)
+            }
+            Live::Far(stored) => (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq),
+        };
+        let Some(scan) = self.owner_of(&application, customer.as_deref(), seq) else { return found };
+        let end = end_of_cancel(&scan.asker);
+        scan.cancelled += 1;
+        let ended = match live {
+            Live::Resident(id) => {
+                let item = &core.stock.items[*id];
+                let ended = (item.due, item.attempts, item.fingerprint);
+                core.cancel(*id, end.clone(), now);
+                ended
+            }
+            Live::Far(stored) => {
+                core.cancel_far(stored, end.clone(), now);
+                (stored.key.due, stored.attempts, stored.fingerprint)
+            }
+        };
+        let (due, attempts, fingerprint) = ended;
+        Whereabouts::Ended(Box::new(Ended { end, at: now.wall, due, attempts, fingerprint, customer }))
+    }
+
+    /// Items have come into memory: those that belong to a cancel on its way are cancelled.
+    pub(super) fn claim_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
+        let cancels = self.running.values().any(|scan| matches!(scan.kind, Kind::CancelAll(_)));
+        if !cancels {
+            return;
+        }
+        for id in restored.iter().copied() {
+            if core.stock.items.get(id).is_some_and(|item| !item.is_dead()) {
+                self.claim(core, Whereabouts::Live(Live::Resident(id)), now);
+            }
+        }
+    }
+
+    fn owner_of(&mut self, application: &str, customer: Option<&str>, seq: u64) -> Option<&mut Running> {
+        self.running.values_mut().find(|scan| match &scan.kind {
+            Kind::CancelAll(of) => {
+                seq < scan.before && *of.application == *application && Some(&*of.customer) == customer
+            }
+            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) => false,
+        })
+    }
+
+    /// The broker delivers those of its commands again that were not answered.
+    pub(super) fn forget_deliveries(&mut self) {
+        self.running.retain(|_, scan| matches!(scan.asker, Asker::Local(_)));
+    }
+
+    /// Members of a window got other keys in the store, perhaps behind a scan's back: it goes back to them.
+    pub(super) fn rekeyed(&mut self, application: &str, to: Key) {
+        for scan in self.running.values_mut() {
+            let Some(leg) = scan.legs.as_mut().and_then(|legs| legs.front_mut()) else { continue };
+            let concerned = match (&scan.kind, &leg.along) {
+                (Kind::CancelAll(of), _) => *of.application == *application,
+                (Kind::DropParked(name), _) => **name == *application,
+                (Kind::Count(_) | Kind::List(_), _) => false,
+            };
+            if concerned {
+                scan.known_until = Some(scan.known_until.map_or(to, |known| known.min(to)));
+            }
+        }
+    }
+}
+
+impl Running {
+    /// An item in memory.
+    fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
+        if core.stock.items[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
+            return;
+        }
+        let seq = core.stock.items[id].key.seq;
+        let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
+        match &self.kind {
+            Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
+            Kind::CancelAll(_) | Kind::DropParked(_) => {
+                if core.is_undecided(id) {
+                    self.in_flight.insert(core.stock.items[id].identity);
+                } else {
+                    self.cancelled += 1;
+                    core.cancel(id, end_of_cancel(&self.asker), now);
+                }
+            }
+            Kind::Count(_) if later => {}
+            Kind::Count(_) => {
+                let listed = core.listed(id);
+                self.tally(&listed);
+            }
+            Kind::List(filter) => {
+                let listed = core.listed(id);
+                if filter.takes(&listed) {
+                    self.page.push(listed);
+                }
+            }
+        }
+    }
+
+    /// An item in the store that is in memory as well.
+    fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
+        match &self.kind {
+            Kind::List(filter) if !core.stock.items[id].is_dead() => {
+                let listed = Listed { properties: stored.content, ..core.listed(id) };
+                if filter.takes(&listed) {
+                    self.page.push(listed);
+                }
+            }
+            Kind::Count(_) if stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) => {
+                let listed = core.listed(id);
+                self.tally(&listed);
+            }
+            Kind::Count(_) | Kind::List(_) => {}
+            Kind::CancelAll(_) | Kind::DropParked(_) => self.look_at(core, id, now),
+        }
+    }
+
+    /// It was in memory when the count began, and was counted there.
+    fn counted_in_memory(&self, seq: u64) -> bool {
+        self.counted.binary_search(&seq).is_ok()
+    }
+
+    fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
+        let later = stored.key.seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
+        match &self.kind {
+            Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
+            Kind::CancelAll(_) | Kind::DropParked(_) => {
+                self.cancelled += 1;
+                if !mutated(Mutant::CancelAllAnswersOnly) {
+                    core.cancel_far(&stored, end_of_cancel(&self.asker), now);
+                }
+            }
+            Kind::Count(_)
+                if later || self.counted_in_memory(stored.key.seq) || mutated(Mutant::CountsOneTooFew) => {}
+            Kind::Count(_) => {
+                let listed = core.listed_far(stored, now);
+                self.tally(&listed);
+            }
+            Kind::List(filter) => {
+                let listed = core.listed_far(stored, now);
+                if filter.takes(&listed) {
+                    self.page.push(listed);
+                }
+            }
+        }
+    }
+
+    fn tally(&mut self, item: &Listed) {
+        self.by_stage[item.stage as usize] += 1;
+        self.next_due = Some(self.next_due.map_or(item.due, |due| due.min(item.due)));
+    }
+
+    /// Where the present leg goes on, or that it is over.
+    fn go_on(&mut self, next: Option<Key>) {
+        let rewound = match self.kind {
+            Kind::CancelAll(_) | Kind::DropParked(_) => self.known_until.take(),
+            Kind::Count(_) | Kind::List(_) => None,
+        };
+        let next = [next, rewound].into_iter().flatten().min();
+        let Some(legs) = &mut self.legs else { return };
+        let enough = match &self.kind {
+            Kind::List(filter) => self.page.len() >= filter.limit && self.leg_rows >= filter.limit,
+            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => false,
+        };
+        match (next, legs.front_mut()) {
+            (Some(next), Some(leg)) if !enough && self.steps < LIST_STEPS.max(legs_len(&self.kind)) => {
+                leg.from = next
+            }
+            (Some(next), Some(leg)) if !matches!(self.kind, Kind::List(_)) => leg.from = next,
+            (next, _) => {
+                if let (Some(next), Kind::List(_)) = (next, &self.kind) {
+                    self.known_until = Some(self.known_until.map_or(next, |known| known.min(next)));
+                }
+                legs.pop_front();
+                self.leg_rows = 0;
+            }
+        }
+        self.skip_legs();
+    }
+
+    /// Of a list: what is left has nothing on this page.
+    fn skip_legs(&mut self) {
+        let Kind::List(filter) = &self.kind else { return };
+        let Some(legs) = &mut self.legs else { return };
+        self.page.sort_unstable_by_key(|item| item.key);
+        self.page.dedup_by_key(|item| item.key);
+        let Some(last) = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key) else { return };
+        if let Some(leg) = legs.front().filter(|leg| leg.low > last) {
+            let low = leg.low.max(filter.from);
+            self.known_until = Some(self.known_until.map_or(low, |known| known.min(low)));
+            legs.clear();
+        }
+    }
+
+    /// The next step over the store.
+    fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
+        let leg = self.legs.as_ref()?.front()?.clone();
+        self.steps += 1;
+        core.stock.reads.begin();
+        let list = match &self.kind {
+            Kind::List(filter) => Some(filter.limit),
+            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => None,
+        };
+        Some(Load::Scan(Scan {
+            number,
+            along: leg.along,
+            from: leg.from,
+            until: leg.until,
+            customer: leg.customer,
+            max_rows: list.map_or(STEP_ROWS, |limit| limit.clamp(1, STEP_ROWS)),
+            max_looked_at: STEP_LOOKED_AT,
+            properties: list.is_some(),
+        }))
+    }
+
+    fn answer(&self, _core: &Core) -> Answer {
+        match &self.kind {
+            Kind::Count(_) => {
+                let [waiting, in_flight, parked] = self.by_stage;
+                Answer::Counted { waiting, in_flight, parked, next_due: self.next_due }
+            }
+            Kind::List(filter) => {
+                let mut items = self.page.clone();
+                items.sort_unstable_by_key(|item| item.key);
+                items.dedup_by_key(|item| item.key);
+                let known = |item: &Listed| self.known_until.is_none_or(|until| item.key < until);
+                items.retain(known);
+                let left_out = items.get(filter.limit).map(|item| item.key);
+                items.truncate(filter.limit);
+                Answer::Listed { items, next: left_out.or(self.known_until) }
+            }
+            Kind::CancelAll(_) | Kind::DropParked(_) => {
+                Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }
+            }
+        }
+    }
+}
+
+/// How what is taken back by whoever asks has ended.
+pub(super) fn end_of_cancel(asker: &Asker) -> End {
+    match asker {
+        Asker::Remote { redelivered: true, .. } => End::CancelledAgain,
+        Asker::Remote { .. } | Asker::Local(_) => End::Cancelled,
+    }
+}
+
+fn legs_len(kind: &Kind) -> u32 {
+    match kind {
+        Kind::List(filter) if filter.application.is_none() => LIST_QUEUES as u32,
+        Kind::List(_) | Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => LIST_STEPS,
+    }
+}
+
+/// What is in flight is in memory: its keys say where in the store it can be.
+fn narrow(core: &Core, mut filter: Filter) -> Filter {
+    if filter.state != Some(Stage::InFlight) || !core.stock.journal.is_durable() {
+        return filter;
+    }
+    let keys = || {
+        let flying = core.stock.items.ids().filter(|id| core.is_in_flight(*id));
+        flying.map(|id| core.stock.items[id].key)
+    };
+    filter.from = filter.from.max(keys().min().unwrap_or(super::queue::LAST));
+    let end = keys().max().map_or(0, |key| key.due.saturating_add(1));
+    filter.until = Some(filter.until.map_or(end, |until| until.min(end)));
+    filter
+}
+
+/// Arrival numbers of the items in memory that a command is about.
+fn residents(core: &Core, kind: &Kind) -> Vec<u64> {
+    let stock = &core.stock;
+    let seq = |id: ItemId| stock.items[id].key.seq;
+    match kind {
+        Kind::CancelAll(of) | Kind::Count(of) => {
+            let queue = stock.queues.find(&of.application);
+            let customer = queue.and_then(|queue| stock.customers.find(&stock.queues, queue, &of.customer));
+            customer.map(|id| stock.customers.items(id, &stock.items).map(seq).collect()).unwrap_or_default()
+        }
+        Kind::DropParked(application) => {
+            let queue = stock.queues.find(application);
+            let parked = queue
+                .filter(|queue| stock.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
+            parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
+        }
+        // What is stored is met in the store.
+        Kind::List(filter) => {
+            let pending = core.pending().into_iter();
+            pending.filter(|id| filter.takes(&core.listed(*id))).map(seq).collect()
+        }
+    }
+}
+
+fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
+    let stock = &core.stock;
+    let Some(live) = stock.queues[queue].live() else { return Vec::new() };
+    let mut out = Vec::new();
+    for entry in live.line.iter().chain(&live.stalled) {
+        match entry {
+            Entry::Single(id) => out.push(*id),
+            Entry::Customer(customer) => {
+                out.extend(
+                    stock.customers.get(*customer).into_iter().flat_map(|owner| owner.ready.iter().copied()),
+                );
+            }
+        }
+    }
+    for number in live.resend.iter() {
+        out.extend(core.dispatch.get(*number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
+    }
+    out.into_iter().filter_map(|id| stock.items.get(id)).map(|item| item.key.seq).collect()
+}
+
+/// What of the store has to be gone over: nothing, where memory holds all.
+fn legs(core: &Core, kind: &Kind, now: Now) -> VecDeque<Leg> {
+    let stock = &core.stock;
+    let mut out = VecDeque::new();
+    if !stock.journal.is_durable() {
+        return out;
+    }
+    match kind {
+        Kind::CancelAll(of) | Kind::Count(of) => {
+            let Some(queue) = stock.queues.find(&of.application).filter(|id| stock.queues[*id].far() > 0)
+            else {
+                return out;
+            };
+            let known = &stock.queues[queue];
+            let (name, customer): (_, Arc<str>) = (Arc::clone(known.name()), (&*of.customer).into());
+            let (low, near, former) = (known.low(), known.near_until(), known.former_unindexed());
+            let along = Along::Customer(Arc::clone(&name), Arc::clone(&customer));
+            out.push_back(Leg { along, from: low, until: u64::MAX, customer: None, low });
+            if near.due < former && !mutated(Mutant::UnindexedForgotten) {
+                let along = Along::Queue(name);
+                out.push_back(Leg { along, from: near, until: former, customer: Some(customer), low: near });
+            }
+        }
+        Kind::DropParked(application) => {
+            let queue = stock.queues.find(application);
+            let all = mutated(Mutant::DropParkedTakesAll);
+            let Some(queue) = queue.filter(|id| stock.queues[*id].is_failing() || all) else { return out };
+            let from = stock.queues[queue].low();
+            let until = if all { u64::MAX } else { now.wall + 1 };
+            let along = Along::Queue(Arc::clone(stock.queues[queue].name()));
+            out.push_back(Leg { along, from, until, customer: None, low: from });
+        }
+        Kind::List(filter) => out = list_legs(core, filter, now),
+    }
+    out
+}
+
+fn list_legs(core: &Core, filter: &Filter, now: Now) -> VecDeque<Leg> {
+    let queues = &core.stock.queues;
+    let ids: Vec<QueueId> = match &filter.application {
+        Some(name) => queues.find(name).into_iter().collect(),
+        None => queues.ids().filter(|id| *id != queues.dead_letters()).collect(),
+    };
+    let wanted = |id: &QueueId| {
+        let queue = &queues[*id];
+        let parked = filter.state != Some(Stage::Parked) || queue.is_failing();
+        queue.stored() > 0 && parked
+    };
+    let due_only = if filter.state == Some(Stage::Parked) { now.wall + 1 } else { u64::MAX };
+    let until = filter.until.unwrap_or(u64::MAX).min(due_only);
+    let mut legs: Vec<Leg> = ids
+        .into_iter()
+        .filter(wanted)
+        .map(|id| Leg {
+            along: Along::Queue(Arc::clone(queues[id].name())),
+            from: filter.from.max(queues[id].low()),
+            until,
+            customer: filter.customer.clone(),
+            low: queues[id].low(),
+        })
+        .filter(|leg| leg.from.due < until)
+        .collect();
+    legs.sort_by_key(|leg| leg.low);
+    legs.truncate(LIST_QUEUES);
+    legs.into()
+}
+
+impl Filter {
+    fn takes(&self, item: &Listed) -> bool {
+        self.application.as_ref().is_none_or(|name| *name == item.application)
+            && self.customer.as_ref().is_none_or(|name| Some(name) == item.customer.as_ref())
+            && self.state.is_none_or(|stage| stage == item.stage)
+            && item.key >= self.from
+            && self.until.is_none_or(|until| item.key.due < until)
+    }
+}

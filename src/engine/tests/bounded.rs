@@ -1,0 +1,273 @@
+//! Work is bounded for each turn, and flat for each item, whatever the shape of the backlog: counted in operations, rows
+//! and publishes, never in time.
+
+use super::world::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+
+/// A turn may judge 4,096 arrivals or one whole envelope, make 10,000 rows due, and evict 1,000; each of them is touched a
+/// few times and written with a few operations.
+const TURN_OPS: usize = 40_000;
+const TURN_ROWS: u64 = 80_000;
+
+/// Work of the measured part of a world, and the items that it was for.
+struct Cost {
+    items: u64,
+    meter: Meter,
+    looked_at: u64,
+}
+
+impl Cost {
+    /// Operations, rows touched in memory and rows looked at in the store, for each item.
+    fn each(&self) -> f64 {
+        (self.meter.ops + self.meter.rows + self.looked_at) as f64 / self.items.max(1) as f64
+    }
+}
+
+fn roomy() -> Settings {
+    Settings {
+        budget: Budget { rows: 5_000, contents: 1 << 20, filters: 1 << 16 },
+        customers: 10_000_000,
+        max_applications: 10_000_000,
+        max_in_flight: 1_000,
+        max_in_flight_bytes: 1 << 30,
+        ..settings()
+    }
+}
+
+fn roomy_with(change: impl FnOnce(&mut AppSettings)) -> Settings {
+    Settings { defaults: with(change).defaults, ..roomy() }
+}
+
+/// In messages of so many entries, as fast as the store takes them.
+fn fill(w: &mut World, items: impl Iterator<Item = NewItem>) {
+    let mut items = items.peekable();
+    while items.peek().is_some() {
+        w.send(items.by_ref().take(1_000).collect());
+        w.drain_jobs();
+        w.delivered.clear();
+        w.acks.clear();
+    }
+}
+
+/// What follows is measured.
+fn begin(w: &mut World) -> u64 {
+    w.meter = Meter::default();
+    w.store.looked_at
+}
+
+fn end(w: &World, items: u64, looked_at: u64) -> Cost {
+    Cost { items, meter: w.meter, looked_at: w.store.looked_at - looked_at }
+}
+
+/// Until everything has come out.
+fn run_out(w: &mut World, ms: u64) {
+    for _ in 0..1_000 {
+        w.run(ms);
+        if w.store.items.is_empty() {
+            return;
+        }
+    }
+    panic!("{} items do not come out", w.store.items.len());
+}
+
+fn sent(w: &World) -> usize {
+    w.delivered.iter().map(|(_, batch)| batch.items.len()).sum()
+}
+
+fn flat(name: &str, sizes: &[u64], shape: impl Fn(u64) -> Cost) {
+    let mut first = None;
+    for n in sizes {
+        let cost = shape(*n);
+        let (ops, publishes, rows) = cost.meter.most;
+        println!("{name}, {n}: {:.1} an item; most of a turn: {ops} operations, {publishes} publishes, {rows} rows", cost.each());
+        assert!(
+            ops <= TURN_OPS && rows <= TURN_ROWS && publishes <= 1_000,
+            "{name}, {n}: {:?} in one turn",
+            cost.meter.most
+        );
+        let before = *first.get_or_insert(cost.each());
+        assert!(
+            cost.each() <= before * 1.7 + 3.0,
+            "{name}: {before:.1} an item, and {:.1} of {n}",
+            cost.each()
+        );
+    }
+}
+
+const SIZES: [u64; 3] = [1_000, 10_000, 60_000];
+
+#[test]
+fn one_customer_with_a_million_items() {
+    flat("one customer", &SIZES, |n| {
+        let mut w = World::new(roomy());
+        fill(&mut w, (0..n).map(|i| at(T0 + 100_000 + i / 10, item("a", "ann", "x"))));
+        let looked = begin(&mut w);
+        run_out(&mut w, 110_000);
+        assert_eq!(sent(&w) as u64, n);
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn applications_with_one_item_each() {
+    flat("applications", &SIZES, |n| {
+        let mut w = World::new(roomy());
+        fill(&mut w, (0..n).map(|i| at(T0 + 100_000 + i / 10, item(&format!("a{i}"), "", "x"))));
+        let looked = begin(&mut w);
+        run_out(&mut w, 110_000);
+        assert_eq!(sent(&w) as u64, n);
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn a_million_items_in_one_millisecond() {
+    flat("one millisecond", &SIZES, |n| {
+        let mut w = World::new(roomy());
+        fill(&mut w, (0..n).map(|_| at(T0 + 100_000, item("a", "", "x"))));
+        let looked = begin(&mut w);
+        run_out(&mut w, 110_000);
+        assert_eq!(sent(&w) as u64, n);
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn windows_that_close_together_with_members_partly_far() {
+    flat("windows", &SIZES, |n| {
+        let mut w = World::new(roomy_with(|app| (app.window, app.align) = (120_000, true)));
+        for round in 0..2 {
+            fill(&mut w, (0..n / 2).map(|i| item("a", &format!("c{i}"), &round.to_string())));
+        }
+        let looked = begin(&mut w);
+        run_out(&mut w, 130_000);
+        assert_eq!(sent(&w) as u64, n);
+        assert!(w.delivered.iter().all(|(_, batch)| batch.items.len() == 2), "each window is a batch");
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn parked_applications() {
+    flat("parked", &[500, 2_000, 10_000], |n| {
+        let retry = Retry { min: 5_000, max: 5_000, attempts: 0 };
+        let mut w = World::new(roomy_with(|app| app.retry = retry));
+        fill(&mut w, (0..n * 3).map(|i| at(T0 + 10, item(&format!("a{}", i % n), "", "x"))));
+        let looked = begin(&mut w);
+        let until = w.now.mono + 20_000;
+        let mut probes = 0;
+        while w.now.mono < until {
+            while let Some(batch) = w.first_out() {
+                probes += 1;
+                assert!(batch.alone, "one probe at a time");
+                w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+            }
+            let ms = w.wait().unwrap_or(1_000).clamp(1, 1_000);
+            w.advance(ms);
+        }
+        let (rows, _) = w.engine.memory_bytes();
+        assert!(rows <= 5_000 + 272, "what is parked holds a small head: {rows}");
+        assert!(probes >= n * 3 && probes <= n * 7, "{probes} probes of {n}");
+        end(&w, probes, looked)
+    });
+}
+
+#[test]
+fn requests_that_wait_for_an_outcome() {
+    flat("awaiting", &[1_000, 4_000, 10_000], |n| {
+        let settings = Settings { max_in_flight: 20_000, ..roomy() };
+        let mut w = World::new(settings);
+        let new =
+            |i: u64, payload: &str| with_id(&i.to_string(), DuplicateRule::Replace, item("a", "", payload));
+        w.send(vec![item("a", "", "proof")]);
+        for _ in 0..40 {
+            w.run(100);
+            w.send((0..4).map(|_| item("a", "", "proof")).collect());
+        }
+        w.run(100);
+        w.send((0..n).map(|i| new(i, "old")).collect());
+        w.advance(30);
+        w.drain_jobs();
+        w.send((0..n).map(|i| new(i, "new")).collect());
+        w.drain_jobs();
+        let looked = begin(&mut w);
+        w.delivered.clear();
+        run_out(&mut w, 1_000);
+        w.run(1_000);
+        assert!(w.queue.is_empty(), "{} are not decided", w.queue.len());
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn envelopes_of_ten_thousand_entries() {
+    let mut w = World::new(roomy());
+    for e in 0..10 {
+        let entries =
+            (0..10_000).map(|i| at(T0 + 100_000 + i, item("a", &format!("c{}", i % 100), &e.to_string())));
+        w.enqueue(RequestBody::Items(entries.collect()));
+    }
+    begin(&mut w);
+    w.deliver(usize::MAX);
+    for _ in 0..1_000 {
+        w.drain_jobs();
+        if w.queue.is_empty() {
+            break;
+        }
+        let wait = w.wait().unwrap_or(10);
+        w.advance(wait.min(10));
+    }
+    assert!(w.queue.is_empty(), "{} envelopes are not taken", w.queue.len());
+    let (ops, _, rows) = w.meter.most;
+    assert!(ops <= 25_000 && rows <= TURN_ROWS, "one envelope a turn: {:?}", w.meter.most);
+    assert_eq!(w.store.items.len(), 100_000);
+}
+
+#[test]
+fn a_cancel_of_a_customer_with_a_million_items() {
+    flat("cancel", &SIZES, |n| {
+        let mut w = World::new(roomy());
+        fill(&mut w, (0..n).map(|i| at(T0 + 100_000 + i, item("a", "ann", "x"))));
+        let looked = begin(&mut w);
+        let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+        assert_eq!(w.ask(Command::CancelAll(of)), Answer::Cancelled { count: n, in_flight: 0 });
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn drop_oldest_at_its_limit() {
+    for due in [0, 100_000] {
+        flat(if due == 0 { "drop-oldest, due" } else { "drop-oldest, far" }, &SIZES, |n| {
+            let mut w =
+                World::new(roomy_with(|app| (app.max_waiting, app.on_full) = (n, OnFull::DropOldest)));
+            w.input(Input::EgressBlocked(true));
+            fill(&mut w, (0..n).map(|i| at(T0 + due + i / 10, item("a", "", "x"))));
+            let looked = begin(&mut w);
+            fill(&mut w, (0..1_000).map(|i| at(T0 + 200_000 + i, item("a", "", "y"))));
+            for _ in 0..50 {
+                w.advance(10);
+                w.drain_jobs();
+            }
+            let left = w.store.items.values().filter(|item| item.dead.is_none()).count() as u64;
+            assert_eq!(left, n, "as many as may wait");
+            end(&w, 1_000, looked)
+        });
+    }
+}
+
+#[test]
+fn an_empty_store_that_was_full() {
+    flat("empty", &SIZES, |n| {
+        let mut w = World::new(roomy());
+        fill(&mut w, (0..n).map(|i| at(T0 + 30_000 + i / 10, item("a", &format!("c{}", i % 50), "x"))));
+        run_out(&mut w, 60_000);
+        let looked = begin(&mut w);
+        for i in 0..100 {
+            w.send(vec![at(w.now.wall + 100, item("a", "ann", &i.to_string()))]);
+            w.run(200);
+        }
+        end(&w, 100, looked)
+    });
+}

@@ -1,0 +1,375 @@
+//! What was asked of the engine beside requests, and whether each answer is the truth.
+
+use super::model::{Known, Model, State};
+use crate::engine::types::*;
+use std::collections::BTreeSet;
+
+/// A command on its way, by a number of this world.
+pub(super) struct Asked {
+    pub(super) command: Command,
+    pub(super) local: bool,
+    /// The call with which it came, and the moment.
+    pub(super) call: usize,
+    pub(super) now: Now,
+    /// Its message's tag, where it came by message: what arrived behind is not meant.
+    pub(super) tag: Option<u64>,
+    /// Items that it took back.
+    pub(super) took: BTreeSet<u64>,
+    /// Least and most that a count, or the size of a window, has been meanwhile.
+    pub(super) least: u64,
+    pub(super) most: u64,
+}
+
+impl Asked {
+    /// Whether it may take this item back.
+    pub(super) fn covers(&self, model: &Model, seq: u64) -> bool {
+        let life = &model.lives[&seq];
+        let new = &model.asks[life.ask].new;
+        let delivered = model.messages[&model.asks[life.ask].message].delivered;
+        if delivered
+            .is_some_and(|(call, _, tag, _)| call <= life.accepted && self.tag.is_some_and(|own| tag > own))
+        {
+            return false;
+        }
+        match &self.command {
+            Command::Cancel(target) => {
+                target.identity == life.identity && *target.application == *new.application
+            }
+            Command::CancelAll(of) => {
+                new.customer.as_deref() == Some(&*of.customer) && new.application == of.application
+            }
+            Command::DropParked(application) => *application == new.application,
+            _ => false,
+        }
+    }
+}
+
+impl Model {
+    pub(super) fn asked(&mut self, number: u64, command: Command, tag: Option<u64>) {
+        if let Command::Pause(name) | Command::Resume(name) = &command {
+            self.app(name).pausing += 1;
+        }
+        let asked = Asked {
+            command,
+            local: tag.is_none(),
+            tag,
+            call: self.call,
+            now: self.now,
+            took: BTreeSet::new(),
+            least: u64::MAX,
+            most: 0,
+        };
+        self.commands.insert(number, asked);
+    }
+
+    /// Whatever was counted may have changed.
+    pub(super) fn recount(&mut self) {
+        let mut commands = std::mem::take(&mut self.commands);
+        for asked in commands.values_mut() {
+            let n = match &asked.command {
+                Command::Count(of) => self.of_customer(&of.application, &of.customer).count() as u64,
+                Command::Flush(of) => self.windows.count(&of.application, &of.customer) as u64,
+                _ => continue,
+            };
+            asked.least = asked.least.min(n);
+            asked.most = asked.most.max(n);
+        }
+        self.commands = commands;
+    }
+
+    /// Somebody may be flushing this window: by command, or because there is no room.
+    pub(super) fn may_flush(&self, application: &str, customer: &str) -> bool {
+        let settings = self.settings.of(application);
+        let asked = self.commands.values().any(|asked| {
+            matches!(&asked.command, Command::Flush(of) if *of.application == *application && *of.customer == *customer)
+        });
+        let full = settings.on_full == OnFull::FlushEarly
+            && settings.max_waiting > 0
+            && self.live(application) >= settings.max_waiting.saturating_sub(1);
+        let policies = std::iter::once(&self.settings.defaults).chain(self.settings.applications.values());
+        let closes = |app: &AppSettings| matches!(app.on_full, OnFull::FlushEarly | OnFull::DropOldest);
+        let many = self.windows.open.len() as u64 + 1 >= self.settings.customers
+            && policies.into_iter().any(|app| closes(app));
+        asked || full || many
+    }
+
+    /// The command that took an item back.
+    pub(super) fn taken_back(&mut self, seq: u64) -> bool {
+        let found =
+            self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
+        let Some(number) = found.min() else { return false };
+        self.commands.get_mut(&number).expect("found").took.insert(seq);
+        true
+    }
+
+    /// Every answer is judged against all that was true between question and answer.
+    pub(super) fn answered(&mut self, number: u64, answer: &Answer) {
+        let Some(asked) = self.commands.remove(&number) else {
+            panic!("an answer to nobody's question, or a second one: {number} {answer:?}");
+        };
+        self.judge_answer(&asked, answer);
+        self.answered.insert(number, asked);
+    }
+
+    fn judge_answer(&mut self, asked: &Asked, answer: &Answer) {
+        match &asked.command {
+            Command::Cancel(target) => self.judge_cancel(asked, target, answer),
+            Command::Lookup(target) => self.judge_lookup(asked, target, answer),
+            Command::CancelAll(of) => self.judge_cancel_all(asked, of, answer),
+            Command::Count(_) => {
+                let Answer::Counted { waiting, in_flight, parked, .. } = answer else { panic!("{answer:?}") };
+                let total = waiting + in_flight + parked;
+                if !self.durable {
+                    return;
+                }
+                assert!(
+                    (asked.least..=asked.most).contains(&total),
+                    "{answer:?}: {} to {}",
+                    asked.least,
+                    asked.most
+                );
+            }
+            Command::Flush(of) => {
+                let Answer::Flushed(count) = answer else { panic!("{answer:?}") };
+                if !self.durable {
+                    return;
+                }
+                let unsure = self.windows.is_unsure(&of.application, &of.customer) || asked.least == 0;
+                let right = (asked.least..=asked.most).contains(count);
+                assert!(right || unsure, "{answer:?}: {} to {}", asked.least, asked.most);
+                self.flushed(asked, of, *count);
+            }
+            Command::List(filter) => self.judge_list(asked, filter, answer),
+            Command::Pause(name) | Command::Resume(name) => {
+                let Answer::Done { changed } = answer else { panic!("{answer:?}") };
+                let pauses = matches!(asked.command, Command::Pause(_));
+                let app = self.app(name);
+                app.pausing -= 1;
+                if app.pausing == 0 {
+                    assert_eq!(*changed, app.paused != pauses, "{:?}", asked.command);
+                }
+                app.paused = pauses;
+            }
+            Command::Retry(name) => {
+                let Answer::Done { changed } = answer else { panic!("{answer:?}") };
+                let app = self.app(name);
+                assert!(!changed || app.failing, "tried again what is not parked");
+                if *changed {
+                    app.left_alone_until = 0;
+                }
+            }
+            Command::DropParked(name) => {
+                let Answer::Cancelled { count, in_flight } = answer else { panic!("{answer:?}") };
+                let _ = in_flight;
+                if self.durable {
+                    assert_eq!(*count, asked.took.len() as u64, "parked items of {name} taken back");
+                }
+            }
+        }
+    }
+
+    fn judge_cancel(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
+        let known = self.known_since(target.identity, asked.call);
+        let named = |known: &Known| match known {
+            Known::Waiting(seq) | Known::Out(seq) | Known::Ended(seq) => {
+                self.application(*seq) == &*target.application
+            }
+            Known::Nobody => true,
+        };
+        let known: Vec<Known> = known.into_iter().filter(named).collect();
+        match answer {
+            Answer::Cancelled { count, in_flight } => {
+                assert_eq!((*count, *in_flight), (1, 0));
+                let waited = known.iter().any(|k| matches!(k, Known::Waiting(_)));
+                if self.durable {
+                    assert_eq!(
+                        asked.took.len(),
+                        1,
+                        "{target:?} is said to be cancelled, and was not taken out: {known:?}"
+                    );
+                    for seq in &asked.took {
+                        assert_eq!(self.lives[seq].state, State::Cancelled, "cancelled and then not");
+                    }
+                } else {
+                    let unseen = self.may_wait_unseen(target.identity);
+                    assert!(waited || unseen, "nothing of {target:?} was there to cancel: {known:?}");
+                }
+            }
+            Answer::Ended(ended) => {
+                let right =
+                    known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
+                assert!(right || !self.durable, "{ended:?}: {known:?}");
+            }
+            Answer::InFlight => {
+                assert!(known.iter().any(|k| matches!(k, Known::Out(_) | Known::Waiting(_))), "{known:?}");
+                assert!(self.now.mono >= asked.now.mono + 5_000, "it waits 5 s for the outcome");
+            }
+            Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
+            _ => panic!("no answer to a cancel: {answer:?}"),
+        }
+    }
+
+    /// With nothing stored an item is seen for the first time when it is published.
+    fn may_wait_unseen(&self, identity: Identity) -> bool {
+        let is_it = |ask: &super::model::Ask| ask.new.identity == Some(identity) && !ask.rejected;
+        !self.durable && self.asks.iter().any(is_it)
+    }
+
+    fn ended_so(&self, seq: u64, ended: &Ended) -> bool {
+        let life = &self.lives[&seq];
+        match (&ended.end, life.state) {
+            (End::Sent(_), State::Sent) => true,
+            (End::Cancelled | End::CancelledAgain, State::Cancelled) => true,
+            (End::Dead(dead), State::Dead(is) | State::DeadOut(_, is) | State::DeadSent(is)) => {
+                dead.reason == is
+            }
+            _ => false,
+        }
+    }
+
+    fn may_be_unknown(&self, asked: &Asked, known: &[Known]) -> bool {
+        let forgotten = |k: &Known| match k {
+            Known::Nobody => true,
+            Known::Ended(seq) => self.remembered(*seq, asked.now.wall).1,
+            Known::Waiting(_) | Known::Out(_) => false,
+        };
+        known.is_empty() || known.iter().any(forgotten)
+    }
+
+    fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
+        let known = self.known_since(target.identity, asked.call);
+        let elsewhere = |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) | Known::Ended(s) if self.application(*s) != &*target.application);
+        let known: Vec<Known> = known.into_iter().filter(|k| !elsewhere(k)).collect();
+        match answer {
+            Answer::Found(listed) => {
+                let is_it =
+                    |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) if *s == listed.key.seq);
+                let unseen = self.may_wait_unseen(target.identity);
+                assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
+                if !unseen {
+                    self.judge_listed(asked, listed);
+                }
+            }
+            Answer::Ended(ended) => {
+                let right =
+                    known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
+                assert!(right || !self.durable, "{ended:?}: {known:?}");
+                let within = known
+                    .iter()
+                    .any(|k| matches!(k, Known::Ended(seq) if self.remembered(*seq, asked.now.wall).0));
+                assert!(within || !self.durable, "told beyond the tail: {ended:?}");
+            }
+            Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
+            _ => panic!("no answer to a look-up: {answer:?}"),
+        }
+    }
+
+    fn judge_listed(&self, asked: &Asked, listed: &Listed) {
+        let seq = listed.key.seq;
+        let life = self.lives.get(&seq).unwrap_or_else(|| panic!("nothing has number {seq}: {listed:?}"));
+        let new = &self.asks[life.ask].new;
+        assert_eq!(
+            (&*listed.application, listed.customer.as_deref()),
+            (&*new.application, new.customer.as_deref())
+        );
+        assert_eq!(listed.accepted_due, life.accepted_due);
+        assert!(listed.attempts <= life.attempts.1, "{listed:?}: {:?}", life.attempts);
+        assert!(listed.due <= life.accepted_due || life.window.is_none(), "{listed:?}");
+        let known = self.known_since(life.identity, asked.call);
+        let right = known.iter().any(|k| match (k, listed.stage) {
+            (Known::Waiting(s), Stage::Waiting) | (Known::Out(s), Stage::InFlight) => *s == seq,
+            (Known::Waiting(s), Stage::Parked) => *s == seq && self.apps[&*new.application].failing,
+            // Formed, and waiting for payloads; or to be sent again.
+            (Known::Waiting(s), Stage::InFlight) => {
+                *s == seq && (life.published.is_some() || listed.due <= self.now.wall)
+            }
+            _ => false,
+        });
+        let moved = life.waiting_since >= asked.call;
+        assert!(right || moved, "{listed:?}: {known:?}");
+    }
+
+    fn judge_cancel_all(&mut self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
+        let Answer::Cancelled { count, in_flight } = answer else { panic!("{answer:?}") };
+        if !self.durable {
+            return;
+        }
+        // Several commands over one customer share what they take.
+        let others = |other: &&Asked| {
+            matches!(&other.command, Command::CancelAll(o) if o == of)
+                || matches!(other.command, Command::Cancel(_) | Command::DropParked(_))
+        };
+        let shared = self.commands.values().filter(others).count() > 0
+            || self.answered.values().filter(|a| others(a) && a.call + 200 >= asked.call).count() > 0;
+        let took = asked.took.len() as u64;
+        assert!(*count == took || shared, "{count} are said to be taken back, {took} were");
+        let left: Vec<u64> = self
+            .of_customer(&of.application, &of.customer)
+            .filter(|life| {
+                life.accepted < asked.call && life.state == State::Waiting && life.waiting_since < asked.call
+            })
+            .map(|life| life.seq)
+            .collect();
+        assert!(left.is_empty(), "left by a cancel of {of:?}: {left:?}, {in_flight} in flight");
+    }
+
+    fn flushed(&mut self, asked: &Asked, of: &CustomerOf, count: u64) {
+        let (app, customer) = (of.application.to_string(), of.customer.to_string());
+        if count == 0 {
+            return;
+        }
+        // Members of before the question are in no open window any more.
+        let Some(id) = self.windows.open.get(&(app, customer)) else { return };
+        let win = &self.windows.all[id];
+        let old = win.members.iter().filter(|seq| self.lives[seq].accepted < asked.call).count();
+        assert!(old == 0 || win.unsure, "{of:?} was flushed, and {old} members are still in an open window");
+    }
+
+    fn judge_list(&mut self, asked: &Asked, filter: &Filter, answer: &Answer) {
+        let Answer::Listed { items, next } = answer else { panic!("{answer:?}") };
+        assert!(items.len() <= filter.limit);
+        assert!(items.windows(2).all(|pair| pair[0].key < pair[1].key), "in order");
+        assert!(
+            next.is_none_or(|next| items.last().is_none_or(|last| last.key < next)),
+            "the next page begins behind"
+        );
+        let takes = |wanted: &Option<std::sync::Arc<str>>, is: Option<&str>| {
+            wanted.as_deref().is_none_or(|w| Some(w) == is)
+        };
+        for listed in items {
+            assert!(
+                takes(&filter.application, Some(&listed.application))
+                    && takes(&filter.customer, listed.customer.as_deref())
+            );
+            assert!(
+                listed.key >= filter.from && filter.until.is_none_or(|until| listed.key.due < until),
+                "{listed:?}"
+            );
+            assert!(filter.state.is_none_or(|state| state == listed.stage), "{listed:?}");
+            if self.durable {
+                self.judge_listed(asked, listed);
+            }
+        }
+        if !self.durable || filter.state.is_some() {
+            return;
+        }
+        let end = Key { due: filter.until.unwrap_or(u64::MAX), seq: 0 };
+        let end = next.map_or(end, |next| next.min(end));
+        for life in self
+            .lives
+            .values()
+            .filter(|life| life.state.is_live() && life.accepted < asked.call && life.durable)
+        {
+            let new = &self.asks[life.ask].new;
+            let key = Key { due: life.accepted_due, seq: life.seq };
+            let meant = takes(&filter.application, Some(&new.application))
+                && takes(&filter.customer, new.customer.as_deref());
+            // What was moved to the moment at which its window closed lies elsewhere.
+            if !meant || life.due != life.accepted_due || key < filter.from || key >= end || life.restored {
+                continue;
+            }
+            let there = items.iter().any(|listed| listed.key.seq == life.seq);
+            assert!(there, "{key:?} is not on the page: {filter:?}");
+        }
+    }
+}

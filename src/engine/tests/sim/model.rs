@@ -1,0 +1,533 @@
+//! The reference: what has become of every single item, learned from what the engine was told and what it did. Written
+//! from the contract alone, one item at a time, without any of the engine's ideas.
+
+use super::super::fake_store::FakeStore;
+use super::super::world::*;
+use super::commands::Asked;
+use super::windows::Windows;
+use crate::engine::event::*;
+use crate::engine::types::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Why one item may arrive once more than once. Each is given to the very items that it happened to, and covers one
+/// repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Excuse {
+    /// It had been published, or its delete was not durable, when the process was killed.
+    Killed,
+    /// The connection was lost while it was in flight.
+    ConnectionLost,
+    /// Its confirm was overdue.
+    Overdue,
+    /// One queue took it and another of the same key did not.
+    PartlyRefused,
+    /// The broker closed the channel while it was in flight there.
+    ChannelClosed,
+    /// Its request was not acked when the ingest connection was lost, and had no id.
+    AckLost,
+}
+
+/// One entry of a message, as its producer sees it.
+pub(super) struct Ask {
+    pub(super) message: usize,
+    pub(super) new: NewItem,
+    /// The broker closes the channel over a batch that holds it.
+    pub(super) poison: bool,
+    /// The same for its dead letter, while that is sent whole.
+    pub(super) poison_dead: bool,
+    /// It cannot be understood.
+    pub(super) rejected: bool,
+    pub(super) arrivals: u32,
+    pub(super) letters: u32,
+    pub(super) excuses: Vec<Excuse>,
+}
+
+/// One message of the ingest queue.
+pub(super) struct Message {
+    pub(super) asks: Vec<usize>,
+    pub(super) command: Option<u64>,
+    /// Handed over: call, monotonic moment, tag, mark.
+    pub(super) delivered: Option<(usize, u64, u64, bool)>,
+    /// Every part of it is safe since, monotonic.
+    pub(super) safe_since: Option<u64>,
+    /// What became of each entry in this delivery.
+    pub(super) taken: Vec<Option<u64>>,
+    pub(super) answered: bool,
+    /// In this delivery.
+    pub(super) acked: bool,
+    /// In whichever: from then on tidegate answers for it.
+    pub(super) ever_acked: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Waiting,
+    Out(u64),
+    Sent,
+    Cancelled,
+    Replaced,
+    Dead(Reason),
+    DeadOut(u64, Reason),
+    DeadSent(Reason),
+    /// The broker has the only copy.
+    Forgotten,
+}
+
+impl State {
+    /// It counts for `max_waiting`, and may still be sent.
+    pub(super) fn is_live(self) -> bool {
+        matches!(self, State::Waiting | State::Out(_))
+    }
+
+    pub(super) fn is_over(self) -> bool {
+        !matches!(self, State::Waiting | State::Out(_) | State::Dead(_) | State::DeadOut(..))
+    }
+}
+
+/// One item, by arrival number.
+pub(super) struct Life {
+    pub(super) ask: usize,
+    pub(super) seq: u64,
+    pub(super) identity: Identity,
+    pub(super) accepted_due: u64,
+    pub(super) due: u64,
+    pub(super) state: State,
+    /// The call in which it was first seen.
+    pub(super) accepted: usize,
+    /// The call since which it has waited without interruption.
+    pub(super) waiting_since: usize,
+    pub(super) put: Option<Token>,
+    pub(super) durable: bool,
+    /// Failed attempts: those that certainly count, and those that may.
+    pub(super) attempts: (u32, u32),
+    pub(super) published: Option<usize>,
+    /// It has had a window, whose number that is.
+    pub(super) window: Option<usize>,
+    /// Its window is that of a former life.
+    pub(super) restored: bool,
+    /// When it ended, UTC ms.
+    pub(super) ended_at: u64,
+    pub(super) deleted: bool,
+    /// Its request comes again, and its attempt has not ended.
+    pub(super) orphaned: bool,
+}
+
+/// What can be known of an identity at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    Nobody,
+    Waiting(u64),
+    Out(u64),
+    Ended(u64),
+}
+
+pub(super) struct Flight {
+    pub(super) application: String,
+    pub(super) items: Vec<u64>,
+    pub(super) dead: bool,
+    pub(super) alone: bool,
+    pub(super) since: u64,
+}
+
+#[derive(Default)]
+pub(super) struct App {
+    pub(super) live: u64,
+    pub(super) flights: BTreeSet<u64>,
+    /// The last failed attempt: until when it may be left alone, monotonic.
+    pub(super) left_alone_until: u64,
+    /// It has failed since its last confirm.
+    pub(super) failing: bool,
+    pub(super) paused: bool,
+    /// A pause or its end is under way: both are possible.
+    pub(super) pausing: u32,
+}
+
+pub(super) struct Model {
+    pub(super) durable: bool,
+    /// Tell every call on the error output.
+    pub(super) trace: bool,
+    pub(super) settings: Settings,
+    /// Settings of before, for what was begun under them.
+    pub(super) before: Option<Settings>,
+    pub(super) asks: Vec<Ask>,
+    pub(super) messages: BTreeMap<usize, Message>,
+    pub(super) lives: BTreeMap<u64, Life>,
+    pub(super) timeline: BTreeMap<Identity, Vec<(usize, Known)>>,
+    pub(super) flights: BTreeMap<u64, Flight>,
+    pub(super) apps: BTreeMap<String, App>,
+    pub(super) windows: Windows,
+    /// Delivered and not acked.
+    pub(super) open: BTreeSet<usize>,
+    /// Not durable yet.
+    pub(super) fresh: BTreeSet<u64>,
+    /// Commands that travel by message.
+    pub(super) mailed: BTreeMap<u64, Command>,
+    /// Those of them that somebody waits for.
+    pub(super) replies_to: BTreeSet<u64>,
+    pub(super) commands: BTreeMap<u64, Asked>,
+    pub(super) answered: BTreeMap<u64, Asked>,
+    /// Publications by application and customer: call, key, first of its item.
+    pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
+    pub(super) call: usize,
+    pub(super) now: Now,
+    pub(super) committed: Token,
+    pub(super) egress: (bool, bool),
+    pub(super) generation: u32,
+    pub(super) stepped: bool,
+    pub(super) stepped_back: usize,
+    pub(super) lives_begun: u32,
+    pub(super) ingest_lost: bool,
+    pub(super) dead_left_alone_until: u64,
+}
+
+impl Model {
+    pub(super) fn new(settings: Settings, now: Now) -> Self {
+        Model {
+            durable: settings.hold_max.is_none(),
+            trace: std::env::var_os("TRACE").is_some(),
+            settings,
+            before: None,
+            asks: vec![],
+            messages: BTreeMap::new(),
+            lives: BTreeMap::new(),
+            timeline: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            apps: BTreeMap::new(),
+            windows: Windows::default(),
+            open: BTreeSet::new(),
+            fresh: BTreeSet::new(),
+            mailed: BTreeMap::new(),
+            replies_to: BTreeSet::new(),
+            commands: BTreeMap::new(),
+            answered: BTreeMap::new(),
+            published: BTreeMap::new(),
+            call: 0,
+            now,
+            committed: 0,
+            egress: (false, false),
+            generation: 0,
+            stepped: false,
+            stepped_back: 0,
+            lives_begun: 1,
+            ingest_lost: false,
+            dead_left_alone_until: 0,
+        }
+    }
+
+    pub(super) fn app(&mut self, name: &str) -> &mut App {
+        if !self.apps.contains_key(name) {
+            self.apps.insert(name.into(), App::default());
+        }
+        self.apps.get_mut(name).expect("just made")
+    }
+
+    pub(super) fn live(&self, application: &str) -> u64 {
+        self.apps.get(application).map_or(0, |app| app.live)
+    }
+
+    pub(super) fn ask_of(&self, content: &Content) -> usize {
+        text(content).parse().expect("a payload of this world")
+    }
+
+    pub(super) fn application(&self, seq: u64) -> &str {
+        &self.asks[self.lives[&seq].ask].new.application
+    }
+
+    fn note(&mut self, identity: Identity, known: Known) {
+        self.timeline.entry(identity).or_default().push((self.call, known));
+    }
+
+    /// Everything that was known of an identity from a call on.
+    pub(super) fn known_since(&self, identity: Identity, call: usize) -> Vec<Known> {
+        let Some(line) = self.timeline.get(&identity) else { return vec![Known::Nobody] };
+        let before = line.iter().rev().find(|(at, _)| *at < call).map_or(Known::Nobody, |(_, known)| *known);
+        let later = line.iter().filter(|(at, _)| *at >= call).map(|(_, known)| *known);
+        std::iter::once(before).chain(later).collect()
+    }
+
+    pub(super) fn set(&mut self, seq: u64, state: State) {
+        let call = self.call;
+        let wall = self.now.wall;
+        let life = self.lives.get_mut(&seq).expect("a known item");
+        let before = std::mem::replace(&mut life.state, state);
+        let ask = life.ask;
+        if matches!(state, State::Waiting) {
+            life.waiting_since = call;
+        }
+        let known = match state {
+            State::Waiting => Known::Waiting(seq),
+            State::Out(_) => Known::Out(seq),
+            State::Replaced | State::Forgotten => Known::Nobody,
+            State::Dead(_) | State::DeadOut(..) | State::DeadSent(_) | State::Sent | State::Cancelled => {
+                if !matches!(before, State::Dead(_) | State::DeadOut(..)) {
+                    life.ended_at = wall;
+                }
+                Known::Ended(seq)
+            }
+        };
+        let identity = life.identity;
+        if !matches!(before, State::Dead(_) | State::DeadOut(..)) || state == State::Forgotten {
+            self.note(identity, known);
+        }
+        let name = self.asks[ask].new.application.clone();
+        let app = self.app(&name);
+        match (before.is_live(), state.is_live()) {
+            (true, false) => app.live -= 1,
+            (false, true) => app.live += 1,
+            _ => {}
+        }
+        if before.is_live() && !state.is_live() {
+            self.windows.leave(seq);
+        }
+    }
+
+    /// An item is seen for the first time.
+    pub(super) fn accept(&mut self, ask: usize, key: Key, accepted_due: u64, state: State) {
+        let new = &self.asks[ask].new;
+        let identity = match state {
+            State::Dead(_) => Identity::assigned(key.seq),
+            _ => new.identity.unwrap_or(Identity::assigned(key.seq)),
+        };
+        let life = Life {
+            ask,
+            seq: key.seq,
+            identity,
+            accepted_due,
+            due: key.due,
+            state: State::Forgotten,
+            accepted: self.call,
+            waiting_since: self.call,
+            put: None,
+            durable: false,
+            attempts: (0, 0),
+            published: None,
+            window: None,
+            restored: false,
+            ended_at: 0,
+            deleted: false,
+            orphaned: false,
+        };
+        let before = self.lives.insert(key.seq, life);
+        assert!(before.is_none(), "arrival number {} is given out twice", key.seq);
+        self.fresh.insert(key.seq);
+        let message = self.messages.get_mut(&self.asks[ask].message).expect("sent");
+        assert!(message.delivered.is_some(), "taken from nowhere: {ask}");
+        let part = message.asks.iter().position(|a| *a == ask).expect("one of its parts");
+        assert_eq!(message.taken[part], None, "taken twice from one delivery: {ask}");
+        message.taken[part] = Some(key.seq);
+        self.set(key.seq, state);
+        // That a request was refused for want of room is remembered under its id, if nothing else is.
+        let given = self.asks[ask]
+            .new
+            .identity
+            .filter(|_| matches!(state, State::Dead(Reason::Full | Reason::Unsupported)));
+        if let Some(given) = given {
+            let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
+            if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
+                self.note(given, Known::Ended(key.seq));
+            }
+        }
+    }
+
+    /// Whether an end of so long ago is remembered: certainly not, certainly.
+    pub(super) fn remembered(&self, seq: u64, from_wall: u64) -> (bool, bool) {
+        let life = &self.lives[&seq];
+        let ask = &self.asks[life.ask];
+        if ask.new.identity.is_none() {
+            return (false, true);
+        }
+        let tail = |settings: &Settings| settings.of(&ask.new.application).dedupe_tail;
+        let tails: Vec<u64> = std::iter::once(&self.settings).chain(&self.before).map(tail).collect();
+        let shortest = tails.iter().min().copied().unwrap_or(0);
+        let longest = tails.iter().max().copied().unwrap_or(0);
+        let may = longest > 0 && (self.stepped || from_wall <= life.ended_at.saturating_add(longest));
+        let may_not = self.stepped
+            || shortest == 0
+            || self.now.wall >= life.ended_at.saturating_add(shortest)
+            || (!self.durable && self.lives_begun > 1);
+        (may, may_not)
+    }
+
+    /// After a kill: the store's word counts, and must be the truth.
+    pub(super) fn crash(&mut self, store: &FakeStore, now: Now) {
+        self.call += 1;
+        self.now = now;
+        self.lives_begun += 1;
+        (self.egress, self.committed) = ((false, false), 0);
+        self.fresh.clear();
+        let seqs: Vec<u64> = self.lives.keys().copied().collect();
+        for seq in seqs {
+            self.crash_one(seq, store);
+        }
+        self.flights.clear();
+        self.windows.crash(store, now);
+        for (name, app) in &mut self.apps {
+            app.flights.clear();
+            (app.failing, app.left_alone_until, app.pausing) = (false, 0, 0);
+            let paused = store.queues.get(name.as_str()).is_some_and(|row| row.paused);
+            app.paused = paused;
+        }
+        self.dead_left_alone_until = 0;
+        self.forget_deliveries();
+        self.commands.clear();
+        self.published.clear();
+    }
+
+    fn crash_one(&mut self, seq: u64, store: &FakeStore) {
+        let life = &self.lives[&seq];
+        let stored = store.places.get(&seq).map(|place| &store.items[&(place.queue.clone(), place.key)]);
+        let (state, ask, published) = (life.state, life.ask, life.published.is_some());
+        let acked = self.messages[&self.asks[ask].message].ever_acked;
+        let Some(item) = stored else {
+            if !state.is_over() {
+                assert!(!acked, "lost: {ask} was acked, was {state:?}, and is not in the store");
+                self.set(seq, State::Forgotten);
+            }
+            if published && !acked {
+                self.asks[ask].excuses.push(Excuse::Killed);
+            }
+            // What it ended with is remembered in the commit that deleted it.
+            if state.is_over() && life_was_put(&self.lives[&seq]) && self.durable {
+                self.check_remembered(seq, store);
+            }
+            return;
+        };
+        let dead = item.dead.as_ref().map(|dead| dead.reason);
+        let due = store.due_of(item);
+        let attempts = item.attempts;
+        match (state, dead) {
+            (State::Cancelled | State::Replaced, None) => {
+                let told = self.answered.values().any(|asked| asked.took.contains(&seq));
+                assert!(!told, "{ask} was said to be cancelled, and is there after a restart");
+            }
+            (State::Dead(_) | State::DeadOut(..) | State::DeadSent(_), _) => {}
+            _ => {}
+        }
+        if published {
+            self.asks[ask].excuses.push(Excuse::Killed);
+        }
+        if !acked && !self.is_known(ask) {
+            self.asks[ask].excuses.push(Excuse::AckLost);
+        }
+        if state.is_over() {
+            self.undo_end(seq);
+        }
+        let state = dead.map_or(State::Waiting, State::Dead);
+        self.set(seq, state);
+        let life = self.lives.get_mut(&seq).expect("there");
+        assert!(attempts <= life.attempts.1, "attempts out of nowhere: {attempts}");
+        life.attempts = (attempts, attempts);
+        (life.due, life.durable, life.put, life.restored, life.deleted) = (due, true, Some(0), true, false);
+        life.published = None;
+    }
+
+    fn undo_end(&mut self, seq: u64) {
+        let life = self.lives.get_mut(&seq).expect("there");
+        life.state = State::Forgotten;
+    }
+
+    fn check_remembered(&self, seq: u64, store: &FakeStore) {
+        let life = &self.lives[&seq];
+        let ask = &self.asks[life.ask];
+        let Some(identity) = ask.new.identity.filter(|_| life.identity.is_given()) else { return };
+        let (_, may_not) = self.remembered(seq, self.now.wall);
+        if may_not || matches!(life.state, State::Replaced | State::Forgotten) || !life.deleted {
+            return;
+        }
+        let known = store.ended.keys().any(|(_, known)| *known == identity)
+            || store.identities.contains_key(&identity);
+        assert!(known, "the end of {} is not remembered: {:?}", life.ask, life.state);
+    }
+
+    /// A redelivery of it is recognised.
+    fn is_known(&self, ask: usize) -> bool {
+        let new = &self.asks[ask].new;
+        new.identity.is_some() && self.settings.of(&new.application).dedupe_tail > 0
+    }
+
+    /// These are still with the broker, whose acks went with the connection.
+    pub(super) fn redelivered(&mut self, numbers: &[usize]) {
+        for number in numbers {
+            let message = self.messages.get_mut(number).expect("sent");
+            (message.delivered, message.safe_since, message.answered) = (None, None, false);
+            message.taken.iter_mut().for_each(|taken| *taken = None);
+            if std::mem::take(&mut message.acked) {
+                for ask in message.asks.clone() {
+                    if !self.is_known(ask) {
+                        self.asks[ask].excuses.push(Excuse::AckLost);
+                    }
+                }
+            }
+        }
+    }
+
+    fn forget_deliveries(&mut self) {
+        for number in std::mem::take(&mut self.open) {
+            let message = self.messages.get_mut(&number).expect("there");
+            message.delivered = None;
+            message.safe_since = None;
+            message.answered = false;
+            message.taken.iter_mut().for_each(|taken| *taken = None);
+        }
+    }
+
+    /// The ingest connection is gone: what was not acked comes again.
+    pub(super) fn ingest_gone(&mut self) {
+        self.ingest_lost = true;
+        let open = self.open.iter().map(|number| &self.messages[number]);
+        let taken: Vec<u64> = open.flat_map(|message| message.taken.iter().flatten().copied()).collect();
+        for seq in taken {
+            let life = &self.lives[&seq];
+            let ask = life.ask;
+            if !self.is_known(ask) {
+                self.asks[ask].excuses.push(Excuse::AckLost);
+            }
+            let kept = life.put.is_some() || !matches!(life.state, State::Waiting | State::Dead(_));
+            if !kept {
+                self.set(seq, State::Forgotten);
+            } else if self.lives[&seq].put.is_none() {
+                self.lives.get_mut(&seq).expect("there").orphaned = true;
+            }
+        }
+        self.forget_deliveries();
+        let remote = |asked: &Asked| !asked.local;
+        self.commands.retain(|_, asked| !remote(asked));
+    }
+
+    /// Lives of a customer that may still be sent.
+    pub(super) fn of_customer<'a>(
+        &'a self,
+        application: &'a str,
+        customer: &'a str,
+    ) -> impl Iterator<Item = &'a Life> {
+        self.lives.values().filter(move |life| {
+            let new = &self.asks[life.ask].new;
+            life.state.is_live()
+                && *new.application == *application
+                && new.customer.as_deref() == Some(customer)
+        })
+    }
+}
+
+fn life_was_put(life: &Life) -> bool {
+    life.put.is_some()
+}
+
+/// The moment that an own time becomes, as the contract has it.
+pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall: u64) -> u64 {
+    if at <= wall {
+        return wall;
+    }
+    let rounded =
+        if settings.coalesce == 0 { at } else { at.div_ceil(settings.coalesce) * settings.coalesce };
+    if expiry.is_some_and(|expiry| rounded >= expiry) {
+        at
+    } else {
+        rounded
+    }
+}
+
+pub(super) fn shared(text: &str) -> Arc<str> {
+    text.into()
+}

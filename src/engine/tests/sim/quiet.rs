@@ -1,0 +1,341 @@
+//! A world at rest: the store has done its work, the clock has passed every deadline. Nothing may wait without a reason.
+
+use super::model::{Known, State};
+use super::{DeadExchange, Sim, ALONE_CHANNELS};
+use crate::engine::event::*;
+use crate::engine::types::*;
+use std::collections::BTreeSet;
+
+/// A safe delivery waits so long for those before it, ms.
+const ACK_MS: u64 = 100;
+
+/// Rows beyond the budget: loads for queues whose due items are far.
+const ROWS_BEYOND: usize = 64 * 4 + 16;
+
+/// Bytes of contents beyond the budget and what is not durable or in flight: what a load brings.
+const CONTENTS_BEYOND: u64 = 300 * 200;
+
+impl Sim {
+    /// The store does all its work, time passes until every wait of the engine's own is over, and nobody confirms anything.
+    pub(super) fn rest(&mut self) {
+        self.come_to_rest();
+        // Twice: what the first brought out may have made room.
+        let end = self.world.now.mono + ACK_MS + 50;
+        for _ in 0..3_000 {
+            let left = end.saturating_sub(self.world.now.mono);
+            match self.world.wait() {
+                Some(wait) if wait <= left => self.world.advance(wait),
+                _ if left > 0 => self.world.advance(left),
+                _ => break,
+            }
+            self.come_to_rest();
+        }
+        self.take_acks();
+        self.come_to_rest();
+        self.check_rest();
+    }
+
+    fn come_to_rest(&mut self) {
+        for _ in 0..5_000 {
+            self.world.drain_jobs();
+            self.judge();
+            self.free_channel();
+            if self.world.wait() != Some(0) && self.world.jobs.is_empty() {
+                return;
+            }
+            self.world.input(Input::Tick);
+        }
+        panic!("turns without end: {:?} at {:?}", self.world.engine.next_deadline(), self.world.now);
+    }
+
+    fn check_rest(&self) {
+        self.check_moving();
+        self.check_dead_letters();
+        self.check_line();
+        self.check_commands();
+        self.check_store();
+    }
+
+    /// Whatever is due is on its way, or something that is known hinders it.
+    fn check_moving(&self) {
+        let model = &self.model;
+        if model.egress != (true, false) {
+            return;
+        }
+        let slots = model.flights.len() >= model.settings.max_in_flight;
+        let alone = model.flights.values().filter(|flight| flight.alone).count() >= ALONE_CHANNELS;
+        for life in model.lives.values().filter(|life| life.state == State::Waiting) {
+            let name = model.application(life.seq);
+            let app = &model.apps[name];
+            let hindered = app.paused
+                || app.pausing > 0
+                || app.left_alone_until > model.now.mono
+                || !app.flights.is_empty();
+            if slots || alone || hindered || !self.is_due(life.seq) {
+                continue;
+            }
+            panic!("{} of {name} is due since {} and does not move at {:?}", life.ask, life.due, model.now);
+        }
+    }
+
+    fn is_due(&self, seq: u64) -> bool {
+        let model = &self.model;
+        let life = &model.lives[&seq];
+        let new = &model.asks[life.ask].new;
+        if new.at.is_some() || new.customer.is_none() || life.published.is_some() || life.restored {
+            return life.due <= model.now.wall;
+        }
+        let Some(win) = model.windows.of(seq) else { return false };
+        let end = win.closed.as_ref().map_or(win.end, |close| close.due);
+        (win.closed.is_some() || model.windows.is_overripe(seq, model.now)) && end <= model.now.wall
+    }
+
+    fn check_dead_letters(&self) {
+        let model = &self.model;
+        let hindered = model.egress != (true, false)
+            || model.flights.len() >= model.settings.max_in_flight
+            || model.flights.values().any(|flight| flight.dead)
+            || model.flights.values().filter(|flight| flight.alone).count() >= ALONE_CHANNELS
+            || model.dead_left_alone_until > model.now.mono
+            || self.dead_exchange == DeadExchange::Hangs;
+        // One that the broker refuses waits by itself.
+        let moves = |ask: usize| !model.asks[ask].poison_dead;
+        let waiting =
+            model.lives.values().find(|life| matches!(life.state, State::Dead(_)) && moves(life.ask));
+        assert!(
+            hindered || waiting.is_none(),
+            "the dead letter of {:?} does not move",
+            waiting.map(|life| life.ask)
+        );
+    }
+
+    /// Whatever was delivered is acked, or waits for its own safety and nothing else.
+    fn check_line(&self) {
+        let model = &self.model;
+        let mut waits: BTreeSet<Identity> = BTreeSet::new();
+        let mut open: Vec<usize> = model.open.iter().copied().collect();
+        open.sort_by_key(|number| model.messages[number].delivered.map(|(_, _, tag, _)| tag));
+        for number in open {
+            let message = &model.messages[&number];
+            if let Some(since) = message.safe_since {
+                assert!(
+                    model.now.mono <= since + ACK_MS + 1,
+                    "{number} is safe since {since} and not acked at {:?}",
+                    model.now
+                );
+                continue;
+            }
+            if message.command.is_some() {
+                // Its answer may wait for an outcome: see there.
+                continue;
+            }
+            for (part, ask) in message.asks.iter().enumerate() {
+                if let Some(seq) = message.taken[part] {
+                    assert!(!model.durable || model.lives[&seq].durable, "{ask} is still not written");
+                    continue;
+                }
+                let new = &model.asks[*ask].new;
+                let Some(reason) = self.undecided(*ask, &waits) else {
+                    panic!(
+                        "{ask} of {} is not decided at {:?}; {} live",
+                        new.application,
+                        model.now,
+                        model.live(&new.application)
+                    );
+                };
+                match reason {
+                    Undecided::Held => return,
+                    Undecided::Awaits => waits.extend(new.identity),
+                    Undecided::Unseen => {}
+                }
+            }
+        }
+        self.check_intake();
+    }
+
+    fn undecided(&self, ask: usize, waits: &BTreeSet<Identity>) -> Option<Undecided> {
+        let model = &self.model;
+        let new = &model.asks[ask].new;
+        let settings = model.settings.of(&new.application);
+        if let Some(identity) = new.identity {
+            let known = model.timeline.get(&identity).and_then(|line| line.last()).map(|(_, known)| *known);
+            let rule = !matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
+            let orphan = |seq: &u64| model.lives[seq].orphaned;
+            if waits.contains(&identity) || matches!(&known, Some(Known::Out(seq)) if rule || orphan(seq)) {
+                return Some(Undecided::Awaits);
+            }
+            // Published once, and to be sent again.
+            if let Some(Known::Waiting(seq)) = known {
+                if model.lives[&seq].published.is_some() {
+                    return Some(Undecided::Awaits);
+                }
+            }
+        }
+        if !model.durable {
+            return Some(Undecided::Unseen);
+        }
+        let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
+        let full = waits_for_room
+            && settings.max_waiting > 0
+            && model.live(&new.application) >= settings.max_waiting;
+        let windows =
+            waits_for_room && new.at.is_none() && model.windows.open.len() as u64 >= model.settings.customers;
+        let dropping = settings.on_full == OnFull::DropOldest
+            && settings.max_waiting > 0
+            && model.live(&new.application) >= settings.max_waiting;
+        if full || windows || dropping || self.store_full || model.before.is_some() {
+            return Some(Undecided::Held);
+        }
+        // Another part of its message is not decided, and this one was dropped.
+        let message = &model.messages[&model.asks[ask].message];
+        let others = message.asks.iter().any(|other| {
+            *other != ask && model.asks[*other].new.identity.is_some_and(|id| waits.contains(&id))
+        });
+        others.then_some(Undecided::Unseen)
+    }
+
+    /// The intake is closed only while something is full.
+    fn check_intake(&self) {
+        if self.world.intake_open || !self.model.durable || self.store_full || self.model.before.is_some() {
+            return;
+        }
+        let settings = &self.model.settings;
+        let near = |is: u64, limit: u64| limit > 0 && is * 2 >= limit;
+        let apps = self.apps.iter().any(|name| {
+            let app = settings.of(name);
+            matches!(app.on_full, OnFull::Pause | OnFull::FlushEarly)
+                && near(self.model.live(name), app.max_waiting)
+        });
+        let windows = near(self.model.windows.open.len() as u64, settings.customers);
+        assert!(apps || windows, "the intake is closed, and nothing is full");
+    }
+
+    fn check_commands(&self) {
+        let model = &self.model;
+        for (number, asked) in &model.commands {
+            let may_wait = match &asked.command {
+                Command::Cancel(_) | Command::CancelAll(_) => model.now.mono <= asked.now.mono + 5_200,
+                // Behind others in the line.
+                _ => false,
+            };
+            let in_line = !asked.local && (self.store_full || !model.open.is_empty());
+            assert!(may_wait || in_line, "{number} is not answered: {:?} of {:?}", asked.command, asked.now);
+        }
+    }
+
+    /// The store holds what has not ended and nothing else, each due when a restart would have it due.
+    fn check_store(&self) {
+        let (model, store) = (&self.model, &self.world.store);
+        if !model.durable {
+            return;
+        }
+        for (seq, place) in &store.places {
+            let life = model.lives.get(seq).unwrap_or_else(|| panic!("nobody knows {place:?}"));
+            let item = &store.items[&(place.queue.clone(), place.key)];
+            assert!(!life.state.is_over(), "{} is {:?}, and still in the store", life.ask, life.state);
+            if item.dead.is_some() {
+                continue;
+            }
+            let due = store.due_of(item);
+            let Some(win) = model.windows.of(*seq).filter(|win| !win.unsure) else {
+                assert!(due <= life.accepted_due, "{item:?} is due at {due}");
+                continue;
+            };
+            let expected = win.closed.as_ref().map_or(win.end, |close| close.due);
+            assert_eq!(due, expected, "a restart would have {} due at another moment", life.ask);
+        }
+        for life in model.lives.values().filter(|life| life.put.is_some() && !life.state.is_over()) {
+            assert!(
+                store.places.contains_key(&life.seq),
+                "{} is {:?}, and not in the store",
+                life.ask,
+                life.state
+            );
+        }
+    }
+
+    pub(super) fn check_memory(&self) {
+        if !self.model.durable {
+            return;
+        }
+        let (rows, bytes) = self.world.engine.memory_bytes();
+        let model = &self.model;
+        let flying: usize = model.flights.values().map(|flight| flight.items.len()).sum();
+        let budget = self.world.settings.budget;
+        let room = budget.rows + flying + model.fresh.len() + ROWS_BEYOND;
+        assert!(rows <= room, "{rows} rows in memory, {room} may be; {budget:?}");
+        let most = budget.contents + 200 * (flying + model.fresh.len()) as u64 + CONTENTS_BEYOND;
+        assert!(bytes <= most, "{bytes} bytes in memory, {most} may be; {budget:?}");
+    }
+
+    /// Nothing is left, nothing is missing, and the counters add up.
+    pub(super) fn check_end(&mut self, left: usize) {
+        let model = &self.model;
+        let not_over = model.lives.values().find(|life| !life.state.is_over());
+        let deadline = self.world.engine.next_deadline();
+        assert!(
+            not_over.is_none(),
+            "{left} do not come out: {:?} {:?} due {:?} of {:?}; {:?} {deadline:?}",
+            not_over.map(|life| life.ask),
+            not_over.map(|life| life.state),
+            not_over.map(|life| life.due),
+            not_over.map(|life| model.application(life.seq)),
+            model.now,
+        );
+        assert!(self.world.queue.is_empty(), "{} requests are not acked", self.world.queue.len());
+        assert!(model.commands.is_empty(), "{} commands are not answered", model.commands.len());
+        for life in model.lives.values() {
+            let ask = &model.asks[life.ask];
+            match life.state {
+                State::Sent => assert!(ask.arrivals > 0, "{} counts as sent, and did not arrive", life.ask),
+                State::DeadSent(_) => assert!(ask.letters > 0, "the letter of {} did not arrive", life.ask),
+                _ => {}
+            }
+        }
+        self.world.store.check_empty();
+        let (rows, bytes) = self.world.engine.memory_bytes();
+        assert_eq!((rows, bytes), (0, 0), "rows and bytes left in memory");
+        self.world.input(Input::Drain);
+        self.world.drain_jobs();
+        assert!(self.world.engine.is_idle(), "nothing is left, but it is not idle");
+        self.check_counters();
+    }
+
+    fn check_counters(&self) {
+        let model = &self.model;
+        let counters = self.world.engine.counters();
+        if model.lives_begun > 1 {
+            return;
+        }
+        let taken = counters.accepted + counters.rejected;
+        let ended = counters.confirmed + counters.dead_confirmed + counters.given_back;
+        assert_eq!(taken, ended + counters.cancelled + counters.replaced, "{counters:?}");
+        let count =
+            |is: fn(&State) -> bool| model.lives.values().filter(|life| is(&life.state)).count() as u64;
+        assert_eq!(counters.confirmed, count(|state| *state == State::Sent), "sent");
+        assert_eq!(
+            counters.dead_confirmed,
+            count(|state| matches!(state, State::DeadSent(_))),
+            "dead letters"
+        );
+        if !model.durable {
+            return;
+        }
+        assert_eq!(counters.cancelled, count(|state| *state == State::Cancelled), "cancelled");
+        assert_eq!(counters.replaced, count(|state| *state == State::Replaced), "replaced");
+        if !model.ingest_lost {
+            let dropped: u64 = counters.duplicates.iter().map(|rule| rule.dropped).sum();
+            assert_eq!(taken + dropped, model.asks.len() as u64, "every entry has become something");
+        }
+    }
+}
+
+/// Why an entry has not become anything yet.
+enum Undecided {
+    /// Something is full, and everything behind waits with it.
+    Held,
+    /// For the outcome of what is in flight under its id.
+    Awaits,
+    /// It may have been dropped, or be waiting: that is not seen.
+    Unseen,
+}

@@ -1,0 +1,301 @@
+//! The reference's windows: when each opens, who is in it, and when it must close.
+
+use super::super::fake_store::FakeStore;
+use crate::engine::size;
+use crate::engine::types::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A window closes so long before its most urgent expiry, ms.
+const EXPIRY_MARGIN_MS: u64 = 100;
+
+/// By so much the clocks' milliseconds may turn apart: a window waits for both.
+const CLOCK_SLACK_MS: u64 = 5;
+
+type Name = (String, String);
+
+pub(super) struct Close {
+    pub(super) call: usize,
+    /// UTC ms.
+    pub(super) due: u64,
+    causes: BTreeSet<ClosedBy>,
+}
+
+pub(super) struct Win {
+    name: Name,
+    /// Planned end, wall clock and monotonic.
+    pub(super) end: u64,
+    mono_end: u64,
+    pub(super) members: BTreeSet<u64>,
+    weight: u64,
+    expiry: u64,
+    last: u64,
+    pub(super) closed: Option<Close>,
+    /// Something happened to it of which the contract does not say how its limits count on.
+    pub(super) unsure: bool,
+    ripe: BTreeSet<ClosedBy>,
+    /// It may close in this call.
+    may_close: BTreeSet<ClosedBy>,
+    ripe_at_join: u64,
+}
+
+/// A member that comes in.
+pub(super) struct Member<'a> {
+    pub(super) seq: u64,
+    pub(super) application: &'a str,
+    pub(super) customer: &'a str,
+    pub(super) key_due: u64,
+    pub(super) weight: u32,
+    pub(super) expiry: Option<u64>,
+    /// An end that it may have inherited, or that a former life left.
+    pub(super) other_end: bool,
+    /// Whoever has a reason to flush may have done it by now.
+    pub(super) may_flush: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Windows {
+    pub(super) all: BTreeMap<usize, Win>,
+    pub(super) open: BTreeMap<Name, usize>,
+    of: BTreeMap<u64, usize>,
+    next: usize,
+}
+
+pub(super) fn length(settings: &AppSettings, wall: u64) -> u64 {
+    if settings.align {
+        settings.window - wall % settings.window.max(1)
+    } else {
+        settings.window
+    }
+}
+
+impl Windows {
+    pub(super) fn of(&self, seq: u64) -> Option<&Win> {
+        self.all.get(self.of.get(&seq)?)
+    }
+
+    /// Open windows that are certainly open.
+    pub(super) fn certain(&self) -> usize {
+        self.open.values().filter(|id| !self.all[id].unsure).count()
+    }
+
+    pub(super) fn count(&self, application: &str, customer: &str) -> usize {
+        let id = self.open.get(&(application.into(), customer.into()));
+        id.map_or(0, |id| self.all[id].members.len())
+    }
+
+    pub(super) fn is_unsure(&self, application: &str, customer: &str) -> bool {
+        let id = self.open.get(&(application.into(), customer.into()));
+        id.is_some_and(|id| self.all[id].unsure)
+    }
+
+    pub(super) fn doubt_all(&mut self) {
+        self.open.values().for_each(|id| self.all.get_mut(id).expect("open").unsure = true);
+    }
+
+    /// Which windows must close in this call, and why.
+    pub(super) fn ripen(&mut self, settings: &Settings, now: Now) {
+        for id in self.open.values() {
+            let win = self.all.get_mut(id).expect("open");
+            win.ripen(settings.of(&win.name.0), now);
+        }
+    }
+
+    /// What was ripe has closed by the end of the call.
+    pub(super) fn close_ripe(&mut self, call: usize, now: Now) {
+        let ripe: Vec<usize> = self
+            .open
+            .values()
+            .copied()
+            .filter(|id| !self.all[id].ripe.is_empty() && !self.all[id].unsure)
+            .collect();
+        for id in ripe {
+            let causes = self.all[&id].ripe.clone();
+            self.close(id, call, now.wall, causes);
+        }
+    }
+
+    /// Past its end by the monotonic clock, and by the wall clock unless that was set back.
+    pub(super) fn is_overripe(&self, seq: u64, now: Now) -> bool {
+        let Some(win) = self.of(seq).filter(|win| win.closed.is_none()) else { return true };
+        now.mono > win.mono_end + CLOCK_SLACK_MS
+    }
+
+    fn close(&mut self, id: usize, call: usize, wall: u64, causes: BTreeSet<ClosedBy>) {
+        let win = self.all.get_mut(&id).expect("open");
+        win.closed = Some(Close { call, due: win.end.min(wall), causes });
+        if self.open.get(&win.name) == Some(&id) {
+            self.open.remove(&win.name.clone());
+        }
+    }
+
+    pub(super) fn join(&mut self, member: &Member<'_>, settings: &Settings, now: Now, call: usize) {
+        let app = settings.of(member.application);
+        let name = (member.application.to_string(), member.customer.to_string());
+        let overhead = size::overhead(app.format, member.application, Some(member.customer));
+        let weight = u64::from(member.weight) + overhead.item;
+        let mut id = self.open.get(&name).copied();
+        if let Some(old) = id {
+            let win = self.all.get_mut(&old).expect("open");
+            let passes = !win.members.is_empty() && overhead.batch + win.weight + weight > app.max_bytes;
+            let same = win.end == member.key_due;
+            if passes && !win.unsure {
+                self.close(old, call, now.wall, [ClosedBy::Bytes].into());
+                id = None;
+            } else if !same {
+                let causes = if win.ripe.is_empty() { [ClosedBy::Flush].into() } else { win.ripe.clone() };
+                let may = !win.ripe.is_empty() || !win.may_close.is_empty() || win.unsure || member.may_flush;
+                assert!(may, "a second window opens beside {:?} of {name:?}: {}", win.end, member.key_due);
+                let unsure = win.unsure;
+                self.close(old, call, now.wall, causes);
+                self.all.get_mut(&old).expect("there").unsure = unsure;
+                id = None;
+            } else if !win.ripe.is_empty() || member.may_flush {
+                // It may have closed and another of the same end have begun.
+                win.unsure |= app.align || member.may_flush;
+            }
+        }
+        let id = id.unwrap_or_else(|| self.open_one(name, member, app, now));
+        let win = self.all.get_mut(&id).expect("open");
+        win.members.insert(member.seq);
+        win.weight += weight;
+        win.last = now.mono;
+        win.expiry = win.expiry.min(member.expiry.unwrap_or(u64::MAX));
+        self.of.insert(member.seq, id);
+        // What has become ripe by this member closes now or with the next millisecond.
+        win.ripe_at_join = 0;
+        win.ripen(app, now);
+        win.may_close = std::mem::take(&mut win.ripe);
+        win.ripe_at_join = if win.may_close.is_empty() { 0 } else { now.mono };
+        let mut causes = BTreeSet::new();
+        if win.members.len() >= app.max_items as usize {
+            causes.insert(ClosedBy::Count);
+        }
+        if overhead.batch + win.weight >= app.max_bytes {
+            causes.insert(ClosedBy::Bytes);
+        }
+        if !causes.is_empty() && !win.unsure {
+            self.close(id, call, now.wall, causes);
+        }
+    }
+
+    fn open_one(&mut self, name: Name, member: &Member<'_>, app: &AppSettings, now: Now) -> usize {
+        let end = now.wall + length(app, now.wall);
+        let same = member.key_due == end;
+        assert!(same || member.other_end, "a window of {name:?} ends at {}, not {end}", member.key_due);
+        self.next += 1;
+        let left = member.key_due.saturating_sub(now.wall).min(length(app, now.wall));
+        let win = Win {
+            name: name.clone(),
+            end: member.key_due,
+            mono_end: now.mono + left,
+            members: BTreeSet::new(),
+            weight: 0,
+            expiry: u64::MAX,
+            last: now.mono,
+            closed: None,
+            unsure: !same,
+            ripe: BTreeSet::new(),
+            may_close: BTreeSet::new(),
+            ripe_at_join: 0,
+        };
+        self.all.insert(self.next, win);
+        self.open.insert(name, self.next);
+        self.next
+    }
+
+    /// A member has ended in whatever way.
+    pub(super) fn leave(&mut self, seq: u64) {
+        let Some(id) = self.of.get(&seq) else { return };
+        let win = self.all.get_mut(id).expect("there");
+        win.members.remove(&seq);
+        win.unsure |= win.closed.is_none();
+        if win.members.is_empty() && win.closed.is_some() {
+            self.all.remove(id);
+        }
+    }
+
+    /// A member was published, or its row moved: its window has closed then. `may_flush`: somebody may have flushed it.
+    pub(super) fn has_closed(&mut self, seq: u64, due: u64, cause: ClosedBy, may_flush: bool, call: usize) {
+        let Some(id) = self.of.get(&seq).copied() else { return };
+        let win = self.all.get_mut(&id).expect("there");
+        let Some(close) = &win.closed else {
+            let justified =
+                win.unsure || win.may_close.contains(&cause) || (may_flush && cause == ClosedBy::Flush);
+            assert!(justified, "{seq} left its window of {:?} before that closed, by {cause:?}", win.name);
+            assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
+            let unsure = win.unsure;
+            self.close(id, call, due, [cause].into());
+            self.all.get_mut(&id).expect("there").unsure = unsure;
+            return;
+        };
+        if win.unsure {
+            return assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
+        }
+        assert_eq!(due, close.due, "{seq} of {:?}: closed by {:?}, said {cause:?}", win.name, close.causes);
+    }
+
+    pub(super) fn causes(&self, seq: u64) -> Option<&BTreeSet<ClosedBy>> {
+        self.of(seq).filter(|win| !win.unsure).and_then(|win| win.closed.as_ref()).map(|close| &close.causes)
+    }
+
+    /// Of former lives only long windows are known.
+    pub(super) fn crash(&mut self, store: &FakeStore, now: Now) {
+        *self = Windows { next: self.next, ..Windows::default() };
+        for row in store.windows.values() {
+            self.next += 1;
+            let name = (row.application.to_string(), row.customer.to_string());
+            let win = Win {
+                name: name.clone(),
+                end: row.end,
+                mono_end: now.mono + row.end.saturating_sub(now.wall),
+                members: BTreeSet::new(),
+                weight: row.weight,
+                expiry: row.expiry.unwrap_or(u64::MAX),
+                last: now.mono,
+                closed: None,
+                unsure: true,
+                ripe: BTreeSet::new(),
+                may_close: BTreeSet::new(),
+                ripe_at_join: 0,
+            };
+            self.all.insert(self.next, win);
+            self.open.insert(name, self.next);
+        }
+    }
+
+    /// Unsure windows that have no members any more tell nothing.
+    pub(super) fn tidy(&mut self, now: Now) {
+        let all = &self.all;
+        let is_gone = |id: &usize| {
+            let win = &all[id];
+            win.members.is_empty() && win.unsure && now.mono > win.mono_end + CLOCK_SLACK_MS
+        };
+        let gone: Vec<Name> =
+            self.open.iter().filter(|(_, id)| is_gone(id)).map(|(name, _)| name.clone()).collect();
+        for name in gone {
+            if let Some(id) = self.open.remove(&name) {
+                self.all.remove(&id);
+            }
+        }
+    }
+}
+
+impl Win {
+    fn ripen(&mut self, app: &AppSettings, now: Now) {
+        self.ripe.clear();
+        if self.ripe_at_join == now.mono {
+            return;
+        }
+        self.may_close.clear();
+        let waits = self.end > now.wall && self.end <= now.wall + CLOCK_SLACK_MS;
+        if now.mono >= self.mono_end && !waits {
+            self.ripe.insert(ClosedBy::Time);
+        }
+        if app.quiet > 0 && now.mono >= self.last + app.quiet && self.last + app.quiet < self.mono_end {
+            self.ripe.insert(ClosedBy::Quiet);
+        }
+        if self.expiry != u64::MAX && self.expiry.saturating_sub(EXPIRY_MARGIN_MS) <= now.wall {
+            self.ripe.insert(ClosedBy::Expiry);
+        }
+    }
+}

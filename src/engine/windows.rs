@@ -1,0 +1,470 @@
+//! Windows: for each customer, opened by the first item, closed by time, count, bytes, quiet, expiry or a flush.
+//!
+//! A window runs on the monotonic clock. Its members are stored under the end that was planned when it opened; where it
+//! closes sooner, that moment becomes their due, durably: those in the store alone are moved there, and those in
+//! memory are covered by a closing's row until they have left.
+//!
+//! Here is when windows close, and what is written of them. What happens to their members is the stock's business.
+
+use super::customers::{self, CustomerId, Customers};
+use super::event::{ClosingRow, Op, WindowRow};
+use super::items::ItemId;
+use super::mutant::{mutated, Mutant};
+use super::queue::{QueueId, Queues};
+use super::schedule::Schedule;
+use super::slab::{handle, Slab};
+use super::types::{AppSettings, ClosedBy, Key, Now};
+use std::sync::Arc;
+
+/// A window closes this long before its most urgent expiry, ms: time to be sent.
+pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
+
+/// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not turn at the
+/// same moment, and one may be slewed.
+const CLOCK_SLACK_MS: u64 = 5;
+
+handle!(
+    /// A window that closed early, with members in memory under their old keys.
+    ClosingId
+);
+
+/// One open window.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Monotonic end.
+    close: u64,
+    /// The same moment on the wall clock, as planned when it opened: the due in its members' keys.
+    end: u64,
+    /// Key under which the customer stands among the timers.
+    check: Key,
+    /// Monotonic moment of the last arrival.
+    last: u64,
+    count: u32,
+    weight: u64,
+    /// Most urgent expiry, wall clock; `u64::MAX` = none.
+    expiry: u64,
+    /// Arrival number of the first member.
+    first_seq: u64,
+    /// Members in memory, in no order.
+    pub(super) members: Vec<ItemId>,
+    /// Members in the store alone.
+    far: u32,
+    /// It has a row of its own in the store, or will have.
+    long: bool,
+    /// That row is out of date.
+    dirty: bool,
+}
+
+impl Window {
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn far(&self) -> u32 {
+        self.far
+    }
+
+    pub(super) fn first_seq(&self) -> u64 {
+        self.first_seq
+    }
+
+    /// When it must close as things stand, monotonic, and why.
+    fn deadline(&self, quiet: u64, now: Now) -> (u64, ClosedBy) {
+        let mut deadline = (self.close, ClosedBy::Time);
+        if self.close <= now.mono && self.end > now.wall && self.end <= now.wall + CLOCK_SLACK_MS {
+            // The other clock is not there yet: nothing leaves before the due that it carries.
+            deadline.0 = now.mono + (self.end - now.wall);
+        }
+        if quiet > 0 && self.last + quiet < self.close && !mutated(Mutant::QuietIgnored) {
+            deadline = (self.last + quiet, ClosedBy::Quiet);
+        }
+        if self.expiry != u64::MAX && !mutated(Mutant::WindowIgnoresExpiry) {
+            let left = self.expiry.saturating_sub(EXPIRY_MARGIN_MS).saturating_sub(now.wall);
+            if now.mono + left < deadline.0 {
+                deadline = (now.mono + left, ClosedBy::Expiry);
+            }
+        }
+        deadline
+    }
+
+    /// The due of its members if it closes now for this cause.
+    pub(super) fn due_at_close(&self, cause: ClosedBy, now: Now) -> u64 {
+        let to_its_end = cause == ClosedBy::Time && self.end <= now.wall + CLOCK_SLACK_MS;
+        if to_its_end {
+            self.end
+        } else {
+            self.end.min(now.wall)
+        }
+    }
+}
+
+/// A window that closed early.
+#[derive(Debug)]
+struct Closing {
+    row: ClosingRow,
+    /// Members in memory that still have their old key.
+    members: u32,
+}
+
+/// All windows.
+#[derive(Debug)]
+pub(super) struct Windows {
+    timers: Schedule,
+    open: u64,
+    /// Windows whose row is out of date.
+    dirty: Vec<CustomerId>,
+    closings: Slab<ClosingId, Closing>,
+}
+
+/// How long a window lasts that opens now, ms.
+pub(super) fn length(settings: &AppSettings, now: Now) -> u64 {
+    if settings.align {
+        settings.window - now.wall % settings.window.max(1)
+    } else {
+        settings.window
+    }
+}
+
+/// What a new member brings into its window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    pub(super) weight: u32,
+    /// Wall clock; `u64::MAX` = none.
+    pub(super) expiry: u64,
+    pub(super) seq: u64,
+}
+
+impl Windows {
+    pub(super) fn new(now: Now) -> Self {
+        Windows { timers: Schedule::new(now.mono), open: 0, dirty: Vec::new(), closings: Slab::new() }
+    }
+
+    /// Open windows.
+    pub(super) fn open_count(&self) -> u64 {
+        self.open
+    }
+
+    /// When the next window may have to close, monotonic.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.timers.next()
+    }
+
+    /// Opens the customer's window, which has none, for `length` ms, and with this planned end (wall clock).
+    /// `long`: so long that it is kept in a row of its own.
+    pub(super) fn open(
+        &mut self,
+        customers: &mut Customers,
+        queues: &mut Queues,
+        id: CustomerId,
+        plan: Plan,
+        seq: u64,
+        now: Now,
+    ) {
+        let close = now.mono + plan.length;
+        let check = Key { due: close, seq };
+        let customer = &mut customers[id];
+        debug_assert!(customer.window.is_none(), "a customer has one window at a time");
+        customer.window = Some(Window {
+            close,
+            end: plan.end,
+            check,
+            last: now.mono,
+            count: 0,
+            weight: 0,
+            expiry: u64::MAX,
+            first_seq: seq,
+            members: Vec::new(),
+            far: 0,
+            long: plan.long,
+            dirty: false,
+        });
+        self.timers.insert(customers::place_of(id), check);
+        self.open += 1;
+        queues.live(customer.queue).windows.insert(id);
+    }
+
+    /// A window as a former life left it.
+    pub(super) fn reopen(
+        &mut self,
+        customers: &mut Customers,
+        queues: &mut Queues,
+        id: CustomerId,
+        row: &WindowRow,
+        now: Now,
+    ) {
+        let longest = queues.settings_of(customers[id].queue).window;
+        let length = row.end.saturating_sub(now.wall).min(longest);
+        self.open(customers, queues, id, Plan { length, end: row.end, long: true }, 0, now);
+        if let Some(window) = customers[id].window.as_mut() {
+            window.count = row.count;
+            window.far = row.count;
+            window.weight = row.weight;
+            window.expiry = row.expiry.unwrap_or(u64::MAX);
+        }
+        self.plan_check(customers, queues, id, now);
+    }
+
+    /// Whether the new member would take the window over its bytes: then it closes first.
+    pub(super) fn would_overflow(
+        customers: &Customers,
+        queues: &Queues,
+        id: CustomerId,
+        weight: u32,
+    ) -> bool {
+        let customer = &customers[id];
+        let max_bytes = queues.settings_of(customer.queue).max_bytes;
+        let overhead = customer.overhead;
+        customer.window.as_ref().is_some_and(|window| {
+            let bytes = overhead.batch + window.weight + u64::from(weight) + overhead.item;
+            window.count > 0 && bytes > max_bytes && !mutated(Mutant::BytesIgnored)
+        })
+    }
+
+    /// Counts a new item into the customer's open window; the planned end, which is the due in its key.
+    pub(super) fn join(
+        &mut self,
+        customers: &mut Customers,
+        queues: &Queues,
+        id: CustomerId,
+        member: Member,
+        now: Now,
+    ) -> u64 {
+        let item_overhead = customers[id].overhead.item;
+        let Some(window) = customers[id].window.as_mut() else { return now.wall };
+        window.count += 1;
+        window.weight += u64::from(member.weight) + item_overhead;
+        window.last = now.mono;
+        window.expiry = window.expiry.min(member.expiry);
+        let end = window.end;
+        self.mark(customers, id);
+        self.plan_check(customers, queues, id, now);
+        end
+    }
+
+    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of it.
+    pub(super) fn rejoin(
+        &mut self,
+        customers: &mut Customers,
+        queues: &Queues,
+        id: CustomerId,
+        member: Member,
+        now: Now,
+    ) {
+        let item_overhead = customers[id].overhead.item;
+        let Some(window) = customers[id].window.as_mut() else { return };
+        if window.far > 0 {
+            window.far -= 1;
+        } else {
+            window.count += 1;
+            window.weight += u64::from(member.weight) + item_overhead;
+        }
+        window.expiry = window.expiry.min(member.expiry);
+        window.first_seq = window.first_seq.min(member.seq);
+        self.plan_check(customers, queues, id, now);
+    }
+
+    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not look at it
+    /// in time: then the window gets a row.
+    pub(super) fn add_far(&mut self, customers: &mut Customers, id: CustomerId, horizon: u64) {
+        let Some(window) = customers[id].window.as_mut() else { return };
+        window.far += 1;
+        if window.end > horizon && !window.long {
+            window.long = true;
+            self.mark(customers, id);
+        }
+    }
+
+    /// A member ended while its window was open. The last one takes the window along: then true.
+    pub(super) fn leave(
+        &mut self,
+        customers: &mut Customers,
+        queues: &mut Queues,
+        id: CustomerId,
+        weight: u32,
+        was_far: bool,
+        ops: &mut Vec<Op>,
+    ) {
+        let item_overhead = customers[id].overhead.item;
+        let Some(window) = customers[id].window.as_mut() else { return };
+        window.count = window.count.saturating_sub(1);
+        window.weight = window.weight.saturating_sub(u64::from(weight) + item_overhead);
+        window.far -= u32::from(was_far && window.far > 0);
+        if window.count == 0 {
+            self.end(customers, queues, id, ops);
+        } else {
+            self.mark(customers, id);
+        }
+    }
+
+    fn mark(&mut self, customers: &mut Customers, id: CustomerId) {
+        if let Some(window) = customers[id].window.as_mut() {
+            if window.long && !window.dirty {
+                window.dirty = true;
+                self.dirty.push(id);
+            }
+        }
+    }
+
+    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet time begins
+    /// anew with each arrival) are found out when the old moment comes, which costs nothing per item.
+    pub(super) fn plan_check(
+        &mut self,
+        customers: &mut Customers,
+        queues: &Queues,
+        id: CustomerId,
+        now: Now,
+    ) {
+        let quiet = queues.settings_of(customers[id].queue).quiet;
+        let Some(window) = customers[id].window.as_mut() else { return };
+        let at = window.deadline(quiet, now).0;
+        if at < window.check.due {
+            let place = customers::place_of(id);
+            self.timers.remove(place, window.check);
+            window.check.due = at;
+            self.timers.insert(place, window.check);
+        }
+    }
+
+    /// What the window that a new item has just joined has reached.
+    pub(super) fn is_full(customers: &Customers, queues: &Queues, id: CustomerId) -> Option<ClosedBy> {
+        let customer = &customers[id];
+        let settings = queues.settings_of(customer.queue);
+        let window = customer.window.as_ref()?;
+        if window.count >= settings.max_items && !mutated(Mutant::CountIgnored) {
+            Some(ClosedBy::Count)
+        } else if customer.overhead.batch + window.weight >= settings.max_bytes
+            && !mutated(Mutant::BytesIgnored)
+        {
+            Some(ClosedBy::Bytes)
+        } else {
+            None
+        }
+    }
+
+    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are all.
+    pub(super) fn take_due(
+        &mut self,
+        customers: &mut Customers,
+        queues: &Queues,
+        limit: usize,
+        now: Now,
+    ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
+        let mut places = Vec::new();
+        let all = self.timers.take_due(now.mono, limit, &mut places);
+        let mut due = Vec::new();
+        for place in places {
+            let Some(id) = customers.at(place) else { continue };
+            let quiet = queues.settings_of(customers[id].queue).quiet;
+            let Some(window) = customers[id].window.as_mut() else { continue };
+            let (at, cause) = window.deadline(quiet, now);
+            let was = window.check;
+            window.check.due = at.max(now.mono);
+            self.timers.insert(customers::place_of(id), window.check);
+            if at <= now.mono {
+                due.push((was, id, cause));
+            }
+        }
+        due.sort_unstable_by_key(|(check, ..)| *check);
+        (due.into_iter().map(|(_, id, cause)| (id, cause)).collect(), all)
+    }
+
+    /// The customer whose window closes next.
+    pub(super) fn first(&self, customers: &Customers) -> Option<CustomerId> {
+        customers.at(self.timers.first()?)
+    }
+
+    /// The window is over; what it was.
+    pub(super) fn end(
+        &mut self,
+        customers: &mut Customers,
+        queues: &mut Queues,
+        id: CustomerId,
+        ops: &mut Vec<Op>,
+    ) -> Option<Window> {
+        let customer = &mut customers[id];
+        let window = customer.window.take()?;
+        self.timers.remove(customers::place_of(id), window.check);
+        self.open -= 1;
+        queues.live(customer.queue).windows.remove(&id);
+        if window.long {
+            ops.push(Op::DeleteWindow {
+                application: Arc::clone(queues[customer.queue].name()),
+                customer: Arc::clone(&customer.name),
+            });
+        }
+        Some(window)
+    }
+
+    /// Members in memory keep their keys, though their window closed sooner: a row says so.
+    pub(super) fn begin_closing(&mut self, row: ClosingRow, members: u32, ops: &mut Vec<Op>) -> ClosingId {
+        ops.push(Op::PutClosing(row.clone()));
+        self.closings.insert(Closing { row, members })
+    }
+
+    /// One of them has ended, or has another key now.
+    pub(super) fn leave_closing(&mut self, id: ClosingId, ops: &mut Vec<Op>) {
+        let Some(closing) = self.closings.get_mut(id) else { return };
+        closing.members -= 1;
+        if closing.members > 0 {
+            return;
+        }
+        if let Some(Closing { row, .. }) = self.closings.remove(id) {
+            ops.push(delete_closing(&row));
+        }
+    }
+
+    /// Rows of long windows that have changed.
+    pub(super) fn flush(&mut self, customers: &mut Customers, queues: &Queues, ops: &mut Vec<Op>) {
+        for id in std::mem::take(&mut self.dirty) {
+            let Some(customer) = customers.get(id) else { continue };
+            let (queue, name) = (customer.queue, Arc::clone(&customer.name));
+            let Some(window) = customers[id].window.as_mut().filter(|window| window.dirty) else { continue };
+            window.dirty = false;
+            ops.push(Op::PutWindow(WindowRow {
+                application: Arc::clone(queues[queue].name()),
+                customer: name,
+                end: window.end,
+                count: window.count,
+                weight: window.weight,
+                expiry: (window.expiry != u64::MAX).then_some(window.expiry),
+            }));
+        }
+    }
+
+    /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all windows of
+    /// these queues.
+    pub(super) fn recheck(&mut self, customers: &mut Customers, queues: &Queues, ids: &[QueueId], now: Now) {
+        for queue in ids {
+            let open: Vec<CustomerId> =
+                queues[*queue].live().map(|live| live.windows.iter().copied().collect()).unwrap_or_default();
+            for id in open {
+                self.plan_check(customers, queues, id, now);
+            }
+        }
+    }
+}
+
+/// How a window is planned when it opens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// ms.
+    pub(super) length: u64,
+    /// Wall clock.
+    pub(super) end: u64,
+    /// It gets a row of its own in the store.
+    pub(super) long: bool,
+}
+
+/// Removes a closing's row.
+pub(super) fn delete_closing(row: &ClosingRow) -> Op {
+    Op::DeleteClosing {
+        application: Arc::clone(&row.application),
+        customer: Arc::clone(&row.customer),
+        end: row.end,
+        through_seq: row.through_seq,
+    }
+}

@@ -1,0 +1,225 @@
+//! What can go wrong: an enum for each kind of operation.
+
+use crate::engine::event::Place;
+use std::io;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// The engine asked for what no store can do: a fault of the program, not of the disk. Checked in a release build as
+/// well, because going on would lose an item.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("a fault of this program, please report it: {0}")]
+pub struct BrokenContract(String);
+
+/// Says which contract was broken. A debug build ends here.
+#[track_caller]
+pub(super) fn broken_contract(what: impl Into<String>) -> BrokenContract {
+    let what = what.into();
+    debug_assert!(false, "{what}");
+    BrokenContract(what)
+}
+
+/// Why something could not be read.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// Something stored does not read as it was written.
+    #[error("the store is damaged: keyspace `{keyspace}`, key {key}: {error}")]
+    Damaged {
+        /// Which part of the store.
+        keyspace: &'static str,
+        /// Which row.
+        key: String,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// An item that should be there is not.
+    #[error("the item due {}, number {}, is not in the store (queue `{}`)", place.key.due, place.key.seq, place.queue)]
+    Missing {
+        /// Where it was looked for.
+        place: Place,
+    },
+    /// The storage engine failed while it read, for another reason than damage.
+    #[error("the storage engine failed while it read: {0}")]
+    Engine(String),
+    /// See [`BrokenContract`].
+    #[error(transparent)]
+    Contract(#[from] BrokenContract),
+}
+
+/// Why a group of commits failed. Nothing may be relied on then: they may have been written, or not.
+#[derive(Debug, Error)]
+pub enum CommitError {
+    /// No room left. Distinct from other faults: space may come back.
+    #[error("the disk is full ({free} bytes free): {error}")]
+    DiskFull {
+        /// Bytes free when it was noticed.
+        free: u64,
+        /// The storage engine's words.
+        error: String,
+    },
+    /// An item that was to be moved could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// What was written lately does not go to tables: writing more would wait without bound.
+    #[error("the disk has not kept up: keyspace `{keyspace}` has waited {waited_s} s for room in memory")]
+    Backlog {
+        /// The part of the store that has written most.
+        keyspace: &'static str,
+        /// Seconds.
+        waited_s: u64,
+    },
+    /// The storage engine failed, for another reason than room.
+    #[error("the storage engine failed while it {action}: {error}")]
+    Engine {
+        /// What it did.
+        action: &'static str,
+        /// Its words.
+        error: String,
+    },
+    /// See [`BrokenContract`].
+    #[error(transparent)]
+    Contract(#[from] BrokenContract),
+}
+
+/// Why room on the disk could not be measured.
+#[derive(Debug, Error)]
+#[error("room on the disk cannot be measured: {0}")]
+pub struct UsageError(pub(super) String);
+
+/// Why a store did not close. What was reported as committed is durable even so.
+#[derive(Debug, Error)]
+pub enum CloseError {
+    /// The threads did not end in time.
+    #[error("the store did not close within {0} ms")]
+    Timeout(u128),
+    /// The last sync failed.
+    #[error("the last sync failed: {0}")]
+    Sync(String),
+}
+
+/// Why the store's threads could not be started.
+#[derive(Debug, Error)]
+#[error("the store's thread cannot be started: {0}")]
+pub struct SpawnError(#[from] pub(super) io::Error);
+
+/// Why a running store does nothing any more. The process ends, and opens it again to learn what is there.
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// A commit.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// A read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// More was queued than whoever queues it may, because the disk has stood still.
+    #[error(
+        "the disk has not kept up: {bytes} bytes wait to be written, the first of them for {waited_ms} ms"
+    )]
+    Stalled {
+        /// Bytes queued.
+        bytes: u64,
+        /// Age of the oldest, ms.
+        waited_ms: u64,
+    },
+    /// A call of the storage engine did not come back.
+    #[error("the disk does not answer: a {call} has not come back for {age_ms} ms")]
+    NoAnswer {
+        /// `commit`, `read` and so on.
+        call: &'static str,
+        /// ms.
+        age_ms: u64,
+    },
+    /// One of the store's threads has panicked; the log says where.
+    #[error("the store has a fault of its own; see the log")]
+    Panicked,
+}
+
+/// Why a store cannot be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Another process has it.
+    #[error("{} is in use by process {}", path.display(), pid.map_or_else(|| "unknown".to_owned(), |p| p.to_string()))]
+    Locked {
+        /// The other's process id, as far as it has written it down.
+        pid: Option<u32>,
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The directory is a symbolic link: whoever made it might turn it elsewhere.
+    #[error("{} is a symbolic link; name the directory itself", path.display())]
+    Symlink {
+        /// The configured path.
+        path: PathBuf,
+    },
+    /// Something else than a directory has the name.
+    #[error("{} is not a directory", path.display())]
+    NotADirectory {
+        /// The configured path.
+        path: PathBuf,
+    },
+    /// Written by a newer version of this program.
+    #[error("the store has format {found}, and this program knows no newer one than {known}")]
+    Newer {
+        /// The store's format.
+        found: u32,
+        /// This program's.
+        known: u32,
+    },
+    /// Written by an older version of this program, in a format that cannot be brought up to date.
+    #[error(
+        "the store has format {found}, which this program cannot read; let the version that wrote it run until \
+         nothing waits any more, then remove the store's directory and start this one"
+    )]
+    Older {
+        /// The store's format.
+        found: u32,
+    },
+    /// It does not read as it was written. Nothing was repaired and nothing given up.
+    #[error("the store is damaged: {place}: {error}")]
+    Damaged {
+        /// The file, or the keyspace and key.
+        place: String,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// A file could not be made, opened or read.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The first commit of a new store failed.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// The storage engine could not read, for another reason than damage.
+    #[error(transparent)]
+    Read(ReadError),
+    /// No random number for the store's identity.
+    #[error("the system gives no random numbers: {0}")]
+    Random(String),
+}
+
+impl OpenError {
+    /// For `map_err`: what was tried on which path.
+    pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| OpenError::Io { action, path, source }
+    }
+}
+
+impl From<ReadError> for OpenError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Damaged { keyspace, key, error } => {
+                OpenError::Damaged { place: format!("keyspace `{keyspace}`, key {key}"), error }
+            }
+            ReadError::Missing { .. } | ReadError::Engine(_) | ReadError::Contract(_) => {
+                OpenError::Read(error)
+            }
+        }
+    }
+}

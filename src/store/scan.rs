@@ -1,0 +1,71 @@
+//! Scans along stored items in bounded steps.
+
+use super::database::{item_bounds, place, view, Keyspaces};
+use super::keyspace::KeyspaceId;
+use super::record::View;
+use super::{rows, ReadError};
+use crate::engine::event::{Along, Scan, Stored};
+use crate::engine::types::{Content, Key};
+use std::sync::Arc;
+
+/// Rows, and the first key not looked at; `None`: the end.
+type Step = (Vec<Stored>, Option<Key>);
+
+/// One step of a scan.
+///
+/// # Errors
+///
+/// The storage engine's; a row that does not read as it was written.
+pub(super) fn scan(keyspaces: &Keyspaces, scan: &Scan) -> Result<Step, ReadError> {
+    match &scan.along {
+        Along::Queue(queue) => along_queue(keyspaces, scan, queue),
+        Along::Customer(application, customer) => along_customer(keyspaces, scan, application, customer),
+    }
+}
+
+fn along_queue(keyspaces: &Keyspaces, scan: &Scan, queue: &Arc<str>) -> Result<Step, ReadError> {
+    let (start, end) = item_bounds(queue, scan.from, scan.until)?;
+    let mut out = Vec::new();
+    for (looked_at, row) in keyspaces.range(KeyspaceId::Items, start, end).enumerate() {
+        let (row, bytes) = row?;
+        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at {
+            return Ok((out, Some(place(KeyspaceId::Items, &row)?)));
+        }
+        out.extend(wanted(scan, queue, &view(&row, &bytes)?));
+    }
+    Ok((out, None))
+}
+
+fn along_customer(
+    keyspaces: &Keyspaces,
+    scan: &Scan,
+    application: &Arc<str>,
+    customer: &str,
+) -> Result<Step, ReadError> {
+    let names: [&str; 2] = [application, customer];
+    let start = rows::place_key(&names, scan.from)?;
+    let end = rows::place_key(&names, Key { due: scan.until, seq: 0 })?;
+    let mut out = Vec::new();
+    for (looked_at, row) in keyspaces.range(KeyspaceId::Customers, start, end).enumerate() {
+        let (row, _) = row?;
+        let key = place(KeyspaceId::Customers, &row)?;
+        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at {
+            return Ok((out, Some(key)));
+        }
+        out.extend(
+            keyspaces.item_of_customer_row(&row, application, key, |view| wanted(scan, application, view))?,
+        );
+    }
+    Ok((out, None))
+}
+
+/// The item, if the scan wants it.
+fn wanted(scan: &Scan, queue: &Arc<str>, view: &View<'_>) -> Option<Stored> {
+    if scan.customer.is_some() && scan.customer.as_deref() != view.customer {
+        return None;
+    }
+    let properties = |view: &View<'_>| {
+        Arc::new(Content { properties: view.properties.to_vec(), body: Vec::new(), json: view.json })
+    };
+    Some(Stored { content: scan.properties.then(|| properties(view)), ..view.stored(queue) })
+}

@@ -1,0 +1,156 @@
+//! Scans along stored items, on real directories.
+
+#![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
+
+use super::disk::write_raw;
+use super::keyspace::KeyspaceId;
+use super::rows;
+use super::tests::{
+    delete, fresh, group, index, item, key, open_at, place, put_indexed, put_item, verdict, APP,
+};
+use super::*;
+use crate::engine::event::{Along, Scan, Stored};
+use crate::engine::types::Key;
+
+fn scan(along: Along) -> Scan {
+    let (from, until) = (Key::default(), u64::MAX);
+    Scan { number: 7, along, from, until, customer: None, max_rows: 99, max_looked_at: 99, properties: false }
+}
+
+fn queue(name: &str) -> Scan {
+    scan(Along::Queue(name.into()))
+}
+
+fn customer(name: &str) -> Scan {
+    scan(Along::Customer(APP.into(), name.into()))
+}
+
+fn rows_of(store: &mut dyn Store, scan: &Scan) -> (Vec<Stored>, Option<Key>) {
+    match store.load(&Load::Scan(scan.clone())).unwrap() {
+        Loaded::Scanned { number: 7, rows, next } => (rows, next),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Keys of the items of a customer that have index rows.
+pub(super) fn of_customer(store: &mut dyn Store, name: &str) -> Vec<Key> {
+    let (rows, next) = rows_of(store, &customer(name));
+    assert_eq!(next, None);
+    rows.iter().map(|row| row.key).collect()
+}
+
+fn seqs(store: &mut dyn Store, scan: &Scan) -> (Vec<u64>, Option<u64>) {
+    let (rows, next) = rows_of(store, scan);
+    (rows.iter().map(|row| row.key.seq).collect(), next.map(|key| key.seq))
+}
+
+/// Odd ones of customer `x`, even ones of `y`; 20 is dead, and 3 is another application's.
+fn filled() -> (tempfile::TempDir, Box<dyn Store>) {
+    let (dir, mut store) = fresh();
+    let of = |due: u64| {
+        let customer = Some(if due % 2 == 0 { "y".into() } else { "x".into() });
+        Stored { customer, ..item(due, due) }
+    };
+    let mut ops: Vec<_> = [1, 2, 4, 5, 6, 7, 8].map(|due| put_item(of(due), due > 4)).to_vec();
+    ops.push(put_item(Stored { dead: Some(verdict()), ..of(20) }, false));
+    ops.push(put_item(Stored { application: "other".into(), ..of(3) }, true));
+    store.commit(&[group(1, ops)]).unwrap();
+    (dir, store)
+}
+
+#[test]
+fn a_queue_is_scanned_in_order() {
+    let (_dir, mut store) = filled();
+    assert_eq!(seqs(&mut *store, &queue(APP)), (vec![1, 2, 4, 5, 6, 7, 8], None));
+    assert_eq!(seqs(&mut *store, &queue("other")), (vec![3], None));
+    assert_eq!(seqs(&mut *store, &queue("")), (vec![20], None));
+    assert_eq!(seqs(&mut *store, &queue("nobody")), (vec![], None));
+    // Cut at both ends, of one customer, of both.
+    let part = Scan { from: key(4, 4), until: 7, ..queue(APP) };
+    assert_eq!(seqs(&mut *store, &part), (vec![4, 5, 6], None));
+    assert_eq!(seqs(&mut *store, &Scan { from: key(4, 5), ..part.clone() }), (vec![5, 6], None));
+    let of_y = Scan { customer: Some("y".into()), ..queue(APP) };
+    assert_eq!(seqs(&mut *store, &of_y), (vec![2, 4, 6, 8], None));
+    assert_eq!(seqs(&mut *store, &Scan { customer: Some("z".into()), ..part }), (vec![], None));
+    let inverted = Scan { from: key(9, 0), until: 3, ..queue(APP) };
+    assert_eq!(seqs(&mut *store, &inverted), (vec![], None));
+    // Properties where they are asked for, for the id in them, and never a body.
+    for row in rows_of(&mut *store, &queue(APP)).0 {
+        assert_eq!(row.content, None);
+    }
+    for row in rows_of(&mut *store, &Scan { properties: true, ..queue("") }).0 {
+        let content = row.content.unwrap();
+        assert_eq!((&*content.properties, &*content.body, content.json), (&[1, 2][..], &[][..], true));
+        assert_eq!((&*row.application, row.dead), (APP, Some(verdict())));
+    }
+}
+
+#[test]
+fn a_scan_stops_at_its_bounds_and_goes_on_from_there() {
+    let (_dir, mut store) = filled();
+    let of_x = Scan { customer: Some("x".into()), ..queue(APP) };
+    // Rows returned; rows looked at, whether they are wanted or not.
+    assert_eq!(seqs(&mut *store, &Scan { max_rows: 2, ..of_x.clone() }), (vec![1, 5], Some(6)));
+    assert_eq!(seqs(&mut *store, &Scan { max_looked_at: 5, ..of_x.clone() }), (vec![1, 5], Some(7)));
+    // The last one wanted is in, and one behind it has not been looked at.
+    assert_eq!(seqs(&mut *store, &Scan { max_rows: 3, ..of_x.clone() }), (vec![1, 5, 7], Some(8)));
+    assert_eq!(seqs(&mut *store, &Scan { max_looked_at: 7, ..of_x.clone() }), (vec![1, 5, 7], None));
+    assert_eq!(seqs(&mut *store, &Scan { until: 8, max_rows: 3, ..of_x }), (vec![1, 5, 7], None));
+    for step in 1..10 {
+        for (whole, expected) in [(queue(APP), vec![1, 2, 4, 5, 6, 7, 8]), (customer("y"), vec![6, 8])] {
+            let (mut seen, mut from) = (vec![], Some(Key::default()));
+            while let Some(next) = from {
+                let (rows, next) =
+                    rows_of(&mut *store, &Scan { from: next, max_looked_at: step, ..whole.clone() });
+                seen.extend(rows.iter().map(|row| row.key.seq));
+                from = next;
+            }
+            assert_eq!(seen, expected, "{step} rows a step");
+        }
+    }
+}
+
+#[test]
+fn a_customer_is_scanned_by_index_rows_alone() {
+    let (_dir, mut store) = filled();
+    assert_eq!(seqs(&mut *store, &customer("x")), (vec![5, 7], None));
+    let part = Scan { from: key(5, 6), max_rows: 1, properties: true, ..customer("x") };
+    let (rows, next) = rows_of(&mut *store, &part);
+    assert_eq!((rows.len(), rows[0].key, next), (1, key(7, 7), None));
+    assert_eq!(&*rows[0].content.as_ref().unwrap().properties, &[1, 2]);
+    assert_eq!(seqs(&mut *store, &Scan { max_rows: 1, ..customer("y") }), (vec![6], Some(8)));
+    assert_eq!(seqs(&mut *store, &Scan { max_looked_at: 1, ..customer("y") }), (vec![6], Some(8)));
+    assert_eq!(seqs(&mut *store, &Scan { from: key(6, 7), until: 8, ..customer("y") }), (vec![], None));
+    assert_eq!(seqs(&mut *store, &Scan { from: key(9, 9), until: 5, ..customer("y") }), (vec![], None));
+    let other = Scan { along: Along::Customer("other".into(), "x".into()), ..customer("x") };
+    assert_eq!(seqs(&mut *store, &other), (vec![3], None));
+    // Written later, and removed.
+    let written = Op::Index { key: key(1, 1), rows: index(None, "x") };
+    let gone = Op::Delete { place: place(APP, 5, 5), rows: index(None, "x") };
+    store.commit(&[group(2, vec![written, gone, put_indexed(9, 9, "x2")])]).unwrap();
+    assert_eq!(seqs(&mut *store, &customer("x")), (vec![1, 7], None));
+    assert_eq!(seqs(&mut *store, &customer("x2")), (vec![9], None));
+    // An index row without its item is damage, not an item less.
+    store.commit(&[group(3, vec![delete(7, 7)])]).unwrap();
+    let error = store.load(&Load::Scan(customer("x"))).unwrap_err();
+    assert!(matches!(error, ReadError::Damaged { keyspace: "customers", .. }), "{error}");
+}
+
+#[test]
+fn damage_on_the_way_is_named_and_never_skipped() {
+    let (dir, store) = filled();
+    drop(store);
+    let row = rows::item_key(APP, key(6, 6)).unwrap();
+    write_raw(dir.path(), KeyspaceId::Items, &row, Some(b"not a record at all"));
+    let mut store = open_at(dir.path()).store;
+    for scan in [queue(APP), Scan { customer: Some("x".into()), ..queue(APP) }, customer("y")] {
+        match store.load(&Load::Scan(scan)).unwrap_err() {
+            ReadError::Damaged { keyspace: "items", key, .. } => {
+                assert_eq!(key, "queue `app` due 6 number 6");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    // What lies before it can still be seen.
+    assert_eq!(seqs(&mut *store, &Scan { until: 6, ..queue(APP) }).0, vec![1, 2, 4, 5]);
+}
