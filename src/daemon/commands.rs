@@ -3,7 +3,7 @@
 //! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the ingest
 //! queue carry their own address.
 
-use super::{answers, Daemon};
+use super::answers;
 use crate::admin::{CommandRequest, CommandResponse, Status};
 use crate::amqp::wire::target;
 use crate::amqp::OutgoingReply;
@@ -14,16 +14,16 @@ use tokio::sync::oneshot;
 
 /// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has gone
 /// does not take its command back, so the port's own bound on requests is none on these.
-const MOST_OPEN: usize = 256;
+const MOST_PENDING: usize = 256;
 
 /// Who waits for which command.
 #[derive(Debug, Default)]
-pub(super) struct Open {
+pub(super) struct PendingQueries {
     last: u64,
     waiting: BTreeMap<u64, oneshot::Sender<CommandResponse>>,
 }
 
-impl Open {
+impl PendingQueries {
     /// Numbers a command. `None`: there are too many, and whoever asked has been told.
     pub(super) fn admit(
         &mut self,
@@ -31,7 +31,7 @@ impl Open {
         sender: oneshot::Sender<CommandResponse>,
         store_identity: u64,
     ) -> Option<(Asker, Command)> {
-        if self.waiting.len() >= MOST_OPEN {
+        if self.waiting.len() >= MOST_PENDING {
             let document = json!({ "error": "too many commands wait for their answers" });
             // Whoever asked may have gone.
             let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
@@ -43,7 +43,7 @@ impl Open {
     }
 
     /// Whoever still waits is told that no answer will come, by the sender's end.
-    pub(super) fn abandon(&mut self) {
+    pub(super) fn reject_all(&mut self) {
         self.waiting.clear();
     }
 
@@ -55,7 +55,7 @@ impl Open {
     }
 
     /// Gives the local ones their answers; what is left has to be published.
-    fn sort(&mut self, replies: Vec<Reply>, store_identity: u64) -> Vec<OutgoingReply> {
+    pub(super) fn sort(&mut self, replies: Vec<Reply>, store_identity: u64) -> Vec<OutgoingReply> {
         let mut outgoing = Vec::new();
         for reply in replies {
             match &reply.asker {
@@ -73,16 +73,6 @@ impl Open {
     }
 }
 
-impl Daemon {
-    /// Answers of one turn.
-    pub(super) fn reply(&mut self, replies: Vec<Reply>) {
-        let outgoing = self.open.sort(replies, self.store_identity);
-        if !outgoing.is_empty() {
-            self.amqp.reply(outgoing);
-        }
-    }
-}
-
 /// The engine's command of what a client wrote.
 fn command(asked: CommandRequest, store_identity: u64) -> Command {
     asked.naming(|of| target(&of.application, &of.id, store_identity))
@@ -92,7 +82,7 @@ fn command(asked: CommandRequest, store_identity: u64) -> Command {
 mod tests {
     use super::*;
     use crate::admin::ItemOf;
-    use crate::engine::types::{Answer, CustomerOf, Delivery, ReplyTo};
+    use crate::engine::types::{Answer, AssignedId, CustomerOf, Delivery, ReplyTo};
 
     const STORE: u64 = 0xabc;
 
@@ -106,7 +96,7 @@ mod tests {
 
     #[test]
     fn an_answer_finds_whoever_asked() {
-        let mut open = Open::default();
+        let mut open = PendingQueries::default();
         let mut ask = || {
             let (sender, answer) = oneshot::channel();
             (open.admit(flush(), sender, STORE).unwrap(), answer)
@@ -126,8 +116,8 @@ mod tests {
 
     #[test]
     fn too_many_are_turned_away_and_told() {
-        let mut open = Open::default();
-        let mut kept: Vec<_> = (0..MOST_OPEN)
+        let mut open = PendingQueries::default();
+        let mut kept: Vec<_> = (0..MOST_PENDING)
             .map(|_| {
                 let (sender, answer) = oneshot::channel();
                 (open.admit(flush(), sender, STORE).unwrap(), answer)
@@ -144,10 +134,10 @@ mod tests {
 
     #[test]
     fn whoever_waits_at_the_end_is_let_go() {
-        let mut open = Open::default();
+        let mut open = PendingQueries::default();
         let (sender, mut answer) = oneshot::channel();
         open.admit(flush(), sender, STORE);
-        open.abandon();
+        open.reject_all();
         assert_eq!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed));
     }
 
@@ -160,7 +150,7 @@ mod tests {
         let replies = vec![reply(asker(1, Some(to.clone())), flush.clone()), reply(asker(2, None), flush)];
         let body = br#"{"count":3,"result":"flushed"}"#.to_vec();
         let want = OutgoingReply { delivery: delivery(1), reply_to: to, body };
-        assert_eq!(Open::default().sort(replies, STORE), [want]);
+        assert_eq!(PendingQueries::default().sort(replies, STORE), [want]);
     }
 
     #[test]
@@ -177,7 +167,8 @@ mod tests {
         assert_ne!(of("a", "b").identity, of("b", "a").identity);
         assert_ne!(of("ab", "c").identity, of("a", "bc").identity);
         assert_eq!(of("a", "b").assigned, None);
-        assert_eq!(of("a", "0000000000000abc-1f").assigned, Some(31));
+        let assigned = Some(AssignedId { seq: 31, due: 42 });
+        assert_eq!(of("a", "0000000000000abc-1f-2a").assigned, assigned);
         assert_eq!(of("a", "0000000000000abd-1f").assigned, None, "another store's");
     }
 }

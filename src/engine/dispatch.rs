@@ -382,7 +382,10 @@ impl Dispatch {
         let (queue, left) = (flight.queue, rows.len() as u64);
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.rows = rows;
-        if left > 0 && self.is_open() {
+        // What has failed meanwhile goes before it.
+        let known = &stock.queues[queue];
+        let behind = !alone && known.live().is_some_and(|live| live.suspects > 0);
+        if left > 0 && self.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, out);
         } else {
             self.free_slot(stock, number, left);
@@ -395,6 +398,12 @@ impl Dispatch {
             }
         }
         self.look_again(stock, queue);
+    }
+
+    /// A flight whose payloads were fetched is given up: its members go back to their queue.
+    pub(super) fn withdraw(&mut self, stock: &mut Stock, number: u64, rows: u64) {
+        self.free_slot(stock, number, rows);
+        self.flights.remove(&number);
     }
 
     /// Members of a flight that holds a slot were taken out: the queue counts them no more.
@@ -457,10 +466,13 @@ impl Dispatch {
         let Some(flight) = self.flights.get(&number) else { return };
         self.slots -= 1;
         self.bytes -= flight.bytes;
-        self.alone.remove(&number);
-        let live = stock.queues.live(flight.queue);
+        let (queue, was_alone) = (flight.queue, self.alone.remove(&number).is_some());
+        let live = stock.queues.live(queue);
         live.slots -= 1;
         live.flying = live.flying.saturating_sub(rows);
+        if was_alone && std::mem::take(&mut live.hindered) {
+            stock.unstall(queue);
+        }
     }
 
     /// A flight is over; its members.

@@ -601,6 +601,9 @@ impl Engine {
 
     /// The heads of the lines, for messages of tests.
     pub(in crate::engine) fn describe(&self) -> String {
-        format!("{:?}; {}; {:?}", self.course, self.arrivals.describe(), self.loader)
+        let queues = &self.core.stock.queues;
+        let queues: Vec<String> =
+            queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
+        format!("{:?}; {}; {:?}; {queues:#?}", self.course, self.arrivals.describe(), self.loader)
     }
 }

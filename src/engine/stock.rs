@@ -827,11 +827,6 @@ impl Stock {
         self.schedule.next()
     }
 
-    /// When the last of what waits in memory is due.
-    pub(super) fn last_due(&self) -> Option<u64> {
-        self.schedule.last()
-    }
-
     fn is_crowded(&self, queue: QueueId) -> bool {
         let ready = self.queues[queue].live().map_or(0, |live| live.ready_rows);
         ready >= READY_ROWS
@@ -1243,11 +1238,6 @@ impl Stock {
     #[cfg(test)]
     pub(super) fn work(&self) -> u64 {
         self.work
-    }
-
-    /// Whether anything of a queue that is held back is still leaving memory.
-    pub(super) fn is_evicting(&self) -> bool {
-        !self.evicting.is_empty()
     }
 }
 

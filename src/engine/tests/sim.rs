@@ -349,7 +349,7 @@ impl Sim {
         self.world.lose_ingest();
         self.judge();
         let left = self.in_queue();
-        self.model.redelivered(&left);
+        self.model.redelivered(&left, false);
     }
 
     fn crash(&mut self) {
@@ -370,7 +370,7 @@ impl Sim {
         self.world.log = Some(vec![]);
         self.model.crash(&self.world.store, self.world.now);
         let left = self.in_queue();
-        self.model.redelivered(&left);
+        self.model.redelivered(&left, true);
         self.connected = false;
         if self.pick(3) > 0 {
             self.connect_egress();

@@ -858,7 +858,11 @@ impl Model {
                 silent.into_iter().for_each(|asked| drop(self.answered.insert(command, asked)));
             }
             let message = self.messages.get_mut(&number).expect("there");
-            (message.acked, message.ever_acked) = (true, true);
+            message.acked = true;
+            let taken = message.taken.clone();
+            for seq in taken.into_iter().flatten() {
+                self.lives.get_mut(&seq).expect("there").acked = true;
+            }
             self.open.remove(&number);
         }
     }

@@ -56,8 +56,6 @@ pub(super) struct Message {
     pub(super) answered: bool,
     /// In this delivery.
     pub(super) acked: bool,
-    /// In whichever: from then on tidegate answers for it.
-    pub(super) ever_acked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +107,8 @@ pub(super) struct Life {
     /// When it ended, UTC ms.
     pub(super) ended_at: u64,
     pub(super) deleted: bool,
+    /// The delivery that it came with was acked.
+    pub(super) acked: bool,
     /// Its request comes again, and its attempt has not ended.
     pub(super) orphaned: bool,
 }
@@ -306,6 +306,7 @@ impl Model {
             restored: false,
             ended_at: 0,
             deleted: false,
+            acked: false,
             orphaned: false,
         };
         let before = self.lives.insert(key.seq, life);
@@ -378,13 +379,15 @@ impl Model {
         let life = &self.lives[&seq];
         let stored = store.places.get(&seq).map(|place| &store.items[&(place.queue.clone(), place.key)]);
         let (state, ask, published) = (life.state, life.ask, life.published.is_some());
-        let acked = self.messages[&self.asks[ask].message].ever_acked;
+        let message = &self.messages[&self.asks[ask].message];
+        let acked = life.acked;
+        let comes_again = !message.acked && message.taken.contains(&Some(seq));
         let Some(item) = stored else {
             if !state.is_over() {
                 assert!(!acked, "lost: {ask} was acked, was {state:?}, and is not in the store");
                 self.set(seq, State::Forgotten);
             }
-            if published && !acked {
+            if published && (comes_again || !acked) {
                 self.asks[ask].excuses.push(Excuse::Killed);
             }
             // What it ended with is remembered in the commit that deleted it.
@@ -407,7 +410,7 @@ impl Model {
         if published {
             self.asks[ask].excuses.push(Excuse::Killed);
         }
-        if !acked && !self.is_known(ask) {
+        if comes_again && !self.is_known(ask) {
             self.asks[ask].excuses.push(Excuse::AckLost);
         }
         if state.is_over() {
@@ -443,18 +446,19 @@ impl Model {
     /// A redelivery of it is recognised.
     fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
-        new.identity.is_some() && self.settings.of(&new.application).dedupe_tail > 0
+        new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
     }
 
     /// These are still with the broker, whose acks went with the connection.
-    pub(super) fn redelivered(&mut self, numbers: &[usize]) {
+    pub(super) fn redelivered(&mut self, numbers: &[usize], killed: bool) {
+        let forgets = killed && !self.durable;
         for number in numbers {
             let message = self.messages.get_mut(number).expect("sent");
             (message.delivered, message.safe_since, message.answered) = (None, None, false);
             message.taken.iter_mut().for_each(|taken| *taken = None);
             if std::mem::take(&mut message.acked) {
                 for ask in message.asks.clone() {
-                    if !self.is_known(ask) {
+                    if forgets || !self.is_known(ask) {
                         self.asks[ask].excuses.push(Excuse::AckLost);
                     }
                 }

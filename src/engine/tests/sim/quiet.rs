@@ -74,7 +74,11 @@ impl Sim {
             if slots || alone || hindered || !self.is_due(life.seq) {
                 continue;
             }
-            panic!("{} of {name} is due since {} and does not move at {:?}", life.ask, life.due, model.now);
+            let engine = self.world.engine.describe();
+            panic!(
+                "{} of {name} is due since {} and does not move at {:?}; {engine}",
+                life.ask, life.due, model.now
+            );
         }
     }
 
