@@ -8,6 +8,8 @@
 //! would keep it for ever. Shutting the socket down ends it in every state.
 
 use super::fault::Fault;
+use crate::config::advice::explained;
+use crate::config::terms::is_loopback_host;
 use crate::config::{self, Endpoint};
 use async_rs::traits::Reactor;
 use async_rs::{Runtime, Tokio};
@@ -18,7 +20,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::CertificateDer;
 use secrecy::{ExposeSecret, SecretString};
 use std::io;
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -95,9 +97,7 @@ pub fn address(endpoint: &Endpoint) -> String {
 
 /// Whether passwords and messages cross a network in the clear.
 pub fn is_exposed(endpoint: &Endpoint) -> bool {
-    let loopback =
-        endpoint.host == "localhost" || endpoint.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    !endpoint.tls && !loopback
+    !endpoint.tls && !is_loopback_host(&endpoint.host)
 }
 
 /// An open connection that is shut down, at the latest, when it is dropped.
@@ -245,7 +245,7 @@ async fn dial(
             address: address(endpoint),
             user: endpoint.user.clone(),
             vhost: endpoint.vhost.clone(),
-            reason: Fault::from(error).text,
+            reason: explained(Fault::from(error).text, endpoint.tls),
         }),
         Err(_) => Err(ConnectError::Timeout { address: address(endpoint), limit_ms: limit.as_millis() }),
     }
