@@ -28,7 +28,7 @@ use crate::engine::types::{Delivery as Handle, Request};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::message::Delivery;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub(super) struct Ingest {
     backoff: Backoff,
     notes: NoteLog,
     log: RateLimitedLog,
+    /// Names of headers that were nearly hit, each logged once.
+    near_misses: BTreeSet<&'static str>,
 }
 
 /// Why consuming ended without a fault.
@@ -106,6 +108,7 @@ impl Ingest {
             backoff: Backoff::default(),
             notes: NoteLog::default(),
             log: RateLimitedLog::default(),
+            near_misses: BTreeSet::new(),
         }
     }
 
@@ -360,6 +363,15 @@ impl Ingest {
                 bytes = delivery.data.len(),
                 "one at a time"
             );
+        }
+        for meant in wire::near_misses(delivery.properties.headers().as_ref()) {
+            self.shared.near_miss_header();
+            if self.near_misses.insert(meant) {
+                tracing::warn!(
+                    meant,
+                    "a request has a header that is nearly named so, and is without effect; further ones are counted"
+                );
+            }
         }
         let incoming = Incoming {
             exchange: delivery.exchange.as_str(),

@@ -8,8 +8,8 @@
 //! is published once, and given up after a time limit or at the first failure; its command is acked either way. What
 //! it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once it is written.
 //!
-//! Every answer handed over is told exactly once as [`Event::Answered`]. Deliberately absent: `mandatory`; a reply
-//! queue that is gone is no fault of ours, and its owner no longer waits.
+//! Every answer handed over is told exactly once as [`Event::Answered`]. One that comes back, because its reply queue is
+//! gone or lies elsewhere, is counted and logged.
 
 use super::confirms::Confirms;
 use super::connection::Session;
@@ -39,6 +39,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the accuracy of the
 /// time limit.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Beginning of the names that stand for a consumer and no queue.
+const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 /// A reason is logged once in this time.
 const REPEAT: Duration = Duration::from_secs(60);
 
@@ -222,12 +224,18 @@ impl Replies {
     /// Takes what the broker has answered. A channel's end names its reason here.
     fn take_answers(&mut self) {
         let Replies { confirms, open, answered, .. } = self;
-        let (mut nacked, mut failed) = (Vec::new(), Vec::new());
+        let (mut nacked, mut failed, mut unroutable) = (Vec::new(), Vec::new(), Vec::new());
         let mut fault: Option<Fault> = None;
         confirms.drain(|slot, result| {
             let Some(entry) = open.get_mut(slot).and_then(Option::take) else { return };
             match result {
-                Ok(Confirmation::Ack(_)) => answered.extend(entry.delivery),
+                Ok(Confirmation::Ack(back)) => {
+                    // It may be another's: lapin does not say which message came back.
+                    if let Some(back) = back {
+                        unroutable.push(back.routing_key.to_string());
+                    }
+                    answered.extend(entry.delivery);
+                }
                 Ok(Confirmation::Nack(_) | Confirmation::NotRequested) => nacked.extend(entry.delivery),
                 Err(error) => {
                     failed.extend(entry.delivery);
@@ -237,6 +245,10 @@ impl Replies {
                 }
             }
         });
+        if let Some(queue) = unroutable.first() {
+            self.shared.answers_unroutable(unroutable.len() as u64);
+            self.complaints.tell("they have no queue to go to", queue, unroutable.len() as u64);
+        }
         self.fail(nacked, "the broker did not take them", "basic.nack");
         let Some(fault) = fault else { return };
         // Otherwise the reason itself may still be on its way to the others.
@@ -369,7 +381,9 @@ async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<C
     let confirm = {
         let (key, properties) = wire::answer(&reply.reply_to, clock::wall_ms());
         let (channel, body) = (channel, reply.body);
-        let options = BasicPublishOptions { mandatory: false, immediate: false };
+        // RabbitMQ 3.x returns a mandatory message to a direct reply-to even though it has been delivered.
+        let mandatory = !reply.reply_to.queue.starts_with(DIRECT_REPLY_TO);
+        let options = BasicPublishOptions { mandatory, immediate: false };
         channel.basic_publish("".into(), key, options, &body, properties).await?
     };
     confirm.await
