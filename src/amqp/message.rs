@@ -1,7 +1,7 @@
 //! A batch as a message for lapin, what a turn of publishing brings, and a channel to publish on.
 
 use super::connection::Session;
-use super::fault::Fault;
+use super::fault::{Fault, Kind};
 use super::shared::Shared;
 use super::wire::{self, Body, Exchanges, Outgoing};
 use crate::clock;
@@ -95,8 +95,23 @@ impl PublishMessage {
     }
 }
 
+/// Tries to open a channel, where lapin takes the number of one that has ended for ended still.
+const OPEN_TRIES: u32 = 3;
+
 /// A fresh channel with confirms. While the connection is blocked the time limit does not count.
 pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
+    let mut tries = 1;
+    loop {
+        match try_confirm_channel(session, limit).await {
+            Err(fault) if fault.kind == Kind::AfterEnd && session.is_connected() && tries < OPEN_TRIES => {
+                tries += 1;
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn try_confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
     let mut opening = std::pin::pin!(async {
         let channel = session.connection().create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
