@@ -375,6 +375,19 @@ mod tests {
     }
 
     #[test]
+    fn a_password_file_is_read_at_each_connect() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("password");
+        let endpoint = Endpoint { password_file: Some(path.clone()), ..endpoint("localhost", false) };
+        for text in ["first", "second"] {
+            std::fs::write(&path, format!("{text}\n")).unwrap();
+            assert_eq!(uri(&endpoint, Duration::from_secs(10)).unwrap().authority.userinfo.password, text);
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(password(&endpoint).expose_secret(), "canary", "the one read last");
+    }
+
+    #[test]
     fn a_vhost_that_lapin_would_panic_on_is_refused() {
         let mut endpoint = endpoint("localhost", false);
         endpoint.vhost = "v".repeat(256);
