@@ -43,8 +43,9 @@ fn a_second_daemon_waits_also_while_the_first_is_paused_and_takes_over_at_its_en
 
 #[test]
 fn after_a_reconnect_there_is_still_one() {
-    let Some(node) = Node::controlled("after_a_reconnect_there_is_still_one") else { return };
-    let site = Site::on(node, "reconnect");
+    // All connections are closed: none of another test may be among them.
+    let Some(node) = Node::own("after_a_reconnect_there_is_still_one", "") else { return };
+    let site = Site::on(&node, "reconnect");
     let config = site.config();
     let first = site.start(&config);
     let other = second(&config);

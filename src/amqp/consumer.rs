@@ -437,6 +437,13 @@ impl ConnectionUser for Ingest {
             Some(done) => self.notes.take(Side::Ingest, done?),
             None => return Ok(()),
         };
+        // Also while paused: whoever serves the queue keeps it over a reconnect.
+        let (queue, heartbeat) = (&options.ingest.queue, options.amqp.heartbeat);
+        let lock = acquire(session, queue, options.timeouts.connect, heartbeat);
+        match unless_shutdown(&mut self.shutdown, lock).await {
+            Some(lock) => lock?,
+            None => return Ok(()),
+        };
         while let Ok(order) = self.orders.try_recv() {
             self.note(order);
         }
