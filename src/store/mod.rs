@@ -17,6 +17,7 @@ mod log_batch;
 mod logs;
 mod memory;
 pub mod record;
+mod reclaim;
 mod rekey;
 pub mod rows;
 mod scan;
@@ -31,7 +32,13 @@ mod logs_tests;
 #[cfg(test)]
 mod measure;
 #[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod open_tests;
+#[cfg(test)]
+mod reclaim_tests;
+#[cfg(test)]
+mod rekey_tests;
 #[cfg(test)]
 mod scan_tests;
 #[cfg(test)]
@@ -76,6 +83,9 @@ pub type WantedContents = [(u64, Place)];
 /// Contents found, with the numbers they were asked for by, in the same order.
 pub type Contents = Vec<(u64, Arc<Content>)>;
 
+/// The part of [`Store::reclaim`] that takes its time.
+pub type ReclaimJob = Box<dyn FnOnce() -> Result<(), CommitError> + Send>;
+
 /// A store. One thread owns it.
 pub trait Store: Send {
     /// Makes all groups durable, in order, with a single sync for all of them; each group is atomic.
@@ -104,6 +114,25 @@ pub trait Store: Send {
     ///
     /// The file system does not answer.
     fn usage(&self) -> Result<Usage, UsageError>;
+
+    /// Whether it can still write: a part of it may have failed between two commits.
+    ///
+    /// # Errors
+    ///
+    /// What the next commit would fail with.
+    fn health(&self) -> Result<(), CommitError> {
+        Ok(())
+    }
+
+    /// Begins to give back the room of what was deleted. The rest is for another thread, beside commits and reads.
+    /// `None`: there is nothing to be gained.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    fn reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+        Ok(None)
+    }
 
     /// Most operations, and about how many bytes, that one call of [`Store::commit`] should be given. A single
     /// group beyond it is still taken.
