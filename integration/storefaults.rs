@@ -13,9 +13,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate::config::{self, StoreKind};
-use tidegate::engine::event::{Indexed, Load, Loaded, Marks, Op, Place, Stored};
-use tidegate::engine::types::{Content, Key};
-use tidegate::store::{open, Commit, OpenError, OpenStore, Store};
+use tidegate::engine::event::{Load, Loaded, Marks, Op, Range, Stored};
+use tidegate::engine::types::{ClosedBy, Content, Key};
+use tidegate::store::{open, Commit, CommitError, OpenError, OpenStore, Store};
 use tidegate_harness::{bounded, lacks, require, say, Disk, Moments};
 
 /// Where the child's store lies, and beside it what it reported.
@@ -28,23 +28,27 @@ fn put_bytes(number: u64, len: u64) -> Op {
     let content = Content { properties: vec![1, 2], body, json: false };
     let item = Stored {
         key: Key { due: number, seq: number },
+        accepted_due: number,
         application: "app".into(),
         customer: None,
         given: None,
+        fingerprint: 0,
         received: 5,
         own_time: true,
         expiry: None,
         weight: 100,
+        closed_by: ClosedBy::Time,
         attempts: 0,
         last_error: None,
+        outcome_unknown: false,
         dead: None,
         content: Some(Arc::new(content)),
     };
-    Op::Put { place: Place::Time, item: Box::new(item), indexed: Indexed::default() }
+    Op::Put { item: Box::new(item), indexed: false }
 }
 
 fn group(number: u64) -> Commit {
-    let marks = Marks { next_seq: number + 1, ..Marks::default() };
+    let marks = Marks { next_seq: number + 1 };
     Commit { ops: vec![put_bytes(number, PART)], token: number, marks }
 }
 
@@ -53,10 +57,10 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
 }
 
 fn everything(store: &mut dyn Store) -> Vec<Key> {
-    let load =
-        Load::Time { from: Key::default(), until: u64::MAX, max_rows: usize::MAX, max_bytes: u64::MAX };
-    match store.load(&load).unwrap() {
-        Loaded::Time { rows, next: None } => {
+    let all = Range { queue: "app".into(), from: Key::default(), until: u64::MAX, max_rows: usize::MAX };
+    match store.load(&Load::Ranges { ranges: vec![all], max_bytes: u64::MAX }).unwrap() {
+        Loaded::Ranges(answers) => {
+            let rows = &answers[0].rows;
             assert!(rows.iter().all(|row| row.content.as_ref().is_some_and(|c| c.body.len() as u64 == PART)));
             rows.iter().map(|row| row.key).collect()
         }
@@ -196,6 +200,44 @@ fn a_failure_of_the_nth_sync() {
 #[test]
 fn no_room_for_the_nth_change_of_length() {
     every_nth("ftruncate", "ENOSPC", true);
+}
+
+/// The log has room, and the table that a worker writes meanwhile has none.
+#[test]
+fn a_flush_that_finds_no_room_is_named_and_nothing_is_lost() {
+    bounded(Duration::from_secs(60));
+    let Some(disk) = Disk::mount(24) else { return };
+    let path = disk.path().join("store");
+    let filler = disk.path().join("filler");
+    let free = || {
+        let fs = rustix::fs::statvfs(disk.path()).unwrap();
+        fs.f_bavail * fs.f_frsize
+    };
+    let mut store = open_at(&path).unwrap().store;
+    // Not quite as much as is flushed at a time.
+    let mut durable = 0;
+    while durable < 6 {
+        store.commit(&[group(durable + 1)]).unwrap();
+        durable += 1;
+    }
+    fs::write(&filler, vec![1; (free() - 5 * PART) as usize]).unwrap();
+    let error = loop {
+        match store.commit(&[group(durable + 1)]) {
+            Ok(()) => durable += 1,
+            Err(error) => break error,
+        }
+        assert!(durable < 1_000, "it never filled up");
+    };
+    assert!(matches!(error, CommitError::DiskFull { .. }), "{error}");
+    assert!(durable >= 6 && store.commit(&[group(durable + 1)]).is_err(), "{durable}");
+    println!("{durable} commits before it was full: {error}");
+    drop(store);
+    fs::remove_file(&filler).unwrap();
+    let mut store = open_at(&path).unwrap().store;
+    let found = everything(&mut *store);
+    assert!(found == keys(1..=durable) || found == keys(1..=durable + 1), "{durable} durable, {found:?}");
+    store.commit(&[group(found.len() as u64 + 1)]).unwrap();
+    store.close().unwrap();
 }
 
 #[test]

@@ -7,11 +7,11 @@ use super::changes::Changes;
 use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
 use super::directory::{Committed, Directory};
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::{logs, reclaim};
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
+use super::{logs, reclaim};
 use super::{
-    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Reader, ReclaimJob, Store, Usage,
-    UsageError,
+    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
+    Store, Usage, UsageError,
 };
 use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
 use fjall::config::{BlockSizePolicy, FilterPolicy};
@@ -111,7 +111,7 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
     // What the log gave back counts as well; how much that was is not known, half is a fair guess.
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
-    let store = DiskStore { keyspaces, db, committed, number, budget, unflushed, epochs, directory };
+    let store = DiskStore { keyspaces, db, committed, number, marks, budget, unflushed, epochs, directory };
     Ok(OpenStore { store: Box::new(store), opened, identity })
 }
 
@@ -298,6 +298,8 @@ pub(super) struct DiskStore {
     committed: Committed,
     /// Of the last commit.
     number: u64,
+    /// Of the last commit.
+    marks: Marks,
     budget: Budget,
     /// Bytes written to each keyspace since its memtable was last rotated, about.
     unflushed: [u64; KEYSPACES],
@@ -307,10 +309,18 @@ pub(super) struct DiskStore {
 }
 
 impl DiskStore {
+    /// A commit that says what the last one said.
+    fn commit_marks(&mut self) -> Result<(), CommitError> {
+        let marks = self.marks;
+        self.commit(&[Commit { ops: Vec::new(), token: 0, marks }])
+    }
+
     /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not while two of
     /// its keyspace are on their way already.
     fn rotate(&mut self) -> Result<(), CommitError> {
-        let Some(id) = self.fullest().filter(|_| self.unflushed() > self.budget.memtables) else { return Ok(()) };
+        let Some(id) = self.fullest().filter(|_| self.unflushed() > self.budget.memtables) else {
+            return Ok(());
+        };
         if self.keyspaces.of(id).sealed_memtable_count() < SEALED_MAX {
             self.rotate_one(id)?;
         }
@@ -348,7 +358,10 @@ impl DiskStore {
             let crowded = touched.iter().find(crowded).copied().or(self.fullest().filter(|_| large));
             let Some(keyspace) = crowded else { return Ok(()) };
             if begun.elapsed() > ROOM_LIMIT {
-                return Err(CommitError::Backlog { keyspace: keyspace.name(), waited_s: ROOM_LIMIT.as_secs() });
+                return Err(CommitError::Backlog {
+                    keyspace: keyspace.name(),
+                    waited_s: ROOM_LIMIT.as_secs(),
+                });
             }
             std::thread::sleep(ROOM_LOOK);
         }
@@ -401,7 +414,7 @@ impl Store for DiskStore {
             }
         }
         batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
-        self.number = number;
+        (self.number, self.marks) = (number, last.marks);
         self.epochs = epochs;
         self.committed.record(number);
         self.rotate()
@@ -428,13 +441,21 @@ impl Store for DiskStore {
         healthy.map_err(|e| unwritable("wrote what is in memory", self.directory.path(), &e))
     }
 
-    fn reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+    fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+        // The storage engine drops what is older than its last commit: so that one must not be what was deleted.
+        self.commit_marks()?;
         for id in KeyspaceId::ALL {
             if self.keyspaces.of(id).sealed_memtable_count() == 0 {
                 self.rotate_one(id)?;
             }
         }
         Ok(Some(reclaim::job(self.keyspaces.clone(), self.directory.clone())))
+    }
+
+    fn end_reclaim(&mut self) -> Result<(), CommitError> {
+        // Files that no version of a keyspace knows any more go when a memtable that holds something is rotated.
+        self.commit_marks()?;
+        self.rotate_one(KeyspaceId::Meta)
     }
 
     fn group_limit(&self) -> (usize, u64) {

@@ -163,7 +163,9 @@ fn many_queues(queues: u64, given_ids: bool) {
     const EACH: u64 = 10;
     const LIMIT: u64 = 256 << 20;
     let what = format!("{queues} queues, {}", if given_ids { "with ids" } else { "without ids" });
-    let identity = |seq: u64| Identity::given((u128::from(seq) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes());
+    let identity = |seq: u64| {
+        Identity::given((u128::from(seq) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes())
+    };
     let op = |seq: u64| {
         let Op::Put { item, .. } = put(seq, 300) else { unreachable!() };
         let given = given_ids.then(|| identity(seq));
@@ -174,7 +176,9 @@ fn many_queues(queues: u64, given_ids: bool) {
     timed(&format!("{what}: put, 1,000 x 300 B a commit"), queues * EACH, || {
         for start in (0..queues * EACH).step_by(1_000) {
             let mut ops: Vec<_> = (start..start + 1_000).map(op).collect();
-            ops.extend((start..start + 1_000).map(|seq| queue_row(seq % queues, seq / queues + 1, Key::default())));
+            ops.extend(
+                (start..start + 1_000).map(|seq| queue_row(seq % queues, seq / queues + 1, Key::default())),
+            );
             store.commit(&[group(start, ops)]).unwrap();
         }
     });
@@ -213,7 +217,9 @@ fn many_queues(queues: u64, given_ids: bool) {
     timed(&format!("{what}: ranges behind the low mark, 100 a load"), queues, || {
         for start in (0..queues).step_by(100) {
             let of = |n: u64| range(&queue_name(n), Key { due: n + 1, seq: 0 }, u64::MAX, 16);
-            store.load(&Load::Ranges { ranges: (start..start + 100).map(of).collect(), max_bytes: 0 }).unwrap();
+            store
+                .load(&Load::Ranges { ranges: (start..start + 100).map(of).collect(), max_bytes: 0 })
+                .unwrap();
         }
     });
     println!("{:?}", store.usage().unwrap());

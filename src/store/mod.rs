@@ -16,8 +16,8 @@ mod keyspace;
 mod log_batch;
 mod logs;
 mod memory;
-pub mod record;
 mod reclaim;
+pub mod record;
 mod rekey;
 pub mod rows;
 mod scan;
@@ -83,7 +83,7 @@ pub type WantedContents = [(u64, Place)];
 /// Contents found, with the numbers they were asked for by, in the same order.
 pub type Contents = Vec<(u64, Arc<Content>)>;
 
-/// The part of [`Store::reclaim`] that takes its time.
+/// The part of giving back room that takes its time; see [`Store::begin_reclaim`].
 pub type ReclaimJob = Box<dyn FnOnce() -> Result<(), CommitError> + Send>;
 
 /// A store. One thread owns it.
@@ -124,14 +124,23 @@ pub trait Store: Send {
         Ok(())
     }
 
-    /// Begins to give back the room of what was deleted. The rest is for another thread, beside commits and reads.
-    /// `None`: there is nothing to be gained.
+    /// Begins to give back the room of what was deleted. The job is for another thread, beside commits and reads; behind
+    /// it comes [`Store::end_reclaim`]. `None`: this store has no room to give back.
     ///
     /// # Errors
     ///
     /// As [`Store::commit`].
-    fn reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+    fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
         Ok(None)
+    }
+
+    /// Lets go of the files that the job has made superfluous.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    fn end_reclaim(&mut self) -> Result<(), CommitError> {
+        Ok(())
     }
 
     /// Most operations, and about how many bytes, that one call of [`Store::commit`] should be given. A single

@@ -6,8 +6,8 @@
 use super::tests::{given, group, item, open_at, put_item, range};
 use super::*;
 use crate::engine::event::{
-    Along, BucketRow, ClosingRow, Found, IndexRows, QueueRow, RangeRows, RekeyMembers, Scan, Standing, Stored, Wanted,
-    WindowRow, DEAD_LETTERS,
+    Along, BucketRow, ClosingRow, Found, IndexRows, QueueRow, RangeRows, RekeyMembers, Scan, Standing,
+    Stored, Wanted, WindowRow, DEAD_LETTERS,
 };
 use crate::engine::types::{ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 use proptest::collection::vec;
@@ -88,8 +88,10 @@ impl Model {
             Op::Index { key, rows } => self.index(*key, rows),
             Op::Move { from, to, removed, written, standing } => {
                 let item = self.items.remove(&(from.queue.clone(), from.key)).unwrap();
-                let Standing { attempts, last_error, outcome_unknown, closed_by, dead } = Standing::clone(standing);
-                let item = Stored { key: to.key, attempts, last_error, outcome_unknown, closed_by, dead, ..item };
+                let Standing { attempts, last_error, outcome_unknown, closed_by, dead } =
+                    Standing::clone(standing);
+                let item =
+                    Stored { key: to.key, attempts, last_error, outcome_unknown, closed_by, dead, ..item };
                 self.items.insert((to.queue.clone(), to.key), item);
                 self.unindex(from.key, removed);
                 self.index(to.key, written);
@@ -129,7 +131,8 @@ impl Model {
         assert_eq!(queues, self.queues.values().cloned().collect::<Vec<_>>());
         assert_eq!(windows, self.windows.values().cloned().collect::<Vec<_>>());
         assert_eq!(closings, self.closings.values().cloned().collect::<Vec<_>>());
-        let buckets = self.buckets.iter().map(|(bucket, (from, _))| BucketRow { bucket: *bucket, from: *from });
+        let buckets =
+            self.buckets.iter().map(|(bucket, (from, _))| BucketRow { bucket: *bucket, from: *from });
         assert_eq!(opened.buckets, buckets.collect::<Vec<_>>());
         assert_eq!(opened.marks.next_seq, self.next_seq);
     }
@@ -159,7 +162,8 @@ impl Model {
                 self.judge_scan(store, along, (from, until, max_rows));
             }
         }
-        let places = self.items.keys().map(|(queue, key)| (key.seq, Place { queue: queue.clone(), key: *key }));
+        let places =
+            self.items.keys().map(|(queue, key)| (key.seq, Place { queue: queue.clone(), key: *key }));
         let contents = self.items.iter().map(|((_, key), item)| (key.seq, item.content.clone().unwrap()));
         let (places, contents): (Vec<_>, Vec<_>) = (places.collect(), contents.collect());
         assert_eq!(store.reader().unwrap().contents(&places).unwrap(), Some(contents.clone()));
@@ -197,7 +201,8 @@ impl Model {
     fn judge_finds(&self, store: &mut dyn Store) {
         for item in self.items.values().filter(|item| item.dead.is_none()) {
             let buckets: Vec<u8> = self.buckets.keys().copied().collect();
-            let ended = buckets.iter().find_map(|bucket| self.buckets[bucket].1.get(&item.identity()).cloned());
+            let ended =
+                buckets.iter().find_map(|bucket| self.buckets[bucket].1.get(&item.identity()).cloned());
             let (application, key) = (item.application.clone(), Some(item.key));
             let wanted = Wanted { identity: item.identity(), application, key, buckets };
             let expected = Found { item: Some(Stored { content: None, ..item.clone() }), ended };
@@ -244,10 +249,9 @@ fn op(model: &Model, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
         }
     };
     match (kind % 16, chosen) {
-        (8 | 9, Some(item)) => Op::Delete {
-            place: Place { queue: item.queue().into(), key: item.key },
-            rows: rows_of(item),
-        },
+        (8 | 9, Some(item)) => {
+            Op::Delete { place: Place { queue: item.queue().into(), key: item.key }, rows: rows_of(item) }
+        }
         (10 | 11, Some(item)) => transfer(item, rows_of(item), due, flag),
         (12, _) => {
             let window = |customer: &str, through_seq, due| RekeyMembers {

@@ -28,7 +28,8 @@ pub(super) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob
                 std::thread::sleep(FLUSH_LOOK);
             }
             let Some(kept) = kept_after(&keyspaces, id) else { continue };
-            let free = rustix::fs::statvfs(directory.path()).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
+            let free =
+                rustix::fs::statvfs(directory.path()).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
             if free < kept.saturating_add(SPARE) {
                 tracing::debug!(keyspace = id.name(), kept, free, "no room to compact");
                 continue;

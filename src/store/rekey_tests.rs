@@ -5,7 +5,9 @@ use super::find_tests::{find, wanted};
 use super::keyspace::KeyspaceId;
 use super::rows;
 use super::scan_tests::of_customer;
-use super::tests::{delete, fresh, given, group, index, item, items, key, named, open_at, place, put_item, APP};
+use super::tests::{
+    delete, fresh, given, group, index, item, items, key, named, open_at, place, put_item, APP,
+};
 use super::*;
 use crate::engine::event::{RekeyMembers, Stored, Wanted};
 use crate::engine::types::{ClosedBy, Identity, Key};
@@ -122,7 +124,8 @@ fn windows_of_one_customer_that_closed_one_after_the_other() {
         store.commit(&[group(1, ops)]).unwrap();
         let members = vec![window("c", 2, 50, &[]), window("other", 9, 1, &[]), window("c", 4, 60, &[])];
         store.commit(&[group(2, vec![rekey(100, members, indexed)])]).unwrap();
-        let expected = [(50, 1), (50, 2), (60, 3), (60, 4), (100, 5), (100, 6)].map(|(due, seq)| key(due, seq));
+        let expected =
+            [(50, 1), (50, 2), (60, 3), (60, 4), (100, 5), (100, 6)].map(|(due, seq)| key(due, seq));
         assert_eq!(keys(&mut *store), expected);
         assert_eq!(of_customer(&mut *store, "c"), expected);
         // At its own planned end: nothing but what closed it is new. And the last number of all.

@@ -247,7 +247,10 @@ impl Handle {
         let mut state = self.shared.lock();
         state.closing = true;
         self.shared.notify();
-        let waited = self.shared.done.wait_timeout_while(state, timeout, |s| s.store_alive || s.reader_alive || s.reclaiming);
+        let waited = self
+            .shared
+            .done
+            .wait_timeout_while(state, timeout, |s| s.store_alive || s.reader_alive || s.reclaiming);
         let (mut state, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
         if timed_out.timed_out() {
             return Err(CloseError::Timeout(timeout.as_millis()));
@@ -339,6 +342,8 @@ struct State {
     reclaim_wanted: bool,
     /// A thread gives back room.
     reclaiming: bool,
+    /// It has, and the store is to let go of the files.
+    reclaimed: bool,
     /// Monotonic ms.
     reclaimed_at: Option<u64>,
     /// Only its counters; the rest is filled in when it is asked for.
@@ -375,6 +380,7 @@ enum Turn {
     Load(Load),
     Measure,
     Reclaim,
+    EndReclaim,
     End,
 }
 
@@ -431,6 +437,10 @@ impl Shared {
             if std::mem::take(&mut state.reclaim_wanted) && !state.closing {
                 state.serving = state.call("compaction", clock::now().mono);
                 return Turn::Reclaim;
+            }
+            if std::mem::take(&mut state.reclaimed) && !state.closing {
+                state.serving = state.call("compaction", clock::now().mono);
+                return Turn::EndReclaim;
             }
             // The reader may still hand work back.
             if state.closing && !state.reader_alive {
@@ -502,6 +512,7 @@ fn serve(mut store: Box<dyn Store>, shared: &Arc<Shared>) {
             Turn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(Failure::from),
             Turn::Measure => measure(&*store, shared),
             Turn::Reclaim => reclaim(&mut *store, shared),
+            Turn::EndReclaim => store.end_reclaim().map_err(Failure::from),
             Turn::End => break,
         };
         if let Err(error) = result {
@@ -553,7 +564,7 @@ fn measure(store: &dyn Store, shared: &Shared) -> Result<(), Failure> {
 
 /// Lets a thread of its own do what takes long.
 fn reclaim(store: &mut dyn Store, shared: &Arc<Shared>) -> Result<(), Failure> {
-    let Some(job) = store.reclaim()? else { return Ok(()) };
+    let Some(job) = store.begin_reclaim()? else { return Ok(()) };
     shared.lock().reclaiming = true;
     let run = move |shared: &Arc<Shared>| {
         let _alive = Alive { shared, flag: |s| &mut s.reclaiming };
@@ -561,7 +572,7 @@ fn reclaim(store: &mut dyn Store, shared: &Arc<Shared>) -> Result<(), Failure> {
         if let Err(error) = job() {
             tracing::warn!("no room was given back: {error}");
         }
-        shared.lock().usage_wanted = true;
+        shared.lock().reclaimed = true;
     };
     if let Err(error) = start("tidegate-compact", shared, run) {
         shared.lock().reclaiming = false;
