@@ -1,7 +1,5 @@
 //! Room given back, and a storage engine that has failed between two commits.
 
-#![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
-
 use super::ended_tests::in_tables;
 use super::keyspace::KeyspaceId;
 use super::tests::{config, delete, everything, group, item, key, open_at, put_item};
