@@ -1152,9 +1152,11 @@ impl Stock {
     ) {
         let queue = self.customers[id].queue;
         let name = Arc::clone(self.queues[queue].name());
-        let except = window.members.iter().map(|member| self.items[*member].key.seq).collect();
-        let members =
-            RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
+        // Members of an earlier window with the same planned end may still be in memory under that key.
+        let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key);
+        let mut except: Vec<u64> = keys.filter(|key| key.due == window.end()).map(|key| key.seq).collect();
+        except.sort_unstable();
+        let members = RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
         self.journal.push(Op::Rekey {
             queue: name,

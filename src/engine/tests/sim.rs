@@ -137,7 +137,8 @@ impl Sim {
             world.acks_out = Some(VecDeque::new());
             world.answers_out = Some(vec![]);
         }
-        let model = Model::new(settings, world.now);
+        let mut model = Model::new(settings, world.now);
+        model.prompt = plan.prompt;
         let mut sim = Sim {
             world,
             model,

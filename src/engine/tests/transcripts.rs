@@ -84,7 +84,7 @@ fn a_cancel_is_answered_once_it_is_durable() {
     let new = with_id("x", DuplicateRule::Keep, at(T0 + 5_000, item("a", "", "1")));
     s.requests(vec![new], &["put 1 due 5000"]);
     s.stored(&["ack up to 1"]);
-    s.command(7, Command::Cancel(target("a", "x")), &["delete 1", "remember cancelled"]);
+    s.command(7, Command::Cancel(target("a", "x")), &["remember cancelled", "delete 1"]);
     s.stored(&["answer 7: cancelled 1"]);
     s.command(8, Command::Lookup(target("a", "x")), &[]);
     s.stored(&["answer 8: cancelled"]);
@@ -100,7 +100,7 @@ fn a_flush_closes_the_window_and_what_was_far_is_moved() {
     s.stored(&["ack up to 2"]);
     s.w.now.wall += 1_000;
     s.w.now.mono += 1_000;
-    s.command(7, Command::Flush(of("ann")), &["rekey ann to 1000 by flush", "no window ann"]);
+    s.command(7, Command::Flush(of("ann")), &["no window ann", "rekey ann to 1000 by flush"]);
     s.stored(&["answer 7: flushed 2", "publish a/ann [1 2] due 1000 by flush attempt 1 alone"]);
 }
 
@@ -116,7 +116,7 @@ fn a_returned_batch_parks_its_application_and_is_tried_again_with_its_attempts()
     s.w.advance(1_000);
     s.w.drain_jobs();
     let batch = s.w.first_out().expect("the next probe");
-    assert_eq!((batch.items[0].attempts, batch.alone, batch.attempt), (1, true, 1));
+    assert_eq!((batch.items[0].attempts, batch.alone, batch.attempt), (1, true, 2));
     s.w.log = Some(vec![]);
     s.w.settle(0, Outcome::Returned("NO_ROUTE".into()));
     s.w.drain_jobs();
@@ -128,9 +128,8 @@ fn a_returned_batch_parks_its_application_and_is_tried_again_with_its_attempts()
 fn nothing_waits_for_an_unsafe_delivery_before_it_longer_than_100_ms() {
     let mut s = Script::new(settings());
     let new = |payload| with_id("x", DuplicateRule::Replace, item("a", "", payload));
-    s.requests(vec![new("1")], &["publish a [1] due 0 by time attempt 1 alone"]);
-    s.w.advance(30);
-    s.stored(&["put 1 due 0", "ack up to 1"]);
+    s.requests(vec![new("1")], &["put 1 due 0", "publish a [1] due 0 by time attempt 1 alone"]);
+    s.stored(&["ack up to 1"]);
     // It waits for the outcome of the one in flight.
     s.requests(vec![new("2")], &[]);
     s.requests(vec![at(T0 + 9_000, item("b", "", "3"))], &["put 3 due 9000"]);

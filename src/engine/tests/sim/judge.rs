@@ -24,8 +24,11 @@ impl Model {
         }
         let settings = self.settings.clone();
         self.windows.ripen(&settings, call.now);
+        self.most_windows = self.windows.open.len() + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
         self.hear(call.heard);
         self.recount();
+        let overdue = self.owed.iter().find(|(_, since)| call.now.mono > **since + 30_000);
+        assert!(overdue.is_none(), "an item was replaced, and its successor is nowhere: {overdue:?}");
         let items = call.publishes.iter().flat_map(|batch| &batch.items);
         let unwritten =
             items.filter_map(|item| Some((self.asks[self.ask_of(&item.content)].new.identity?, item.seq)));
@@ -291,7 +294,9 @@ impl Model {
         match (new.at, &new.customer) {
             (Some(at), _) => {
                 let due = own_due(&settings, at, new.expiry, wall);
-                assert!(key.due == due || !self.durable, "own time {at} became {}, not {due}", key.due);
+                // It may have been accepted some milliseconds before it is seen.
+                let past = at <= key.due && key.due <= wall;
+                assert!(key.due == due || past || self.stepped || !self.durable, "own time {at} became {}, not {due}", key.due);
                 assert!(key.due >= at.min(wall), "before its own time");
             }
             (None, None) => assert!(key.due <= wall, "it is due at once"),
@@ -301,6 +306,11 @@ impl Model {
         if let (None, Some(customer), true) = (new.at, &new.customer, self.durable) {
             self.joins(&new, customer, key);
         }
+    }
+
+    fn is_of(&self, life: &Life, new: &NewItem, customer: &str) -> bool {
+        let other = &self.asks[life.ask].new;
+        other.at.is_none() && other.application == new.application && other.customer.as_deref() == Some(customer)
     }
 
     fn joins(&mut self, new: &NewItem, customer: &str, key: Key) {
@@ -318,15 +328,16 @@ impl Model {
             key_due: key.due,
             weight: new.weight,
             expiry: new.expiry,
-            other_end: former || self.call == self.stepped_back,
+            other_end: former || new.identity.is_some() || self.call == self.stepped_back,
             may_flush: self.may_flush(&new.application, customer),
+            unsure: self.stepped || self.lives.values().any(|life| life.restored && life.state.is_live() && self.is_of(life, new, customer)),
         };
         let settings = self.settings.clone();
         self.windows.join(&member, &settings, self.now, self.call);
         let life = self.lives.get_mut(&key.seq).expect("there");
         life.window = Some(0);
         let longest = length(&settings.of(&new.application).clone(), self.now.wall);
-        assert!(key.due <= self.now.wall + longest || former, "a window longer than `window`");
+        assert!(key.due <= self.now.wall + longest || former || new.identity.is_some(), "a window longer than `window`");
     }
 
     fn deleted(&mut self, place: &Place, successors: &[(Identity, u64)], remembered: &BTreeSet<Identity>) {
@@ -342,9 +353,15 @@ impl Model {
                 if heir {
                     return self.set(seq, State::Replaced);
                 }
-                let taken = self.taken_back(seq);
-                assert!(taken, "{ask} was deleted: not confirmed, not cancelled, not replaced");
-                self.set(seq, State::Cancelled);
+                if self.taken_back(seq) {
+                    self.set(seq, State::Cancelled);
+                } else {
+                    // By one that may be confirmed before it is written.
+                    let pending = identity.is_given() && self.met_pending(ask, identity);
+                    assert!(pending, "{ask} was deleted: not confirmed, not cancelled, not replaced");
+                    self.owed.insert(identity, self.now.mono);
+                    return self.set(seq, State::Replaced);
+                }
             }
             State::Out(_) | State::Dead(_) | State::DeadOut(..) => {
                 panic!("{ask} was deleted while {state:?}");
@@ -395,6 +412,7 @@ impl Model {
         let name = self.application(seq);
         let older = |other: &&Life| {
             other.state == State::Waiting
+                && other.due > self.now.wall
                 && other.published.is_none()
                 && other.accepted < self.call
                 && other.due.max(other.accepted_due) < life.due.min(life.accepted_due)
@@ -506,7 +524,10 @@ impl Model {
         let allowed = known.iter().any(|known| match *known {
             Known::Nobody => false,
             Known::Waiting(seq) | Known::Out(seq) => {
-                let safe = self.lives[&seq].durable || !self.durable;
+                let other = self.asks[self.lives[&seq].ask].message;
+                // Another message that the broker still has is no less safe.
+                let kept = other != self.asks[ask].message && !self.messages[&other].acked;
+                let safe = self.lives[&seq].durable || !self.durable || kept;
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     DuplicateRule::Replace => false,
@@ -533,11 +554,10 @@ impl Model {
                 }
             }
         });
-        let unseen = !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
-        assert!(
-            allowed || unseen,
-            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}"
-        );
+        let since = self.messages[&self.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
+        let unseen = self.ended_unseen(identity, since, &known) || !self.durable
+            && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
+        assert!(allowed || unseen, "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}");
     }
 
     fn stays(&self, seq: u64, ask: usize) -> bool {
@@ -607,7 +627,8 @@ impl Model {
                 self.lives[&seq].state == State::Sent && self.remembered(seq, self.lives[&seq].ended_at).0
             }
         };
-        new.on_duplicate == DuplicateRule::Reject && (known.iter().any(met) || !self.durable)
+        let seen = known.iter().any(met) || self.met_pending(ask, identity);
+        new.on_duplicate == DuplicateRule::Reject && (seen || !self.durable)
     }
 
     fn may_be_full(&self, ask: usize, was_accepted: bool, live: u64) -> bool {
@@ -616,10 +637,11 @@ impl Model {
         all.into_iter().any(|whole| {
             let settings = whole.of(&new.application);
             let limit = settings.max_waiting;
-            let at_limit = limit > 0 && if was_accepted { live > limit } else { live >= limit };
+            let unseen = self.unseen_of(&new.application).saturating_sub(1);
+            let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = new.at.is_none()
                 && new.customer.is_some()
-                && self.windows.open.len() as u64 >= whole.customers;
+                && (self.lives_begun > 1 || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {
@@ -630,7 +652,7 @@ impl Model {
                         && (new.at.is_some() || new.customer.is_none());
                     (at_limit && at_once) || many
                 }
-                OnFull::DropOldest => at_limit,
+                OnFull::DropOldest => limit > 0 && live + self.unseen_of(&new.application) > limit,
                 OnFull::DropNewest => !was_accepted && (at_limit || windows || many),
                 OnFull::Pause | OnFull::FlushEarly => !was_accepted && many,
             }
@@ -823,8 +845,10 @@ impl Model {
             // Told of a delivery that comes again: whoever asked may be told twice.
             Asker::Remote { delivery, .. } if delivery.generation != self.generation => {}
             Asker::Remote { delivery, .. } => {
-                let command = self.by_tag(delivery.tag).and_then(|number| self.messages[&number].command);
-                self.answered(command.expect("a command"), &reply.answer);
+                // The connection may be gone, and the command forgotten.
+                let Some(number) = self.by_tag(delivery.tag) else { return };
+                let command = self.messages[&number].command.expect("a command");
+                self.answered(command, &reply.answer);
             }
         }
     }

@@ -146,6 +146,10 @@ pub(super) struct App {
 
 pub(super) struct Model {
     pub(super) durable: bool,
+    /// The store does its work at once.
+    pub(super) prompt: bool,
+    /// Identities whose item was replaced by one that has not been seen, and since when, monotonic.
+    pub(super) owed: BTreeMap<Identity, u64>,
     /// Tell every call on the error output.
     pub(super) trace: bool,
     pub(super) settings: Settings,
@@ -170,6 +174,8 @@ pub(super) struct Model {
     pub(super) answered: BTreeMap<u64, Asked>,
     /// Publications by application and customer: call, key, first of its item.
     pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
+    /// Windows that were open at some moment of this call.
+    pub(super) most_windows: usize,
     pub(super) call: usize,
     pub(super) now: Now,
     pub(super) committed: Token,
@@ -186,6 +192,8 @@ impl Model {
     pub(super) fn new(settings: Settings, now: Now) -> Self {
         Model {
             durable: settings.hold_max.is_none(),
+            prompt: false,
+            owed: BTreeMap::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
             before: None,
@@ -203,6 +211,7 @@ impl Model {
             commands: BTreeMap::new(),
             answered: BTreeMap::new(),
             published: BTreeMap::new(),
+            most_windows: 0,
             call: 0,
             now,
             committed: 0,
@@ -323,6 +332,9 @@ impl Model {
         assert_eq!(message.taken[part], None, "taken twice from one delivery: {ask}");
         message.taken[part] = Some(key.seq);
         self.set(key.seq, state);
+        if let Some(given) = self.asks[ask].new.identity {
+            self.owed.remove(&given);
+        }
         // That a request was dead at once is remembered under its id, if nothing else is.
         let given = self.asks[ask]
             .new
@@ -340,8 +352,8 @@ impl Model {
     pub(super) fn remembered(&self, seq: u64, from_wall: u64) -> (bool, bool) {
         let life = &self.lives[&seq];
         let ask = &self.asks[life.ask];
-        if ask.new.identity.is_none() {
-            return (false, true);
+        if !life.identity.is_given() {
+            return (true, true);
         }
         let tail = |settings: &Settings| settings.of(&ask.new.application).dedupe_tail;
         let tails: Vec<u64> = std::iter::once(&self.settings).chain(&self.before).map(tail).collect();
@@ -361,6 +373,7 @@ impl Model {
         self.now = now;
         self.lives_begun += 1;
         (self.egress, self.committed) = ((false, false), 0);
+        self.owed.clear();
         self.fresh.clear();
         // What is there has the last word on an identity.
         let (there, gone): (Vec<u64>, Vec<u64>) =
@@ -395,8 +408,14 @@ impl Model {
             if published && (comes_again || !acked) {
                 self.asks[ask].excuses.push(Excuse::Killed);
             }
+            let (identity, was_put) = (self.lives[&seq].identity, self.lives[&seq].durable);
+            let known = store.ended.keys().any(|(_, known)| *known == identity);
+            if state.is_over() && !was_put && !known {
+                // It came and ended between two syncs.
+                self.note(identity, Known::Nobody);
+            }
             // What it ended with is remembered in the commit that deleted it.
-            if state.is_over() && life_was_put(&self.lives[&seq]) && self.durable {
+            if state.is_over() && self.lives[&seq].durable && self.durable {
                 self.check_remembered(seq, store);
             }
             return;
@@ -487,6 +506,7 @@ impl Model {
     /// The ingest connection is gone: what was not acked comes again.
     pub(super) fn ingest_gone(&mut self) {
         self.ingest_lost = true;
+        self.owed.clear();
         let open = self.open.iter().map(|number| &self.messages[number]);
         let taken: Vec<u64> = open.flat_map(|message| message.taken.iter().flatten().copied()).collect();
         for seq in taken {
@@ -505,6 +525,40 @@ impl Model {
         self.forget_deliveries();
         let remote = |asked: &Asked| !asked.local;
         self.commands.retain(|_, asked| !remote(asked));
+    }
+
+    /// Another request of this id is in line, or taken and not seen yet.
+    pub(super) fn met_pending(&self, ask: usize, identity: Identity) -> bool {
+        let is_it = |number: &usize| {
+            let message = &self.messages[number];
+            let parts = message.asks.iter().zip(&message.taken);
+            parts.into_iter().any(|(other, taken)| *other != ask && taken.is_none() && self.asks[*other].new.identity == Some(identity))
+        };
+        self.open.iter().any(is_it)
+    }
+
+    /// Entries for an application that may have been taken and have not been seen.
+    pub(super) fn unseen_of(&self, application: &str) -> u64 {
+        let parts = self.open.iter().flat_map(|number| {
+            let message = &self.messages[number];
+            message.asks.iter().zip(&message.taken)
+        });
+        parts.filter(|(ask, taken)| taken.is_none() && *self.asks[**ask].new.application == *application).count() as u64
+    }
+
+    /// It was replaced or taken back before it was written.
+    pub(super) fn ended_unseen(&self, identity: Identity, since: usize, known: &[Known]) -> bool {
+        let replaces = |known: &Known| match known {
+            Known::Nobody => false,
+            Known::Waiting(seq) | Known::Out(seq) | Known::Ended(seq) => {
+                let life = &self.lives[seq];
+                let rule = self.asks[life.ask].new.on_duplicate;
+                life.accepted >= since && !matches!(rule, DuplicateRule::Keep | DuplicateRule::Reject)
+            }
+        };
+        let cancels = |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
+        let answered = self.answered.values().filter(|asked| asked.call >= since);
+        known.iter().any(replaces) || self.owed.contains_key(&identity) || self.commands.values().chain(answered).any(cancels)
     }
 
     /// Items of a customer that were live at some moment since a call.
@@ -530,10 +584,6 @@ impl Model {
                 && new.customer.as_deref() == Some(customer)
         })
     }
-}
-
-fn life_was_put(life: &Life) -> bool {
-    life.put.is_some()
 }
 
 /// The moment that an own time becomes, as the contract has it.

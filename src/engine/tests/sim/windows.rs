@@ -50,6 +50,8 @@ pub(super) struct Member<'a> {
     pub(super) other_end: bool,
     /// Whoever has a reason to flush may have done it by now.
     pub(super) may_flush: bool,
+    /// Others may have joined its window unseen.
+    pub(super) unsure: bool,
 }
 
 #[derive(Default)]
@@ -139,7 +141,11 @@ impl Windows {
             let passes = !win.members.is_empty() && overhead.batch + win.weight + weight > app.max_bytes;
             let same = win.end == member.key_due;
             if passes && !win.unsure {
-                self.close(old, call, now.wall, [ClosedBy::Bytes].into());
+                let mut causes = BTreeSet::from([ClosedBy::Bytes]);
+                if member.may_flush {
+                    causes.insert(ClosedBy::Flush);
+                }
+                self.close(old, call, now.wall, causes);
                 id = None;
             } else if !same {
                 let causes = if win.ripe.is_empty() { [ClosedBy::Flush].into() } else { win.ripe.clone() };
@@ -156,6 +162,7 @@ impl Windows {
         }
         let id = id.unwrap_or_else(|| self.open_one(name, member, app, now));
         let win = self.all.get_mut(&id).expect("open");
+        win.unsure |= member.unsure;
         win.members.insert(member.seq);
         win.weight += weight;
         win.last = now.mono;
