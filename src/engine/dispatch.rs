@@ -610,7 +610,11 @@ impl Dispatch {
     pub(super) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let waits = !self.suspects.is_empty() || !self.for_channel.is_empty();
-        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.has_slot());
+        let channel = self
+            .alone
+            .values()
+            .min()
+            .filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.has_slot());
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.alone.iter().filter(|(number, _)| {
             let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));

@@ -235,7 +235,9 @@ impl Scans {
     /// When one loses its patience, monotonic.
     pub(super) fn deadline(&self) -> Option<u64> {
         // Before it has gone over everything it has no reason to look at the clock.
-        let waits = |scan: &&Running| !scan.in_flight.is_empty() && scan.legs.as_ref().is_some_and(VecDeque::is_empty);
+        let waits = |scan: &&Running| {
+            !scan.in_flight.is_empty() && scan.legs.as_ref().is_some_and(VecDeque::is_empty)
+        };
         self.running.values().filter(waits).map(|scan| scan.until).min()
     }
 

@@ -1156,7 +1156,8 @@ impl Stock {
         let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key);
         let mut except: Vec<u64> = keys.filter(|key| key.due == window.end()).map(|key| key.seq).collect();
         except.sort_unstable();
-        let members = RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
+        let members =
+            RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
         self.journal.push(Op::Rekey {
             queue: name,

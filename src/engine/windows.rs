@@ -68,10 +68,6 @@ impl Window {
         self.far
     }
 
-    pub(super) fn first_seq(&self) -> u64 {
-        self.first_seq
-    }
-
     /// When it must close as things stand, monotonic, and why.
     fn deadline(&self, quiet: u64, now: Now) -> (u64, ClosedBy) {
         let mut deadline = (self.close, ClosedBy::Time);

@@ -181,7 +181,10 @@ impl Model {
                 if self.durable {
                     // Perhaps before it was ever written.
                     let unseen = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
-                    assert!(asked.took.len() == 1 || unseen, "{target:?} is said to be cancelled, and was not taken out: {known:?}");
+                    assert!(
+                        asked.took.len() == 1 || unseen,
+                        "{target:?} is said to be cancelled, and was not taken out: {known:?}"
+                    );
                     for seq in &asked.took {
                         assert_eq!(self.lives[seq].state, State::Cancelled, "cancelled and then not");
                     }
@@ -301,8 +304,15 @@ impl Model {
             || self.answered.values().filter(|a| others(a) && a.call + 200 >= asked.call).count() > 0;
         let took = asked.took.len() as u64;
         // What a request behind it replaced was taken back first.
-        let replaced = self.lives.values().filter(|life| life.state == State::Replaced && life.ended_call >= asked.call).count() as u64;
-        assert!((took..=took + replaced).contains(count) || shared, "{count} are said to be taken back, {took} were");
+        let replaced = self
+            .lives
+            .values()
+            .filter(|life| life.state == State::Replaced && life.ended_call >= asked.call)
+            .count() as u64;
+        assert!(
+            (took..=took + replaced).contains(count) || shared,
+            "{count} are said to be taken back, {took} were"
+        );
         let left: Vec<u64> = self
             .of_customer(&of.application, &of.customer)
             .filter(|life| {

@@ -24,7 +24,8 @@ impl Model {
         }
         let settings = self.settings.clone();
         self.windows.ripen(&settings, call.now);
-        self.most_windows = self.windows.open.len() + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
+        self.most_windows = self.windows.open.len()
+            + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
         self.hear(call.heard);
         self.recount();
         let overdue = self.owed.iter().find(|(_, since)| call.now.mono > **since + 30_000);
@@ -296,7 +297,11 @@ impl Model {
                 let due = own_due(&settings, at, new.expiry, wall);
                 // It may have been accepted some milliseconds before it is seen.
                 let past = at <= key.due && key.due <= wall;
-                assert!(key.due == due || past || self.stepped || !self.durable, "own time {at} became {}, not {due}", key.due);
+                assert!(
+                    key.due == due || past || self.stepped || !self.durable,
+                    "own time {at} became {}, not {due}",
+                    key.due
+                );
                 assert!(key.due >= at.min(wall), "before its own time");
             }
             (None, None) => assert!(key.due <= wall, "it is due at once"),
@@ -310,7 +315,9 @@ impl Model {
 
     fn is_of(&self, life: &Life, new: &NewItem, customer: &str) -> bool {
         let other = &self.asks[life.ask].new;
-        other.at.is_none() && other.application == new.application && other.customer.as_deref() == Some(customer)
+        other.at.is_none()
+            && other.application == new.application
+            && other.customer.as_deref() == Some(customer)
     }
 
     fn joins(&mut self, new: &NewItem, customer: &str, key: Key) {
@@ -330,14 +337,21 @@ impl Model {
             expiry: new.expiry,
             other_end: former || new.identity.is_some() || self.call == self.stepped_back,
             may_flush: self.may_flush(&new.application, customer),
-            unsure: self.stepped || self.lives.values().any(|life| life.restored && life.state.is_live() && self.is_of(life, new, customer)),
+            unsure: self.stepped
+                || self
+                    .lives
+                    .values()
+                    .any(|life| life.restored && life.state.is_live() && self.is_of(life, new, customer)),
         };
         let settings = self.settings.clone();
         self.windows.join(&member, &settings, self.now, self.call);
         let life = self.lives.get_mut(&key.seq).expect("there");
         life.window = Some(0);
         let longest = length(&settings.of(&new.application).clone(), self.now.wall);
-        assert!(key.due <= self.now.wall + longest || former || new.identity.is_some(), "a window longer than `window`");
+        assert!(
+            key.due <= self.now.wall + longest || former || new.identity.is_some(),
+            "a window longer than `window`"
+        );
     }
 
     fn deleted(&mut self, place: &Place, successors: &[(Identity, u64)], remembered: &BTreeSet<Identity>) {
@@ -555,9 +569,12 @@ impl Model {
             }
         });
         let since = self.messages[&self.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
-        let unseen = self.ended_unseen(identity, since, &known) || !self.durable
-            && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
-        assert!(allowed || unseen, "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}");
+        let unseen = self.ended_unseen(identity, since, &known)
+            || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
+        assert!(
+            allowed || unseen,
+            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}"
+        );
     }
 
     fn stays(&self, seq: u64, ask: usize) -> bool {
@@ -641,7 +658,8 @@ impl Model {
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = new.at.is_none()
                 && new.customer.is_some()
-                && (self.lives_begun > 1 || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
+                && (self.lives_begun > 1
+                    || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {

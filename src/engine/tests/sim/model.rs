@@ -532,7 +532,9 @@ impl Model {
         let is_it = |number: &usize| {
             let message = &self.messages[number];
             let parts = message.asks.iter().zip(&message.taken);
-            parts.into_iter().any(|(other, taken)| *other != ask && taken.is_none() && self.asks[*other].new.identity == Some(identity))
+            parts.into_iter().any(|(other, taken)| {
+                *other != ask && taken.is_none() && self.asks[*other].new.identity == Some(identity)
+            })
         };
         self.open.iter().any(is_it)
     }
@@ -543,7 +545,9 @@ impl Model {
             let message = &self.messages[number];
             message.asks.iter().zip(&message.taken)
         });
-        parts.filter(|(ask, taken)| taken.is_none() && *self.asks[**ask].new.application == *application).count() as u64
+        parts
+            .filter(|(ask, taken)| taken.is_none() && *self.asks[**ask].new.application == *application)
+            .count() as u64
     }
 
     /// It was replaced or taken back before it was written.
@@ -556,9 +560,12 @@ impl Model {
                 life.accepted >= since && !matches!(rule, DuplicateRule::Keep | DuplicateRule::Reject)
             }
         };
-        let cancels = |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
+        let cancels =
+            |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
         let answered = self.answered.values().filter(|asked| asked.call >= since);
-        known.iter().any(replaces) || self.owed.contains_key(&identity) || self.commands.values().chain(answered).any(cancels)
+        known.iter().any(replaces)
+            || self.owed.contains_key(&identity)
+            || self.commands.values().chain(answered).any(cancels)
     }
 
     /// Items of a customer that were live at some moment since a call.

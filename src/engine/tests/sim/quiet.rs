@@ -105,8 +105,15 @@ impl Sim {
         // One that the broker refuses waits by itself.
         let moves = |ask: usize| !model.asks[ask].poison_dead;
         let is_due = |due: u64| due <= model.now.wall;
-        let waiting = model.lives.values().find(|life| matches!(life.state, State::Dead(_)) && is_due(life.due) && moves(life.ask));
-        assert!(hindered || waiting.is_none(), "the dead letter of {:?} does not move", waiting.map(|life| life.ask));
+        let waiting = model
+            .lives
+            .values()
+            .find(|life| matches!(life.state, State::Dead(_)) && is_due(life.due) && moves(life.ask));
+        assert!(
+            hindered || waiting.is_none(),
+            "the dead letter of {:?} does not move",
+            waiting.map(|life| life.ask)
+        );
     }
 
     /// Whatever was delivered is acked, or waits for its own safety and nothing else.
@@ -176,11 +183,15 @@ impl Sim {
             return Some(Undecided::Unseen);
         }
         let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
-        let full = waits_for_room && settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
+        let full = waits_for_room
+            && settings.max_waiting > 0
+            && model.live(&new.application) >= settings.max_waiting;
         // Windows of former lives are not known one by one.
         let known = model.windows.open.len() as u64 + u64::from(model.lives_begun > 1) * 100_000;
         let windows = waits_for_room && new.at.is_none() && known >= model.settings.customers;
-        let dropping = settings.on_full == OnFull::DropOldest && settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
+        let dropping = settings.on_full == OnFull::DropOldest
+            && settings.max_waiting > 0
+            && model.live(&new.application) >= settings.max_waiting;
         if full || windows || dropping || self.store_full || model.before.is_some() {
             return Some(Undecided::Held);
         }
