@@ -40,6 +40,7 @@ fn ended(end: End) -> Answer {
         at: 1_800_000_000_000,
         due: 1_799_999_999_000,
         attempts: 2,
+        fingerprint: 0,
         customer,
     }))
 }
@@ -56,6 +57,7 @@ fn listed(stage: Stage) -> Listed {
     Listed {
         stage,
         key: Key { due: 5_000, seq: 31 },
+        accepted_due: 5_000,
         due: 1_800_000_000_500,
         application: "mail".into(),
         customer: Some("c".into()),
@@ -133,7 +135,7 @@ fn a_list_is_a_page_and_the_place_of_the_next() {
     let items = vec![listed(Stage::Waiting), bare];
     let row = |state: &str, more: Value| {
         let all = json!({
-            "state": state, "application": "mail", "id": "0000000000001234-1f", "customer": "c",
+            "state": state, "application": "mail", "id": "0000000000001234-1f-1388", "customer": "c",
             "due": 1_800_000_000_500_u64, "received": 1_800_000_000_000_u64, "attempts": 1,
             "last_error": "NO_ROUTE",
         });

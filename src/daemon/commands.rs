@@ -3,8 +3,8 @@
 //! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the ingest
 //! queue carry their own address.
 
-use super::{answers, Daemon};
-use crate::admin::{Answered, Asked, Status};
+use super::answers;
+use crate::admin::{CommandRequest, CommandResponse, Status};
 use crate::amqp::wire::target;
 use crate::amqp::OutgoingReply;
 use crate::engine::types::{Asker, Command, Reply};
@@ -14,27 +14,27 @@ use tokio::sync::oneshot;
 
 /// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has gone
 /// does not take its command back, so the port's own bound on requests is none on these.
-const MOST_OPEN: usize = 256;
+const MOST_PENDING: usize = 256;
 
 /// Who waits for which command.
 #[derive(Debug, Default)]
-pub(super) struct Open {
+pub(super) struct PendingQueries {
     last: u64,
-    waiting: BTreeMap<u64, oneshot::Sender<Answered>>,
+    waiting: BTreeMap<u64, oneshot::Sender<CommandResponse>>,
 }
 
-impl Open {
+impl PendingQueries {
     /// Numbers a command. `None`: there are too many, and whoever asked has been told.
     pub(super) fn admit(
         &mut self,
-        asked: Asked,
-        sender: oneshot::Sender<Answered>,
+        asked: CommandRequest,
+        sender: oneshot::Sender<CommandResponse>,
         store_identity: u64,
     ) -> Option<(Asker, Command)> {
-        if self.waiting.len() >= MOST_OPEN {
+        if self.waiting.len() >= MOST_PENDING {
             let document = json!({ "error": "too many commands wait for their answers" });
             // Whoever asked may have gone.
-            let _ = sender.send(Answered { status: Status::Unavailable, document });
+            let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
             return None;
         }
         self.last += 1;
@@ -43,11 +43,11 @@ impl Open {
     }
 
     /// Whoever still waits is told that no answer will come, by the sender's end.
-    pub(super) fn abandon(&mut self) {
+    pub(super) fn reject_all(&mut self) {
         self.waiting.clear();
     }
 
-    fn resolve(&mut self, number: u64, answered: Answered) {
+    fn resolve(&mut self, number: u64, answered: CommandResponse) {
         if let Some(sender) = self.waiting.remove(&number) {
             // Whoever asked may have gone.
             let _ = sender.send(answered);
@@ -55,7 +55,7 @@ impl Open {
     }
 
     /// Gives the local ones their answers; what is left has to be published.
-    fn sort(&mut self, replies: Vec<Reply>, store_identity: u64) -> Vec<OutgoingReply> {
+    pub(super) fn sort(&mut self, replies: Vec<Reply>, store_identity: u64) -> Vec<OutgoingReply> {
         let mut outgoing = Vec::new();
         for reply in replies {
             match &reply.asker {
@@ -73,18 +73,8 @@ impl Open {
     }
 }
 
-impl Daemon {
-    /// Answers of one turn.
-    pub(super) fn reply(&mut self, replies: Vec<Reply>) {
-        let outgoing = self.open.sort(replies, self.store_identity);
-        if !outgoing.is_empty() {
-            self.amqp.reply(outgoing);
-        }
-    }
-}
-
 /// The engine's command of what a client wrote.
-fn command(asked: Asked, store_identity: u64) -> Command {
+fn command(asked: CommandRequest, store_identity: u64) -> Command {
     asked.naming(|of| target(&of.application, &of.id, store_identity))
 }
 
@@ -92,12 +82,12 @@ fn command(asked: Asked, store_identity: u64) -> Command {
 mod tests {
     use super::*;
     use crate::admin::ItemOf;
-    use crate::engine::types::{Answer, CustomerOf, Delivery, ReplyTo};
+    use crate::engine::types::{Answer, AssignedId, CustomerOf, Delivery, ReplyTo};
 
     const STORE: u64 = 0xabc;
 
-    fn flush() -> Asked {
-        Asked::Flush(CustomerOf { application: "mail".into(), customer: "c".into() })
+    fn flush() -> CommandRequest {
+        CommandRequest::Flush(CustomerOf { application: "mail".into(), customer: "c".into() })
     }
 
     fn reply(asker: Asker, command: Command) -> Reply {
@@ -106,7 +96,7 @@ mod tests {
 
     #[test]
     fn an_answer_finds_whoever_asked() {
-        let mut open = Open::default();
+        let mut open = PendingQueries::default();
         let mut ask = || {
             let (sender, answer) = oneshot::channel();
             (open.admit(flush(), sender, STORE).unwrap(), answer)
@@ -116,7 +106,7 @@ mod tests {
         assert_ne!(first.0, second.0);
         assert_eq!(open.sort(vec![reply(second.0.clone(), second.1.clone())], STORE), vec![]);
         let document = json!({ "result": "flushed", "count": 3 });
-        assert_eq!(second_answer.try_recv(), Ok(Answered { status: Status::Known, document }));
+        assert_eq!(second_answer.try_recv(), Ok(CommandResponse { status: Status::Known, document }));
         assert_eq!(first_answer.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         // A second answer to the same number finds nobody, and one whose client has gone is no fault.
         drop(first_answer);
@@ -126,8 +116,8 @@ mod tests {
 
     #[test]
     fn too_many_are_turned_away_and_told() {
-        let mut open = Open::default();
-        let mut kept: Vec<_> = (0..MOST_OPEN)
+        let mut open = PendingQueries::default();
+        let mut kept: Vec<_> = (0..MOST_PENDING)
             .map(|_| {
                 let (sender, answer) = oneshot::channel();
                 (open.admit(flush(), sender, STORE).unwrap(), answer)
@@ -144,10 +134,10 @@ mod tests {
 
     #[test]
     fn whoever_waits_at_the_end_is_let_go() {
-        let mut open = Open::default();
+        let mut open = PendingQueries::default();
         let (sender, mut answer) = oneshot::channel();
         open.admit(flush(), sender, STORE);
-        open.abandon();
+        open.reject_all();
         assert_eq!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed));
     }
 
@@ -160,14 +150,16 @@ mod tests {
         let replies = vec![reply(asker(1, Some(to.clone())), flush.clone()), reply(asker(2, None), flush)];
         let body = br#"{"count":3,"result":"flushed"}"#.to_vec();
         let want = OutgoingReply { delivery: delivery(1), reply_to: to, body };
-        assert_eq!(Open::default().sort(replies, STORE), [want]);
+        assert_eq!(PendingQueries::default().sort(replies, STORE), [want]);
     }
 
     #[test]
     fn an_item_is_known_by_both_texts_and_an_assigned_id_by_its_number() {
         let of = |application: &str, id: &str| {
             let of = ItemOf { application: application.into(), id: id.into() };
-            let Command::Cancel(target) = command(Asked::Cancel(of), STORE) else { panic!("no cancel") };
+            let Command::Cancel(target) = command(CommandRequest::Cancel(of), STORE) else {
+                panic!("no cancel")
+            };
             target
         };
         assert_eq!((&*of("a", "b").application, &*of("a", "b").id), ("a", "b"));
@@ -175,7 +167,8 @@ mod tests {
         assert_ne!(of("a", "b").identity, of("b", "a").identity);
         assert_ne!(of("ab", "c").identity, of("a", "bc").identity);
         assert_eq!(of("a", "b").assigned, None);
-        assert_eq!(of("a", "0000000000000abc-1f").assigned, Some(31));
+        let assigned = Some(AssignedId { seq: 31, due: 42 });
+        assert_eq!(of("a", "0000000000000abc-1f-2a").assigned, assigned);
         assert_eq!(of("a", "0000000000000abd-1f").assigned, None, "another store's");
     }
 }

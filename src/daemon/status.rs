@@ -1,6 +1,6 @@
 //! What the daemon tells of itself: link states, the state document, the line for systemd.
 
-use super::Daemon;
+use super::life::Life;
 use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState};
 use crate::amqp::{Link, Side};
 use crate::clock;
@@ -15,13 +15,13 @@ pub(super) fn kind(config: &Config) -> &'static str {
     }
 }
 
-impl Daemon {
+impl Life<'_> {
     /// A connection's state has changed.
     pub(super) fn link(&mut self, side: Side, link: Link) {
         let (state, detail) = describe(&link);
         match &link {
             Link::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
-            // The connection's own supervisor logs these, and not more often than somebody can read.
+            // The connection's own supervisor logs these, and not more often than can be read.
             Link::Down { .. }
             | Link::Up { .. }
             | Link::Connecting { .. }
@@ -33,23 +33,23 @@ impl Daemon {
             Side::Ingest => (Latch::Ingest, 0),
             Side::Egress => (Latch::Egress, 1),
         };
-        self.readiness.set(latch, up);
-        self.links[index] = Some(link);
+        self.process.readiness.set(latch, up);
+        self.shard.links[index] = Some(link);
         // A link is up once its topology stands.
-        let both = self
-            .links
-            .iter()
-            .all(|link| matches!(link, Some(Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. })));
-        self.readiness.set(Latch::Topology, both);
+        let both =
+            self.shard.links.iter().all(|link| {
+                matches!(link, Some(Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. }))
+            });
+        self.process.readiness.set(Latch::Topology, both);
     }
 
     pub(super) fn state(&self) -> StateInput {
         let now = clock::now();
-        let store = self.store.stats();
-        let lateness = self.amqp.stats().lateness;
-        let links = [("ingest", &self.links[0]), ("egress", &self.links[1])];
+        let store = self.shard.store.stats();
+        let lateness = self.shard.amqp.stats().lateness;
+        let links = [("ingest", &self.shard.links[0]), ("egress", &self.shard.links[1])];
         StateInput {
-            snapshot: Snapshot { longest_turn_us: self.longest_turn_us, ..self.engine.snapshot(now) },
+            snapshot: Snapshot { longest_turn_us: self.longest_turn_us, ..self.shard.engine.snapshot(now) },
             links: links
                 .into_iter()
                 .map(|(side, link)| {
@@ -59,7 +59,7 @@ impl Daemon {
                 })
                 .collect(),
             store: StoreState {
-                kind: kind(&self.config).to_owned(),
+                kind: kind(&self.process.config).to_owned(),
                 commits: store.commits,
                 last_commit_ms: store.last_commit_ms,
                 max_commit_ms: store.max_commit_ms,
@@ -74,17 +74,17 @@ impl Daemon {
                 p999_us: lateness.p999_us,
                 max_us: lateness.max_us,
             },
-            draining: self.stop.is_some(),
+            draining: self.stop_at_ms.is_some(),
             version: env!("CARGO_PKG_VERSION"),
-            started_at: self.started.wall,
+            started_at: self.process.started.wall,
             at: now.wall,
-            uptime_ms: now.mono.saturating_sub(self.started.mono),
+            uptime_ms: now.mono.saturating_sub(self.process.started.mono),
         }
     }
 
     /// One line for `systemctl status`.
     pub(super) fn status_line(&self) -> String {
-        for (side, link) in ["ingest", "egress"].iter().zip(&self.links) {
+        for (side, link) in ["ingest", "egress"].iter().zip(&self.shard.links) {
             match link {
                 Some(link @ (Link::Down { .. } | Link::Blocked { .. } | Link::Up { dead: Some(_), .. })) => {
                     let (state, detail) = describe(link);
@@ -95,9 +95,9 @@ impl Daemon {
             }
         }
         // Sums that are kept, not counted: this is asked for every second, however many applications there are.
-        let (waiting, due, windows) = self.engine.sums();
-        let low = if self.low { "disk nearly full, " } else { "" };
-        let confirmed = self.engine.counters().confirmed;
+        let (waiting, due, windows) = self.shard.engine.sums();
+        let low = if self.disk_low { "disk nearly full, " } else { "" };
+        let confirmed = self.shard.engine.counters().confirmed;
         format!("{low}{waiting} waiting, {due} due, {windows} windows open, {confirmed} confirmed")
     }
 }

@@ -55,7 +55,9 @@ impl Limits {
         }
         let known = stock.queues.find(&item.application);
         let is_new = known.is_none_or(|queue| stock.queues[queue].total() == 0);
-        let full = stock.queues.occupied() >= settings.max_applications;
+        // The queue of dead letters is nobody's.
+        let letters = stock.queues[stock.queues.dead_letters()].total() > 0;
+        let full = stock.queues.occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);
             return Verdict::Dead(Dead { reason: Reason::Full, error: error.into() });

@@ -13,7 +13,7 @@ use super::event::{Found, Load, Wanted};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::reads::Watch;
+use super::reads::{Asked, Watch};
 use super::stock::Origin;
 use super::types::{Asker, Command, Delivery, Ended, Identity, NewItem, Now, Rejected, Target};
 use std::collections::{BTreeSet, VecDeque};
@@ -71,9 +71,9 @@ enum Knowledge {
     /// Nothing has been asked; perhaps nothing need be.
     Unasked,
     /// These have been asked for.
-    Asked(Vec<Identity>),
+    Asked(Vec<Asked>),
     /// The answers.
-    Known(Vec<Identity>, Vec<Found>),
+    Known(Vec<Asked>, Vec<Found>),
 }
 
 #[derive(Debug)]
@@ -149,11 +149,6 @@ impl Arrivals {
         self.returned.entries.is_empty() && self.requests.entries.is_empty()
     }
 
-    /// Requests and commands of the broker that wait in line.
-    pub(super) fn len(&self) -> usize {
-        self.returned.entries.len() + self.requests.entries.len()
-    }
-
     /// The next arrival of a line, as far as one can see without judging it.
     pub(super) fn peek(&self, name: LineName) -> Option<&Arrival> {
         let line = match name {
@@ -175,16 +170,16 @@ impl Arrivals {
         let line = self.line(name);
         let entry = line.entries.front_mut()?;
         let found = match std::mem::replace(&mut entry.knowledge, Knowledge::Unasked) {
-            Knowledge::Asked(identities) => {
-                entry.knowledge = Knowledge::Asked(identities);
+            Knowledge::Asked(asked) => {
+                entry.knowledge = Knowledge::Asked(asked);
                 return None;
             }
-            Knowledge::Known(identities, found) => {
+            Knowledge::Known(asked, found) => {
                 let mut fresh = true;
-                for identity in &identities {
-                    fresh &= core.stock.watch.end(*identity) || mutated(Mutant::AnswersFromThePast);
+                for one in &asked {
+                    fresh &= core.stock.watch.end(*one) || mutated(Mutant::AnswersFromThePast);
                 }
-                fresh.then(|| identities.into_iter().zip(found).collect::<Vec<_>>())
+                fresh.then(|| asked.into_iter().map(|one| one.identity).zip(found).collect::<Vec<_>>())
             }
             Knowledge::Unasked => None,
         };
@@ -244,10 +239,9 @@ impl Arrivals {
                 if questions.is_empty() {
                     continue;
                 }
-                let identities: Vec<Identity> = questions.iter().map(|wanted| wanted.identity).collect();
-                identities.iter().for_each(|identity| core.stock.watch.begin(*identity));
-                asked.push((name, first + place as u64, identities.len()));
-                entry.knowledge = Knowledge::Asked(identities);
+                asked.push((name, first + place as u64, questions.len()));
+                let begun = questions.iter().map(|wanted| core.stock.watch.begin(wanted.identity)).collect();
+                entry.knowledge = Knowledge::Asked(begun);
                 wanted.append(&mut questions);
             }
         }
@@ -271,8 +265,8 @@ impl Arrivals {
             let line = self.line(name);
             let place = number.checked_sub(line.first).map(|place| place as usize);
             let Some(entry) = place.and_then(|place| line.entries.get_mut(place)) else { continue };
-            if let Knowledge::Asked(identities) = &mut entry.knowledge {
-                entry.knowledge = Knowledge::Known(std::mem::take(identities), answers);
+            if let Knowledge::Asked(asked) = &mut entry.knowledge {
+                entry.knowledge = Knowledge::Known(std::mem::take(asked), answers);
             }
         }
     }
@@ -286,10 +280,6 @@ impl Arrivals {
         }
         self.waiting_count += 1;
         self.waiting.get_or_insert_with(identity, VecDeque::new).push_back(arrival);
-    }
-
-    pub(super) fn awaits(&self, identity: Identity) -> bool {
-        self.waiting_count > 0 && self.waiting.contains_key(&identity)
     }
 
     /// Something waits for an outcome.
@@ -311,9 +301,9 @@ impl Arrivals {
                     };
                     let subject = arrival.subject().map(|(_, identities)| identities).unwrap_or_default();
                     let identities: Vec<Identity> = subject.into_iter().flatten().collect();
-                    identities.iter().for_each(|asked| watch.begin(*asked));
                     let answers = identities.iter().map(|asked| found(*asked)).collect();
-                    Knowledge::Known(identities, answers)
+                    let begun = identities.into_iter().map(|asked| watch.begin(asked)).collect();
+                    Knowledge::Known(begun, answers)
                 }
             };
             self.returned.entries.push_back(Entry { arrival, knowledge });
@@ -357,9 +347,9 @@ impl Arrivals {
             line.first += gone.len() as u64;
             line.ahead = 0;
             for entry in gone {
-                if let Knowledge::Asked(identities) | Knowledge::Known(identities, _) = &entry.knowledge {
-                    identities.iter().for_each(|identity| {
-                        watch.end(*identity);
+                if let Knowledge::Asked(asked) | Knowledge::Known(asked, _) = &entry.knowledge {
+                    asked.iter().for_each(|one| {
+                        watch.end(*one);
                     });
                 }
                 if entry.arrival.is_local() {

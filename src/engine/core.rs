@@ -422,9 +422,22 @@ impl Core {
                 let before = rows.len();
                 let rows = self.screen(rows, now);
                 self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
+                if self.stock.queues[queue].is_parked() {
+                    self.withdraw(queue, number, rows, now);
+                    continue;
+                }
                 self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
             }
         }
+    }
+
+    /// Its queue was parked while payloads were fetched: its members wait with the others, in order.
+    fn withdraw(&mut self, queue: QueueId, number: u64, rows: Vec<ItemId>, now: Now) {
+        self.dispatch.withdraw(&mut self.stock, number, rows.len() as u64);
+        for id in rows {
+            self.return_to_queue(id, false, "", now);
+        }
+        self.stock.begin_evicting(queue);
     }
 
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back made early

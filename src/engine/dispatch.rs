@@ -172,7 +172,9 @@ impl Dispatch {
     /// A channel is free for a batch that goes alone, or the one that has waited longest for its confirm may lose its own.
     fn has_channel(&self, now: Now) -> bool {
         let oldest = self.alone.values().min();
-        self.alone.len() < ALONE_CHANNELS || oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono)
+        // One more at a time: whoever loses its channel is settled for it.
+        let gives_way = oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono);
+        self.alone.len() < ALONE_CHANNELS || (self.alone.len() == ALONE_CHANNELS && gives_way)
     }
 
     fn may_send(&self, stock: &Stock, id: QueueId) -> bool {
@@ -375,7 +377,10 @@ impl Dispatch {
         let (queue, left) = (flight.queue, rows.len() as u64);
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.rows = rows;
-        if left > 0 && self.is_open() {
+        // What has failed meanwhile goes before it.
+        let known = &stock.queues[queue];
+        let behind = !alone && known.live().is_some_and(|live| live.suspects > 0);
+        if left > 0 && self.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, out);
         } else {
             self.free_slot(stock, number, left);
@@ -388,6 +393,12 @@ impl Dispatch {
             }
         }
         self.look_again(stock, queue);
+    }
+
+    /// A flight whose payloads were fetched is given up: its members go back to their queue.
+    pub(super) fn withdraw(&mut self, stock: &mut Stock, number: u64, rows: u64) {
+        self.free_slot(stock, number, rows);
+        self.flights.remove(&number);
     }
 
     /// Members of a flight that holds a slot were taken out: the queue counts them no more.
@@ -450,10 +461,13 @@ impl Dispatch {
         let Some(flight) = self.flights.get(&number) else { return };
         self.slots -= 1;
         self.bytes -= flight.bytes;
-        self.alone.remove(&number);
-        let live = stock.queues.live(flight.queue);
+        let (queue, was_alone) = (flight.queue, self.alone.remove(&number).is_some());
+        let live = stock.queues.live(queue);
         live.slots -= 1;
         live.flying = live.flying.saturating_sub(rows);
+        if was_alone && std::mem::take(&mut live.hindered) {
+            stock.unstall(queue);
+        }
     }
 
     /// A flight is over; its members.
@@ -583,7 +597,7 @@ impl Dispatch {
     pub(super) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let waits = !self.suspects.is_empty() || !self.for_channel.is_empty();
-        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() >= ALONE_CHANNELS && self.is_open());
+        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.is_open());
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.alone.iter().filter(|(number, _)| {
             let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));

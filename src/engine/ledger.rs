@@ -124,6 +124,7 @@ impl Ledger {
     }
 
     /// Deliveries that are not acked, or not safe yet.
+    #[cfg(test)]
     pub(super) fn unacked(&self) -> usize {
         self.open.len()
     }

@@ -89,12 +89,18 @@ impl Loader {
             if ranges.len() >= RANGES || few {
                 break;
             }
+            let near = stock.queues[id].near_until().due;
             let rows = match self.room(stock, id, now) {
                 Some(room) => room,
                 None if self.may_take_few(stock, id, now) => {
                     few = true;
                     FEW_ROWS
                 }
+                None if near <= now.wall && !self.is_stuck(stock, id) => {
+                // What it has in memory moves first; then it is looked at again. Others need not wait for that.
+                self.want(stock, id, u64::MAX);
+                continue;
+            }
                 None => break,
             };
             self.want(stock, id, u64::MAX);
@@ -125,10 +131,13 @@ impl Loader {
     }
 
     /// What the queue has in memory waits for what it has not.
+    fn is_stuck(&self, stock: &Stock, id: QueueId) -> bool {
+        stock.queues[id].live().is_none_or(|live| live.line.is_empty())
+    }
+
     fn may_take_few(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
         let queue = &stock.queues[id];
-        let stuck = queue.live().is_none_or(|live| live.line.is_empty());
-        stuck && queue.near_until().due <= now.wall && !self.under_way.iter().any(|share| share.few)
+        self.is_stuck(stock, id) && queue.near_until().due <= now.wall && !self.under_way.iter().any(|share| share.few)
     }
 
     /// A read has come back: what it brought, in order.
@@ -189,7 +198,8 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
     }
     if queue.is_failing() {
         let under_way = live.slots + live.suspects + live.resend.len();
-        return if live.line.is_empty() && under_way == 0 { 0 } else { u64::MAX };
+        // For a probe, once there is something to be sent.
+        return if live.line.is_empty() && under_way == 0 { near.due } else { u64::MAX };
     }
     if live.ready_rows >= ENOUGH_ROWS && near.due <= now.wall && !live.line.is_empty() {
         return u64::MAX;

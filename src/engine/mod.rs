@@ -594,6 +594,18 @@ impl Engine {
 
     /// The heads of the lines, for messages of tests.
     pub(in crate::engine) fn describe(&self) -> String {
-        format!("{:?}; {}; {:?}", self.course, self.arrivals.describe(), self.loader)
+        let queues = &self.core.stock.queues;
+        let queues: Vec<String> = queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
+        let (stock, dispatch) = (&self.core.stock, &self.core.dispatch);
+        let deadlines = [
+            stock.windows.next(),
+            stock.journal.deadline(),
+            stock.deferred_until(),
+            dispatch.deadline(stock),
+            self.arrivals.deadline(),
+            self.scans.deadline(),
+        ];
+        let (course, arrivals, loader) = (&self.course, self.arrivals.describe(), &self.loader);
+        format!("{course:?}; {arrivals}; {loader:?}; {deadlines:?}; {queues:#?}")
     }
 }

@@ -254,6 +254,18 @@ impl Queue {
         Some(loading)
     }
 
+    /// For messages of tests.
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let (near, far, wake) = (self.near_until, self.far(), self.wake);
+        let live = self.live.as_ref().map(|live| {
+            let counts = (live.resident, live.ready_rows, live.line.len(), live.stalled.len(), live.slots, live.suspects);
+            let flags = (live.running, live.evicting, live.hindered, live.trimming, self.paused);
+            format!("{counts:?} {flags:?} {:?} {:?} fetching {:?} resend {:?}", live.health.state(), live.loading, live.fetching, live.resend)
+        });
+        format!("{} stored {} far {far} near {near:?} wake {wake} {live:?}", self.name, self.stored)
+    }
+
     fn is_forgettable(&self) -> bool {
         self.total() == 0 && !self.paused && !self.dirty && self.live.as_ref().is_none_or(|live| live.is_idle(true))
     }
@@ -421,10 +433,6 @@ impl Queues {
         self.total
     }
 
-    pub(super) fn stored(&self) -> u64 {
-        self.stored
-    }
-
     pub(super) fn get(&self, id: QueueId) -> Option<&Queue> {
         self.table.get(id)
     }
@@ -571,11 +579,6 @@ impl Queues {
         self.touch_row(id);
         self.look_at(id);
         true
-    }
-
-    /// A queue's row is out of date.
-    pub(super) fn has_dirty_rows(&self) -> bool {
-        !self.dirty.is_empty()
     }
 
     /// The rows that have changed since the last call.

@@ -100,40 +100,50 @@ impl Reads {
 /// Identities that the store has been asked about.
 #[derive(Debug)]
 pub(super) struct Watch {
-    asked: NumberMap<Identity, Question>,
+    asked: NumberMap<Identity, Questions>,
+    /// Changes of identities that somebody asks about, so far.
+    changes: u64,
+}
+
+/// One question, and when it was asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) identity: Identity,
+    since: u64,
 }
 
 #[derive(Debug, Default)]
-struct Question {
-    /// Questions under way.
+struct Questions {
+    /// Under way, or answered and not used.
     count: u32,
-    /// Something has changed since the first of them.
-    stale: bool,
+    /// The last change.
+    changed: u64,
 }
 
 impl Watch {
     pub(super) fn new() -> Self {
-        Watch { asked: Lookup::new() }
+        Watch { asked: Lookup::new(), changes: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.asked.is_empty()
     }
 
-    pub(super) fn begin(&mut self, identity: Identity) {
-        self.asked.get_or_insert_with(identity, Question::default).count += 1;
+    pub(super) fn begin(&mut self, identity: Identity) -> Asked {
+        self.asked.get_or_insert_with(identity, Questions::default).count += 1;
+        Asked { identity, since: self.changes }
     }
 
     /// One question is over. Whether its answer is still true.
-    pub(super) fn end(&mut self, identity: Identity) -> bool {
-        let Some(question) = self.asked.get_mut(&identity) else {
+    pub(super) fn end(&mut self, asked: Asked) -> bool {
+        let Some(questions) = self.asked.get_mut(&asked.identity) else {
             debug_assert!(false, "only what was asked is answered");
             return false;
         };
-        let fresh = !question.stale;
-        question.count -= 1;
-        if question.count == 0 {
-            self.asked.remove(&identity);
+        let fresh = questions.changed <= asked.since;
+        questions.count -= 1;
+        if questions.count == 0 {
+            self.asked.remove(&asked.identity);
             self.asked.shrink();
         }
         fresh
@@ -141,8 +151,9 @@ impl Watch {
 
     /// The whereabouts of an identity have changed.
     pub(super) fn changed(&mut self, identity: Identity) {
-        if let Some(question) = self.asked.get_mut(&identity) {
-            question.stale = true;
+        if let Some(questions) = self.asked.get_mut(&identity) {
+            self.changes += 1;
+            questions.changed = self.changes;
         }
     }
 }
@@ -172,11 +183,12 @@ mod tests {
     fn an_answer_is_stale_once_anything_changed_since_the_question() {
         let (mut watch, one, other) = (Watch::new(), Identity::assigned(1), Identity::assigned(2));
         watch.changed(one);
-        watch.begin(one);
-        watch.begin(other);
+        let (first, beside) = (watch.begin(one), watch.begin(other));
         watch.changed(one);
-        assert!(!watch.end(one) && watch.end(other));
-        watch.begin(one);
-        assert!(watch.end(one), "a new question begins anew");
+        let second = watch.begin(one);
+        assert!(!watch.end(first) && watch.end(beside));
+        assert!(watch.end(second), "a new question begins anew, whoever else asks");
+        watch.changed(one);
+        assert!(watch.is_empty());
     }
 }

@@ -570,12 +570,15 @@ fn legs(core: &Core, kind: &Kind, now: Now) -> VecDeque<Leg> {
             let known = &stock.queues[queue];
             let (name, customer): (_, Arc<str>) = (Arc::clone(known.name()), (&*of.customer).into());
             let (low, near, former) = (known.low(), known.near_until(), known.former_unindexed());
-            let along = Along::Customer(Arc::clone(&name), Arc::clone(&customer));
-            out.push_back(Leg { along, from: low, until: u64::MAX, customer: None, low });
+            let mut from = low;
             if near.due < former && !mutated(Mutant::UnindexedForgotten) {
-                let along = Along::Queue(name);
-                out.push_back(Leg { along, from: near, until: former, customer: Some(customer), low: near });
+                // Those with a row among them would be met twice.
+                from = Key { due: former, seq: 0 };
+                let (along, customer) = (Along::Queue(Arc::clone(&name)), Some(Arc::clone(&customer)));
+                out.push_back(Leg { along, from: near, until: former, customer, low: near });
             }
+            let along = Along::Customer(name, customer);
+            out.push_back(Leg { along, from, until: u64::MAX, customer: None, low: from });
         }
         Kind::DropParked(application) => {
             let queue = stock.queues.find(application);

@@ -819,11 +819,6 @@ impl Stock {
         self.schedule.next()
     }
 
-    /// When the last of what waits in memory is due.
-    pub(super) fn last_due(&self) -> Option<u64> {
-        self.schedule.last()
-    }
-
     fn is_crowded(&self, queue: QueueId) -> bool {
         let ready = self.queues[queue].live().map_or(0, |live| live.ready_rows);
         ready >= READY_ROWS
@@ -1147,7 +1142,8 @@ impl Stock {
         let members = RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
         self.journal.push(Op::Rekey { queue: name, end: window.end(), members: vec![members], indexed: true });
-        let to = Key { due, seq: window.first_seq() };
+        // Members of former lives may be among them.
+        let to = Key { due, seq: 0 };
         self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
         self.queues.rekeyed(queue, to);
     }
@@ -1223,10 +1219,6 @@ impl Stock {
         self.work
     }
 
-    /// Whether anything of a queue that is held back is still leaving memory.
-    pub(super) fn is_evicting(&self) -> bool {
-        !self.evicting.is_empty()
-    }
 }
 
 fn standing(item: &Item) -> Standing {

@@ -264,7 +264,7 @@ impl Sim {
                 _ => return self.world.advance(left),
             }
             turns += 1;
-            assert!(turns < 3_000, "turns without end: {:?} at {:?}", self.world.engine.next_deadline(), self.world.now);
+            assert!(turns < 3_000, "turns without end at {:?}: {}", self.world.now, self.world.engine.describe());
         }
     }
 
@@ -344,7 +344,7 @@ impl Sim {
         self.world.lose_ingest();
         self.judge();
         let left = self.in_queue();
-        self.model.redelivered(&left);
+        self.model.redelivered(&left, false);
     }
 
     fn crash(&mut self) {
@@ -365,7 +365,7 @@ impl Sim {
         self.world.log = Some(vec![]);
         self.model.crash(&self.world.store, self.world.now);
         let left = self.in_queue();
-        self.model.redelivered(&left);
+        self.model.redelivered(&left, true);
         self.connected = false;
         if self.pick(3) > 0 {
             self.connect_egress();

@@ -554,7 +554,7 @@ impl World {
             }
         }
         let last: Vec<String> = self.jobs.iter().map(|job| format!("{job:?}")).collect();
-        panic!("the store is never done: {last:?}");
+        panic!("the store is never done: {last:?}; {}", self.engine.describe());
     }
 
     /// Settles the n-th of what is out.

@@ -2,7 +2,7 @@
 
 use super::super::target;
 use super::*;
-use crate::engine::types::{Command, CustomerOf, ReplyTo, Target};
+use crate::engine::types::{AssignedId, Command, CustomerOf, ReplyTo, Target};
 
 fn kind(kind: &str) -> BasicProperties {
     BasicProperties::default().with_type(kind.into())
@@ -193,23 +193,26 @@ fn identities_keep_application_and_id_apart() {
 #[test]
 fn ids_that_this_store_assigns() {
     let seq = |id: &str| target("a", id, STORE).assigned;
-    assert_eq!(seq("000000000000abcd-0"), Some(0));
-    assert_eq!(seq("000000000000abcd-1f"), Some(31));
-    assert_eq!(seq("000000000000abcd-ffffffffffffffff"), Some(u64::MAX));
+    let assigned = |seq, due| Some(AssignedId { seq, due });
+    assert_eq!(seq("000000000000abcd-0-0"), assigned(0, 0));
+    assert_eq!(seq("000000000000abcd-1f-2a"), assigned(31, 42));
+    assert_eq!(seq("000000000000abcd-ffffffffffffffff-1"), assigned(u64::MAX, 1));
     for other in [
         "",
         "-",
-        "abcd-1",
-        "000000000000abce-1",
-        "000000000000ABCD-1",
-        "000000000000abcd-1F",
-        "000000000000abcd-01",
-        "000000000000abcd-+1",
-        "000000000000abcd-",
-        "000000000000abcd-1-1",
-        "000000000000abcd-10000000000000000",
-        "000000000000abcd-1 ",
-        "0000000000000abcd-1",
+        "abcd-1-1",
+        "000000000000abce-1-1",
+        "000000000000ABCD-1-1",
+        "000000000000abcd-1F-1",
+        "000000000000abcd-1-1F",
+        "000000000000abcd-01-1",
+        "000000000000abcd-+1-1",
+        "000000000000abcd--1",
+        "000000000000abcd-1",
+        "000000000000abcd-1-1-1",
+        "000000000000abcd-10000000000000000-1",
+        "000000000000abcd-1-1 ",
+        "0000000000000abcd-1-1",
     ] {
         assert_eq!(seq(other), None, "{other}");
         assert_eq!(target("a", other, STORE).identity, identity("a", other));

@@ -47,7 +47,6 @@ impl Sim {
             taken,
             answered: false,
             acked: false,
-            ever_acked: false,
         };
         self.model.messages.insert(number, message);
     }

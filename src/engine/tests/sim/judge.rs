@@ -26,7 +26,10 @@ impl Model {
         self.windows.ripen(&settings, call.now);
         self.hear(call.heard);
         self.recount();
-        self.ops(&call.ops, call.token);
+        let items = call.publishes.iter().flat_map(|batch| &batch.items);
+        let unwritten = items.filter_map(|item| Some((self.asks[self.ask_of(&item.content)].new.identity?, item.seq)));
+        let unwritten: Vec<(Identity, u64)> = unwritten.collect();
+        self.ops(&call.ops, call.token, unwritten);
         self.recount();
         call.publishes.iter().for_each(|batch| self.publish(batch));
         self.windows.close_ripe(self.call, self.now);
@@ -151,12 +154,17 @@ impl Model {
         }
     }
 
-    fn ops(&mut self, ops: &[Op], token: Option<Token>) {
+    /// `unwritten`: what is published in the same call, and may never have been written.
+    fn ops(&mut self, ops: &[Op], token: Option<Token>, unwritten: Vec<(Identity, u64)>) {
         let put = |op: &Op| match op {
-            Op::Put { item, .. } if item.dead.is_none() => item.given.map(|given| (given, item.key.seq)),
+            // A successor may be dead at once.
+            Op::Put { item, .. } => {
+                let ask = self.ask_of(item.content.as_ref().expect("a write carries its content"));
+                self.asks[ask].new.identity.map(|given| (given, item.key.seq))
+            }
             _ => None,
         };
-        let successors: Vec<(Identity, u64)> = ops.iter().filter_map(put).collect();
+        let successors: Vec<(Identity, u64)> = ops.iter().filter_map(put).chain(unwritten).collect();
         let remembered: BTreeSet<Identity> = ops
             .iter()
             .filter_map(|op| match op {
@@ -540,8 +548,13 @@ impl Model {
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {
-                OnFull::DropNewest if !self.durable => true,
-                OnFull::DropOldest => (at_limit && (was_accepted || !self.durable)) || (many && !was_accepted),
+                OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
+                // Given up before it was ever written, because it is due before all others.
+                OnFull::DropOldest if !was_accepted => {
+                    let at_once = new.at.is_none_or(|at| at <= self.now.wall) && (new.at.is_some() || new.customer.is_none());
+                    (at_limit && at_once) || many
+                }
+                OnFull::DropOldest => at_limit,
                 OnFull::DropNewest => !was_accepted && (at_limit || windows || many),
                 OnFull::Pause | OnFull::FlushEarly => !was_accepted && many,
             }
@@ -704,8 +717,9 @@ impl Model {
     fn reply(&mut self, reply: &Reply) {
         match &reply.asker {
             Asker::Local(number) => self.answered(*number, &reply.answer),
+            // Told of a delivery that comes again: whoever asked may be told twice.
+            Asker::Remote { delivery, .. } if delivery.generation != self.generation => {}
             Asker::Remote { delivery, .. } => {
-                assert_eq!(delivery.generation, self.generation, "an answer to an old delivery");
                 let command = self.by_tag(delivery.tag).and_then(|number| self.messages[&number].command);
                 self.answered(command.expect("a command"), &reply.answer);
             }
@@ -755,7 +769,11 @@ impl Model {
                 silent.into_iter().for_each(|asked| drop(self.answered.insert(command, asked)));
             }
             let message = self.messages.get_mut(&number).expect("there");
-            (message.acked, message.ever_acked) = (true, true);
+            message.acked = true;
+            let taken = message.taken.clone();
+            for seq in taken.into_iter().flatten() {
+                self.lives.get_mut(&seq).expect("there").acked = true;
+            }
             self.open.remove(&number);
         }
     }

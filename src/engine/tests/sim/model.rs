@@ -56,8 +56,6 @@ pub(super) struct Message {
     pub(super) answered: bool,
     /// In this delivery.
     pub(super) acked: bool,
-    /// In whichever: from then on tidegate answers for it.
-    pub(super) ever_acked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +104,12 @@ pub(super) struct Life {
     pub(super) window: Option<usize>,
     /// Its window is that of a former life.
     pub(super) restored: bool,
-    /// When it ended, UTC ms.
+    /// When it ended, UTC ms, and the call.
     pub(super) ended_at: u64,
+    pub(super) ended_call: usize,
     pub(super) deleted: bool,
+    /// The delivery that it came with was acked.
+    pub(super) acked: bool,
     /// Its request comes again, and its attempt has not ended.
     pub(super) orphaned: bool,
 }
@@ -271,6 +272,9 @@ impl Model {
             self.note(identity, known);
         }
         let name = self.asks[ask].new.application.clone();
+        if before.is_live() && !state.is_live() {
+            self.lives.get_mut(&seq).expect("there").ended_call = call;
+        }
         let app = self.app(&name);
         match (before.is_live(), state.is_live()) {
             (true, false) => app.live -= 1,
@@ -305,7 +309,9 @@ impl Model {
             window: None,
             restored: false,
             ended_at: 0,
+            ended_call: 0,
             deleted: false,
+            acked: false,
             orphaned: false,
         };
         let before = self.lives.insert(key.seq, life);
@@ -317,8 +323,8 @@ impl Model {
         assert_eq!(message.taken[part], None, "taken twice from one delivery: {ask}");
         message.taken[part] = Some(key.seq);
         self.set(key.seq, state);
-        // That a request was refused for want of room is remembered under its id, if nothing else is.
-        let given = self.asks[ask].new.identity.filter(|_| matches!(state, State::Dead(Reason::Full | Reason::Unsupported)));
+        // That a request was dead at once is remembered under its id, if nothing else is.
+        let given = self.asks[ask].new.identity.filter(|_| matches!(state, State::Dead(reason) if reason != Reason::Duplicate));
         if let Some(given) = given {
             let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
             if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
@@ -353,10 +359,9 @@ impl Model {
         self.lives_begun += 1;
         (self.egress, self.committed) = ((false, false), 0);
         self.fresh.clear();
-        let seqs: Vec<u64> = self.lives.keys().copied().collect();
-        for seq in seqs {
-            self.crash_one(seq, store);
-        }
+        // What is there has the last word on an identity.
+        let (there, gone): (Vec<u64>, Vec<u64>) = self.lives.keys().partition(|seq| store.places.contains_key(seq));
+        gone.into_iter().chain(there).for_each(|seq| self.crash_one(seq, store));
         self.flights.clear();
         self.windows.crash(store, now);
         for (name, app) in &mut self.apps {
@@ -375,13 +380,15 @@ impl Model {
         let life = &self.lives[&seq];
         let stored = store.places.get(&seq).map(|place| &store.items[&(place.queue.clone(), place.key)]);
         let (state, ask, published) = (life.state, life.ask, life.published.is_some());
-        let acked = self.messages[&self.asks[ask].message].ever_acked;
+        let message = &self.messages[&self.asks[ask].message];
+        let acked = life.acked;
+        let comes_again = !message.acked && message.taken.contains(&Some(seq));
         let Some(item) = stored else {
             if !state.is_over() {
                 assert!(!acked, "lost: {ask} was acked, was {state:?}, and is not in the store");
                 self.set(seq, State::Forgotten);
             }
-            if published && !acked {
+            if published && (comes_again || !acked) {
                 self.asks[ask].excuses.push(Excuse::Killed);
             }
             // What it ended with is remembered in the commit that deleted it.
@@ -404,7 +411,7 @@ impl Model {
         if published {
             self.asks[ask].excuses.push(Excuse::Killed);
         }
-        if !acked && !self.is_known(ask) {
+        if comes_again && !self.is_known(ask) {
             self.asks[ask].excuses.push(Excuse::AckLost);
         }
         if state.is_over() {
@@ -439,18 +446,20 @@ impl Model {
     /// A redelivery of it is recognised.
     fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
-        new.identity.is_some() && self.settings.of(&new.application).dedupe_tail > 0
+        let rule = new.on_duplicate;
+        rule != DuplicateRule::Reject && new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
     }
 
     /// These are still with the broker, whose acks went with the connection.
-    pub(super) fn redelivered(&mut self, numbers: &[usize]) {
+    pub(super) fn redelivered(&mut self, numbers: &[usize], killed: bool) {
+        let forgets = killed && !self.durable;
         for number in numbers {
             let message = self.messages.get_mut(number).expect("sent");
             (message.delivered, message.safe_since, message.answered) = (None, None, false);
             message.taken.iter_mut().for_each(|taken| *taken = None);
             if std::mem::take(&mut message.acked) {
                 for ask in message.asks.clone() {
-                    if !self.is_known(ask) {
+                    if forgets || !self.is_known(ask) {
                         self.asks[ask].excuses.push(Excuse::AckLost);
                     }
                 }
@@ -489,6 +498,16 @@ impl Model {
         self.forget_deliveries();
         let remote = |asked: &Asked| !asked.local;
         self.commands.retain(|_, asked| !remote(asked));
+    }
+
+    /// Items of a customer that were live at some moment since a call.
+    pub(super) fn ever_of(&self, of: &CustomerOf, since: usize) -> u64 {
+        let is_its = |life: &&Life| {
+            let new = &self.asks[life.ask].new;
+            let live = life.state.is_live() || life.ended_call >= since;
+            live && new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
+        };
+        self.lives.values().filter(is_its).count() as u64
     }
 
     /// Lives of a customer that may still be sent.

@@ -71,7 +71,8 @@ impl Sim {
             if slots || alone || hindered || !self.is_due(life.seq) {
                 continue;
             }
-            panic!("{} of {name} is due since {} and does not move at {:?}", life.ask, life.due, model.now);
+            let engine = self.world.engine.describe();
+            panic!("{} of {name} is due since {} and does not move at {:?}; {engine}", life.ask, life.due, model.now);
         }
     }
 
@@ -124,7 +125,7 @@ impl Sim {
                 }
                 let new = &model.asks[*ask].new;
                 let Some(reason) = self.undecided(*ask, &waits) else {
-                    panic!("{ask} of {} is not decided at {:?}; {} live", new.application, model.now, model.live(&new.application));
+                    panic!("{ask} of {} is not decided at {:?}; {} live; {}", new.application, model.now, model.live(&new.application), self.world.engine.describe());
                 };
                 match reason {
                     Undecided::Held => return,

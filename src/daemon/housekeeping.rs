@@ -1,70 +1,71 @@
 //! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, the watchdog.
 
-use super::{starts, Daemon};
+use super::life::Life;
+use super::starts;
 use crate::config::StoreKind;
 use crate::engine::event::Input;
 use crate::engine::types::Reason;
 use crate::{clock, store};
 
-/// A part that has made no progress for so long while it had work is taken for dead: the watchdog is not fed, ms.
+/// A part that has made no progress for longer while it had work is taken for dead: the watchdog is not fed. ms.
 const STUCK_MS: u64 = 60_000;
 
 /// Free space below which nothing is accepted, as a share of the file system; above with some distance, again.
 const LOW_WATER_PERCENT: u64 = 5;
 const LOW_WATER_BACK_PERCENT: u64 = 6;
 
-impl Daemon {
+impl Life<'_> {
     /// Once a second: room on the disk, status, watchdog.
-    pub(super) fn look_after(&mut self) {
+    pub(super) fn housekeeping(&mut self) {
         let now = clock::now();
-        if now.mono < self.looked + 1_000 {
+        if now.mono < self.housekept_at_ms + 1_000 {
             return;
         }
-        self.looked = now.mono;
-        if now.mono > self.started.mono + starts::LONG_LIFE_MS {
+        self.housekept_at_ms = now.mono;
+        if now.mono > self.process.started.mono + starts::LONG_LIFE_MS {
             self.starts.settle();
         }
         self.log_dropped();
-        let stats = self.store.stats();
-        self.liveness.store_oldest(stats.oldest_ms);
+        let stats = self.shard.store.stats();
+        self.process.liveness.store_oldest(stats.oldest_ms);
         if let Some(usage) = stats.usage {
-            self.mind_room(usage);
+            self.check_disk_space(usage);
         }
-        self.notify.status(&self.status_line());
-        let Some(interval) = self.watchdog else { return };
-        if now.mono < self.fed + interval.as_millis() as u64 / 2 {
+        self.process.notify.status(&self.status_line());
+        let Some(interval) = self.process.watchdog else { return };
+        if now.mono < self.watchdog_fed_at_ms + interval.as_millis() as u64 / 2 {
             return;
         }
         if self.is_alive(now.mono, &stats) {
-            self.fed = now.mono;
-            self.notify.watchdog();
+            self.watchdog_fed_at_ms = now.mono;
+            self.process.notify.watchdog();
         }
     }
 
     /// Items dropped for want of room are worth a line, and not one each.
     fn log_dropped(&mut self) {
-        let dropped = self.engine.counters().dead[Reason::Full as usize];
-        if dropped > self.dropped {
-            tracing::warn!(items = dropped - self.dropped, "at a limit: dead-lettered (full)");
-            self.dropped = dropped;
+        let dropped = self.shard.engine.counters().dead[Reason::Full as usize];
+        if dropped > self.logged_full {
+            tracing::warn!(items = dropped - self.logged_full, "at a limit: dead-lettered (full)");
+            self.logged_full = dropped;
         }
     }
 
     /// Accepts nothing while the disk is nearly full; what is there goes on leaving.
-    fn mind_room(&mut self, usage: store::Usage) {
-        if self.config.store.kind == StoreKind::Memory {
+    fn check_disk_space(&mut self, usage: store::Usage) {
+        if self.process.config.store.kind == StoreKind::Memory {
             return;
         }
-        let percent = if self.low { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };
+        let percent = if self.disk_low { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };
         let scarce = usage.free < usage.total / 100 * percent;
-        let limit = self.config.limits.disk;
-        let used = if self.low { usage.used.saturating_mul(10) / 9 } else { usage.used };
+        let limit = self.process.config.limits.disk;
+        let used = if self.disk_low { usage.used.saturating_mul(10) / 9 } else { usage.used };
         let low = scarce || (limit > 0 && used >= limit);
-        if low != self.low {
-            self.low = low;
+        if low != self.disk_low {
+            self.disk_low = low;
             if low {
                 tracing::warn!(
-                    path = %self.config.store.path.display(),
+                    path = %self.process.config.store.path.display(),
                     free = usage.free,
                     used = usage.used,
                     "the disk is nearly full or limits.disk is reached: no requests are taken"
@@ -72,13 +73,13 @@ impl Daemon {
             } else {
                 tracing::info!("there is room on the disk again: requests are taken");
             }
-            self.feed(Input::StoreFull(low));
+            self.shard.feed(Input::StoreFull(low));
         }
     }
 
     /// Whether every part that has work has made progress lately. Waiting for a broker is no work.
     fn is_alive(&self, now: u64, store: &store::thread::Stats) -> bool {
-        let amqp = self.amqp.stats();
+        let amqp = self.shard.amqp.stats();
         let stuck = |since: u64| now.saturating_sub(since) > STUCK_MS;
         let dead = [
             ("ingest", stuck(amqp.ingest_progress_ms)),

@@ -1,0 +1,343 @@
+//! A life: from the opening of the store to its closing, with the one loop that owns the engine.
+//!
+//! One turn, in this order:
+//! 1. sleep until something happens or is due;
+//! 2. control first: settled publishes, answers of the store, links, signals, questions; they free slots and memory;
+//! 3. then what the ingest connection brought, in bounded helpings;
+//! 4. what the engine says is carried out after each, in its order;
+//! 5. about once a second, housekeeping.
+
+use super::mailbox::{Event, Mailbox};
+use super::process::Process;
+use super::shard::Shard;
+use super::starts::Starts;
+use super::{recovery, OnAmqp, RunError};
+use crate::admin::{self, Latch};
+use crate::amqp::{self, Amqp};
+use crate::clock;
+use crate::engine::event::{Input, Intake, Opened};
+use crate::engine::types::{Asker, Command, Request, Settled};
+use crate::engine::Engine;
+use crate::signals::Signal;
+use crate::store::{self, thread::Event as StoreEvent};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The wall clock is looked at this often at least, so that neither a step nor a suspend is slept over.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// Of the shutdown budget, what closing needs.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// How a life ended.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// It was told to, and the store is closed.
+    Stopped,
+    /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what is there.
+    Failed(store::Failure),
+}
+
+/// What the store held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FoundItems {
+    pub(super) queues: usize,
+    pub(super) waiting: u64,
+}
+
+/// A store that has been opened, with an engine over it: nothing happens before [`OpenLife::begin`].
+pub(super) struct OpenLife {
+    pub(super) found: FoundItems,
+    engine: Engine,
+    store: store::thread::Handle,
+    store_identity: u64,
+    mailbox: Arc<Mailbox>,
+}
+
+/// See the module's page.
+pub(super) struct Life<'p> {
+    pub(super) process: &'p mut Process,
+    pub(super) shard: Shard,
+    pub(super) starts: &'p mut Starts,
+    mailbox: Arc<Mailbox>,
+    /// Longest turn of the loop so far, sleep apart, us.
+    pub(super) longest_turn_us: u64,
+    /// When the watchdog was fed, and when the parts were last looked at, monotonic ms.
+    pub(super) watchdog_fed_at_ms: u64,
+    pub(super) housekept_at_ms: u64,
+    /// Free space is below the low-water mark.
+    pub(super) disk_low: bool,
+    /// Items given up for want of room, as last logged.
+    pub(super) logged_full: u64,
+    /// Monotonic end of the drain, once a stop was asked for.
+    pub(super) stop_at_ms: Option<u64>,
+    failure: Option<store::Failure>,
+}
+
+/// What one turn brought, as far as it goes to the engine many at a time; in the order in which it goes.
+#[derive(Default)]
+struct Turn {
+    settled: Vec<Settled>,
+    commands: Vec<(Asker, Command)>,
+    requests: Vec<Request>,
+}
+
+impl Life<'_> {
+    /// Opens the store, and makes an engine over what it holds.
+    pub(super) fn open(process: &mut Process) -> Result<OpenLife, RunError> {
+        let mailbox = process.next_mailbox();
+        let config = &process.config;
+        let opened = recovery::attended(&process.notify, recovery::CHECK_EVERY, || {
+            store::open(&config.store, config.limits.memory, process.accept_loss)
+        })?;
+        let on_store = Arc::clone(&mailbox);
+        let handle = store::thread::spawn(
+            opened.store,
+            store::thread::Limits::of(config.limits.memory),
+            Arc::new(move |event| on_store.post(Event::Store(event))),
+        )?;
+        let seed = getrandom::u64().unwrap_or(opened.identity);
+        let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
+        process.readiness.set(Latch::Store, true);
+        Ok(OpenLife {
+            found: FoundItems::of(&opened.opened),
+            engine,
+            store: handle,
+            store_identity: opened.identity,
+            mailbox,
+        })
+    }
+}
+
+impl FoundItems {
+    fn of(opened: &Opened) -> Self {
+        let waiting = opened.queues.iter().map(|queue| queue.count).sum();
+        FoundItems { queues: opened.queues.len(), waiting }
+    }
+}
+
+impl OpenLife {
+    /// Connects to the broker. `quarantine`: requests that were handed out before are taken one at a time.
+    pub(super) fn begin<'p>(
+        self,
+        process: &'p mut Process,
+        quarantine: bool,
+        starts: &'p mut Starts,
+    ) -> Life<'p> {
+        let on_amqp = Arc::clone(&self.mailbox);
+        let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(Event::Amqp(event)));
+        let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
+        let amqp = Amqp::start(process.runtime.handle(), options, on_amqp);
+        // Until the engine says otherwise.
+        amqp.intake(Intake::Pause);
+        process.notify.ready();
+        let now = clock::now();
+        Life {
+            shard: Shard::new(self.engine, amqp, self.store, self.store_identity),
+            starts,
+            mailbox: self.mailbox,
+            longest_turn_us: 0,
+            watchdog_fed_at_ms: now.mono,
+            housekept_at_ms: 0,
+            disk_low: false,
+            logged_full: 0,
+            stop_at_ms: None,
+            failure: None,
+            process,
+        }
+    }
+}
+
+impl Life<'_> {
+    /// Lives it to its end.
+    pub(super) fn run(mut self) -> Ending {
+        let mut events = Vec::new();
+        self.shard.feed(Input::Tick);
+        while self.failure.is_none() && !self.is_over() {
+            self.mailbox.take(self.shard.idle_time(LONGEST_SLEEP), &mut events);
+            let begun = clock::mono_us();
+            self.turn(&mut events);
+            self.shard.end_turn();
+            self.housekeeping();
+            self.process.liveness.turned();
+            self.longest_turn_us = self.longest_turn_us.max(clock::mono_us().saturating_sub(begun));
+        }
+        self.close();
+        match self.failure.take() {
+            Some(failure) => Ending::Failed(failure),
+            None => Ending::Stopped,
+        }
+    }
+
+    /// Everything of one turn. Neighbouring events of one kind go to the engine as one input.
+    fn turn(&mut self, events: &mut Vec<Event>) {
+        failpoint!("turn");
+        let mut turn = Turn::default();
+        for event in events.drain(..) {
+            match event {
+                Event::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => {
+                    turn.requests = chunk
+                }
+                Event::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
+                Event::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
+                Event::Query(admin::Query::Command(asked, sender)) => {
+                    turn.commands.extend(self.shard.queries.admit(asked, sender, self.shard.store_identity));
+                }
+                event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
+                    self.dispatch(&mut turn);
+                    self.handle(event);
+                }
+            }
+        }
+        self.dispatch(&mut turn);
+    }
+
+    fn dispatch(&mut self, turn: &mut Turn) {
+        let Turn { settled, commands, requests } = std::mem::take(turn);
+        if !settled.is_empty() {
+            self.shard.feed(Input::Settled(settled));
+        }
+        if !commands.is_empty() {
+            self.shard.feed(Input::Commands(commands));
+        }
+        if !requests.is_empty() {
+            self.shard.feed(Input::Requests(requests));
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Amqp(event) => self.broker(event),
+            Event::Store(StoreEvent::Committed(token)) => self.shard.feed(Input::Committed(token)),
+            Event::Store(StoreEvent::Loaded(loaded)) => self.shard.feed(Input::Loaded(loaded)),
+            Event::Store(StoreEvent::Failed(failure)) => {
+                tracing::error!(error = %failure, "the store has failed: stopping");
+                self.process.readiness.set(Latch::Store, false);
+                self.failure = Some(failure);
+            }
+            Event::Signal(Signal::Terminate) => self.begin_stop(),
+            Event::Signal(Signal::Reload) => self.reload(),
+            Event::Query(admin::Query::State(reply)) => {
+                // Whoever asked may have gone.
+                let _ = reply.send(self.state());
+            }
+            Event::Query(admin::Query::Command(asked, sender)) => {
+                let identity = self.shard.store_identity;
+                if let Some(command) = self.shard.queries.admit(asked, sender, identity) {
+                    self.shard.feed(Input::Commands(vec![command]));
+                }
+            }
+        }
+    }
+
+    fn broker(&mut self, event: amqp::Event) {
+        let readiness = &self.process.readiness;
+        match event {
+            amqp::Event::IngestReady { generation } => {
+                readiness.set(Latch::Consumer, true);
+                self.shard.feed(Input::IngestReady { generation });
+            }
+            amqp::Event::IngestLost => {
+                readiness.set(Latch::Consumer, false);
+                self.shard.feed(Input::IngestLost);
+            }
+            amqp::Event::EgressReady => self.shard.feed(Input::EgressReady),
+            amqp::Event::EgressLost => self.shard.feed(Input::EgressLost),
+            amqp::Event::EgressBlocked(blocked) => self.shard.feed(Input::EgressBlocked(blocked)),
+            amqp::Event::Link { side, link } => self.link(side, link),
+            amqp::Event::Requests(requests) => self.shard.feed(Input::Requests(requests)),
+            amqp::Event::Settled(settled) => self.shard.feed(Input::Settled(settled)),
+            amqp::Event::Answered(deliveries) => self.shard.feed(Input::Answered(deliveries)),
+        }
+    }
+
+    fn begin_stop(&mut self) {
+        if self.stop_at_ms.is_some() {
+            return;
+        }
+        let drain = self.process.config.timeouts.drain;
+        let budget = drain.saturating_sub(CLOSING).max(Duration::from_millis(100));
+        tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: what is due goes out first");
+        self.process.notify.stopping();
+        // The whole of it, whatever the unit's TimeoutStopSec says.
+        self.process.notify.extend_timeout(budget + CLOSING * 3);
+        self.stop_at_ms = Some(clock::now().mono + budget.as_millis() as u64);
+        self.shard.begin_drain();
+    }
+
+    /// Draining is over: nothing is due or under way, or the budget is spent.
+    fn is_over(&self) -> bool {
+        self.stop_at_ms.is_some_and(|end| self.shard.engine.is_idle() || clock::now().mono >= end)
+    }
+
+    /// Confirms are awaited, connections and store closed, each within bounds; says what was left.
+    fn close(&mut self) {
+        let budget = if self.failure.is_some() { Duration::from_secs(2) } else { CLOSING };
+        self.process.notify.extend_timeout(budget * 2);
+        let left = self.shard.engine.snapshot(clock::now());
+        self.process.runtime.block_on(self.shard.amqp.shutdown(budget));
+        let mut events = Vec::new();
+        self.mailbox.take(Duration::ZERO, &mut events);
+        if self.failure.is_none() {
+            // The last confirms save a repeat after the next start.
+            self.turn(&mut events);
+            self.shard.feed(Input::Drain);
+        }
+        // Nothing is decided any more: whoever waits is told at once, and not by the end of the wait.
+        self.shard.queries.reject_all();
+        if let Err(error) = self.shard.store.close(budget) {
+            tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
+        }
+        // Questions that came after the last turn: dropped, which tells whoever asked.
+        self.mailbox.take(Duration::ZERO, &mut Vec::new());
+        tracing::info!(
+            waiting = left.items.waiting,
+            parked = left.items.parked,
+            in_flight = left.items.in_flight,
+            "closed; what waits stays in the store"
+        );
+    }
+
+    fn reload(&mut self) {
+        self.process.notify.reloading();
+        if self.process.reload() {
+            let config = &self.process.config;
+            let settings = Box::new(config.engine_settings());
+            self.shard.feed(Input::Configure(settings));
+            let config = &self.process.config;
+            self.shard.amqp.reconfigure(amqp::request_limits(&config.limits), config.limits.memory);
+            tracing::info!("configuration reloaded");
+        }
+        self.process.notify.ready();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RunOptions;
+    use super::*;
+    use crate::config::Config;
+    use crate::logging::LogFormat;
+
+    /// Without a broker: the connections go on trying, and the rest lives.
+    #[test]
+    fn a_life_ends_and_the_next_begins_over_the_same_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.store.path = dir.path().join("store");
+        config.timeouts.drain = Duration::from_secs(6);
+        let options =
+            RunOptions { config, config_path: None, accept_loss: false, log_format: LogFormat::default() };
+        let mut process = Process::new(options).unwrap();
+        let (mut starts, _) = Starts::note(None);
+        let mut identities = Vec::new();
+        for _ in 0..2 {
+            let life = Life::open(&mut process).unwrap();
+            identities.push(life.store_identity);
+            life.mailbox.post(Event::Signal(Signal::Terminate));
+            let ending = life.begin(&mut process, false, &mut starts).run();
+            assert!(matches!(ending, Ending::Stopped), "{ending:?}");
+        }
+        assert_eq!(identities[0], identities[1], "the second opened what the first had closed");
+    }
+}

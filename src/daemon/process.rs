@@ -1,0 +1,162 @@
+//! The process: what there is once, however many lives of the store it sees.
+//!
+//! The order of start-up matters: signals first, so that a start can be ended; the store next, because only its owner may
+//! do anything at all; the admin port, so that readiness can be asked for; the broker last, and without waiting for it.
+
+use super::life::{Ending, Life};
+use super::mailbox::{Event, Mailbox};
+use super::starts::Starts;
+use super::{RunError, RunOptions};
+use crate::admin::{self, Liveness, Readiness};
+use crate::clock;
+use crate::config::{self, Config, StoreKind};
+use crate::engine::types::Now;
+use crate::notify::{watchdog_interval, Notify};
+use crate::signals;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// What outlives a life.
+pub(super) struct Process {
+    pub(super) runtime: Runtime,
+    pub(super) config: Config,
+    config_path: Option<PathBuf>,
+    pub(super) accept_loss: bool,
+    pub(super) notify: Notify,
+    pub(super) readiness: Arc<Readiness>,
+    pub(super) liveness: Arc<Liveness>,
+    pub(super) started: Now,
+    pub(super) watchdog: Option<Duration>,
+    inlet: Arc<Inlet>,
+}
+
+/// Where signals and queries go: to the life that is being lived.
+#[derive(Debug, Default)]
+pub(super) struct Inlet {
+    present: Mutex<Arc<Mailbox>>,
+}
+
+impl Inlet {
+    fn post(&self, event: Event) {
+        self.present().post(event);
+    }
+
+    fn present(&self) -> Arc<Mailbox> {
+        Arc::clone(&self.present.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A mailbox of its own for the next life: what the connections and the store of the last one still tell stays
+    /// behind. Signals that came between the two are handed on.
+    pub(super) fn renew(&self) -> Arc<Mailbox> {
+        let new = Arc::new(Mailbox::default());
+        let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = Vec::new();
+        present.take(Duration::ZERO, &mut left);
+        left.into_iter().filter(|event| matches!(event, Event::Signal(_))).for_each(|event| new.post(event));
+        *present = Arc::clone(&new);
+        new
+    }
+}
+
+/// Runs until it is told to stop, or cannot go on.
+pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
+    let mut process = Process::new(options)?;
+    let entered = process.runtime.handle().clone();
+    let _entered = entered.enter();
+    let signal = Arc::clone(&process.inlet);
+    let listening =
+        signals::listen(move |signal_| signal.post(Event::Signal(signal_))).map_err(RunError::Signals)?;
+    let life = Life::open(&mut process)?;
+    let admin = process.serve_admin()?;
+    // Only now: a start that ends before it has seen a message says nothing about messages.
+    let directory =
+        (process.config.store.kind == StoreKind::Disk).then_some(process.config.store.path.as_path());
+    let (mut starts, quarantine) = Starts::note(directory);
+    if quarantine {
+        tracing::warn!(
+            "several quick deaths in a row: requests that were handed out before are taken one at a time"
+        );
+    }
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        store = super::status::kind(&process.config),
+        admin = %admin.local_addr(),
+        queues = life.found.queues,
+        waiting = life.found.waiting,
+        "started"
+    );
+    let ending = life.begin(&mut process, quarantine, &mut starts).run();
+    starts.settle();
+    process.runtime.block_on(admin.stop());
+    drop(listening);
+    process.runtime.shutdown_timeout(Duration::from_secs(1));
+    match ending {
+        Ending::Stopped => Ok(()),
+        Ending::Failed(error) => Err(error.into()),
+    }
+}
+
+impl Process {
+    pub(super) fn new(options: RunOptions) -> Result<Self, RunError> {
+        let RunOptions { config, config_path, accept_loss, .. } = options;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("tidegate-io")
+            .enable_all()
+            .build()
+            .map_err(RunError::Runtime)?;
+        Ok(Process {
+            runtime,
+            config,
+            config_path,
+            accept_loss,
+            notify: Notify::from_env(),
+            readiness: Arc::new(Readiness::new()),
+            liveness: Arc::new(Liveness::default()),
+            started: clock::now(),
+            watchdog: watchdog_interval(),
+            inlet: Arc::default(),
+        })
+    }
+
+    /// The mailbox of the life that begins now.
+    pub(super) fn next_mailbox(&self) -> Arc<Mailbox> {
+        self.inlet.renew()
+    }
+
+    fn serve_admin(&self) -> Result<admin::Server, RunError> {
+        let ask = Arc::clone(&self.inlet);
+        let server = self.runtime.block_on(admin::serve(
+            (&self.config.admin).into(),
+            Arc::clone(&self.readiness),
+            Arc::clone(&self.liveness),
+            Arc::new(move |query| ask.post(Event::Query(query))),
+        ))?;
+        Ok(server)
+    }
+
+    /// Reads the configuration again. Whether it is in force now; else the one before stays.
+    pub(super) fn reload(&mut self) -> bool {
+        let loaded = match Config::load(self.config_path.as_deref(), config::environment()) {
+            Ok(loaded) => loaded,
+            Err(faults) => {
+                for fault in faults.iter() {
+                    tracing::error!("{fault}");
+                }
+                tracing::error!("configuration not reloaded: the one before stays in force");
+                return false;
+            }
+        };
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
+        let restart = config::needs_restart(&self.config, &loaded.config);
+        if !restart.is_empty() {
+            tracing::warn!(keys = restart.join(", "), "changed, and in effect only after a restart");
+        }
+        self.config = self.config.reloaded(&loaded.config);
+        true
+    }
+}

@@ -1,0 +1,107 @@
+//! A shard: one engine, its part of the store, and its connections to one ingest queue.
+//!
+//! What happens is told to the engine, and what the engine answers is carried out in the order of its fields. Nothing here
+//! waits.
+
+use super::commands::PendingQueries;
+use crate::amqp::{self, Amqp};
+use crate::clock;
+use crate::engine::event::{Effects, Input};
+use crate::engine::types::Reply;
+use crate::engine::Engine;
+use crate::store::{self, Commit};
+use std::time::Duration;
+
+/// See the module's page.
+pub(super) struct Shard {
+    pub(super) engine: Engine,
+    pub(super) amqp: Amqp,
+    pub(super) store: store::thread::Handle,
+    /// Random, made once in the life of a store: with the arrival number it makes assigned ids.
+    pub(super) store_identity: u64,
+    /// Commands of the admin port that have not been answered.
+    pub(super) queries: PendingQueries,
+    /// Ingest, egress.
+    pub(super) links: [Option<amqp::Link>; 2],
+    /// The engine was told something, and with it the time, in this turn.
+    engine_ticked: bool,
+    /// Nothing more is taken in: what the engine says of the intake is past.
+    stopping: bool,
+}
+
+impl Shard {
+    pub(super) fn new(engine: Engine, amqp: Amqp, store: store::thread::Handle, store_identity: u64) -> Self {
+        Shard {
+            engine,
+            amqp,
+            store,
+            store_identity,
+            queries: PendingQueries::default(),
+            links: Default::default(),
+            engine_ticked: false,
+            stopping: false,
+        }
+    }
+
+    /// Tells the engine, and does what it says.
+    pub(super) fn feed(&mut self, input: Input) {
+        self.engine_ticked = true;
+        let effects = self.engine.handle(input, clock::now());
+        self.execute(effects);
+    }
+
+    /// A turn is over: the engine hears of the time also where only questions came. Else who asks often keeps it from
+    /// noticing a step of the clock.
+    pub(super) fn end_turn(&mut self) {
+        if !std::mem::take(&mut self.engine_ticked) {
+            self.feed(Input::Tick);
+            self.engine_ticked = false;
+        }
+    }
+
+    /// In the order of the fields: what is published or acked depends on nothing that comes later.
+    fn execute(&mut self, effects: Effects) {
+        if let Some((token, marks)) = effects.commit {
+            self.store.commit(Commit { ops: effects.store, token, marks });
+        }
+        if !effects.acks.is_empty() {
+            self.amqp.ack(effects.acks);
+        }
+        if !effects.publishes.is_empty() {
+            self.amqp.publish(effects.publishes);
+        }
+        if !effects.replies.is_empty() {
+            self.reply(effects.replies);
+        }
+        for load in effects.loads {
+            self.store.load(load);
+        }
+        if let Some(intake) = effects.intake.filter(|_| !self.stopping) {
+            self.amqp.intake(intake);
+        }
+    }
+
+    /// Answers of one turn.
+    fn reply(&mut self, replies: Vec<Reply>) {
+        let outgoing = self.queries.sort(replies, self.store_identity);
+        if !outgoing.is_empty() {
+            self.amqp.reply(outgoing);
+        }
+    }
+
+    /// Takes nothing new, and gives out what is due.
+    pub(super) fn begin_drain(&mut self) {
+        self.stopping = true;
+        self.amqp.stop_intake();
+        self.feed(Input::Drain);
+    }
+
+    /// How long nothing is due, at most `longest`.
+    pub(super) fn idle_time(&self, longest: Duration) -> Duration {
+        let deadline = self.engine.next_deadline();
+        let wall = deadline.wall.map(|at| (at * 1_000).saturating_sub(clock::wall_us()));
+        let mono = deadline.mono.map(|at| (at * 1_000).saturating_sub(clock::mono_us()));
+        let soonest = wall.into_iter().chain(mono).min().map(Duration::from_micros);
+        soonest.unwrap_or(longest).min(longest)
+    }
+}
