@@ -324,7 +324,10 @@ impl Model {
         message.taken[part] = Some(key.seq);
         self.set(key.seq, state);
         // That a request was dead at once is remembered under its id, if nothing else is.
-        let given = self.asks[ask].new.identity.filter(|_| matches!(state, State::Dead(reason) if reason != Reason::Duplicate));
+        let given = self.asks[ask]
+            .new
+            .identity
+            .filter(|_| matches!(state, State::Dead(reason) if reason != Reason::Duplicate));
         if let Some(given) = given {
             let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
             if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
@@ -360,7 +363,8 @@ impl Model {
         (self.egress, self.committed) = ((false, false), 0);
         self.fresh.clear();
         // What is there has the last word on an identity.
-        let (there, gone): (Vec<u64>, Vec<u64>) = self.lives.keys().partition(|seq| store.places.contains_key(seq));
+        let (there, gone): (Vec<u64>, Vec<u64>) =
+            self.lives.keys().partition(|seq| store.places.contains_key(seq));
         gone.into_iter().chain(there).for_each(|seq| self.crash_one(seq, store));
         self.flights.clear();
         self.windows.crash(store, now);
@@ -439,7 +443,8 @@ impl Model {
         if may_not || matches!(life.state, State::Replaced | State::Forgotten) || !life.deleted {
             return;
         }
-        let known = store.ended.keys().any(|(_, known)| *known == identity) || store.identities.contains_key(&identity);
+        let known = store.ended.keys().any(|(_, known)| *known == identity)
+            || store.identities.contains_key(&identity);
         assert!(known, "the end of {} is not remembered: {:?}", life.ask, life.state);
     }
 
@@ -447,7 +452,9 @@ impl Model {
     fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
         let rule = new.on_duplicate;
-        rule != DuplicateRule::Reject && new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
+        rule != DuplicateRule::Reject
+            && new.identity.is_some()
+            && self.settings.of(&new.application).dedupe_tail >= 600_000
     }
 
     /// These are still with the broker, whose acks went with the connection.
@@ -511,10 +518,16 @@ impl Model {
     }
 
     /// Lives of a customer that may still be sent.
-    pub(super) fn of_customer<'a>(&'a self, application: &'a str, customer: &'a str) -> impl Iterator<Item = &'a Life> {
+    pub(super) fn of_customer<'a>(
+        &'a self,
+        application: &'a str,
+        customer: &'a str,
+    ) -> impl Iterator<Item = &'a Life> {
         self.lives.values().filter(move |life| {
             let new = &self.asks[life.ask].new;
-            life.state.is_live() && *new.application == *application && new.customer.as_deref() == Some(customer)
+            life.state.is_live()
+                && *new.application == *application
+                && new.customer.as_deref() == Some(customer)
         })
     }
 }
@@ -528,8 +541,13 @@ pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall
     if at <= wall {
         return wall;
     }
-    let rounded = if settings.coalesce == 0 { at } else { at.div_ceil(settings.coalesce) * settings.coalesce };
-    if expiry.is_some_and(|expiry| rounded >= expiry) { at } else { rounded }
+    let rounded =
+        if settings.coalesce == 0 { at } else { at.div_ceil(settings.coalesce) * settings.coalesce };
+    if expiry.is_some_and(|expiry| rounded >= expiry) {
+        at
+    } else {
+        rounded
+    }
 }
 
 pub(super) fn shared(text: &str) -> Arc<str> {
