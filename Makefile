@@ -12,6 +12,8 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # Last resort against a test that hangs: its program is ended. Before that the harness has named it ("HANGS: ..."), or
 # libtest has ("... has been running for over 60 seconds"). Building does not count.
 TEST_SECONDS ?= 900
+# Most tests wait for something most of the time; those that measure run alone (`alone()` in the harness).
+TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 bounded = --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "-k", "10", "$(1)"]'
 
 # Packages come only when they are missing; without network but with everything installed all targets work.
@@ -71,7 +73,7 @@ SKIPPED := $(CURDIR)/target/skipped
 .PHONY: test
 test: setup lint build sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
 	@mkdir -p target && : >$(SKIPPED)
-	TIDEGATE_SKIPPED=$(SKIPPED) TIDEGATE_BIN=$(BIN) \
+	TIDEGATE_SKIPPED=$(SKIPPED) TIDEGATE_BIN=$(BIN) RUST_TEST_THREADS=$(TEST_THREADS) \
 		$(CARGO) test --workspace --no-fail-fast --locked --offline $(call bounded,$(TEST_SECONDS)); \
 		code=$$?; cat $(SKIPPED); echo "$$(wc -l <$(SKIPPED)) skipped"; exit $$code
 
@@ -82,7 +84,7 @@ demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9
 	@target/release/examples/demo
 
 .PHONY: bench
-bench: fetch ## about two minutes: tidegate beside a bare consumer and a naive bridge
+bench: fetch ## some three minutes: tidegate beside a bare consumer and a naive bridge
 	@$(call install,)
 	$(CARGO) build --release --locked --offline --bin tidegate --example bench
 	@target/release/examples/bench

@@ -1,8 +1,7 @@
 //! The admin port and the commands that ask it, as operators and supervisors meet them.
 
-mod admin {
-    mod client;
-    mod probes;
-    mod starts;
-    mod tail;
-}
+mod client;
+mod probes;
+mod starts;
+mod stopping;
+mod tail;

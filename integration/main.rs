@@ -15,6 +15,7 @@ mod fake_broker;
 mod harness;
 mod hostile;
 mod identity;
+mod isolation;
 mod life;
 mod limits;
 mod list;

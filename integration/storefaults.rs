@@ -13,9 +13,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate::config::{self, StoreKind};
-use tidegate::engine::event::{Indexed, Load, Loaded, Marks, Op, Place, Stored};
-use tidegate::engine::types::{Content, Key};
-use tidegate::store::{open, Commit, OpenError, OpenStore, Store};
+use tidegate::engine::event::{Load, Loaded, Marks, Op, Range, Stored};
+use tidegate::engine::types::{ClosedBy, Content, Key};
+use tidegate::store::{open, Commit, CommitError, OpenError, OpenStore, Store};
 use tidegate_harness::{bounded, lacks, require, say, Disk, Moments};
 
 /// Where the child's store lies, and beside it what it reported.
@@ -28,23 +28,27 @@ fn put_bytes(number: u64, len: u64) -> Op {
     let content = Content { properties: vec![1, 2], body, json: false };
     let item = Stored {
         key: Key { due: number, seq: number },
+        accepted_due: number,
         application: "app".into(),
         customer: None,
         given: None,
+        fingerprint: 0,
         received: 5,
         own_time: true,
         expiry: None,
         weight: 100,
+        closed_by: ClosedBy::Time,
         attempts: 0,
         last_error: None,
+        outcome_unknown: false,
         dead: None,
         content: Some(Arc::new(content)),
     };
-    Op::Put { place: Place::Time, item: Box::new(item), indexed: Indexed::default() }
+    Op::Put { item: Box::new(item), indexed: false }
 }
 
 fn group(number: u64) -> Commit {
-    let marks = Marks { next_seq: number + 1, ..Marks::default() };
+    let marks = Marks { next_seq: number + 1 };
     Commit { ops: vec![put_bytes(number, PART)], token: number, marks }
 }
 
@@ -53,10 +57,10 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
 }
 
 fn everything(store: &mut dyn Store) -> Vec<Key> {
-    let load =
-        Load::Time { from: Key::default(), until: u64::MAX, max_rows: usize::MAX, max_bytes: u64::MAX };
-    match store.load(&load).unwrap() {
-        Loaded::Time { rows, next: None } => {
+    let all = Range { queue: "app".into(), from: Key::default(), until: u64::MAX, max_rows: usize::MAX };
+    match store.load(&Load::Ranges { ranges: vec![all], max_bytes: u64::MAX }).unwrap() {
+        Loaded::Ranges(answers) => {
+            let rows = &answers[0].rows;
             assert!(rows.iter().all(|row| row.content.as_ref().is_some_and(|c| c.body.len() as u64 == PART)));
             rows.iter().map(|row| row.key).collect()
         }
@@ -198,6 +202,44 @@ fn no_room_for_the_nth_change_of_length() {
     every_nth("ftruncate", "ENOSPC", true);
 }
 
+/// The log has room, and the table that a worker writes meanwhile has none.
+#[test]
+fn a_flush_that_finds_no_room_is_named_and_nothing_is_lost() {
+    bounded(Duration::from_secs(60));
+    let Some(disk) = Disk::mount(24) else { return };
+    let path = disk.path().join("store");
+    let filler = disk.path().join("filler");
+    let free = || {
+        let fs = rustix::fs::statvfs(disk.path()).unwrap();
+        fs.f_bavail * fs.f_frsize
+    };
+    let mut store = open_at(&path).unwrap().store;
+    // Not quite as much as is flushed at a time.
+    let mut durable = 0;
+    while durable < 6 {
+        store.commit(&[group(durable + 1)]).unwrap();
+        durable += 1;
+    }
+    fs::write(&filler, vec![1; (free() - 5 * PART) as usize]).unwrap();
+    let error = loop {
+        match store.commit(&[group(durable + 1)]) {
+            Ok(()) => durable += 1,
+            Err(error) => break error,
+        }
+        assert!(durable < 1_000, "it never filled up");
+    };
+    assert!(matches!(error, CommitError::DiskFull { .. }), "{error}");
+    assert!(durable >= 6 && store.commit(&[group(durable + 1)]).is_err(), "{durable}");
+    println!("{durable} commits before it was full: {error}");
+    drop(store);
+    fs::remove_file(&filler).unwrap();
+    let mut store = open_at(&path).unwrap().store;
+    let found = everything(&mut *store);
+    assert!(found == keys(1..=durable) || found == keys(1..=durable + 1), "{durable} durable, {found:?}");
+    store.commit(&[group(found.len() as u64 + 1)]).unwrap();
+    store.close().unwrap();
+}
+
 #[test]
 fn a_full_disk_is_named_and_opens_again_with_room() {
     bounded(Duration::from_secs(60));
@@ -237,4 +279,56 @@ fn a_full_disk_is_named_and_opens_again_with_room() {
     store.commit(&[group(last)]).unwrap();
     store.close().unwrap();
     assert_eq!(everything(&mut *open_at(&path).unwrap().store), keys(1..=last));
+}
+
+fn folder_below(folder: &Path, name: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
+    let mut folders = entries.filter(|path| path.is_dir());
+    folders.find_map(|path| if path.ends_with(name) { Some(path) } else { folder_below(&path, name) })
+}
+
+/// The file system that holds `part` of the store is filled from outside while commits go on: one of them fails, and
+/// soon; the store opens again with room, with all that was reported.
+fn filled_from_outside(part: impl Fn(&Path) -> PathBuf) {
+    bounded(Duration::from_secs(150));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let mut first = open_at(&path).unwrap().store;
+    first.commit(&[group(1)]).unwrap();
+    first.close().unwrap();
+    let Some(disk) = Disk::mount_over(48, &part(&path)) else { return };
+    let mut durable = 1;
+    let mut store = open_at(&path).unwrap().store;
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            disk.fill();
+        });
+        while store.commit(&[group(durable + 1)]).is_ok() {
+            durable += 1;
+            assert!(begun.elapsed() < Duration::from_secs(60), "{durable} commits on a full disk");
+        }
+    });
+    assert!(store.commit(&[group(durable + 1)]).is_err(), "nothing is taken after the failure");
+    drop(store);
+    disk.make_room();
+    let mut store = open_at(&path).unwrap().store;
+    let found = everything(&mut *store);
+    assert!(found == keys(1..=durable) || found == keys(1..=durable + 1), "{durable} durable, {found:?}");
+    let last = found.len() as u64 + 1;
+    store.commit(&[group(last)]).unwrap();
+    store.close().unwrap();
+    assert_eq!(everything(&mut *open_at(&path).unwrap().store), keys(1..=last));
+}
+
+#[test]
+fn a_disk_filled_from_outside_is_met_by_a_commit() {
+    filled_from_outside(Path::to_owned);
+}
+
+/// The log has room, what is written behind it has none.
+#[test]
+fn a_disk_filled_from_outside_is_met_by_a_flush() {
+    filled_from_outside(|path| folder_below(path, "keyspaces").expect("the storage engine's tables"));
 }

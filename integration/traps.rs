@@ -5,6 +5,8 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "scripts skip the rest")]
 
+mod channels;
+mod intake;
 mod replies;
 
 use crate::fake_broker::harness::*;
@@ -17,8 +19,7 @@ use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tidegate::amqp::{connect, Event, Side};
-use tidegate::engine::event::Intake;
-use tidegate::engine::types::{Ack, Batch, Delivery, Outcome};
+use tidegate::engine::types::{Ack, Delivery, Outcome};
 
 /// T1: a `multiple` ack completes confirms in any order, and a return rides on whichever is first.
 #[test]
@@ -45,18 +46,17 @@ fn t1_a_return_is_attributed_to_the_batch_that_came_back() {
     }
 }
 
-/// T2, T3: nacks are told, and one confirm says nothing about another; one that never comes ends the generation.
+/// T2, T3: nacks are told, and one confirm says nothing about another; one that never comes ends its channel.
 #[test]
 fn t2_t3_nacked_and_open_ones_are_never_taken_for_delivered() {
     let script: Script = Box::new(|mut peer, n| {
-        if n == 0 {
-            let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
-            peer.ack(batches[2].channel, batches[2].tag, false);
-            peer.nack(batches[1].channel, batches[1].tag);
-        } else {
-            let again = peer.next_publish();
-            peer.ack(again.channel, again.tag, false);
-        }
+        assert_eq!(n, 0, "the connection stays");
+        let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
+        peer.ack(batches[2].channel, batches[2].tag, false);
+        peer.nack(batches[1].channel, batches[1].tag);
+        let again = peer.next_publish();
+        assert_ne!(again.channel, batches[0].channel);
+        peer.ack(again.channel, again.tag, false);
         peer.serve();
     });
     let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
@@ -67,12 +67,11 @@ fn t2_t3_nacked_and_open_ones_are_never_taken_for_delivered() {
     daemon.amqp.publish((1..=3).map(batch).collect());
     let settled = daemon.settled(2);
     assert_eq!((&settled[&2], &settled[&3]), (&Outcome::Nacked, &confirmed(3)));
-    assert_eq!(daemon.settled(1)[&1], Outcome::Unknown);
+    assert_eq!(daemon.settled(1)[&1], Outcome::Overdue);
     assert!(published.elapsed() >= Duration::from_millis(400));
-    daemon.wait("the loss, after the outcomes", |event| matches!(event, Event::EgressLost).then_some(()));
-    daemon.ready();
     daemon.amqp.publish(vec![batch(4)]);
     assert_eq!(daemon.settled(1)[&4], confirmed(4));
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
 /// T4: publishes from several threads keep their own answers.
@@ -281,127 +280,23 @@ fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
             return;
         }
         peer.deliver(channel, &consumer, 1, BasicProperties::default(), b"good");
-        while let Some((_, _, prefetch)) = peer.next_consume() {
-            consumed.send((n, prefetch)).unwrap();
-        }
-    });
-    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
-    let next = || consumes.recv_timeout(PATIENCE).unwrap();
-    assert_eq!(
-        [next(), next()],
-        [(0, 256), (1, 256)],
-        "4 MiB of memory, a quarter of it, in bodies of 4 KiB"
-    );
-    assert_eq!([next(), next(), next()], [(2, 1), (3, 1), (4, 1)]);
-    let good = daemon.request();
-    assert_eq!(daemon.amqp.stats().parse_errors, 4);
-    daemon.amqp.ack(vec![Ack { delivery: good.delivery, multiple: true }]);
-    assert_eq!(next(), (4, 256), "on the same connection");
-}
-
-/// Pausing gives back what is unacked; resuming is a new generation on the same connection, where the old one's acks mean
-/// nothing; stopping keeps the generation for its acks.
-#[test]
-fn intake_pauses_resumes_and_stops() {
-    let (told, tells) = channel();
-    let script: Script = Box::new(move |mut peer, n| loop {
-        match peer.next() {
-            Seen::Consume { channel, tag, .. } => {
-                peer.deliver(channel, &tag, 1, BasicProperties::default(), b"1");
-                peer.deliver(channel, &tag, 2, BasicProperties::default(), b"2");
-            }
-            Seen::Cancelled => told.send((n, "cancelled")).unwrap(),
-            Seen::Closed => told.send((n, "closed")).unwrap(),
-            Seen::Ack { tag: 2, multiple: true } => told.send((n, "acked")).unwrap(),
-            Seen::Gone => return,
-            _ => {}
-        }
-    });
-    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
-    // Of the set-up.
-    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "closed"));
-    let old = [daemon.request(), daemon.request()][1].delivery;
-    daemon.amqp.intake(Intake::Pause);
-    daemon.wait("IngestLost", |event| matches!(event, Event::IngestLost).then_some(()));
-    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "closed"));
-    daemon.amqp.ack(vec![Ack { delivery: old, multiple: true }]);
-    daemon.amqp.intake(Intake::Resume);
-    let new = [daemon.request(), daemon.request()][1].delivery;
-    assert_eq!((old.generation, new), (1, Delivery { generation: 2, tag: 2 }));
-    daemon.amqp.stop_intake();
-    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "cancelled"), "and nothing was acked");
-    daemon.amqp.ack(vec![Ack { delivery: new, multiple: true }]);
-    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), (0, "acked"));
-    assert_eq!(daemon.amqp.stats().ingest_failures, 0);
-}
-
-/// A larger prefetch takes a new consumer, on the same channel: what is unacked stays ours.
-#[test]
-fn prefetch_grows_within_the_generation_once_bodies_are_known_to_be_small() {
-    let (told, tells) = channel();
-    let script: Script = Box::new(move |mut peer, _| {
-        let mut delivered = 0;
-        while let Some((channel, consumer, prefetch)) = peer.next_consume() {
-            told.send((channel, prefetch)).unwrap();
-            for _ in 0..256 {
-                delivered += 1;
-                peer.deliver(channel, &consumer, delivered, BasicProperties::default(), b"small");
-            }
-        }
-    });
-    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
-    for tag in 1..=512 {
-        assert_eq!(daemon.request().delivery, Delivery { generation: 1, tag });
-    }
-    let (channel, before) = tells.recv_timeout(PATIENCE).unwrap();
-    assert_eq!((before, tells.recv_timeout(PATIENCE).unwrap()), (256, (channel, 1_000)));
-    assert_eq!(daemon.amqp.stats().prefetch, 1_000);
-}
-
-/// A channel closed over the content of a message: all are suspects, and the culprit is found on the probe channel
-/// while the main channel goes on.
-#[test]
-fn a_culprit_is_found_alone_on_the_probe_channel() {
-    let script: Script = Box::new(|mut peer, n| {
-        if n == 0 {
-            let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
-            peer.ack(batches[0].channel, batches[0].tag, false);
-            peer.close_channel(batches[0].channel, 406, "PRECONDITION_FAILED - too large");
-            peer.serve();
-            return;
-        }
-        let mut main = None;
         loop {
             match peer.next() {
-                // Number 4 comes first, on the main channel, and stays open until the probes are through.
-                Seen::Published(p) if p.routing_key == "app4" => main = Some((p.channel, p.tag)),
-                Seen::Published(p) if p.routing_key == "app2" => {
-                    assert_ne!(Some(p.channel), main.map(|(channel, _)| channel));
-                    peer.close_channel(p.channel, 406, "PRECONDITION_FAILED - too large");
-                }
-                Seen::Published(p) => {
-                    peer.ack(p.channel, p.tag, false);
-                    let (channel, tag) = main.unwrap();
-                    peer.ack(channel, tag, false);
-                }
+                Seen::Ack { .. } => peer.deliver(channel, &consumer, 2, BasicProperties::default(), b"next"),
+                Seen::Consume { prefetch, .. } => consumed.send((n, prefetch)).unwrap(),
                 Seen::Gone => return,
                 _ => {}
             }
         }
     });
-    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
-    daemon.ready();
-    daemon.amqp.publish((1..=3).map(batch).collect());
-    let settled = daemon.settled(3);
-    let refused = Outcome::Refused("406 PRECONDITION_FAILED - too large".into());
-    assert_eq!(settled[&1], confirmed(1));
-    assert_eq!((&settled[&2], &settled[&3]), (&refused, &refused));
-    daemon.ready();
-    let probe = |number| Batch { alone: true, ..batch(number) };
-    daemon.amqp.publish(vec![batch(4), probe(2), probe(3)]);
-    let settled = daemon.settled(3);
-    assert_eq!((&settled[&2], &settled[&3], &settled[&4]), (&refused, &confirmed(3), &confirmed(4)));
-    assert_eq!(daemon.amqp.stats().egress_failures, 1);
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    let next = || consumes.recv_timeout(PATIENCE).unwrap();
+    assert_eq!([next(), next()], [(0, 16), (1, 16)], "the first of every channel");
+    assert_eq!([next(), next(), next()], [(2, 1), (3, 1), (4, 1)]);
+    let good = daemon.request();
+    assert_eq!(daemon.amqp.stats().parse_errors, 4);
+    daemon.amqp.ack(vec![Ack { delivery: good.delivery, multiple: true }]);
+    assert_eq!(next(), (4, 4), "on the same connection, and growing");
 }
 
 /// A missing exchange: none of the unconfirmed is to blame.

@@ -22,7 +22,7 @@ pub const DEFAULT_FILTER: &str = "info,lapin=off,fjall=warn,lsm_tree=warn";
 /// The variable that holds another filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "TIDEGATE_LOG";
 
-/// A panic's message is cut to so many bytes: `unwrap` on an error may print a whole message.
+/// Upper bound on a panic's message, bytes: `unwrap` on an error may print a whole message.
 const MAX_PANIC_BYTES: usize = 512;
 
 /// How log lines look.

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there() {
+    fn without_a_manager_nothing_fails() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Notify::to(dir.path().join("none").as_os_str()).is_err());
         Notify::none().ready();

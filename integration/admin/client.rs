@@ -1,7 +1,10 @@
 //! Commands that ask the daemon need its address and token, and no login of the broker.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::Command;
+use std::thread;
 use tidegate_harness::{binary, Site};
 
 /// Exit code, standard output and standard error.
@@ -90,4 +93,26 @@ fn a_list_goes_on_from_its_cursor() {
     assert_eq!(second, ["2", "3"]);
     let (third, next) = page(&["--cursor", &next.expect("there is more")]);
     assert_eq!((third, next), (vec!["4".to_owned()], None));
+}
+
+#[test]
+fn a_port_of_the_other_kind_is_named() {
+    let site = Site::new("otherport");
+    let (plain, ..) = site.node.login();
+    // What answers the AMQP header as a TLS server does: with an alert.
+    let alerting = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let tls = alerting.local_addr().expect("its address");
+    let server = thread::spawn(move || {
+        let (mut stream, _) = alerting.accept().expect("a client");
+        let _ = stream.write_all(&[21, 3, 3, 0, 2, 2, 70]);
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    for (uri, wants) in
+        [(format!("amqps://u:p@{plain}"), "write amqp://"), (format!("amqp://u:p@{tls}"), "write amqps://")]
+    {
+        let config = site.config().text("amqp.uri", &uri).text("timeouts.connect", "5s");
+        let found = tidegate_harness::Daemon::stopped(&config, &site.dir).cli(&["push", "shop", "x"]);
+        assert!(found.code == 1 && found.err.contains(wants), "{uri}: {found:?}");
+    }
+    server.join().expect("it has answered");
 }

@@ -39,7 +39,8 @@ fn probes_are_answered_while_seventy_sockets_trickle() {
             while Instant::now() < end {
                 let asked = Instant::now();
                 assert_eq!(daemon.ask("GET", "/readyz").0, 200);
-                assert!(daemon.cli(&["status"]).out.contains("running"));
+                let status = daemon.cli(&["status"]);
+                assert!(status.out.contains("running"), "{sockets} sockets: {status:?}");
                 assert!(asked.elapsed() < Duration::from_secs(3), "{sockets} sockets: {:?}", asked.elapsed());
                 thread::sleep(Duration::from_millis(50));
             }

@@ -38,7 +38,7 @@ fn it_listens_where_batches_are_published() {
     let Some(node) = Node::controlled("it_listens_where_batches_are_published") else { return };
     let site = Site::on(node, "tailvhost");
     node.ctl(&["add_vhost", "tail-out"]);
-    let (_, user, _, _) = node.login();
+    let (_, _, user, _) = node.login();
     node.ctl(&["set_permissions", "-p", "tail-out", &user, ".*", ".*", ".*"]);
     let daemon = site.start(&site.config().text("egress.uri", &node.uri_of(&user, "tail-out")));
     let batch = std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Own times: never early, short ones not behind long ones, precise.
 
-use tidegate_harness::{now_ms, percentile, Site};
+use tidegate_harness::{alone, now_ms, percentile, Site};
 
 #[test]
 fn a_short_delay_is_not_held_up_by_the_long_one_before_it() {
@@ -40,8 +40,15 @@ fn max_items_only_splits_what_is_due_together() {
 fn a_thousand_times_spread_over_a_second_are_met() {
     // The machine may be shared: something else taking both cores for a second says nothing about tidegate. What
     // is never excused is an early one.
-    let rounds: Vec<Result<(), String>> = (0..3).map(thousand_over_a_second).collect();
-    assert!(rounds.iter().any(Result::is_ok), "{rounds:?}");
+    alone();
+    let mut missed = Vec::new();
+    for round in 0..3 {
+        match thousand_over_a_second(round) {
+            Ok(()) => return,
+            Err(figures) => missed.push(figures),
+        }
+    }
+    panic!("{missed:?}");
 }
 
 fn thousand_over_a_second(round: u32) -> Result<(), String> {

@@ -50,6 +50,8 @@ pub enum Seen {
         tag: u64,
         multiple: bool,
     },
+    /// A declaration was refused.
+    Refused,
     /// The client has closed a channel.
     Closed,
     /// The client is gone, or silent beyond all patience.
@@ -75,6 +77,8 @@ pub struct Peer {
     pub name: String,
     unread: Vec<u8>,
     prefetch: u16,
+    /// Declarations of these names cost their channel: code and text.
+    refused: HashMap<String, (u16, String)>,
     published: HashMap<u16, u64>,
     /// A publish whose header or body is still to come, and the size of that body.
     partial: Option<(Published, Option<u64>)>,
@@ -124,6 +128,7 @@ impl Peer {
             name: String::new(),
             unread: Vec::new(),
             prefetch: 0,
+            refused: HashMap::new(),
             published: HashMap::new(),
             partial: None,
         };
@@ -260,6 +265,16 @@ impl Peer {
         self.write(&frame);
     }
 
+    /// From now on a declaration of this queue or exchange is refused.
+    pub fn refuse(&mut self, name: &str, code: u16, text: &str) {
+        self.refused.insert(name.to_owned(), (code, text.to_owned()));
+    }
+
+    /// Declarations of this name are accepted again.
+    pub fn accept(&mut self, name: &str) {
+        self.refused.remove(name);
+    }
+
     /// The broker closes a channel.
     pub fn close_channel(&mut self, channel: u16, code: u16, text: &str) {
         let close = channel::Close { reply_code: code, reply_text: text.into(), class_id: 0, method_id: 0 };
@@ -312,6 +327,16 @@ impl Peer {
                 );
                 return None;
             }
+            AMQPClass::Exchange(exchange::AMQPMethod::Declare(declare))
+                if self.refused.contains_key(declare.exchange.as_str()) =>
+            {
+                return self.refusal(id, declare.exchange.as_str());
+            }
+            AMQPClass::Queue(queue::AMQPMethod::Declare(declare))
+                if self.refused.contains_key(declare.queue.as_str()) =>
+            {
+                return self.refusal(id, declare.queue.as_str());
+            }
             AMQPClass::Exchange(exchange::AMQPMethod::Declare(_)) => {
                 AMQPClass::Exchange(exchange::AMQPMethod::DeclareOk(exchange::DeclareOk {}))
             }
@@ -333,6 +358,12 @@ impl Peer {
         };
         self.method(id, reply);
         None
+    }
+
+    fn refusal(&mut self, id: u16, name: &str) -> Option<Seen> {
+        let (code, text) = self.refused[name].clone();
+        self.close_channel(id, code, &text);
+        Some(Seen::Refused)
     }
 
     fn basic(&mut self, id: u16, method: basic::AMQPMethod) -> Option<Seen> {

@@ -147,7 +147,11 @@ pub fn restarted(context: &Context) -> Row {
     scene.start();
     scene.load(500);
     let pid = scene.daemon.pid();
-    let rounds = if context.long { 10 } else { 4 };
+    let rounds = match context {
+        Context { long: true, .. } => 10,
+        Context { quick: true, .. } => 3,
+        _ => 4,
+    };
     for round in 0..rounds {
         scene.moments.pause(1000, 2000);
         scene.fault();

@@ -1,12 +1,16 @@
 //! What every row stands on: a corner of the broker, a daemon, a load, the ledger, and the verdict at the end.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    Client, Config, Daemon, Ledger, Load, Moments, Node, Proxy, Push, Recorder, Report, Site, Verdict,
+    bounded, Client, Config, Daemon, Ledger, Load, Moments, Node, Proxy, Push, Recorder, Report, Site,
+    Verdict,
 };
+
+/// Longest time that a row may take: those that measure run up to three times.
+const LIMIT: Duration = Duration::from_secs(900);
+const LIMIT_LONG: Duration = Duration::from_secs(3_600);
 
 /// What a run was told.
 pub struct Context {
@@ -69,9 +73,18 @@ impl Row {
 }
 
 impl Fault {
-    /// Runs it; a panic is a wrong row.
+    /// Runs it, in a thread by whose name the harness tells of a row that hangs; a panic is a wrong row.
     pub fn judge(&self, context: &Context) -> Row {
-        catch_unwind(AssertUnwindSafe(|| (self.run)(context))).unwrap_or_else(|panic| {
+        let limit = if context.long { LIMIT_LONG } else { LIMIT };
+        let ended = std::thread::scope(|scope| {
+            let row = std::thread::Builder::new().name(format!("row {}, {}", self.number, self.name));
+            let running = row.spawn_scoped(scope, || {
+                bounded(limit);
+                (self.run)(context)
+            });
+            running.expect("a thread").join()
+        });
+        ended.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked");
             Row { wrong: vec![text.lines().next().unwrap_or_default().to_owned()], ..Row::default() }

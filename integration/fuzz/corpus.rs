@@ -7,8 +7,8 @@ use lapin::BasicProperties;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use tidegate::engine::event::{AppRow, BucketRow, LaneRow, Marks, WindowRow};
-use tidegate::engine::types::{BatchId, Dead, End, Ended, Identity, Key, Reason};
+use tidegate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, WindowRow};
+use tidegate::engine::types::{BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 use tidegate::store::{ended, record, rows};
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
@@ -129,35 +129,47 @@ fn bodies() {
 
 fn stored() {
     let key = Key { due: 1_780_272_000_000, seq: 7 };
+    let row = rows::item_key("shop", key).unwrap();
     let plain = record::View {
+        key,
+        accepted_due: key.due,
         application: "shop",
         customer: None,
         given: None,
+        fingerprint: 0,
         received: 1_780_271_000_000,
         own_time: false,
         expiry: None,
         weight: 300,
+        closed_by: ClosedBy::Time,
         attempts: 0,
         last_error: None,
+        outcome_unknown: false,
         dead: None,
         json: true,
         properties: &[0, 0],
         body: b"{}",
     };
-    write("record", "plain", unsealed(&record::encode(key, &plain)));
+    write("record", "plain", unsealed(&record::encode(&row, &plain)));
     let full = record::View {
         customer: Some("customer ä"),
+        accepted_due: u64::MAX,
         given: Some(Identity::given([3; 16])),
+        fingerprint: u64::MAX,
         own_time: true,
         expiry: Some(u64::MAX),
         weight: u32::MAX,
+        closed_by: ClosedBy::Flush,
         attempts: u32::MAX,
         last_error: Some("no queue"),
-        dead: Some((Reason::Attempts, "too often")),
-        ..plain
+        outcome_unknown: true,
+        ..plain.clone()
     };
-    write("record", "full", unsealed(&record::encode(key, &full)));
-    write("record", "whole", &record::encode(key, &full));
+    write("record", "full", unsealed(&record::encode(&row, &full)));
+    write("record", "whole", &record::encode(&row, &full));
+    let letters = rows::item_key("", key).unwrap();
+    let dead = record::View { dead: Some((Reason::Attempts, "too often")), ..full };
+    write("record", "dead", unsealed(&record::encode(&letters, &dead)));
     // A length of 2^63 in ten bytes, and one that overflows.
     write(
         "record",
@@ -170,6 +182,7 @@ fn stored() {
         at: 5,
         due: u64::MAX,
         attempts: 2,
+        fingerprint: u64::MAX,
         customer: customer.map(Arc::from),
     };
     let dead = End::Dead(Arc::new(Dead { reason: Reason::Expired, error: "too late".into() }));
@@ -198,10 +211,20 @@ fn small_rows() {
         expiry: Some(3),
     };
     row("window", rows::window_row(&window).unwrap());
-    row("lane", rows::lane_row(&LaneRow { lane: "".into(), count: 4, low: Key { due: 1, seq: 2 } }).unwrap());
-    row("app", rows::app_row(&AppRow { application: "shop".into(), waiting: 9, paused: true }).unwrap());
+    let low = Key { due: 1, seq: 2 };
+    let queue = QueueRow { queue: "shop".into(), count: 9, low, paused: true, unindexed_until: u64::MAX };
+    row("queue", rows::queue_row(&queue).unwrap());
+    let closing = ClosingRow {
+        application: "a".into(),
+        customer: "c".into(),
+        end: 9,
+        through_seq: u64::MAX,
+        due: 8,
+        cause: ClosedBy::Quiet,
+    };
+    row("closing", rows::closing_row(&closing).unwrap());
     row("marks", (rows::META_MARKS.to_vec(), rows::marks_row(7, &Marks::default())));
-    row("format", (rows::META_FORMAT.to_vec(), rows::number_row(rows::META_FORMAT, 2)));
+    row("format", (rows::META_FORMAT.to_vec(), rows::number_row(rows::META_FORMAT, 3)));
     row("bucket", (rows::BUCKET.to_vec(), rows::bucket_row(BucketRow { bucket: 0, from: 8 }, 3)));
     let (key, value) = rows::identity_row(Identity::assigned(7), Key { due: 1, seq: 2 });
     row("identity", (key.to_vec(), value));

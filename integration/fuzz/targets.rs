@@ -145,14 +145,21 @@ pub fn command(data: &[u8]) {
 /// A record as it is, and the same with a right checksum.
 pub fn record(data: &[u8]) {
     let key = Key { due: NOW, seq: 7 };
-    let mut sealed = data.to_vec();
-    fields::seal(&rows::time_key(key), &mut sealed);
-    for bytes in [data, &sealed] {
-        let Ok(view) = record::decode(key, bytes) else { continue };
-        let again = record::encode(key, &view);
-        assert_eq!(record::decode(key, &again).as_ref(), Ok(&view));
-        let (stored, content) = (view.stored(key), view.content());
-        assert_eq!(record::encode(key, &record::View::of(&stored, &content)), again);
+    // A dead item lies in the queue of dead letters, whose name is empty.
+    for queue in ["shop", ""] {
+        let row = rows::item_key(queue, key).unwrap();
+        let mut sealed = data.to_vec();
+        fields::seal(&row, &mut sealed);
+        for bytes in [data, &sealed] {
+            let Ok(view) = record::decode(&row, bytes) else { continue };
+            if view.queue() != queue {
+                continue;
+            }
+            let again = record::encode(&row, &view);
+            assert_eq!(record::decode(&row, &again).as_ref(), Ok(&view));
+            let (stored, content) = (view.stored(&queue.into()), view.content());
+            assert_eq!(record::encode(&row, &record::View::of(&stored, &content)), again);
+        }
     }
 }
 
@@ -162,8 +169,8 @@ pub fn ended(data: &[u8]) {
     let mut sealed = data.to_vec();
     fields::seal(&identity.to_bytes(), &mut sealed);
     for bytes in [data, &sealed] {
-        let Ok((life, row)) = ended::decode(identity, bytes) else { continue };
-        assert_eq!(ended::decode(identity, &ended::encode(identity, life, &row)), Ok((life, row)));
+        let Ok((epoch, row)) = ended::decode(identity, bytes) else { continue };
+        assert_eq!(ended::decode(identity, &ended::encode(identity, epoch, &row)), Ok((epoch, row)));
     }
 }
 
@@ -179,19 +186,19 @@ pub fn rows(data: &[u8]) {
                 let (key, value) = rows::window_row(&row).unwrap();
                 assert_eq!(rows::read_window(&key, &value), Ok(row));
             }
-            if let Ok(row) = rows::read_lane(under, value) {
-                let (key, value) = rows::lane_row(&row).unwrap();
-                assert_eq!(rows::read_lane(&key, &value), Ok(row));
+            if let Ok(row) = rows::read_queue(under, value) {
+                let (key, value) = rows::queue_row(&row).unwrap();
+                assert_eq!(rows::read_queue(&key, &value), Ok(row));
             }
-            if let Ok(row) = rows::read_app(under, value) {
-                let (key, value) = rows::app_row(&row).unwrap();
-                assert_eq!(rows::read_app(&key, &value), Ok(row));
+            if let Ok(row) = rows::read_closing(under, value) {
+                let (key, value) = rows::closing_row(&row).unwrap();
+                assert_eq!(rows::read_closing(&key, &value), Ok(row));
             }
             if let Ok((number, marks)) = rows::read_marks(value) {
                 assert_eq!(rows::marks_row(number, &marks), value);
             }
             let _ = (rows::read_bucket(0, value), rows::read_identity(identity, value));
-            let _ = (rows::read_number(under, value), rows::place_of(under));
+            let _ = (rows::read_number(under, value), rows::read_item_key(under));
         }
     }
 }

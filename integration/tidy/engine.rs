@@ -3,8 +3,8 @@
 use crate::source::{block, words, Source};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Modules that hold values and no state: their fields are for everybody.
-const PLAIN: [&str; 6] = ["types", "event", "request", "snapshot", "size", "mutant"];
+/// Modules that hold values and no state (`ids`: typed handles): their fields are for everybody.
+const PLAIN: [&str; 7] = ["types", "event", "request", "snapshot", "size", "mutant", "ids"];
 /// Fields of the composition: each is a part, or what all parts are given.
 const MOST_FIELDS: usize = 15;
 
@@ -108,11 +108,30 @@ pub fn few_fields(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// What a part holds is its own; others ask its methods.
+/// Types that change themselves: a method of theirs takes `&mut self`.
+fn owners(code: &str) -> BTreeSet<&str> {
+    let mut out = BTreeSet::new();
+    for (at, _) in code.match_indices("\nimpl") {
+        let head = &code[at + 5..];
+        let head = &head[..head.find('{').unwrap_or(head.len())];
+        let of = head.rsplit_once(" for ").map_or_else(|| after_generics(head), |(_, of)| of.trim());
+        let body = block(code, at + 5).map_or("", |(open, end)| &code[open..end]);
+        if body.contains("&mut self") {
+            out.extend(words(of).next().map(|(_, name)| name));
+        }
+    }
+    out
+}
+
+/// What an owner holds is its own; others ask its methods. A record, which has no method that changes it, may show all.
 pub fn fields_are_private(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
     for (source, _) in parts(sources).filter(|(_, part)| !PLAIN.contains(part)) {
+        let owners = owners(&source.shipped);
         for (name, list) in fields(&source.shipped) {
+            if !owners.contains(name.as_str()) {
+                continue;
+            }
             for (_, at) in list.iter().filter(|(visible, _)| *visible) {
                 faults.push(format!("{}:{}: a field of {name}", source.path, source.line_at(*at)));
             }
@@ -168,10 +187,11 @@ pub fn parts_in_layers(sources: &[Source]) -> Vec<String> {
         }
     }
     assert!(open.len() > 10, "{} parts", open.len());
-    // Whoever names nobody that is left is not in a circle.
+    // Whoever names nobody that is left, or is named by nobody that is left, is not in a circle.
     loop {
-        let done: Vec<&str> =
-            open.iter().filter(|(_, named)| named.is_empty()).map(|(part, _)| *part).collect();
+        let named_by = |part: &str| open.values().any(|named| named.contains(part));
+        let free = open.iter().filter(|(part, named)| named.is_empty() || !named_by(part));
+        let done: Vec<&str> = free.map(|(part, _)| *part).collect();
         if done.is_empty() {
             break;
         }
@@ -234,6 +254,12 @@ fn fields_are_counted() {
     let of: Vec<(String, Vec<bool>)> =
         fields(code).into_iter().map(|(name, list)| (name, list.iter().map(|f| f.0).collect())).collect();
     assert_eq!(of, [("A".to_owned(), vec![false, true, false]), ("G".to_owned(), vec![])]);
+}
+
+#[test]
+fn owners_change_themselves() {
+    let code = "\nimpl A { fn a(&self) {} }\nimpl<T> X<T> for B<T> { fn b(&mut self) {} }\nimpl C { fn c(&mut self) {} }";
+    assert_eq!(owners(code).into_iter().collect::<Vec<_>>(), ["B", "C"]);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn an_answer_goes_out_while_a_batch_is_unconfirmed() {
     let answer = tells.recv_timeout(PATIENCE).unwrap();
     assert_eq!(daemon.answered(1), [7]);
     assert_eq!((answer.exchange.as_str(), answer.routing_key.as_str()), ("", "answers7"));
-    assert!(!answer.mandatory);
+    assert!(answer.mandatory);
     assert_eq!(answer.body, BODY);
     let sent = *answer.properties.timestamp();
     assert!(sent.is_some_and(|at| at > 1_700_000_000));

@@ -1,6 +1,6 @@
 //! Asking the daemon's loop, with a bound on the wait, and the answers that are the same for all paths.
 
-use super::asked::{Answered, Asked, Status};
+use super::command::{CommandRequest, CommandResponse, Status};
 use super::liveness::Liveness;
 use super::parse::Fault;
 use super::readiness::Readiness;
@@ -42,7 +42,7 @@ impl Shared {
     }
 
     /// Has a command carried out, unless it was not understood.
-    pub(super) async fn command(&self, asked: Result<Asked, Fault>) -> Response {
+    pub(super) async fn command(&self, asked: Result<CommandRequest, Fault>) -> Response {
         let asked = match asked {
             Ok(asked) => asked,
             Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
@@ -57,7 +57,7 @@ impl Shared {
     }
 }
 
-fn of(answered: Answered) -> Response {
+fn of(answered: CommandResponse) -> Response {
     match answered.status {
         Status::Known => Json(answered.document).into_response(),
         Status::Unknown => (StatusCode::NOT_FOUND, Json(answered.document)).into_response(),

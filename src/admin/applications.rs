@@ -3,7 +3,7 @@
 //! How they stand is told out of the state document, with the same names and the same bound on their number.
 
 use super::answer::{failure, Shared};
-use super::asked::Asked;
+use super::command::CommandRequest;
 use super::items::named;
 use super::parse;
 use super::state::{Application, Document};
@@ -103,17 +103,17 @@ fn single(document: Document, application: &str) -> Response {
 }
 
 async fn pause(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(Asked::Pause)).await
+    shared.command(named(&uri, parse::application).map(CommandRequest::Pause)).await
 }
 
 async fn resume(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(Asked::Resume)).await
+    shared.command(named(&uri, parse::application).map(CommandRequest::Resume)).await
 }
 
 async fn retry(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(Asked::Retry)).await
+    shared.command(named(&uri, parse::application).map(CommandRequest::Retry)).await
 }
 
 async fn drop_parked(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(Asked::DropParked)).await
+    shared.command(named(&uri, parse::application).map(CommandRequest::DropParked)).await
 }

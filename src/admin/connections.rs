@@ -1,13 +1,19 @@
 //! The connections of the admin port: how many there may be, and who must go when one more comes; pure.
 //!
 //! A probe must get in whatever else is there. So a newcomer is not refused while some connection only waits for its
-//! next request: the one that has waited longest makes room, which is the slow or silent one. Requests under way are
-//! bounded elsewhere to fewer than there are places, and are never ended for a newcomer.
+//! next request: the one that has waited longest makes room, which is the slow or silent one, and rather one that has
+//! never asked anything. A connection that has just come is spared for a moment, in which the newcomer waits: else a
+//! crowd that comes again and again would throw out what is about to ask. Requests under way are bounded elsewhere to
+//! fewer than there are places, and are never ended for a newcomer.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+
+/// Time in which a connection that waits for a request is spared.
+const SPARED: Duration = Duration::from_millis(100);
 
 /// Bounds on connections.
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +46,22 @@ struct Table {
 #[derive(Debug)]
 struct Open {
     peer: IpAddr,
-    /// Set while it waits for a request: a number that grows with the moment at which it began to.
-    waits_since: Option<u64>,
+    /// It has asked something and was answered.
+    has_asked: bool,
+    /// Set while it waits for a request.
+    waits_since: Option<Instant>,
     leave: Arc<Notify>,
+}
+
+/// What becomes of a newcomer.
+#[derive(Debug)]
+pub(super) enum Admission {
+    /// It is in.
+    Granted(Place),
+    /// It may be asked for again at this moment: then the next one can make room.
+    Later(Instant),
+    /// All places are taken by requests under way.
+    Refused,
 }
 
 /// One connection's place; given back when dropped.
@@ -59,21 +78,29 @@ impl Connections {
         Connections { places, table: Mutex::default() }
     }
 
-    /// A place for a newcomer; `None`: there is none, and nobody who could make room.
-    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
+    /// A place for a newcomer.
+    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr, now: Instant) -> Admission {
         // An IPv4 client of an IPv6 listener is the same client.
         let peer = peer.to_canonical();
         let mut table = self.table();
         let of_peer = table.open.values().filter(|open| open.peer == peer).count();
-        if of_peer >= self.places.per_address {
-            table.evict(|open| open.peer == peer)?;
+        let evicted = if of_peer >= self.places.per_address {
+            table.evict(now, |open| open.peer == peer)
         } else if table.open.len() >= self.places.all {
-            table.evict(|_| true)?;
+            table.evict(now, |_| true)
+        } else {
+            Ok(())
+        };
+        match evicted {
+            Ok(()) => {}
+            Err(Some(at)) => return Admission::Later(at),
+            Err(None) => return Admission::Refused,
         }
-        let id = table.number();
-        let leave = Arc::new(Notify::new());
-        table.open.insert(id, Open { peer, waits_since: Some(id), leave: Arc::clone(&leave) });
-        Some(Place { connections: Arc::clone(self), id, leave })
+        table.next += 1;
+        let (id, leave) = (table.next, Arc::new(Notify::new()));
+        let open = Open { peer, has_asked: false, waits_since: Some(now), leave: Arc::clone(&leave) };
+        table.open.insert(id, open);
+        Admission::Granted(Place { connections: Arc::clone(self), id, leave })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -82,17 +109,23 @@ impl Connections {
 }
 
 impl Table {
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
-    /// Sends the one away that has waited longest for its next request.
-    fn evict(&mut self, among: impl Fn(&Open) -> bool) -> Option<()> {
+    /// Sends one away that waits for its next request. If all that wait are spared: the moment at which the first of
+    /// them no longer is; `None` if none waits.
+    fn evict(&mut self, now: Instant, among: impl Fn(&Open) -> bool) -> Result<(), Option<Instant>> {
         let waiting = self.open.iter().filter(|(_, open)| among(open));
-        let (_, id) = waiting.filter_map(|(id, open)| Some((open.waits_since?, *id))).min()?;
-        self.open.remove(&id)?.leave.notify_one();
-        Some(())
+        let waiting =
+            waiting.filter_map(|(id, open)| Some((open.waits_since? + SPARED, open.has_asked, *id)));
+        let waiting: Vec<_> = waiting.collect();
+        let first = waiting.iter().filter(|(until, ..)| *until <= now);
+        match first.min_by_key(|(until, has_asked, id)| (*has_asked, *until, *id)) {
+            Some((.., id)) => {
+                if let Some(open) = self.open.remove(id) {
+                    open.leave.notify_one();
+                }
+                Ok(())
+            }
+            None => Err(waiting.iter().map(|(until, ..)| *until).min()),
+        }
     }
 }
 
@@ -106,10 +139,8 @@ impl Place {
 
     /// It has been answered.
     pub(super) fn end(&self) {
-        let mut table = self.connections.table();
-        let now = table.number();
-        if let Some(open) = table.open.get_mut(&self.id) {
-            open.waits_since = Some(now);
+        if let Some(open) = self.connections.table().open.get_mut(&self.id) {
+            (open.has_asked, open.waits_since) = (true, Some(Instant::now()));
         }
     }
 }
@@ -134,35 +165,48 @@ mod tests {
         place.leave.notified().now_or_never().is_some()
     }
 
+    fn granted(all: &Arc<Connections>, peer: IpAddr, now: Instant) -> Place {
+        match all.admit(peer, now) {
+            Admission::Granted(place) => place,
+            other @ (Admission::Later(_) | Admission::Refused) => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn the_one_that_has_waited_longest_makes_room() {
         let all = Arc::new(Connections::new(Places { all: 3, per_address: 3 }));
-        let [first, second, third] = [1, 2, 3].map(|n| all.admit(ip(n)).unwrap());
-        // The first has asked and been answered since.
+        let t0 = Instant::now();
+        let [first, second, third] = [1, 2, 3].map(|n| granted(&all, ip(n), t0));
+        // What has just come is spared.
+        let Admission::Later(then) = all.admit(ip(9), t0) else { panic!("a place") };
+        assert_eq!(then, t0 + SPARED);
+        // The first has asked and been answered since: it is the last to go, however long ago that is.
         first.begin();
         first.end();
-        let probe = all.admit(ip(9)).unwrap();
+        let later = Instant::now() + SPARED;
+        let probe = granted(&all, ip(9), later);
         assert_eq!([&first, &second, &third].map(left), [false, true, false]);
         drop(second);
-        // All at work: nobody makes room.
+        // All at work: none makes room.
         for place in [&first, &third, &probe] {
             place.begin();
         }
-        assert!(all.admit(ip(9)).is_none());
+        assert!(matches!(all.admit(ip(9), later), Admission::Refused));
         drop(third);
-        assert!(all.admit(ip(9)).is_some());
+        granted(&all, ip(9), later);
     }
 
     #[test]
     fn one_address_takes_the_places_of_its_own_alone() {
         let all = Arc::new(Connections::new(Places { all: 4, per_address: 2 }));
-        let other = all.admit(ip(7)).unwrap();
-        let mine = [all.admit(ip(1)).unwrap(), all.admit(ip(1)).unwrap()];
-        let mapped = all.admit("::ffff:10.0.0.1".parse().unwrap()).unwrap();
+        let t0 = Instant::now();
+        let other = granted(&all, ip(7), t0);
+        let mine = [granted(&all, ip(1), t0), granted(&all, ip(1), t0)];
+        let mapped = granted(&all, "::ffff:10.0.0.1".parse().unwrap(), t0 + SPARED);
         assert_eq!((left(&other), left(&mine[0]), left(&mine[1])), (false, true, false));
         mine[1].begin();
         mapped.begin();
-        assert!(all.admit(ip(1)).is_none());
-        assert!(all.admit(ip(2)).is_some());
+        assert!(matches!(all.admit(ip(1), t0 + SPARED), Admission::Refused));
+        granted(&all, ip(2), t0 + SPARED);
     }
 }

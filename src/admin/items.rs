@@ -1,7 +1,7 @@
 //! Items and customers: look up, cancel, list, count, flush.
 
 use super::answer::Shared;
-use super::asked::Asked;
+use super::command::CommandRequest;
 use super::parse::{self, Fault};
 use axum::extract::State;
 use axum::http::Uri;
@@ -20,27 +20,27 @@ pub(super) fn router() -> Router<Shared> {
 }
 
 async fn list(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(parse::filter(uri.query()).map(Asked::List)).await
+    shared.command(parse::filter(uri.query()).map(CommandRequest::List)).await
 }
 
 async fn lookup(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::item).map(Asked::Lookup)).await
+    shared.command(named(&uri, parse::item).map(CommandRequest::Lookup)).await
 }
 
 async fn cancel(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::item).map(Asked::Cancel)).await
+    shared.command(named(&uri, parse::item).map(CommandRequest::Cancel)).await
 }
 
 async fn count(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::customer).map(Asked::Count)).await
+    shared.command(named(&uri, parse::customer).map(CommandRequest::Count)).await
 }
 
 async fn cancel_all(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::customer).map(Asked::CancelAll)).await
+    shared.command(named(&uri, parse::customer).map(CommandRequest::CancelAll)).await
 }
 
 async fn flush(State(shared): State<Shared>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::customer).map(Asked::Flush)).await
+    shared.command(named(&uri, parse::customer).map(CommandRequest::Flush)).await
 }
 
 /// What a path names, where no query says more: one that was meant to narrow a command down must not be ignored.

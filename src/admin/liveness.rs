@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A part that has not moved for longer is taken for dead.
-pub const STUCK_AFTER: Duration = Duration::from_secs(60);
+const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The heartbeats of one process. Shared as `Arc<Liveness>`.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Default for Liveness {
 }
 
 impl Liveness {
-    /// As if the process had started so long ago, without a turn since.
+    /// As if the process had started `age` ago, without a turn since.
     #[cfg(test)]
     pub(super) fn of_age(age: Duration) -> Liveness {
         Liveness {

@@ -6,21 +6,21 @@
 //! task), no CORS and no session.
 
 mod answer;
-pub mod applications;
-mod asked;
+pub(crate) mod applications;
+mod command;
 mod connections;
-pub mod guard;
+mod guard;
 mod items;
 mod listener;
 mod liveness;
 pub mod parse;
-pub mod readiness;
+mod readiness;
 mod routes;
 mod serve;
-pub mod state;
+pub(crate) mod state;
 
-pub use asked::{Answered, Asked, ItemOf, Status};
-pub use liveness::{Liveness, STUCK_AFTER};
+pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
+pub use liveness::Liveness;
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
@@ -39,13 +39,13 @@ use tokio::task::JoinHandle;
 /// How long requests that are under way may take once the server is told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// What the server asks the daemon's loop. A reply that nobody waits for any more is dropped.
+/// What the server asks the daemon's loop. A reply whose receiver has gone is dropped.
 #[derive(Debug)]
 pub enum Query {
     /// Everything at this moment.
     State(oneshot::Sender<StateInput>),
     /// A command.
-    Command(Asked, oneshot::Sender<Answered>),
+    Command(CommandRequest, oneshot::Sender<CommandResponse>),
 }
 
 /// Posts a query into the loop's mailbox. Must not block.

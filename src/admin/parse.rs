@@ -4,7 +4,7 @@
 //! form-encoded (`+` is a space). What is not understood is refused with a sentence that names the parameter, and is
 //! never guessed at: half of these requests destroy something.
 
-use super::asked::ItemOf;
+use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{CustomerOf, Filter, Key, Stage};
 use percent_encoding::percent_decode_str;
@@ -19,7 +19,7 @@ pub const DEFAULT_PAGE: usize = 100;
 const APPLICATION: usize = 4;
 /// What it is that the request is about, behind the application.
 const SECOND: usize = 5;
-/// Of a foreign text, so much is quoted, characters.
+/// Upper bound on what is quoted of a foreign text, characters.
 const QUOTED: usize = 64;
 
 /// What is wrong with a request: a sentence that names the parameter.
@@ -69,7 +69,7 @@ fn bounded(text: &str, parameter: &str, most: usize) -> Result<(), Fault> {
     }
 }
 
-/// A percent sign that begins no escape is refused and not taken literally: somebody forgot to encode it, and the
+/// A percent sign that begins no escape is refused and not taken literally: it was not encoded, and the
 /// name may mean something else.
 fn decoded(text: &str, parameter: &str) -> Result<String, Fault> {
     let whole = text.split('%').skip(1).all(|rest| {

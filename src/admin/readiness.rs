@@ -53,19 +53,13 @@ impl Readiness {
         Self::default()
     }
 
-    /// Closes (`true`) or opens a latch. Returns whether that changed it.
-    pub fn set(&self, latch: Latch, closed: bool) -> bool {
-        let before = if closed {
-            self.closed.fetch_or(latch.bit(), Ordering::AcqRel)
+    /// Closes (`true`) or opens a latch.
+    pub fn set(&self, latch: Latch, closed: bool) {
+        if closed {
+            self.closed.fetch_or(latch.bit(), Ordering::AcqRel);
         } else {
-            self.closed.fetch_and(!latch.bit(), Ordering::AcqRel)
-        };
-        (before & latch.bit() != 0) != closed
-    }
-
-    /// All latches are closed.
-    pub fn is_ready(&self) -> bool {
-        self.missing().is_empty()
+            self.closed.fetch_and(!latch.bit(), Ordering::AcqRel);
+        }
     }
 
     /// Names of the open latches, in the order of [`Latch::ALL`]; empty when ready.
@@ -82,7 +76,6 @@ mod tests {
     #[test]
     fn nothing_is_ready_at_first() {
         let r = Readiness::new();
-        assert!(!r.is_ready());
         assert_eq!(r.missing(), ["store", "ingest", "egress", "topology", "consumer"]);
     }
 
@@ -93,20 +86,17 @@ mod tests {
             for latch in Latch::ALL.into_iter().filter(|l| *l != left_out) {
                 r.set(latch, true);
             }
-            assert!(!r.is_ready(), "without {left_out:?}");
             assert_eq!(r.missing(), [left_out.as_str()]);
             r.set(left_out, true);
-            assert!(r.is_ready());
+            assert_eq!(r.missing(), Vec::<&str>::new());
         }
     }
 
     #[test]
-    fn set_tells_whether_it_changed_anything() {
+    fn a_latch_opens_again() {
         let r = Readiness::new();
-        assert!(!r.set(Latch::Store, false));
-        assert!(r.set(Latch::Store, true));
-        assert!(!r.set(Latch::Store, true));
-        assert!(r.set(Latch::Store, false));
-        assert_eq!(r.missing().len(), Latch::ALL.len());
+        Latch::ALL.into_iter().for_each(|latch| r.set(latch, true));
+        r.set(Latch::Store, false);
+        assert_eq!(r.missing(), ["store"]);
     }
 }

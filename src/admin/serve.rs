@@ -3,7 +3,7 @@
 //! hyper is used directly: what hands it connections must know when a request begins and ends, and must set the time
 //! in which a head has to come.
 
-use super::connections::{Connections, Place};
+use super::connections::{Admission, Connections, Place};
 use super::listener::{Bounded, Bounds};
 use axum::extract::ConnectInfo;
 use axum::http::Request;
@@ -21,6 +21,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Time for the head of a request, from the moment at which the connection could send it; so also the longest time for
 /// which a connection is kept for another request.
@@ -42,7 +43,7 @@ pub(super) async fn serve(
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match connections.admit(peer.ip()) {
+                Ok((stream, peer)) => match place_for(&connections, peer).await {
                     Some(place) => {
                         tasks.spawn(connection(stream, peer, app.clone(), place, bounds, stop.clone()));
                     }
@@ -61,6 +62,17 @@ pub(super) async fn serve(
     }
     drop(listener);
     while tasks.join_next().await.is_some() {}
+}
+
+/// A place for a newcomer, after the time in which those who could make room are spared.
+async fn place_for(connections: &Arc<Connections>, peer: SocketAddr) -> Option<Place> {
+    loop {
+        match connections.admit(peer.ip(), Instant::now().into_std()) {
+            Admission::Granted(place) => return Some(place),
+            Admission::Refused => return None,
+            Admission::Later(at) => tokio::time::sleep_until(at.into()).await,
+        }
+    }
 }
 
 /// The client has gone before it was accepted.

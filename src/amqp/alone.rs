@@ -6,7 +6,7 @@
 
 use super::connection::Session;
 use super::fault::{Fault, Kind};
-use super::message::{confirm_channel, Encoder, Message, TurnOutput};
+use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
 use crate::engine::types::{Batch, Outcome, ALONE_CHANNELS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
@@ -29,7 +29,7 @@ pub(super) struct AloneEnd {
     channel: Option<Arc<Channel>>,
 }
 
-struct Flight {
+struct AloneFlight {
     number: u64,
     since: Instant,
     /// The channel, once there is one.
@@ -38,15 +38,15 @@ struct Flight {
 }
 
 #[derive(Default)]
-struct Slot {
+struct AloneSlot {
     /// Open and idle.
     channel: Option<Arc<Channel>>,
-    flight: Option<Flight>,
+    flight: Option<AloneFlight>,
 }
 
 /// A bounded number of channels, and the batches that wait for one.
 pub(super) struct AlonePool {
-    slots: [Slot; ALONE_CHANNELS],
+    slots: [AloneSlot; ALONE_CHANNELS],
     pub(super) waiting: VecDeque<Batch>,
     ended: Vec<AloneEnd>,
 }
@@ -101,7 +101,7 @@ impl AlonePool {
     ) {
         debug_assert!(self.has_room());
         // One whose channel is open costs no round trip.
-        let free = |slot: &&mut Slot| slot.flight.is_none();
+        let free = |slot: &&mut AloneSlot| slot.flight.is_none();
         let ready = self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_some());
         let slot = match ready {
             Some(place) => self.slots.get_mut(place),
@@ -117,9 +117,9 @@ impl AlonePool {
             slot.channel.take(),
             Arc::clone(&opened),
             message,
-            Terms { dead, solitary, limit },
+            AloneTerms { dead, solitary, limit },
         );
-        slot.flight = Some(Flight {
+        slot.flight = Some(AloneFlight {
             number: batch.number,
             since: Instant::now(),
             channel: opened,
@@ -164,7 +164,7 @@ impl AlonePool {
 }
 
 #[derive(Clone, Copy)]
-struct Terms {
+struct AloneTerms {
     dead: bool,
     solitary: bool,
     limit: Duration,
@@ -175,8 +175,8 @@ async fn publish_alone(
     session: Arc<Session>,
     idle: Option<Arc<Channel>>,
     opened: Arc<OnceLock<Arc<Channel>>>,
-    message: Message,
-    terms: Terms,
+    message: PublishMessage,
+    terms: AloneTerms,
 ) -> AloneEnd {
     let (number, id, dead) = (message.number, message.id, terms.dead);
     let ended = |outcome, fault| AloneEnd { number, dead, outcome, fault, channel: None };

@@ -23,28 +23,28 @@ type Publish = Pin<Box<dyn Future<Output = lapin::Result<Confirmation>> + Send>>
 /// Slots with a future each; a slot is free again once its answer was given.
 #[derive(Default)]
 pub(super) struct Confirms {
-    slots: Vec<Slot>,
-    ready: Arc<Ready>,
+    slots: Vec<ConfirmSlot>,
+    ready: Arc<ReadySlots>,
     /// Slots taken from the list, kept for its memory.
     taken: Vec<usize>,
     /// Answers at the first poll.
     early: Vec<(usize, lapin::Result<Confirmation>)>,
 }
 
-struct Slot {
+struct ConfirmSlot {
     future: Option<Publish>,
     waker: Waker,
 }
 
 #[derive(Default)]
-struct Ready {
+struct ReadySlots {
     slots: Mutex<Vec<usize>>,
     task: AtomicWaker,
 }
 
 struct SlotWaker {
     slot: usize,
-    ready: Arc<Ready>,
+    ready: Arc<ReadySlots>,
 }
 
 impl Wake for SlotWaker {
@@ -70,7 +70,7 @@ impl Confirms {
         while self.slots.len() <= slot {
             let waker =
                 Waker::from(Arc::new(SlotWaker { slot: self.slots.len(), ready: self.ready.clone() }));
-            self.slots.push(Slot { future: None, waker });
+            self.slots.push(ConfirmSlot { future: None, waker });
         }
         self.slots[slot].future = Some(future);
         self.poll_slot(slot);
@@ -111,7 +111,7 @@ impl Confirms {
 
     /// A slot may be in the list twice, or again after its answer: both are harmless.
     fn poll_slot(&mut self, slot: usize) {
-        let Some(Slot { future, waker }) = self.slots.get_mut(slot) else { return };
+        let Some(ConfirmSlot { future, waker }) = self.slots.get_mut(slot) else { return };
         let Some(publish) = future else { return };
         if let Poll::Ready(result) = publish.as_mut().poll(&mut Context::from_waker(waker)) {
             *future = None;

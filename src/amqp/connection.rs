@@ -8,6 +8,8 @@
 //! would keep it for ever. Shutting the socket down ends it in every state.
 
 use super::fault::Fault;
+use crate::config::advice::explained;
+use crate::config::terms::is_loopback_host;
 use crate::config::{self, Endpoint};
 use async_rs::traits::Reactor;
 use async_rs::{Runtime, Tokio};
@@ -18,7 +20,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::CertificateDer;
 use secrecy::{ExposeSecret, SecretString};
 use std::io;
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,9 +30,9 @@ use tokio::time::timeout;
 /// What RabbitMQ offers by default. lapin asks for no limit unless told, and the size of a frame bounds what one
 /// header table can hold.
 const FRAME_MAX: u32 = 131_072;
-/// The publishing connection needs most: two ordinary channels, those for batches alone, a throw-away one, and those
-/// left behind that the broker does not close. lapin asks each channel's flow state for every frame.
-const CHANNEL_MAX: u16 = 64;
+/// What RabbitMQ offers by default. Few are open at a time, but the publishing connection replaces those that have ended,
+/// and lapin (seen with 4.12) may refuse a number that it uses for the second time: the connection is then made anew.
+const CHANNEL_MAX: u16 = 2_047;
 
 /// Why no connection came about.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,9 +97,7 @@ pub fn address(endpoint: &Endpoint) -> String {
 
 /// Whether passwords and messages cross a network in the clear.
 pub fn is_exposed(endpoint: &Endpoint) -> bool {
-    let loopback =
-        endpoint.host == "localhost" || endpoint.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    !endpoint.tls && !loopback
+    !endpoint.tls && !is_loopback_host(&endpoint.host)
 }
 
 /// An open connection that is shut down, at the latest, when it is dropped.
@@ -245,7 +245,7 @@ async fn dial(
             address: address(endpoint),
             user: endpoint.user.clone(),
             vhost: endpoint.vhost.clone(),
-            reason: Fault::from(error).text,
+            reason: explained(Fault::from(error).text, endpoint.tls),
         }),
         Err(_) => Err(ConnectError::Timeout { address: address(endpoint), limit_ms: limit.as_millis() }),
     }
@@ -372,6 +372,19 @@ mod tests {
         let endpoint = endpoint("::1", false);
         assert_eq!(address(&endpoint), "[::1]:5672");
         assert_eq!(uri(&endpoint, Duration::from_secs(10)).unwrap().authority.host, "::1");
+    }
+
+    #[test]
+    fn a_password_file_is_read_at_each_connect() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("password");
+        let endpoint = Endpoint { password_file: Some(path.clone()), ..endpoint("localhost", false) };
+        for text in ["first", "second"] {
+            std::fs::write(&path, format!("{text}\n")).unwrap();
+            assert_eq!(uri(&endpoint, Duration::from_secs(10)).unwrap().authority.userinfo.password, text);
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(password(&endpoint).expose_secret(), "canary", "the one read last");
     }
 
     #[test]

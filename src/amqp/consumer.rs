@@ -28,7 +28,7 @@ use crate::engine::types::{Delivery as Handle, Request};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::message::Delivery;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub(super) struct Ingest {
     backoff: Backoff,
     notes: NoteLog,
     log: RateLimitedLog,
+    /// Names of headers that were nearly hit, each logged once.
+    near_misses: BTreeSet<&'static str>,
 }
 
 /// Why consuming ended without a fault.
@@ -106,6 +108,7 @@ impl Ingest {
             backoff: Backoff::default(),
             notes: NoteLog::default(),
             log: RateLimitedLog::default(),
+            near_misses: BTreeSet::new(),
         }
     }
 
@@ -361,6 +364,15 @@ impl Ingest {
                 "one at a time"
             );
         }
+        for meant in wire::near_misses(delivery.properties.headers().as_ref()) {
+            self.shared.near_miss_header();
+            if self.near_misses.insert(meant) {
+                tracing::warn!(
+                    meant,
+                    "a request has a header that is nearly named so, and is without effect; further ones are counted"
+                );
+            }
+        }
         let incoming = Incoming {
             exchange: delivery.exchange.as_str(),
             routing_key: delivery.routing_key.as_str(),
@@ -423,6 +435,13 @@ impl ConnectionUser for Ingest {
         let setup = prepare_ingest(session, options.amqp.topology, &names, options.timeouts.connect);
         let notes = match unless_shutdown(&mut self.shutdown, setup).await {
             Some(done) => self.notes.take(Side::Ingest, done?),
+            None => return Ok(()),
+        };
+        // Also while paused: whoever serves the queue keeps it over a reconnect.
+        let (queue, heartbeat) = (&options.ingest.queue, options.amqp.heartbeat);
+        let lock = acquire(session, queue, options.timeouts.connect, heartbeat);
+        match unless_shutdown(&mut self.shutdown, lock).await {
+            Some(lock) => lock?,
             None => return Ok(()),
         };
         while let Ok(order) = self.orders.try_recv() {

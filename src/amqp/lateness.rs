@@ -3,26 +3,6 @@
 
 use hdrhistogram::Histogram;
 
-/// Upper bounds of the exported buckets in microseconds, from 100 us to 10 min.
-pub const BOUNDS_US: [u64; 16] = [
-    100,
-    500,
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    250_000,
-    1_000_000,
-    5_000_000,
-    15_000_000,
-    60_000_000,
-    300_000_000,
-    600_000_000,
-];
-
 /// Longer durations count as this long in the quantiles: 24 hours.
 const LONGEST_US: u64 = 86_400_000_000;
 
@@ -31,8 +11,6 @@ const LONGEST_US: u64 = 86_400_000_000;
 pub struct Distribution {
     /// Values recorded.
     pub count: u64,
-    /// Their sum.
-    pub sum_us: u64,
     /// Median, within 1 %.
     pub p50_us: u64,
     /// 99th percentile, within 1 %.
@@ -41,29 +19,19 @@ pub struct Distribution {
     pub p999_us: u64,
     /// Largest.
     pub max_us: u64,
-    /// For each of [`BOUNDS_US`], how many were at most that long.
-    pub cumulative: [u64; BOUNDS_US.len()],
 }
 
 /// Records durations; about 50 KiB.
 pub(super) struct Recorder {
     /// `None` only if its constant bounds were wrong; then quantiles stay 0.
     histogram: Option<Histogram<u64>>,
-    buckets: [u64; BOUNDS_US.len()],
     count: u64,
-    sum_us: u64,
     max_us: u64,
 }
 
 impl Default for Recorder {
     fn default() -> Self {
-        Recorder {
-            histogram: Histogram::new_with_bounds(1, LONGEST_US, 2).ok(),
-            buckets: [0; BOUNDS_US.len()],
-            count: 0,
-            sum_us: 0,
-            max_us: 0,
-        }
+        Recorder { histogram: Histogram::new_with_bounds(1, LONGEST_US, 2).ok(), count: 0, max_us: 0 }
     }
 }
 
@@ -72,11 +40,7 @@ impl Recorder {
         if let Some(histogram) = &mut self.histogram {
             histogram.saturating_record(us.max(1));
         }
-        if let Some(bucket) = BOUNDS_US.iter().position(|bound| us <= *bound) {
-            self.buckets[bucket] += 1;
-        }
         self.count += 1;
-        self.sum_us = self.sum_us.saturating_add(us);
         self.max_us = self.max_us.max(us);
     }
 
@@ -85,18 +49,12 @@ impl Recorder {
             Some(histogram) if self.count > 0 => histogram.value_at_quantile(q).min(self.max_us),
             Some(_) | None => 0,
         };
-        let mut cumulative = self.buckets;
-        for i in 1..cumulative.len() {
-            cumulative[i] += cumulative[i - 1];
-        }
         Distribution {
             count: self.count,
-            sum_us: self.sum_us,
             p50_us: quantile(0.5),
             p99_us: quantile(0.99),
             p999_us: quantile(0.999),
             max_us: self.max_us,
-            cumulative,
         }
     }
 }
@@ -106,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_and_buckets_agree_with_what_was_recorded() {
+    fn quantiles_agree_with_what_was_recorded() {
         let mut recorder = Recorder::default();
         assert_eq!(recorder.snapshot(), Distribution::default());
         for us in 1..=1_000 {
@@ -118,16 +76,12 @@ mod tests {
         assert_eq!((d.count, d.max_us), (1_002, u64::MAX / 4));
         assert!((495..=507).contains(&d.p50_us), "{d:?}");
         assert!((980..=1_010).contains(&d.p99_us), "{d:?}");
-        assert_eq!(d.cumulative[0], 100);
-        assert_eq!(d.cumulative[2], 1_000);
-        assert_eq!(d.cumulative[6], 1_001);
-        assert_eq!(d.cumulative[15], 1_001, "beyond the last bound only the count knows it");
     }
 
     #[test]
     fn on_time_is_not_lost() {
         let mut recorder = Recorder::default();
         recorder.record(0);
-        assert_eq!((recorder.snapshot().cumulative[0], recorder.snapshot().p50_us), (1, 0));
+        assert_eq!((recorder.snapshot().count, recorder.snapshot().p50_us), (1, 0));
     }
 }

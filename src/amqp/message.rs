@@ -1,7 +1,7 @@
 //! A batch as a message for lapin, what a turn of publishing brings, and a channel to publish on.
 
 use super::connection::Session;
-use super::fault::Fault;
+use super::fault::{Fault, Kind};
 use super::shared::Shared;
 use super::wire::{self, Body, Exchanges, Outgoing};
 use crate::clock;
@@ -59,7 +59,7 @@ pub(super) struct Encoder {
 
 impl Encoder {
     /// Encodes, and notes how late its items are.
-    pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> Message {
+    pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> PublishMessage {
         let now_us = clock::wall_us();
         let Outgoing { exchange, routing_key, properties, body, id } =
             wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
@@ -68,12 +68,12 @@ impl Encoder {
             let late = |due: u64| now_us.saturating_sub(due.saturating_mul(1_000));
             output.late_us.extend(batch.items.iter().map(|item| late(item.due)));
         }
-        Message { number: batch.number, id, exchange, routing_key, properties, body }
+        PublishMessage { number: batch.number, id, exchange, routing_key, properties, body }
     }
 }
 
 /// A message, ready for lapin.
-pub(super) struct Message {
+pub(super) struct PublishMessage {
     pub(super) number: u64,
     pub(super) id: BatchId,
     exchange: ShortString,
@@ -82,12 +82,12 @@ pub(super) struct Message {
     body: Body,
 }
 
-impl Message {
+impl PublishMessage {
     /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer part.
     pub(super) async fn publish(self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let options = BasicPublishOptions { mandatory: true, immediate: false };
         let confirm = {
-            let Message { exchange, routing_key, properties, body, .. } = self;
+            let PublishMessage { exchange, routing_key, properties, body, .. } = self;
             let channel = channel;
             channel.basic_publish(exchange, routing_key, options, &body, properties).await?
         };
@@ -95,8 +95,23 @@ impl Message {
     }
 }
 
+/// Tries to open a channel, where lapin takes the number of one that has ended for ended still.
+const OPEN_TRIES: u32 = 3;
+
 /// A fresh channel with confirms. While the connection is blocked the time limit does not count.
 pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
+    let mut tries = 1;
+    loop {
+        match try_confirm_channel(session, limit).await {
+            Err(fault) if fault.kind == Kind::AfterEnd && session.is_connected() && tries < OPEN_TRIES => {
+                tries += 1;
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn try_confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
     let mut opening = std::pin::pin!(async {
         let channel = session.connection().create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;

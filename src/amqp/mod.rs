@@ -38,7 +38,7 @@ pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use inspect::{inspect, Finding, Severity};
-pub use lateness::{Distribution, BOUNDS_US};
+pub use lateness::Distribution;
 pub use replies::OutgoingReply;
 pub use shared::Stats;
 

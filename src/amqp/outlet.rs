@@ -14,15 +14,15 @@ use tokio::time::Instant;
 /// A channel, and what was found about what it publishes to.
 pub(super) type Opening = BoxFuture<'static, Result<(Channel, Vec<Note>), Fault>>;
 
-enum State {
+enum OutletState {
     Closed,
     Opening(Opening),
     Open(Box<PublishChannel>),
 }
 
 pub(super) struct Outlet {
-    state: State,
-    /// What [`State::Opening`] came to.
+    state: OutletState,
+    /// What [`OutletState::Opening`] came to.
     opened: Option<Result<(Channel, Vec<Note>), Fault>>,
     /// Not published so far.
     pub(super) waiting: VecDeque<Batch>,
@@ -30,47 +30,47 @@ pub(super) struct Outlet {
 
 impl Outlet {
     pub(super) fn closed() -> Self {
-        Outlet { state: State::Closed, opened: None, waiting: VecDeque::new() }
+        Outlet { state: OutletState::Closed, opened: None, waiting: VecDeque::new() }
     }
 
     pub(super) fn of(channel: Channel) -> Self {
-        Outlet { state: State::Open(Box::new(PublishChannel::new(channel))), ..Outlet::closed() }
+        Outlet { state: OutletState::Open(Box::new(PublishChannel::new(channel))), ..Outlet::closed() }
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed)
+        matches!(self.state, OutletState::Closed)
     }
 
     /// Nothing is unconfirmed.
     pub(super) fn is_quiet(&self) -> bool {
         match &self.state {
-            State::Open(channel) => channel.is_idle(),
-            State::Closed | State::Opening(_) => true,
+            OutletState::Open(channel) => channel.is_idle(),
+            OutletState::Closed | OutletState::Opening(_) => true,
         }
     }
 
     /// The channel, where it can be published on.
     pub(super) fn channel(&mut self) -> Option<&mut PublishChannel> {
         match &mut self.state {
-            State::Open(channel) if channel.is_open() => Some(channel),
-            State::Open(_) | State::Closed | State::Opening(_) => None,
+            OutletState::Open(channel) if channel.is_open() => Some(channel),
+            OutletState::Open(_) | OutletState::Closed | OutletState::Opening(_) => None,
         }
     }
 
     pub(super) fn open(&mut self, opening: Opening) {
-        self.state = State::Opening(opening);
+        self.state = OutletState::Opening(opening);
     }
 
     /// Waits until there is something to [`Outlet::collect`] or [`Outlet::take_opened`]. Safe to cancel.
     pub(super) async fn woken(&mut self) {
         match &mut self.state {
-            State::Closed => std::future::pending().await,
-            State::Opening(opening) => {
+            OutletState::Closed => std::future::pending().await,
+            OutletState::Opening(opening) => {
                 let done = opening.await;
                 self.opened = Some(done);
-                self.state = State::Closed;
+                self.state = OutletState::Closed;
             }
-            State::Open(channel) => channel.woken().await,
+            OutletState::Open(channel) => channel.woken().await,
         }
     }
 
@@ -81,31 +81,31 @@ impl Outlet {
     pub(super) fn take_opened(&mut self) -> Result<Option<Vec<Note>>, Fault> {
         let Some(opened) = self.opened.take() else { return Ok(None) };
         let (channel, notes) = opened?;
-        self.state = State::Open(Box::new(PublishChannel::new(channel)));
+        self.state = OutletState::Open(Box::new(PublishChannel::new(channel)));
         Ok(Some(notes))
     }
 
     /// As [`PublishChannel::collect`].
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         match &mut self.state {
-            State::Open(channel) => channel.collect(output),
-            State::Closed | State::Opening(_) => Ok(()),
+            OutletState::Open(channel) => channel.collect(output),
+            OutletState::Closed | OutletState::Opening(_) => Ok(()),
         }
     }
 
     /// The moment of the oldest unconfirmed publish.
     pub(super) fn oldest(&mut self) -> Option<Instant> {
         match &mut self.state {
-            State::Open(channel) => channel.oldest(),
-            State::Closed | State::Opening(_) => None,
+            OutletState::Open(channel) => channel.oldest(),
+            OutletState::Closed | OutletState::Opening(_) => None,
         }
     }
 
     /// Leaves the channel, if there is one: everything unconfirmed on it is settled with `outcome`. What waits stays.
     pub(super) fn leave(&mut self, outcome: &Outcome, output: &mut TurnOutput) -> Option<Arc<Channel>> {
-        match std::mem::replace(&mut self.state, State::Closed) {
-            State::Open(channel) => Some(channel.end(outcome, output)),
-            State::Closed | State::Opening(_) => None,
+        match std::mem::replace(&mut self.state, OutletState::Closed) {
+            OutletState::Open(channel) => Some(channel.end(outcome, output)),
+            OutletState::Closed | OutletState::Opening(_) => None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::confirm_tracker::{Answer, ConfirmTracker, Returned};
 use super::confirms::Confirms;
 use super::fault::{Fault, Kind};
-use super::message::{us_since, Message, TurnOutput};
+use super::message::{us_since, PublishMessage, TurnOutput};
 use super::wire;
 use crate::engine::types::Outcome;
 use lapin::message::BasicReturnMessage;
@@ -52,7 +52,7 @@ impl PublishChannel {
         self.confirms.woken().await;
     }
 
-    pub(super) fn publish(&mut self, message: Message) {
+    pub(super) fn publish(&mut self, message: PublishMessage) {
         let slot = self.tracker.publish(message.number, message.id, us_since(self.epoch));
         failpoint!("before-publish");
         self.confirms.start(slot, Box::pin(message.publish(self.channel.clone())));

@@ -8,8 +8,8 @@
 //! is published once, and given up after a time limit or at the first failure; its command is acked either way. What
 //! it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once it is written.
 //!
-//! Every answer handed over is told exactly once as [`Event::Answered`]. Deliberately absent: `mandatory`; a reply
-//! queue that is gone is no fault of ours, and its owner no longer waits.
+//! Every answer handed over is told exactly once as [`Event::Answered`]. One that comes back, because its reply queue is
+//! gone or lies elsewhere, is counted and logged.
 
 use super::confirms::Confirms;
 use super::connection::Session;
@@ -39,6 +39,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the accuracy of the
 /// time limit.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Beginning of the names that stand for a consumer and no queue.
+const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 /// A reason is logged once in this time.
 const REPEAT: Duration = Duration::from_secs(60);
 
@@ -67,30 +69,30 @@ pub(super) struct Replies {
     /// Kept while it works, whatever becomes of its channel.
     session: Option<Arc<Session>>,
     dialer: Dialer,
-    line: Line,
-    /// What [`Line::Opening`] came to.
-    opened: Option<Result<Way, Fault>>,
+    channel: ReplyChannel,
+    /// What [`ReplyChannel::Opening`] came to.
+    opened: Option<Result<OpenedChannel, Fault>>,
     /// By slot of `confirms`.
-    open: Vec<Option<Open>>,
+    open: Vec<Option<OpenReply>>,
     confirms: Confirms,
     /// To be told.
     answered: Vec<Delivery>,
-    complaints: Complaints,
+    log: ReplyFailureLog,
 }
 
-type Way = (Arc<Session>, Channel);
+type OpenedChannel = (Arc<Session>, Channel);
 
 /// The channel.
-enum Line {
+enum ReplyChannel {
     /// There is none, and there shall be none before this moment.
     Closed(Option<Instant>),
-    Opening(BoxFuture<'static, Result<Way, Fault>>),
+    Opening(BoxFuture<'static, Result<OpenedChannel, Fault>>),
     /// With the moment when it was first seen not to be open any more.
     Open(Arc<Channel>, Option<Instant>),
 }
 
 /// An unconfirmed answer.
-struct Open {
+struct OpenReply {
     /// Hand-over.
     since: Instant,
     published: Instant,
@@ -116,12 +118,12 @@ impl Replies {
             waiting: VecDeque::new(),
             session: None,
             dialer,
-            line: Line::Closed(None),
+            channel: ReplyChannel::Closed(None),
             opened: None,
             open: Vec::new(),
             confirms: Confirms::default(),
             answered: Vec::new(),
-            complaints: Complaints::default(),
+            log: ReplyFailureLog::default(),
         }
     }
 
@@ -157,16 +159,16 @@ impl Replies {
 
     /// Waits for something to do, the passing of time apart. Safe to cancel.
     async fn woken(&mut self) {
-        let Replies { orders, waiting, line, opened, confirms, .. } = self;
+        let Replies { orders, waiting, channel, opened, confirms, .. } = self;
         tokio::select! {
             Some((since, replies)) = orders.recv() => {
                 waiting.extend(replies.into_iter().map(|reply| (since, reply)));
             }
             () = confirms.woken() => {}
             done = async {
-                match line {
-                    Line::Opening(opening) => opening.await,
-                    Line::Closed(_) | Line::Open(..) => std::future::pending().await,
+                match channel {
+                    ReplyChannel::Opening(opening) => opening.await,
+                    ReplyChannel::Closed(_) | ReplyChannel::Open(..) => std::future::pending().await,
                 }
             } => *opened = Some(done),
         }
@@ -180,12 +182,12 @@ impl Replies {
         match self.opened.take() {
             Some(Ok((session, channel))) => {
                 self.session = Some(session);
-                self.line = Line::Open(Arc::new(channel), None);
+                self.channel = ReplyChannel::Open(Arc::new(channel), None);
             }
             Some(Err(fault)) => {
-                self.complaints.tell("no connection or channel for them can be opened", &fault.text, 0);
+                self.log.tell("no connection or channel for them can be opened", &fault.text, 0);
                 self.session = None;
-                self.line = Line::Closed(Some(now + PAUSE));
+                self.channel = ReplyChannel::Closed(Some(now + PAUSE));
             }
             None => {}
         }
@@ -202,9 +204,9 @@ impl Replies {
             self.waiting.extend(replies.into_iter().map(|reply| (since, reply)));
         }
         self.take_answers();
-        let channel = match &self.line {
-            Line::Open(channel, _) => Some(channel.clone()),
-            Line::Closed(_) | Line::Opening(_) => None,
+        let channel = match &self.channel {
+            ReplyChannel::Open(channel, _) => Some(channel.clone()),
+            ReplyChannel::Closed(_) | ReplyChannel::Opening(_) => None,
         };
         let mut left = self.abandon(None);
         left.extend(self.waiting.drain(..).map(|(_, reply)| reply.delivery));
@@ -222,12 +224,18 @@ impl Replies {
     /// Takes what the broker has answered. A channel's end names its reason here.
     fn take_answers(&mut self) {
         let Replies { confirms, open, answered, .. } = self;
-        let (mut nacked, mut failed) = (Vec::new(), Vec::new());
+        let (mut nacked, mut failed, mut unroutable) = (Vec::new(), Vec::new(), Vec::new());
         let mut fault: Option<Fault> = None;
         confirms.drain(|slot, result| {
             let Some(entry) = open.get_mut(slot).and_then(Option::take) else { return };
             match result {
-                Ok(Confirmation::Ack(_)) => answered.extend(entry.delivery),
+                Ok(Confirmation::Ack(back)) => {
+                    // It may be another's: lapin does not say which message came back.
+                    if let Some(back) = back {
+                        unroutable.push(back.routing_key.to_string());
+                    }
+                    answered.extend(entry.delivery);
+                }
                 Ok(Confirmation::Nack(_) | Confirmation::NotRequested) => nacked.extend(entry.delivery),
                 Err(error) => {
                     failed.extend(entry.delivery);
@@ -237,6 +245,10 @@ impl Replies {
                 }
             }
         });
+        if let Some(queue) = unroutable.first() {
+            self.shared.answers_unroutable(unroutable.len() as u64);
+            self.log.tell("they have no queue to go to", queue, unroutable.len() as u64);
+        }
         self.fail(nacked, "the broker did not take them", "basic.nack");
         let Some(fault) = fault else { return };
         // Otherwise the reason itself may still be on its way to the others.
@@ -258,17 +270,17 @@ impl Replies {
         let excess = self.waiting.len().saturating_sub(MAX_WAITING);
         self.give_up(excess, "more than 10,000 were waiting", "");
         let overdue = self.waiting.iter().take_while(|(since, _)| late(*since)).count();
-        let why = match &self.line {
+        let why = match &self.channel {
             _ if blocked => "the broker takes nothing at present",
-            Line::Closed(_) | Line::Opening(_) => "there is no connection",
-            Line::Open(..) => "others are not confirmed",
+            ReplyChannel::Closed(_) | ReplyChannel::Opening(_) => "there is no connection",
+            ReplyChannel::Open(..) => "others are not confirmed",
         };
         self.give_up(overdue, "they could not be sent within 5 s", why);
         let unconfirmed = self.open.iter_mut().flatten().filter(|entry| late(entry.since));
         let unconfirmed = unconfirmed.filter_map(|entry| entry.delivery.take()).collect();
         self.fail(unconfirmed, "they were not confirmed within 5 s", "");
         let silent = !blocked && self.open.iter().flatten().any(|entry| late(entry.published));
-        if let Line::Open(channel, lost) = &mut self.line {
+        if let ReplyChannel::Open(channel, lost) = &mut self.channel {
             let pause = if self.open.iter().any(Option::is_some) { PAUSE } else { Duration::ZERO };
             let gone = !channel.status().connected() && lost.get_or_insert(now).elapsed() >= pause;
             if gone || silent {
@@ -283,25 +295,25 @@ impl Replies {
     /// Publishes as much as may be unconfirmed, over a channel that is opened if need be.
     fn advance(&mut self, now: Instant) {
         while !self.waiting.is_empty() && !self.blocked() {
-            let channel = match &self.line {
-                Line::Closed(Some(again)) if *again > now => return,
-                Line::Closed(_) => {
-                    self.line = Line::Opening(self.opening());
+            let channel = match &self.channel {
+                ReplyChannel::Closed(Some(again)) if *again > now => return,
+                ReplyChannel::Closed(_) => {
+                    self.channel = ReplyChannel::Opening(self.opening());
                     return;
                 }
-                Line::Opening(_) => return,
-                Line::Open(channel, _) if !channel.status().connected() => return,
-                Line::Open(channel, _) => channel.clone(),
+                ReplyChannel::Opening(_) => return,
+                ReplyChannel::Open(channel, _) if !channel.status().connected() => return,
+                ReplyChannel::Open(channel, _) => channel.clone(),
             };
             let Some(slot) = self.free_slot() else { return };
             let Some((since, reply)) = self.waiting.pop_front() else { return };
-            self.open[slot] = Some(Open { since, published: now, delivery: Some(reply.delivery) });
+            self.open[slot] = Some(OpenReply { since, published: now, delivery: Some(reply.delivery) });
             self.confirms.start(slot, Box::pin(publish(channel, reply)));
         }
     }
 
     /// A channel of the connection there is, else of a new one, at the next address.
-    fn opening(&mut self) -> BoxFuture<'static, Result<Way, Fault>> {
+    fn opening(&mut self) -> BoxFuture<'static, Result<OpenedChannel, Fault>> {
         let session = self.session.take().filter(|session| session.connection().status().connected());
         let limit = self.options.timeouts.connect;
         let dialed = match session {
@@ -340,7 +352,7 @@ impl Replies {
     /// Leaves the channel; gives those that were unconfirmed on it.
     fn abandon(&mut self, again: Option<Instant>) -> Vec<Delivery> {
         self.confirms = Confirms::default();
-        self.line = Line::Closed(again);
+        self.channel = ReplyChannel::Closed(again);
         self.open.drain(..).flatten().filter_map(|entry| entry.delivery).collect()
     }
 
@@ -352,7 +364,7 @@ impl Replies {
 
     fn fail(&mut self, deliveries: Vec<Delivery>, reason: &'static str, text: &str) {
         if !deliveries.is_empty() {
-            self.complaints.tell(reason, text, deliveries.len() as u64);
+            self.log.tell(reason, text, deliveries.len() as u64);
             self.answered.extend(deliveries);
         }
     }
@@ -369,7 +381,9 @@ async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<C
     let confirm = {
         let (key, properties) = wire::answer(&reply.reply_to, clock::wall_ms());
         let (channel, body) = (channel, reply.body);
-        let options = BasicPublishOptions { mandatory: false, immediate: false };
+        // RabbitMQ 3.x returns a mandatory message to a direct reply-to even though it has been delivered.
+        let mandatory = !reply.reply_to.queue.starts_with(DIRECT_REPLY_TO);
+        let options = BasicPublishOptions { mandatory, immediate: false };
         channel.basic_publish("".into(), key, options, &body, properties).await?
     };
     confirm.await
@@ -377,16 +391,16 @@ async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<C
 
 /// Logs why answers were given up: whoever asks can cause it, so each reason at most once a minute.
 #[derive(Debug, Default)]
-struct Complaints(BTreeMap<&'static str, Told>);
+struct ReplyFailureLog(BTreeMap<&'static str, LoggedReason>);
 
 #[derive(Debug)]
-struct Told {
+struct LoggedReason {
     at: Instant,
     /// Answers concerned since.
     since: u64,
 }
 
-impl Complaints {
+impl ReplyFailureLog {
     fn tell(&mut self, reason: &'static str, detail: &str, answers: u64) {
         let recent = self.0.get_mut(reason).filter(|told| told.at.elapsed() < REPEAT);
         if let Some(told) = recent {
@@ -394,7 +408,7 @@ impl Complaints {
             tracing::debug!(answers, reason, detail, "answers to commands could not be sent");
             return;
         }
-        let before = self.0.insert(reason, Told { at: Instant::now(), since: 0 });
+        let before = self.0.insert(reason, LoggedReason { at: Instant::now(), since: 0 });
         let answers = answers + before.map_or(0, |told| told.since);
         tracing::warn!(answers, reason, detail, "answers to commands could not be sent");
     }

@@ -28,6 +28,10 @@ pub struct Stats {
     pub prefetch: u32,
     /// Connections that ended in a frame that cannot be parsed.
     pub parse_errors: u64,
+    /// Answers to commands whose reply queue is not there.
+    pub answers_unroutable: u64,
+    /// Headers that are nearly named like one with a meaning, and so have none.
+    pub near_miss_headers: u64,
 }
 
 pub(super) struct Shared {
@@ -38,6 +42,8 @@ pub(super) struct Shared {
     progress: [AtomicU64; 2],
     prefetch: AtomicU32,
     parse_errors: AtomicU64,
+    answers_unroutable: AtomicU64,
+    near_miss_headers: AtomicU64,
 }
 
 #[derive(Default)]
@@ -57,6 +63,8 @@ impl Shared {
             progress: [AtomicU64::new(now), AtomicU64::new(now)],
             prefetch: AtomicU32::new(0),
             parse_errors: AtomicU64::new(0),
+            answers_unroutable: AtomicU64::new(0),
+            near_miss_headers: AtomicU64::new(0),
         }
     }
 
@@ -85,6 +93,14 @@ impl Shared {
         self.parse_errors.fetch_add(1, Relaxed);
     }
 
+    pub(super) fn answers_unroutable(&self, count: u64) {
+        self.answers_unroutable.fetch_add(count, Relaxed);
+    }
+
+    pub(super) fn near_miss_header(&self) {
+        self.near_miss_headers.fetch_add(1, Relaxed);
+    }
+
     pub(super) fn set_prefetch(&self, prefetch: u16) {
         self.prefetch.store(prefetch.into(), Relaxed);
     }
@@ -107,6 +123,8 @@ impl Shared {
             egress_progress_ms: self.progress[1].load(Relaxed),
             prefetch: self.prefetch.load(Relaxed),
             parse_errors: self.parse_errors.load(Relaxed),
+            answers_unroutable: self.answers_unroutable.load(Relaxed),
+            near_miss_headers: self.near_miss_headers.load(Relaxed),
         }
     }
 }

@@ -178,6 +178,11 @@ pub(super) async fn inspect_egress(
         setup.compared(&mut found, outcome);
     }
     setup.inspect_dead(&mut found, &names.dead).await;
+    let text = format!(
+        "whether this account may write to '{}' and '{}' cannot be seen without publishing",
+        names.egress, names.dead
+    );
+    found.push(Ok(Note { risky: false, text }));
     setup.finish().await;
     found
 }

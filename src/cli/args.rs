@@ -1,8 +1,8 @@
 //! The command line: what may be written, checked as far as text alone allows.
 
-mod asks;
+mod commands;
 
-pub use asks::{
+pub use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
 };
 

@@ -55,7 +55,7 @@ impl Client {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            // The daemon is asked directly, and its token is shown to nobody else.
+            // The daemon is asked directly, and its token is shown to no proxy.
             .proxy(None)
             .timeout_connect(Some(CONNECT_WITHIN))
             .timeout_global(Some(ANSWER_WITHIN))

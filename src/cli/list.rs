@@ -1,8 +1,8 @@
 //! `list` and `parked list`: items page by page, and counts.
 
 use super::args::{ListArgs, Output, ParkedListArgs};
-use super::asks::cell;
 use super::client::{is_unknown, path, query, Client};
+use super::commands::cell;
 use super::output::{plain, Failure, Out};
 use super::status::{self, span};
 use crate::admin::applications::Applications;

@@ -4,7 +4,7 @@ use super::super::client::tests::running;
 use super::*;
 use crate::admin::state::tests::example;
 use crate::admin::state::Document;
-use crate::admin::{Answered, Asked, Query, Status};
+use crate::admin::{CommandRequest, CommandResponse, Query, Status};
 use crate::engine::types::{Filter, Key};
 use std::sync::{Arc, Mutex};
 
@@ -99,7 +99,7 @@ fn every_filter_reaches_the_daemon() {
         Query::Command(command, reply) => {
             asked.lock().unwrap().push(command);
             let document = json!({ "items": [], "next": null });
-            drop(reply.send(Answered { status: Status::Known, document }));
+            drop(reply.send(CommandResponse { status: Status::Known, document }));
         }
     };
     let (_daemon, config) = running(None, Arc::new(ask));
@@ -128,7 +128,7 @@ fn every_filter_reaches_the_daemon() {
         },
         Filter { application: Some("sms".into()), state: Some(Stage::Parked), limit: 7, ..Filter::default() },
     ];
-    assert_eq!(*heard.lock().unwrap(), want.map(Asked::List));
+    assert_eq!(*heard.lock().unwrap(), want.map(CommandRequest::List));
 }
 
 #[test]
@@ -138,9 +138,9 @@ fn a_count_needs_to_know_whose_customer_it_is() {
         Arc::new(|query| match query {
             Query::State(reply) => drop(reply.send(example())),
             Query::Command(asked, reply) => {
-                assert!(matches!(asked, Asked::Count(_)), "{asked:?}");
+                assert!(matches!(asked, CommandRequest::Count(_)), "{asked:?}");
                 let document = json!({ "waiting": 1, "in_flight": 0, "parked": 0, "next_due": null });
-                drop(reply.send(Answered { status: Status::Known, document }));
+                drop(reply.send(CommandResponse { status: Status::Known, document }));
             }
         }),
     );

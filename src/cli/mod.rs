@@ -2,13 +2,13 @@
 //!
 //! Commands print through [`output`] only, and ask the running daemon through `client` only.
 
-pub mod args;
-mod asks;
+mod args;
 mod broker;
 mod check;
 mod client;
+mod commands;
 mod list;
-pub mod output;
+mod output;
 mod push;
 mod status;
 mod tail;
@@ -51,7 +51,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             if let Some(text) = failure.text() {
-                // Line by line: a fault may quote what somebody wrote.
+                // Line by line: a fault may quote a foreign text.
                 text.lines().for_each(|line| note(plain(line)));
             }
             ExitCode::from(failure.exit_code())
@@ -76,15 +76,15 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         // Whatever the output is to be: it is a file's text.
         Command::Config(ConfigCommand::Sample) => Out::lock().line(SAMPLE.trim_end())?,
         Command::Status => status::run(&daemon()?, output)?,
-        Command::Cancel(args) => asks::cancel(&daemon()?, &args, output)?,
-        Command::Lookup(args) => asks::lookup(&daemon()?, &args, output)?,
-        Command::Flush(args) => asks::flush(&daemon()?, &args, output)?,
+        Command::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
+        Command::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
+        Command::Flush(args) => commands::flush(&daemon()?, &args, output)?,
         Command::List(args) => list::run(&daemon()?, &args, output)?,
-        Command::Pause(args) => asks::pause(&daemon()?, &args, output)?,
-        Command::Resume(args) => asks::resume(&daemon()?, &args, output)?,
+        Command::Pause(args) => commands::pause(&daemon()?, &args, output)?,
+        Command::Resume(args) => commands::resume(&daemon()?, &args, output)?,
         Command::Parked(ParkedCommand::List(args)) => list::parked(&daemon()?, &args, output)?,
-        Command::Parked(ParkedCommand::Retry(args)) => asks::retry(&daemon()?, &args, output)?,
-        Command::Parked(ParkedCommand::Drop(args)) => asks::drop_parked(&daemon()?, &args, output)?,
+        Command::Parked(ParkedCommand::Retry(args)) => commands::retry(&daemon()?, &args, output)?,
+        Command::Parked(ParkedCommand::Drop(args)) => commands::drop_parked(&daemon()?, &args, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -173,7 +173,7 @@ mod tests {
     fn the_daemon_is_looked_for_in_this_order() {
         let dir = tempfile::tempdir().unwrap();
         let (config, token) = (dir.path().join("config.toml"), dir.path().join("token"));
-        // A broker login that nobody but the daemon can read is no concern of a command.
+        // A broker login that only the daemon can read is no concern of a command.
         let text = "[amqp]\nuri = \"amqp://tidegate@rabbit.example\"\npassword_file = \"/none\"\n\
                     [admin]\nlisten = \"127.0.0.1:1234\"\n";
         std::fs::write(&config, text).unwrap();

@@ -88,7 +88,7 @@ impl Out {
     }
 }
 
-/// A line on standard error. If nobody listens there, there is nobody to tell.
+/// A line on standard error. If that is closed, the line is lost.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }

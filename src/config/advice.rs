@@ -3,8 +3,16 @@
 //! TLS libraries name what they met, not what is wrong with the configuration. These are the cases in which the text
 //! leaves no doubt; for all others there is no advice.
 
-/// One sentence that says what to change, to stand behind the error's own text. `tls`: the address begins with amqps://.
-pub fn advice(error: &str, tls: bool) -> Option<&'static str> {
+/// The error's own text, with the advice behind it where there is one. `tls`: the address begins with amqps://.
+pub(crate) fn explained(error: String, tls: bool) -> String {
+    match advice(&error, tls) {
+        Some(advice) => format!("{error}: {advice}"),
+        None => error,
+    }
+}
+
+/// One sentence that says what to change.
+fn advice(error: &str, tls: bool) -> Option<&'static str> {
     let says = |word: &str| error.contains(word);
     if tls {
         if says("CaUsedAsEndEntity") {

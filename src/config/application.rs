@@ -52,7 +52,7 @@ pub(super) fn application(
     }
     let longest = hold_max.map_or(u64::MAX, |h| h.as_millis() as u64);
     if window > longest && (s.is_set("window") || base_sound.is_none()) {
-        s.warn("window", "is longer than store.hold_max, and the memory store holds nothing for so long");
+        s.warn("window", "is longer than store.hold_max, beyond which the memory store holds nothing");
     }
     let sound = !s.failed(&["window", "quiet"]) && retry_sound;
     s.end();

@@ -6,7 +6,7 @@
 //! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by itself
 //! and by the files of secrets that it names.
 
-pub mod advice;
+pub(crate) mod advice;
 mod application;
 mod finding;
 mod login;

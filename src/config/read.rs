@@ -78,7 +78,7 @@ fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
     name
 }
 
-/// What must differ, lest messages go round in a circle or arrive where nobody expects them. The fault stands at the
+/// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault stands at the
 /// key that was written; where both were, at the latter of the two.
 fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
     let [ingest, egress, dead] = parts;

@@ -1,4 +1,4 @@
-//! Reads one section of the tree: each key once, by its seed; what nobody asked for is an unknown key.
+//! Reads one section of the tree: each key once, by its seed; what was not asked for is an unknown key.
 //!
 //! So the code that reads a key is the only list of the keys there are.
 
@@ -202,7 +202,7 @@ impl<'t, 'f> Section<'t, 'f> {
         self.table?.get(key)
     }
 
-    /// Notes every key that nobody asked for.
+    /// Notes every key that was not asked for.
     pub(super) fn end(self) {
         for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.asked.contains(&k.as_str()))
         {

@@ -1,9 +1,11 @@
 //! The JSON of an answer, the same by AMQP and by HTTP; pure.
 
 use crate::admin::parse::cursor_text;
-use crate::admin::{Answered, Status};
+use crate::admin::{CommandResponse, Status};
 use crate::amqp::wire::item_id;
-use crate::engine::types::{AssignedId, Answer, Asker, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target};
+use crate::engine::types::{
+    Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target,
+};
 use serde_json::{json, Map, Value};
 
 /// What is told of an item in a look-up; `None` is null.
@@ -16,7 +18,7 @@ struct Told<'a> {
 }
 
 /// An answer for somebody within this process.
-pub(super) fn answered(reply: &Reply, store_identity: u64) -> Answered {
+pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
     let status = match &reply.answer {
         Answer::Unavailable(_) => Status::Unavailable,
         Answer::Rejected(_) => Status::Refused,
@@ -31,7 +33,7 @@ pub(super) fn answered(reply: &Reply, store_identity: u64) -> Answered {
         | Answer::Listed { .. }
         | Answer::Done { .. } => Status::Known,
     };
-    Answered { status, document: document(reply, store_identity) }
+    CommandResponse { status, document: document(reply, store_identity) }
 }
 
 /// There is no such thing as was asked for.

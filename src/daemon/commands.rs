@@ -4,7 +4,7 @@
 //! queue carry their own address.
 
 use super::answers;
-use crate::admin::{Answered, Asked, Status};
+use crate::admin::{CommandRequest, CommandResponse, Status};
 use crate::amqp::wire::target;
 use crate::amqp::OutgoingReply;
 use crate::engine::types::{Asker, Command, Reply};
@@ -20,21 +20,21 @@ const MOST_PENDING: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct PendingQueries {
     last: u64,
-    waiting: BTreeMap<u64, oneshot::Sender<Answered>>,
+    waiting: BTreeMap<u64, oneshot::Sender<CommandResponse>>,
 }
 
 impl PendingQueries {
     /// Numbers a command. `None`: there are too many, and whoever asked has been told.
     pub(super) fn admit(
         &mut self,
-        asked: Asked,
-        sender: oneshot::Sender<Answered>,
+        asked: CommandRequest,
+        sender: oneshot::Sender<CommandResponse>,
         store_identity: u64,
     ) -> Option<(Asker, Command)> {
         if self.waiting.len() >= MOST_PENDING {
             let document = json!({ "error": "too many commands wait for their answers" });
             // Whoever asked may have gone.
-            let _ = sender.send(Answered { status: Status::Unavailable, document });
+            let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
             return None;
         }
         self.last += 1;
@@ -47,7 +47,7 @@ impl PendingQueries {
         self.waiting.clear();
     }
 
-    fn resolve(&mut self, number: u64, answered: Answered) {
+    fn resolve(&mut self, number: u64, answered: CommandResponse) {
         if let Some(sender) = self.waiting.remove(&number) {
             // Whoever asked may have gone.
             let _ = sender.send(answered);
@@ -74,7 +74,7 @@ impl PendingQueries {
 }
 
 /// The engine's command of what a client wrote.
-fn command(asked: Asked, store_identity: u64) -> Command {
+fn command(asked: CommandRequest, store_identity: u64) -> Command {
     asked.naming(|of| target(&of.application, &of.id, store_identity))
 }
 
@@ -86,8 +86,8 @@ mod tests {
 
     const STORE: u64 = 0xabc;
 
-    fn flush() -> Asked {
-        Asked::Flush(CustomerOf { application: "mail".into(), customer: "c".into() })
+    fn flush() -> CommandRequest {
+        CommandRequest::Flush(CustomerOf { application: "mail".into(), customer: "c".into() })
     }
 
     fn reply(asker: Asker, command: Command) -> Reply {
@@ -106,7 +106,7 @@ mod tests {
         assert_ne!(first.0, second.0);
         assert_eq!(open.sort(vec![reply(second.0.clone(), second.1.clone())], STORE), vec![]);
         let document = json!({ "result": "flushed", "count": 3 });
-        assert_eq!(second_answer.try_recv(), Ok(Answered { status: Status::Known, document }));
+        assert_eq!(second_answer.try_recv(), Ok(CommandResponse { status: Status::Known, document }));
         assert_eq!(first_answer.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         // A second answer to the same number finds nobody, and one whose client has gone is no fault.
         drop(first_answer);
@@ -157,7 +157,9 @@ mod tests {
     fn an_item_is_known_by_both_texts_and_an_assigned_id_by_its_number() {
         let of = |application: &str, id: &str| {
             let of = ItemOf { application: application.into(), id: id.into() };
-            let Command::Cancel(target) = command(Asked::Cancel(of), STORE) else { panic!("no cancel") };
+            let Command::Cancel(target) = command(CommandRequest::Cancel(of), STORE) else {
+                panic!("no cancel")
+            };
             target
         };
         assert_eq!((&*of("a", "b").application, &*of("a", "b").id), ("a", "b"));

@@ -7,7 +7,7 @@ use crate::engine::event::Input;
 use crate::engine::types::Reason;
 use crate::{clock, store};
 
-/// A part that has made no progress for so long while it had work is taken for dead: the watchdog is not fed, ms.
+/// A part that has made no progress for longer while it had work is taken for dead: the watchdog is not fed. ms.
 const STUCK_MS: u64 = 60_000;
 
 /// Free space below which nothing is accepted, as a share of the file system; above with some distance, again.

@@ -118,7 +118,12 @@ impl FoundItems {
 
 impl OpenLife {
     /// Connects to the broker. `quarantine`: requests that were handed out before are taken one at a time.
-    pub(super) fn begin<'p>(self, process: &'p mut Process, quarantine: bool, starts: &'p mut Starts) -> Life<'p> {
+    pub(super) fn begin<'p>(
+        self,
+        process: &'p mut Process,
+        quarantine: bool,
+        starts: &'p mut Starts,
+    ) -> Life<'p> {
         let on_amqp = Arc::clone(&self.mailbox);
         let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(Event::Amqp(event)));
         let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
@@ -170,7 +175,9 @@ impl Life<'_> {
         let mut turn = Turn::default();
         for event in events.drain(..) {
             match event {
-                Event::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => turn.requests = chunk,
+                Event::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => {
+                    turn.requests = chunk
+                }
                 Event::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
                 Event::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
                 Event::Query(admin::Query::Command(asked, sender)) => {

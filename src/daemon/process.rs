@@ -71,7 +71,8 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let life = Life::open(&mut process)?;
     let admin = process.serve_admin()?;
     // Only now: a start that ends before it has seen a message says nothing about messages.
-    let directory = (process.config.store.kind == StoreKind::Disk).then_some(process.config.store.path.as_path());
+    let directory =
+        (process.config.store.kind == StoreKind::Disk).then_some(process.config.store.path.as_path());
     let (mut starts, quarantine) = Starts::note(directory);
     if quarantine {
         tracing::warn!(

@@ -21,7 +21,7 @@ impl Life<'_> {
         let (state, detail) = describe(&link);
         match &link {
             Link::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
-            // The connection's own supervisor logs these, and not more often than somebody can read.
+            // The connection's own supervisor logs these, and not more often than can be read.
             Link::Down { .. }
             | Link::Up { .. }
             | Link::Connecting { .. }
@@ -36,11 +36,10 @@ impl Life<'_> {
         self.process.readiness.set(latch, up);
         self.shard.links[index] = Some(link);
         // A link is up once its topology stands.
-        let both = self
-            .shard
-            .links
-            .iter()
-            .all(|link| matches!(link, Some(Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. })));
+        let both =
+            self.shard.links.iter().all(|link| {
+                matches!(link, Some(Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. }))
+            });
         self.process.readiness.set(Latch::Topology, both);
     }
 

@@ -204,7 +204,8 @@ impl Limits {
             let live = stock.queues.live(queue);
             let most = (over as usize).min(TRIM_ROWS.saturating_sub(victims.len()));
             let first = live.droppable.iter().take_while(|(key, _)| *key < bound).take(most);
-            let sentence = format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
+            let sentence =
+                format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
             let before = victims.len();
             victims.extend(first.map(|(_, id)| (*id, sentence.clone())));
             let lacking = victims.len() - before < most;
@@ -245,7 +246,8 @@ fn beyond_hold_max(settings: &Settings, timing: Timing, now: Now) -> Option<Dead
     let (Some(hold_max), Timing::Own(due)) = (settings.hold_max, timing) else { return None };
     let away = due.saturating_sub(now.wall);
     (away > hold_max).then(|| {
-        let error = format!("own time is {away} ms away, above store.hold_max = {hold_max} ms of the memory store");
+        let error =
+            format!("own time is {away} ms away, above store.hold_max = {hold_max} ms of the memory store");
         Dead { reason: Reason::Unsupported, error: error.into() }
     })
 }

@@ -30,7 +30,11 @@ pub(super) enum Arrival {
     Item(Box<NewItem>, Origin),
     Rejected(Box<Rejected>, Origin),
     /// `until`: it has been waiting for an outcome, and does so no longer than this, monotonic.
-    Command { command: Command, asker: Asker, until: Option<u64> },
+    Command {
+        command: Command,
+        asker: Asker,
+        until: Option<u64>,
+    },
 }
 
 impl Arrival {

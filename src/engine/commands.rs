@@ -43,7 +43,9 @@ pub(super) fn execute(
         Command::Pause(application) => Executed::Answer(set_paused(core, settings, application, true)),
         Command::Resume(application) => Executed::Answer(set_paused(core, settings, application, false)),
         Command::Retry(application) => Executed::Answer(retry(core, application)),
-        Command::CancelAll(_) | Command::Count(_) | Command::List(_) | Command::DropParked(_) => Executed::Scan,
+        Command::CancelAll(_) | Command::Count(_) | Command::List(_) | Command::DropParked(_) => {
+            Executed::Scan
+        }
     }
 }
 
@@ -117,7 +119,9 @@ fn look_up(
 /// An item without an id that is dead already is known by its arrival number while its letter is in memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let id = target.assigned.and_then(|assigned| core.stock.items.by_seq(assigned.seq));
-    let Some(item) = id.map(|id| &core.stock.items[id]).filter(|item| item.is_dead()) else { return Answer::Unknown };
+    let Some(item) = id.map(|id| &core.stock.items[id]).filter(|item| item.is_dead()) else {
+        return Answer::Unknown;
+    };
     let dead = item.extra.as_deref().and_then(|extra| extra.dead.clone());
     let (application, customer) = core.stock.address(item);
     match dead {

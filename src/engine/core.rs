@@ -350,7 +350,12 @@ impl Core {
     fn overdue(&mut self, number: u64, alone: bool, now: Now) {
         let Some(queue) = self.dispatch.get(number).map(|flight| flight.queue) else { return };
         if alone {
-            self.failed(number, "no confirm came in time: a bound queue may have lost its majority", false, now);
+            self.failed(
+                number,
+                "no confirm came in time: a bound queue may have lost its majority",
+                false,
+                now,
+            );
         } else {
             self.stock.queues.live(queue).health.doubt();
             self.dispatch.suspect(&mut self.stock, number, false);
@@ -443,7 +448,8 @@ impl Core {
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back made early
     /// waits again, and what the broker will deliver anew is forgotten.
     fn screen(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
-        let is_early = |item: &super::items::Item| item.own_time && item.key.due > now.wall && item.attempts == 0;
+        let is_early =
+            |item: &super::items::Item| item.own_time && item.key.due > now.wall && item.attempts == 0;
         let is_good = |item: &super::items::Item| {
             let expired = item.expiry <= now.wall && !mutated(Mutant::ExpiryIgnored);
             !item.is_orphaned() && (item.is_dead() || (!expired && !is_early(item)))
@@ -459,7 +465,8 @@ impl Core {
             if item.is_orphaned() {
                 self.give_back(id);
             } else if expiry <= now.wall {
-                let error = format!("x-deliver-before {expiry} was over when it could leave, at {}", now.wall);
+                let error =
+                    format!("x-deliver-before {expiry} was over when it could leave, at {}", now.wall);
                 self.kill(id, Reason::Expired, &error, now);
             } else {
                 let identity = item.identity;
@@ -490,7 +497,9 @@ impl Core {
         found: Option<Found>,
         now: Now,
     ) -> Whereabouts {
-        if let Some(id) = self.stock.items.by_identity(identity).filter(|id| self.stock.items[*id].queue == queue) {
+        if let Some(id) =
+            self.stock.items.by_identity(identity).filter(|id| self.stock.items[*id].queue == queue)
+        {
             if !self.stock.items[id].is_orphaned() || self.is_in_flight(id) {
                 return Whereabouts::Live(Live::Resident(id));
             }
@@ -507,7 +516,10 @@ impl Core {
         }
         let tail = self.stock.queues.settings_of(queue).dedupe_tail;
         match found.ended {
-            Some(ended) if ended.at.min(now.wall).saturating_add(tail) > now.wall || identity.assigned_seq().is_some() => {
+            Some(ended)
+                if ended.at.min(now.wall).saturating_add(tail) > now.wall
+                    || identity.assigned_seq().is_some() =>
+            {
                 Whereabouts::Ended(Box::new(ended))
             }
             Some(_) | None => Whereabouts::Nowhere,
@@ -573,7 +585,11 @@ impl Core {
             matches!(item.residence, Residence::Pending(_)) && !item.is_dead()
         };
         if self.stock.journal.is_durable() {
-            self.stock.deferred().filter(|id| self.stock.items.get(*id).is_some()).filter(is_pending).collect()
+            self.stock
+                .deferred()
+                .filter(|id| self.stock.items.get(*id).is_some())
+                .filter(is_pending)
+                .collect()
         } else {
             self.stock.items.ids().filter(is_pending).collect()
         }

@@ -89,7 +89,13 @@ impl Customers {
     }
 
     /// An item is about to leave memory.
-    pub(super) fn remove_row(&mut self, id: CustomerId, item: ItemId, items: &mut Items, queues: &mut Queues) {
+    pub(super) fn remove_row(
+        &mut self,
+        id: CustomerId,
+        item: ItemId,
+        items: &mut Items,
+        queues: &mut Queues,
+    ) {
         if let Some(first) = items.unlink(item) {
             self.table[id].first = first;
         }

@@ -15,7 +15,7 @@ use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::queue::QueueId;
 use super::stock::Stock;
-use super::types::{ALONE_CHANNELS, Batch, BatchItem, Content, Format, Now, Settings};
+use super::types::{Batch, BatchItem, Content, Format, Now, Settings, ALONE_CHANNELS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -372,7 +372,13 @@ impl Dispatch {
     }
 
     /// What is left of it after that look goes out, or goes back where the way out has closed meanwhile.
-    pub(super) fn launch_fetched(&mut self, stock: &mut Stock, number: u64, rows: Vec<ItemId>, out: &mut Vec<Batch>) {
+    pub(super) fn launch_fetched(
+        &mut self,
+        stock: &mut Stock,
+        number: u64,
+        rows: Vec<ItemId>,
+        out: &mut Vec<Batch>,
+    ) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let (queue, left) = (flight.queue, rows.len() as u64);
         let FlightState::Fetching { alone, .. } = flight.state else { return };
@@ -509,7 +515,9 @@ impl Dispatch {
 
     /// One of its members is refused by the broker: its halves are tried alone. False: it has only one.
     pub(super) fn split(&mut self, stock: &mut Stock, number: u64) -> bool {
-        let Some(flight) = self.flights.get_mut(&number).filter(|flight| flight.rows.len() > 1) else { return false };
+        let Some(flight) = self.flights.get_mut(&number).filter(|flight| flight.rows.len() > 1) else {
+            return false;
+        };
         let rows = flight.rows.split_off(flight.rows.len() / 2);
         flight.bytes /= 2;
         let half = Flight { rows, state: FlightState::Suspect, ..*flight };
@@ -551,13 +559,18 @@ impl Dispatch {
         if stock.queues.live(queue).suspects > 0 {
             let flights = &self.flights;
             let is_mine = |number: &u64| flights.get(number).is_some_and(|flight| flight.queue == queue);
-            let (mine, others): (VecDeque<u64>, VecDeque<u64>) = self.suspects.iter().partition(|number| is_mine(number));
+            let (mine, others): (VecDeque<u64>, VecDeque<u64>) =
+                self.suspects.iter().partition(|number| is_mine(number));
             self.suspects = others;
             stock.queues.live(queue).suspects -= mine.len();
             numbers.extend(mine);
         }
         numbers.sort_unstable();
-        numbers.into_iter().filter_map(|number| self.flights.remove(&number)).flat_map(|flight| flight.rows).collect()
+        numbers
+            .into_iter()
+            .filter_map(|number| self.flights.remove(&number))
+            .flat_map(|flight| flight.rows)
+            .collect()
     }
 
     // ---- pauses -----------------------------------------------------------------------------------------------
@@ -598,7 +611,11 @@ impl Dispatch {
     pub(super) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let waits = !self.suspects.is_empty() || !self.for_channel.is_empty();
-        let channel = self.alone.values().min().filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.has_slot());
+        let channel = self
+            .alone
+            .values()
+            .min()
+            .filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.has_slot());
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.alone.iter().filter(|(number, _)| {
             let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));
@@ -610,7 +627,8 @@ impl Dispatch {
 
     /// Nothing is on its way out, nor waits for a slot.
     pub(super) fn is_idle(&self, stock: &Stock) -> bool {
-        !self.is_open() || (self.slots == 0 && !stock.queues.is_anything_running() && self.suspects.is_empty())
+        !self.is_open()
+            || (self.slots == 0 && !stock.queues.is_anything_running() && self.suspects.is_empty())
     }
 }
 

@@ -33,7 +33,13 @@ pub(super) enum Verdict {
 
 /// `redelivered`: the broker's mark, which says no more than that somebody had it. `fingerprint`: of the new one;
 /// `old`: of the item that is known, where that waits.
-pub(super) fn judge(rule: DuplicateRule, known: Known<'_>, redelivered: bool, fingerprint: u64, old: u64) -> Verdict {
+pub(super) fn judge(
+    rule: DuplicateRule,
+    known: Known<'_>,
+    redelivered: bool,
+    fingerprint: u64,
+    old: u64,
+) -> Verdict {
     use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
     let comes_back = |before: u64| redelivered && before == fingerprint;
     match known {
@@ -99,14 +105,18 @@ mod tests {
             (Known::Ended(&dead), true, 7),
         ];
         let line = |rule| -> String {
-            let letter = |(known, redelivered, fingerprint): &(Known<'_>, bool, u64)| {
-                match judge(rule, *known, *redelivered, *fingerprint, 7) {
-                    Verdict::Drop => 'd',
-                    Verdict::Replace => 'R',
-                    Verdict::Anew => 'n',
-                    Verdict::Reject => 'x',
-                    Verdict::Await => 'w',
-                }
+            let letter = |(known, redelivered, fingerprint): &(Known<'_>, bool, u64)| match judge(
+                rule,
+                *known,
+                *redelivered,
+                *fingerprint,
+                7,
+            ) {
+                Verdict::Drop => 'd',
+                Verdict::Replace => 'R',
+                Verdict::Anew => 'n',
+                Verdict::Reject => 'x',
+                Verdict::Await => 'w',
             };
             cases.iter().map(letter).collect()
         };

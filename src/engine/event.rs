@@ -1,8 +1,8 @@
 //! What enters the engine and what leaves it: two enums and a struct whose field order is the order of execution.
 
 use super::types::{
-    Ack, Asker, Batch, ClosedBy, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request, Settings,
-    Settled,
+    Ack, Asker, Batch, ClosedBy, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request,
+    Settings, Settled,
 };
 use std::sync::Arc;
 

@@ -82,7 +82,13 @@ impl Health {
     }
 
     /// A batch failed. The moment at which the pause ends, if it begins now.
-    pub(super) fn failed(&mut self, error: &str, retry: &Retry, random: &mut Random, now_mono: u64) -> Option<u64> {
+    pub(super) fn failed(
+        &mut self,
+        error: &str,
+        retry: &Retry,
+        random: &mut Random,
+        now_mono: u64,
+    ) -> Option<u64> {
         let draw = random.draw();
         self.allowance = 1;
         if matches!(self.state, State::Parked { .. }) {
@@ -133,9 +139,20 @@ mod tests {
         let mut random = Random(1);
         let mut story = Vec::new();
         let mut until = 0;
-        for (at, event) in [(0, "start"), (1, "ok"), (2, "ok"), (3, "fail"), (4, "ok"), (5, "fail"), (6, "end"), (7, "ok"),
-            (9_000, "rest"), (9_001, "fail"), (9_002, "end"), (9_003, "fail")]
-        {
+        for (at, event) in [
+            (0, "start"),
+            (1, "ok"),
+            (2, "ok"),
+            (3, "fail"),
+            (4, "ok"),
+            (5, "fail"),
+            (6, "end"),
+            (7, "ok"),
+            (9_000, "rest"),
+            (9_001, "fail"),
+            (9_002, "end"),
+            (9_003, "fail"),
+        ] {
             match event {
                 "ok" => health.confirmed(at, 3),
                 "fail" => until = health.failed("no route", &RETRY, &mut random, at).unwrap_or(until),

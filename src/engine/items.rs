@@ -254,7 +254,8 @@ impl Items {
     /// Puts an item before the first of its customer's, which it replaces as the head of their list.
     pub(super) fn link(&mut self, id: ItemId, first: Option<ItemId>) {
         let place = NonZeroU32::new(id.place() + 1);
-        self.rows[id].siblings = Siblings { before: None, after: first.and_then(|first| NonZeroU32::new(first.place() + 1)) };
+        self.rows[id].siblings =
+            Siblings { before: None, after: first.and_then(|first| NonZeroU32::new(first.place() + 1)) };
         if let Some(first) = first {
             self.rows[first].siblings.before = place;
         }

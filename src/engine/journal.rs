@@ -112,7 +112,10 @@ impl Journal {
     /// An arrival number that was never given out before. Only while [`Journal::has_numbers`].
     pub(super) fn number(&mut self) -> u64 {
         let number = self.numbers.next;
-        debug_assert!(number < self.numbers.leased || mutated(Mutant::LeaseForgotten), "numbers are leased first");
+        debug_assert!(
+            number < self.numbers.leased || mutated(Mutant::LeaseForgotten),
+            "numbers are leased first"
+        );
         self.numbers.next += 1;
         number
     }
@@ -129,7 +132,10 @@ impl Journal {
 
     fn renew_lease(&mut self) {
         let numbers = &mut self.numbers;
-        if numbers.asked_with.is_none() && numbers.asked == numbers.leased && numbers.next + LEASE / 2 > numbers.leased {
+        if numbers.asked_with.is_none()
+            && numbers.asked == numbers.leased
+            && numbers.next + LEASE / 2 > numbers.leased
+        {
             numbers.asked = numbers.leased + LEASE;
             self.urgent = true;
         }

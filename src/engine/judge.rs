@@ -11,8 +11,8 @@ use super::queue::QueueId;
 use super::scans::Scans;
 use super::stock::{Admission, Origin, Timing};
 use super::types::{
-    Answer, AppSettings, Asker, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity, Key, NewItem, Now,
-    Reason, Rejected, Reply, Settings,
+    Answer, AppSettings, Asker, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity, Key, NewItem,
+    Now, Reason, Rejected, Reply, Settings,
 };
 use super::windows;
 use std::sync::Arc;
@@ -43,10 +43,13 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
         return Vec::new();
     }
     let queue = core.stock.queues.find(application);
-    let tail = queue.map_or(settings.of(application), |queue| core.stock.queues.settings_of(queue)).dedupe_tail;
+    let tail =
+        queue.map_or(settings.of(application), |queue| core.stock.queues.settings_of(queue)).dedupe_tail;
     let far = queue.is_some_and(|queue| core.stock.queues[queue].far() > 0);
     let assigned = match arrival {
-        Arrival::Command { command: Command::Cancel(target) | Command::Lookup(target), .. } => target.assigned,
+        Arrival::Command { command: Command::Cancel(target) | Command::Lookup(target), .. } => {
+            target.assigned
+        }
         Arrival::Command { .. } | Arrival::Item(..) | Arrival::Rejected(..) => None,
     };
     let mut out = Vec::new();
@@ -54,7 +57,8 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
         let given = identity.is_given();
         let buckets = if given { core.recent.buckets_of(identity, tail, now.wall) } else { Vec::new() };
         if far || !buckets.is_empty() {
-            let key = assigned.filter(|_| !given).map(|assigned| Key { due: assigned.due, seq: assigned.seq });
+            let key =
+                assigned.filter(|_| !given).map(|assigned| Key { due: assigned.due, seq: assigned.seq });
             out.push(Wanted { identity, application: application.into(), key, buckets });
         }
     }
@@ -188,7 +192,8 @@ impl Bench<'_> {
             }
             Verdict::Anew => {
                 let judged = self.admit(core, item, origin, now);
-                core.stock.counters.duplicates[rule as usize].accepted += u64::from(matches!(judged, Judged::Done));
+                core.stock.counters.duplicates[rule as usize].accepted +=
+                    u64::from(matches!(judged, Judged::Done));
                 judged
             }
             Verdict::Await => match item.identity {
@@ -204,7 +209,14 @@ impl Bench<'_> {
 
     /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's window, the
     /// old one stays.
-    fn replace(&mut self, core: &mut Core, item: Box<NewItem>, live: Live, origin: Origin, now: Now) -> Judged {
+    fn replace(
+        &mut self,
+        core: &mut Core,
+        item: Box<NewItem>,
+        live: Live,
+        origin: Origin,
+        now: Now,
+    ) -> Judged {
         let rule = item.on_duplicate;
         let queue = core.stock.queues.id(&item.application);
         let timing = timing(core.stock.queues.settings_of(queue), &item, now);
@@ -230,7 +242,8 @@ impl Bench<'_> {
     /// A request whose id nothing has, if the limits let it in.
     fn admit(&mut self, core: &mut Core, item: Box<NewItem>, origin: Origin, now: Now) -> Judged {
         let known = core.stock.queues.find(&item.application);
-        let settings = known.map_or(self.settings.of(&item.application), |id| core.stock.queues.settings_of(id));
+        let settings =
+            known.map_or(self.settings.of(&item.application), |id| core.stock.queues.settings_of(id));
         let timing = timing(settings, &item, now);
         match self.limits.judge(&mut core.stock, self.settings, &item, timing, now) {
             LimitVerdict::Admit => {

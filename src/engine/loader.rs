@@ -97,10 +97,10 @@ impl Loader {
                     FEW_ROWS
                 }
                 None if near <= now.wall && !self.is_stuck(stock, id) => {
-                // What it has in memory moves first; then it is looked at again. Others need not wait for that.
-                self.want(stock, id, u64::MAX);
-                continue;
-            }
+                    // What it has in memory moves first; then it is looked at again. Others need not wait for that.
+                    self.want(stock, id, u64::MAX);
+                    continue;
+                }
                 None => break,
             };
             self.want(stock, id, u64::MAX);
@@ -137,7 +137,9 @@ impl Loader {
 
     fn may_take_few(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
         let queue = &stock.queues[id];
-        self.is_stuck(stock, id) && queue.near_until().due <= now.wall && !self.under_way.iter().any(|share| share.few)
+        self.is_stuck(stock, id)
+            && queue.near_until().due <= now.wall
+            && !self.under_way.iter().any(|share| share.few)
     }
 
     /// A read has come back: what it brought, in order.

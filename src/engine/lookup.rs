@@ -20,7 +20,7 @@ pub(super) struct Lookup<K, V, S = RandomState> {
 
 impl<K, V, S> Lookup<K, V, S> {
     /// An empty table, which holds no memory yet.
-    pub fn new() -> Self
+    pub(super) fn new() -> Self
     where
         S: Default,
     {
@@ -28,22 +28,25 @@ impl<K, V, S> Lookup<K, V, S> {
     }
 
     /// Number of entries.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether there is no entry.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Number of entries that memory is held for at present, [`Lookup::len`] or more.
-    pub fn capacity(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
         self.entries.capacity()
     }
 
     /// Drops all entries and gives their memory back.
-    pub fn clear(&mut self)
+    #[cfg(test)]
+    pub(super) fn clear(&mut self)
     where
         S: Default,
     {
@@ -53,7 +56,7 @@ impl<K, V, S> Lookup<K, V, S> {
 
 impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
     /// The value of a key.
-    pub fn get<Q>(&self, key: &Q) -> Option<&V>
+    pub(super) fn get<Q>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -62,7 +65,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
     }
 
     /// The value of a key, to be changed.
-    pub fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
+    pub(super) fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -71,7 +74,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
     }
 
     /// Whether the key has a value.
-    pub fn contains_key<Q>(&self, key: &Q) -> bool
+    pub(super) fn contains_key<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -81,17 +84,17 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
 
     /// The value of a key; where it has none yet, `value` makes one first. Look up with [`Lookup::get_mut`] where the
     /// key would have to be made for the question.
-    pub fn get_or_insert_with(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
+    pub(super) fn get_or_insert_with(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
         self.entries.entry(key).or_insert_with(value)
     }
 
     /// Sets the value of a key, and gives the one it replaces.
-    pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+    pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.entries.insert(key, value)
     }
 
     /// Takes a key and its value out.
-    pub fn remove<Q>(&mut self, key: &Q) -> Option<V>
+    pub(super) fn remove<Q>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -101,7 +104,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
 
     /// Takes the key out if its value is as `condition` says: for values whose key may since have been given to
     /// another.
-    pub fn remove_if<Q>(&mut self, key: &Q, condition: impl FnOnce(&V) -> bool) -> Option<V>
+    pub(super) fn remove_if<Q>(&mut self, key: &Q, condition: impl FnOnce(&V) -> bool) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -115,7 +118,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
 
     /// Gives memory back after a peak: once less than an eighth of the room is in use, down to twice what is needed.
     /// Costs a comparison otherwise, so that it may be called after each removal.
-    pub fn shrink(&mut self) {
+    pub(super) fn shrink(&mut self) {
         if self.entries.capacity() >= SHRINK_FROM && self.entries.len() < self.entries.capacity() / 8 {
             self.entries.shrink_to(2 * self.entries.len());
         }

@@ -442,7 +442,9 @@ impl Engine {
     /// Asks the store for what the next arrivals need.
     fn ask(&mut self, now: Now) {
         let settings = Arc::clone(&self.settings);
-        let load = self.arrivals.ask(&mut self.core, self.course.no_room, |core, arrival| judge::questions(core, &settings, arrival, now));
+        let load = self.arrivals.ask(&mut self.core, self.course.no_room, |core, arrival| {
+            judge::questions(core, &settings, arrival, now)
+        });
         self.fx.loads.extend(load);
     }
 
@@ -465,7 +467,8 @@ impl Engine {
 
     /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is returned.
     fn steer_intake(&mut self) {
-        let stopped = self.limits.store_full || !self.core.stock.journal.has_numbers() || self.course.draining;
+        let stopped =
+            self.limits.store_full || !self.core.stock.journal.has_numbers() || self.course.draining;
         let blocked = self.course.no_room || self.core.stock.journal.is_under_pressure();
         let taking = match self.course.taking {
             true => !stopped && !(blocked && !self.arrivals.is_clear()),
@@ -530,8 +533,12 @@ impl Engine {
             }
             Arrival::Item(item, origin) => {
                 let draining = self.course.draining;
-                let mut bench =
-                    Bench { settings: &self.settings, limits: &mut self.limits, scans: &mut self.scans, draining };
+                let mut bench = Bench {
+                    settings: &self.settings,
+                    limits: &mut self.limits,
+                    scans: &mut self.scans,
+                    draining,
+                };
                 match bench.item(&mut self.core, item, origin, found, now) {
                     Judged::Done => {}
                     Judged::Await(identity, item) => {
@@ -595,7 +602,8 @@ impl Engine {
     /// The heads of the lines, for messages of tests.
     pub(in crate::engine) fn describe(&self) -> String {
         let queues = &self.core.stock.queues;
-        let queues: Vec<String> = queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
+        let queues: Vec<String> =
+            queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
         let (stock, dispatch) = (&self.core.stock, &self.core.dispatch);
         let deadlines = [
             stock.windows.next(),

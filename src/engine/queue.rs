@@ -249,7 +249,8 @@ impl Queue {
     /// A read of the next rows has ended; the first key that it has not looked at.
     fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
         let loading = self.live.as_mut()?.loading.take()?;
-        let reached = if loading.void { loading.from } else { next.unwrap_or(Key { due: loading.until, seq: 0 }) };
+        let reached =
+            if loading.void { loading.from } else { next.unwrap_or(Key { due: loading.until, seq: 0 }) };
         self.near_until = loading.behind.map_or(reached, |behind| behind.min(reached));
         Some(loading)
     }
@@ -259,15 +260,31 @@ impl Queue {
     pub(super) fn describe(&self) -> String {
         let (near, far, wake) = (self.near_until, self.far(), self.wake);
         let live = self.live.as_ref().map(|live| {
-            let counts = (live.resident, live.ready_rows, live.line.len(), live.stalled.len(), live.slots, live.suspects);
+            let counts = (
+                live.resident,
+                live.ready_rows,
+                live.line.len(),
+                live.stalled.len(),
+                live.slots,
+                live.suspects,
+            );
             let flags = (live.running, live.evicting, live.hindered, live.trimming, self.paused);
-            format!("{counts:?} {flags:?} {:?} {:?} fetching {:?} resend {:?}", live.health.state(), live.loading, live.fetching, live.resend)
+            format!(
+                "{counts:?} {flags:?} {:?} {:?} fetching {:?} resend {:?}",
+                live.health.state(),
+                live.loading,
+                live.fetching,
+                live.resend
+            )
         });
         format!("{} stored {} far {far} near {near:?} wake {wake} {live:?}", self.name, self.stored)
     }
 
     fn is_forgettable(&self) -> bool {
-        self.total() == 0 && !self.paused && !self.dirty && self.live.as_ref().is_none_or(|live| live.is_idle(true))
+        self.total() == 0
+            && !self.paused
+            && !self.dirty
+            && self.live.as_ref().is_none_or(|live| live.is_idle(true))
     }
 }
 

@@ -12,7 +12,9 @@ use super::event::{Along, Load, Scan, Stored};
 use super::items::ItemId;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Entry, QueueId};
-use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now, Stage};
+use super::types::{
+    Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now, Stage,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -233,7 +235,9 @@ impl Scans {
     /// When one loses its patience, monotonic.
     pub(super) fn deadline(&self) -> Option<u64> {
         // Before it has gone over everything it has no reason to look at the clock.
-        let waits = |scan: &&Running| !scan.in_flight.is_empty() && scan.legs.as_ref().is_some_and(VecDeque::is_empty);
+        let waits = |scan: &&Running| {
+            !scan.in_flight.is_empty() && scan.legs.as_ref().is_some_and(VecDeque::is_empty)
+        };
         self.running.values().filter(waits).map(|scan| scan.until).min()
     }
 
@@ -381,7 +385,8 @@ impl Running {
                     core.cancel_far(&stored, end_of_cancel(&self.asker), now);
                 }
             }
-            Kind::Count(_) if later || self.counted_in_memory(stored.key.seq) || mutated(Mutant::CountsOneTooFew) => {}
+            Kind::Count(_)
+                if later || self.counted_in_memory(stored.key.seq) || mutated(Mutant::CountsOneTooFew) => {}
             Kind::Count(_) => {
                 let listed = core.listed_far(stored, now);
                 self.tally(&listed);
@@ -413,7 +418,9 @@ impl Running {
             Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => false,
         };
         match (next, legs.front_mut()) {
-            (Some(next), Some(leg)) if !enough && self.steps < LIST_STEPS.max(legs_len(&self.kind)) => leg.from = next,
+            (Some(next), Some(leg)) if !enough && self.steps < LIST_STEPS.max(legs_len(&self.kind)) => {
+                leg.from = next
+            }
             (Some(next), Some(leg)) if !matches!(self.kind, Kind::List(_)) => leg.from = next,
             (next, _) => {
                 if let (Some(next), Kind::List(_)) = (next, &self.kind) {
@@ -526,9 +533,8 @@ fn residents(core: &Core, kind: &Kind) -> Vec<u64> {
         }
         Kind::DropParked(application) => {
             let queue = stock.queues.find(application);
-            let parked = queue.filter(|queue| {
-                stock.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll)
-            });
+            let parked = queue
+                .filter(|queue| stock.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
             parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
         }
         // What is stored is met in the store.
@@ -547,7 +553,9 @@ fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
         match entry {
             Entry::Single(id) => out.push(*id),
             Entry::Customer(customer) => {
-                out.extend(stock.customers.get(*customer).into_iter().flat_map(|owner| owner.ready.iter().copied()));
+                out.extend(
+                    stock.customers.get(*customer).into_iter().flat_map(|owner| owner.ready.iter().copied()),
+                );
             }
         }
     }
@@ -566,7 +574,8 @@ fn legs(core: &Core, kind: &Kind, now: Now) -> VecDeque<Leg> {
     }
     match kind {
         Kind::CancelAll(of) | Kind::Count(of) => {
-            let Some(queue) = stock.queues.find(&of.application).filter(|id| stock.queues[*id].far() > 0) else {
+            let Some(queue) = stock.queues.find(&of.application).filter(|id| stock.queues[*id].far() > 0)
+            else {
                 return out;
             };
             let known = &stock.queues[queue];

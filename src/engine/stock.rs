@@ -360,7 +360,8 @@ impl Stock {
         let Some(queue) = self.queues.find(stored.queue()) else { return };
         if let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) {
             if let Some(id) = self.customers.find(&self.queues, queue, customer) {
-                let member = self.customers[id].window.as_ref().is_some_and(|window| window.end() == stored.key.due);
+                let member =
+                    self.customers[id].window.as_ref().is_some_and(|window| window.end() == stored.key.due);
                 if member {
                     let ops = self.journal.ops();
                     self.windows.leave(&mut self.customers, &mut self.queues, id, stored.weight, true, ops);
@@ -401,15 +402,16 @@ impl Stock {
         let customer = stored.customer.as_deref().filter(|_| stored.dead.is_none());
         let customer = customer.map(|name| self.customers.id(&mut self.queues, queue, name));
         let is_dead = stored.dead.is_some();
-        let extra = (is_dead || stored.last_error.is_some() || stored.accepted_due != stored.key.due).then(|| {
-            Box::new(Extra {
-                accepted_due: (stored.accepted_due != stored.key.due).then_some(stored.accepted_due),
-                last_error: stored.last_error,
-                dead: stored.dead,
-                meant_for: is_dead.then(|| (stored.application, stored.customer)),
-                former_identity: None,
-            })
-        });
+        let extra =
+            (is_dead || stored.last_error.is_some() || stored.accepted_due != stored.key.due).then(|| {
+                Box::new(Extra {
+                    accepted_due: (stored.accepted_due != stored.key.due).then_some(stored.accepted_due),
+                    last_error: stored.last_error,
+                    dead: stored.dead,
+                    meant_for: is_dead.then(|| (stored.application, stored.customer)),
+                    former_identity: None,
+                })
+            });
         let key = stored.key;
         let item = Item {
             key,
@@ -533,7 +535,9 @@ impl Stock {
         let mut left = EVICT_ROWS;
         while left > 0 {
             let Some(queue) = self.evicting.front().copied() else { break };
-            if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back()) || !self.evict_some(queue, &mut left, now) {
+            if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())
+                || !self.evict_some(queue, &mut left, now)
+            {
                 self.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
                     self.queues.live(queue).evicting = false;
@@ -716,7 +720,8 @@ impl Stock {
 
     /// The payload for a publish; one that can be read again does not stay.
     pub(super) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
-        let gone = matches!(self.items[id].residence, Residence::Stored(token) if self.journal.is_committed(token));
+        let gone =
+            matches!(self.items[id].residence, Residence::Stored(token) if self.journal.is_committed(token));
         if gone {
             self.items.take_content(id)
         } else {
@@ -727,7 +732,8 @@ impl Stock {
     /// Items whose confirm did not come in time are written now.
     pub(super) fn store_deferred(&mut self, now: Now) {
         while let Some((at, id)) = self.deferred.front().copied() {
-            let pending = self.items.get(id).is_some_and(|item| matches!(item.residence, Residence::Pending(_)));
+            let pending =
+                self.items.get(id).is_some_and(|item| matches!(item.residence, Residence::Pending(_)));
             if pending && at > now.mono {
                 break;
             }
@@ -805,7 +811,9 @@ impl Stock {
             match self.items[id].stage {
                 Stage::Scheduled => self.make_ready(id, now),
                 // Its window's end is a matter of the monotonic clock.
-                Stage::Windowed { pos, .. } => self.items[id].stage = Stage::Windowed { pos, scheduled: false },
+                Stage::Windowed { pos, .. } => {
+                    self.items[id].stage = Stage::Windowed { pos, scheduled: false }
+                }
                 Stage::Ready | Stage::Flying(_) => {
                     debug_assert!(false, "what is due twice was not taken out of the schedule");
                 }
@@ -840,7 +848,8 @@ impl Stock {
     /// Puts a due item into its queue's line.
     pub(super) fn push_ready(&mut self, id: ItemId) {
         self.items[id].stage = Stage::Ready;
-        let (queue, customer, place) = (self.items[id].queue, self.items[id].customer, self.items[id].place());
+        let (queue, customer, place) =
+            (self.items[id].queue, self.items[id].customer, self.items[id].place());
         let entry = match customer {
             None => Some(Entry::Single(id)),
             Some(customer) => {
@@ -871,7 +880,9 @@ impl Stock {
             let Some(entry) = self.queues.live(queue).line.pop_front() else { return Vec::new() };
             let taken = match entry {
                 Entry::Single(id) => {
-                    let Some(item) = self.items.get(id).filter(|item| item.stage == Stage::Ready) else { continue };
+                    let Some(item) = self.items.get(id).filter(|item| item.stage == Stage::Ready) else {
+                        continue;
+                    };
                     if item.place() >= bound {
                         Vec::new()
                     } else {
@@ -903,7 +914,9 @@ impl Stock {
         let settings = self.queues.settings_of(queue);
         let (max_items, max_bytes) = match settings.format {
             Format::Passthrough => (1, u64::MAX),
-            Format::Json | Format::Ndjson | Format::CloudEvents => (settings.max_items as usize, settings.max_bytes),
+            Format::Json | Format::Ndjson | Format::CloudEvents => {
+                (settings.max_items as usize, settings.max_bytes)
+            }
         };
         let owner = &mut self.customers[customer];
         while owner.ready.front().is_some_and(|id| !is_ready(id)) {
@@ -1102,19 +1115,20 @@ impl Stock {
         if early && window.far() > 0 {
             self.rekey_far_members(id, &window, due, cause, through_seq);
         }
-        let closing = (early && !window.members.is_empty() && !mutated(Mutant::ClosingForgotten)).then(|| {
-            let row = ClosingRow {
-                application: Arc::clone(self.queues[queue].name()),
-                customer: Arc::clone(&self.customers[id].name),
-                end: window.end(),
-                through_seq,
-                due,
-                cause,
-            };
-            let members = window.members.len() as u32;
-            let ops = self.journal.ops();
-            self.windows.begin_closing(row, members, ops)
-        });
+        let closing =
+            (early && !window.members.is_empty() && !mutated(Mutant::ClosingForgotten)).then(|| {
+                let row = ClosingRow {
+                    application: Arc::clone(self.queues[queue].name()),
+                    customer: Arc::clone(&self.customers[id].name),
+                    end: window.end(),
+                    through_seq,
+                    due,
+                    cause,
+                };
+                let members = window.members.len() as u32;
+                let ops = self.journal.ops();
+                self.windows.begin_closing(row, members, ops)
+            });
         self.work += window.members.len() as u64;
         for member in window.members {
             let item = &mut self.items[member];
@@ -1142,9 +1156,15 @@ impl Stock {
         let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key);
         let mut except: Vec<u64> = keys.filter(|key| key.due == window.end()).map(|key| key.seq).collect();
         except.sort_unstable();
-        let members = RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
+        let members =
+            RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
-        self.journal.push(Op::Rekey { queue: name, end: window.end(), members: vec![members], indexed: true });
+        self.journal.push(Op::Rekey {
+            queue: name,
+            end: window.end(),
+            members: vec![members],
+            indexed: true,
+        });
         // Members of former lives may be among them.
         let to = Key { due, seq: 0 };
         self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
@@ -1184,7 +1204,9 @@ impl Stock {
 
     /// Application and customer by name; of a dead item, those that it was meant for.
     pub(super) fn address(&self, item: &Item) -> (Arc<str>, Option<Arc<str>>) {
-        if let Some((application, customer)) = item.extra.as_deref().and_then(|extra| extra.meant_for.as_ref()) {
+        if let Some((application, customer)) =
+            item.extra.as_deref().and_then(|extra| extra.meant_for.as_ref())
+        {
             return (Arc::clone(application), customer.clone());
         }
         let customer = item.customer.map(|customer| Arc::clone(&self.customers[customer].name));
@@ -1221,7 +1243,6 @@ impl Stock {
     pub(super) fn work(&self) -> u64 {
         self.work
     }
-
 }
 
 fn standing(item: &Item) -> Standing {

@@ -10,7 +10,7 @@ use super::customers::{self, CustomerId, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
 use super::items::ItemId;
 use super::mutant::{mutated, Mutant};
-use super::queue::{Queues, QueueId};
+use super::queue::{QueueId, Queues};
 use super::schedule::Schedule;
 use super::slab::{handle, Slab};
 use super::types::{AppSettings, ClosedBy, Key, Now};
@@ -66,10 +66,6 @@ impl Window {
 
     pub(super) fn far(&self) -> u32 {
         self.far
-    }
-
-    pub(super) fn first_seq(&self) -> u64 {
-        self.first_seq
     }
 
     /// When it must close as things stand, monotonic, and why.
@@ -209,7 +205,12 @@ impl Windows {
     }
 
     /// Whether the new member would take the window over its bytes: then it closes first.
-    pub(super) fn would_overflow(customers: &Customers, queues: &Queues, id: CustomerId, weight: u32) -> bool {
+    pub(super) fn would_overflow(
+        customers: &Customers,
+        queues: &Queues,
+        id: CustomerId,
+        weight: u32,
+    ) -> bool {
         let customer = &customers[id];
         let max_bytes = queues.settings_of(customer.queue).max_bytes;
         let overhead = customer.overhead;
@@ -306,7 +307,13 @@ impl Windows {
 
     /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet time begins
     /// anew with each arrival) are found out when the old moment comes, which costs nothing per item.
-    pub(super) fn plan_check(&mut self, customers: &mut Customers, queues: &Queues, id: CustomerId, now: Now) {
+    pub(super) fn plan_check(
+        &mut self,
+        customers: &mut Customers,
+        queues: &Queues,
+        id: CustomerId,
+        now: Now,
+    ) {
         let quiet = queues.settings_of(customers[id].queue).quiet;
         let Some(window) = customers[id].window.as_mut() else { return };
         let at = window.deadline(quiet, now).0;
@@ -325,7 +332,9 @@ impl Windows {
         let window = customer.window.as_ref()?;
         if window.count >= settings.max_items && !mutated(Mutant::CountIgnored) {
             Some(ClosedBy::Count)
-        } else if customer.overhead.batch + window.weight >= settings.max_bytes && !mutated(Mutant::BytesIgnored) {
+        } else if customer.overhead.batch + window.weight >= settings.max_bytes
+            && !mutated(Mutant::BytesIgnored)
+        {
             Some(ClosedBy::Bytes)
         } else {
             None

@@ -106,6 +106,11 @@ impl<'a> Changes<'a> {
         &self.begun
     }
 
+    /// The keyspaces that will be written to.
+    pub(super) fn touched(&self) -> impl Iterator<Item = KeyspaceId> + '_ {
+        KeyspaceId::ALL.into_iter().filter(|id| !self.pending[id.index()].is_empty())
+    }
+
     /// In which epoch each bucket is once this is written.
     pub(super) fn epochs(&self) -> Epochs {
         self.epochs

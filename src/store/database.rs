@@ -244,7 +244,11 @@ pub(super) fn unwritable(action: &'static str, path: &Path, error: &fjall::Error
         // A background worker failed earlier, and the reason is in the log only.
         None => matches!(error, fjall::Error::Poisoned) && free < NO_ROOM,
     };
-    let error = error.to_string();
+    let error = if matches!(error, fjall::Error::Poisoned) {
+        "an earlier write to a table or to the log failed, see the log".to_owned()
+    } else {
+        error.to_string()
+    };
     if full {
         CommitError::DiskFull { free, error }
     } else {

@@ -7,11 +7,11 @@ use super::changes::Changes;
 use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
 use super::directory::{Committed, Directory};
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::logs;
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
+use super::{logs, reclaim};
 use super::{
-    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Reader, Store, Usage,
-    UsageError,
+    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
+    Store, Usage, UsageError,
 };
 use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
 use fjall::config::{BlockSizePolicy, FilterPolicy};
@@ -20,6 +20,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most twice.
 const JOURNALS: u64 = 64 << 20;
@@ -30,13 +31,24 @@ const OPEN_FILES: usize = 200;
 /// Bytes of memory that a row costs in a memtable beside key and value, about.
 const ROW_OVERHEAD: u64 = 128;
 
+/// Memtables of one keyspace on their way to the disk with which a commit is still made. With 4 the storage engine waits
+/// (`Keyspace::local_backpressure`, with no bound and no look at its own health), and a worker may add one meanwhile.
+const SEALED_MAX: usize = 2;
+/// Tables of the first level of one keyspace with which a commit is still made. The storage engine slows down at 20 and
+/// waits at 30, in the same way.
+const L0_MAX: usize = 20;
+/// Longest wait for room in a memtable, below [`super::thread::STORE_CALL_LIMIT`], so that the sentence is the right one.
+const ROOM_LIMIT: Duration = Duration::from_secs(45);
+/// Between two looks: the storage engine offers nothing that could be waited for.
+const ROOM_LOOK: Duration = Duration::from_millis(2);
+
 /// What the storage engine may use of `limits.memory`, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Budget {
     /// Cache of blocks read.
     cache: u64,
-    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way to
-    /// the disk, and four at the very most; then writes wait.
+    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way to the disk;
+    /// at twice as much that is not, commits wait.
     memtables: u64,
 }
 
@@ -99,7 +111,7 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
     // What the log gave back counts as well; how much that was is not known, half is a fair guess.
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
-    let store = DiskStore { keyspaces, db, committed, number, budget, unflushed, epochs, directory };
+    let store = DiskStore { keyspaces, db, committed, number, marks, budget, unflushed, epochs, directory };
     Ok(OpenStore { store: Box::new(store), opened, identity })
 }
 
@@ -286,6 +298,8 @@ pub(super) struct DiskStore {
     committed: Committed,
     /// Of the last commit.
     number: u64,
+    /// Of the last commit.
+    marks: Marks,
     budget: Budget,
     /// Bytes written to each keyspace since its memtable was last rotated, about.
     unflushed: [u64; KEYSPACES],
@@ -295,19 +309,62 @@ pub(super) struct DiskStore {
 }
 
 impl DiskStore {
-    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget.
+    /// A commit that says what the last one said.
+    fn commit_marks(&mut self) -> Result<(), CommitError> {
+        let marks = self.marks;
+        self.commit(&[Commit { ops: Vec::new(), token: 0, marks }])
+    }
+
+    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not while two of
+    /// its keyspace are on their way already.
     fn rotate(&mut self) -> Result<(), CommitError> {
-        if self.unflushed.iter().sum::<u64>() <= self.budget.memtables {
+        let Some(id) = self.fullest().filter(|_| self.unflushed() > self.budget.memtables) else {
             return Ok(());
-        }
-        let fullest = KeyspaceId::ALL.into_iter().zip(&mut self.unflushed).max_by_key(|(_, bytes)| **bytes);
-        if let Some((id, bytes)) = fullest {
-            *bytes = 0;
-            // Not part of the documented interface, but the documented size is fixed for the life of a keyspace.
-            let rotated = self.keyspaces.of(id).rotate_memtable();
-            rotated.map_err(|e| unwritable("rotated a memtable", self.directory.path(), &e))?;
+        };
+        if self.keyspaces.of(id).sealed_memtable_count() < SEALED_MAX {
+            self.rotate_one(id)?;
         }
         Ok(())
+    }
+
+    fn unflushed(&self) -> u64 {
+        self.unflushed.iter().sum()
+    }
+
+    fn fullest(&self) -> Option<KeyspaceId> {
+        KeyspaceId::ALL.into_iter().max_by_key(|id| self.unflushed[id.index()])
+    }
+
+    fn rotate_one(&mut self, id: KeyspaceId) -> Result<(), CommitError> {
+        // A worker that has failed takes nothing over, and what is handed over would wait in vain.
+        self.health()?;
+        self.unflushed[id.index()] = 0;
+        // Not part of the documented interface, but the documented size is fixed for the life of a keyspace.
+        let rotated = self.keyspaces.of(id).rotate_memtable();
+        rotated.map(drop).map_err(|e| unwritable("rotated a memtable", self.directory.path(), &e))
+    }
+
+    /// Waits until the storage engine takes a commit to these keyspaces without a wait of its own.
+    fn await_room(&mut self, touched: &[KeyspaceId]) -> Result<(), CommitError> {
+        let begun = Instant::now();
+        loop {
+            self.health()?;
+            self.rotate()?;
+            let crowded = |id: &&KeyspaceId| {
+                let keyspace = self.keyspaces.of(**id);
+                keyspace.sealed_memtable_count() > SEALED_MAX || keyspace.tree.l0_run_count() >= L0_MAX
+            };
+            let large = self.unflushed() > 2 * self.budget.memtables;
+            let crowded = touched.iter().find(crowded).copied().or(self.fullest().filter(|_| large));
+            let Some(keyspace) = crowded else { return Ok(()) };
+            if begun.elapsed() > ROOM_LIMIT {
+                return Err(CommitError::Backlog {
+                    keyspace: keyspace.name(),
+                    waited_s: ROOM_LIMIT.as_secs(),
+                });
+            }
+            std::thread::sleep(ROOM_LOOK);
+        }
     }
 
     /// Removes what a bucket holds on the disk, before the first rows of its next epoch are written.
@@ -336,11 +393,13 @@ impl Store for DiskStore {
     fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
-        let mut changes = Changes::new(&self.keyspaces, number, self.epochs);
+        let keyspaces = self.keyspaces.clone();
+        let mut changes = Changes::new(&keyspaces, number, self.epochs);
         for op in groups.iter().flat_map(|group| &group.ops) {
             changes.apply(op)?;
         }
         changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
+        self.await_room(&changes.touched().collect::<Vec<_>>())?;
         for bucket in changes.begun() {
             self.empty(*bucket)?;
         }
@@ -348,16 +407,14 @@ impl Store for DiskStore {
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
         for (id, key, value) in changes.into_rows() {
             let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
-            if let Some(sum) = self.unflushed.get_mut(id.index()) {
-                *sum += bytes as u64 + ROW_OVERHEAD;
-            }
+            self.unflushed[id.index()] += bytes as u64 + ROW_OVERHEAD;
             match value {
-                Some(value) => batch.insert(self.keyspaces.of(id), key, value),
-                None => batch.remove(self.keyspaces.of(id), key),
+                Some(value) => batch.insert(keyspaces.of(id), key, value),
+                None => batch.remove(keyspaces.of(id), key),
             }
         }
         batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
-        self.number = number;
+        (self.number, self.marks) = (number, last.marks);
         self.epochs = epochs;
         self.committed.record(number);
         self.rotate()
@@ -376,6 +433,29 @@ impl Store for DiskStore {
         let fs = rustix::fs::statvfs(self.directory.path()).map_err(|e| UsageError(e.to_string()))?;
         let bytes = |blocks: u64| blocks.saturating_mul(fs.f_frsize);
         Ok(Usage { used, free: bytes(fs.f_bavail), total: bytes(fs.f_blocks) })
+    }
+
+    fn health(&self) -> Result<(), CommitError> {
+        // Writes what is buffered, which is nothing between commits; but first it says whether a worker has failed.
+        let healthy = self.db.persist(PersistMode::Buffer);
+        healthy.map_err(|e| unwritable("wrote what is in memory", self.directory.path(), &e))
+    }
+
+    fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+        // The storage engine drops what is older than its last commit: so that one must not be what was deleted.
+        self.commit_marks()?;
+        for id in KeyspaceId::ALL {
+            if self.keyspaces.of(id).sealed_memtable_count() == 0 {
+                self.rotate_one(id)?;
+            }
+        }
+        Ok(Some(reclaim::job(self.keyspaces.clone(), self.directory.clone())))
+    }
+
+    fn end_reclaim(&mut self) -> Result<(), CommitError> {
+        // Files that no version of a keyspace knows any more go when a memtable that holds something is rotated.
+        self.commit_marks()?;
+        self.rotate_one(KeyspaceId::Meta)
     }
 
     fn group_limit(&self) -> (usize, u64) {

@@ -40,7 +40,7 @@ fn at(store: &mut dyn Store, identity: Identity, buckets: &[u8]) -> Option<u64> 
 }
 
 /// Bytes in the table files of a store, all keyspaces together.
-fn in_tables(path: &Path) -> u64 {
+pub(super) fn in_tables(path: &Path) -> u64 {
     let keyspaces = fs::read_dir(path.join("db/keyspaces")).unwrap();
     let tables = keyspaces.filter_map(|keyspace| fs::read_dir(keyspace.unwrap().path().join("tables")).ok());
     // A file may go while it is looked at.

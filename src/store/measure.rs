@@ -5,7 +5,7 @@
 use super::tests::{config, delete, group, item, open_at, place, put_item, range, APP};
 use super::*;
 use crate::clock::now;
-use crate::engine::event::{BucketRow, Stored, Wanted};
+use crate::engine::event::{BucketRow, IndexRows, QueueRow, Stored, Wanted};
 use crate::engine::types::{BatchId, End, Ended, Identity, Key};
 
 fn put(seq: u64, body: usize) -> Op {
@@ -147,4 +147,94 @@ fn a_million_identities() {
     store.commit(&[group(1, vec![begin(3)])]).unwrap();
     println!("a bucket begun anew in {} us", before.elapsed().as_micros());
     println!("{:?}", store.usage().unwrap());
+}
+
+/// The name of a queue, about as long as they are.
+fn queue_name(number: u64) -> Arc<str> {
+    format!("application-{number:06}").into()
+}
+
+fn queue_row(number: u64, count: u64, low: Key) -> Op {
+    Op::PutQueue(QueueRow { queue: queue_name(number), count, low, paused: false, unindexed_until: 0 })
+}
+
+/// What a queue for each application costs: ten items in each, in order of due over all of them.
+fn many_queues(queues: u64, given_ids: bool) {
+    const EACH: u64 = 10;
+    const LIMIT: u64 = 256 << 20;
+    let what = format!("{queues} queues, {}", if given_ids { "with ids" } else { "without ids" });
+    let identity = |seq: u64| {
+        Identity::given((u128::from(seq) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes())
+    };
+    let op = |seq: u64| {
+        let Op::Put { item, .. } = put(seq, 300) else { unreachable!() };
+        let given = given_ids.then(|| identity(seq));
+        put_item(Stored { application: queue_name(seq % queues), given, fingerprint: seq, ..*item }, false)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(&config(dir.path()), LIMIT, false).unwrap().store;
+    timed(&format!("{what}: put, 1,000 x 300 B a commit"), queues * EACH, || {
+        for start in (0..queues * EACH).step_by(1_000) {
+            let mut ops: Vec<_> = (start..start + 1_000).map(op).collect();
+            ops.extend(
+                (start..start + 1_000).map(|seq| queue_row(seq % queues, seq / queues + 1, Key::default())),
+            );
+            store.commit(&[group(start, ops)]).unwrap();
+        }
+    });
+    println!("{:?}", store.usage().unwrap());
+    store.close().unwrap();
+    let mut opened = None;
+    timed(&format!("{what}: start"), queues, || {
+        opened = Some(open(&config(dir.path()), LIMIT, false).unwrap());
+    });
+    let opened = opened.unwrap();
+    assert_eq!(opened.opened.queues.len() as u64, queues);
+    let mut store = opened.store;
+    let of = |n: u64| range(&queue_name(n * 7_919 % queues), Key::default(), u64::MAX, 16);
+    for (at_once, ranges) in [(1, 10_000.min(queues)), (100, queues)] {
+        timed(&format!("{what}: ranges, {at_once} a load, 10 rows with contents each"), ranges, || {
+            for start in (0..ranges).step_by(at_once as usize) {
+                let ranges = (start..start + at_once).map(of).collect();
+                match store.load(&Load::Ranges { ranges, max_bytes: u64::MAX }).unwrap() {
+                    Loaded::Ranges(answers) => assert!(answers.iter().all(|a| a.rows.len() as u64 == EACH)),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    }
+    // What an application that delivers does: its head goes, its row says so, and the rest is looked at.
+    timed(&format!("{what}: delete the head and move the low mark, 1,000 a commit"), queues, || {
+        for start in (0..queues).step_by(1_000) {
+            let ops = (start..start + 1_000).flat_map(|seq| {
+                let place = Place { queue: queue_name(seq), key: Key { due: seq, seq } };
+                let rows = IndexRows { identity: given_ids.then(|| identity(seq)), customer: None };
+                [Op::Delete { place, rows }, queue_row(seq, EACH - 1, Key { due: seq + 1, seq: 0 })]
+            });
+            store.commit(&[group(start, ops.collect())]).unwrap();
+        }
+    });
+    timed(&format!("{what}: ranges behind the low mark, 100 a load"), queues, || {
+        for start in (0..queues).step_by(100) {
+            let of = |n: u64| range(&queue_name(n), Key { due: n + 1, seq: 0 }, u64::MAX, 16);
+            store
+                .load(&Load::Ranges { ranges: (start..start + 100).map(of).collect(), max_bytes: 0 })
+                .unwrap();
+        }
+    });
+    println!("{:?}", store.usage().unwrap());
+}
+
+#[test]
+#[ignore = "minutes: make measure runs it"]
+fn ten_thousand_queues() {
+    many_queues(10_000, false);
+    many_queues(10_000, true);
+}
+
+#[test]
+#[ignore = "minutes: make measure runs it"]
+fn a_hundred_thousand_queues() {
+    many_queues(100_000, false);
+    many_queues(100_000, true);
 }

@@ -16,6 +16,7 @@ mod keyspace;
 mod log_batch;
 mod logs;
 mod memory;
+mod reclaim;
 pub mod record;
 mod rekey;
 pub mod rows;
@@ -31,7 +32,13 @@ mod logs_tests;
 #[cfg(test)]
 mod measure;
 #[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod open_tests;
+#[cfg(test)]
+mod reclaim_tests;
+#[cfg(test)]
+mod rekey_tests;
 #[cfg(test)]
 mod scan_tests;
 #[cfg(test)]
@@ -76,6 +83,9 @@ pub type WantedContents = [(u64, Place)];
 /// Contents found, with the numbers they were asked for by, in the same order.
 pub type Contents = Vec<(u64, Arc<Content>)>;
 
+/// The part of giving back room that takes its time; see [`Store::begin_reclaim`].
+pub type ReclaimJob = Box<dyn FnOnce() -> Result<(), CommitError> + Send>;
+
 /// A store. One thread owns it.
 pub trait Store: Send {
     /// Makes all groups durable, in order, with a single sync for all of them; each group is atomic.
@@ -104,6 +114,34 @@ pub trait Store: Send {
     ///
     /// The file system does not answer.
     fn usage(&self) -> Result<Usage, UsageError>;
+
+    /// Whether it can still write: a part of it may have failed between two commits.
+    ///
+    /// # Errors
+    ///
+    /// What the next commit would fail with.
+    fn health(&self) -> Result<(), CommitError> {
+        Ok(())
+    }
+
+    /// Begins to give back the room of what was deleted. The job is for another thread, beside commits and reads; behind
+    /// it comes [`Store::end_reclaim`]. `None`: this store has no room to give back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+        Ok(None)
+    }
+
+    /// Lets go of the files that the job has made superfluous.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    fn end_reclaim(&mut self) -> Result<(), CommitError> {
+        Ok(())
+    }
 
     /// Most operations, and about how many bytes, that one call of [`Store::commit`] should be given. A single
     /// group beyond it is still taken.

@@ -48,7 +48,7 @@ fn seqs(store: &mut dyn Store, scan: &Scan) -> (Vec<u64>, Option<u64>) {
 fn filled() -> (tempfile::TempDir, Box<dyn Store>) {
     let (dir, mut store) = fresh();
     let of = |due: u64| {
-        let customer = Some(if due % 2 == 0 { "y".into() } else { "x".into() });
+        let customer = Some(if due.is_multiple_of(2) { "y".into() } else { "x".into() });
         Stored { customer, ..item(due, due) }
     };
     let mut ops: Vec<_> = [1, 2, 4, 5, 6, 7, 8].map(|due| put_item(of(due), due > 4)).to_vec();

@@ -25,6 +25,8 @@ const LOOKS: u32 = 12;
 const LEAST_QUEUED: u64 = 64 << 20;
 /// Bytes of memory that any job costs in the queue, about.
 const JOB_COST: u64 = 128;
+/// Least time between two attempts to give back room, ms.
+const RECLAIM_PAUSE: u64 = 60_000;
 /// Age at which the known [`Usage`] is taken anew, ms.
 const USAGE_AGE: u64 = 1_000;
 
@@ -103,7 +105,7 @@ pub fn spawn(store: Box<dyn Store>, limits: Limits, on_event: OnEvent) -> Result
         on_event,
     });
     let handle = Handle { shared: shared.clone(), threads: Arc::default() };
-    let mut started = vec![start("tidegate-watch", &shared, watch)];
+    let mut started = vec![start("tidegate-watch", &shared, |shared| watch(shared))];
     if let Some(reader) = reader {
         started.push(start("tidegate-reader", &shared, move |shared| read(&*reader, shared)));
     }
@@ -128,7 +130,7 @@ pub fn spawn(store: Box<dyn Store>, limits: Limits, on_event: OnEvent) -> Result
 fn start(
     name: &str,
     shared: &Arc<Shared>,
-    run: impl FnOnce(&Shared) + Send + 'static,
+    run: impl FnOnce(&Arc<Shared>) + Send + 'static,
 ) -> Result<JoinHandle<()>, SpawnError> {
     let shared = shared.clone();
     Ok(Builder::new().name(name.to_owned()).spawn(move || run(&shared))?)
@@ -221,6 +223,20 @@ impl Handle {
         }
     }
 
+    /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing because it is
+    /// full, and in which nothing would be compacted else. To be called as long as it is; without effect within a minute
+    /// of the last time. [`Stats::usage`] tells what came of it.
+    pub fn reclaim(&self) {
+        let now = clock::now().mono;
+        let mut state = self.shared.lock();
+        let lately = state.reclaimed_at.is_some_and(|at| now.saturating_sub(at) < RECLAIM_PAUSE);
+        if state.open() && !state.reclaiming && !lately {
+            state.reclaimed_at = Some(now);
+            state.reclaim_wanted = true;
+            self.shared.work.notify_one();
+        }
+    }
+
     /// Does what is queued, syncs, closes the store and ends its threads; all that within `timeout`.
     ///
     /// # Errors
@@ -231,7 +247,10 @@ impl Handle {
         let mut state = self.shared.lock();
         state.closing = true;
         self.shared.notify();
-        let waited = self.shared.done.wait_timeout_while(state, timeout, |s| s.store_alive || s.reader_alive);
+        let waited = self
+            .shared
+            .done
+            .wait_timeout_while(state, timeout, |s| s.store_alive || s.reader_alive || s.reclaiming);
         let (mut state, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
         if timed_out.timed_out() {
             return Err(CloseError::Timeout(timeout.as_millis()));
@@ -320,6 +339,13 @@ struct State {
     usage: Option<Usage>,
     usage_at: u64,
     usage_wanted: bool,
+    reclaim_wanted: bool,
+    /// A thread gives back room.
+    reclaiming: bool,
+    /// It has, and the store is to let go of the files.
+    reclaimed: bool,
+    /// Monotonic ms.
+    reclaimed_at: Option<u64>,
     /// Only its counters; the rest is filled in when it is asked for.
     stats: Stats,
 }
@@ -353,6 +379,8 @@ enum Turn {
     Commit(Vec<Commit>, Vec<Load>),
     Load(Load),
     Measure,
+    Reclaim,
+    EndReclaim,
     End,
 }
 
@@ -405,6 +433,14 @@ impl Shared {
             if std::mem::take(&mut state.usage_wanted) {
                 state.serving = state.call("measurement of the room taken", clock::now().mono);
                 return Turn::Measure;
+            }
+            if std::mem::take(&mut state.reclaim_wanted) && !state.closing {
+                state.serving = state.call("compaction", clock::now().mono);
+                return Turn::Reclaim;
+            }
+            if std::mem::take(&mut state.reclaimed) && !state.closing {
+                state.serving = state.call("compaction", clock::now().mono);
+                return Turn::EndReclaim;
             }
             // The reader may still hand work back.
             if state.closing && !state.reader_alive {
@@ -467,17 +503,16 @@ impl Drop for Alive<'_> {
 }
 
 /// The store's thread.
-fn serve(mut store: Box<dyn Store>, shared: &Shared) {
+fn serve(mut store: Box<dyn Store>, shared: &Arc<Shared>) {
     let _alive = Alive { shared, flag: |s| &mut s.store_alive };
     let limit = store.group_limit();
     loop {
         let result = match shared.next(limit) {
             Turn::Commit(groups, finds) => commit(&mut *store, &groups, &finds, shared),
             Turn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(Failure::from),
-            Turn::Measure => {
-                measure(&*store, shared);
-                Ok(())
-            }
+            Turn::Measure => measure(&*store, shared),
+            Turn::Reclaim => reclaim(&mut *store, shared),
+            Turn::EndReclaim => store.end_reclaim().map_err(Failure::from),
             Turn::End => break,
         };
         if let Err(error) = result {
@@ -514,7 +549,8 @@ fn load(store: &mut dyn Store, load: &Load, shared: &Shared) -> Result<(), ReadE
     store.load(load).map(|loaded| shared.report(Event::Loaded(loaded)))
 }
 
-fn measure(store: &dyn Store, shared: &Shared) {
+fn measure(store: &dyn Store, shared: &Shared) -> Result<(), Failure> {
+    store.health()?;
     let usage = store.usage();
     let mut state = shared.lock();
     state.usage_at = clock::now().mono;
@@ -523,6 +559,26 @@ fn measure(store: &dyn Store, shared: &Shared) {
         // The last known one stays; a store that really fails says so at the next commit.
         Err(error) => tracing::warn!("{error}"),
     }
+    Ok(())
+}
+
+/// Lets a thread of its own do what takes long.
+fn reclaim(store: &mut dyn Store, shared: &Arc<Shared>) -> Result<(), Failure> {
+    let Some(job) = store.begin_reclaim()? else { return Ok(()) };
+    shared.lock().reclaiming = true;
+    let run = move |shared: &Arc<Shared>| {
+        let _alive = Alive { shared, flag: |s| &mut s.reclaiming };
+        // A compaction changes nothing unless it succeeds.
+        if let Err(error) = job() {
+            tracing::warn!("no room was given back: {error}");
+        }
+        shared.lock().reclaimed = true;
+    };
+    if let Err(error) = start("tidegate-compact", shared, run) {
+        shared.lock().reclaiming = false;
+        tracing::warn!("no room was given back: {error}");
+    }
+    Ok(())
 }
 
 /// The reader's thread.

@@ -11,7 +11,7 @@ use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// What the recording store was asked to do.
 #[derive(Debug, PartialEq)]
@@ -130,7 +130,7 @@ impl Bench {
     }
 }
 
-fn start(store: Box<dyn Store>, limits: Limits) -> (Handle, Receiver<Event>) {
+pub(super) fn start(store: Box<dyn Store>, limits: Limits) -> (Handle, Receiver<Event>) {
     let (events_in, events) = channel();
     let events_in = Mutex::new(events_in);
     let on_event = move |event| drop(events_in.lock().unwrap().send(event));

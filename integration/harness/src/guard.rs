@@ -24,6 +24,7 @@ n=0
 for p in $pids; do
     while [ $n -lt 40 ] && kill -0 "$p" 2>/dev/null; do sleep 0.05; n=$((n + 1)); done
 done
+grep -o " $1/[^ ]*" /proc/mounts 2>/dev/null | while read -r m; do umount -l "$m"; done
 [ -n "$2" ] || rm -rf -- "$1"
 "#;
 

@@ -6,20 +6,20 @@ use std::sync::mpsc::{channel, Receiver};
 use std::sync::Mutex;
 
 /// A loop that answers every command with the same, and passes on what was asked.
-fn commanded(status: Status, document: Value) -> (Running, Receiver<Asked>) {
+fn commanded(status: Status, document: Value) -> (Running, Receiver<CommandRequest>) {
     let (asked, heard) = channel();
     let asked = Mutex::new(asked);
     let ask: Ask = Arc::new(move |query| match query {
         Query::State(reply) => drop(reply.send(example())),
         Query::Command(command, reply) => {
             asked.lock().unwrap().send(command).unwrap();
-            drop(reply.send(Answered { status, document: document.clone() }));
+            drop(reply.send(CommandResponse { status, document: document.clone() }));
         }
     });
     (start(None, ask), heard)
 }
 
-fn done() -> (Running, Receiver<Asked>) {
+fn done() -> (Running, Receiver<CommandRequest>) {
     commanded(Status::Known, json!({ "result": "done", "changed": true }))
 }
 
@@ -32,16 +32,16 @@ fn every_path_is_a_command() {
     let filter =
         Filter { application: Some("a".into()), state: Some(Stage::Parked), limit: 5, ..Filter::default() };
     for (method, path, want) in [
-        ("GET", "/api/v1/items/a%2Fb/c%20d", Asked::Lookup(item())),
-        ("DELETE", "/api/v1/items/a%2Fb/c%20d", Asked::Cancel(item())),
-        ("GET", "/api/v1/items?application=a&state=parked&limit=5", Asked::List(filter)),
-        ("GET", "/api/v1/customers/a/c%2Fd", Asked::Count(of())),
-        ("DELETE", "/api/v1/customers/a/c%2Fd/items", Asked::CancelAll(of())),
-        ("POST", "/api/v1/customers/a/c%2Fd/flush", Asked::Flush(of())),
-        ("POST", "/api/v1/applications/a%20b/pause", Asked::Pause(app())),
-        ("POST", "/api/v1/applications/a%20b/resume", Asked::Resume(app())),
-        ("POST", "/api/v1/applications/a%20b/retry", Asked::Retry(app())),
-        ("DELETE", "/api/v1/applications/a%20b/parked", Asked::DropParked(app())),
+        ("GET", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Lookup(item())),
+        ("DELETE", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Cancel(item())),
+        ("GET", "/api/v1/items?application=a&state=parked&limit=5", CommandRequest::List(filter)),
+        ("GET", "/api/v1/customers/a/c%2Fd", CommandRequest::Count(of())),
+        ("DELETE", "/api/v1/customers/a/c%2Fd/items", CommandRequest::CancelAll(of())),
+        ("POST", "/api/v1/customers/a/c%2Fd/flush", CommandRequest::Flush(of())),
+        ("POST", "/api/v1/applications/a%20b/pause", CommandRequest::Pause(app())),
+        ("POST", "/api/v1/applications/a%20b/resume", CommandRequest::Resume(app())),
+        ("POST", "/api/v1/applications/a%20b/retry", CommandRequest::Retry(app())),
+        ("DELETE", "/api/v1/applications/a%20b/parked", CommandRequest::DropParked(app())),
     ] {
         let answer = it.request(method, path, &[], b"");
         assert_eq!(answer.status, 200, "{method} {path}");
@@ -219,7 +219,7 @@ fn the_state_is_told_while_commands_wait() {
         assert_eq!(it.get("/api/v1/state").status, 200);
         assert_eq!(it.get("/livez").status, 200);
         for reply in replies {
-            let _ = reply.send(Answered { status: Status::Known, document: json!({ "items": [] }) });
+            let _ = reply.send(CommandResponse { status: Status::Known, document: json!({ "items": [] }) });
         }
         for one in full {
             assert_eq!(one.join().unwrap(), 200);

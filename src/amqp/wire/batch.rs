@@ -5,7 +5,7 @@
 
 use super::dead;
 use super::identity::assigned;
-use super::json::{push_number, push_payload, push_segment, push_string};
+use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{parse_table, short, signed, Basic};
 use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
@@ -79,7 +79,7 @@ impl Deref for Body {
 ///
 /// `store_identity` makes the ids of items that came without one unique; `now_ms` (UTC) becomes the message's
 /// timestamp. An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents no
-/// `datacontenttype`. CloudEvents know only 32-bit integers, so the extension `due` is text there (UTC ms in
+/// `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit integers, so the extension `due` is text there (UTC ms in
 /// decimal); a content encoding travels as the extension `contentencoding`.
 ///
 /// A `passthrough` batch or a dead letter has exactly one item. Should there be more, they leave as JSON, so that
@@ -250,7 +250,7 @@ fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Ve
         out.extend_from_slice(b",\"type\":");
         push_string(&mut out, basic.kind.unwrap_or(ITEM_TYPE));
         push_time(&mut out, item.received);
-        if let Some(content_type) = basic.content_type {
+        if let Some(content_type) = basic.content_type.filter(|text| is_media_type(text)) {
             out.extend_from_slice(b",\"datacontenttype\":");
             push_string(&mut out, content_type);
         }

@@ -63,10 +63,41 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// The name that a header without meaning was probably meant to have: another case, underscores, or no `x-`.
+    pub fn meant(name: &str) -> Option<&'static str> {
+        const NAMES: [&str; 8] = [
+            APPLICATION,
+            CUSTOMER,
+            DELIVER_AT,
+            DELAY,
+            OPT_DELIVERY_TIME,
+            OPT_DELIVERY_DELAY,
+            DELIVER_BEFORE,
+            ON_DUPLICATE,
+        ];
+        let same = |a: u8, b: u8| a.eq_ignore_ascii_case(&b) || (a == b'_' && b == b'-');
+        let alike = |given: &str, meant: &str| {
+            given.len() == meant.len() && given.bytes().zip(meant.bytes()).all(|(a, b)| same(a, b))
+        };
+        if Fields::is_field(name) {
+            return None;
+        }
+        // `application`, `customer` and the like are ordinary words; without `x-` only times are told.
+        let bare = |meant: &'static str| meant.strip_prefix("x-").filter(|rest| rest.starts_with("de"));
+        NAMES
+            .into_iter()
+            .find(|meant| alike(name, meant) || bare(meant).is_some_and(|rest| alike(name, rest)))
+    }
+
     /// Whether this header carries a field.
     pub fn is_field(name: &str) -> bool {
         Fields::default().slot(name).is_some()
     }
+}
+
+/// For each header that nearly has the name of one with a meaning, the name that was probably meant.
+pub(crate) fn near_misses(headers: Option<&FieldTable>) -> impl Iterator<Item = &'static str> + '_ {
+    headers.into_iter().flatten().filter_map(|(name, _)| Fields::meant(name.as_str()))
 }
 
 /// A verdict of reason `invalid`; the sentence is cut to a bound.
@@ -268,4 +299,30 @@ pub(super) fn show_text(text: &str) -> String {
 fn show_bytes(bytes: &[u8]) -> String {
     // More than is shown, so that a cut character at its end is not.
     show_text(&String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_SHOWN * 5)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearly_right_names_are_noticed_and_others_are_not() {
+        for (given, meant) in [
+            ("X-Delay", Some(DELAY)),
+            ("x_delay", Some(DELAY)),
+            ("delay", Some(DELAY)),
+            ("Deliver-At", Some(DELIVER_AT)),
+            ("deliver_before", Some(DELIVER_BEFORE)),
+            ("X_ON_DUPLICATE", Some(ON_DUPLICATE)),
+            ("X-Customer", Some(CUSTOMER)),
+            ("x-delay", None),
+            ("customer", None),
+            ("application", None),
+            ("x-delays", None),
+            ("traceparent", None),
+            ("", None),
+        ] {
+            assert_eq!(Fields::meant(given), meant, "{given}");
+        }
+    }
 }

@@ -37,7 +37,8 @@ pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
 fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
     let (_, numbers) = id.split_once('-')?;
     let (seq, due) = numbers.split_once('-')?;
-    let read = AssignedId { seq: u64::from_str_radix(seq, 16).ok()?, due: u64::from_str_radix(due, 16).ok()? };
+    let read =
+        AssignedId { seq: u64::from_str_radix(seq, 16).ok()?, due: u64::from_str_radix(due, 16).ok()? };
     // Other spellings of the same numbers were never assigned.
     (assigned(store_identity, read) == id).then_some(read)
 }

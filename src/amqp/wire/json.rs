@@ -40,6 +40,18 @@ pub(super) fn is_json_type(content_type: &str) -> bool {
             .is_some_and(|end| end.eq_ignore_ascii_case("+json"))
 }
 
+/// Whether a text is a media type as RFC 2045 writes it: `type/subtype`, both tokens, and printable parameters.
+pub(super) fn is_media_type(text: &str) -> bool {
+    let token = |part: &str| {
+        let special = |byte: u8| br#"()<>@,;:\"/[]?="#.contains(&byte);
+        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_graphic() && !special(byte))
+    };
+    let (essence, parameters) = text.split_once(';').unwrap_or((text, ""));
+    let named = essence.trim_end_matches(' ').split_once('/');
+    named.is_some_and(|(kind, subtype)| token(kind) && token(subtype))
+        && parameters.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')
+}
+
 /// A content type without its parameters.
 pub(super) fn media_type(content_type: &str) -> &str {
     content_type.split(';').next().unwrap_or_default().trim()
@@ -191,6 +203,16 @@ mod tests {
 
     fn embeddable(body: &[u8]) -> bool {
         is_embeddable(Some("application/json"), None, body)
+    }
+
+    #[test]
+    fn only_a_media_type_is_one() {
+        for text in ["text/plain", "application/vnd.x+json", "text/plain; charset=utf-8", "a/b;"] {
+            assert!(is_media_type(text), "{text}");
+        }
+        for text in ["", "json", "a/", "/b", "a/b/c", "a b/c", "a/b; \n", "a/\u{e9}", "text plain"] {
+            assert!(!is_media_type(text), "{text}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod time;
 
 pub use answer::answer;
 pub use batch::{batch_id_of, encode, item_id, Body, Exchanges, Outgoing};
+pub(crate) use fields::near_misses;
 pub use identity::{identity, target};
 pub use json::is_embeddable;
 pub use request::{request, Incoming, RequestLimits};

@@ -81,9 +81,17 @@ fn flat(name: &str, sizes: &[u64], shape: impl Fn(u64) -> Cost) {
         let cost = shape(*n);
         let (ops, publishes, rows) = cost.meter.most;
         println!("{name}, {n}: {:.1} an item; most of a turn: {ops} operations, {publishes} publishes, {rows} rows", cost.each());
-        assert!(ops <= TURN_OPS && rows <= TURN_ROWS && publishes <= 1_000, "{name}, {n}: {:?} in one turn", cost.meter.most);
+        assert!(
+            ops <= TURN_OPS && rows <= TURN_ROWS && publishes <= 1_000,
+            "{name}, {n}: {:?} in one turn",
+            cost.meter.most
+        );
         let before = *first.get_or_insert(cost.each());
-        assert!(cost.each() <= before * 1.7 + 3.0, "{name}: {before:.1} an item, and {:.1} of {n}", cost.each());
+        assert!(
+            cost.each() <= before * 1.7 + 3.0,
+            "{name}: {before:.1} an item, and {:.1} of {n}",
+            cost.each()
+        );
     }
 }
 
@@ -171,7 +179,8 @@ fn requests_that_wait_for_an_outcome() {
     flat("awaiting", &[1_000, 4_000, 10_000], |n| {
         let settings = Settings { max_in_flight: 20_000, ..roomy() };
         let mut w = World::new(settings);
-        let new = |i: u64, payload: &str| with_id(&i.to_string(), DuplicateRule::Replace, item("a", "", payload));
+        let new =
+            |i: u64, payload: &str| with_id(&i.to_string(), DuplicateRule::Replace, item("a", "", payload));
         w.send(vec![item("a", "", "proof")]);
         for _ in 0..40 {
             w.run(100);
@@ -196,7 +205,8 @@ fn requests_that_wait_for_an_outcome() {
 fn envelopes_of_ten_thousand_entries() {
     let mut w = World::new(roomy());
     for e in 0..10 {
-        let entries = (0..10_000).map(|i| at(T0 + 100_000 + i, item("a", &format!("c{}", i % 100), &e.to_string())));
+        let entries =
+            (0..10_000).map(|i| at(T0 + 100_000 + i, item("a", &format!("c{}", i % 100), &e.to_string())));
         w.enqueue(RequestBody::Items(entries.collect()));
     }
     begin(&mut w);
@@ -231,7 +241,8 @@ fn a_cancel_of_a_customer_with_a_million_items() {
 fn drop_oldest_at_its_limit() {
     for due in [0, 100_000] {
         flat(if due == 0 { "drop-oldest, due" } else { "drop-oldest, far" }, &SIZES, |n| {
-            let mut w = World::new(roomy_with(|app| (app.max_waiting, app.on_full) = (n, OnFull::DropOldest)));
+            let mut w =
+                World::new(roomy_with(|app| (app.max_waiting, app.on_full) = (n, OnFull::DropOldest)));
             w.input(Input::EgressBlocked(true));
             fill(&mut w, (0..n).map(|i| at(T0 + due + i / 10, item("a", "", "x"))));
             let looked = begin(&mut w);

@@ -72,12 +72,18 @@ impl Script {
         let mut lines: Vec<String> = call.ops.iter().filter_map(|op| self.op(op)).collect();
         lines.extend(call.acks.iter().map(|ack| {
             let tag = ack.delivery.tag;
-            if ack.multiple { format!("ack up to {tag}") } else { format!("ack {tag} alone") }
+            if ack.multiple {
+                format!("ack up to {tag}")
+            } else {
+                format!("ack {tag} alone")
+            }
         }));
         lines.extend(call.publishes.iter().map(publish));
         lines.extend(call.replies.iter().map(|reply| match reply.asker {
             Asker::Local(number) => format!("answer {number}: {}", answer(&reply.answer)),
-            Asker::Remote { delivery, .. } => format!("answer to {}: {}", delivery.tag, answer(&reply.answer)),
+            Asker::Remote { delivery, .. } => {
+                format!("answer to {}: {}", delivery.tag, answer(&reply.answer))
+            }
         }));
         lines
     }
@@ -89,22 +95,38 @@ impl Script {
     fn op(&self, op: &Op) -> Option<String> {
         let line = match op {
             Op::Put { item, .. } => {
-                let dead = item.dead.as_ref().map_or(String::new(), |dead| format!(" dead {}", dead.reason.as_str()));
+                let dead = item
+                    .dead
+                    .as_ref()
+                    .map_or(String::new(), |dead| format!(" dead {}", dead.reason.as_str()));
                 format!("put {} due {}{dead}", self.name(item.key.seq), moment(item.key.due))
             }
             Op::Delete { place, .. } => format!("delete {}", self.name(place.key.seq)),
             Op::Move { from, to, standing, .. } => {
                 let attempts = standing.attempts;
-                let dead = standing.dead.as_ref().map_or(String::new(), |dead| format!(" dead {}", dead.reason.as_str()));
-                format!("move {} due {} attempts {attempts}{dead}", self.name(from.key.seq), moment(to.key.due))
+                let dead = standing
+                    .dead
+                    .as_ref()
+                    .map_or(String::new(), |dead| format!(" dead {}", dead.reason.as_str()));
+                format!(
+                    "move {} due {} attempts {attempts}{dead}",
+                    self.name(from.key.seq),
+                    moment(to.key.due)
+                )
             }
             Op::Rekey { members, .. } => {
-                let one = |moved: &RekeyMembers| format!("{} to {} by {}", moved.customer, moment(moved.due), moved.cause.as_str());
+                let one = |moved: &RekeyMembers| {
+                    format!("{} to {} by {}", moved.customer, moment(moved.due), moved.cause.as_str())
+                };
                 format!("rekey {}", members.iter().map(one).collect::<Vec<_>>().join(", "))
             }
-            Op::PutWindow(row) => format!("window {} of {} until {}", row.customer, row.count, moment(row.end)),
+            Op::PutWindow(row) => {
+                format!("window {} of {} until {}", row.customer, row.count, moment(row.end))
+            }
             Op::DeleteWindow { customer, .. } => format!("no window {customer}"),
-            Op::PutClosing(row) => format!("closed {} at {} by {}", row.customer, moment(row.due), row.cause.as_str()),
+            Op::PutClosing(row) => {
+                format!("closed {} at {} by {}", row.customer, moment(row.due), row.cause.as_str())
+            }
             Op::DeleteClosing { customer, .. } => format!("no closing {customer}"),
             Op::Remember { ended, .. } => format!("remember {}", end(&ended.end)),
             Op::Index { .. } | Op::PutQueue(_) | Op::BeginBucket(_) => return None,
@@ -134,7 +156,13 @@ fn publish(batch: &Batch) -> String {
         None => format!("publish {}{customer}", batch.application),
     };
     let alone = if batch.alone { " alone" } else { "" };
-    format!("{to} [{}] due {} by {} attempt {}{alone}", names.join(" "), moment(batch.due), batch.closed_by.as_str(), batch.attempt)
+    format!(
+        "{to} [{}] due {} by {} attempt {}{alone}",
+        names.join(" "),
+        moment(batch.due),
+        batch.closed_by.as_str(),
+        batch.attempt
+    )
 }
 
 fn answer(answer: &Answer) -> String {
@@ -144,7 +172,9 @@ fn answer(answer: &Answer) -> String {
         Answer::Ended(ended) => end(&ended.end),
         Answer::Found(listed) => listed.stage.as_str().into(),
         Answer::Flushed(count) => format!("flushed {count}"),
-        Answer::Counted { waiting, in_flight, parked, .. } => format!("{waiting} wait, {in_flight} fly, {parked} parked"),
+        Answer::Counted { waiting, in_flight, parked, .. } => {
+            format!("{waiting} wait, {in_flight} fly, {parked} parked")
+        }
         Answer::Done { changed } => format!("done, changed {changed}"),
         other => format!("{other:?}"),
     }

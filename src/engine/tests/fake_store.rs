@@ -56,7 +56,11 @@ impl FakeStore {
         };
         assert_eq!(row.count, count, "count of queue {queue:?}");
         if let Some(((name, first), _)) = self.items.range((queue.clone(), FIRST)..).next() {
-            assert!(name != queue || row.low <= *first, "low mark {:?} above {first:?} of {queue:?}", row.low);
+            assert!(
+                name != queue || row.low <= *first,
+                "low mark {:?} above {first:?} of {queue:?}",
+                row.low
+            );
         }
         let bare = self.bare.range((queue.clone(), FIRST)..(queue.clone(), Key { due: u64::MAX, seq: 0 }));
         if let Some((_, last)) = bare.last() {
@@ -83,7 +87,8 @@ impl FakeStore {
             Op::Move { from, to, removed, written, standing } => {
                 touched.extend([from.queue.clone(), to.queue.clone()]);
                 assert_eq!(from.key.seq, to.key.seq, "a move keeps the arrival number");
-                let mut item = self.take(&from).unwrap_or_else(|| panic!("moved what is not there: {from:?}"));
+                let mut item =
+                    self.take(&from).unwrap_or_else(|| panic!("moved what is not there: {from:?}"));
                 self.remove_rows(&from, &removed);
                 let Standing { attempts, last_error, outcome_unknown, closed_by, dead } = *standing;
                 item = Stored { attempts, last_error, outcome_unknown, closed_by, dead, key: to.key, ..item };
@@ -177,7 +182,8 @@ impl FakeStore {
     }
 
     fn rekey(&mut self, queue: &Name, end: u64, members: &RekeyMembers, indexed: bool) {
-        let range = (queue.clone(), Key { due: end, seq: 0 })..=(queue.clone(), Key { due: end, seq: u64::MAX });
+        let range =
+            (queue.clone(), Key { due: end, seq: 0 })..=(queue.clone(), Key { due: end, seq: u64::MAX });
         let row = |key: Key| (queue.clone(), members.customer.clone(), key);
         let is_member = |(key, item): (&(Name, Key), &Stored)| {
             let seq = key.1.seq;
@@ -211,14 +217,21 @@ impl FakeStore {
     fn add_rows(&mut self, place: &Place, rows: &IndexRows) {
         let item = &self.items[&(place.queue.clone(), place.key)];
         if let Some((application, customer)) = &rows.customer {
-            assert_eq!((&item.application, item.customer.as_ref()), (application, Some(customer)), "its own row");
+            assert_eq!(
+                (&item.application, item.customer.as_ref()),
+                (application, Some(customer)),
+                "its own row"
+            );
             self.customers.insert((application.clone(), customer.clone(), place.key));
             self.bare.remove(&(place.queue.clone(), place.key));
         }
         if let Some(identity) = rows.identity {
             assert_eq!(identity, item.identity(), "its own identity");
             let before = self.identities.insert(identity, place.clone());
-            assert!(before.as_ref().is_none_or(|b| b == place), "two items of one identity: {before:?}, {place:?}");
+            assert!(
+                before.as_ref().is_none_or(|b| b == place),
+                "two items of one identity: {before:?}, {place:?}"
+            );
         }
     }
 
@@ -256,11 +269,14 @@ impl FakeStore {
 
     /// When an item is due for whoever starts on this store: its key's moment, or that at which its window closed.
     pub(super) fn due_of(&self, item: &Stored) -> u64 {
-        let Some(customer) = item.customer.as_ref().filter(|_| item.is_windowed()) else { return item.key.due };
+        let Some(customer) = item.customer.as_ref().filter(|_| item.is_windowed()) else {
+            return item.key.due;
+        };
         let (app, end) = (&item.application, item.key.due);
         let from = (app.clone(), customer.clone(), end, item.key.seq);
         let closing = self.closings.range(from..).next();
-        let is_its = |((a, c, e, _), _): &(&(Name, Name, u64, u64), &ClosingRow)| (a, c, *e) == (app, customer, end);
+        let is_its =
+            |((a, c, e, _), _): &(&(Name, Name, u64, u64), &ClosingRow)| (a, c, *e) == (app, customer, end);
         closing.filter(is_its).map_or(end, |(_, row)| row.due)
     }
 
@@ -340,7 +356,9 @@ impl FakeStore {
             }
             Load::Find(wanted) => Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect()),
             Load::Scan(scan) => self.scan(&scan, most),
-            Load::Contents(wanted) => Loaded::Contents(self.contents(&wanted).expect("asked for what is there")),
+            Load::Contents(wanted) => {
+                Loaded::Contents(self.contents(&wanted).expect("asked for what is there"))
+            }
         }
     }
 

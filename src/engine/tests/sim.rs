@@ -265,7 +265,12 @@ impl Sim {
                 _ => return self.world.advance(left),
             }
             turns += 1;
-            assert!(turns < 3_000, "turns without end at {:?}: {}", self.world.now, self.world.engine.describe());
+            assert!(
+                turns < 3_000,
+                "turns without end at {:?}: {}",
+                self.world.now,
+                self.world.engine.describe()
+            );
         }
     }
 
@@ -432,7 +437,11 @@ impl Sim {
     fn is_poisoned(&self, batch: &Batch) -> bool {
         batch.items.iter().any(|item| {
             let ask = &self.model.asks[self.model.ask_of(&item.content)];
-            if batch.dead.is_some() { ask.poison_dead && !item.content.body.is_empty() } else { ask.poison }
+            if batch.dead.is_some() {
+                ask.poison_dead && !item.content.body.is_empty()
+            } else {
+                ask.poison
+            }
         })
     }
 
@@ -543,8 +552,13 @@ impl Sim {
         if alone.clone().count() <= ALONE_CHANNELS {
             return;
         }
-        let Some((since, batch)) = alone.min_by_key(|(since, batch)| (*since, batch.number)).cloned() else { return };
-        assert!(self.world.now.mono >= since + CONFIRM_MS, "a ninth batch alone, and the oldest is out since {since}");
+        let Some((since, batch)) = alone.min_by_key(|(since, batch)| (*since, batch.number)).cloned() else {
+            return;
+        };
+        assert!(
+            self.world.now.mono >= since + CONFIRM_MS,
+            "a ninth batch alone, and the oldest is out since {since}"
+        );
         self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
     }
 

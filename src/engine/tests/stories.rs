@@ -164,7 +164,11 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
     let waiting: Vec<&Stored> = w.store.items.values().filter(|item| *item.application == *"bad").collect();
     assert_eq!(waiting.len(), 50);
     assert_eq!(waiting[0].attempts, probes.len() as u32);
-    assert!(w.engine.memory_bytes().0 <= 16, "what is parked holds a small head: {:?}", w.engine.memory_bytes());
+    assert!(
+        w.engine.memory_bytes().0 <= 16,
+        "what is parked holds a small head: {:?}",
+        w.engine.memory_bytes()
+    );
 
     // It comes back: everything flows by itself, in order.
     w.delivered.clear();

@@ -49,7 +49,10 @@ fn a_dead_item_moves_to_the_dead_letters_and_its_letter_follows() {
     let new = NewItem { expiry: Some(T0 + 50), ..at(T0 + 100, item("a", "", "1")) };
     s.requests(vec![new], &["put 1 due 100"]);
     s.stored(&["ack up to 1"]);
-    s.after(100, &["move 1 due 100 attempts 0 dead expired", "letter expired [1] due 100 by time attempt 1 alone"]);
+    s.after(
+        100,
+        &["move 1 due 100 attempts 0 dead expired", "letter expired [1] due 100 by time attempt 1 alone"],
+    );
     s.stored(&[]);
     s.settled(0, CONFIRMED, &[]);
     s.after(10, &["delete 1"]);
@@ -90,7 +93,10 @@ fn a_cancel_is_answered_once_it_is_durable() {
 #[test]
 fn a_flush_closes_the_window_and_what_was_far_is_moved() {
     let mut s = Script::new(with(|app| app.window = 3_600_000));
-    s.requests(vec![item("a", "ann", "1"), item("a", "ann", "2")], &["put 1 due 3600000", "put 2 due 3600000", "window ann of 2 until 3600000"]);
+    s.requests(
+        vec![item("a", "ann", "1"), item("a", "ann", "2")],
+        &["put 1 due 3600000", "put 2 due 3600000", "window ann of 2 until 3600000"],
+    );
     s.stored(&["ack up to 2"]);
     s.w.now.wall += 1_000;
     s.w.now.mono += 1_000;

@@ -43,7 +43,10 @@ pub(super) enum Heard {
     Answered(Vec<Delivery>),
     IngestReady(u32),
     IngestLost,
-    Egress { ready: bool, blocked: bool },
+    Egress {
+        ready: bool,
+        blocked: bool,
+    },
     Configure(Box<Settings>),
     /// The process was killed; what follows is another engine's.
     Crash,
@@ -321,7 +324,8 @@ impl World {
     fn heard(&self, input: &Input) -> Heard {
         match input {
             Input::Requests(requests) => {
-                let number = |tag| self.queue.iter().find(|p| p.tag == Some(tag)).map_or(usize::MAX, |p| p.number);
+                let number =
+                    |tag| self.queue.iter().find(|p| p.tag == Some(tag)).map_or(usize::MAX, |p| p.number);
                 let one = |r: &Request| (number(r.delivery.tag), r.delivery.tag, r.redelivered);
                 Heard::Requests(requests.iter().map(one).collect())
             }

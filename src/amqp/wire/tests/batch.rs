@@ -11,7 +11,14 @@ fn names() -> Exchanges {
 }
 
 fn out_item(seq: u64, request: NewItem) -> BatchItem {
-    BatchItem { seq, accepted_due: NOW + seq, due: NOW + seq, received: NOW, attempts: 0, content: request.content }
+    BatchItem {
+        seq,
+        accepted_due: NOW + seq,
+        due: NOW + seq,
+        received: NOW,
+        attempts: 0,
+        content: request.content,
+    }
 }
 
 fn batch(format: Format, items: Vec<BatchItem>) -> Batch {
@@ -205,7 +212,10 @@ fn returns_without_a_batch_id() {
 #[test]
 fn ids_of_items() {
     let items = three();
-    let ids: Vec<String> = items.iter().map(|item| item_id(&item.content, STORE, AssignedId { seq: item.seq, due: 0x1f })).collect();
+    let ids: Vec<String> = items
+        .iter()
+        .map(|item| item_id(&item.content, STORE, AssignedId { seq: item.seq, due: 0x1f }))
+        .collect();
     assert_eq!(ids, ["ä\n", "000000000000abcd-2-1f", "000000000000abcd-1f-1f"]);
     let last = AssignedId { seq: u64::MAX, due: u64::MAX };
     let longest = "ffffffffffffffff-ffffffffffffffff-ffffffffffffffff";

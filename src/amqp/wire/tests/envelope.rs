@@ -154,7 +154,8 @@ fn arrays() {
     let list = |json: &str| items(take(envelope().with_message_id("m".into()), json.as_bytes()));
     let found =
         list(" \n[{\"payload\":1}, {\"payload\":2,\"id\":\"own\"},{\"payload\":3,\"application\":\"b\"}]");
-    let ids: Vec<_> = found.iter().map(|item| item_id(&item.content, STORE, AssignedId { seq: 0, due: NOW })).collect();
+    let ids: Vec<_> =
+        found.iter().map(|item| item_id(&item.content, STORE, AssignedId { seq: 0, due: NOW })).collect();
     assert_eq!(ids, ["m/0", "own", "m/2"]);
     let identities: Vec<_> = found.iter().map(|item| item.identity).collect();
     assert_eq!(identities, [given("orders", "m/0"), given("orders", "own"), given("b", "m/2")]);

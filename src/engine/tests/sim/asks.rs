@@ -65,7 +65,8 @@ impl Sim {
         let payload = self.model.asks.len().to_string();
         let application = self.any_app();
         let customer = if self.pick(4) == 0 { String::new() } else { self.any_customer() };
-        let mut new = NewItem { weight: 20 + self.pick(200) as u32, ..item(&application, &customer, &payload) };
+        let mut new =
+            NewItem { weight: 20 + self.pick(200) as u32, ..item(&application, &customer, &payload) };
         let wall = self.world.now.wall;
         if self.pick(2) == 0 {
             let spread = [30, 3_000, 60_000, 400_000][self.pick(4) as usize];
@@ -122,7 +123,10 @@ impl Sim {
             26 if self.pick(3) == 0 => Command::DropParked(application.as_str().into()),
             _ => Command::Retry(application.as_str().into()),
         };
-        let by_message = matches!(command, Command::Cancel(_) | Command::CancelAll(_) | Command::Lookup(_) | Command::Flush(_));
+        let by_message = matches!(
+            command,
+            Command::Cancel(_) | Command::CancelAll(_) | Command::Lookup(_) | Command::Flush(_)
+        );
         if by_message && self.pick(4) == 0 {
             return self.mail_command(command);
         }
@@ -173,7 +177,8 @@ pub(super) fn app_settings(draw: &mut dyn FnMut(u64) -> u64, limits: bool) -> Ap
         coalesce: one_of(&[0, 100]),
         max_items: one_of(&[1, 3, 5, 1_000]) as u32,
         max_bytes: one_of(&[500, 1_000, 1 << 20]),
-        format: [Format::Json, Format::Ndjson, Format::CloudEvents, Format::Passthrough][one_of(&[0, 0, 1, 2, 3]) as usize],
+        format: [Format::Json, Format::Ndjson, Format::CloudEvents, Format::Passthrough]
+            [one_of(&[0, 0, 1, 2, 3]) as usize],
         dedupe_tail: one_of(&[0, 5_000, 600_000]),
         retry: Retry { min: 100, max: 2_000, attempts: one_of(&[0, 0, 3]) as u32 },
         max_waiting: if limits { one_of(&[0, 5, 10]) } else { 0 },

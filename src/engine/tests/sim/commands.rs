@@ -26,11 +26,15 @@ impl Asked {
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
         let delivered = model.messages[&model.asks[life.ask].message].delivered;
-        if delivered.is_some_and(|(call, _, tag, _)| call >= self.call && self.tag.is_some_and(|own| tag > own)) {
+        if delivered
+            .is_some_and(|(call, _, tag, _)| call >= self.call && self.tag.is_some_and(|own| tag > own))
+        {
             return false;
         }
         match &self.command {
-            Command::Cancel(target) => target.identity == life.identity && *target.application == *new.application,
+            Command::Cancel(target) => {
+                target.identity == life.identity && *target.application == *new.application
+            }
             Command::CancelAll(of) => {
                 new.customer.as_deref() == Some(&*of.customer) && new.application == of.application
             }
@@ -84,13 +88,15 @@ impl Model {
             && self.live(application) >= settings.max_waiting.saturating_sub(1);
         let policies = std::iter::once(&self.settings.defaults).chain(self.settings.applications.values());
         let closes = |app: &AppSettings| matches!(app.on_full, OnFull::FlushEarly | OnFull::DropOldest);
-        let many = self.windows.open.len() as u64 + 1 >= self.settings.customers && policies.into_iter().any(|app| closes(app));
+        let many = self.windows.open.len() as u64 + 1 >= self.settings.customers
+            && policies.into_iter().any(|app| closes(app));
         asked || full || many
     }
 
     /// The command that took an item back.
     pub(super) fn taken_back(&mut self, seq: u64) -> bool {
-        let found = self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
+        let found =
+            self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
         let Some(number) = found.min() else { return false };
         self.commands.get_mut(&number).expect("found").took.insert(seq);
         true
@@ -175,7 +181,10 @@ impl Model {
                 if self.durable {
                     // Perhaps before it was ever written.
                     let unseen = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
-                    assert!(asked.took.len() == 1 || unseen, "{target:?} is said to be cancelled, and was not taken out: {known:?}");
+                    assert!(
+                        asked.took.len() == 1 || unseen,
+                        "{target:?} is said to be cancelled, and was not taken out: {known:?}"
+                    );
                     for seq in &asked.took {
                         assert_eq!(self.lives[seq].state, State::Cancelled, "cancelled and then not");
                     }
@@ -185,7 +194,8 @@ impl Model {
                 }
             }
             Answer::Ended(ended) => {
-                let right = known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
+                let right =
+                    known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
                 assert!(right || !self.durable, "{ended:?}: {known:?}");
             }
             Answer::InFlight => {
@@ -208,7 +218,9 @@ impl Model {
         match (&ended.end, life.state) {
             (End::Sent(_), State::Sent) => true,
             (End::Cancelled | End::CancelledAgain, State::Cancelled) => true,
-            (End::Dead(dead), State::Dead(is) | State::DeadOut(_, is) | State::DeadSent(is)) => dead.reason == is,
+            (End::Dead(dead), State::Dead(is) | State::DeadOut(_, is) | State::DeadSent(is)) => {
+                dead.reason == is
+            }
             _ => false,
         }
     }
@@ -224,13 +236,12 @@ impl Model {
 
     fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
         let known = self.known_since(target.identity, asked.call);
-        let elsewhere = |k: &Known| {
-            matches!(k, Known::Waiting(s) | Known::Out(s) | Known::Ended(s) if self.application(*s) != &*target.application)
-        };
+        let elsewhere = |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) | Known::Ended(s) if self.application(*s) != &*target.application);
         let known: Vec<Known> = known.into_iter().filter(|k| !elsewhere(k)).collect();
         match answer {
             Answer::Found(listed) => {
-                let is_it = |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) if *s == listed.key.seq);
+                let is_it =
+                    |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) if *s == listed.key.seq);
                 let unseen = self.may_wait_unseen(target.identity);
                 assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
                 if !unseen {
@@ -238,9 +249,12 @@ impl Model {
                 }
             }
             Answer::Ended(ended) => {
-                let right = known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
+                let right =
+                    known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
                 assert!(right || !self.durable, "{ended:?}: {known:?}");
-                let within = known.iter().any(|k| matches!(k, Known::Ended(seq) if self.remembered(*seq, asked.now.wall).0));
+                let within = known
+                    .iter()
+                    .any(|k| matches!(k, Known::Ended(seq) if self.remembered(*seq, asked.now.wall).0));
                 assert!(within || !self.durable, "told beyond the tail: {ended:?}");
             }
             Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
@@ -255,7 +269,10 @@ impl Model {
             return assert!(listed.due <= self.now.wall, "nothing has number {seq}: {listed:?}");
         };
         let new = &self.asks[life.ask].new;
-        assert_eq!((&*listed.application, listed.customer.as_deref()), (&*new.application, new.customer.as_deref()));
+        assert_eq!(
+            (&*listed.application, listed.customer.as_deref()),
+            (&*new.application, new.customer.as_deref())
+        );
         assert_eq!(listed.accepted_due, life.accepted_due);
         assert!(listed.attempts <= life.attempts.1, "{listed:?}: {:?}", life.attempts);
         assert!(listed.due <= life.accepted_due || life.window.is_none(), "{listed:?}");
@@ -264,7 +281,9 @@ impl Model {
             (Known::Waiting(s), Stage::Waiting) | (Known::Out(s), Stage::InFlight) => *s == seq,
             (Known::Waiting(s), Stage::Parked) => *s == seq && self.apps[&*new.application].failing,
             // Formed, and waiting for payloads; or to be sent again.
-            (Known::Waiting(s), Stage::InFlight) => *s == seq && (life.published.is_some() || listed.due <= self.now.wall),
+            (Known::Waiting(s), Stage::InFlight) => {
+                *s == seq && (life.published.is_some() || listed.due <= self.now.wall)
+            }
             _ => false,
         });
         let moved = life.waiting_since >= asked.call;
@@ -278,20 +297,33 @@ impl Model {
         }
         // Several commands over one customer share what they take.
         let others = |other: &&Asked| {
-            matches!(&other.command, Command::CancelAll(o) if o == of) || matches!(other.command, Command::Cancel(_) | Command::DropParked(_))
+            matches!(&other.command, Command::CancelAll(o) if o == of)
+                || matches!(other.command, Command::Cancel(_) | Command::DropParked(_))
         };
         let shared = self.commands.values().filter(others).count() > 0
             || self.answered.values().filter(|a| others(a) && a.call + 200 >= asked.call).count() > 0;
         let took = asked.took.len() as u64;
         // What a request behind it replaced was taken back first.
-        let replaced = self.lives.values().filter(|life| life.state == State::Replaced && life.ended_call >= asked.call).count() as u64;
-        assert!((took..=took + replaced).contains(count) || shared, "{count} are said to be taken back, {took} were");
+        let replaced = self
+            .lives
+            .values()
+            .filter(|life| life.state == State::Replaced && life.ended_call >= asked.call)
+            .count() as u64;
+        assert!(
+            (took..=took + replaced).contains(count) || shared,
+            "{count} are said to be taken back, {took} were"
+        );
         let left: Vec<u64> = self
             .of_customer(&of.application, &of.customer)
-            .filter(|life| life.accepted < asked.call && life.state == State::Waiting && life.waiting_since < asked.call)
+            .filter(|life| {
+                life.accepted < asked.call && life.state == State::Waiting && life.waiting_since < asked.call
+            })
             .map(|life| life.seq)
             .collect();
-        assert!(left.len() as u64 <= *in_flight, "left by a cancel of {of:?}: {left:?}, {in_flight} in flight");
+        assert!(
+            left.len() as u64 <= *in_flight,
+            "left by a cancel of {of:?}: {left:?}, {in_flight} in flight"
+        );
     }
 
     fn flushed(&mut self, asked: &Asked, of: &CustomerOf, count: u64) {
@@ -310,11 +342,22 @@ impl Model {
         let Answer::Listed { items, next } = answer else { panic!("{answer:?}") };
         assert!(items.len() <= filter.limit);
         assert!(items.windows(2).all(|pair| pair[0].key < pair[1].key), "in order");
-        assert!(next.is_none_or(|next| items.last().is_none_or(|last| last.key < next)), "the next page begins behind");
-        let takes = |wanted: &Option<std::sync::Arc<str>>, is: Option<&str>| wanted.as_deref().is_none_or(|w| Some(w) == is);
+        assert!(
+            next.is_none_or(|next| items.last().is_none_or(|last| last.key < next)),
+            "the next page begins behind"
+        );
+        let takes = |wanted: &Option<std::sync::Arc<str>>, is: Option<&str>| {
+            wanted.as_deref().is_none_or(|w| Some(w) == is)
+        };
         for listed in items {
-            assert!(takes(&filter.application, Some(&listed.application)) && takes(&filter.customer, listed.customer.as_deref()));
-            assert!(listed.key >= filter.from && filter.until.is_none_or(|until| listed.key.due < until), "{listed:?}");
+            assert!(
+                takes(&filter.application, Some(&listed.application))
+                    && takes(&filter.customer, listed.customer.as_deref())
+            );
+            assert!(
+                listed.key >= filter.from && filter.until.is_none_or(|until| listed.key.due < until),
+                "{listed:?}"
+            );
             assert!(filter.state.is_none_or(|state| state == listed.stage), "{listed:?}");
             if self.durable {
                 self.judge_listed(asked, listed);
@@ -325,10 +368,15 @@ impl Model {
         }
         let end = Key { due: filter.until.unwrap_or(u64::MAX), seq: 0 };
         let end = next.map_or(end, |next| next.min(end));
-        for life in self.lives.values().filter(|life| life.state.is_live() && life.accepted < asked.call && life.durable) {
+        for life in self
+            .lives
+            .values()
+            .filter(|life| life.state.is_live() && life.accepted < asked.call && life.durable)
+        {
             let new = &self.asks[life.ask].new;
             let key = Key { due: life.accepted_due, seq: life.seq };
-            let meant = takes(&filter.application, Some(&new.application)) && takes(&filter.customer, new.customer.as_deref());
+            let meant = takes(&filter.application, Some(&new.application))
+                && takes(&filter.customer, new.customer.as_deref());
             // What was moved to the moment at which its window closed lies elsewhere.
             if !meant || life.due != life.accepted_due || key < filter.from || key >= end || life.restored {
                 continue;

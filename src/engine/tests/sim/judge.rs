@@ -24,13 +24,15 @@ impl Model {
         }
         let settings = self.settings.clone();
         self.windows.ripen(&settings, call.now);
-        self.most_windows = self.windows.open.len() + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
+        self.most_windows = self.windows.open.len()
+            + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
         self.hear(call.heard);
         self.recount();
         let overdue = self.owed.iter().find(|(_, since)| call.now.mono > **since + 30_000);
         assert!(overdue.is_none(), "an item was replaced, and its successor is nowhere: {overdue:?}");
         let items = call.publishes.iter().flat_map(|batch| &batch.items);
-        let unwritten = items.filter_map(|item| Some((self.asks[self.ask_of(&item.content)].new.identity?, item.seq)));
+        let unwritten =
+            items.filter_map(|item| Some((self.asks[self.ask_of(&item.content)].new.identity?, item.seq)));
         let unwritten: Vec<(Identity, u64)> = unwritten.collect();
         self.ops(&call.ops, call.token, unwritten);
         self.recount();
@@ -46,17 +48,30 @@ impl Model {
 
     /// For whoever repeats a world to see what happens in it.
     fn tell(&self, call: &Call) {
-        eprintln!("{} at {} / {}: {:?}", self.call, call.now.wall as i64 - T0 as i64, call.now.mono, call.heard);
+        eprintln!(
+            "{} at {} / {}: {:?}",
+            self.call,
+            call.now.wall as i64 - T0 as i64,
+            call.now.mono,
+            call.heard
+        );
         call.ops.iter().for_each(|op| match op {
             Op::Put { item, indexed } => {
                 let payload = item.content.as_ref().map(|content| text(content));
-                eprintln!("    put {payload:?} {:?} of {}/{:?} {indexed} {:?}", item.key, item.application, item.customer, item.dead);
+                eprintln!(
+                    "    put {payload:?} {:?} of {}/{:?} {indexed} {:?}",
+                    item.key, item.application, item.customer, item.dead
+                );
             }
             op => eprintln!("    {op:?}"),
         });
         call.publishes.iter().for_each(|batch| {
-            let items: Vec<(String, u64, u64)> = batch.items.iter().map(|i| (name(i), i.seq, i.due)).collect();
-            eprintln!("    publish {} of {}/{:?} alone {} {:?} by {:?} {items:?}", batch.number, batch.application, batch.customer, batch.alone, batch.dead, batch.closed_by);
+            let items: Vec<(String, u64, u64)> =
+                batch.items.iter().map(|i| (name(i), i.seq, i.due)).collect();
+            eprintln!(
+                "    publish {} of {}/{:?} alone {} {:?} by {:?} {items:?}",
+                batch.number, batch.application, batch.customer, batch.alone, batch.dead, batch.closed_by
+            );
         });
         call.acks.iter().for_each(|ack| eprintln!("    {ack:?}"));
         call.replies.iter().for_each(|reply| eprintln!("    {reply:?}"));
@@ -137,7 +152,8 @@ impl Model {
             self.set(*seq, state);
         }
         let pause = self.settings.of(&flight.application).retry.max;
-        let pause = self.before.as_ref().map_or(pause, |before| pause.max(before.of(&flight.application).retry.max));
+        let pause =
+            self.before.as_ref().map_or(pause, |before| pause.max(before.of(&flight.application).retry.max));
         let until = self.now.mono + pause;
         let fails = match settled.outcome {
             Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) | Outcome::Overdue => true,
@@ -146,7 +162,11 @@ impl Model {
             Outcome::Confirmed(_) | Outcome::Unknown | Outcome::Unsent => false,
         };
         if flight.dead {
-            self.dead_left_alone_until = if fails || matches!(settled.outcome, Outcome::Refused(_)) { until } else { self.dead_left_alone_until };
+            self.dead_left_alone_until = if fails || matches!(settled.outcome, Outcome::Refused(_)) {
+                until
+            } else {
+                self.dead_left_alone_until
+            };
         }
         let app = self.app(&flight.application);
         app.flights.remove(&settled.number);
@@ -208,7 +228,14 @@ impl Model {
                     }
                 }
                 Op::PutClosing(row) => {
-                    self.rekeyed(&row.application, row.end, &row.customer, row.through_seq, row.due, row.cause);
+                    self.rekeyed(
+                        &row.application,
+                        row.end,
+                        &row.customer,
+                        row.through_seq,
+                        row.due,
+                        row.cause,
+                    );
                 }
                 _ => {}
             }
@@ -218,10 +245,20 @@ impl Model {
     fn put(&mut self, item: &Stored, token: Token) {
         let ask = self.ask_of(item.content.as_ref().expect("a write carries its content"));
         let (seq, new) = (item.key.seq, &self.asks[ask].new);
-        assert_eq!(item.fingerprint, if new.identity.is_some() && item.dead.is_none() { new.fingerprint } else { item.fingerprint });
+        assert_eq!(
+            item.fingerprint,
+            if new.identity.is_some() && item.dead.is_none() { new.fingerprint } else { item.fingerprint }
+        );
         if item.dead.is_none() {
-            assert_eq!((&*item.application, item.customer.as_deref()), (&*new.application, new.customer.as_deref()));
-            assert_eq!((item.given, item.expiry, item.weight), (new.identity, new.expiry, new.weight), "{ask}");
+            assert_eq!(
+                (&*item.application, item.customer.as_deref()),
+                (&*new.application, new.customer.as_deref())
+            );
+            assert_eq!(
+                (item.given, item.expiry, item.weight),
+                (new.identity, new.expiry, new.weight),
+                "{ask}"
+            );
             assert_eq!(item.own_time, new.at.is_some(), "{ask}");
         }
         match (&item.dead, self.lives.contains_key(&seq)) {
@@ -236,7 +273,8 @@ impl Model {
                 self.accept(ask, item.key, item.accepted_due, State::Dead(dead.reason));
             }
             (Some(dead), true) => {
-                if !matches!(self.lives[&seq].state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_)) {
+                if !matches!(self.lives[&seq].state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_))
+                {
                     self.check_verdict(ask, Some(seq), dead.reason);
                     self.set(seq, State::Dead(dead.reason));
                 }
@@ -259,7 +297,11 @@ impl Model {
                 let due = own_due(&settings, at, new.expiry, wall);
                 // It may have been accepted some milliseconds before it is seen.
                 let past = at <= key.due && key.due <= wall;
-                assert!(key.due == due || past || self.stepped || !self.durable, "own time {at} became {}, not {due}", key.due);
+                assert!(
+                    key.due == due || past || self.stepped || !self.durable,
+                    "own time {at} became {}, not {due}",
+                    key.due
+                );
                 assert!(key.due >= at.min(wall), "before its own time");
             }
             (None, None) => assert!(key.due <= wall, "it is due at once"),
@@ -273,13 +315,18 @@ impl Model {
 
     fn is_of(&self, life: &Life, new: &NewItem, customer: &str) -> bool {
         let other = &self.asks[life.ask].new;
-        other.at.is_none() && other.application == new.application && other.customer.as_deref() == Some(customer)
+        other.at.is_none()
+            && other.application == new.application
+            && other.customer.as_deref() == Some(customer)
     }
 
     fn joins(&mut self, new: &NewItem, customer: &str, key: Key) {
         let former = self.lives.values().any(|life| {
             let other = &self.asks[life.ask].new;
-            life.accepted_due == key.due && life.seq != key.seq && other.application == new.application && other.customer.as_deref() == Some(customer)
+            life.accepted_due == key.due
+                && life.seq != key.seq
+                && other.application == new.application
+                && other.customer.as_deref() == Some(customer)
         });
         let member = Member {
             seq: key.seq,
@@ -290,14 +337,21 @@ impl Model {
             expiry: new.expiry,
             other_end: former || new.identity.is_some() || self.call == self.stepped_back,
             may_flush: self.may_flush(&new.application, customer),
-            unsure: self.stepped || self.lives.values().any(|life| life.restored && life.state.is_live() && self.is_of(life, new, customer)),
+            unsure: self.stepped
+                || self
+                    .lives
+                    .values()
+                    .any(|life| life.restored && life.state.is_live() && self.is_of(life, new, customer)),
         };
         let settings = self.settings.clone();
         self.windows.join(&member, &settings, self.now, self.call);
         let life = self.lives.get_mut(&key.seq).expect("there");
         life.window = Some(0);
         let longest = length(&settings.of(&new.application).clone(), self.now.wall);
-        assert!(key.due <= self.now.wall + longest || former || new.identity.is_some(), "a window longer than `window`");
+        assert!(
+            key.due <= self.now.wall + longest || former || new.identity.is_some(),
+            "a window longer than `window`"
+        );
     }
 
     fn deleted(&mut self, place: &Place, successors: &[(Identity, u64)], remembered: &BTreeSet<Identity>) {
@@ -340,7 +394,11 @@ impl Model {
         let life = &self.lives[&seq];
         let (ask, state, attempts) = (life.ask, life.state, life.attempts);
         let range = attempts.0..=attempts.1;
-        assert!(range.contains(&standing.attempts) || life.state.is_over(), "{ask}: attempts {} of {range:?}", standing.attempts);
+        assert!(
+            range.contains(&standing.attempts) || life.state.is_over(),
+            "{ask}: attempts {} of {range:?}",
+            standing.attempts
+        );
         match (&standing.dead, state) {
             (Some(_), State::Dead(_) | State::DeadOut(..) | State::DeadSent(_)) => {}
             (Some(dead), _) => {
@@ -390,13 +448,22 @@ impl Model {
     fn rekeyed(&mut self, queue: &str, end: u64, customer: &str, through: u64, due: u64, cause: ClosedBy) {
         let members: Vec<u64> = self
             .of_customer(queue, customer)
-            .filter(|life| life.accepted_due == end && life.seq <= through && life.state == State::Waiting && life.published.is_none())
+            .filter(|life| {
+                life.accepted_due == end
+                    && life.seq <= through
+                    && life.state == State::Waiting
+                    && life.published.is_none()
+            })
             .filter(|life| life.window.is_some() && !life.restored)
             .map(|life| life.seq)
             .collect();
         for seq in members {
             // Of an older window of the same end.
-            if self.windows.of(seq).is_some_and(|win| win.closed.as_ref().is_some_and(|close| close.due < due)) {
+            if self
+                .windows
+                .of(seq)
+                .is_some_and(|win| win.closed.as_ref().is_some_and(|close| close.due < due))
+            {
                 continue;
             }
             self.windows_moved(seq, due, cause);
@@ -413,8 +480,12 @@ impl Model {
             Known::Nobody => true,
             Known::Waiting(seq) => match rule {
                 DuplicateRule::Replace => true,
-                DuplicateRule::Earliest => !own || new_due < self.lives[&seq].due || self.lives[&seq].window.is_some(),
-                DuplicateRule::Latest => !own || new_due > self.lives[&seq].due || self.lives[&seq].window.is_some(),
+                DuplicateRule::Earliest => {
+                    !own || new_due < self.lives[&seq].due || self.lives[&seq].window.is_some()
+                }
+                DuplicateRule::Latest => {
+                    !own || new_due > self.lives[&seq].due || self.lives[&seq].window.is_some()
+                }
                 DuplicateRule::Keep | DuplicateRule::Reject => false,
             },
             Known::Out(_) => false,
@@ -435,7 +506,10 @@ impl Model {
 
     /// A cancel that the broker had delivered before may have met another item than it was meant for.
     fn cancelled_again(&self, identity: Identity) -> bool {
-        let is_it = |asked: &super::commands::Asked| matches!(&asked.command, Command::Cancel(t) if t.identity == identity) || matches!(asked.command, Command::CancelAll(_));
+        let is_it = |asked: &super::commands::Asked| {
+            matches!(&asked.command, Command::Cancel(t) if t.identity == identity)
+                || matches!(asked.command, Command::CancelAll(_))
+        };
         self.answered.values().chain(self.commands.values()).any(|asked| !asked.local && is_it(asked))
     }
 
@@ -471,13 +545,18 @@ impl Model {
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     DuplicateRule::Replace => false,
-                    DuplicateRule::Earliest | DuplicateRule::Latest => matches!(known, Known::Waiting(_)) && self.stays(seq, ask),
+                    DuplicateRule::Earliest | DuplicateRule::Latest => {
+                        matches!(known, Known::Waiting(_)) && self.stays(seq, ask)
+                    }
                     DuplicateRule::Reject => redelivered,
                 };
                 drops && safe
             }
             Known::Ended(seq) => {
-                let (may, _) = self.remembered(seq, self.messages[&self.asks[ask].message].delivered.map_or(0, |_| self.lives[&seq].ended_at));
+                let (may, _) = self.remembered(
+                    seq,
+                    self.messages[&self.asks[ask].message].delivered.map_or(0, |_| self.lives[&seq].ended_at),
+                );
                 let again = redelivered && self.is_same(seq, ask);
                 may && match self.lives[&seq].state {
                     State::Sent => match rule {
@@ -490,9 +569,12 @@ impl Model {
             }
         });
         let since = self.messages[&self.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
-        let unseen = self.ended_unseen(identity, since, &known) || !self.durable
-            && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
-        assert!(allowed || unseen, "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}");
+        let unseen = self.ended_unseen(identity, since, &known)
+            || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
+        assert!(
+            allowed || unseen,
+            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}"
+        );
     }
 
     fn stays(&self, seq: u64, ask: usize) -> bool {
@@ -515,7 +597,9 @@ impl Model {
         let new = &self.asks[ask].new;
         self.commands.values().chain(self.answered.values()).any(|asked| match &asked.command {
             Command::Cancel(target) => new.identity == Some(target.identity) || new.identity.is_none(),
-            Command::CancelAll(of) => new.application == of.application && new.customer.as_deref() == Some(&*of.customer),
+            Command::CancelAll(of) => {
+                new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
+            }
             Command::DropParked(application) => new.application == *application,
             _ => false,
         })
@@ -530,7 +614,8 @@ impl Model {
             Reason::Invalid => asked.rejected && seq.is_none(),
             Reason::Expired => asked.new.expiry.is_some_and(|at| self.now.wall >= at),
             Reason::Attempts => {
-                let least = std::iter::once(settings).chain(self.before.as_ref().map(|b| b.of(&asked.new.application)));
+                let least = std::iter::once(settings)
+                    .chain(self.before.as_ref().map(|b| b.of(&asked.new.application)));
                 let least = least.map(|s| s.retry.attempts).filter(|n| *n > 0).min();
                 life.is_some_and(|life| least.is_some_and(|least| life.attempts.1 >= least))
             }
@@ -539,7 +624,9 @@ impl Model {
             Reason::Duplicate => self.may_be_rejected(ask),
             Reason::Unsupported => {
                 let hold = self.settings.hold_max.unwrap_or(u64::MAX);
-                asked.new.at.is_some_and(|at| at.saturating_add(settings.coalesce) > self.now.wall.saturating_add(hold))
+                asked.new.at.is_some_and(|at| {
+                    at.saturating_add(settings.coalesce) > self.now.wall.saturating_add(hold)
+                })
             }
             Reason::TooLarge => false,
         };
@@ -553,7 +640,9 @@ impl Model {
         let met = |known: &Known| match *known {
             Known::Nobody => false,
             Known::Waiting(_) | Known::Out(_) => true,
-            Known::Ended(seq) => self.lives[&seq].state == State::Sent && self.remembered(seq, self.lives[&seq].ended_at).0,
+            Known::Ended(seq) => {
+                self.lives[&seq].state == State::Sent && self.remembered(seq, self.lives[&seq].ended_at).0
+            }
         };
         let seen = known.iter().any(met) || self.met_pending(ask, identity);
         new.on_duplicate == DuplicateRule::Reject && (seen || !self.durable)
@@ -569,14 +658,16 @@ impl Model {
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = new.at.is_none()
                 && new.customer.is_some()
-                && (self.lives_begun > 1 || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
+                && (self.lives_begun > 1
+                    || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {
                 OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
                 // Given up before it was ever written, because it is due before all others.
                 OnFull::DropOldest if !was_accepted => {
-                    let at_once = new.at.is_none_or(|at| at <= self.now.wall) && (new.at.is_some() || new.customer.is_none());
+                    let at_once = new.at.is_none_or(|at| at <= self.now.wall)
+                        && (new.at.is_some() || new.customer.is_none());
                     (at_limit && at_once) || many
                 }
                 OnFull::DropOldest => limit > 0 && live + self.unseen_of(&new.application) > limit,
@@ -602,9 +693,18 @@ impl Model {
             let life = &self.lives[&item.seq];
             assert_eq!(life.ask, ask, "arrival number {} stands for two items", item.seq);
             assert_eq!(item.accepted_due, life.accepted_due, "what its assigned id says");
-            assert!((life.attempts.0..=life.attempts.1).contains(&item.attempts) || batch.dead.is_some(), "{ask}: {} attempts, not {:?}", item.attempts, life.attempts);
+            assert!(
+                (life.attempts.0..=life.attempts.1).contains(&item.attempts) || batch.dead.is_some(),
+                "{ask}: {} attempts, not {:?}",
+                item.attempts,
+                life.attempts
+            );
             let new = &self.asks[ask].new;
-            assert_eq!((&*new.application, new.customer.as_deref()), (&*name, batch.customer.as_deref()), "routed elsewhere");
+            assert_eq!(
+                (&*new.application, new.customer.as_deref()),
+                (&*name, batch.customer.as_deref()),
+                "routed elsewhere"
+            );
             fresh |= life.published.is_none();
             match &batch.dead {
                 Some(dead) => {
@@ -614,7 +714,9 @@ impl Model {
                         self.set(item.seq, State::Dead(dead.reason));
                     }
                     let life = &self.lives[&item.seq];
-                    let State::Dead(reason) = life.state else { panic!("dead letter of {ask}, which is {:?}", life.state) };
+                    let State::Dead(reason) = life.state else {
+                        panic!("dead letter of {ask}, which is {:?}", life.state)
+                    };
                     assert_eq!(reason, dead.reason);
                     self.set(item.seq, State::DeadOut(batch.number, reason));
                     let call = self.call;
@@ -640,7 +742,8 @@ impl Model {
             self.app(&name).flights.insert(batch.number);
         }
         assert!(self.flights.insert(batch.number, flight).is_none(), "one number, two batches");
-        let most = self.before.as_ref().map_or(0, |before| before.max_in_flight).max(self.settings.max_in_flight);
+        let most =
+            self.before.as_ref().map_or(0, |before| before.max_in_flight).max(self.settings.max_in_flight);
         assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
     }
 
@@ -670,7 +773,11 @@ impl Model {
         let first = life.published.is_none();
         let attempts = life.attempts.0;
         if let Some(at) = new.at {
-            assert!(!first || now.wall >= at.min(item.due), "{ask} left at {}, before its own time {at}", now.wall);
+            assert!(
+                !first || now.wall >= at.min(item.due),
+                "{ask} left at {}, before its own time {at}",
+                now.wall
+            );
             assert!(!first || now.wall >= item.due || item.due < at, "{ask} left before its due");
         }
         assert!(new.expiry.is_none_or(|at| now.wall < at), "{ask} left after its expiry");
@@ -698,10 +805,18 @@ impl Model {
     }
 
     /// Nothing of its customer that comes later has left since it began to wait.
-    fn check_order(&mut self, item: &BatchItem, application: &str, customer: &str, windowed: bool, first: bool) {
+    fn check_order(
+        &mut self,
+        item: &BatchItem,
+        application: &str,
+        customer: &str,
+        windowed: bool,
+        first: bool,
+    ) {
         let key = Key { due: item.due, seq: item.seq };
         let life = &self.lives[&item.seq];
-        let closed = self.windows.of(item.seq).and_then(|win| win.closed.as_ref()).map_or(0, |close| close.call);
+        let closed =
+            self.windows.of(item.seq).and_then(|win| win.closed.as_ref()).map_or(0, |close| close.call);
         let since = life.waiting_since.max(if windowed { closed } else { 0 });
         let unseen = !self.durable && first;
         let same_ms = |other: &Key| windowed && other.due == key.due;
@@ -722,17 +837,20 @@ impl Model {
         let fits = all.into_iter().any(|settings| {
             let app = settings.of(&batch.application);
             let overhead = size::overhead(app.format, &batch.application, batch.customer.as_deref());
-            let weight = |item: &BatchItem| u64::from(self.asks[self.lives[&item.seq].ask].new.weight) + overhead.item;
+            let weight =
+                |item: &BatchItem| u64::from(self.asks[self.lives[&item.seq].ask].new.weight) + overhead.item;
             let bytes = overhead.batch + batch.items.iter().map(weight).sum::<u64>();
             let most = if app.format == Format::Passthrough { 1 } else { app.max_items as usize };
-            batch.items.len() <= most && (batch.items.len() == 1 || bytes <= app.max_bytes || app.format == Format::Passthrough)
+            batch.items.len() <= most
+                && (batch.items.len() == 1 || bytes <= app.max_bytes || app.format == Format::Passthrough)
         });
         assert!(fits || !fresh, "a batch of {} items is too large", batch.items.len());
         let alone = batch.customer.is_some() || batch.items.len() == 1;
         assert!(alone, "items without customer are grouped with nobody");
         let Some(first) = batch.items.first() else { return };
         if fresh && self.durable {
-            let causes: Vec<ClosedBy> = batch.items.iter().filter_map(|i| self.windows.causes(i.seq)).flatten().copied().collect();
+            let causes: Vec<ClosedBy> =
+                batch.items.iter().filter_map(|i| self.windows.causes(i.seq)).flatten().copied().collect();
             let own = batch.items.iter().any(|i| self.windows.of(i.seq).is_none_or(|win| win.unsure));
             let right = causes.contains(&batch.closed_by) || own;
             assert!(right, "closed by {:?}, not {causes:?}: {}", batch.closed_by, first.seq);
@@ -808,7 +926,13 @@ impl Model {
     /// With nothing stored a cancel or a replacement is seen by the ack of what it ended.
     fn end_unseen(&mut self, number: usize) {
         let message = &self.messages[&number];
-        let taken: Vec<(usize, u64)> = message.asks.iter().copied().zip(message.taken.clone()).filter_map(|(ask, seq)| Some((ask, seq?))).collect();
+        let taken: Vec<(usize, u64)> = message
+            .asks
+            .iter()
+            .copied()
+            .zip(message.taken.clone())
+            .filter_map(|(ask, seq)| Some((ask, seq?)))
+            .collect();
         for (ask, seq) in taken {
             if self.lives[&seq].state != State::Waiting {
                 continue;
@@ -824,7 +948,10 @@ impl Model {
         let message = &self.messages[&number];
         if let Some(command) = message.command {
             let silent = !self.replies_to.contains(&command);
-            assert!(silent || self.answered.contains_key(&command), "a command is acked before it was executed");
+            assert!(
+                silent || self.answered.contains_key(&command),
+                "a command is acked before it was executed"
+            );
             return;
         }
         for (part, ask) in message.asks.iter().enumerate() {
@@ -832,7 +959,9 @@ impl Model {
                 None => self.judge_dropped(*ask),
                 Some(seq) => {
                     let life = &self.lives[&seq];
-                    let known = life.identity.is_given() && life.put.is_none() && self.settings.of(self.application(seq)).dedupe_tail > 0;
+                    let known = life.identity.is_given()
+                        && life.put.is_none()
+                        && self.settings.of(self.application(seq)).dedupe_tail > 0;
                     let _ = known;
                     assert!(self.is_safe(seq), "{ask} was acked while {:?} and not durable", life.state);
                 }
@@ -847,9 +976,16 @@ impl Model {
         for (name, app) in &self.apps {
             let settings = self.settings.of(name);
             let limited = settings.max_waiting > 0 && settings.on_full != OnFull::DropOldest;
-            let asked = self.commands.values().any(|a| matches!(a.command, Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_)));
+            let asked = self.commands.values().any(|a| {
+                matches!(a.command, Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_))
+            });
             if limited && self.before.is_none() && self.lives_begun == 1 && !asked {
-                assert!(app.live <= settings.max_waiting, "{} items of {name} wait, {} may", app.live, settings.max_waiting);
+                assert!(
+                    app.live <= settings.max_waiting,
+                    "{} items of {name} wait, {} may",
+                    app.live,
+                    settings.max_waiting
+                );
             }
         }
         let open = self.windows.certain() as u64;

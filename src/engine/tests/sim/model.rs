@@ -336,7 +336,10 @@ impl Model {
             self.owed.remove(&given);
         }
         // That a request was dead at once is remembered under its id, if nothing else is.
-        let given = self.asks[ask].new.identity.filter(|_| matches!(state, State::Dead(reason) if reason != Reason::Duplicate));
+        let given = self.asks[ask]
+            .new
+            .identity
+            .filter(|_| matches!(state, State::Dead(reason) if reason != Reason::Duplicate));
         if let Some(given) = given {
             let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
             if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
@@ -373,7 +376,8 @@ impl Model {
         self.owed.clear();
         self.fresh.clear();
         // What is there has the last word on an identity.
-        let (there, gone): (Vec<u64>, Vec<u64>) = self.lives.keys().partition(|seq| store.places.contains_key(seq));
+        let (there, gone): (Vec<u64>, Vec<u64>) =
+            self.lives.keys().partition(|seq| store.places.contains_key(seq));
         gone.into_iter().chain(there).for_each(|seq| self.crash_one(seq, store));
         self.flights.clear();
         self.windows.crash(store, now);
@@ -458,7 +462,8 @@ impl Model {
         if may_not || matches!(life.state, State::Replaced | State::Forgotten) || !life.deleted {
             return;
         }
-        let known = store.ended.keys().any(|(_, known)| *known == identity) || store.identities.contains_key(&identity);
+        let known = store.ended.keys().any(|(_, known)| *known == identity)
+            || store.identities.contains_key(&identity);
         assert!(known, "the end of {} is not remembered: {:?}", life.ask, life.state);
     }
 
@@ -466,7 +471,9 @@ impl Model {
     fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
         let rule = new.on_duplicate;
-        rule != DuplicateRule::Reject && new.identity.is_some() && self.settings.of(&new.application).dedupe_tail >= 600_000
+        rule != DuplicateRule::Reject
+            && new.identity.is_some()
+            && self.settings.of(&new.application).dedupe_tail >= 600_000
     }
 
     /// These are still with the broker, whose acks went with the connection.
@@ -525,7 +532,9 @@ impl Model {
         let is_it = |number: &usize| {
             let message = &self.messages[number];
             let parts = message.asks.iter().zip(&message.taken);
-            parts.into_iter().any(|(other, taken)| *other != ask && taken.is_none() && self.asks[*other].new.identity == Some(identity))
+            parts.into_iter().any(|(other, taken)| {
+                *other != ask && taken.is_none() && self.asks[*other].new.identity == Some(identity)
+            })
         };
         self.open.iter().any(is_it)
     }
@@ -536,7 +545,9 @@ impl Model {
             let message = &self.messages[number];
             message.asks.iter().zip(&message.taken)
         });
-        parts.filter(|(ask, taken)| taken.is_none() && *self.asks[**ask].new.application == *application).count() as u64
+        parts
+            .filter(|(ask, taken)| taken.is_none() && *self.asks[**ask].new.application == *application)
+            .count() as u64
     }
 
     /// It was replaced or taken back before it was written.
@@ -549,9 +560,12 @@ impl Model {
                 life.accepted >= since && !matches!(rule, DuplicateRule::Keep | DuplicateRule::Reject)
             }
         };
-        let cancels = |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
+        let cancels =
+            |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
         let answered = self.answered.values().filter(|asked| asked.call >= since);
-        known.iter().any(replaces) || self.owed.contains_key(&identity) || self.commands.values().chain(answered).any(cancels)
+        known.iter().any(replaces)
+            || self.owed.contains_key(&identity)
+            || self.commands.values().chain(answered).any(cancels)
     }
 
     /// Items of a customer that were live at some moment since a call.
@@ -565,10 +579,16 @@ impl Model {
     }
 
     /// Lives of a customer that may still be sent.
-    pub(super) fn of_customer<'a>(&'a self, application: &'a str, customer: &'a str) -> impl Iterator<Item = &'a Life> {
+    pub(super) fn of_customer<'a>(
+        &'a self,
+        application: &'a str,
+        customer: &'a str,
+    ) -> impl Iterator<Item = &'a Life> {
         self.lives.values().filter(move |life| {
             let new = &self.asks[life.ask].new;
-            life.state.is_live() && *new.application == *application && new.customer.as_deref() == Some(customer)
+            life.state.is_live()
+                && *new.application == *application
+                && new.customer.as_deref() == Some(customer)
         })
     }
 }
@@ -578,8 +598,13 @@ pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall
     if at <= wall {
         return wall;
     }
-    let rounded = if settings.coalesce == 0 { at } else { at.div_ceil(settings.coalesce) * settings.coalesce };
-    if expiry.is_some_and(|expiry| rounded >= expiry) { at } else { rounded }
+    let rounded =
+        if settings.coalesce == 0 { at } else { at.div_ceil(settings.coalesce) * settings.coalesce };
+    if expiry.is_some_and(|expiry| rounded >= expiry) {
+        at
+    } else {
+        rounded
+    }
 }
 
 pub(super) fn shared(text: &str) -> Arc<str> {

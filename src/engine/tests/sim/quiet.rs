@@ -67,12 +67,18 @@ impl Sim {
         for life in model.lives.values().filter(|life| life.state == State::Waiting) {
             let name = model.application(life.seq);
             let app = &model.apps[name];
-            let hindered = app.paused || app.pausing > 0 || app.left_alone_until > model.now.mono || !app.flights.is_empty();
+            let hindered = app.paused
+                || app.pausing > 0
+                || app.left_alone_until > model.now.mono
+                || !app.flights.is_empty();
             if slots || alone || hindered || !self.is_due(life.seq) {
                 continue;
             }
             let engine = self.world.engine.describe();
-            panic!("{} of {name} is due since {} and does not move at {:?}; {engine}", life.ask, life.due, model.now);
+            panic!(
+                "{} of {name} is due since {} and does not move at {:?}; {engine}",
+                life.ask, life.due, model.now
+            );
         }
     }
 
@@ -99,8 +105,15 @@ impl Sim {
         // One that the broker refuses waits by itself.
         let moves = |ask: usize| !model.asks[ask].poison_dead;
         let is_due = |due: u64| due <= model.now.wall;
-        let waiting = model.lives.values().find(|life| matches!(life.state, State::Dead(_)) && is_due(life.due) && moves(life.ask));
-        assert!(hindered || waiting.is_none(), "the dead letter of {:?} does not move", waiting.map(|life| life.ask));
+        let waiting = model
+            .lives
+            .values()
+            .find(|life| matches!(life.state, State::Dead(_)) && is_due(life.due) && moves(life.ask));
+        assert!(
+            hindered || waiting.is_none(),
+            "the dead letter of {:?} does not move",
+            waiting.map(|life| life.ask)
+        );
     }
 
     /// Whatever was delivered is acked, or waits for its own safety and nothing else.
@@ -112,7 +125,11 @@ impl Sim {
         for number in open {
             let message = &model.messages[&number];
             if let Some(since) = message.safe_since {
-                assert!(model.now.mono <= since + ACK_MS + 1, "{number} is safe since {since} and not acked at {:?}", model.now);
+                assert!(
+                    model.now.mono <= since + ACK_MS + 1,
+                    "{number} is safe since {since} and not acked at {:?}",
+                    model.now
+                );
                 continue;
             }
             if message.command.is_some() {
@@ -126,7 +143,13 @@ impl Sim {
                 }
                 let new = &model.asks[*ask].new;
                 let Some(reason) = self.undecided(*ask, &waits) else {
-                    panic!("{ask} of {} is not decided at {:?}; {} live; {}", new.application, model.now, model.live(&new.application), self.world.engine.describe());
+                    panic!(
+                        "{ask} of {} is not decided at {:?}; {} live; {}",
+                        new.application,
+                        model.now,
+                        model.live(&new.application),
+                        self.world.engine.describe()
+                    );
                 };
                 match reason {
                     Undecided::Held => return,
@@ -160,17 +183,23 @@ impl Sim {
             return Some(Undecided::Unseen);
         }
         let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
-        let full = waits_for_room && settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
+        let full = waits_for_room
+            && settings.max_waiting > 0
+            && model.live(&new.application) >= settings.max_waiting;
         // Windows of former lives are not known one by one.
         let known = model.windows.open.len() as u64 + u64::from(model.lives_begun > 1) * 100_000;
         let windows = waits_for_room && new.at.is_none() && known >= model.settings.customers;
-        let dropping = settings.on_full == OnFull::DropOldest && settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
+        let dropping = settings.on_full == OnFull::DropOldest
+            && settings.max_waiting > 0
+            && model.live(&new.application) >= settings.max_waiting;
         if full || windows || dropping || self.store_full || model.before.is_some() {
             return Some(Undecided::Held);
         }
         // Another part of its message is not decided, and this one was dropped.
         let message = &model.messages[&model.asks[ask].message];
-        let others = message.asks.iter().any(|other| *other != ask && model.asks[*other].new.identity.is_some_and(|id| waits.contains(&id)));
+        let others = message.asks.iter().any(|other| {
+            *other != ask && model.asks[*other].new.identity.is_some_and(|id| waits.contains(&id))
+        });
         others.then_some(Undecided::Unseen)
     }
 
@@ -183,7 +212,8 @@ impl Sim {
         let near = |is: u64, limit: u64| limit > 0 && is * 2 >= limit;
         let apps = self.apps.iter().any(|name| {
             let app = settings.of(name);
-            matches!(app.on_full, OnFull::Pause | OnFull::FlushEarly) && near(self.model.live(name), app.max_waiting)
+            matches!(app.on_full, OnFull::Pause | OnFull::FlushEarly)
+                && near(self.model.live(name), app.max_waiting)
         });
         let windows = near(self.model.windows.open.len() as u64, settings.customers);
         assert!(apps || windows, "the intake is closed, and nothing is full");
@@ -224,7 +254,12 @@ impl Sim {
             assert_eq!(due, expected, "a restart would have {} due at another moment", life.ask);
         }
         for life in model.lives.values().filter(|life| life.put.is_some() && !life.state.is_over()) {
-            assert!(store.places.contains_key(&life.seq), "{} is {:?}, and not in the store", life.ask, life.state);
+            assert!(
+                store.places.contains_key(&life.seq),
+                "{} is {:?}, and not in the store",
+                life.ask,
+                life.state
+            );
         }
     }
 
@@ -284,9 +319,14 @@ impl Sim {
         let taken = counters.accepted + counters.rejected;
         let ended = counters.confirmed + counters.dead_confirmed + counters.given_back;
         assert_eq!(taken, ended + counters.cancelled + counters.replaced, "{counters:?}");
-        let count = |is: fn(&State) -> bool| model.lives.values().filter(|life| is(&life.state)).count() as u64;
+        let count =
+            |is: fn(&State) -> bool| model.lives.values().filter(|life| is(&life.state)).count() as u64;
         assert_eq!(counters.confirmed, count(|state| *state == State::Sent), "sent");
-        assert_eq!(counters.dead_confirmed, count(|state| matches!(state, State::DeadSent(_))), "dead letters");
+        assert_eq!(
+            counters.dead_confirmed,
+            count(|state| matches!(state, State::DeadSent(_))),
+            "dead letters"
+        );
         if !model.durable {
             return;
         }

@@ -63,7 +63,11 @@ pub(super) struct Windows {
 }
 
 pub(super) fn length(settings: &AppSettings, wall: u64) -> u64 {
-    if settings.align { settings.window - wall % settings.window.max(1) } else { settings.window }
+    if settings.align {
+        settings.window - wall % settings.window.max(1)
+    } else {
+        settings.window
+    }
 }
 
 impl Windows {
@@ -100,8 +104,12 @@ impl Windows {
 
     /// What was ripe has closed by the end of the call.
     pub(super) fn close_ripe(&mut self, call: usize, now: Now) {
-        let ripe: Vec<usize> =
-            self.open.values().copied().filter(|id| !self.all[id].ripe.is_empty() && !self.all[id].unsure).collect();
+        let ripe: Vec<usize> = self
+            .open
+            .values()
+            .copied()
+            .filter(|id| !self.all[id].ripe.is_empty() && !self.all[id].unsure)
+            .collect();
         for id in ripe {
             let causes = self.all[&id].ripe.clone();
             self.close(id, call, now.wall, causes);
@@ -218,7 +226,8 @@ impl Windows {
         let Some(id) = self.of.get(&seq).copied() else { return };
         let win = self.all.get_mut(&id).expect("there");
         let Some(close) = &win.closed else {
-            let justified = win.unsure || win.may_close.contains(&cause) || (may_flush && cause == ClosedBy::Flush);
+            let justified =
+                win.unsure || win.may_close.contains(&cause) || (may_flush && cause == ClosedBy::Flush);
             assert!(justified, "{seq} left its window of {:?} before that closed, by {cause:?}", win.name);
             assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
             let unsure = win.unsure;
@@ -268,7 +277,8 @@ impl Windows {
             let win = &all[id];
             win.members.is_empty() && win.unsure && now.mono > win.mono_end + CLOCK_SLACK_MS
         };
-        let gone: Vec<Name> = self.open.iter().filter(|(_, id)| is_gone(id)).map(|(name, _)| name.clone()).collect();
+        let gone: Vec<Name> =
+            self.open.iter().filter(|(_, id)| is_gone(id)).map(|(name, _)| name.clone()).collect();
         for name in gone {
             if let Some(id) = self.open.remove(&name) {
                 self.all.remove(&id);

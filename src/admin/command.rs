@@ -13,7 +13,7 @@ pub struct ItemOf {
 }
 
 /// A command whose item is named by a client. The daemon knows the engine's name of it.
-pub type Asked = Command<ItemOf>;
+pub type CommandRequest = Command<ItemOf>;
 
 /// What kind of answer it is; decides the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Status {
 
 /// The daemon's answer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answered {
+pub struct CommandResponse {
     /// Its kind.
     pub status: Status,
     /// The body, JSON.

@@ -193,7 +193,7 @@ fn at(value: &Value) -> String {
 mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
-    use crate::admin::{Answered, Asked, ItemOf, Query, Status};
+    use crate::admin::{CommandRequest, CommandResponse, ItemOf, Query, Status};
     use crate::engine::types::CustomerOf;
     use serde_json::json;
     use std::sync::{Arc, Mutex};
@@ -264,7 +264,7 @@ mod tests {
     }
 
     /// A daemon that answers every command with this, and passes on what it was asked.
-    fn answering(status: Status, document: Value) -> (Daemon, Client, Arc<Mutex<Vec<Asked>>>) {
+    fn answering(status: Status, document: Value) -> (Daemon, Client, Arc<Mutex<Vec<CommandRequest>>>) {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let asked = Arc::clone(&heard);
         let (daemon, config) = running(
@@ -273,7 +273,7 @@ mod tests {
                 Query::State(_) => {}
                 Query::Command(command, reply) => {
                     asked.lock().unwrap().push(command);
-                    drop(reply.send(Answered { status, document: document.clone() }));
+                    drop(reply.send(CommandResponse { status, document: document.clone() }));
                 }
             }),
         );
@@ -297,11 +297,11 @@ mod tests {
         let yes = DropArgs { application: "%sms".to_owned(), yes: true };
         assert_eq!(ended(drop_parked(&client, &yes, Output::Table)), 3);
         let want = [
-            Asked::Cancel(ItemOf { application: "a/b".into(), id: "..".into() }),
-            Asked::CancelAll(CustomerOf { application: "a/b".into(), customer: "c d?#".into() }),
-            Asked::Retry("%sms".into()),
-            Asked::Pause("%sms".into()),
-            Asked::DropParked("%sms".into()),
+            CommandRequest::Cancel(ItemOf { application: "a/b".into(), id: "..".into() }),
+            CommandRequest::CancelAll(CustomerOf { application: "a/b".into(), customer: "c d?#".into() }),
+            CommandRequest::Retry("%sms".into()),
+            CommandRequest::Pause("%sms".into()),
+            CommandRequest::DropParked("%sms".into()),
         ];
         assert_eq!(*heard.lock().unwrap(), want);
     }

@@ -1,0 +1,31 @@
+//! Answers go to the virtual host that the command came from.
+
+use std::time::Duration;
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::{wait_until, Asker, Client, Node, Push, Site};
+
+#[test]
+fn an_answer_reaches_a_queue_of_the_ingest_vhost_while_batches_go_elsewhere() {
+    let Some(node) = Node::controlled("an_answer_reaches_a_queue") else { return };
+    let site = Site::on(node, "vhosts");
+    let elsewhere = Client::connect(&node.uri_of("guest", "plain"));
+    let config = site.config().text("egress.uri", &node.uri_of("guest", "plain"));
+    let daemon = site.start(&config);
+    for asker in [Asker::new(&site), Asker::direct(&site)] {
+        let answer = asker.ask("lookup", site.push("shop", "").id("nobody"));
+        assert_eq!(answer["state"], "unknown", "{answer}");
+    }
+    elsewhere.queue("vhosts.shop", FieldTable::default());
+    elsewhere.bind("vhosts.shop", &site.out(), "shop");
+    site.client.publish(&site.push("shop", "{}").id("x"));
+    assert_eq!(elsewhere.consume("vhosts.shop").batch().ids(), ["x"]);
+    // One that nobody waits for any more is said.
+    let asker = Asker::new(&site);
+    let gone = asker.command(site.push("shop", "").id("y"), "tidegate.lookup", "c");
+    let properties = gone.properties.clone().with_reply_to("nobody.here".into());
+    let gone = Push { properties, ..gone };
+    site.client.publish(&gone);
+    wait_until("a line about it", Duration::from_secs(10), || {
+        daemon.log().contains("have no queue to go to")
+    });
+}

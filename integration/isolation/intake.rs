@@ -1,0 +1,56 @@
+//! What waits at the start, and what a pause does to it.
+
+use std::time::Duration;
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::lapin::ExchangeKind;
+use tidegate_harness::{wait_until, Node, Site};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn large_bodies_that_wait_at_the_start_do_not_fill_the_memory() {
+    let site = Site::new("large");
+    // Declared by a first start, as it will be used.
+    drop(site.start(&site.config()));
+    site.client.exchange(&site.out(), ExchangeKind::Direct);
+    site.client.queue(&site.queue("big"), FieldTable::default());
+    site.client.bind(&site.queue("big"), &site.out(), "big");
+    let body = vec![b'x'; 7 * MIB as usize];
+    for n in 0..60 {
+        site.client.publish(&site.push("big", body.clone()).id(&n.to_string()));
+    }
+    let config = site.config().text("limits.memory", "64MiB").text("defaults.format", "passthrough");
+    let daemon = site.start(&config);
+    wait_until("all of them", LIMIT, || site.client.depth(&site.queue("big")) == Some(60));
+    let peak = daemon.peak_rss();
+    assert!(peak < 250 * MIB, "{} MiB", peak / MIB);
+}
+
+/// Needs the engine's part: a pause that begins nothing anew.
+#[test]
+fn a_pause_with_a_backlog_returns_nothing_to_the_queue() {
+    let Some(node) = Node::controlled("a_pause_with_a_backlog") else { return };
+    let site = Site::on(node, "paused");
+    drop(site.start(&site.config()));
+    let inbox = site.inbox("shop");
+    let before = node.returned_total();
+    let count = 2_000;
+    let body = vec![b'x'; 20_000];
+    site.client.publish_all(
+        (0..count)
+            .map(|n| site.push("shop", body.clone()).id(&n.to_string()).customer(&format!("c{}", n % 7))),
+    );
+    let config = site
+        .config()
+        .set("defaults.max_waiting", "20")
+        .text("defaults.on_full", "pause")
+        .text("defaults.window", "300ms");
+    let daemon = site.start(&config);
+    let mut seen = 0;
+    while seen < count {
+        seen += inbox.batch().ids().len();
+    }
+    assert_eq!(site.client.depth(&site.dead()), Some(0), "{}", daemon.log_tail());
+    assert_eq!(node.returned_total(), before, "nothing was returned");
+}

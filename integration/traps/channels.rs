@@ -1,0 +1,227 @@
+//! Trouble on one publishing channel stays there: dead letters, batches alone, a channel closed over a message.
+
+use crate::fake_broker::harness::*;
+use crate::fake_broker::{idle, FakeBroker, Published, Script, Seen};
+use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tidegate::amqp::{Event, Link, Side};
+use tidegate::engine::types::{Batch, Dead, Outcome, Reason, ALONE_CHANNELS};
+
+const GONE: &str = "NOT_FOUND - no exchange 'tidegate.dead'";
+const TOO_LARGE: &str = "PRECONDITION_FAILED - too large";
+
+fn alone(number: u64) -> Batch {
+    Batch { alone: true, ..batch(number) }
+}
+
+fn letter(number: u64) -> Batch {
+    let verdict = Dead { reason: Reason::Invalid, error: "no".into() };
+    Batch { dead: Some(Arc::new(verdict)), ..batch(number) }
+}
+
+fn unavailable() -> Outcome {
+    Outcome::Unavailable(format!("404 {GONE}").into())
+}
+
+fn dead_of(event: Event) -> Option<Option<String>> {
+    match event {
+        Event::Link { side: Side::Egress, link: Link::Up { dead, .. } } => Some(dead),
+        _ => None,
+    }
+}
+
+/// A channel closed over the content of a message: all there are suspects, and the culprit is found alone while the main
+/// channel goes on.
+#[test]
+fn a_culprit_is_found_alone_on_the_same_connection() {
+    let script: Script = Box::new(|mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
+        peer.ack(batches[0].channel, batches[0].tag, false);
+        peer.close_channel(batches[0].channel, 406, TOO_LARGE);
+        let (mut main, mut innocent) = (None, false);
+        while main.is_none() || !innocent {
+            match peer.next() {
+                // Number 4 stays open until the suspects are through.
+                Seen::Published(p) if p.routing_key == "app4" => main = Some((p.channel, p.tag)),
+                Seen::Published(p) if p.routing_key == "app2" => {
+                    peer.close_channel(p.channel, 406, TOO_LARGE)
+                }
+                Seen::Published(p) => {
+                    peer.ack(p.channel, p.tag, false);
+                    innocent = true;
+                }
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+        let (channel, tag) = main.unwrap();
+        peer.ack(channel, tag, false);
+        peer.serve();
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    daemon.amqp.publish((1..=3).map(batch).collect());
+    let settled = daemon.settled(3);
+    let refused = Outcome::Refused(format!("406 {TOO_LARGE}").into());
+    assert_eq!(settled[&1], confirmed(1));
+    assert_eq!((&settled[&2], &settled[&3]), (&refused, &refused));
+    daemon.amqp.publish(vec![batch(4)]);
+    daemon.amqp.publish(vec![alone(2), alone(3)]);
+    let settled = daemon.settled(3);
+    assert_eq!((&settled[&2], &settled[&3], &settled[&4]), (&refused, &confirmed(3), &confirmed(4)));
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
+/// The dead exchange is missing, at the start and later: dead letters are told so, everything else goes on.
+#[test]
+fn a_missing_dead_exchange_holds_up_dead_letters_alone() {
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        peer.refuse("tidegate.dead", 404, GONE);
+        let mut there = false;
+        loop {
+            match peer.next() {
+                Seen::Published(p) if p.exchange == "tidegate.dead" => {
+                    if there {
+                        peer.ack(p.channel, p.tag, false);
+                    } else {
+                        peer.close_channel(p.channel, 404, GONE);
+                    }
+                }
+                Seen::Published(p) if p.routing_key == "app50" => {
+                    peer.accept("tidegate.dead");
+                    peer.ack(p.channel, p.tag, false);
+                }
+                Seen::Published(p) if p.routing_key == "app60" => {
+                    next.lock().unwrap().recv().unwrap();
+                    there = true;
+                    peer.ack(p.channel, p.tag, false);
+                }
+                Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    let trouble = daemon.wait("the state", |event| dead_of(event).flatten());
+    assert!(trouble.contains(GONE), "{trouble}");
+    let mut batches: Vec<Batch> = (1..=20).map(batch).collect();
+    batches.splice(5..5, [letter(100), Batch { alone: true, ..letter(101) }]);
+    daemon.amqp.publish(batches);
+    let settled = daemon.settled(22);
+    assert!((1..=20).all(|n| settled[&n] == confirmed(n)), "{settled:?}");
+    for number in [100, 101] {
+        assert!(
+            matches!(&settled[&number], Outcome::Unavailable(text) if text.contains(GONE)),
+            "{settled:?}"
+        );
+    }
+    // Declared, and yet refused at the publish.
+    daemon.amqp.publish(vec![batch(50)]);
+    assert_eq!(daemon.settled(1)[&50], confirmed(50));
+    daemon.amqp.publish(vec![letter(102), batch(51)]);
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&102], &settled[&51]), (&unavailable(), &confirmed(51)));
+    daemon.amqp.publish(vec![Batch { alone: true, ..letter(103) }]);
+    assert_eq!(daemon.settled(1)[&103], unavailable());
+    go.send(()).unwrap();
+    daemon.amqp.publish(vec![batch(60)]);
+    assert_eq!(daemon.settled(1)[&60], confirmed(60));
+    daemon.amqp.publish(vec![letter(104)]);
+    daemon.wait("the letter and then the state", |event| dead_of(event)?.is_none().then_some(()));
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
+/// A letter that is too large for the broker: those with it are suspects, and batches never notice.
+#[test]
+fn a_refused_dead_letter_closes_the_channel_of_dead_letters_alone() {
+    let script: Script = Box::new(|mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        let mut batches = BTreeMap::new();
+        loop {
+            match peer.next() {
+                Seen::Published(p) if p.routing_key == "app100" => {
+                    peer.close_channel(p.channel, 406, TOO_LARGE)
+                }
+                Seen::Published(p) => {
+                    *batches.entry(p.channel).or_insert(0) += 1;
+                    peer.ack(p.channel, p.tag, false);
+                }
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    let refused = Outcome::Refused(format!("406 {TOO_LARGE}").into());
+    for round in 0..3 {
+        let first = round * 200 + 1;
+        let mut batches: Vec<Batch> = (first..first + 20).map(batch).collect();
+        let culprit = Batch { number: 10_000 + round, application: "app100".into(), ..letter(1) };
+        let number = culprit.number;
+        batches.insert(3, Batch { alone: round > 0, ..culprit });
+        daemon.amqp.publish(batches);
+        let settled = daemon.settled(21);
+        assert_eq!(settled[&number], refused);
+        assert!((first..first + 20).all(|n| settled[&n] == confirmed(n)), "round {round}: {settled:?}");
+    }
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
+/// Batches alone each have a channel; one whose confirm is overdue stays until its channel is needed.
+#[test]
+fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
+    const LIMIT: Duration = Duration::from_millis(300);
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        let mut unanswered: Vec<Published> = Vec::new();
+        loop {
+            match peer.next() {
+                // Those of a queue without its majority.
+                Seen::Published(p) if p.properties.headers().is_some() && p.routing_key.len() == 5 => {
+                    assert!(unanswered.iter().all(|other| other.channel != p.channel), "alone");
+                    unanswered.push(*p);
+                }
+                Seen::Published(p) if p.routing_key == "app7" => {
+                    next.lock().unwrap().recv().unwrap();
+                    // Its majority is back: the confirm comes late.
+                    let late = unanswered.iter().find(|other| other.routing_key == "app11").unwrap();
+                    peer.ack(late.channel, late.tag, false);
+                    peer.ack(p.channel, p.tag, false);
+                }
+                Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    options.timeouts.confirm = LIMIT;
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    let began = Instant::now();
+    let count = ALONE_CHANNELS as u64;
+    daemon.amqp.publish((10..10 + count).map(alone).collect());
+    daemon.amqp.publish(vec![batch(1)]);
+    assert_eq!(daemon.settled(1)[&1], confirmed(1));
+    daemon.quiet_for(LIMIT * 4, |event| matches!(event, Event::Settled(_) | Event::EgressLost));
+    // The ninth needs a channel: the oldest gives its own.
+    daemon.amqp.publish(vec![alone(2)]);
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&10], &settled[&2]), (&Outcome::Overdue, &confirmed(2)));
+    assert!(began.elapsed() >= LIMIT);
+    go.send(()).unwrap();
+    daemon.amqp.publish(vec![batch(7)]);
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&11], &settled[&7]), (&confirmed(11), &confirmed(7)));
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}

@@ -1,0 +1,189 @@
+//! Taking requests: pauses that return nothing, a prefetch that grows, and one daemon for each queue.
+
+use crate::fake_broker::harness::*;
+use crate::fake_broker::{idle, FakeBroker, Script, Seen};
+use lapin::BasicProperties;
+use std::sync::mpsc::channel;
+use std::sync::Mutex;
+use std::time::Duration;
+use tidegate::amqp::{Event, Link, Side};
+use tidegate::engine::event::Intake;
+use tidegate::engine::types::{Ack, Delivery};
+
+const A_WHILE: Duration = Duration::from_millis(400);
+
+fn is_request(event: &Event) -> bool {
+    matches!(event, Event::Requests(_) | Event::IngestLost)
+}
+
+/// A pause costs neither channel nor consumer: what comes meanwhile is held, acks go on, and the resume forwards.
+#[test]
+fn a_pause_holds_deliveries_and_returns_none() {
+    let (told, tells) = channel();
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| loop {
+        match peer.next() {
+            Seen::Consume { channel, tag, .. } => {
+                assert_eq!(n, 0);
+                told.send("consume").unwrap();
+                peer.deliver(channel, &tag, 1, BasicProperties::default(), b"1");
+                next.lock().unwrap().recv().unwrap();
+                for tag_of in 2..=9 {
+                    peer.deliver(channel, &tag, tag_of, BasicProperties::default(), b"n");
+                }
+            }
+            Seen::Cancelled => told.send("cancelled").unwrap(),
+            Seen::Ack { tag: 1, .. } => told.send("acked 1").unwrap(),
+            Seen::Ack { tag: 9, multiple: true } => told.send("acked 9").unwrap(),
+            Seen::Gone => return,
+            _ => {}
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    let first = daemon.request().delivery;
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "consume");
+    daemon.amqp.intake(Intake::Pause);
+    daemon.wait("the state", |event| {
+        matches!(event, Event::Link { side: Side::Ingest, link: Link::Paused { .. } }).then_some(())
+    });
+    go.send(()).unwrap();
+    daemon.quiet_for(A_WHILE, is_request);
+    daemon.amqp.ack(vec![Ack { delivery: first, multiple: true }]);
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "acked 1");
+    daemon.amqp.intake(Intake::Resume);
+    for tag in 2..=9 {
+        assert_eq!(daemon.request().delivery, Delivery { generation: 1, tag });
+    }
+    daemon.amqp.stop_intake();
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "cancelled");
+    daemon.amqp.ack(vec![Ack { delivery: Delivery { generation: 1, tag: 9 }, multiple: true }]);
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "acked 9");
+    assert_eq!(daemon.amqp.stats().ingest_failures, 0);
+}
+
+/// Held for nearly the broker's consumer timeout, they are returned, once; consuming begins again with the resume. A
+/// pause with nothing held returns nothing, however long.
+#[test]
+fn deliveries_held_for_too_long_are_returned_once() {
+    let (told, tells) = channel();
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        let mut consumed = None;
+        loop {
+            match peer.next() {
+                Seen::Consume { channel, tag, .. } => {
+                    told.send("consume").unwrap();
+                    consumed = Some(channel);
+                    peer.deliver(channel, &tag, 1, BasicProperties::default(), b"1");
+                    next.lock().unwrap().recv().unwrap();
+                    for tag_of in 2..=4 {
+                        peer.deliver(channel, &tag, tag_of, BasicProperties::default(), b"n");
+                    }
+                }
+                Seen::Closed if consumed.take().is_some() => told.send("returned").unwrap(),
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let log = log();
+    let mut options = options(FakeBroker::start("127.0.0.1", script, idle()).port);
+    options.held_limit = Duration::from_secs(2);
+    let daemon = Daemon::start(options);
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "consume");
+    let first = daemon.request().delivery;
+    daemon.amqp.intake(Intake::Pause);
+    daemon.quiet_for(Duration::from_secs(4), is_request);
+    daemon.amqp.ack(vec![Ack { delivery: first, multiple: true }]);
+    go.send(()).unwrap();
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "returned");
+    daemon.wait("the loss", |event| matches!(event, Event::IngestLost).then_some(()));
+    daemon.quiet_for(Duration::from_secs(3), is_request);
+    let text = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
+    assert!(text.contains("returned 3 deliveries to the queue"), "it is logged");
+    daemon.amqp.intake(Intake::Resume);
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "consume");
+    assert_eq!(daemon.request().delivery, Delivery { generation: 2, tag: 1 });
+    go.send(()).unwrap();
+}
+
+/// A prefetch grows by another consumer on the same channel, and only when nothing is on its way.
+#[test]
+fn the_prefetch_grows_when_it_is_used_up_and_messages_are_small() {
+    let (told, tells) = channel();
+    let script: Script = Box::new(move |mut peer, _| {
+        let mut delivered = 0;
+        let mut on_the_way = 0;
+        loop {
+            match peer.next() {
+                Seen::Consume { channel, tag, prefetch } => {
+                    told.send((channel, prefetch)).unwrap();
+                    on_the_way = prefetch;
+                    while on_the_way > 0 && delivered < 900 {
+                        delivered += 1;
+                        on_the_way -= 1;
+                        peer.deliver(channel, &tag, delivered, BasicProperties::default(), b"small");
+                    }
+                }
+                Seen::Cancelled => assert_eq!(on_the_way, 0, "a delivery would come again"),
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    for tag in 1..=900 {
+        assert_eq!(daemon.request().delivery, Delivery { generation: 1, tag });
+    }
+    let all: Vec<(u16, u16)> = (0..4).map(|_| tells.recv_timeout(PATIENCE).unwrap()).collect();
+    assert!(all.iter().all(|(channel, _)| *channel == all[0].0), "{all:?}");
+    assert_eq!(all.iter().map(|(_, prefetch)| *prefetch).collect::<Vec<_>>(), [16, 64, 256, 1_000]);
+    assert_eq!(daemon.amqp.stats().prefetch, 1_000);
+}
+
+/// The lock queue belongs to another connection: this daemon waits, says so, and goes on once it has the lock.
+#[test]
+fn a_second_daemon_waits_for_the_lock() {
+    const LOCK: &str = "tidegate.lock.tidegate.ingest";
+    let script: Script = Box::new(move |mut peer, n| {
+        if n < 2 {
+            peer.refuse(LOCK, 405, "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue");
+            loop {
+                match peer.next() {
+                    Seen::Consume { .. } => panic!("consumed without the lock"),
+                    Seen::Gone => return,
+                    _ => {}
+                }
+            }
+        }
+        assert!(peer.next_consume().is_some());
+        peer.serve();
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    let (error, _) = daemon.wait("the reason", down_of(Side::Ingest));
+    assert!(error.contains("another tidegate serves queue 'tidegate.ingest'"), "{error}");
+    assert!(error.contains(LOCK) && error.contains("former connection"), "{error}");
+    daemon.wait("its turn", |event| matches!(event, Event::IngestReady { .. }).then_some(()));
+}
+
+/// Without the permission to declare the lock it consumes all the same, and says what to grant.
+#[test]
+fn without_the_right_to_the_lock_it_counts_consumers_and_warns() {
+    const LOCK: &str = "tidegate.lock.tidegate.ingest";
+    let script: Script = Box::new(move |mut peer, _| {
+        peer.refuse(LOCK, 403, "ACCESS_REFUSED - configure access refused");
+        assert!(peer.next_consume().is_some());
+        peer.serve();
+    });
+    let log = log();
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    daemon.wait("the consumer", |event| matches!(event, Event::IngestReady { .. }).then_some(()));
+    let text = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
+    let warning = text.lines().find(|line| line.contains("WARN") && line.contains("guarded weakly"));
+    let named =
+        warning.is_some_and(|line| line.contains("Grant the configure permission") && line.contains(LOCK));
+    assert!(named, "{warning:?}");
+}
