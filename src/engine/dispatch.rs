@@ -174,6 +174,9 @@ impl Dispatch {
         let oldest = self.alone.values().min();
         // One more at a time: whoever loses its channel is settled for it.
         let gives_way = oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono);
+        if mutated(Mutant::HungBatchHindersAll) {
+            return self.alone.is_empty();
+        }
         self.alone.len() < ALONE_CHANNELS || (self.alone.len() == ALONE_CHANNELS && gives_way)
     }
 
@@ -181,7 +184,7 @@ impl Dispatch {
         let queue = &stock.queues[id];
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
-            && live.suspects == 0
+            && (live.suspects == 0 || mutated(Mutant::SuspectsOvertaken))
             && live.health.may_send(live.slots, self.share())
     }
 
@@ -255,7 +258,8 @@ impl Dispatch {
     }
 
     fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool) -> Option<Candidate> {
-        while let Some(number) = stock.queues.live(queue).resend.pop_front() {
+        let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues.live(queue).line.is_empty();
+        while let Some(number) = stock.queues.live(queue).resend.pop_front().filter(|_| !later) {
             if let Some(candidate) = self.again(number, alone) {
                 return Some(candidate);
             }
@@ -582,6 +586,9 @@ impl Dispatch {
 
     /// Queues whose pause has ended.
     pub(super) fn end_backoffs(&mut self, stock: &mut Stock, now: Now) {
+        if mutated(Mutant::ParkedForEver) {
+            return;
+        }
         while let Some((until, queue)) = self.backoffs.first().copied().filter(|(at, _)| *at <= now.mono) {
             self.backoffs.pop_first();
             self.end_backoff(stock, queue, until);

@@ -127,6 +127,9 @@ impl Loader {
                 stock.evict_furthest(FEW_ROWS * 4, near.due, now);
             }
         }
+        if mutated(Mutant::MembersCrowdIn) {
+            return Some(CHUNK_ROWS);
+        }
         Some(stock.free_rows()).filter(|room| *room > 0)
     }
 
