@@ -320,7 +320,19 @@ impl Dispatch {
         live.suspects -= usize::from(suspect);
         let waits = !lacking.is_empty() || !live.fetching.is_empty();
         if waits {
-            live.fetching.push_back(number);
+            // What is sent again goes before what is new, in the order in which it was formed; what the broker may have
+            // refused goes first.
+            let flights = &self.flights;
+            let is_alone = |other: &u64| {
+                let state = flights.get(other).map(|flight| flight.state);
+                matches!(state, Some(FlightState::Fetching { alone: true, .. }))
+            };
+            let at = if suspect {
+                live.fetching.iter().take_while(|other| is_alone(other)).count()
+            } else {
+                live.fetching.partition_point(|other| is_alone(other) || *other < number)
+            };
+            live.fetching.insert(at, number);
             self.lacking.append(&mut lacking);
         } else {
             self.launch(stock, number, out);
@@ -404,6 +416,11 @@ impl Dispatch {
             }
         }
         self.look_again(stock, queue);
+    }
+
+    /// Whether a flight holds a slot.
+    pub(super) fn is_under_way(&self, number: u64) -> bool {
+        self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())
     }
 
     /// A flight whose payloads were fetched is given up: its members go back to their queue.
