@@ -317,6 +317,8 @@ impl Dispatch {
         let live = stock.queues.live(queue);
         live.slots += 1;
         live.flying += count;
+        stock.queues.flying_rows += count;
+        let live = stock.queues.live(queue);
         live.suspects -= usize::from(suspect);
         let waits = !lacking.is_empty() || !live.fetching.is_empty();
         if waits {
@@ -433,6 +435,7 @@ impl Dispatch {
     pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
         let live = stock.queues.live(queue);
         live.flying = live.flying.saturating_sub(gone as u64);
+        stock.queues.flying_rows = stock.queues.flying_rows.saturating_sub(gone as u64);
     }
 
     /// Hands a flight to the publisher.
@@ -493,6 +496,8 @@ impl Dispatch {
         let live = stock.queues.live(queue);
         live.slots -= 1;
         live.flying = live.flying.saturating_sub(rows);
+        stock.queues.flying_rows = stock.queues.flying_rows.saturating_sub(rows);
+        let live = stock.queues.live(queue);
         if was_alone && std::mem::take(&mut live.hindered) {
             stock.unstall(queue);
         }
