@@ -420,6 +420,12 @@ impl Dispatch {
         self.look_again(stock, queue);
     }
 
+    /// Whether a flight whose payloads are being fetched will go alone.
+    pub(super) fn is_alone(&self, number: u64) -> bool {
+        let state = self.flights.get(&number).map(|flight| flight.state);
+        matches!(state, Some(FlightState::Fetching { alone: true, .. }))
+    }
+
     /// Whether a flight holds a slot.
     pub(super) fn is_under_way(&self, number: u64) -> bool {
         self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())

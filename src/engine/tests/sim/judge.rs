@@ -543,7 +543,7 @@ impl Model {
                 let other = self.asks[self.lives[&seq].ask].message;
                 // Another message that the broker still has is no less safe.
                 let kept = other != self.asks[ask].message && !self.messages[&other].acked;
-                let safe = self.lives[&seq].durable || !self.durable || kept;
+                let safe = self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     DuplicateRule::Replace => false,
@@ -575,7 +575,7 @@ impl Model {
             || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
         assert!(
             allowed || unseen,
-            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}"
+            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}; {new:?}"
         );
     }
 
