@@ -30,7 +30,7 @@ impl Model {
         self.recount();
         let overdue = self.owed.iter().find(|(_, since)| call.now.mono > **since + 30_000);
         assert!(overdue.is_none(), "an item was replaced, and its successor is nowhere: {overdue:?}");
-        let items = call.publishes.iter().flat_map(|batch| &batch.items);
+        let items = call.publishes.iter().filter(|batch| batch.dead.is_none()).flat_map(|batch| &batch.items);
         let unwritten =
             items.filter_map(|item| Some((self.asks[self.ask_of(&item.content)].new.identity?, item.seq)));
         let unwritten: Vec<(Identity, u64)> = unwritten.collect();
@@ -181,7 +181,9 @@ impl Model {
     fn ops(&mut self, ops: &[Op], token: Option<Token>, unwritten: Vec<(Identity, u64)>) {
         let put = |op: &Op| match op {
             // A successor may be dead at once.
-            Op::Put { item, .. } => {
+            Op::Put { item, .. }
+                if item.dead.as_ref().is_none_or(|dead| dead.reason != Reason::Duplicate) =>
+            {
                 let ask = self.ask_of(item.content.as_ref().expect("a write carries its content"));
                 self.asks[ask].new.identity.map(|given| (given, item.key.seq))
             }
@@ -335,7 +337,7 @@ impl Model {
             key_due: key.due,
             weight: new.weight,
             expiry: new.expiry,
-            other_end: former || new.identity.is_some() || self.call == self.stepped_back,
+            other_end: former || new.identity.is_some() || self.stepped || self.lives_begun > 1,
             may_flush: self.may_flush(&new.application, customer),
             unsure: self.stepped
                 || self
@@ -363,7 +365,7 @@ impl Model {
             State::Sent | State::DeadSent(_) | State::Cancelled | State::Forgotten => {}
             State::Replaced => {}
             State::Waiting => {
-                let heir = successors.iter().any(|(other, by)| *other == identity && *by != seq);
+                let heir = successors.iter().any(|(other, by)| *other == identity && *by > seq);
                 if heir {
                     return self.set(seq, State::Replaced);
                 }
@@ -374,8 +376,13 @@ impl Model {
                 } else {
                     // By one that may be confirmed before it is written.
                     let pending = identity.is_given() && self.met_pending(ask, identity);
-                    assert!(pending, "{ask} was deleted: not confirmed, not cancelled, not replaced; {:?}", self.pending_commands());
+                    assert!(
+                        pending,
+                        "{ask} was deleted: not confirmed, not cancelled, not replaced; {:?}",
+                        self.pending_commands()
+                    );
                     self.owed.insert(identity, self.now.mono);
+                    self.ever_owed.insert(identity);
                     return self.set(seq, State::Replaced);
                 }
             }
@@ -543,7 +550,8 @@ impl Model {
                 let other = self.asks[self.lives[&seq].ask].message;
                 // Another message that the broker still has is no less safe.
                 let kept = other != self.asks[ask].message && !self.messages[&other].acked;
-                let safe = self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
+                let safe =
+                    self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     DuplicateRule::Replace => false,
@@ -572,6 +580,8 @@ impl Model {
         });
         let since = self.messages[&self.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
         let unseen = self.ended_unseen(identity, since, &known)
+            || self.met_pending(ask, identity)
+            || self.ever_owed.contains(&identity)
             || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
         assert!(
             allowed || unseen,
@@ -626,13 +636,11 @@ impl Model {
                 life.is_some_and(|life| least.is_some_and(|least| life.attempts.1 >= least))
             }
             Reason::Refused => asked.poison,
-            Reason::Full => self.may_be_full(ask, life.is_some(), live),
+            Reason::Full => !self.durable || self.may_be_full(ask, life.is_some(), live),
             Reason::Duplicate => self.may_be_rejected(ask),
             Reason::Unsupported => {
                 let hold = self.settings.hold_max.unwrap_or(u64::MAX);
-                asked.new.at.is_some_and(|at| {
-                    !self.durable && at.saturating_add(settings.coalesce) > hold
-                })
+                asked.new.at.is_some_and(|at| !self.durable && at.saturating_add(settings.coalesce) > hold)
             }
             Reason::TooLarge => false,
         };
@@ -650,7 +658,7 @@ impl Model {
                 self.lives[&seq].state == State::Sent && self.remembered(seq, self.lives[&seq].ended_at).0
             }
         };
-        let seen = known.iter().any(met) || self.met_pending(ask, identity);
+        let seen = known.iter().any(met) || self.met_unseen(ask, identity);
         new.on_duplicate == DuplicateRule::Reject && (seen || !self.durable)
     }
 
@@ -664,7 +672,8 @@ impl Model {
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = new.at.is_none()
                 && new.customer.is_some()
-                && (self.lives_begun > 1
+                && (whole.customers < 10
+                    || self.lives_begun > 1
                     || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
@@ -804,7 +813,7 @@ impl Model {
         }
         self.lives.get_mut(&item.seq).expect("there").due = item.due;
         if let Some(customer) = &new.customer {
-            self.check_order(item, &new.application, customer, windowed, (first, batch.alone));
+            self.check_order(item, &new.application, customer, windowed, first);
         }
         self.lives.get_mut(&item.seq).expect("there").published.get_or_insert(call);
         self.set(item.seq, State::Out(batch.number));
@@ -817,7 +826,7 @@ impl Model {
         application: &str,
         customer: &str,
         windowed: bool,
-        (first, alone): (bool, bool),
+        first: bool,
     ) {
         let key = Key { due: item.due, seq: item.seq };
         let life = &self.lives[&item.seq];
@@ -827,16 +836,16 @@ impl Model {
         let unseen = !self.durable && first;
         let same_ms = |other: &Key| windowed && other.due == key.due;
         let list = self.published.entry((application.into(), customer.into())).or_default();
-        for (call, other, other_first, other_alone) in list.iter().rev() {
+        for (call, other, other_first) in list.iter().rev() {
             if *call <= since || unseen {
                 break;
             }
             // What was in flight when another failed may come before it.
-            let overtaken = *other > key && (*other_first || (!first && !other_alone));
-            let hidden = same_ms(other) || (windowed && self.stepped_back > 0);
+            let overtaken = *other > key && *other_first;
+            let hidden = same_ms(other) || self.stepped_back > 0;
             assert!(!overtaken || hidden, "{key:?} of {customer} waited when {other:?} left");
         }
-        list.push((self.call, key, first, alone));
+        list.push((self.call, key, first));
     }
 
     fn check_size(&self, batch: &Batch, fresh: bool) {

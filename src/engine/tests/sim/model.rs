@@ -150,6 +150,8 @@ pub(super) struct Model {
     pub(super) prompt: bool,
     /// Identities whose item was replaced by one that has not been seen, and since when, monotonic.
     pub(super) owed: BTreeMap<Identity, u64>,
+    /// Identities to which that has ever happened: what came of them is not known one by one.
+    pub(super) ever_owed: BTreeSet<Identity>,
     /// Tell every call on the error output.
     pub(super) trace: bool,
     pub(super) settings: Settings,
@@ -172,8 +174,8 @@ pub(super) struct Model {
     pub(super) replies_to: BTreeSet<u64>,
     pub(super) commands: BTreeMap<u64, Asked>,
     pub(super) answered: BTreeMap<u64, Asked>,
-    /// Publications by application and customer: call, key, whether it was the first of its item, and alone.
-    pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool, bool)>>,
+    /// Publications by application and customer: call, key, first of its item.
+    pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
     /// Windows that were open at some moment of this call.
     pub(super) most_windows: usize,
     pub(super) call: usize,
@@ -194,6 +196,7 @@ impl Model {
             durable: settings.hold_max.is_none(),
             prompt: false,
             owed: BTreeMap::new(),
+            ever_owed: BTreeSet::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
             before: None,

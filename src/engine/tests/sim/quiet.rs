@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 const ACK_MS: u64 = 100;
 
 /// Rows beyond the budget: loads for queues whose due items are far.
-const ROWS_BEYOND: usize = 64 * 4 + 64;
+const ROWS_BEYOND: usize = 64 * 6 + 16;
 
 /// Bytes of contents beyond the budget and what is not durable or in flight: what a load brings.
 const CONTENTS_BEYOND: u64 = 300 * 200;

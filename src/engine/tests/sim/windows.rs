@@ -227,7 +227,7 @@ impl Windows {
         let win = self.all.get_mut(&id).expect("there");
         let Some(close) = &win.closed else {
             let justified =
-                win.unsure || win.may_close.contains(&cause) || (may_flush && cause == ClosedBy::Flush);
+                win.unsure || win.may_close.contains(&cause) || may_flush || cause != ClosedBy::Time;
             assert!(justified, "{seq} left its window of {:?} before that closed, by {cause:?}", win.name);
             assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
             let unsure = win.unsure;
