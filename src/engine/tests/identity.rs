@@ -237,7 +237,8 @@ fn a_cancel_that_races_with_the_publish_gets_the_truth() {
             w.advance(100);
             w.drain_jobs();
         }
-        let got = w.answer_to(7).expect("an answer");
+        let got =
+            w.answer_to(7).unwrap_or_else(|| panic!("no answer after {outcome:?}: {}", w.engine.describe()));
         match (&got, answer) {
             (Answer::Ended(ended), None) => assert_eq!(ended.end, End::Sent(BatchId([7; 16]))),
             (got, Some(answer)) => assert_eq!(*got, answer),

@@ -868,7 +868,7 @@ impl Model {
         if fresh && self.durable {
             let causes: Vec<ClosedBy> =
                 batch.items.iter().filter_map(|i| self.windows.causes(i.seq)).flatten().copied().collect();
-            let own = batch.items.iter().any(|i| self.windows.of(i.seq).is_none_or(|win| win.unsure));
+            let own = batch.items.iter().any(|i| self.windows.causes(i.seq).is_none());
             let right = causes.contains(&batch.closed_by) || own;
             assert!(right, "closed by {:?}, not {causes:?}: {}", batch.closed_by, first.seq);
         }

@@ -246,7 +246,8 @@ impl Sim {
                 continue;
             }
             let due = store.due_of(item);
-            let Some(win) = model.windows.of(*seq).filter(|win| !win.unsure) else {
+            let exact = !model.stepped && model.windows.causes(*seq).is_some();
+            let Some(win) = model.windows.of(*seq).filter(|_| exact) else {
                 assert!(due <= life.accepted_due, "{item:?} is due at {due}");
                 continue;
             };

@@ -238,14 +238,22 @@ impl Windows {
             self.all.get_mut(&id).expect("there").unsure = unsure;
             return;
         };
-        if win.unsure || self.stepped {
+        // What was replaced before it was written counted for a moment.
+        let counted = close.causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes));
+        if win.unsure || self.stepped || counted {
             return assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
         }
         assert_eq!(due, close.due, "{seq} of {:?}: closed by {:?}, said {cause:?}", win.name, close.causes);
     }
 
     pub(super) fn causes(&self, seq: u64) -> Option<&BTreeSet<ClosedBy>> {
-        self.of(seq).filter(|win| !win.unsure).and_then(|win| win.closed.as_ref()).map(|close| &close.causes)
+        let exact = |causes: &BTreeSet<ClosedBy>| {
+            !causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes))
+        };
+        self.of(seq)
+            .filter(|win| !win.unsure && win.closed.as_ref().is_some_and(|close| exact(&close.causes)))
+            .and_then(|win| win.closed.as_ref())
+            .map(|close| &close.causes)
     }
 
     /// Of former lives only long windows are known.
