@@ -231,6 +231,8 @@ fn a_cancel_that_races_with_the_publish_gets_the_truth() {
         w.input(Input::EgressBlocked(true));
         w.settle(0, outcome.clone());
         w.drain_jobs();
+        w.input(Input::Tick);
+        w.drain_jobs();
         if outcome == Outcome::Unknown {
             w.advance(4_900);
             assert_eq!(w.answer_to(7), None);

@@ -223,7 +223,9 @@ impl Sim {
         let model = &self.model;
         for (number, asked) in &model.commands {
             let may_wait = match &asked.command {
-                Command::Cancel(_) | Command::CancelAll(_) => model.now.mono <= asked.now.mono + 5_200,
+                Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_) => {
+                    model.now.mono <= asked.now.mono + 5_200
+                }
                 // Behind others in the line.
                 _ => false,
             };
