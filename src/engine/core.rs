@@ -106,6 +106,9 @@ impl Core {
         if self.stock.items[id].is_orphaned() {
             return self.give_back(id);
         }
+        if mutated(Mutant::DeadForgotten) {
+            return self.stock.finish(id);
+        }
         self.stock.counters.dead[reason as usize] += 1;
         let dead = Dead { reason, error: error.into() };
         let ended = self.ended(id, End::Dead(Arc::new(dead.clone())), now);
@@ -187,6 +190,12 @@ impl Core {
             Outcome::Unknown if mutated(Mutant::UnknownIsDelivered) => {
                 self.delivered(number, BatchId::default(), now);
             }
+            Outcome::Nacked if mutated(Mutant::NackedIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
+            Outcome::Overdue if mutated(Mutant::OverdueIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
             Outcome::Nacked => {
                 self.stock.counters.nacked += 1;
                 self.failed(number, "nacked by the broker: a bound queue is full or unavailable", true, now);
@@ -197,7 +206,7 @@ impl Core {
             }
             Outcome::Unavailable(text) => {
                 self.dispatch.not_published(number);
-                self.failed(number, &text, false, now);
+                self.failed(number, &text, mutated(Mutant::UnavailableCounts), now);
             }
             Outcome::Refused(text) => {
                 self.stock.counters.refused += 1;
@@ -273,7 +282,7 @@ impl Core {
         let text: Arc<str> = error.into();
         for id in flight.rows {
             self.stock.amend(id, |item| {
-                item.attempts += u32::from(attempted);
+                item.attempts += u32::from(attempted && !mutated(Mutant::AttemptForgotten));
                 item.extra_mut().last_error = Some(Arc::clone(&text));
             });
             self.return_to_queue(id, attempted, error, now);
@@ -291,7 +300,8 @@ impl Core {
         if item.is_orphaned() {
             return self.give_back(id);
         }
-        if limited && attempts >= allowed && !mutated(Mutant::AttemptsIgnored) {
+        let tried = attempts + u32::from(mutated(Mutant::AttemptsOneTooFew));
+        if limited && tried >= allowed && !mutated(Mutant::AttemptsIgnored) {
             let error = format!("given up after {allowed} attempts (retry.attempts): {error}");
             return self.kill(id, Reason::Attempts, &error, now);
         }
@@ -353,7 +363,7 @@ impl Core {
             self.failed(
                 number,
                 "no confirm came in time: a bound queue may have lost its majority",
-                false,
+                mutated(Mutant::OverdueCounts),
                 now,
             );
         } else {
@@ -431,7 +441,12 @@ impl Core {
                     self.withdraw(queue, number, rows, now);
                     continue;
                 }
+                let identities: Vec<Identity> = rows.iter().map(|id| self.stock.items[*id].identity).collect();
                 self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
+                if !self.dispatch.is_under_way(number) {
+                    // Nobody has it: whoever waits for its outcome need not.
+                    identities.into_iter().for_each(|identity| self.tell(identity, None));
+                }
             }
         }
     }
@@ -448,10 +463,13 @@ impl Core {
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back made early
     /// waits again, and what the broker will deliver anew is forgotten.
     fn screen(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
-        let is_early =
-            |item: &super::items::Item| item.own_time && item.key.due > now.wall && item.attempts == 0;
+        let is_early = |item: &super::items::Item| {
+            let early = item.own_time && item.key.due > now.wall && item.attempts == 0;
+            early && !mutated(Mutant::EarlyAfterStepBack)
+        };
         let is_good = |item: &super::items::Item| {
-            let expired = item.expiry <= now.wall && !mutated(Mutant::ExpiryIgnored);
+            let sooner = if mutated(Mutant::ExpiredTooSoon) { 1_000 } else { 0 };
+            let expired = item.expiry.saturating_sub(sooner) <= now.wall && !mutated(Mutant::ExpiryIgnored);
             !item.is_orphaned() && (item.is_dead() || (!expired && !is_early(item)))
         };
         if rows.iter().all(|id| is_good(&self.stock.items[*id])) {
@@ -464,7 +482,7 @@ impl Core {
             let expiry = item.expiry;
             if item.is_orphaned() {
                 self.give_back(id);
-            } else if expiry <= now.wall {
+            } else if expiry <= now.wall || mutated(Mutant::ExpiredTooSoon) {
                 let error =
                     format!("x-deliver-before {expiry} was over when it could leave, at {}", now.wall);
                 self.kill(id, Reason::Expired, &error, now);
@@ -514,7 +532,10 @@ impl Core {
                 return Whereabouts::Live(Live::Far(Box::new(stored)));
             }
         }
-        let tail = self.stock.queues.settings_of(queue).dedupe_tail;
+        let mut tail = self.stock.queues.settings_of(queue).dedupe_tail;
+        if mutated(Mutant::TailHalf) {
+            tail /= 2;
+        }
         match found.ended {
             Some(ended)
                 if ended.at.min(now.wall).saturating_add(tail) > now.wall

@@ -174,6 +174,9 @@ impl Dispatch {
         let oldest = self.alone.values().min();
         // One more at a time: whoever loses its channel is settled for it.
         let gives_way = oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono);
+        if mutated(Mutant::HungBatchHindersAll) {
+            return self.alone.is_empty();
+        }
         self.alone.len() < ALONE_CHANNELS || (self.alone.len() == ALONE_CHANNELS && gives_way)
     }
 
@@ -181,7 +184,7 @@ impl Dispatch {
         let queue = &stock.queues[id];
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
-            && live.suspects == 0
+            && (live.suspects == 0 || mutated(Mutant::SuspectsOvertaken))
             && live.health.may_send(live.slots, self.share())
     }
 
@@ -255,7 +258,8 @@ impl Dispatch {
     }
 
     fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool) -> Option<Candidate> {
-        while let Some(number) = stock.queues.live(queue).resend.pop_front() {
+        let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues.live(queue).line.is_empty();
+        while let Some(number) = stock.queues.live(queue).resend.pop_front().filter(|_| !later) {
             if let Some(candidate) = self.again(number, alone) {
                 return Some(candidate);
             }
@@ -316,7 +320,19 @@ impl Dispatch {
         live.suspects -= usize::from(suspect);
         let waits = !lacking.is_empty() || !live.fetching.is_empty();
         if waits {
-            live.fetching.push_back(number);
+            // What is sent again goes before what is new, in the order in which it was formed; what the broker may have
+            // refused goes first.
+            let flights = &self.flights;
+            let is_alone = |other: &u64| {
+                let state = flights.get(other).map(|flight| flight.state);
+                matches!(state, Some(FlightState::Fetching { alone: true, .. }))
+            };
+            let at = if suspect {
+                live.fetching.iter().take_while(|other| is_alone(other)).count()
+            } else {
+                live.fetching.partition_point(|other| is_alone(other) || *other < number)
+            };
+            live.fetching.insert(at, number);
             self.lacking.append(&mut lacking);
         } else {
             self.launch(stock, number, out);
@@ -385,7 +401,8 @@ impl Dispatch {
         flight.rows = rows;
         // What has failed meanwhile goes before it.
         let known = &stock.queues[queue];
-        let behind = !alone && known.live().is_some_and(|live| live.suspects > 0);
+        let first = |live: &super::queue::Live| live.resend.front().is_some_and(|first| *first < number);
+        let behind = !alone && known.live().is_some_and(|live| live.suspects > 0 || first(live));
         if left > 0 && self.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, out);
         } else {
@@ -399,6 +416,11 @@ impl Dispatch {
             }
         }
         self.look_again(stock, queue);
+    }
+
+    /// Whether a flight holds a slot.
+    pub(super) fn is_under_way(&self, number: u64) -> bool {
+        self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())
     }
 
     /// A flight whose payloads were fetched is given up: its members go back to their queue.
@@ -581,6 +603,9 @@ impl Dispatch {
 
     /// Queues whose pause has ended.
     pub(super) fn end_backoffs(&mut self, stock: &mut Stock, now: Now) {
+        if mutated(Mutant::ParkedForEver) {
+            return;
+        }
         while let Some((until, queue)) = self.backoffs.first().copied().filter(|(at, _)| *at <= now.mono) {
             self.backoffs.pop_first();
             self.end_backoff(stock, queue, until);

@@ -1,5 +1,6 @@
 //! What a request whose id is known comes to: the contract's table, pure.
 
+use super::mutant::{mutated, Mutant};
 use super::types::{DuplicateRule, End, Ended};
 
 /// What is known of the id.
@@ -41,7 +42,7 @@ pub(super) fn judge(
     old: u64,
 ) -> Verdict {
     use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
-    let comes_back = |before: u64| redelivered && before == fingerprint;
+    let comes_back = |before: u64| redelivered && before == fingerprint && !mutated(Mutant::FingerprintForgotten);
     match known {
         Known::Undecided { orphaned: true } => Verdict::Await,
         Known::Undecided { orphaned: false } => match rule {
@@ -51,11 +52,13 @@ pub(super) fn judge(
             Replace | Earliest | Latest => Verdict::Await,
         },
         Known::Waiting { due, new_due } => match rule {
+            Keep if mutated(Mutant::KeepReplaces) => Verdict::Replace,
             Keep => Verdict::Drop,
             Reject if comes_back(old) => Verdict::Drop,
             Reject => Verdict::Reject,
             Replace => Verdict::Replace,
-            Earliest if new_due < due => Verdict::Replace,
+            Earliest if new_due > due && mutated(Mutant::EarliestIsLatest) => Verdict::Replace,
+            Earliest if new_due < due && !mutated(Mutant::EarliestIsLatest) => Verdict::Replace,
             Latest if new_due > due => Verdict::Replace,
             Earliest | Latest => Verdict::Drop,
         },

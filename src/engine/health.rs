@@ -3,6 +3,7 @@
 //! One probe at a time tries a queue of which that is not known, or which has failed; its confirm opens the way, and the
 //! number of batches under way grows with each further one.
 
+use super::mutant::{mutated, Mutant};
 use super::backoff::{self, Random};
 use super::types::Retry;
 use std::sync::Arc;
@@ -65,7 +66,7 @@ impl Health {
         match self.state {
             State::Unproven => under_way == 0,
             State::Proven { .. } => under_way < self.allowance.min(share),
-            State::Parked { .. } => false,
+            State::Parked { .. } => mutated(Mutant::ParkedIsDrained) && under_way == 0,
         }
     }
 

@@ -85,7 +85,9 @@ impl Loader {
     fn next_read(&mut self, stock: &mut Stock, now: Now) -> Option<Load> {
         let mut ranges = Vec::new();
         let mut few = false;
-        while let Some((_, id)) = self.wanted.first().copied().filter(|(at, _)| *at <= now.wall) {
+        // One that finds no room does not keep others from it.
+        let due = self.wanted.iter().take_while(|(at, _)| *at <= now.wall).take(RANGES * 4);
+        for id in due.map(|(_, id)| *id).collect::<Vec<_>>() {
             if ranges.len() >= RANGES || few {
                 break;
             }
@@ -97,11 +99,11 @@ impl Loader {
                     FEW_ROWS
                 }
                 None if near <= now.wall && !self.is_stuck(stock, id) => {
-                    // What it has in memory moves first; then it is looked at again. Others need not wait for that.
+                    // What it has in memory moves first; then it is looked at again.
                     self.want(stock, id, u64::MAX);
                     continue;
                 }
-                None => break,
+                None => continue,
             };
             self.want(stock, id, u64::MAX);
             ranges.push(begin(stock, id, rows, now));
@@ -126,6 +128,9 @@ impl Loader {
             } else {
                 stock.evict_furthest(FEW_ROWS * 4, near.due, now);
             }
+        }
+        if mutated(Mutant::MembersCrowdIn) {
+            return Some(CHUNK_ROWS);
         }
         Some(stock.free_rows()).filter(|room| *room > 0)
     }

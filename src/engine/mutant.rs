@@ -88,10 +88,8 @@ pub(super) enum Mutant {
     ParkedForEver,
     /// Rows of parked queues do not leave memory.
     ParkedStaysInMemory,
-    /// While a batch sent alone waits for its confirm, no other application is sent alone.
+    /// While a batch sent alone waits for its confirm, nothing else is sent alone.
     HungBatchHindersAll,
-    /// The application at the head of the run queue is served until it has nothing left, over its share of slots.
-    LineIsUnfair,
     /// Rule keep does what replace does.
     KeepReplaces,
     /// Rules replace, earliest, latest and reject do what keep does.
@@ -140,7 +138,7 @@ pub(super) enum Mutant {
     ApplicationsUnlimited,
     /// `limits.customers` is never looked at.
     WindowsUnlimited,
-    /// Members of closed windows come into memory whether there is room or not.
+    /// Rows come into memory whether there is room or not.
     MembersCrowdIn,
     /// Dead letters stay in memory whether there is room or not.
     DeadCrowdIn,
@@ -152,12 +150,8 @@ pub(super) enum Mutant {
     DeadTooSoon,
     /// A dead item is deleted instead of being moved to the dead letters.
     DeadForgotten,
-    /// A batch leaves without a member whose payload was not there, and the confirm deletes it (E12).
-    MemberWithoutContentSkipped,
     /// `coalesce` rounds own times down.
     CoalesceRoundsDown,
-    /// A replacement inherits the attempts of what it replaced.
-    ReplaceKeepsAttempts,
 }
 
 #[cfg(not(test))]
@@ -224,7 +218,6 @@ mod tests {
             Mutant::ParkedForEver,
             Mutant::ParkedStaysInMemory,
             Mutant::HungBatchHindersAll,
-            Mutant::LineIsUnfair,
             Mutant::KeepReplaces,
             Mutant::RulesDoKeep,
             Mutant::EarliestIsLatest,
@@ -255,9 +248,7 @@ mod tests {
             Mutant::CountForgotten,
             Mutant::DeadTooSoon,
             Mutant::DeadForgotten,
-            Mutant::MemberWithoutContentSkipped,
             Mutant::CoalesceRoundsDown,
-            Mutant::ReplaceKeepsAttempts,
         ];
     }
 

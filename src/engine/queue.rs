@@ -8,6 +8,7 @@
 //! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is its
 //! [`Live`] part.
 
+use super::mutant::{mutated, Mutant};
 use super::customers::CustomerId;
 use super::event::{QueueRow, DEAD_LETTERS};
 use super::health::{Health, State};
@@ -200,9 +201,9 @@ impl Queue {
     pub(super) fn row(&self) -> QueueRow {
         QueueRow {
             queue: Arc::clone(&self.name),
-            count: self.stored,
+            count: self.stored + u64::from(mutated(Mutant::CountForgotten) && self.stored == 0),
             low: self.low(),
-            paused: self.paused,
+            paused: self.paused && !mutated(Mutant::PauseForgotten),
             unindexed_until: if self.stored == 0 { 0 } else { self.unindexed_until },
         }
     }
@@ -251,7 +252,8 @@ impl Queue {
         let loading = self.live.as_mut()?.loading.take()?;
         let reached =
             if loading.void { loading.from } else { next.unwrap_or(Key { due: loading.until, seq: 0 }) };
-        self.near_until = loading.behind.map_or(reached, |behind| behind.min(reached));
+        let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
+        self.near_until = behind.map_or(reached, |behind| behind.min(reached));
         Some(loading)
     }
 

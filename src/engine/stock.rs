@@ -317,7 +317,7 @@ impl Stock {
         self.queues.remove_stored(from_queue, old, true);
         self.reads.note_gone(old.seq);
         let queue = item.queue;
-        if item.key >= self.queues[queue].memory_bound() || self.is_crowded(queue) || self.free_rows() == 0 {
+        if item.key >= self.queues[queue].memory_bound() || self.is_crowded(queue) || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn)) {
             self.queues.add_far(queue, item.key);
         } else {
             self.queues.add_resident(queue, item.key);
@@ -586,7 +586,7 @@ impl Stock {
 
     /// The queue is held back: its due items are to leave memory, where they can.
     pub(super) fn begin_evicting(&mut self, queue: QueueId) {
-        if !self.journal.is_durable() {
+        if !self.journal.is_durable() || mutated(Mutant::ParkedStaysInMemory) {
             return;
         }
         let live = self.queues.live(queue);
@@ -713,6 +713,9 @@ impl Stock {
 
     /// Lets a payload go that can be read again.
     fn drop_content(&mut self, id: ItemId) {
+        if mutated(Mutant::ContentsStay) {
+            return;
+        }
         if matches!(self.items[id].residence, Residence::Stored(token) if self.journal.is_committed(token)) {
             self.items.take_content(id);
         }
@@ -936,6 +939,7 @@ impl Stock {
             let item = &items[id];
             bytes += u64::from(item.weight) + overhead.item;
             let full = taken.len() >= max_items.min(most).max(1) || (!taken.is_empty() && bytes > max_bytes);
+            let full = full && !mutated(Mutant::BatchUnbounded);
             if item.place() >= bound || full {
                 break;
             }
@@ -1159,12 +1163,10 @@ impl Stock {
         let members =
             RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
-        self.journal.push(Op::Rekey {
-            queue: name,
-            end: window.end(),
-            members: vec![members],
-            indexed: true,
-        });
+        if !mutated(Mutant::RekeyForgotten) {
+            let (end, members) = (window.end(), vec![members]);
+            self.journal.push(Op::Rekey { queue: name, end, members, indexed: true });
+        }
         // Members of former lives may be among them.
         let to = Key { due, seq: 0 };
         self.rekeys.push((Arc::clone(self.queues[queue].name()), to));

@@ -25,10 +25,9 @@ impl Asked {
     pub(super) fn covers(&self, model: &Model, seq: u64) -> bool {
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
-        let delivered = model.messages[&model.asks[life.ask].message].delivered;
-        if delivered
-            .is_some_and(|(call, _, tag, _)| call >= self.call && self.tag.is_some_and(|own| tag > own))
-        {
+        let message = &model.messages[&model.asks[life.ask].message];
+        let came = message.delivered.filter(|_| message.taken.contains(&Some(seq)));
+        if came.is_some_and(|(call, _, tag, _)| call >= self.call && self.tag.is_some_and(|own| tag > own)) {
             return false;
         }
         match &self.command {

@@ -372,7 +372,7 @@ impl Model {
                 } else {
                     // By one that may be confirmed before it is written.
                     let pending = identity.is_given() && self.met_pending(ask, identity);
-                    assert!(pending, "{ask} was deleted: not confirmed, not cancelled, not replaced");
+                    assert!(pending, "{ask} was deleted: not confirmed, not cancelled, not replaced; {:?}", self.pending_commands());
                     self.owed.insert(identity, self.now.mono);
                     return self.set(seq, State::Replaced);
                 }
@@ -588,6 +588,10 @@ impl Model {
         }
     }
 
+    fn pending_commands(&self) -> Vec<(&Command, Option<u64>, usize)> {
+        self.commands.values().map(|asked| (&asked.command, asked.tag, asked.call)).collect()
+    }
+
     /// With nothing stored: another of the same id that has not been published yet.
     fn met_unseen(&self, ask: usize, identity: Identity) -> bool {
         self.asks.iter().enumerate().any(|(other, a)| other != ask && a.new.identity == Some(identity))
@@ -625,7 +629,7 @@ impl Model {
             Reason::Unsupported => {
                 let hold = self.settings.hold_max.unwrap_or(u64::MAX);
                 asked.new.at.is_some_and(|at| {
-                    at.saturating_add(settings.coalesce) > self.now.wall.saturating_add(hold)
+                    !self.durable && at.saturating_add(settings.coalesce) > hold
                 })
             }
             Reason::TooLarge => false,

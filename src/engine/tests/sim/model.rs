@@ -471,7 +471,10 @@ impl Model {
     fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
         let rule = new.on_duplicate;
+        // That it died at once, while another of its id lives, is not remembered.
+        let refused = self.lives.values().any(|life| life.ask == ask && !life.identity.is_given());
         rule != DuplicateRule::Reject
+            && !refused
             && new.identity.is_some()
             && self.settings.of(&new.application).dedupe_tail >= 600_000
     }

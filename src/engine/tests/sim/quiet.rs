@@ -272,7 +272,8 @@ impl Sim {
         let flying: usize = model.flights.values().map(|flight| flight.items.len()).sum();
         let budget = self.world.settings.budget;
         let room = budget.rows + flying + model.fresh.len() + ROWS_BEYOND;
-        assert!(rows <= room, "{rows} rows in memory, {room} may be; {budget:?}");
+        let engine = || self.world.engine.describe();
+        assert!(rows <= room, "{rows} rows in memory, {room} may be; {budget:?}; {}", engine());
         let most = budget.contents + 200 * (flying + model.fresh.len()) as u64 + CONTENTS_BEYOND;
         assert!(bytes <= most, "{bytes} bytes in memory, {most} may be; {budget:?}");
     }
