@@ -441,7 +441,8 @@ impl Core {
                     self.withdraw(queue, number, rows, now);
                     continue;
                 }
-                let identities: Vec<Identity> = rows.iter().map(|id| self.stock.items[*id].identity).collect();
+                let identities: Vec<Identity> =
+                    rows.iter().map(|id| self.stock.items[*id].identity).collect();
                 self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
                 if !self.dispatch.is_under_way(number) {
                     // Nobody has it: whoever waits for its outcome need not.

@@ -42,7 +42,8 @@ pub(super) fn judge(
     old: u64,
 ) -> Verdict {
     use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
-    let comes_back = |before: u64| redelivered && before == fingerprint && !mutated(Mutant::FingerprintForgotten);
+    let comes_back =
+        |before: u64| redelivered && before == fingerprint && !mutated(Mutant::FingerprintForgotten);
     match known {
         Known::Undecided { orphaned: true } => Verdict::Await,
         Known::Undecided { orphaned: false } => match rule {

@@ -3,8 +3,8 @@
 //! One probe at a time tries a queue of which that is not known, or which has failed; its confirm opens the way, and the
 //! number of batches under way grows with each further one.
 
-use super::mutant::{mutated, Mutant};
 use super::backoff::{self, Random};
+use super::mutant::{mutated, Mutant};
 use super::types::Retry;
 use std::sync::Arc;
 

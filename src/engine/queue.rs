@@ -8,12 +8,12 @@
 //! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is its
 //! [`Live`] part.
 
-use super::mutant::{mutated, Mutant};
 use super::customers::CustomerId;
 use super::event::{QueueRow, DEAD_LETTERS};
 use super::health::{Health, State};
 use super::items::ItemId;
 use super::lookup::Lookup;
+use super::mutant::{mutated, Mutant};
 use super::size::{self, Overhead};
 use super::slab::{handle, Slab};
 use super::types::{AppSettings, Key, Settings};

@@ -317,7 +317,10 @@ impl Stock {
         self.queues.remove_stored(from_queue, old, true);
         self.reads.note_gone(old.seq);
         let queue = item.queue;
-        if item.key >= self.queues[queue].memory_bound() || self.is_crowded(queue) || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn)) {
+        if item.key >= self.queues[queue].memory_bound()
+            || self.is_crowded(queue)
+            || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn))
+        {
             self.queues.add_far(queue, item.key);
         } else {
             self.queues.add_resident(queue, item.key);

@@ -646,7 +646,13 @@ const MUTANT_SEEDS: u64 = 300;
 const STEPS: usize = 250;
 
 /// Seeds from the first on, until one fails, on all cores.
-fn failures(first: u64, seeds: u64, steps: usize, mutant: Option<Mutant>, but: &BTreeSet<u64>) -> BTreeSet<u64> {
+fn failures(
+    first: u64,
+    seeds: u64,
+    steps: usize,
+    mutant: Option<Mutant>,
+    but: &BTreeSet<u64>,
+) -> BTreeSet<u64> {
     let next = AtomicU64::new(first);
     let failed = Mutex::new(BTreeSet::new());
     let all = std::env::var("ALL").is_ok() && mutant.is_none();

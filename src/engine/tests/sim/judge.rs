@@ -372,7 +372,11 @@ impl Model {
                 } else {
                     // By one that may be confirmed before it is written.
                     let pending = identity.is_given() && self.met_pending(ask, identity);
-                    assert!(pending, "{ask} was deleted: not confirmed, not cancelled, not replaced; {:?}", self.pending_commands());
+                    assert!(
+                        pending,
+                        "{ask} was deleted: not confirmed, not cancelled, not replaced; {:?}",
+                        self.pending_commands()
+                    );
                     self.owed.insert(identity, self.now.mono);
                     return self.set(seq, State::Replaced);
                 }
@@ -628,9 +632,7 @@ impl Model {
             Reason::Duplicate => self.may_be_rejected(ask),
             Reason::Unsupported => {
                 let hold = self.settings.hold_max.unwrap_or(u64::MAX);
-                asked.new.at.is_some_and(|at| {
-                    !self.durable && at.saturating_add(settings.coalesce) > hold
-                })
+                asked.new.at.is_some_and(|at| !self.durable && at.saturating_add(settings.coalesce) > hold)
             }
             Reason::TooLarge => false,
         };
