@@ -437,7 +437,8 @@ impl Core {
                 let before = rows.len();
                 let rows = self.screen(rows, now);
                 self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
-                if self.stock.queues[queue].is_parked() {
+                let known = &self.stock.queues[queue];
+                if known.is_parked() || (known.is_failing() && !self.dispatch.is_alone(number)) {
                     self.withdraw(queue, number, rows, now);
                     continue;
                 }

@@ -317,6 +317,8 @@ impl Dispatch {
         let live = stock.queues.live(queue);
         live.slots += 1;
         live.flying += count;
+        stock.queues.flying_rows += count;
+        let live = stock.queues.live(queue);
         live.suspects -= usize::from(suspect);
         let waits = !lacking.is_empty() || !live.fetching.is_empty();
         if waits {
@@ -418,6 +420,12 @@ impl Dispatch {
         self.look_again(stock, queue);
     }
 
+    /// Whether a flight whose payloads are being fetched will go alone.
+    pub(super) fn is_alone(&self, number: u64) -> bool {
+        let state = self.flights.get(&number).map(|flight| flight.state);
+        matches!(state, Some(FlightState::Fetching { alone: true, .. }))
+    }
+
     /// Whether a flight holds a slot.
     pub(super) fn is_under_way(&self, number: u64) -> bool {
         self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())
@@ -433,6 +441,7 @@ impl Dispatch {
     pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
         let live = stock.queues.live(queue);
         live.flying = live.flying.saturating_sub(gone as u64);
+        stock.queues.flying_rows = stock.queues.flying_rows.saturating_sub(gone as u64);
     }
 
     /// Hands a flight to the publisher.
@@ -493,6 +502,8 @@ impl Dispatch {
         let live = stock.queues.live(queue);
         live.slots -= 1;
         live.flying = live.flying.saturating_sub(rows);
+        stock.queues.flying_rows = stock.queues.flying_rows.saturating_sub(rows);
+        let live = stock.queues.live(queue);
         if was_alone && std::mem::take(&mut live.hindered) {
             stock.unstall(queue);
         }

@@ -145,6 +145,7 @@ impl Loader {
         self.is_stuck(stock, id)
             && queue.near_until().due <= now.wall
             && !self.under_way.iter().any(|share| share.few)
+            && stock.rows_beyond() < FEW_ROWS * READS
     }
 
     /// A read has come back: what it brought, in order.

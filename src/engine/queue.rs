@@ -367,6 +367,8 @@ pub(super) struct Queues {
     total: u64,
     stored: u64,
     pub(super) ready_rows: u64,
+    /// Items under way, of all queues.
+    pub(super) flying_rows: u64,
 }
 
 impl Queues {
@@ -387,6 +389,7 @@ impl Queues {
             total: 0,
             stored: 0,
             ready_rows: 0,
+            flying_rows: 0,
         };
         queues.dead_letters = queues.id(DEAD_LETTERS);
         for row in rows {

@@ -679,6 +679,12 @@ impl Stock {
         self.budget.rows.saturating_sub(self.items.len() + self.reserved.0)
     }
 
+    /// Rows beyond the bound of memory, those under way apart.
+    pub(super) fn rows_beyond(&self) -> usize {
+        let flying = usize::try_from(self.queues.flying_rows).unwrap_or(usize::MAX);
+        (self.items.len() + self.reserved.0).saturating_sub(self.budget.rows.saturating_add(flying))
+    }
+
     /// Bytes of payloads that find room, likewise.
     pub(super) fn free_bytes(&self) -> u64 {
         self.budget.contents.saturating_sub(self.items.content_bytes() + self.reserved.1)

@@ -94,11 +94,12 @@ impl Model {
 
     /// The command that took an item back.
     pub(super) fn taken_back(&mut self, seq: u64) -> bool {
-        let found =
-            self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
-        let Some(number) = found.min() else { return false };
-        self.commands.get_mut(&number).expect("found").took.insert(seq);
-        true
+        let found = self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
+        let found: Vec<u64> = found.collect();
+        for number in &found {
+            self.commands.get_mut(number).expect("found").took.insert(seq);
+        }
+        !found.is_empty()
     }
 
     /// Every answer is judged against all that was true between question and answer.
@@ -181,7 +182,7 @@ impl Model {
                     // Perhaps before it was ever written.
                     let unseen = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
                     assert!(
-                        asked.took.len() == 1 || unseen,
+                        !asked.took.is_empty() || unseen,
                         "{target:?} is said to be cancelled, and was not taken out: {known:?}"
                     );
                     for seq in &asked.took {

@@ -367,7 +367,9 @@ impl Model {
                 if heir {
                     return self.set(seq, State::Replaced);
                 }
-                if self.taken_back(seq) {
+                let tail = self.settings.of(&self.asks[ask].new.application).dedupe_tail;
+                let forgets = identity.is_given() && tail > 0 && !remembered.contains(&identity);
+                if !(forgets && self.met_pending(ask, identity)) && self.taken_back(seq) {
                     self.set(seq, State::Cancelled);
                 } else {
                     // By one that may be confirmed before it is written.
@@ -545,7 +547,7 @@ impl Model {
                 let other = self.asks[self.lives[&seq].ask].message;
                 // Another message that the broker still has is no less safe.
                 let kept = other != self.asks[ask].message && !self.messages[&other].acked;
-                let safe = self.lives[&seq].durable || !self.durable || kept;
+                let safe = self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     DuplicateRule::Replace => false,
@@ -577,7 +579,7 @@ impl Model {
             || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
         assert!(
             allowed || unseen,
-            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}"
+            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}; {new:?}"
         );
     }
 
@@ -804,7 +806,7 @@ impl Model {
         }
         self.lives.get_mut(&item.seq).expect("there").due = item.due;
         if let Some(customer) = &new.customer {
-            self.check_order(item, &new.application, customer, windowed, first);
+            self.check_order(item, &new.application, customer, windowed, (first, batch.alone));
         }
         self.lives.get_mut(&item.seq).expect("there").published.get_or_insert(call);
         self.set(item.seq, State::Out(batch.number));
@@ -817,7 +819,7 @@ impl Model {
         application: &str,
         customer: &str,
         windowed: bool,
-        first: bool,
+        (first, alone): (bool, bool),
     ) {
         let key = Key { due: item.due, seq: item.seq };
         let life = &self.lives[&item.seq];
@@ -827,15 +829,16 @@ impl Model {
         let unseen = !self.durable && first;
         let same_ms = |other: &Key| windowed && other.due == key.due;
         let list = self.published.entry((application.into(), customer.into())).or_default();
-        for (call, other, other_first) in list.iter().rev() {
+        for (call, other, other_first, other_alone) in list.iter().rev() {
             if *call <= since || unseen {
                 break;
             }
-            let overtaken = *other > key && (*other_first || !first);
+            // What was in flight when another failed may come before it.
+            let overtaken = *other > key && (*other_first || (!first && !other_alone));
             let hidden = same_ms(other) || (windowed && self.stepped_back > 0);
             assert!(!overtaken || hidden, "{key:?} of {customer} waited when {other:?} left");
         }
-        list.push((self.call, key, first));
+        list.push((self.call, key, first, alone));
     }
 
     fn check_size(&self, batch: &Batch, fresh: bool) {

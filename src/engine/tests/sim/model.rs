@@ -172,8 +172,8 @@ pub(super) struct Model {
     pub(super) replies_to: BTreeSet<u64>,
     pub(super) commands: BTreeMap<u64, Asked>,
     pub(super) answered: BTreeMap<u64, Asked>,
-    /// Publications by application and customer: call, key, first of its item.
-    pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
+    /// Publications by application and customer: call, key, whether it was the first of its item, and alone.
+    pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool, bool)>>,
     /// Windows that were open at some moment of this call.
     pub(super) most_windows: usize,
     pub(super) call: usize,
