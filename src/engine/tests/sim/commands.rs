@@ -94,7 +94,8 @@ impl Model {
 
     /// The command that took an item back.
     pub(super) fn taken_back(&mut self, seq: u64) -> bool {
-        let found = self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
+        let found =
+            self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
         let found: Vec<u64> = found.collect();
         for number in &found {
             self.commands.get_mut(number).expect("found").took.insert(seq);

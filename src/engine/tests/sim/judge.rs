@@ -547,7 +547,8 @@ impl Model {
                 let other = self.asks[self.lives[&seq].ask].message;
                 // Another message that the broker still has is no less safe.
                 let kept = other != self.asks[ask].message && !self.messages[&other].acked;
-                let safe = self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
+                let safe =
+                    self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     DuplicateRule::Replace => false,
