@@ -18,10 +18,11 @@ fn a_batch_above_the_brokers_limit_is_split_and_a_single_culprit_is_dead() {
     site.client.publish(&site.push("shop", vec![0u8; 60_000]).customer("b").id("culprit"));
     let rest = (0..50).map(|n| site.push("other", "{}").customer(&format!("c{n}")).id(&format!("c{n}")));
     site.client.publish_all(rest);
-    let mut ids: Vec<String> = other.items(50, Duration::from_secs(20)).into_iter().map(|i| i.id).collect();
-    ids.sort();
-    ids.dedup();
-    assert_eq!(ids.len(), 50, "others go on");
+    // What was out with the culprit may come twice.
+    let mut others = std::collections::BTreeSet::new();
+    while others.len() < 50 {
+        others.extend(other.batch().items.into_iter().map(|item| item.id));
+    }
     let mut ids = std::collections::BTreeSet::new();
     while ids.len() < 20 {
         let batch = shop.batch();

@@ -19,7 +19,7 @@ use super::shared::Shared;
 use super::supervise::{
     requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
 };
-use super::topology::{count_consumers, prepare_ingest};
+use super::topology::{count_consumers, count_ready, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
 use super::{Event, IngestOrder, Link, Options, ShutdownSignal, Side};
 use crate::clock;
@@ -168,7 +168,11 @@ impl Ingest {
         };
         let prefetch = match self.quarantine.is_on() {
             true => self.prefetch.restart_at_one(),
-            false => self.prefetch.restart(),
+            false => {
+                // Unknown is many: what waits there may be of any size.
+                let ready = count_ready(session, &queue, limit).await.unwrap_or(u32::MAX);
+                self.prefetch.restart(ready)
+            }
         };
         let channel = session.channel(limit).await?;
         self.generation = self.generation.wrapping_add(1).max(1);

@@ -5,6 +5,8 @@
 const START: u16 = 16;
 /// Growth of one step. The last step to the upper bound is up to twice as long, so that none is short.
 const GROWTH: u16 = 4;
+/// What a request is taken to cost before any has been seen, on a queue without a backlog.
+const ORDINARY_COST: u64 = 4 << 10;
 /// Smaller requests count as this much.
 const LEAST_COST: u64 = 1 << 10;
 /// Deliveries that make one period of observation; the dearest of this period and of the one before it counts.
@@ -35,7 +37,7 @@ impl Prefetch {
             dearest_now: 0,
             dearest_before: 0,
         };
-        prefetch.restart();
+        prefetch.restart(u32::MAX);
         prefetch
     }
 
@@ -54,10 +56,12 @@ impl Prefetch {
         1
     }
 
-    /// A new channel: what waits in the queue may be of any size.
-    pub(super) fn restart(&mut self) -> u16 {
-        let fits = self.budget / self.max_body.max(1);
-        let start = u16::try_from(fits).unwrap_or(u16::MAX).clamp(1, START);
+    /// A new channel, on a queue with this many messages ready. They may be of any size: so where there are more than a
+    /// few it begins small. Where there are none, what comes is taken as it has been, or as ordinary.
+    pub(super) fn restart(&mut self, ready: u32) -> u16 {
+        let fits = u16::try_from(self.budget / self.max_body.max(1)).unwrap_or(u16::MAX).max(1);
+        let ordinary = u16::try_from(self.budget / ORDINARY_COST).unwrap_or(u16::MAX).max(1);
+        let start = if ready <= u32::from(fits.min(START)) { ordinary } else { fits.min(START) };
         self.current = start.min(self.allowed());
         self.current
     }
@@ -200,7 +204,8 @@ mod tests {
         let mut prefetch = Prefetch::new(10_000, 256 * MIB, 8 * MIB);
         assert_eq!(prefetch.current(), 5, "bodies of 8 MiB");
         assert_eq!(fed(&mut prefetch, 9, 1_200), [20, 80, 320, 1_280, 10_000]);
-        assert_eq!(prefetch.restart(), 5, "another channel begins anew");
+        assert_eq!(prefetch.restart(u32::MAX), 5, "another channel begins anew");
+        assert_eq!(prefetch.restart(0), prefetch.allowed(), "nothing waits");
         let mut prefetch = Prefetch::new(10_000, 256 * MIB, MIB);
         assert_eq!(prefetch.current(), 16);
         assert_eq!(fed(&mut prefetch, 9, 1_200), [64, 256, 1_024, 4_096, 10_000]);

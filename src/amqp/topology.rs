@@ -130,7 +130,21 @@ pub(super) async fn count_consumers(session: &Session, queue: &str, limit: Durat
     let mut setup = Setup::new(session, limit);
     let count = setup.check_queue(queue).await?;
     setup.finish().await;
-    Ok(count)
+    Ok(count.consumers)
+}
+
+/// Messages that are ready in a queue.
+pub(super) async fn count_ready(session: &Session, queue: &str, limit: Duration) -> Result<u32, Fault> {
+    let mut setup = Setup::new(session, limit);
+    let count = setup.check_queue(queue).await?;
+    setup.finish().await;
+    Ok(count.ready)
+}
+
+/// What a queue holds, as the broker answers a passive declaration.
+struct QueueCounts {
+    consumers: u32,
+    ready: u32,
 }
 
 /// Declares a queue that only this connection may use, and that ends with it. A queue of this name that belongs to
@@ -260,14 +274,13 @@ impl<'a> Setup<'a> {
         Err(fault)
     }
 
-    /// Gives the number of its consumers.
-    async fn check_queue(&mut self, name: &str) -> Result<u32, Fault> {
+    async fn check_queue(&mut self, name: &str) -> Result<QueueCounts, Fault> {
         let channel = self.channel().await?;
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let call = channel.queue_declare(short(name)?, options, FieldTable::default());
         let result = timeout(self.limit, call).await;
         let queue = self.done(&format!("checking queue '{name}'"), result)?;
-        Ok(queue.consumer_count())
+        Ok(QueueCounts { consumers: queue.consumer_count(), ready: queue.message_count() })
     }
 
     async fn declare_exclusive(&mut self, name: &str) -> Result<(), Fault> {

@@ -61,6 +61,10 @@ impl Life<'_> {
         let limit = self.process.config.limits.disk;
         let used = if self.disk_low { usage.used.saturating_mul(10) / 9 } else { usage.used };
         let low = scarce || (limit > 0 && used >= limit);
+        if low {
+            // What was deleted gives its room back once the store has nothing else to do.
+            self.shard.store.reclaim();
+        }
         if low != self.disk_low {
             self.disk_low = low;
             if low {

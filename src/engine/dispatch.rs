@@ -6,7 +6,7 @@
 //! becomes of it hinders nothing else. So does a batch that was under way on a channel that the broker closed.
 //!
 //! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same batch id;
-//! receivers drop the repeat by item id. What an outcome means is judged in `mod.rs`, by [`super::health`].
+//! receivers drop the repeat by item id. What an outcome means is judged in [`super::core`].
 
 use super::event::Load;
 use super::items::{Item, ItemId, NumberMap, Stage};

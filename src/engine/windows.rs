@@ -43,8 +43,6 @@ pub(super) struct Window {
     weight: u64,
     /// Most urgent expiry, wall clock; `u64::MAX` = none.
     expiry: u64,
-    /// Arrival number of the first member.
-    first_seq: u64,
     /// Members in memory, in no order.
     pub(super) members: Vec<ItemId>,
     /// Members in the store alone.
@@ -172,7 +170,6 @@ impl Windows {
             count: 0,
             weight: 0,
             expiry: u64::MAX,
-            first_seq: seq,
             members: Vec::new(),
             far: 0,
             long: plan.long,
@@ -259,7 +256,6 @@ impl Windows {
             window.weight += u64::from(member.weight) + item_overhead;
         }
         window.expiry = window.expiry.min(member.expiry);
-        window.first_seq = window.first_seq.min(member.seq);
         self.plan_check(customers, queues, id, now);
     }
 
