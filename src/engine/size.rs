@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn weight_counts_what_is_there() {
         let bare = Parts { body: 10, json: true, ..Parts::default() };
-        assert_eq!(weight(&bare), 10 + 35 + 4);
-        assert_eq!(weight(&Parts { json: false, ..bare }), 2 + 16 + 35 + 4);
+        assert_eq!(weight(&bare), 10 + 52 + 4);
+        assert_eq!(weight(&Parts { json: false, ..bare }), 2 + 16 + 52 + 4);
         let full = Parts {
             id: Some("i"),
             content_type: Some("text/plain"),

@@ -67,8 +67,8 @@ fn json() {
         &id,
         r#"","items":["#,
         r#"{"id":"ä\n","due":1780272000001,"received":1780272000000,"content_type":"application/json","payload":{"a":   1}},"#,
-        r#"{"id":"000000000000abcd-2","due":1780272000002,"received":1780272000000,"content_type":"application/json","content_encoding":"gzip","payload_base64":"MTIzNA=="},"#,
-        r#"{"id":"000000000000abcd-1f","due":1780272000031,"received":1780272000000,"content_type":null,"payload_base64":""}"#,
+        r#"{"id":"000000000000abcd-2-19e807aec02","due":1780272000002,"received":1780272000000,"content_type":"application/json","content_encoding":"gzip","payload_base64":"MTIzNA=="},"#,
+        r#"{"id":"000000000000abcd-1f-19e807aec1f","due":1780272000031,"received":1780272000000,"content_type":null,"payload_base64":""}"#,
         "]}",
     ];
     assert_eq!(body(&out), expected.concat());
@@ -107,7 +107,7 @@ fn ndjson() {
     let expected = [
         r#"{"id":"ä\n","due":1780272000001,"received":1780272000000,"content_type":"application/json","payload":{"a":   1}}"#,
         "\n",
-        r#"{"id":"000000000000abcd-2","due":1780272000002,"received":1780272000000,"content_type":"application/json","content_encoding":"gzip","payload_base64":"MTIzNA=="}"#,
+        r#"{"id":"000000000000abcd-2-19e807aec02","due":1780272000002,"received":1780272000000,"content_type":"application/json","content_encoding":"gzip","payload_base64":"MTIzNA=="}"#,
         "\n",
     ];
     assert_eq!(body(&out), expected.concat());
@@ -126,12 +126,12 @@ fn cloud_events() {
         r#""type":"tidegate.item","#,
         time,
         r#""datacontenttype":"application/json","due":"1780272000001","data":{"a":   1}},"#,
-        r#"{"specversion":"1.0","id":"000000000000abcd-2","#,
+        r#"{"specversion":"1.0","id":"000000000000abcd-2-19e807aec02","#,
         same,
         r#""type":"order.paid","#,
         time,
         r#""datacontenttype":"application/json","contentencoding":"gzip","due":"1780272000002","data_base64":"MTIzNA=="},"#,
-        r#"{"specversion":"1.0","id":"000000000000abcd-1f","#,
+        r#"{"specversion":"1.0","id":"000000000000abcd-1f-19e807aec1f","#,
         same,
         r#""type":"tidegate.item","#,
         time,
@@ -158,7 +158,7 @@ fn passthrough() {
     assert_eq!(&*out.body, b"body");
     assert_eq!(Arc::strong_count(&content), 2, "shared, not copied");
     let expected =
-        properties.with_message_id("000000000000abcd-2".into()).with_delivery_mode(2).with_headers(table(&[
+        properties.with_message_id("000000000000abcd-2-19e807aec02".into()).with_delivery_mode(2).with_headers(table(&[
             ("x-customer", number(42)),
             ("x-delay", number(5)),
             ("x-due", number(NOW as i64 + 2)),
@@ -269,7 +269,7 @@ fn dead_letters() {
     assert_eq!(&*out.body, b"body");
     let expected = BasicProperties::default()
         .with_content_type("text/plain".into())
-        .with_message_id("000000000000abcd-5".into())
+        .with_message_id("000000000000abcd-5-19e807aec00".into())
         .with_delivery_mode(2)
         .with_headers(table(&[
             ("x-application", text("orders")),
