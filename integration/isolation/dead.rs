@@ -76,7 +76,7 @@ fn a_dead_letter_that_the_broker_refuses_does_not_hold_up_the_small_ones() {
     // It counts for channels that are opened later.
     node.eval("application:set_env(rabbit, max_message_size, 20000).");
     let daemon = site.start(&config);
-    wait_until("the refusal", LIMIT, || daemon.state()["dead_letters"]["state"] == "parked");
+    wait_until("the refusal", LIMIT, || daemon.state()["totals"]["refused"].as_u64() >= Some(1));
     for n in 0..5 {
         site.client.publish(&site.push("shop", "{}").with("x-delay", "soon").id(&format!("small{n}")));
         site.client.publish(&site.push("shop", "{}").id(&format!("good{n}")));

@@ -40,8 +40,8 @@ pub(super) fn execute(
         Command::Cancel(target) => cancel(core, scans, target, end_of_cancel(asker), found, now),
         Command::Lookup(target) => Executed::Answer(look_up(core, scans, target, found, now)),
         Command::Flush(of) => Executed::Answer(Answer::Flushed(flush(core, of, now))),
-        Command::Pause(application) => Executed::Answer(set_paused(core, settings, application, true)),
-        Command::Resume(application) => Executed::Answer(set_paused(core, settings, application, false)),
+        Command::Pause(application) => Executed::Answer(set_paused(core, settings, application, true, now)),
+        Command::Resume(application) => Executed::Answer(set_paused(core, settings, application, false, now)),
         Command::Retry(application) => Executed::Answer(retry(core, application)),
         Command::CancelAll(_) | Command::Count(_) | Command::List(_) | Command::DropParked(_) => {
             Executed::Scan
@@ -150,7 +150,7 @@ fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
     count + u64::from(mutated(Mutant::FlushCountsOneMore))
 }
 
-fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: bool) -> Answer {
+fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: bool, now: Now) -> Answer {
     let queues = &mut core.stock.queues;
     if queues.find(application).is_none() {
         if !paused {
@@ -166,8 +166,9 @@ fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: b
     }
     core.stock.journal.hurry();
     if paused {
-        core.stock.begin_evicting(queue);
+        core.stock.begin_evicting(queue, now);
     } else {
+        core.stock.queues[queue].end_hold();
         core.stock.unstall(queue);
         core.dispatch.look_again(&mut core.stock, queue);
     }

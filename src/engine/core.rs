@@ -260,6 +260,7 @@ impl Core {
         if std::mem::take(&mut live.hindered) {
             self.stock.unstall(queue);
         }
+        self.stock.queues[queue].end_hold();
         self.dispatch.look_again(&mut self.stock, queue);
     }
 
@@ -321,7 +322,7 @@ impl Core {
         for id in self.dispatch.recall(&mut self.stock, queue) {
             self.return_to_queue(id, false, error, now);
         }
-        self.stock.begin_evicting(queue);
+        self.stock.begin_evicting(queue, now);
     }
 
     /// The broker closed the channel over this batch, or perhaps over another that was out with it.
@@ -409,7 +410,7 @@ impl Core {
     pub(super) fn pump(&mut self, now: Now, out: &mut Vec<Batch>) {
         for queue in self.dispatch.late_probes(&self.stock, now) {
             self.stock.queues.live(queue).hindered = true;
-            self.stock.begin_evicting(queue);
+            self.stock.begin_evicting(queue, now);
         }
         while let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) {
             candidate.rows = self.screen(std::mem::take(&mut candidate.rows), now);
@@ -459,7 +460,7 @@ impl Core {
         for id in rows {
             self.return_to_queue(id, false, "", now);
         }
-        self.stock.begin_evicting(queue);
+        self.stock.begin_evicting(queue, now);
     }
 
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back made early

@@ -77,6 +77,8 @@ pub(super) struct Live {
     pub(super) health: Health,
     /// A probe has been out for longer than a healthy queue takes.
     pub(super) hindered: bool,
+    /// While it is held back: since when (wall clock), and how many items in the store alone were not due then.
+    held: Option<(u64, u64)>,
     /// Flights to be sent again, oldest first; they go before anything new.
     pub(super) resend: VecDeque<u64>,
     /// Flights formed and waiting for payloads, in order; nothing overtakes them.
@@ -170,6 +172,38 @@ impl Queue {
     /// It cannot be delivered to at present, or it must not.
     pub(super) fn is_held_back(&self) -> bool {
         self.paused || self.is_failing() || self.live.as_ref().is_some_and(|live| live.hindered)
+    }
+
+    /// Items in the store alone that are due, as far as that is known without a look: of a queue that is held back those
+    /// that were due when that began, or have come since and were due then.
+    pub(super) fn far_due(&self, wall: u64) -> u64 {
+        let later = self.live.as_ref().and_then(|live| live.held).map(|(_, later)| later);
+        let first_due = self.near_until().due <= wall;
+        self.far().saturating_sub(later.unwrap_or(0)) * u64::from(first_due)
+    }
+
+    /// It is held back from now on, or goes on being so.
+    pub(super) fn begin_hold(&mut self, wall: u64) {
+        let later = if self.near_until().due > wall { self.far() } else { 0 };
+        if let Some(live) = self.live.as_mut().filter(|live| live.held.is_none()) {
+            live.held = Some((wall, later));
+        }
+    }
+
+    /// It is held back no more, if so.
+    pub(super) fn end_hold(&mut self) {
+        let held = self.is_held_back();
+        if let Some(live) = self.live.as_mut().filter(|_| !held) {
+            live.held = None;
+        }
+    }
+
+    fn count_later(&mut self, key: Key, comes: bool) {
+        if let Some((_, later)) =
+            self.live.as_mut().and_then(|live| live.held.as_mut()).filter(|(since, _)| key.due > *since)
+        {
+            *later = if comes { *later + 1 } else { later.saturating_sub(1) };
+        }
     }
 
     /// No item that memory lacks lies below. What is due at or above it waits for what has to be loaded.
@@ -306,6 +340,7 @@ impl Live {
             evicting: false,
             health: Health::new(),
             hindered: false,
+            held: None,
             resend: VecDeque::new(),
             fetching: VecDeque::new(),
             slots: 0,
@@ -543,6 +578,7 @@ impl Queues {
     pub(super) fn add_far(&mut self, id: QueueId, key: Key) {
         self.count_in(id);
         let queue = &mut self.table[id];
+        queue.count_later(key, true);
         queue.lower(key);
         queue.stored += 1;
         self.stored += 1;
@@ -553,12 +589,14 @@ impl Queues {
     /// A stored item has come into memory.
     pub(super) fn add_restored(&mut self, id: QueueId, key: Key) {
         self.live(id);
+        self.table[id].count_later(key, false);
         self.table[id].count_resident(key);
     }
 
     /// A stored item has left memory, and has this key now.
     pub(super) fn evicted(&mut self, id: QueueId, old: Key, new: Key) {
         let queue = &mut self.table[id];
+        queue.count_later(new, true);
         queue.lower(new);
         queue.uncount_resident(old);
         if old != new {
@@ -571,6 +609,9 @@ impl Queues {
     pub(super) fn remove_stored(&mut self, id: QueueId, key: Key, resident: bool) {
         let queue = &mut self.table[id];
         queue.stored -= 1;
+        if !resident {
+            queue.count_later(key, false);
+        }
         if resident {
             queue.uncount_resident(key);
         }

@@ -8,7 +8,7 @@
 use super::core::Core;
 use super::health::State;
 use super::queue::{Queue, QueueId};
-use super::types::{ClosedBy, DuplicateRule, Key, Now, Reason};
+use super::types::{ClosedBy, DuplicateRule, Now, Reason};
 use serde::{Deserialize, Serialize};
 
 /// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `confirmed`,
@@ -310,11 +310,9 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
     }
 }
 
-/// Items of a queue that cannot be delivered to: all that is due, as far as is known. What lies in the store alone counts
-/// as due once its first item is.
+/// Items of a queue that cannot be delivered to: all that is due.
 fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
-    let far = if queue.near_until() <= (Key { due: now.wall, seq: u64::MAX }) { queue.far() } else { 0 };
-    ready + far
+    ready + queue.far_due(now.wall)
 }
 
 fn delivery(queue: &Queue, now: Now) -> Delivery {

@@ -588,7 +588,8 @@ impl Stock {
     }
 
     /// The queue is held back: its due items are to leave memory, where they can.
-    pub(super) fn begin_evicting(&mut self, queue: QueueId) {
+    pub(super) fn begin_evicting(&mut self, queue: QueueId, now: Now) {
+        self.queues[queue].begin_hold(now.wall);
         if !self.journal.is_durable() || mutated(Mutant::ParkedStaysInMemory) {
             return;
         }

@@ -157,8 +157,10 @@ fn passthrough() {
     let out = encode(&batch(Format::Passthrough, vec![out_item(2, request)]), &names(), STORE, NOW);
     assert_eq!(&*out.body, b"body");
     assert_eq!(Arc::strong_count(&content), 2, "shared, not copied");
-    let expected =
-        properties.with_message_id("000000000000abcd-2-19e807aec02".into()).with_delivery_mode(2).with_headers(table(&[
+    let expected = properties
+        .with_message_id("000000000000abcd-2-19e807aec02".into())
+        .with_delivery_mode(2)
+        .with_headers(table(&[
             ("x-customer", number(42)),
             ("x-delay", number(5)),
             ("x-due", number(NOW as i64 + 2)),
