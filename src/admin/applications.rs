@@ -18,7 +18,7 @@ use serde_json::json;
 /// The applications of the state document, or some of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Applications {
+pub(crate) struct Applications {
     /// In order of name.
     pub applications: Vec<Application>,
     /// The dead exchange, which is delivered to like an application.
@@ -30,7 +30,7 @@ pub struct Applications {
 
 impl Applications {
     /// All of them.
-    pub fn all(document: Document) -> Self {
+    pub(crate) fn all(document: Document) -> Self {
         Applications {
             applications: document.snapshot.applications,
             dead_letters: document.snapshot.dead_letters,
@@ -39,7 +39,7 @@ impl Applications {
     }
 
     /// Those that cannot be delivered to, or still hold items from a time when they could not.
-    pub fn parked(document: Document) -> Self {
+    pub(crate) fn parked(document: Document) -> Self {
         let is_parked = |a: &Application| a.parked_since().is_some() || a.parked > 0;
         let mut all = Applications::all(document);
         all.applications.retain(is_parked);

@@ -10,11 +10,11 @@ use std::net::{IpAddr, SocketAddr};
 use subtle::ConstantTimeEq;
 
 /// Longest path and query, bytes: the longest names of the contract, percent-encoded, fit several times.
-pub const MAX_URI: usize = 8 * 1024;
+pub(super) const MAX_URI: usize = 8 * 1024;
 
 /// What a request has to show.
 #[derive(Clone, Debug)]
-pub struct Guard {
+pub(super) struct Guard {
     /// `None`: loopback without token.
     token: Option<SecretString>,
     /// The address that is listened on.
@@ -23,7 +23,7 @@ pub struct Guard {
 
 /// Why a request is turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub(super) enum Refusal {
     /// Path and query above [`MAX_URI`].
     UriTooLong,
     /// No token, or a wrong one.
@@ -36,7 +36,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// The answer's status.
-    pub fn status(self) -> StatusCode {
+    pub(super) fn status(self) -> StatusCode {
         match self {
             Refusal::UriTooLong => StatusCode::URI_TOO_LONG,
             Refusal::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -45,7 +45,7 @@ impl Refusal {
     }
 
     /// The answer's sentence.
-    pub fn text(self) -> &'static str {
+    pub(super) fn text(self) -> &'static str {
         match self {
             Refusal::UriTooLong => "the path and query are too long",
             Refusal::Unauthorized => "the header Authorization: Bearer TOKEN is missing or wrong",
@@ -57,13 +57,13 @@ impl Refusal {
 
 impl Guard {
     /// For a listener on `listen`. Without `token` that has to be a loopback address; `super::serve` sees to it.
-    pub fn new(token: Option<SecretString>, listen: SocketAddr) -> Self {
+    pub(super) fn new(token: Option<SecretString>, listen: SocketAddr) -> Self {
         Guard { token, listen: listen.ip() }
     }
 
     /// Judges one request. Probes (`/livez`, `/readyz`) need no token: they tell a supervisor nothing but
     /// which part is not up, and supervisors seldom carry secrets.
-    pub fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(super) fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         if uri.path_and_query().map_or(0, |p| p.as_str().len()) > MAX_URI {
             return Err(Refusal::UriTooLong);
         }
@@ -102,7 +102,7 @@ impl Guard {
 }
 
 /// Answered without token.
-pub fn is_probe(path: &str) -> bool {
+pub(super) fn is_probe(path: &str) -> bool {
     matches!(path, "/livez" | "/readyz")
 }
 

@@ -3,7 +3,7 @@
 //! The engine's part, with the rule for names, is [`crate::engine::snapshot`]: nothing is copied or renamed here.
 //! There are no payloads, no customers and no secrets in it.
 
-pub use crate::engine::snapshot::Application;
+pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Delivery, Snapshot};
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +84,7 @@ pub struct LatenessState {
 /// The document. Also what `tidegate status` reads: a key that an older or newer daemon leaves out is its default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Document {
+pub(crate) struct Document {
     /// Of the daemon.
     pub version: String,
     /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `paused` or `running`; the first that applies.
@@ -114,7 +114,7 @@ pub struct Document {
 
 impl Document {
     /// Makes the document. `missing`: names of the open latches.
-    pub fn new(input: &StateInput, missing: &[&str]) -> Self {
+    pub(crate) fn new(input: &StateInput, missing: &[&str]) -> Self {
         let snapshot = &input.snapshot;
         Document {
             version: input.version.to_owned(),

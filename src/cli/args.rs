@@ -2,7 +2,7 @@
 
 mod commands;
 
-pub use commands::{
+pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
 };
 
@@ -28,7 +28,7 @@ it alone, and nothing of it if --url or TIDEGATE_URL is given.";
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, about, after_help = EXIT_CODES, max_term_width = 110)]
-pub struct Cli {
+pub(super) struct Cli {
     /// Configuration file
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub struct Cli {
 
 /// Of the commands that ask the running daemon.
 #[derive(Args, Debug, Default)]
-pub struct DaemonArgs {
+pub(super) struct DaemonArgs {
     /// The running daemon's address, http://HOST:PORT [env: TIDEGATE_URL] [default: as [admin] of the configuration says]
     #[arg(long, global = true, value_name = "URL")]
     pub url: Option<String>,
@@ -56,7 +56,7 @@ pub struct DaemonArgs {
 
 /// `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub(super) enum Output {
     /// For people
     Table,
     /// For programs: one JSON document, or one a line (tail)
@@ -65,7 +65,7 @@ pub enum Output {
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(super) enum Command {
     /// Run the daemon in the foreground
     Run(RunArgs),
     /// Check the configuration and what it refers to
@@ -105,7 +105,7 @@ pub enum Command {
 
 impl Command {
     /// Whether it speaks to the admin port of a running daemon.
-    pub fn asks_the_daemon(&self) -> bool {
+    pub(super) fn asks_the_daemon(&self) -> bool {
         match self {
             Command::Run(_) | Command::Check(_) | Command::Push(_) | Command::Config(_) => false,
             Command::Tail(_)
@@ -123,14 +123,14 @@ impl Command {
 
 /// `config`.
 #[derive(Clone, Copy, Debug, Subcommand)]
-pub enum ConfigCommand {
+pub(super) enum ConfigCommand {
     /// Print a complete configuration with every key, its default and what it means
     Sample,
 }
 
 /// `run`.
 #[derive(Args, Debug)]
-pub struct RunArgs {
+pub(super) struct RunArgs {
     /// Open the store even if some of it is damaged and lost
     #[arg(long)]
     pub accept_loss: bool,
@@ -141,7 +141,7 @@ pub struct RunArgs {
 
 /// `check`.
 #[derive(Args, Debug)]
-pub struct CheckArgs {
+pub(super) struct CheckArgs {
     /// Log in to the broker too, and look at queues and exchanges without changing any
     #[arg(long)]
     pub connect: bool,
@@ -149,7 +149,7 @@ pub struct CheckArgs {
 
 /// `push`.
 #[derive(Args, Debug)]
-pub struct PushArgs {
+pub(super) struct PushArgs {
     /// Application that the payload is for; its batches have this routing key
     #[arg(value_parser = name)]
     pub application: String,
@@ -177,7 +177,7 @@ pub struct PushArgs {
 
 /// `tail`.
 #[derive(Args, Debug)]
-pub struct TailArgs {
+pub(super) struct TailArgs {
     /// Application whose batches to print
     #[arg(value_parser = name)]
     pub application: String,

@@ -46,7 +46,7 @@ fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> Find
 ///
 /// # Errors
 /// Bad configuration; failed when anything else is at fault.
-pub fn run(
+pub(super) fn run(
     path: Option<&Path>,
     loaded: Result<Loaded, String>,
     connect: bool,

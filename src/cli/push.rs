@@ -30,7 +30,7 @@ struct Message {
 ///
 /// # Errors
 /// Usage, connection, and whatever is not a confirm without return.
-pub fn run(config: &Config, args: PushArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn run(config: &Config, args: PushArgs, output: Output) -> Result<(), Failure> {
     let body = match args.body.as_deref() {
         None | Some("-") => read_input(std::io::stdin().lock())?,
         Some(text) => text.as_bytes().to_vec(),

@@ -29,7 +29,7 @@ const QUEUE_BYTES: i64 = 64 << 20;
 /// # Errors
 /// Connection, missing exchange, loss of the queue; usage when it would take what is parked; partial when it ended before
 /// `--count` batches had come, or any at all.
-pub fn run(
+pub(super) fn run(
     config: &Config,
     daemon: impl FnOnce() -> Result<Client, Failure>,
     args: &TailArgs,

@@ -39,7 +39,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    pub fn gather(headers: Option<&'a FieldTable>) -> Self {
+    pub(super) fn gather(headers: Option<&'a FieldTable>) -> Self {
         let mut fields = Fields::default();
         for (name, value) in headers.into_iter().flatten() {
             if let Some(slot) = fields.slot(name.as_str()) {
@@ -64,7 +64,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The name that a header without meaning was probably meant to have: another case, underscores, or no `x-`.
-    pub fn meant(name: &str) -> Option<&'static str> {
+    pub(super) fn meant(name: &str) -> Option<&'static str> {
         const NAMES: [&str; 8] = [
             APPLICATION,
             CUSTOMER,
@@ -90,7 +90,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether this header carries a field.
-    pub fn is_field(name: &str) -> bool {
+    pub(super) fn is_field(name: &str) -> bool {
         Fields::default().slot(name).is_some()
     }
 }
@@ -196,19 +196,24 @@ pub(super) struct OwnTime {
 
 impl OwnTime {
     /// `received`: UTC ms; `max_delay`: ms.
-    pub fn new(received: u64, max_delay: u64) -> Self {
+    pub(super) fn new(received: u64, max_delay: u64) -> Self {
         OwnTime { received, max_delay, found: None }
     }
 
     /// A point in time. Past is now.
-    pub fn at(&mut self, name: &'static str, given: Option<Given>, shown: impl Display) -> Result<(), Dead> {
+    pub(super) fn at(
+        &mut self,
+        name: &'static str,
+        given: Option<Given>,
+        shown: impl Display,
+    ) -> Result<(), Dead> {
         let Some(given) = given else { return Ok(()) };
         let at = time::moment(given).map_err(|fault| time_fault(name, fault, shown))?;
         self.add(name, at.max(self.received))
     }
 
     /// A delay from the moment of receipt. Negative is now.
-    pub fn after(
+    pub(super) fn after(
         &mut self,
         name: &'static str,
         given: Option<Given>,
@@ -220,7 +225,7 @@ impl OwnTime {
     }
 
     /// UTC ms, not before the moment of receipt.
-    pub fn moment(self) -> Option<u64> {
+    pub(super) fn moment(self) -> Option<u64> {
         self.found.map(|(_, moment)| moment)
     }
 

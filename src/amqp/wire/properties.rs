@@ -45,7 +45,7 @@ pub(super) struct Basic<'a> {
 
 impl<'a> Basic<'a> {
     /// Of a message as it came.
-    pub fn of(properties: &'a BasicProperties) -> Self {
+    pub(super) fn of(properties: &'a BasicProperties) -> Self {
         fn text(value: &Option<ShortString>) -> Option<&str> {
             value.as_ref().map(ShortString::as_str)
         }
@@ -64,7 +64,7 @@ impl<'a> Basic<'a> {
     }
 
     /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`: damage.
-    pub fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let mut from = Reader(bytes);
         let flags = u16::from_be_bytes(from.array()?);
         let has = |bit: u32| flags & (1 << (15 - bit)) != 0;
@@ -101,7 +101,7 @@ impl<'a> Basic<'a> {
     ///
     /// # Errors
     /// Those of `entries`.
-    pub fn write<E>(&self, entries: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Vec<u8>, E> {
+    pub(super) fn write<E>(&self, entries: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Vec<u8>, E> {
         let mut out = Vec::with_capacity(256);
         out.extend_from_slice(&[0, 0]);
         let mut flags = 0_u16;
@@ -135,7 +135,7 @@ impl<'a> Basic<'a> {
     }
 
     /// For the publisher: persistent, with these headers.
-    pub fn to_amqp(self, headers: FieldTable) -> BasicProperties {
+    pub(super) fn to_amqp(self, headers: FieldTable) -> BasicProperties {
         let mut properties =
             BasicProperties::default().with_delivery_mode(DELIVERY_MODE_PERSISTENT).with_headers(headers);
         type Setter = fn(BasicProperties, ShortString) -> BasicProperties;

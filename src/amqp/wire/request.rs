@@ -123,19 +123,19 @@ impl<'a> Message<'a> {
         )]))
     }
 
-    pub fn is_envelope(&self) -> bool {
+    pub(super) fn is_envelope(&self) -> bool {
         self.basic.content_type.is_some_and(|text| media_type(text).eq_ignore_ascii_case(ENVELOPE))
     }
 
     /// Header, else routing key.
-    pub fn application(&self) -> Result<Option<Cow<'a, str>>, Dead> {
+    pub(super) fn application(&self) -> Result<Option<Cow<'a, str>>, Dead> {
         match fields::text(fields::APPLICATION, self.fields.application, fields::MAX_NAME)? {
             Some(name) => Ok(Some(name)),
             None => fields::bounded("the routing key", Cow::Borrowed(self.routing_key), fields::MAX_NAME),
         }
     }
 
-    pub fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
+    pub(super) fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
         self.application()?.ok_or_else(|| {
             fields::invalid(
                 "x-application is missing, and there is no routing key of an exchange other than the default one",
@@ -144,12 +144,12 @@ impl<'a> Message<'a> {
     }
 
     /// The `message_id`.
-    pub fn id(&self) -> Option<Cow<'a, str>> {
+    pub(super) fn id(&self) -> Option<Cow<'a, str>> {
         self.basic.message_id.map(Cow::Borrowed)
     }
 
     /// Header.
-    pub fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
+    pub(super) fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
         fields::text(fields::CUSTOMER, self.fields.customer, fields::MAX_NAME)
     }
 
@@ -178,7 +178,7 @@ impl<'a> Message<'a> {
     }
 
     /// Whether the headers keep within the limits of a request.
-    pub fn check_size(&self, bytes: usize) -> Result<(), Dead> {
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Dead> {
         let count = self.properties.headers().as_ref().map_or(0, |headers| headers.inner().len());
         if count > MAX_HEADERS {
             return Err(fields::verdict(

@@ -15,7 +15,7 @@ fn place(text: &str) -> Result<String, &'static str> {
 
 /// `cancel`.
 #[derive(Args, Debug)]
-pub struct CancelArgs {
+pub(crate) struct CancelArgs {
     /// Application of the item
     #[arg(value_parser = name)]
     pub application: String,
@@ -29,7 +29,7 @@ pub struct CancelArgs {
 
 /// `lookup`.
 #[derive(Args, Debug)]
-pub struct LookupArgs {
+pub(crate) struct LookupArgs {
     /// Application of the item
     #[arg(value_parser = name)]
     pub application: String,
@@ -40,7 +40,7 @@ pub struct LookupArgs {
 
 /// `flush`.
 #[derive(Args, Debug)]
-pub struct FlushArgs {
+pub(crate) struct FlushArgs {
     /// Application of the window
     #[arg(value_parser = name)]
     pub application: String,
@@ -51,7 +51,7 @@ pub struct FlushArgs {
 
 /// `list`.
 #[derive(Args, Debug)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// Of this application alone
     #[arg(long, value_name = "A", value_parser = name)]
     pub application: Option<String>,
@@ -85,7 +85,7 @@ pub struct ListArgs {
 
 /// `pause`, `resume` and `parked retry`.
 #[derive(Args, Debug)]
-pub struct ApplicationArgs {
+pub(crate) struct ApplicationArgs {
     /// Application
     #[arg(value_parser = name)]
     pub application: String,
@@ -93,7 +93,7 @@ pub struct ApplicationArgs {
 
 /// `parked`.
 #[derive(Debug, Subcommand)]
-pub enum ParkedCommand {
+pub(crate) enum ParkedCommand {
     /// Show the applications that cannot be delivered to, or the parked items of one
     List(ParkedListArgs),
     /// Try an application now, without waiting for its next try
@@ -104,7 +104,7 @@ pub enum ParkedCommand {
 
 /// `parked list`.
 #[derive(Args, Debug)]
-pub struct ParkedListArgs {
+pub(crate) struct ParkedListArgs {
     /// Its items; left out: all parked applications
     #[arg(value_parser = name)]
     pub application: Option<String>,
@@ -121,7 +121,7 @@ pub struct ParkedListArgs {
 
 /// `parked drop`.
 #[derive(Args, Debug)]
-pub struct DropArgs {
+pub(crate) struct DropArgs {
     /// Application
     #[arg(value_parser = name)]
     pub application: String,
