@@ -1,4 +1,4 @@
-//! Signals: SIGTERM and SIGINT ask for a graceful stop, SIGHUP for a reload; a second request to stop is obeyed at
+//! Signals: SIGTERM and SIGINT ask for a graceful stop, SIGHUP for a reload; a second request to stop is carried out at
 //! once.
 //!
 //! The second one ends the process within the signal handler, so that it works however stuck everything else is.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Stop gracefully.
+    /// Stop gracefully: SIGTERM or SIGINT.
     Terminate,
     /// Read the configuration anew.
     Reload,

@@ -42,13 +42,13 @@ impl Shared {
     }
 
     /// Has a command carried out, unless it was not understood.
-    pub(super) async fn command(&self, asked: Result<CommandRequest, Fault>) -> Response {
-        let asked = match asked {
-            Ok(asked) => asked,
+    pub(super) async fn command(&self, request: Result<CommandRequest, Fault>) -> Response {
+        let request = match request {
+            Ok(request) => request,
             Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
         };
         let (reply, answer) = oneshot::channel();
-        (self.ask)(Query::Command(asked, reply));
+        (self.ask)(Query::Command(request, reply));
         match timeout(COMMAND_WITHIN, answer).await {
             Ok(Ok(answered)) => of(answered),
             Ok(Err(_)) => unavailable("the daemon is stopping"),

@@ -1,6 +1,6 @@
 //! Applications: how they stand, hold them back, let them go on, and what is parked.
 //!
-//! How they stand is told out of the state document, with the same names and the same bound on their number.
+//! How they stand is read from the state document, with the same names and the same bound on their number.
 
 use super::answer::{failure, Shared};
 use super::command::CommandRequest;
@@ -24,7 +24,7 @@ pub(crate) struct Applications {
     /// The dead exchange, which is delivered to like an application.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_letters: Option<Application>,
-    /// There are more than the daemon tells of.
+    /// There are more than the daemon lists.
     pub applications_truncated: bool,
 }
 
@@ -48,7 +48,7 @@ impl Applications {
     }
 }
 
-/// Their paths.
+/// Routes of this file, below `/api/v1`.
 pub(super) fn router() -> Router<Shared> {
     Router::new()
         .route("/api/v1/applications", get(all))
@@ -61,14 +61,14 @@ pub(super) fn router() -> Router<Shared> {
 }
 
 async fn all(State(shared): State<Shared>, uri: Uri) -> Response {
-    told(&shared, &uri, Applications::all).await
+    report(&shared, &uri, Applications::all).await
 }
 
 async fn parked(State(shared): State<Shared>, uri: Uri) -> Response {
-    told(&shared, &uri, Applications::parked).await
+    report(&shared, &uri, Applications::parked).await
 }
 
-async fn told(shared: &Shared, uri: &Uri, choose: fn(Document) -> Applications) -> Response {
+async fn report(shared: &Shared, uri: &Uri, choose: fn(Document) -> Applications) -> Response {
     if let Err(fault) = parse::no_query(uri.query()) {
         return failure(StatusCode::BAD_REQUEST, &fault.to_string());
     }

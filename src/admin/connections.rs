@@ -160,7 +160,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Whether it was told to leave.
+    /// Whether it is to leave.
     fn left(place: &Place) -> bool {
         place.leave.notified().now_or_never().is_some()
     }

@@ -9,7 +9,7 @@ use axum::response::Response;
 use axum::routing::{delete, get, post};
 use axum::Router;
 
-/// Their paths.
+/// Routes of this file, below `/api/v1`.
 pub(super) fn router() -> Router<Shared> {
     Router::new()
         .route("/api/v1/items", get(list))

@@ -36,7 +36,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// How long requests that are under way may take once the server is told to stop.
+/// How long requests that are under way may take once the server is to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the server asks the daemon's loop. A reply whose receiver has gone is dropped.
@@ -44,7 +44,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 pub enum Query {
     /// Everything at this moment.
     State(oneshot::Sender<StateInput>),
-    /// A command.
+    /// A command, and where its response goes.
     Command(CommandRequest, oneshot::Sender<CommandResponse>),
 }
 
@@ -78,7 +78,7 @@ pub enum ServeError {
     /// The address is taken, foreign, or not allowed.
     #[error("admin.listen: cannot listen on {addr}: {source}")]
     Bind {
-        /// The address.
+        /// As in `admin.listen`.
         addr: SocketAddr,
         /// The system's answer.
         source: io::Error,

@@ -200,7 +200,7 @@ pub fn cursor_text(place: Key) -> String {
     format!("{}-{}", place.due, place.seq)
 }
 
-/// Reads [`cursor_text`].
+/// Reads what [`cursor_text`] writes.
 pub fn cursor(text: &str) -> Option<Key> {
     let (due, seq) = text.split_once('-')?;
     Some(Key { due: number(due)?, seq: number(seq)? })

@@ -94,7 +94,7 @@ async fn state(State(shared): State<Shared>) -> Response {
     }
 }
 
-/// A script with an empty variable meets no route; it is told so.
+/// A script with an empty variable meets no route; the answer says so.
 async fn nothing(uri: Uri) -> Response {
     let path = uri.path();
     if path.starts_with("/api/") && (path.contains("//") || path.ends_with('/')) {
@@ -108,8 +108,8 @@ async fn nothing(uri: Uri) -> Response {
 
 /// Answered from a snapshot of the loop.
 fn is_question(method: &Method, path: &str) -> bool {
-    let told = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked"];
-    method == Method::GET && told.iter().any(|start| path.starts_with(start))
+    let reporting = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked"];
+    method == Method::GET && reporting.iter().any(|start| path.starts_with(start))
 }
 
 /// The gate before every handler: who asks, how much at a time, how large, how long.

@@ -107,7 +107,7 @@ async fn connection(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(MAX_HEAD);
     let mut served = pin!(http.serve_connection(io, answer));
-    let mut told = false;
+    let mut stopping = false;
     loop {
         tokio::select! {
             ended = served.as_mut() => {
@@ -118,8 +118,8 @@ async fn connection(
             }
             () = place.leave.notified() => return,
             // Sent or dropped, it means the same.
-            _ = stop.changed(), if !told => {
-                told = true;
+            _ = stop.changed(), if !stopping => {
+                stopping = true;
                 served.as_mut().graceful_shutdown();
             }
         }

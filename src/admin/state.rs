@@ -15,9 +15,9 @@ const STUCK_MS: u64 = 30_000;
 pub struct StateInput {
     /// The engine's numbers.
     pub snapshot: Snapshot,
-    /// The connections.
+    /// Ingest and egress connection.
     pub links: Vec<LinkState>,
-    /// The store.
+    /// Counters of the store.
     pub store: StoreState,
     /// Moment of publish minus due.
     pub lateness: LatenessState,
@@ -45,19 +45,19 @@ pub struct LinkState {
     pub detail: String,
 }
 
-/// The store.
+/// Counters of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreState {
     /// `disk` or `memory`.
     pub kind: String,
-    /// Durable commits.
+    /// Durable commits since the start.
     pub commits: u64,
     /// Time the last commit took.
     pub last_commit_ms: u64,
-    /// Longest commit.
+    /// Longest commit since the start.
     pub max_commit_ms: u64,
-    /// On disk.
+    /// Size on disk.
     pub bytes: u64,
     /// Free where it lies.
     pub free_bytes: u64,
@@ -69,15 +69,15 @@ pub struct StoreState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatenessState {
-    /// Items measured.
+    /// Number of items measured.
     pub count: u64,
-    /// Median.
+    /// Median, in microseconds.
     pub p50_us: u64,
     /// 99 of 100 are not later.
     pub p99_us: u64,
     /// 999 of 1,000 are not later.
     pub p999_us: u64,
-    /// The latest.
+    /// Largest value, in microseconds.
     pub max_us: u64,
 }
 
@@ -99,9 +99,9 @@ pub(crate) struct Document {
     pub at: u64,
     /// By the monotonic clock.
     pub uptime_ms: u64,
-    /// Connections.
+    /// Ingest and egress connection.
     pub links: Vec<LinkState>,
-    /// The store.
+    /// Counters of the store.
     pub store: StoreState,
     /// Moment of publish minus due.
     pub lateness: LatenessState,

@@ -319,7 +319,7 @@ impl EgressChannels {
             None => Ok(()),
             Some(fault) if end.dead && fault.is_unavailable() => {
                 self.dead_fails(fault.text, true);
-                // The next letter looks at the exchange again.
+                // The next dead letter checks the exchange again.
                 if self.dead.is_quiet() {
                     let channel = self.dead.leave(&Outcome::Unknown, output);
                     self.leave_behind(channel);

@@ -60,7 +60,7 @@ pub(super) struct ConfirmTracker {
 
 #[derive(Debug)]
 struct Entry {
-    /// [`crate::engine::types::Batch::number`].
+    /// As in [`crate::engine::types::Batch::number`].
     number: u64,
     id: BatchId,
     /// Any monotonic unit, of the caller's choice.

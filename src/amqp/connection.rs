@@ -42,7 +42,7 @@ pub enum ConnectError {
     Timeout {
         /// Host and port.
         address: String,
-        /// The limit.
+        /// Time limit that passed.
         limit_ms: u128,
     },
     /// Refused by the network, TLS or the broker; the reason names the user or the virtual host where it is theirs.
@@ -50,9 +50,9 @@ pub enum ConnectError {
     Refused {
         /// Host and port.
         address: String,
-        /// User name.
+        /// User name of the URI.
         user: String,
-        /// Virtual host.
+        /// Virtual host of the URI.
         vhost: String,
         /// The broker's or system's text.
         reason: String,

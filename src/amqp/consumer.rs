@@ -239,7 +239,7 @@ impl Ingest {
                     if generation.held_since.is_some_and(|since| since.elapsed() >= self.options.held_limit) {
                         tracing::warn!(
                             held = generation.held.len(),
-                            "the intake has been paused for so long that the broker's consumer timeout is near"
+                            "the intake has been paused until close to the broker's consumer timeout"
                         );
                         return Ok(Next::Returned);
                     }

@@ -126,7 +126,7 @@ impl ConsumerChannel {
         self.mode == Mode::Running && self.unacked.of_consumer() >= usize::from(self.prefetch)
     }
 
-    /// Unacked deliveries.
+    /// Number of deliveries neither acked nor returned.
     pub(super) fn unacked(&self) -> usize {
         self.unacked.len()
     }

@@ -22,10 +22,10 @@ pub(super) enum IngestLock {
     Counting(String),
 }
 
-/// Takes the lock, and looks that nobody else consumes.
+/// Takes the lock, and checks that no other consumer has it.
 ///
 /// # Errors
-/// Somebody else consumes (of [`Kind::Setup`], with what may be the matter), or the connection fails.
+/// Another process consumes (of [`Kind::Setup`], with what may be the matter), or the connection fails.
 pub(super) async fn acquire(
     session: &Session,
     queue: &str,

@@ -80,9 +80,9 @@ pub enum Event {
     Answered(Vec<Delivery>),
     /// For status and readiness; sent when it changes.
     Link {
-        /// Which end.
+        /// Connection that changed.
         side: Side,
-        /// Its state.
+        /// State it is in now.
         link: Link,
     },
 }
@@ -90,9 +90,9 @@ pub enum Event {
 /// Which of the two connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Consumes requests.
+    /// Connection that consumes requests.
     Ingest,
-    /// Publishes batches.
+    /// Connection that publishes batches.
     Egress,
 }
 
@@ -114,7 +114,7 @@ pub enum Link {
         /// Host and port.
         address: String,
     },
-    /// It works.
+    /// Connected and in use.
     Up {
         /// Host and port.
         address: String,
@@ -135,31 +135,31 @@ pub enum Link {
     },
     /// It does not work.
     Down {
-        /// Why.
+        /// Text of the failure, without secrets.
         error: String,
         /// Pause before the next attempt.
         retry_in: Duration,
     },
-    /// Shut down.
+    /// Ended by a shutdown.
     Closed,
 }
 
 /// Everything the two ends need to know.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `[amqp]`.
+    /// Section `[amqp]` of the configuration.
     pub amqp: config::Amqp,
-    /// `[ingest]`.
+    /// Section `[ingest]` of the configuration.
     pub ingest: config::Ingest,
-    /// `[egress]`.
+    /// Section `[egress]` of the configuration.
     pub egress: config::Egress,
-    /// `[dead]`.
+    /// Section `[dead]` of the configuration.
     pub dead: config::DeadLetters,
     /// Of one request.
     pub limits: RequestLimits,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
-    /// `[timeouts]`.
+    /// Section `[timeouts]` of the configuration.
     pub timeouts: config::Timeouts,
     /// For assigned ids.
     pub store_identity: u64,
@@ -167,11 +167,11 @@ pub struct Options {
     /// message may be the cause.
     pub quarantine: bool,
     /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout (30 min
-    /// unless told otherwise).
+    /// unless configured otherwise).
     pub held_limit: Duration,
 }
 
-/// [`Options::held_limit`].
+/// Default of [`Options::held_limit`].
 const HELD_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 impl Options {
@@ -275,7 +275,7 @@ impl Amqp {
         let _ = self.egress.send(batches);
     }
 
-    /// Hands over answers to commands. Each is told exactly once by [`Event::Answered`], within about 5 s, whether or
+    /// Hands over answers to commands. Each is reported exactly once by [`Event::Answered`], within about 5 s, whether or
     /// not it could be sent.
     pub fn reply(&self, replies: Vec<OutgoingReply>) {
         // After the shutdown nobody hears of it.

@@ -85,7 +85,7 @@ impl Outlet {
         Ok(Some(notes))
     }
 
-    /// As [`PublishChannel::collect`].
+    /// Same as [`PublishChannel::collect`].
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         match &mut self.state {
             OutletState::Open(channel) => channel.collect(output),

@@ -142,7 +142,7 @@ impl Quarantine {
         self.errors
     }
 
-    /// A connection ended by a parse error, with so many deliveries taken in advance.
+    /// A connection ended by a parse error, at this prefetch.
     pub(super) fn parse_error(&mut self, prefetch: u16) {
         self.errors = self.errors.saturating_add(1);
         if self.on {

@@ -97,7 +97,7 @@ impl Egress {
     }
 
     /// Publishes until the connection fails or the shutdown has come to its end.
-    /// `seen` keeps the last error that lapin told of by itself.
+    /// `seen` keeps the last error that lapin reported by itself.
     async fn publish(
         &mut self,
         channels: &mut EgressChannels,
@@ -153,7 +153,7 @@ impl Egress {
     }
 
     /// The reason of an end that was noticed on a closed connection. Unconfirmed publishes know it for certain; what
-    /// lapin told of by itself may have been about a single channel, so it serves as a text only.
+    /// lapin reported by itself may have been about a single channel, so it serves as a text only.
     async fn cause(&mut self, channels: &mut EgressChannels, mut fault: Fault, seen: Option<Fault>) -> Fault {
         let end = Instant::now() + CAUSE_LIMIT;
         while !channels.is_idle() && tokio::time::timeout_at(end, channels.woken()).await.is_ok() {

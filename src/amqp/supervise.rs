@@ -25,7 +25,7 @@ const MAX_NOTES: usize = 64;
 
 /// What one end does with a connection.
 pub(super) trait ConnectionUser: Send {
-    /// Which end.
+    /// Which connection it uses.
     const SIDE: Side;
 
     /// Works until the connection fails; `Ok`: shut down.

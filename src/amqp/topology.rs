@@ -101,7 +101,7 @@ pub(super) async fn prepare_egress(
 ///
 /// # Errors
 /// The exchange is missing and cannot be created ([`Kind::Setup`]), or the connection fails. A queue or binding that
-/// cannot be created is a note: a letter that comes back tells for certain.
+/// cannot be created is a note: only a dead letter that comes back is proof.
 pub(super) async fn prepare_dead(
     session: &Session,
     mode: Topology,

@@ -29,7 +29,7 @@ it alone, and nothing of it if --url or TIDEGATE_URL is given.";
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, about, after_help = EXIT_CODES, max_term_width = 110)]
 pub(super) struct Cli {
-    /// Configuration file
+    /// Path of the configuration file
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Form of what is printed
@@ -54,16 +54,16 @@ pub(super) struct DaemonArgs {
     pub token_file: Option<PathBuf>,
 }
 
-/// `--output`.
+/// Values of `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
-    /// For people
+    /// For people: text in columns
     Table,
     /// For programs: one JSON document, or one a line (tail)
     Json,
 }
 
-/// The commands.
+/// Subcommands of `tidegate`.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Run the daemon in the foreground
@@ -121,14 +121,14 @@ impl Command {
     }
 }
 
-/// `config`.
+/// Subcommands of `config`.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(super) enum ConfigCommand {
     /// Print a complete configuration with every key, its default and what it means
     Sample,
 }
 
-/// `run`.
+/// Arguments of `run`.
 #[derive(Args, Debug)]
 pub(super) struct RunArgs {
     /// Open the store even if some of it is damaged and lost
@@ -139,7 +139,7 @@ pub(super) struct RunArgs {
     pub log_format: crate::logging::LogFormat,
 }
 
-/// `check`.
+/// Arguments of `check`.
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
     /// Log in to the broker too, and look at queues and exchanges without changing any
@@ -147,7 +147,7 @@ pub(super) struct CheckArgs {
     pub connect: bool,
 }
 
-/// `push`.
+/// Arguments of `push`.
 #[derive(Args, Debug)]
 pub(super) struct PushArgs {
     /// Application that the payload is for; its batches have this routing key
@@ -175,7 +175,7 @@ pub(super) struct PushArgs {
     pub content_type: Option<String>,
 }
 
-/// `tail`.
+/// Arguments of `tail`.
 #[derive(Args, Debug)]
 pub(super) struct TailArgs {
     /// Application whose batches to print

@@ -70,7 +70,7 @@ impl Client {
     /// Status and document of one exchange, whatever the status.
     ///
     /// # Errors
-    /// Nobody answers, or not with JSON.
+    /// No answer, or one that is no JSON.
     pub(super) fn exchange(&self, method: Method, path: &str) -> Result<(u16, Value), Failure> {
         let unreachable =
             |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.base));
@@ -89,7 +89,7 @@ impl Client {
     /// The document of an answer: of what there is, or of what is `unknown`.
     ///
     /// # Errors
-    /// Nobody answers, or with a refusal.
+    /// No answer, or a refusal.
     pub(super) fn ask(&self, method: Method, path: &str) -> Result<Value, Failure> {
         match self.exchange(method, path)? {
             (200, document) => Ok(document),

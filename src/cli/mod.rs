@@ -103,7 +103,7 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
     Ok(daemon::run(options))
 }
 
-/// For commands beside the daemon, which has told its warnings already.
+/// For commands beside the daemon, which has logged its warnings already.
 fn quietly(path: Option<&Path>) -> Result<Config, Failure> {
     load(path).map(|loaded| loaded.config).map_err(Failure::Config)
 }

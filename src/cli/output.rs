@@ -16,9 +16,9 @@ pub(super) enum Failure {
     Usage(String),
     /// 3: some of it.
     Partial(String),
-    /// 78.
+    /// A fault of the configuration: exit code 78.
     Config(String),
-    /// Whoever reads the output has seen enough (`| head`): not a failure, 0.
+    /// The reader of the output closed it (`| head`): not a failure, exit code 0.
     Closed,
 }
 
@@ -59,11 +59,11 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Standard output.
+/// Standard output, locked.
 pub(super) struct Out(StdoutLock<'static>);
 
 impl Out {
-    /// Locks it.
+    /// Locks standard output.
     pub(super) fn lock() -> Self {
         Out(io::stdout().lock())
     }

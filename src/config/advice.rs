@@ -1,4 +1,4 @@
-//! What to do about a connection that failed, told from the error's text; pure.
+//! What to do about a connection that failed, chosen by the error's text; pure.
 //!
 //! TLS libraries name what they met, not what is wrong with the configuration. These are the cases in which the text
 //! leaves no doubt; for all others there is no advice.

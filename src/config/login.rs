@@ -17,7 +17,7 @@ use std::time::Duration;
 /// More than any bundle of certificates; a device given by mistake is not read for ever.
 const MAX_CA_BYTES: u64 = 16 << 20;
 
-/// A connection that is silent for longer is lost without anybody knowing.
+/// Upper bound on the heartbeat: a dead connection is noticed after about two of them.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
 
 /// What is known of the world outside the file.

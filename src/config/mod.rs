@@ -35,7 +35,7 @@ use std::time::Duration;
 /// A configuration that may be run, and what is doubtful about it.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Checked.
+    /// Valid as a whole.
     pub config: Config,
     /// Sorted by line. Each deserves a line in the log.
     pub warnings: Vec<Finding>,
@@ -120,7 +120,7 @@ impl Config {
         }
     }
 
-    /// What the engine is told.
+    /// Settings of the engine.
     pub fn engine_settings(&self) -> Settings {
         let hold_max = match self.store.kind {
             StoreKind::Disk => None,
@@ -202,23 +202,23 @@ impl File {
 /// The whole configuration, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `[amqp]`.
+    /// Addresses, topology and heartbeat.
     pub amqp: Amqp,
-    /// `[ingest]`.
+    /// Where requests come from.
     pub ingest: Ingest,
-    /// `[egress]`.
+    /// Where batches go to.
     pub egress: Egress,
-    /// `[dead]`.
+    /// Where dead letters go to.
     pub dead: DeadLetters,
-    /// `[store]`.
+    /// Kind and place of the store.
     pub store: Store,
-    /// `[limits]`.
+    /// Upper bounds of the whole daemon.
     pub limits: Limits,
-    /// `[admin]`.
+    /// Listener and token of the admin port.
     pub admin: Admin,
-    /// `[timeouts]`.
+    /// Time limits of single operations.
     pub timeouts: Timeouts,
-    /// `[defaults]`.
+    /// Settings of applications without a section.
     pub defaults: AppSettings,
     /// `[applications.NAME]`, each laid over the defaults.
     pub applications: BTreeMap<String, AppSettings>,
@@ -227,11 +227,11 @@ pub struct Config {
 /// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the password.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// `amqps`.
+    /// The scheme is `amqps`.
     pub tls: bool,
     /// Host name or address, IPv6 without brackets.
     pub host: String,
-    /// TCP port.
+    /// TCP port; 5672 or 5671 unless given.
     pub port: u16,
     /// Virtual host, decoded.
     pub vhost: String,
@@ -251,16 +251,16 @@ pub enum Topology {
     Declare,
     /// Check that it is there.
     Passive,
-    /// Neither.
+    /// Neither checked nor declared.
     Off,
 }
 
-/// `[amqp]`.
+/// Section `[amqp]`: how the brokers are reached.
 #[derive(Clone, Debug)]
 pub struct Amqp {
     /// At least one; tried in turn.
     pub endpoints: Vec<Endpoint>,
-    /// See [`Topology`].
+    /// What is declared or checked at each connect.
     pub topology: Topology,
     /// PEM file with the only CA to trust; `None` = the platform's.
     pub ca_file: Option<PathBuf>,
@@ -268,7 +268,7 @@ pub struct Amqp {
     pub heartbeat: Duration,
 }
 
-/// `[ingest]`.
+/// Section `[ingest]`: where requests come from.
 #[derive(Clone, Debug)]
 pub struct Ingest {
     /// Queue that requests are taken from.
@@ -279,7 +279,7 @@ pub struct Ingest {
     pub prefetch: u16,
 }
 
-/// `[egress]`.
+/// Section `[egress]`: where batches go to.
 #[derive(Clone, Debug)]
 pub struct Egress {
     /// Direct exchange that batches go to.
@@ -290,14 +290,14 @@ pub struct Egress {
     pub max_in_flight: usize,
 }
 
-/// `[dead]`.
+/// Section `[dead]`: where dead letters go to.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
     /// Fanout exchange, with a durable queue of the same name.
     pub exchange: String,
 }
 
-/// `store.kind`.
+/// Values of `store.kind`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreKind {
     /// Durable, in `store.path`.
@@ -307,10 +307,10 @@ pub enum StoreKind {
     Memory,
 }
 
-/// `[store]`.
+/// Section `[store]`: where items are kept.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// See [`StoreKind`].
+    /// On disk, or in memory alone.
     pub kind: StoreKind,
     /// Directory of the disk store.
     pub path: PathBuf,
@@ -318,18 +318,18 @@ pub struct Store {
     pub hold_max: Duration,
 }
 
-/// `[limits]`.
+/// Section `[limits]`: upper bounds of the whole daemon.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bytes.
+    /// Upper bound on items in memory, bytes.
     pub memory: u64,
     /// Bytes; 0 = no limit of its own.
     pub disk: u64,
-    /// Open windows.
+    /// Upper bound on open windows.
     pub customers: u64,
     /// Applications with something waiting.
     pub applications: u64,
-    /// Bytes.
+    /// Upper bound on a message's body, bytes.
     pub max_body: u64,
     /// Entries of one JSON array.
     pub max_envelope_items: usize,
@@ -337,10 +337,10 @@ pub struct Limits {
     pub max_delay: Duration,
 }
 
-/// `[admin]`.
+/// Section `[admin]`: the HTTP listener.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// HTTP listener.
+    /// Address of the HTTP listener.
     pub listen: SocketAddr,
     /// Bearer token, read from `token_file`.
     pub token: Option<SecretString>,

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// A broker message can be no larger (RabbitMQ's hard limit).
 pub(super) const BROKER_MAX: u64 = 512 << 20;
-/// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless it is told otherwise.
+/// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless configured otherwise.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// The store's log is written in files of 64 MiB, and two of them may be there before the first is given up.
 const LEAST_DISK: u64 = 256 << 20;

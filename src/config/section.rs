@@ -1,4 +1,4 @@
-//! Reads one section of the tree: each key once, by its seed; what was not asked for is an unknown key.
+//! Reads one section of the tree: each key once, by its seed; what is not read is an unknown key.
 //!
 //! So the code that reads a key is the only list of the keys there are.
 
@@ -16,7 +16,7 @@ use toml::Spanned;
 pub(super) struct Findings {
     pub faults: RefCell<Vec<Finding>>,
     pub warnings: RefCell<Vec<Finding>>,
-    /// Paths of all keys that were asked for.
+    /// Paths of all keys that were read.
     pub keys: RefCell<BTreeSet<String>>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Section<'t, 'f> {
     path: String,
     place: Place,
     table: Option<&'t Table<'t>>,
-    asked: Vec<&'static str>,
+    known: Vec<&'static str>,
     failed: BTreeSet<&'static str>,
 }
 
@@ -44,12 +44,12 @@ impl<'t, 'f> Section<'t, 'f> {
     /// The whole document.
     pub(super) fn root(table: &'t Table<'t>, findings: &'f Findings) -> Self {
         let (path, place) = (String::new(), Place::Default);
-        Section { findings, path, place, table: Some(table), asked: Vec::new(), failed: BTreeSet::new() }
+        Section { findings, path, place, table: Some(table), known: Vec::new(), failed: BTreeSet::new() }
     }
 
     /// A table within this one. Left out, it is empty.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'t, 'f> {
-        self.asked.push(key);
+        self.known.push(key);
         let node = self.table.and_then(|t| t.get(key));
         self.inner(self.path_of(key), node)
     }
@@ -75,7 +75,7 @@ impl<'t, 'f> Section<'t, 'f> {
             }
         };
         let place = node.map_or(Place::Default, |n| n.place.clone());
-        Section { findings: self.findings, path, place, table, asked: Vec::new(), failed: BTreeSet::new() }
+        Section { findings: self.findings, path, place, table, known: Vec::new(), failed: BTreeSet::new() }
     }
 
     /// The value of a key, or `default` where it is left out or faulty; the latter is noted.
@@ -197,19 +197,19 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     fn node(&mut self, key: &'static str) -> Option<&'t Node<'t>> {
-        self.asked.push(key);
+        self.known.push(key);
         self.findings.keys.borrow_mut().insert(self.path_of(key));
         self.table?.get(key)
     }
 
-    /// Notes every key that was not asked for.
+    /// Notes every key that was not read.
     pub(super) fn end(self) {
-        for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.asked.contains(&k.as_str()))
+        for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.known.contains(&k.as_str()))
         {
             let kind = if matches!(node.value, Value::Table(_)) { "section" } else { "key" };
-            let hint = match nearest(key, self.asked.iter().copied()) {
+            let hint = match nearest(key, self.known.iter().copied()) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => format!("known here: {}", self.asked.join(", ")),
+                None => format!("known here: {}", self.known.join(", ")),
             };
             self.findings.fault(node.place.clone(), &self.path_of(key), format!("unknown {kind}, {hint}"));
         }

@@ -43,7 +43,7 @@ const PARAMETERS: [&str; 16] = [
     "verify",
 ];
 
-/// Reads `amqp[s]://[user[:password]@]host[:port][/vhost]`.
+/// Reads a URI: `amqp[s]://[user[:password]@]host[:port][/vhost]`.
 pub(super) fn parse(text: &str) -> Result<Uri, String> {
     if text.is_empty() {
         return Err("is empty: write amqp://user@host/vhost".into());

@@ -24,32 +24,32 @@ pub(super) struct PendingQueries {
 }
 
 impl PendingQueries {
-    /// Numbers a command. `None`: there are too many, and whoever asked has been told.
+    /// Numbers a command. `None`: there are too many, and its sender has been answered.
     pub(super) fn admit(
         &mut self,
-        asked: CommandRequest,
+        request: CommandRequest,
         sender: oneshot::Sender<CommandResponse>,
         store_identity: u64,
     ) -> Option<(Asker, Command)> {
         if self.waiting.len() >= MOST_PENDING {
             let document = json!({ "error": "too many commands wait for their answers" });
-            // Whoever asked may have gone.
+            // The sender may have gone.
             let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
             return None;
         }
         self.last += 1;
         self.waiting.insert(self.last, sender);
-        Some((Asker::Local(self.last), command(asked, store_identity)))
+        Some((Asker::Local(self.last), command(request, store_identity)))
     }
 
-    /// Whoever still waits is told that no answer will come, by the sender's end.
+    /// Open commands end without an answer: their senders see the channel closed.
     pub(super) fn reject_all(&mut self) {
         self.waiting.clear();
     }
 
     fn resolve(&mut self, number: u64, answered: CommandResponse) {
         if let Some(sender) = self.waiting.remove(&number) {
-            // Whoever asked may have gone.
+            // The sender may have gone.
             let _ = sender.send(answered);
         }
     }
@@ -74,8 +74,8 @@ impl PendingQueries {
 }
 
 /// The engine's command of what a client wrote.
-fn command(asked: CommandRequest, store_identity: u64) -> Command {
-    asked.naming(|of| target(&of.application, &of.id, store_identity))
+fn command(request: CommandRequest, store_identity: u64) -> Command {
+    request.naming(|of| target(&of.application, &of.id, store_identity))
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_finds_whoever_asked() {
+    fn an_answer_finds_its_sender() {
         let mut open = PendingQueries::default();
         let mut ask = || {
             let (sender, answer) = oneshot::channel();

@@ -32,7 +32,7 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// How a life ended.
 #[derive(Debug)]
 pub(super) enum Ending {
-    /// It was told to, and the store is closed.
+    /// A stop was requested, and the store is closed.
     Stopped,
     /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what is there.
     Failed(store::Failure),
@@ -69,7 +69,7 @@ pub(super) struct Life<'p> {
     pub(super) disk_low: bool,
     /// Items given up for want of room, as last logged.
     pub(super) logged_full: u64,
-    /// Monotonic end of the drain, once a stop was asked for.
+    /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
     failure: Option<store::Failure>,
 }
@@ -87,7 +87,7 @@ impl Life<'_> {
     pub(super) fn open(process: &mut Process) -> Result<OpenLife, RunError> {
         let mailbox = process.next_mailbox();
         let config = &process.config;
-        let opened = recovery::attended(&process.notify, recovery::CHECK_EVERY, || {
+        let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
             store::open(&config.store, config.limits.memory, process.accept_loss)
         })?;
         let on_store = Arc::clone(&mailbox);
@@ -180,8 +180,12 @@ impl Life<'_> {
                 }
                 Event::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
                 Event::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
-                Event::Query(admin::Query::Command(asked, sender)) => {
-                    turn.commands.extend(self.shard.queries.admit(asked, sender, self.shard.store_identity));
+                Event::Query(admin::Query::Command(request, sender)) => {
+                    turn.commands.extend(self.shard.queries.admit(
+                        request,
+                        sender,
+                        self.shard.store_identity,
+                    ));
                 }
                 event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
                     self.dispatch(&mut turn);
@@ -218,12 +222,12 @@ impl Life<'_> {
             Event::Signal(Signal::Terminate) => self.begin_stop(),
             Event::Signal(Signal::Reload) => self.reload(),
             Event::Query(admin::Query::State(reply)) => {
-                // Whoever asked may have gone.
+                // The sender may have gone.
                 let _ = reply.send(self.state());
             }
-            Event::Query(admin::Query::Command(asked, sender)) => {
+            Event::Query(admin::Query::Command(request, sender)) => {
                 let identity = self.shard.store_identity;
-                if let Some(command) = self.shard.queries.admit(asked, sender, identity) {
+                if let Some(command) = self.shard.queries.admit(request, sender, identity) {
                     self.shard.feed(Input::Commands(vec![command]));
                 }
             }
@@ -283,12 +287,12 @@ impl Life<'_> {
             self.turn(&mut events);
             self.shard.feed(Input::Drain);
         }
-        // Nothing is decided any more: whoever waits is told at once, and not by the end of the wait.
+        // Nothing is decided any more: open commands end at once, and not at the end of the wait.
         self.shard.queries.reject_all();
         if let Err(error) = self.shard.store.close(budget) {
             tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
         }
-        // Questions that came after the last turn: dropped, which tells whoever asked.
+        // Questions that came after the last turn: dropped, which ends the wait of their senders.
         self.mailbox.take(Duration::ZERO, &mut Vec::new());
         tracing::info!(
             waiting = left.items.waiting,

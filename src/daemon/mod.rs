@@ -28,10 +28,10 @@ use std::process::ExitCode;
 /// Exit code beside 0 and 1: another process has the store.
 const EXIT_LOCKED: u8 = 75;
 
-/// What `tidegate run` was told.
+/// Options of `tidegate run`.
 #[derive(Debug)]
 pub struct RunOptions {
-    /// Checked.
+    /// Valid as a whole.
     pub config: Config,
     /// Where it came from; read again on SIGHUP.
     pub config_path: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub struct RunOptions {
     pub log_format: LogFormat,
 }
 
-/// Runs until it is told to stop. 0 after a graceful stop, 75 when another process has the store, else 1.
+/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, else 1.
 pub fn run(options: RunOptions) -> ExitCode {
     logging::abort_on_panic();
     if let Err(error) = logging::init(options.log_format) {

@@ -60,7 +60,7 @@ impl Inlet {
     }
 }
 
-/// Runs until it is told to stop, or cannot go on.
+/// Runs until a stop is requested, or cannot go on.
 pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let mut process = Process::new(options)?;
     let entered = process.runtime.handle().clone();

@@ -1,6 +1,6 @@
 //! A shard: one engine, its part of the store, and its connections to one ingest queue.
 //!
-//! What happens is told to the engine, and what the engine answers is carried out in the order of its fields. Nothing here
+//! What happens is an input of the engine, and what the engine answers is carried out in the order of its fields. Nothing here
 //! waits.
 
 use super::commands::PendingQueries;
@@ -21,9 +21,9 @@ pub(super) struct Shard {
     pub(super) store_identity: u64,
     /// Commands of the admin port that have not been answered.
     pub(super) queries: PendingQueries,
-    /// Ingest, egress.
+    /// Last state of each: ingest, egress.
     pub(super) links: [Option<amqp::Link>; 2],
-    /// The engine was told something, and with it the time, in this turn.
+    /// The engine had an input, and with it the time, in this turn.
     engine_ticked: bool,
     /// Nothing more is taken in: what the engine says of the intake is past.
     stopping: bool,

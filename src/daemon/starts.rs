@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A process that lived so long did not die of its first messages, ms.
+/// Minimum uptime after which an end is not put down to the first messages, ms.
 pub(super) const LONG_LIFE_MS: u64 = 60_000;
 
 /// Quick deaths in a row after which caution pays.

@@ -76,7 +76,7 @@ enum Knowledge {
     Unasked,
     /// These have been asked for.
     Asked(Vec<Asked>),
-    /// The answers.
+    /// The store's answers to the questions.
     Known(Vec<Asked>, Vec<Found>),
 }
 
@@ -96,7 +96,7 @@ struct Line {
     ahead: usize,
 }
 
-/// Which line.
+/// Names one of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LineName {
     /// What waited for an outcome; it goes before what comes in.

@@ -116,7 +116,7 @@ fn look_up(
     }
 }
 
-/// An item without an id that is dead already is known by its arrival number while its letter is in memory.
+/// An item without an id that is dead already is known by its arrival number while its dead letter is in memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let id = target.assigned.and_then(|assigned| core.stock.items.by_seq(assigned.seq));
     let Some(item) = id.map(|id| &core.stock.items[id]).filter(|item| item.is_dead()) else {

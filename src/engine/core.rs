@@ -92,7 +92,7 @@ impl Core {
     }
 
     /// Remembers the id of a request that was dead from the start. That it is dead is remembered with the commit that
-    /// makes its letter safe, and never sooner: the request would be taken for the old one coming back.
+    /// makes its dead letter safe, and never sooner: the request would be taken for the old one coming back.
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
         let resident = self.stock.items.by_seq(letter);
         match resident.filter(|id| !self.stock.items[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
@@ -254,7 +254,7 @@ impl Core {
         self.dispatch.look_again(&mut self.stock, queue);
     }
 
-    /// See [`Core::remember_dead`].
+    /// As [`Core::remember_dead`] says.
     fn remember_letter(&mut self, id: ItemId, now: Now) {
         let extra = self.stock.items[id].extra.as_deref();
         let Some(identity) = extra.and_then(|extra| extra.former_identity) else { return };

@@ -33,7 +33,7 @@ pub(super) struct Customer {
     pins: u32,
 }
 
-/// All customers.
+/// Customers of all queues.
 #[derive(Debug)]
 pub(super) struct Customers {
     table: Slab<CustomerId, Customer>,

@@ -50,7 +50,7 @@ pub(super) struct Flight {
     state: FlightState,
 }
 
-/// The state of the egress end, as last told.
+/// The state of the egress end, as last reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct Egress {
     ready: bool,
@@ -185,7 +185,7 @@ impl Dispatch {
             && live.health.may_send(live.slots, self.share())
     }
 
-    /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nobody has anything.
+    /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing to send.
     pub(super) fn next(&mut self, stock: &mut Stock, now: Now) -> Option<Candidate> {
         if !self.has_slot() {
             return None;

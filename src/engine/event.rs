@@ -22,7 +22,7 @@ pub struct Stored {
     pub accepted_due: u64,
     /// Application name; of a dead item the one it was meant for, empty where that could not be read.
     pub application: Arc<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Option<Arc<str>>,
     /// Of its producer's id, if there was one.
     pub given: Option<Identity>,
@@ -32,9 +32,9 @@ pub struct Stored {
     pub received: u64,
     /// It named a time of its own: it never leaves before `key.due`.
     pub own_time: bool,
-    /// UTC ms.
+    /// When it expires, UTC ms.
     pub expiry: Option<u64>,
-    /// See [`super::types::NewItem::weight`].
+    /// Same as [`super::types::NewItem::weight`].
     pub weight: u32,
     /// What closed its window, where that has been written down.
     pub closed_by: ClosedBy,
@@ -99,9 +99,9 @@ pub struct QueueRow {
 /// does not have to count its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRow {
-    /// Application name.
+    /// Name of the application.
     pub application: Arc<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Arc<str>,
     /// Planned end, UTC ms: the due of its members.
     pub end: u64,
@@ -117,9 +117,9 @@ pub struct WindowRow {
 /// key. A restart moves them ([`Op::Rekey`]), so that they are due when the window closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClosingRow {
-    /// Application name.
+    /// Name of the application.
     pub application: Arc<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Arc<str>,
     /// Planned end, UTC ms: the due in its members' keys.
     pub end: u64,
@@ -146,15 +146,15 @@ pub const BUCKETS: u8 = 8;
 /// What may change of a stored item while it waits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {
-    /// See [`Stored::attempts`].
+    /// Same as [`Stored::attempts`].
     pub attempts: u32,
-    /// See [`Stored::last_error`].
+    /// Same as [`Stored::last_error`].
     pub last_error: Option<Arc<str>>,
-    /// See [`Stored::outcome_unknown`].
+    /// Same as [`Stored::outcome_unknown`].
     pub outcome_unknown: bool,
-    /// See [`Stored::closed_by`].
+    /// Same as [`Stored::closed_by`].
     pub closed_by: ClosedBy,
-    /// See [`Stored::dead`].
+    /// Same as [`Stored::dead`].
     pub dead: Option<Arc<Dead>>,
 }
 
@@ -171,7 +171,7 @@ pub struct IndexRows {
 /// The members of one closed window that are to be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RekeyMembers {
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Arc<str>,
     /// Members are those with an arrival number up to this one.
     pub through_seq: u64,
@@ -203,9 +203,9 @@ pub enum Op {
     },
     /// Write index rows of an item that lacks them.
     Index {
-        /// Its key.
+        /// Key of the item.
         key: Key,
-        /// Which.
+        /// Which rows are concerned.
         rows: IndexRows,
     },
     /// Move an item to another key or another queue, or rewrite it where it is, with what is now known of it. The
@@ -226,11 +226,11 @@ pub enum Op {
     /// is due at `end` and that one of `members` names. All their index rows move along (an item without an id gets
     /// an identity row, a customer row is written in any case).
     Rekey {
-        /// Application name.
+        /// Name of the queue.
         queue: Arc<str>,
         /// The due in their keys, UTC ms.
         end: u64,
-        /// By window.
+        /// The items, by window.
         members: Vec<RekeyMembers>,
         /// They have customer rows; else the queue itself is searched at `end`.
         indexed: bool,
@@ -241,27 +241,27 @@ pub enum Op {
     PutWindow(WindowRow),
     /// Remove a window's row.
     DeleteWindow {
-        /// Application name.
+        /// Name of the application.
         application: Arc<str>,
-        /// Customer name.
+        /// Name of the customer.
         customer: Arc<str>,
     },
     /// Write a closing's row.
     PutClosing(ClosingRow),
     /// Remove a closing's row.
     DeleteClosing {
-        /// Application name.
+        /// Name of the application.
         application: Arc<str>,
-        /// Customer name.
+        /// Name of the customer.
         customer: Arc<str>,
-        /// [`ClosingRow::end`].
+        /// Same as [`ClosingRow::end`].
         end: u64,
-        /// [`ClosingRow::through_seq`].
+        /// Same as [`ClosingRow::through_seq`].
         through_seq: u64,
     },
     /// Remember an item that has ended; replaces what the bucket says of the same identity.
     Remember {
-        /// Below [`BUCKETS`].
+        /// Number below [`BUCKETS`].
         bucket: u8,
         /// Of an item whose producer gave an id.
         identity: Identity,
@@ -304,7 +304,7 @@ pub struct Range {
     pub from: Key,
     /// First due not wanted, UTC ms.
     pub until: u64,
-    /// Most rows.
+    /// Upper bound on the rows of the answer.
     pub max_rows: usize,
 }
 
@@ -330,7 +330,7 @@ pub enum Load {
 /// An item looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Which.
+    /// Identity to be found.
     pub identity: Identity,
     /// Its application, in whose queue it lies.
     pub application: Arc<str>,
@@ -354,7 +354,7 @@ pub struct Found {
 pub struct Scan {
     /// The engine's handle, given back with the answer.
     pub number: u64,
-    /// Along what.
+    /// Rows to walk along.
     pub along: Along,
     /// First key wanted, inclusive.
     pub from: Key,
@@ -388,7 +388,7 @@ pub enum Loaded {
     Contents(Vec<(u64, Arc<Content>)>),
     /// To [`Load::Find`], in the same order. Writes handed over after the question may show or not.
     Found(Vec<Found>),
-    /// To [`Load::Scan`].
+    /// Answer to [`Load::Scan`].
     Scanned {
         /// The engine's handle.
         number: u64,
@@ -424,11 +424,11 @@ pub enum Input {
     Settled(Vec<Settled>),
     /// Commands from within this process.
     Commands(Vec<(Asker, Command)>),
-    /// Answers to these deliveries are out, or nobody waits for them any more.
+    /// Answers to these deliveries are out, or not wanted any more.
     Answered(Vec<Delivery>),
     /// A new ingest consumer runs; tags of older generations mean nothing any more.
     IngestReady {
-        /// Its generation.
+        /// Generation of the consumer.
         generation: u32,
     },
     /// The ingest connection is gone; the broker will deliver again what was not acked.
@@ -472,7 +472,7 @@ pub struct Effects {
     pub publishes: Vec<Batch>,
     /// 4. Answers: what they say is durable.
     pub replies: Vec<Reply>,
-    /// 5. Reads.
+    /// 5. Reads of the store.
     pub loads: Vec<Load>,
     /// 6. A change of the intake.
     pub intake: Option<Intake>,
@@ -481,8 +481,8 @@ pub struct Effects {
 /// When the engine wants to be called again without any event: the sooner of the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadline {
-    /// UTC ms.
+    /// By the wall clock, UTC ms.
     pub wall: Option<u64>,
-    /// Monotonic ms.
+    /// By the monotonic clock, ms.
     pub mono: Option<u64>,
 }

@@ -60,7 +60,7 @@ impl Health {
         self.state == State::Unproven
     }
 
-    /// Whether one more batch may go, beside so many under way. `share`: the most that one queue may have.
+    /// Whether one more batch may go, beside those under way. `share`: the most that one queue may have.
     pub(super) fn may_send(&self, under_way: usize, share: usize) -> bool {
         match self.state {
             State::Unproven => under_way == 0,

@@ -77,7 +77,7 @@ pub(super) struct Item {
     pub(super) key: Key,
     /// When it is really due: earlier than `key.due` where its window closed sooner, UTC ms.
     pub(super) due: u64,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub(super) received: u64,
     /// UTC ms; `u64::MAX` = none.
     pub(super) expiry: u64,

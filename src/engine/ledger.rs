@@ -19,11 +19,11 @@ const PATIENCE_MS: u64 = 100;
 /// How far one delivery is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// So many parts are not safe.
+    /// Number of parts that are not safe.
     Unsafe(u32),
-    /// All are, and the broker has not been told.
+    /// All are safe, and the ack has not gone out.
     Safe,
-    /// It has been told.
+    /// The ack has gone out.
     Acked,
 }
 

@@ -89,12 +89,12 @@ const TURN_WINDOWS: usize = 1_000;
 /// A difference between the two clocks of more than this is a step of the wall clock, ms.
 const STEP_MS: u64 = 1_000;
 
-/// Where the process stands, as last told.
+/// Where the process stands, as last reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Course {
     /// Both clocks at the last call, to notice steps.
     last: Now,
-    /// Shutting down.
+    /// Set once a shutdown has begun.
     draining: bool,
     /// The consumer has been told to hand over.
     taking: bool,

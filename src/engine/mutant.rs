@@ -148,7 +148,7 @@ pub(super) enum Mutant {
     ContentsStay,
     /// An item that ended stays in its queue's count.
     CountForgotten,
-    /// An item is remembered as dead before the commit that makes its letter safe.
+    /// An item is remembered as dead before the commit that makes its dead letter safe.
     DeadTooSoon,
     /// A dead item is deleted instead of being moved to the dead letters.
     DeadForgotten,

@@ -21,7 +21,7 @@ use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 handle!(
-    /// A queue.
+    /// Handle of a queue.
     QueueId
 );
 
@@ -94,7 +94,7 @@ pub(super) struct Live {
     pub(super) sent: u64,
 }
 
-/// One queue.
+/// One queue: an application's, or that of the dead letters.
 #[derive(Debug)]
 pub(super) struct Queue {
     name: Arc<str>,
@@ -342,7 +342,7 @@ impl Live {
     }
 }
 
-/// All queues.
+/// All queues, by name and by handle.
 #[derive(Debug)]
 pub(super) struct Queues {
     table: Slab<QueueId, Queue>,

@@ -10,7 +10,7 @@ use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
 use super::types::{Ended, Identity};
 
-/// Buckets that one whole tail is spread over: so much more than the tail is kept, at most, as one of them is long.
+/// Buckets that one whole tail is spread over: up to the length of one more than the tail is kept.
 const SPREAD: u64 = 4;
 
 /// Bits of a filter for each id: about two ids of a hundred are looked for in vain.
@@ -182,7 +182,7 @@ impl Filter {
     }
 }
 
-/// Which line of so many, and which bits in it: taken from the identity as it is, which is a hash.
+/// Which of `lines` lines, and which bits in it: taken from the identity as it is, which is a hash.
 fn places(identity: Identity, lines: usize) -> (usize, [usize; 7]) {
     let bytes = u128::from_be_bytes(identity.to_bytes());
     let (low, mut high) = (bytes as u64, (bytes >> 64) as u64);

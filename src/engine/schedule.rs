@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 pub(super) const SLOTS: u64 = 1 << 16;
 const MASK: u64 = SLOTS - 1;
 
-/// No entry.
+/// Marks that there is no entry.
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ const ASSIGNED_ID: u64 = 50;
 const DIGITS: u64 = 20;
 /// A batch id: 128 bits in hex.
 const BATCH_ID: u64 = 32;
-/// `null`.
+/// Length of `null`.
 const NULL: u64 = 4;
 /// `,"content_encoding":`, or the CloudEvents extension `,"contentencoding":`, whichever is longer.
 const ENCODING_LABEL: u64 = 20;
@@ -35,9 +35,9 @@ pub struct Parts<'a> {
     pub json: bool,
     /// The producer's id; `None`: one will be assigned.
     pub id: Option<&'a str>,
-    /// Content type.
+    /// The property `content_type`.
     pub content_type: Option<&'a str>,
-    /// Content encoding.
+    /// The property `content_encoding`.
     pub content_encoding: Option<&'a str>,
     /// The `type` property.
     pub kind: Option<&'a str>,
@@ -97,7 +97,7 @@ fn escaped_len(byte: u8) -> u8 {
     }
 }
 
-/// Length of so many bytes in padded base64.
+/// Length of that number of bytes in padded base64.
 pub fn base64_len(bytes: u64) -> u64 {
     bytes.div_ceil(3).saturating_mul(4)
 }

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     handle!(
-        /// For tests.
+        /// Handle for tests alone.
         TestId
     );
 

@@ -82,7 +82,7 @@ pub struct Duplicates {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Delivery {
-    /// Confirmed lately.
+    /// Healthy: a batch was confirmed lately.
     Open,
     /// It could not be delivered to; one probe when the time comes.
     Parked {
@@ -105,7 +105,7 @@ pub enum Delivery {
 pub struct Application {
     /// Name, which is the routing key; empty for the dead exchange.
     pub name: String,
-    /// State.
+    /// State of its delivery.
     #[serde(flatten)]
     pub delivery: Delivery,
     /// Items that have not ended, wherever they are.
@@ -123,10 +123,10 @@ pub struct Application {
     /// Items published and not settled.
     #[serde(default)]
     pub in_flight: u64,
-    /// Items parked.
+    /// Number of items parked.
     #[serde(default)]
     pub parked: u64,
-    /// Open windows.
+    /// Number of open windows.
     #[serde(default)]
     pub windows: u64,
     /// Items confirmed since the start.
@@ -151,7 +151,7 @@ pub struct Items {
     pub in_flight: u64,
     /// Items of applications that cannot be delivered to at present.
     pub parked: u64,
-    /// Open windows.
+    /// Number of open windows.
     pub windows: u64,
     /// Earliest due of what waits in memory, UTC ms.
     pub next_due_at: Option<u64>,
@@ -168,9 +168,9 @@ pub struct Items {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Snapshot {
-    /// Items.
+    /// Numbers of items by stage.
     pub items: Items,
-    /// Unconfirmed batches.
+    /// Number of unconfirmed batches.
     pub in_flight_batches: u64,
     /// The intake is paused.
     pub intake_paused: bool,
@@ -178,7 +178,7 @@ pub struct Snapshot {
     pub uncommitted: u64,
     /// Longest turn of the daemon's loop since its start, us. The engine reads no clock: the daemon fills it in.
     pub longest_turn_us: u64,
-    /// Totals.
+    /// Totals since the start.
     pub totals: Counters,
     /// By application, in order of name; at most [`Snapshot::MAX_APPLICATIONS`].
     pub applications: Vec<Application>,

@@ -40,7 +40,7 @@ const EVICT_ROWS: usize = 1_000;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) delivery: Delivery,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub(super) received: u64,
     pub(super) redelivered: bool,
 }
@@ -52,7 +52,7 @@ pub(super) enum Timing {
     Own(u64),
     /// With its customer's window.
     Windowed,
-    /// At once.
+    /// Due at once.
     Immediate,
 }
 
@@ -267,7 +267,7 @@ impl Stock {
     // ---- across -----------------------------------------------------------------------------------------------
 
     /// Gives an item up: from now on it is a dead letter. It is on no list. `identity`: the one it lived under; `former`:
-    /// the same, where that is to be remembered with the confirm of its letter.
+    /// the same, where that is to be remembered with the confirm of the dead letter.
     pub(super) fn bury(
         &mut self,
         id: ItemId,

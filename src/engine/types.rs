@@ -23,7 +23,7 @@ pub struct Now {
 /// The place of an item in the time-sorted order: earliest first, equal instants first in, first out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// UTC milliseconds.
+    /// Due time, UTC ms.
     pub due: u64,
     /// Arrival number: unique within one store, for ever.
     pub seq: u64,
@@ -65,7 +65,7 @@ impl Identity {
         ((u128::from(self.0[0]) << 64) | u128::from(self.0[1])).to_be_bytes()
     }
 
-    /// Reads [`Identity::to_bytes`].
+    /// Reads what [`Identity::to_bytes`] gave.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         let number = u128::from_be_bytes(bytes);
         Identity([(number >> 64) as u64, number as u64])
@@ -239,7 +239,7 @@ pub struct Rejected {
     pub dead: Dead,
     /// The message as it came.
     pub content: Arc<Content>,
-    /// It was a command, and somebody waits for an answer.
+    /// It was a command, and an answer is wanted.
     pub reply_to: Option<ReplyTo>,
 }
 
@@ -263,7 +263,7 @@ pub struct Request {
     pub redelivered: bool,
     /// Wall clock at receipt, UTC ms.
     pub received: u64,
-    /// Its meaning.
+    /// What is requested.
     pub body: RequestBody,
 }
 
@@ -321,7 +321,7 @@ pub struct Retry {
 pub struct AppSettings {
     /// Longest wait of a windowed item, from the first of its customer.
     pub window: u64,
-    /// Close a window once nothing came for so long; 0 = off.
+    /// Close a window once nothing came for this time, ms; 0 = off.
     pub quiet: u64,
     /// Windows end at wall-clock multiples of `window`.
     pub align: bool,
@@ -331,11 +331,11 @@ pub struct AppSettings {
     pub max_items: u32,
     /// Most bytes of one encoded batch body; a single larger item still goes, alone.
     pub max_bytes: u64,
-    /// Body format.
+    /// Format of the message's body.
     pub format: Format,
     /// How long a sent id is remembered.
     pub dedupe_tail: u64,
-    /// Back-off.
+    /// Back-off between attempts.
     pub retry: Retry,
     /// Policy at the limit.
     pub on_full: OnFull,
@@ -373,7 +373,7 @@ impl Default for AppSettings {
 /// before an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Items.
+    /// Number of items.
     pub rows: usize,
     /// Bytes of payloads that may stay after their commit.
     pub contents: u64,
@@ -436,11 +436,11 @@ pub enum ClosedBy {
     /// A window's end, or an own time.
     #[default]
     Time,
-    /// `max_items`.
+    /// It reached `max_items`.
     Count,
-    /// `max_bytes`.
+    /// It reached `max_bytes`.
     Bytes,
-    /// `quiet`.
+    /// Nothing came for `quiet`.
     Quiet,
     /// An operator's or producer's flush.
     Flush,
@@ -469,9 +469,9 @@ pub struct BatchItem {
     pub seq: u64,
     /// When it was due as accepted, UTC ms: the other half of that id, by which the store finds it.
     pub accepted_due: u64,
-    /// UTC ms.
+    /// Due time, UTC ms.
     pub due: u64,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub received: u64,
     /// Failed attempts so far.
     pub attempts: u32,
@@ -493,7 +493,7 @@ pub struct Batch {
     pub customer: Option<Arc<str>>,
     /// Set: to the dead exchange, with this verdict.
     pub dead: Option<Arc<Dead>>,
-    /// Body format.
+    /// Format of the message's body.
     pub format: Format,
     /// Cause of the first close in it.
     pub closed_by: ClosedBy,
@@ -526,14 +526,14 @@ pub enum Outcome {
     Overdue,
     /// The connection was lost: it may or may not have been delivered.
     Unknown,
-    /// There was no connection to publish it on: nobody has it.
+    /// There was no connection to publish it on: it went nowhere.
     Unsent,
 }
 
 /// One settled publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
-    /// [`Batch::number`].
+    /// Same as [`Batch::number`].
     pub number: u64,
     /// What became of it.
     pub outcome: Outcome,
@@ -542,7 +542,7 @@ pub struct Settled {
 /// Acknowledge towards the ingest queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// The delivery.
+    /// Delivery to be acked.
     pub delivery: Delivery,
     /// All up to and including it.
     pub multiple: bool,

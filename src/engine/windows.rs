@@ -31,7 +31,7 @@ handle!(
 /// One open window.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Monotonic end.
+    /// When it closes, monotonic ms.
     close: u64,
     /// The same moment on the wall clock, as planned when it opened: the due in its members' keys.
     end: u64,
@@ -110,7 +110,7 @@ struct Closing {
     members: u32,
 }
 
-/// All windows.
+/// Windows of all applications.
 #[derive(Debug)]
 pub(super) struct Windows {
     timers: Schedule,
@@ -143,7 +143,7 @@ impl Windows {
         Windows { timers: Schedule::new(now.mono), open: 0, dirty: Vec::new(), closings: Slab::new() }
     }
 
-    /// Open windows.
+    /// Number of open windows.
     pub(super) fn open_count(&self) -> u64 {
         self.open
     }
@@ -154,7 +154,7 @@ impl Windows {
     }
 
     /// Opens the customer's window, which has none, for `length` ms, and with this planned end (wall clock).
-    /// `long`: so long that it is kept in a row of its own.
+    /// `long`: it is kept in a row of its own.
     pub(super) fn open(
         &mut self,
         customers: &mut Customers,
@@ -451,9 +451,9 @@ impl Windows {
 /// How a window is planned when it opens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// ms.
+    /// Length in ms.
     pub(super) length: u64,
-    /// Wall clock.
+    /// End by the wall clock, UTC ms.
     pub(super) end: u64,
     /// It gets a row of its own in the store.
     pub(super) long: bool,

@@ -131,7 +131,7 @@ impl<'a> Changes<'a> {
     }
 
     /// The rows from `start` to before `end` as they will be that `wanted` wants: in no particular order, and read
-    /// one at a time, so that those which nobody wants take no room.
+    /// one at a time, so that unwanted ones take no room.
     pub(super) fn range(
         &self,
         id: KeyspaceId,

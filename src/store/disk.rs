@@ -174,7 +174,7 @@ fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
 enum Format {
     /// A store that this program knows.
     Current,
-    /// Nothing yet.
+    /// No store is there.
     None,
 }
 

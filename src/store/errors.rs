@@ -27,7 +27,7 @@ pub enum ReadError {
     Damaged {
         /// Which part of the store.
         keyspace: &'static str,
-        /// Which row.
+        /// The row's key, readable.
         key: String,
         /// What is wrong with it.
         error: String,
@@ -41,7 +41,7 @@ pub enum ReadError {
     /// The storage engine failed while it read, for another reason than damage.
     #[error("the storage engine failed while it read: {0}")]
     Engine(String),
-    /// See [`BrokenContract`].
+    /// As [`BrokenContract`] says.
     #[error(transparent)]
     Contract(#[from] BrokenContract),
 }
@@ -65,7 +65,7 @@ pub enum CommitError {
     Backlog {
         /// The part of the store that has written most.
         keyspace: &'static str,
-        /// Seconds.
+        /// Time waited, seconds.
         waited_s: u64,
     },
     /// The storage engine failed, for another reason than room.
@@ -73,10 +73,10 @@ pub enum CommitError {
     Engine {
         /// What it did.
         action: &'static str,
-        /// Its words.
+        /// Text of the error.
         error: String,
     },
-    /// See [`BrokenContract`].
+    /// As [`BrokenContract`] says.
     #[error(transparent)]
     Contract(#[from] BrokenContract),
 }
@@ -105,10 +105,10 @@ pub struct SpawnError(#[from] pub(super) io::Error);
 /// Why a running store does nothing any more. The process ends, and opens it again to learn what is there.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// A commit.
+    /// A commit failed.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// A read.
+    /// A read failed.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// More was queued than whoever queues it may, because the disk has stood still.
@@ -116,7 +116,7 @@ pub enum Failure {
         "the disk has not kept up: {bytes} bytes wait to be written, the first of them for {waited_ms} ms"
     )]
     Stalled {
-        /// Bytes queued.
+        /// Number of bytes queued.
         bytes: u64,
         /// Age of the oldest, ms.
         waited_ms: u64,
@@ -126,7 +126,7 @@ pub enum Failure {
     NoAnswer {
         /// `commit`, `read` and so on.
         call: &'static str,
-        /// ms.
+        /// Age of the call, ms.
         age_ms: u64,
     },
     /// One of the store's threads has panicked; the log says where.
@@ -162,7 +162,7 @@ pub enum OpenError {
     Newer {
         /// The store's format.
         found: u32,
-        /// This program's.
+        /// Format of this program.
         known: u32,
     },
     /// Written by an older version of this program, in a format that cannot be brought up to date.
@@ -187,7 +187,7 @@ pub enum OpenError {
     Io {
         /// What was tried.
         action: &'static str,
-        /// On what.
+        /// File or directory concerned.
         path: PathBuf,
         /// The system's answer.
         source: io::Error,

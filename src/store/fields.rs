@@ -20,9 +20,9 @@ pub enum RecordError {
     /// Written by a newer version of this program.
     #[error("record version {found} is not known (this program knows {known})")]
     Version {
-        /// The record's.
+        /// Version of the record.
         found: u8,
-        /// This program's.
+        /// Version of this program.
         known: u8,
     },
     /// Flags that no version has given a meaning.

@@ -10,7 +10,7 @@ pub(crate) enum KeyspaceId {
     Items,
     /// (application, customer, due, seq) -> nothing.
     Customers,
-    /// (identity) -> (due, seq); the queue is the one of whoever asks.
+    /// (identity) -> (due, seq); the queue is named by the reader.
     Identities,
     /// (queue) -> queue row.
     Queues,

@@ -85,7 +85,7 @@ struct Seen {
     /// Number of the last commit.
     number: Option<u64>,
     sequence: Option<u64>,
-    /// What was wrong last, to be told with the commits that it cost.
+    /// What was wrong last, to be reported with the commits that it cost.
     broken: Option<(String, String)>,
     /// A commit that lies behind it, out of reach: it was not the torn end of a crash.
     beyond: Option<u64>,

@@ -48,7 +48,7 @@ struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty one, for so many ended items.
+    /// An empty one, for that number of ended items.
     fn new(most: usize) -> Self {
         MemoryStore { buckets: Default::default(), begun: 0, most, warned: false }
     }

@@ -53,41 +53,41 @@ const KNOWN_STANDING: u8 = ATTEMPTS | CLOSED_BY | LAST_ERROR | DEAD | OUTCOME_UN
 /// A record without a copy: its fields point into the bytes they were read from, row key and value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View<'a> {
-    /// See [`Stored::key`].
+    /// Same as [`Stored::key`].
     pub key: Key,
-    /// See [`Stored::accepted_due`].
+    /// Same as [`Stored::accepted_due`].
     pub accepted_due: u64,
-    /// See [`Stored::application`].
+    /// Same as [`Stored::application`].
     pub application: &'a str,
-    /// See [`Stored::customer`].
+    /// Same as [`Stored::customer`].
     pub customer: Option<&'a str>,
-    /// See [`Stored::given`].
+    /// Same as [`Stored::given`].
     pub given: Option<Identity>,
     /// See [`Stored::fingerprint`]; kept with a given identity alone.
     pub fingerprint: u64,
-    /// See [`Stored::received`].
+    /// Same as [`Stored::received`].
     pub received: u64,
-    /// See [`Stored::own_time`].
+    /// Same as [`Stored::own_time`].
     pub own_time: bool,
-    /// See [`Stored::expiry`].
+    /// Same as [`Stored::expiry`].
     pub expiry: Option<u64>,
-    /// See [`Stored::weight`].
+    /// Same as [`Stored::weight`].
     pub weight: u32,
-    /// See [`Stored::closed_by`].
+    /// Same as [`Stored::closed_by`].
     pub closed_by: ClosedBy,
-    /// See [`Stored::attempts`].
+    /// Same as [`Stored::attempts`].
     pub attempts: u32,
-    /// See [`Stored::last_error`].
+    /// Same as [`Stored::last_error`].
     pub last_error: Option<&'a str>,
-    /// See [`Stored::outcome_unknown`].
+    /// Same as [`Stored::outcome_unknown`].
     pub outcome_unknown: bool,
-    /// See [`Stored::dead`].
+    /// Same as [`Stored::dead`].
     pub dead: Option<(Reason, &'a str)>,
-    /// See [`Content::json`].
+    /// Same as [`Content::json`].
     pub json: bool,
-    /// See [`Content::properties`].
+    /// Same as [`Content::properties`].
     pub properties: &'a [u8],
-    /// See [`Content::body`].
+    /// Same as [`Content::body`].
     pub body: &'a [u8],
 }
 
@@ -121,7 +121,7 @@ impl<'a> View<'a> {
         self.given.unwrap_or(Identity::assigned(self.key.seq))
     }
 
-    /// See [`Stored::is_windowed`].
+    /// Same as [`Stored::is_windowed`].
     pub fn is_windowed(&self) -> bool {
         !self.own_time && self.customer.is_some() && self.dead.is_none()
     }

@@ -1,7 +1,7 @@
 //! The store's own thread: writes and reads in the order they were asked for, many commits with one sync.
 //!
 //! A second thread reads contents beside it, so that a batch never waits behind a sync for payloads that have
-//! been on the disk for long. A third watches that the calls of both come back. Whoever hands work over never waits.
+//! been on the disk for long. A third watches that the calls of both come back. A caller never waits.
 //! Deliberately absent: decisions, and retries. After a failure nothing more is
 //! done, so that nothing can be acked behind a commit that may not have happened; the process stops and opens
 //! the store anew.
@@ -33,7 +33,7 @@ const USAGE_AGE: u64 = 1_000;
 /// What a store that has stalled may cost before it is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Upper bound on what is queued, bytes. Whoever queues is to stay far below it.
+    /// Upper bound on what is queued, bytes. Callers stay far below it.
     pub queued: u64,
     /// Upper bound on the time that one call takes.
     pub call: Duration,
@@ -300,7 +300,7 @@ enum Job {
 }
 
 struct Queued<T> {
-    /// Monotonic ms.
+    /// When it was queued, monotonic ms.
     since: u64,
     bytes: u64,
     job: T,
@@ -314,7 +314,7 @@ struct Call {
     number: u64,
     /// When the job that it is made for was queued, monotonic ms.
     queued_at: u64,
-    /// Monotonic ms.
+    /// When it began, monotonic ms.
     begun_at: u64,
 }
 
@@ -344,7 +344,7 @@ struct State {
     reclaiming: bool,
     /// It has, and the store is to let go of the files.
     reclaimed: bool,
-    /// Monotonic ms.
+    /// When space was last reclaimed, monotonic ms.
     reclaimed_at: Option<u64>,
     /// Only its counters; the rest is filled in when it is asked for.
     stats: Stats,

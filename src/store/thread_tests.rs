@@ -351,7 +351,7 @@ fn a_load_sees_every_write_queued_before_it() {
     assert_eq!(open_at(dir.path()).opened.marks.next_seq, 51);
 }
 
-/// Whoever queues is told at once, and never waits.
+/// The caller is refused at once, and never waits.
 #[test]
 fn more_than_may_be_queued_is_a_failure() {
     let limits = Limits { queued: 2_000, ..Limits::of(0) };

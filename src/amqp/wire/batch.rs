@@ -27,9 +27,9 @@ const BATCH_ID_LENGTH: usize = 32;
 /// Names of the two exchanges that are published to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanges {
-    /// `egress.exchange`.
+    /// `egress.exchange` of the configuration.
     pub egress: ShortString,
-    /// `dead.exchange`.
+    /// `dead.exchange` of the configuration.
     pub dead: ShortString,
 }
 
@@ -43,13 +43,13 @@ impl Exchanges {
 /// One message to be published, `mandatory` and confirmed.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Where to.
+    /// Exchange to publish to.
     pub exchange: ShortString,
     /// The application's name; empty for a dead request whose application could not be read.
     pub routing_key: ShortString,
     /// With all headers.
     pub properties: BasicProperties,
-    /// Payload.
+    /// Payload of the message.
     pub body: Body,
     /// The batch id; as hexadecimal digits also in header `x-batch`.
     pub id: BatchId,

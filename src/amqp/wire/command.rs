@@ -45,7 +45,7 @@ pub(super) fn is_reserved(kind: &str) -> bool {
     kind.starts_with(RESERVED)
 }
 
-/// Where the answer goes; `None`: nobody waits for it.
+/// Where the answer goes; `None`: none is wanted.
 pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
     let queue = message.basic.reply_to.filter(|queue| !queue.is_empty())?;
     Some(ReplyTo { queue: queue.into(), correlation_id: message.basic.correlation_id.map(Into::into) })

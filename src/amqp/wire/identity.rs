@@ -16,7 +16,7 @@ pub fn identity(application: &str, id: &str) -> Identity {
     Identity::given(hash)
 }
 
-/// The item that somebody names by its application and id: its producer's, or one assigned by the store with this
+/// The item that a command names by its application and id: its producer's, or one assigned by the store with this
 /// identity.
 pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
     Target {

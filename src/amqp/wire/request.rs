@@ -33,7 +33,7 @@ pub struct Incoming<'a> {
     pub routing_key: &'a str,
     /// Properties, with headers.
     pub properties: BasicProperties,
-    /// Payload.
+    /// Payload of the delivery.
     pub body: Vec<u8>,
     /// Wall clock at receipt, UTC ms.
     pub received: u64,
@@ -76,7 +76,7 @@ pub(super) struct Message<'a> {
     pub properties: &'a BasicProperties,
     /// Empty where it does not name an application.
     pub routing_key: &'a str,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub received: u64,
     pub limits: &'a RequestLimits,
 }
@@ -143,12 +143,12 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// The `message_id`.
+    /// The property `message_id`.
     pub(super) fn id(&self) -> Option<Cow<'a, str>> {
         self.basic.message_id.map(Cow::Borrowed)
     }
 
-    /// Header.
+    /// The header `x-customer`.
     pub(super) fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
         fields::text(fields::CUSTOMER, self.fields.customer, fields::MAX_NAME)
     }

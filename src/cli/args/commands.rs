@@ -13,7 +13,7 @@ fn place(text: &str) -> Result<String, &'static str> {
     cursor(text).map(|_| text.to_owned()).ok_or("it is no `next` of a list")
 }
 
-/// `cancel`.
+/// Arguments of `cancel`.
 #[derive(Args, Debug)]
 pub(crate) struct CancelArgs {
     /// Application of the item
@@ -27,7 +27,7 @@ pub(crate) struct CancelArgs {
     pub customer: Option<String>,
 }
 
-/// `lookup`.
+/// Arguments of `lookup`.
 #[derive(Args, Debug)]
 pub(crate) struct LookupArgs {
     /// Application of the item
@@ -38,7 +38,7 @@ pub(crate) struct LookupArgs {
     pub id: String,
 }
 
-/// `flush`.
+/// Arguments of `flush`.
 #[derive(Args, Debug)]
 pub(crate) struct FlushArgs {
     /// Application of the window
@@ -49,7 +49,7 @@ pub(crate) struct FlushArgs {
     pub customer: String,
 }
 
-/// `list`.
+/// Arguments of `list`.
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
     /// Of this application alone
@@ -64,7 +64,7 @@ pub(crate) struct ListArgs {
     /// Due at or after: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub from: Option<u64>,
-    /// Due before
+    /// Only items due before this time
     #[arg(long, value_name = "T", value_parser = moment)]
     pub to: Option<u64>,
     /// Most items shown
@@ -86,12 +86,12 @@ pub(crate) struct ListArgs {
 /// `pause`, `resume` and `parked retry`.
 #[derive(Args, Debug)]
 pub(crate) struct ApplicationArgs {
-    /// Application
+    /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
 }
 
-/// `parked`.
+/// Subcommands of `parked`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ParkedCommand {
     /// Show the applications that cannot be delivered to, or the parked items of one
@@ -102,7 +102,7 @@ pub(crate) enum ParkedCommand {
     Drop(DropArgs),
 }
 
-/// `parked list`.
+/// Arguments of `parked list`.
 #[derive(Args, Debug)]
 pub(crate) struct ParkedListArgs {
     /// Its items; left out: all parked applications
@@ -119,10 +119,10 @@ pub(crate) struct ParkedListArgs {
     pub limit: u64,
 }
 
-/// `parked drop`.
+/// Arguments of `parked drop`.
 #[derive(Args, Debug)]
 pub(crate) struct DropArgs {
-    /// Application
+    /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
     /// Do it; without this, only say how many items it would be
