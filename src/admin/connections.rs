@@ -1,10 +1,10 @@
 //! The connections of the admin port: how many there may be, and who must go when one more comes; pure.
 //!
-//! A probe must get in whatever else is there. So a newcomer is not refused while some connection only waits for its
-//! next request: the one that has waited longest makes room, which is the slow or silent one, and rather one that has
-//! never asked anything. A connection that has just come is spared for a moment, in which the newcomer waits: else a
-//! crowd that comes again and again would throw out what is about to ask. Requests under way are bounded elsewhere to
-//! fewer than there are places, and are never ended for a newcomer.
+//! A probe must get in whatever else is there. So a newcomer is not refused while some connection only waits
+//! for its next request: the one that has waited longest makes room, which is the slow or silent one, and
+//! rather one that has never asked anything. A connection that has just come is spared for a moment, in which
+//! the newcomer waits: else a crowd that comes again and again would throw out what is about to ask. Requests
+//! under way are bounded elsewhere to fewer than there are places, and are never ended for a newcomer.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -109,8 +109,8 @@ impl Connections {
 }
 
 impl Table {
-    /// Sends one away that waits for its next request. If all that wait are spared: the moment at which the first of
-    /// them no longer is; `None` if none waits.
+    /// Sends one away that waits for its next request. If all that wait are spared: the moment at which the
+    /// first of them no longer is; `None` if none waits.
     fn evict(&mut self, now: Instant, among: impl Fn(&Open) -> bool) -> Result<(), Option<Instant>> {
         let waiting = self.open.iter().filter(|(_, open)| among(open));
         let waiting =

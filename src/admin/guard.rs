@@ -1,8 +1,8 @@
 //! Who may ask: token, `Host` and origin of a request, judged from its headers alone; pure.
 //!
-//! Two regimes. With a token, the bearer of it may do everything, from anywhere. Without one the listener is on
-//! loopback, and what has to be kept out is a web page in a browser on the same machine: by the name it used
-//! (DNS rebinding) and by the origin it comes from. There is no CORS: no page may ever read an answer.
+//! Two regimes. With a token, the bearer of it may do everything, from anywhere. Without one the listener is
+//! on loopback, and what has to be kept out is a web page in a browser on the same machine: by the name it
+//! used (DNS rebinding) and by the origin it comes from. There is no CORS: no page may ever read an answer.
 
 use axum::http::{header, HeaderMap, StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
@@ -56,7 +56,8 @@ impl Refusal {
 }
 
 impl Guard {
-    /// For a listener on `listen`. Without `token` that has to be a loopback address; `super::serve` sees to it.
+    /// For a listener on `listen`. Without `token` that has to be a loopback address; `super::serve` sees to
+    /// it.
     pub(super) fn new(token: Option<SecretString>, listen: SocketAddr) -> Self {
         Guard { token, listen: listen.ip() }
     }
@@ -78,8 +79,8 @@ impl Guard {
     }
 
     fn host_is_ours(&self, uri: &Uri, headers: &HeaderMap) -> bool {
-        // Both are looked at: with an absolute target the Host header should be ignored, but a page can choose
-        // neither, so neither may be foreign.
+        // Both are looked at: with an absolute target the Host header should be ignored, but a page can
+        // choose neither, so neither may be foreign.
         let mut hosts = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
         let target_fits = uri.authority().is_none_or(|a| self.names_us(a.as_str()));
@@ -130,7 +131,8 @@ fn bearer_is(headers: &HeaderMap, token: &SecretString) -> bool {
     given.as_bytes().ct_eq(wanted.as_bytes()).into()
 }
 
-/// Browsers add these to what a page sends; other clients do not. A page served from here would be `same-origin`.
+/// Browsers add these to what a page sends; other clients do not. A page served from here would be
+/// `same-origin`.
 fn is_foreign_page(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return !matches!(site.as_bytes(), b"same-origin" | b"none");

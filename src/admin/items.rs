@@ -43,7 +43,8 @@ async fn flush(State(shared): State<Shared>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::customer).map(CommandRequest::Flush)).await
 }
 
-/// What a path names, where no query says more: one that was meant to narrow a command down must not be ignored.
+/// What a path names, where no query says more: one that was meant to narrow a command down must not be
+/// ignored.
 pub(super) fn named<T>(uri: &Uri, read: fn(&str) -> Result<T, Fault>) -> Result<T, Fault> {
     parse::no_query(uri.query())?;
     read(uri.path())

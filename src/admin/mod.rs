@@ -2,8 +2,8 @@
 //! operators and supervisors.
 //!
 //! It owns nothing and decides nothing. What it tells it asks the daemon's loop for, through a callback that
-//! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a proxy's
-//! task), no CORS and no session.
+//! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a
+//! proxy's task), no CORS and no session.
 
 mod answer;
 pub(crate) mod applications;

@@ -1,8 +1,8 @@
 //! Paths and queries, read into checked values; pure.
 //!
-//! Names and ids may hold any UTF-8, slashes and spaces included: in a path they are percent-encoded, in a query
-//! form-encoded (`+` is a space). What is not understood is refused with a sentence that names the parameter, and is
-//! never guessed at: half of these requests destroy something.
+//! Names and ids may hold any UTF-8, slashes and spaces included: in a path they are percent-encoded, in a
+//! query form-encoded (`+` is a space). What is not understood is refused with a sentence that names the
+//! parameter, and is never guessed at: half of these requests destroy something.
 
 use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
@@ -170,8 +170,8 @@ pub fn stage(text: &str) -> Result<Stage, &'static str> {
         .ok_or("it is none of waiting, in_flight and parked")
 }
 
-/// Reads a bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms rounds up, and what
-/// lies before 1970 is 0.
+/// Reads a bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms rounds up,
+/// and what lies before 1970 is 0.
 ///
 /// # Errors
 /// It is neither.

@@ -1,6 +1,6 @@
 //! The layers that every request passes, and the routers that lie within: probes and state here, items and
-//! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions of what it was
-//! given.
+//! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions
+//! of what it was given.
 
 use super::answer::{failure, unavailable, Shared, COMMAND_WITHIN};
 use super::guard::{is_probe, Guard, Refusal};
@@ -27,8 +27,9 @@ const REQUEST_WITHIN: Duration = COMMAND_WITHIN.saturating_add(Duration::from_se
 pub(super) const MAX_BODY: usize = 64 * 1024;
 /// Questions about the state at one time; each costs the loop a snapshot.
 const MAX_QUESTIONS: usize = 16;
-/// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that wait for the
-/// store or for an outcome must not keep an operator from seeing why. Both together leave connections for probes.
+/// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that
+/// wait for the store or for an outcome must not keep an operator from seeing why. Both together leave
+/// connections for probes.
 pub(super) const MAX_COMMANDS: usize = 32;
 
 /// On every answer. No page may frame, sniff, keep or read it.
@@ -146,8 +147,8 @@ async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Respon
     answer
 }
 
-/// One line of the log for each request that may change something: who, what, and how it ended. The path is still
-/// encoded, so that no name can break the line.
+/// One line of the log for each request that may change something: who, what, and how it ended. The path is
+/// still encoded, so that no name can break the line.
 struct Audit(Option<(Option<SocketAddr>, Method, String)>);
 
 impl Audit {
@@ -162,7 +163,8 @@ impl Audit {
     fn log(self, status: StatusCode) {
         if let Audit(Some((peer, method, path))) = self {
             let peer = peer.map(tracing::field::display);
-            tracing::info!(target: "tidegate::audit", peer, %method, path, status = status.as_u16(), "admin request");
+            let status = status.as_u16();
+            tracing::info!(target: "tidegate::audit", peer, %method, path, status, "admin request");
         }
     }
 }

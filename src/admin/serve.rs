@@ -1,7 +1,8 @@
-//! Accepts connections and speaks HTTP/1 on them, within bounds on their number, their patience and their life.
+//! Accepts connections and speaks HTTP/1 on them, within bounds on their number, their patience and their
+//! life.
 //!
-//! hyper is used directly: what hands it connections must know when a request begins and ends, and must set the time
-//! in which a head has to come.
+//! hyper is used directly: what hands it connections must know when a request begins and ends, and must set
+//! the time in which a head has to come.
 
 use super::connections::{Admission, Connections, Place};
 use super::listener::{Bounded, Bounds};
@@ -23,8 +24,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Time for the head of a request, from the moment at which the connection could send it; so also the longest time for
-/// which a connection is kept for another request.
+/// Time for the head of a request, from the moment at which the connection could send it; so also the longest
+/// time for which a connection is kept for another request.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Upper bound on the bytes of a head: path, query and headers.
 const MAX_HEAD: usize = 32 << 10;

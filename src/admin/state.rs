@@ -1,7 +1,8 @@
-//! The state document of `/api/v1/state`: the engine's snapshot as it is, and beside it what else the daemon knows; pure.
+//! The state document of `/api/v1/state`: the engine's snapshot as it is, and beside it what else the daemon
+//! knows; pure.
 //!
-//! The engine's part, with the rule for names, is [`crate::engine::snapshot`]: nothing is copied or renamed here.
-//! There are no payloads, no customers and no secrets in it.
+//! The engine's part, with the rule for names, is [`crate::engine::snapshot`]: nothing is copied or renamed
+//! here. There are no payloads, no customers and no secrets in it.
 
 pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Delivery, Snapshot};
@@ -81,13 +82,15 @@ pub struct LatenessState {
     pub max_us: u64,
 }
 
-/// The document. Also what `tidegate status` reads: a key that an older or newer daemon leaves out is its default.
+/// The document. Also what `tidegate status` reads: a key that an older or newer daemon leaves out is its
+/// default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Document {
     /// Of the daemon.
     pub version: String,
-    /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `paused` or `running`; the first that applies.
+    /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `paused` or `running`; the first
+    /// that applies.
     pub state: String,
     /// As `/readyz` says.
     pub ready: bool,
@@ -149,7 +152,8 @@ fn overall(input: &StateInput, missing: &[&str]) -> &'static str {
     }
 }
 
-/// Whether something that may leave has not, for long. What became due while the daemon was down counts from its start.
+/// Whether something that may leave has not, for long. What became due while the daemon was down counts from
+/// its start.
 fn is_stuck(input: &StateInput) -> bool {
     let overdue = |due: u64| input.at.saturating_sub(due).min(input.uptime_ms);
     input.snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > STUCK_MS)
@@ -242,8 +246,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Every key of the document with its place: users' scripts and monitors read these. Keys are added to the file,
-    /// and none is taken from it.
+    /// Every key of the document with its place: users' scripts and monitors read these. Keys are added to
+    /// the file, and none is taken from it.
     #[test]
     fn names_and_places_are_stable() {
         let golden: serde_json::Value = serde_json::from_str(include_str!("state_golden.json")).unwrap();

@@ -1,23 +1,24 @@
-//! The confirm tracker: which unconfirmed publish each answer of the broker belongs to. Pure: no clock, no I/O, no
-//! lapin.
+//! The confirm tracker: which unconfirmed publish each answer of the broker belongs to. Pure: no clock, no
+//! I/O, no lapin.
 //!
-//! What makes it more than a table: lapin does not say which message came back. It queues every `basic.return` and
-//! hands the oldest queued one to whichever confirm completes next, on a `multiple` ack in hash order. So an answer
-//! carries, at best, the news that *some* message was returned, and that message names itself by its header
-//! `x-batch`.
+//! What makes it more than a table: lapin does not say which message came back. It queues every
+//! `basic.return` and hands the oldest queued one to whichever confirm completes next, on a `multiple` ack in
+//! hash order. So an answer carries, at best, the news that *some* message was returned, and that message
+//! names itself by its header `x-batch`.
 //!
-//! The caller collects a *round*: every answer that is ready, polled until none is left, so that with an answer all
-//! that lapin completed before it are in the round or in an earlier one. Then [`ConfirmTracker::judge`]:
+//! The caller collects a *round*: every answer that is ready, polled until none is left, so that with an
+//! answer all that lapin completed before it are in the round or in an earlier one. Then
+//! [`ConfirmTracker::judge`]:
 //!
 //! - The broker sends a return before the confirm of the same message, so lapin has queued it by the time it
 //!   completes that confirm.
-//! - An ack that carries nothing found the queue empty: the message's own return, had there been one, has gone to a
-//!   confirm completed earlier, and the round knows it. It can be judged.
-//! - An ack that carries a *foreign* return may have left its own behind in the queue (returned: A, X; acked: X takes
-//!   A's return, and X's own waits for A's ack). It can be judged as soon as every message whose return was seen has
-//!   its own answer: each of those answers took one return off the queue after its own was put in, so if X's were
-//!   still there, more answers than returns would have been taken. Until then it is held. Those waited for are in
-//!   flight, so the wait ends with an answer or with the generation.
+//! - An ack that carries nothing found the queue empty: the message's own return, had there been one, has
+//!   gone to a confirm completed earlier, and the round knows it. It can be judged.
+//! - An ack that carries a *foreign* return may have left its own behind in the queue (returned: A, X; acked:
+//!   X takes A's return, and X's own waits for A's ack). It can be judged as soon as every message whose
+//!   return was seen has its own answer: each of those answers took one return off the queue after its own
+//!   was put in, so if X's were still there, more answers than returns would have been taken. Until then it
+//!   is held. Those waited for are in flight, so the wait ends with an answer or with the generation.
 
 use crate::engine::types::{BatchId, Outcome, Settled};
 use std::collections::VecDeque;
@@ -110,8 +111,8 @@ impl ConfirmTracker {
         carried.map_or(Ok(()), |returned| self.mark(returned))
     }
 
-    /// Ends a round: settles what is certain into `settled`, and calls `confirmed_at` with the publish moment of each
-    /// delivered one.
+    /// Ends a round: settles what is certain into `settled`, and calls `confirmed_at` with the publish moment
+    /// of each delivered one.
     pub(super) fn judge(&mut self, settled: &mut Vec<Settled>, mut confirmed_at: impl FnMut(u64)) {
         let certain = self.returned_open == 0;
         let mut waiting = std::mem::take(&mut self.held);
@@ -222,9 +223,9 @@ mod tests {
 
     /// Runs a script against batches 1 to 9 and compares what each round settles.
     ///
-    /// Script: rounds are divided by `|`; in a round `3+` acks batch 3, `3-` nacks it, `3+2` acks it and carries the
-    /// return of 2, `3-2` nacks and carries. Expected, per round, in any order: `3=C` confirmed, `3=R` returned,
-    /// `3=N` nacked.
+    /// Script: rounds are divided by `|`; in a round `3+` acks batch 3, `3-` nacks it, `3+2` acks it and
+    /// carries the return of 2, `3-2` nacks and carries. Expected, per round, in any order: `3=C` confirmed,
+    /// `3=R` returned, `3=N` nacked.
     fn check(script: &str, expected: &str) {
         let mut tracker = ConfirmTracker::default();
         let slots: Vec<usize> = (1..=9).map(|n| tracker.publish(n, id(n), n)).collect();
@@ -339,9 +340,9 @@ mod tests {
     }
 
     proptest! {
-        /// A model of lapin and a broker: messages are routable or not, confirmed in any order and in groups, and
-        /// polled at any point. Whatever happens, an unroutable message is never judged delivered, a routable
-        /// one never returned, and once all have been answered nothing is held.
+        /// A model of lapin and a broker: messages are routable or not, confirmed in any order and in groups,
+        /// and polled at any point. Whatever happens, an unroutable message is never judged delivered, a
+        /// routable one never returned, and once all have been answered nothing is held.
         #[test]
         fn no_returned_message_is_ever_judged_delivered(
             fates in prop::collection::vec((any::<bool>(), any::<u16>(), any::<bool>()), 1..40)
@@ -349,8 +350,8 @@ mod tests {
             let mut tracker = ConfirmTracker::default();
             let slots: Vec<usize> =
                 (0..fates.len() as u64).map(|n| tracker.publish(n, id(n), 0)).collect();
-            // Wire order: every return before its own ack, and acks in an arbitrary order; returns are sent as soon as
-            // the broker has met the message, so they may run far ahead of the acks.
+            // Wire order: every return before its own ack, and acks in an arbitrary order; returns are sent
+            // as soon as the broker has met the message, so they may run far ahead of the acks.
             let mut wire: Vec<(u32, usize, bool)> = Vec::new();
             for (n, (unroutable, when, _)) in fates.iter().enumerate() {
                 let acked = u32::from(*when) + 1_000;
@@ -367,7 +368,8 @@ mod tests {
                     queue.push_back(n);
                     continue;
                 }
-                let carried = queue.pop_front().map(|r: usize| Returned { id: Some(id(r as u64)), text: String::new() });
+                let returned = |r: usize| Returned { id: Some(id(r as u64)), text: String::new() };
+                let carried = queue.pop_front().map(returned);
                 prop_assert_eq!(tracker.answer(slots[n], Answer::Ack, carried), Ok(()));
                 if fates[n].2 {
                     tracker.judge(&mut settled, |_| ());

@@ -1,12 +1,15 @@
-//! The ingest end: takes deliveries, reads them, hands them to the loop in chunks, and acks what the loop says.
+//! The ingest end: takes deliveries, reads them, hands them to the loop in chunks, and acks what the loop
+//! says.
 //!
-//! Publishes nothing: a blocked connection would hold its acks back too. Every error, the end of the consumer's
-//! stream and a cancel by the broker all lead to a new connection and generation; acks of the old one are dropped,
-//! because tags begin again at 1 and a late `multiple` ack would cover what was never stored.
+//! Publishes nothing: a blocked connection would hold its acks back too. Every error, the end of the
+//! consumer's stream and a cancel by the broker all lead to a new connection and generation; acks of the old
+//! one are dropped, because tags begin again at 1 and a late `multiple` ack would cover what was never
+//! stored.
 //!
-//! While the intake is paused the consumer stays, and deliveries are held back here: what is returned to the queue
-//! counts towards its delivery limit, and requests that are returned often enough would die of it. There are no more of
-//! them than the prefetch allows. The one reason to return them is the broker's consumer timeout.
+//! While the intake is paused the consumer stays, and deliveries are held back here: what is returned to the
+//! queue counts towards its delivery limit, and requests that are returned often enough would die of it.
+//! There are no more of them than the prefetch allows. The one reason to return them is the broker's consumer
+//! timeout.
 
 use super::backoff::Backoff;
 use super::connection::Session;
@@ -35,14 +38,14 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// Upper bounds on what is handed to the loop at once, a single request apart: a turn stays short, and what waits for
-/// it small.
+/// Upper bounds on what is handed to the loop at once, a single request apart: a turn stays short, and what
+/// waits for it small.
 const CHUNK_ITEMS: usize = 1_024;
 const CHUNK_BYTES: u64 = 4 << 20;
 /// Between two counts of the queue's consumers, where that is the only guard.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
-/// Between the returns of a message that cannot be parsed, until its queue's delivery limit takes it away. Beyond the
-/// limit that tidegate declares (50), slower.
+/// Between the returns of a message that cannot be parsed, until its queue's delivery limit takes it away.
+/// Beyond the limit that tidegate declares (50), slower.
 const CULPRIT_PAUSE: Duration = Duration::from_millis(100);
 const CULPRIT_PAUSE_LATER: Duration = Duration::from_secs(1);
 const CULPRIT_EXPECTED: u32 = 60;
@@ -369,7 +372,8 @@ impl Ingest {
             if self.near_misses.insert(meant) {
                 tracing::warn!(
                     meant,
-                    "a request has a header that is nearly named so, and is without effect; further ones are counted"
+                    "a request has a header that is nearly named so, and is without effect; \
+                     further ones are counted"
                 );
             }
         }
@@ -412,10 +416,10 @@ impl Ingest {
         }
         if self.quarantine.errors() > CULPRIT_EXPECTED {
             *error = format!(
-                "the message at the head of queue '{queue}' cannot be parsed (a name or id that is not UTF-8) and \
-                 keeps coming back: the queue has no delivery limit, or a high one. Remove the message, for example \
-                 with the management page's 'Get messages' and ack mode 'Reject requeue false', or give the \
-                 queue a delivery limit by a policy"
+                "the message at the head of queue '{queue}' cannot be parsed (a name or id that is not \
+                 UTF-8) and keeps coming back: the queue has no delivery limit, or a high one. Remove the \
+                 message, for example with the management page's 'Get messages' and ack mode 'Reject requeue \
+                 false', or give the queue a delivery limit by a policy"
             );
             CULPRIT_PAUSE_LATER
         } else if self.quarantine.is_on() {

@@ -1,5 +1,5 @@
-//! What can go wrong with a broker, sorted by what has to be done about it. No password ever enters a text here:
-//! lapin's errors carry the broker's reply and I/O errors, never the URI.
+//! What can go wrong with a broker, sorted by what has to be done about it. No password ever enters a text
+//! here: lapin's errors carry the broker's reply and I/O errors, never the URI.
 
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::{Error, ErrorKind};
@@ -13,7 +13,8 @@ pub(super) enum Kind {
     Lost,
     /// A queue or an exchange is missing or differs, or a permission does: try again, and name it.
     Setup,
-    /// The broker closed the channel over what a message contains: one of the unconfirmed ones is the culprit.
+    /// The broker closed the channel over what a message contains: one of the unconfirmed ones is the
+    /// culprit.
     Content,
     /// The same, but the whole connection was closed over it.
     ContentFatal,
@@ -99,8 +100,8 @@ impl From<Error> for Fault {
 }
 
 /// Soft errors close a channel, hard ones the connection. Only 311 and 406 (soft), 501 and 502 (hard) blame a
-/// message: too large, a foreign `user_id`, an invalid `expiration`, a frame or table that cannot be read. Hard errors
-/// such as 320 (an operator closed the connection) or 541 (an internal error) do not.
+/// message: too large, a foreign `user_id`, an invalid `expiration`, a frame or table that cannot be read.
+/// Hard errors such as 320 (an operator closed the connection) or 541 (an internal error) do not.
 fn kind_of(kind: &AMQPErrorKind) -> Kind {
     match kind {
         AMQPErrorKind::Soft(soft) => match soft {

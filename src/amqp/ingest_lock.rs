@@ -1,8 +1,9 @@
 //! One daemon serves an ingest queue at a time: two would split windows and identities.
 //!
-//! The guard is a queue beside the ingest queue that only one connection can own: every broker enforces that, while
-//! quorum queues let a second exclusive consumer in (seen on RabbitMQ 3.10). Where the login may not declare it, the
-//! consumers of the ingest queue are counted instead: before and after each consume, and every few seconds.
+//! The guard is a queue beside the ingest queue that only one connection can own: every broker enforces that,
+//! while quorum queues let a second exclusive consumer in (seen on RabbitMQ 3.10). Where the login may not
+//! declare it, the consumers of the ingest queue are counted instead: before and after each consume, and
+//! every few seconds.
 
 use super::connection::Session;
 use super::fault::{Fault, Kind};
@@ -42,9 +43,9 @@ pub(super) async fn acquire(
             )));
         }
         Err(fault) if fault.code == Some(403) => IngestLock::Counting(format!(
-            "the login may not declare the queue '{name}', which keeps a second tidegate off the queue '{queue}': its \
-             consumers are counted instead, which is weaker. Grant the configure permission on '{name}'. The broker \
-             says: {}",
+            "the login may not declare the queue '{name}', which keeps a second tidegate off the queue \
+             '{queue}': its consumers are counted instead, which is weaker. Grant the configure permission on \
+             '{name}'. The broker says: {}",
             fault.text
         )),
         Err(fault) => return Err(fault),
@@ -76,8 +77,8 @@ pub(super) fn check_consumers(
 
 fn ghost(heartbeat: Duration) -> String {
     format!(
-        "after a lost network it may be its own former connection, which the broker gives up within about {} s \
-         (amqp.heartbeat)",
+        "after a lost network it may be its own former connection, which the broker gives up within about {} \
+         s (amqp.heartbeat)",
         heartbeat.as_secs() * 3
     )
 }

@@ -32,8 +32,8 @@ pub struct Finding {
     pub text: String,
 }
 
-/// Logs in at every address of both sides and looks, at the first that answers, for every queue and exchange in
-/// use, and how it differs.
+/// Logs in at every address of both sides and looks, at the first that answers, for every queue and exchange
+/// in use, and how it differs.
 pub async fn inspect(options: &Options) -> Vec<Finding> {
     let mut findings = Vec::new();
     for side in [Side::Ingest, Side::Egress] {

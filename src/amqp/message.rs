@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{timeout, Instant};
 
-/// What one turn brought: settled batches and figures, handed over together so that the hot path locks once a turn.
+/// What one turn brought: settled batches and figures, handed over together so that the hot path locks once a
+/// turn.
 #[derive(Default)]
 pub(super) struct TurnOutput {
     pub(super) settled: Vec<Settled>,
@@ -83,7 +84,8 @@ pub(super) struct PublishMessage {
 }
 
 impl PublishMessage {
-    /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer part.
+    /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer
+    /// part.
     pub(super) async fn publish(self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let options = BasicPublishOptions { mandatory: true, immediate: false };
         let confirm = {

@@ -1,15 +1,16 @@
-//! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened when it is
-//! needed first, carries the answers to commands (`replies`).
+//! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened when
+//! it is needed first, carries the answers to commands (`replies`).
 //!
-//! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops all of it,
-//! and begins again with a new generation, after a jittered back-off and without end. lapin's own recovery is off: a
-//! delivery tag or a confirm means something only within the channel it came from, and a generation makes that
-//! visible.
+//! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops all
+//! of it, and begins again with a new generation, after a jittered back-off and without end. lapin's own
+//! recovery is off: a delivery tag or a confirm means something only within the channel it came from, and a
+//! generation makes that visible.
 //!
 //! Deliberately absent: what requests and batches mean (`wire`), which of them to ack, publish or retry (the
 //! engine), and any change to what is there on the broker beyond creating it (`topology`).
 //!
-//! Bounds: deliveries by prefetch, publishes by the engine's slots, every wait for the broker by a time limit.
+//! Bounds: deliveries by prefetch, publishes by the engine's slots, every wait for the broker by a time
+//! limit.
 
 mod alone;
 mod backoff;
@@ -69,8 +70,8 @@ pub enum Event {
     IngestLost,
     /// Batches can be published.
     EgressReady,
-    /// Batches cannot be published. All handed over so far have been settled; one that is handed over before the
-    /// loop has read this is settled [`crate::engine::types::Outcome::Unsent`] right after it.
+    /// Batches cannot be published. All handed over so far have been settled; one that is handed over before
+    /// the loop has read this is settled [`crate::engine::types::Outcome::Unsent`] right after it.
     EgressLost,
     /// The broker takes nothing from the publishing connection at present (true), or again (false).
     EgressBlocked(bool),
@@ -166,8 +167,8 @@ pub struct Options {
     /// Consume one delivery at a time at first: set after the process has died quickly several times, since a
     /// message may be the cause.
     pub quarantine: bool,
-    /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout (30 min
-    /// unless configured otherwise).
+    /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout
+    /// (30 min unless configured otherwise).
     pub held_limit: Duration,
 }
 
@@ -235,8 +236,8 @@ pub struct Amqp {
 impl Amqp {
     /// Starts both ends on this runtime. `on_event` is called from its threads and must not block.
     ///
-    /// The runtime must have timers and I/O enabled and more than one worker, and `RUST_MIN_STACK` must be in force
-    /// before the call: lapin parses nested headers by recursion on a thread of its own.
+    /// The runtime must have timers and I/O enabled and more than one worker, and `RUST_MIN_STACK` must be in
+    /// force before the call: lapin parses nested headers by recursion on a thread of its own.
     pub fn start(runtime: &Handle, options: Options, on_event: Arc<dyn Fn(Event) + Send + Sync>) -> Amqp {
         for endpoint in options.amqp.endpoints.iter().chain(&options.egress.endpoints) {
             if is_exposed(endpoint) {
@@ -275,14 +276,15 @@ impl Amqp {
         let _ = self.egress.send(batches);
     }
 
-    /// Hands over answers to commands. Each is reported exactly once by [`Event::Answered`], within about 5 s, whether or
-    /// not it could be sent.
+    /// Hands over answers to commands. Each is reported exactly once by [`Event::Answered`], within about 5
+    /// s, whether or not it could be sent.
     pub fn reply(&self, replies: Vec<OutgoingReply>) {
         // After the shutdown nobody hears of it.
         let _ = self.replies.send((Instant::now(), replies));
     }
 
-    /// Holds deliveries back, or forwards them again. It begins paused: the first [`Intake::Resume`] begins to consume.
+    /// Holds deliveries back, or forwards them again. It begins paused: the first [`Intake::Resume`] begins
+    /// to consume.
     pub fn intake(&self, intake: Intake) {
         self.order(IngestOrder::Intake(intake));
     }
@@ -292,7 +294,8 @@ impl Amqp {
         self.order(IngestOrder::Limits(limits, memory));
     }
 
-    /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection closes.
+    /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection
+    /// closes.
     pub fn stop_intake(&self) {
         self.order(IngestOrder::Stop);
     }
@@ -302,8 +305,8 @@ impl Amqp {
         self.shared.stats()
     }
 
-    /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their tasks,
-    /// forcibly when the budget is over. Must be awaited before the runtime ends.
+    /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their
+    /// tasks, forcibly when the budget is over. Must be awaited before the runtime ends.
     pub async fn shutdown(&self, budget: Duration) {
         let end = Instant::now() + budget;
         self.shutdown.send_replace(Some(end));

@@ -62,8 +62,8 @@ impl PublishChannel {
     /// Takes every answer there is and judges them (see [`super::confirm_tracker`]).
     ///
     /// # Errors
-    /// The channel has ended, with the reason where one came within [`CAUSE_LIMIT`], else of [`Kind::AfterEnd`].
-    /// [`Kind::Lost`] with the channel still open: its answers cannot be trusted.
+    /// The channel has ended, with the reason where one came within [`CAUSE_LIMIT`], else of
+    /// [`Kind::AfterEnd`]. [`Kind::Lost`] with the channel still open: its answers cannot be trusted.
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         let PublishChannel { confirms, tracker, epoch, .. } = self;
         let mut fault: Option<Fault> = None;

@@ -1,9 +1,9 @@
 //! The egress end: one task owns the publishing connection and its channels.
 //!
-//! Every batch handed over is settled exactly once: by the broker's answer (see [`super::confirm_tracker`] for what it
-//! takes to know whom an answer means), when its channel ends (see [`super::channels`]), or, when the connection ends,
-//! as unknown, or as one of the suspects if the broker ended it over the content of a message. Deliberately absent:
-//! retries, which are the engine's.
+//! Every batch handed over is settled exactly once: by the broker's answer (see [`super::confirm_tracker`]
+//! for what it takes to know whom an answer means), when its channel ends (see [`super::channels`]), or, when
+//! the connection ends, as unknown, or as one of the suspects if the broker ended it over the content of a
+//! message. Deliberately absent: retries, which are the engine's.
 
 use super::backoff::Backoff;
 use super::channels::EgressChannels;
@@ -25,8 +25,8 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// After the broker ended a whole connection over a message, batches that are published alone have the connection for
-/// themselves during this time: otherwise its end could not be blamed on one of them.
+/// After the broker ended a whole connection over a message, batches that are published alone have the
+/// connection for themselves during this time: otherwise its end could not be blamed on one of them.
 const SOLITARY: Duration = Duration::from_secs(600);
 /// How long to look for the reason of an end after noticing the end.
 const CAUSE_LIMIT: Duration = Duration::from_millis(250);
@@ -152,8 +152,9 @@ impl Egress {
         result
     }
 
-    /// The reason of an end that was noticed on a closed connection. Unconfirmed publishes know it for certain; what
-    /// lapin reported by itself may have been about a single channel, so it serves as a text only.
+    /// The reason of an end that was noticed on a closed connection. Unconfirmed publishes know it for
+    /// certain; what lapin reported by itself may have been about a single channel, so it serves as a text
+    /// only.
     async fn cause(&mut self, channels: &mut EgressChannels, mut fault: Fault, seen: Option<Fault>) -> Fault {
         let end = Instant::now() + CAUSE_LIMIT;
         while !channels.is_idle() && tokio::time::timeout_at(end, channels.woken()).await.is_ok() {

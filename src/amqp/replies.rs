@@ -1,15 +1,17 @@
-//! Answers to commands: a connection of their own, opened at the first answer, so that none can disturb a batch.
+//! Answers to commands: a connection of their own, opened at the first answer, so that none can disturb a
+//! batch.
 //!
-//! The reply queue is chosen by whoever asks, and RabbitMQ (3.10 for one) closes the whole connection with 541 over a
-//! direct reply-to name that it cannot resolve: one made up, or one that came from another cluster by federation. So
-//! answers share no connection with the batches, and a fault here ends nothing but answers.
+//! The reply queue is chosen by whoever asks, and RabbitMQ (3.10 for one) closes the whole connection with
+//! 541 over a direct reply-to name that it cannot resolve: one made up, or one that came from another cluster
+//! by federation. So answers share no connection with the batches, and a fault here ends nothing but answers.
 //!
-//! An answer is worth less than a batch: what it says is durable already, and whoever misses it can ask again. So it
-//! is published once, and given up after a time limit or at the first failure; its command is acked either way. What
-//! it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once it is written.
+//! An answer is worth less than a batch: what it says is durable already, and whoever misses it can ask
+//! again. So it is published once, and given up after a time limit or at the first failure; its command is
+//! acked either way. What it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once
+//! it is written.
 //!
-//! Every answer handed over is reported exactly once as [`Event::Answered`]. One that comes back, because its reply queue is
-//! gone or lies elsewhere, is counted and logged.
+//! Every answer handed over is reported exactly once as [`Event::Answered`]. One that comes back, because its
+//! reply queue is gone or lies elsewhere, is counted and logged.
 
 use super::confirms::Confirms;
 use super::connection::Session;
@@ -36,8 +38,8 @@ const MAX_OPEN: usize = 64;
 const MAX_WAITING: usize = 10_000;
 /// From hand-over to confirm. The command is acked only then, and others wait behind it.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the accuracy of the
-/// time limit.
+/// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the
+/// accuracy of the time limit.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Beginning of the names that stand for a consumer and no queue.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
@@ -127,7 +129,8 @@ impl Replies {
         }
     }
 
-    /// Ends with the shutdown only; until half of its time is over, what was handed over before still goes out.
+    /// Ends with the shutdown only; until half of its time is over, what was handed over before still goes
+    /// out.
     pub(super) async fn run(mut self) {
         let mut shutdown = self.shutdown.clone();
         let mut closing: Option<Instant> = None;

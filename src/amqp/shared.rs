@@ -12,7 +12,8 @@ use tokio::time::MissedTickBehavior;
 /// Figures of both ends since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Per item: moment of publish minus due; what leaves before its due counts as 0. Dead letters are not in it.
+    /// Per item: moment of publish minus due; what leaves before its due counts as 0. Dead letters are not in
+    /// it.
     pub lateness: Distribution,
     /// Per confirmed batch: publish to confirm.
     pub confirm: Distribution,
@@ -129,9 +130,9 @@ impl Shared {
     }
 }
 
-/// Runs a side's supervisor and stamps its progress each second from within the same task: a task that is stuck in
-/// a computation, or a runtime that has stopped, makes no stamps. Waits for the broker do not count as hanging,
-/// since each has its own bound.
+/// Runs a side's supervisor and stamps its progress each second from within the same task: a task that is
+/// stuck in a computation, or a runtime that has stopped, makes no stamps. Waits for the broker do not count
+/// as hanging, since each has its own bound.
 pub(super) async fn with_heartbeat(shared: Arc<Shared>, side: Side, work: impl Future<Output = ()>) {
     let mut work = std::pin::pin!(work);
     let mut second = tokio::time::interval(Duration::from_secs(1));

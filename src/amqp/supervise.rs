@@ -1,5 +1,5 @@
-//! The life of a connection, the same for every end: the next address, the opening, the work, the failure, the pause.
-//! And what that needs: waiting with an eye on the shutdown, and logging without flooding.
+//! The life of a connection, the same for every end: the next address, the opening, the work, the failure,
+//! the pause. And what that needs: waiting with an eye on the shutdown, and logging without flooding.
 
 use super::backoff::Backoff;
 use super::connection::{address, Session};

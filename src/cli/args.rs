@@ -16,14 +16,14 @@ Exit codes:
   0   done
   1   failed; the reason is on standard error
   2   wrong usage; parked drop without --yes, tail of a parked application without --drain
-  3   not done, or in part: not ready (status), no batch or fewer than asked for (tail), nothing of that name is known
-      (unknown), or it was found sent, expired, dead or in flight and could not be cancelled (cancel)
+  3   not done, or in part: not ready (status), no batch or fewer than asked for (tail), nothing of that name
+      is known (unknown), or it was found sent, expired, dead or in flight and could not be cancelled (cancel)
   75  the store is locked by another process (run)
   78  the configuration is at fault
 
-Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is there,
-else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon read [admin] of
-it alone, and nothing of it if --url or TIDEGATE_URL is given.";
+Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
+there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
+read [admin] of it alone, and nothing of it if --url or TIDEGATE_URL is given.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -46,10 +46,12 @@ pub(super) struct Cli {
 /// Of the commands that ask the running daemon.
 #[derive(Args, Debug, Default)]
 pub(super) struct DaemonArgs {
-    /// The running daemon's address, http://HOST:PORT [env: TIDEGATE_URL] [default: as [admin] of the configuration says]
+    /// The running daemon's address, http://HOST:PORT [env: TIDEGATE_URL] [default: as [admin] of the
+    /// configuration says]
     #[arg(long, global = true, value_name = "URL")]
     pub url: Option<String>,
-    /// File with the running daemon's token [env: TIDEGATE_TOKEN, the token itself] [default: admin.token_file]
+    /// File with the running daemon's token [env: TIDEGATE_TOKEN, the token itself] [default:
+    /// admin.token_file]
     #[arg(long, global = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
@@ -74,10 +76,10 @@ pub(super) enum Command {
     Push(PushArgs),
     /// Print the batches of one application as they come
     ///
-    /// A temporary queue of its own is bound to the output exchange beside those of the application. While it is
-    /// there it counts as a destination: batches of an application without any other queue are delivered to it
-    /// alone, and are gone with it. So the daemon is asked first, and an application with parked items is left alone
-    /// unless --drain is given.
+    /// A temporary queue of its own is bound to the output exchange beside those of the application. While it
+    /// is there it counts as a destination: batches of an application without any other queue are delivered
+    /// to it alone, and are gone with it. So the daemon is asked first, and an application with parked items
+    /// is left alone unless --drain is given.
     Tail(TailArgs),
     /// Take an item back that has not left, or all items of a customer
     ///
@@ -263,8 +265,10 @@ mod tests {
 
     #[test]
     fn push_takes_what_the_contract_names() {
-        let args =
-            push("tidegate push app --customer c --id i --delay 1h30m --header a=b --header c=d=e - --content-type x/y");
+        let args = push(
+            "tidegate push app --customer c --id i --delay 1h30m --header a=b --header c=d=e - \
+             --content-type x/y",
+        );
         assert_eq!(args.application, "app");
         assert_eq!((args.customer.as_deref(), args.id.as_deref()), (Some("c"), Some("i")));
         assert_eq!(args.delay, Some(Duration::from_secs(5_400)));

@@ -242,8 +242,8 @@ mod tests {
     #[test]
     fn a_look_up_shows_what_is_known() {
         let item = json!({
-            "state": "sent", "application": "mail", "id": "i\u{1b}", "customer": null, "due": AT, "attempts": 0,
-            "last_error": null, "batch": "ab", "at": AT + 1_000,
+            "state": "sent", "application": "mail", "id": "i\u{1b}", "customer": null, "due": AT,
+            "attempts": 0, "last_error": null, "batch": "ab", "at": AT + 1_000,
         });
         let facts = facts(&item);
         let row = |key: &str| facts.iter().find(|row| row[0] == key).map(|row| row[1].as_str());

@@ -113,8 +113,9 @@ fn load(path: Option<&Path>) -> Result<Loaded, String> {
     Config::load(path, environment()).map_err(|faults| faults.to_string())
 }
 
-/// The running daemon: at the URL that was given, else where `[admin]` says that it listens. With a URL no configuration
-/// is read, so that its token is never shown to another address. Arguments come before the environment.
+/// The running daemon: at the URL that was given, else where `[admin]` says that it listens. With a URL no
+/// configuration is read, so that its token is never shown to another address. Arguments come before the
+/// environment.
 fn client_of(
     arguments: &DaemonArgs,
     url: Option<String>,

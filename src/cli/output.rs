@@ -104,8 +104,8 @@ fn align(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// Text that does nothing to a terminal but show: control characters and changes of the writing direction become
-/// escapes.
+/// Text that does nothing to a terminal but show: control characters and changes of the writing direction
+/// become escapes.
 pub(super) fn plain(text: &str) -> Cow<'_, str> {
     let acts = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if !text.contains(acts) {

@@ -27,8 +27,8 @@ const QUEUE_BYTES: i64 = 64 << 20;
 /// Runs the command.
 ///
 /// # Errors
-/// Connection, missing exchange, loss of the queue; usage when it would take what is parked; partial when it ended before
-/// `--count` batches had come, or any at all.
+/// Connection, missing exchange, loss of the queue; usage when it would take what is parked; partial when it
+/// ended before `--count` batches had come, or any at all.
 pub(super) fn run(
     config: &Config,
     daemon: impl FnOnce() -> Result<Client, Failure>,
@@ -64,8 +64,8 @@ fn takes_nothing(daemon: Result<Client, Failure>, application: &str) -> Result<(
     let found = Application::deserialize(&answer).map_err(|_| unsure("its answer is not understood"))?;
     if found.parked > 0 || found.parked_since().is_some() {
         return Err(Failure::Usage(format!(
-            "{shown} cannot be delivered to at present, and {} of its items are parked: they would be delivered to this \
-             command alone and be gone. Bind a queue of its own, or say --drain",
+            "{shown} cannot be delivered to at present, and {} of its items are parked: they would be \
+             delivered to this command alone and be gone. Bind a queue of its own, or say --drain",
             found.parked
         )));
     }
@@ -309,7 +309,9 @@ mod tests {
     #[test]
     fn a_batch_is_a_line_and_its_items() {
         let lines = batch(br#"{"batch": "b1", "items": [{"id": "1"}, {"id": "2"}]}"#).text();
-        let head = "2027-01-15T08:00:00.004Z  customer=c\\u{1b}  count=2  late=4ms  closed_by=time  attempt=1  batch=b1";
+        let head =
+            "2027-01-15T08:00:00.004Z  customer=c\\u{1b}  count=2  late=4ms  closed_by=time  attempt=1  \
+                    batch=b1";
         assert_eq!(lines, [head, r#"  {"id": "1"}"#, r#"  {"id": "2"}"#]);
     }
 

@@ -1,10 +1,11 @@
 //! Configuration: TOML text and environment to raw values to one checked [`Config`], every fault at once.
 //!
-//! `tree` holds what was written, with its places; `section` reads it key by key through the seeds of `units`;
-//! `read`, `login` and `application` know every key, its bounds, and what must hold between keys. Defaults stand here and nowhere else.
+//! `tree` holds what was written, with its places; `section` reads it key by key through the seeds of
+//! `units`; `read`, `login` and `application` know every key, its bounds, and what must hold between keys.
+//! Defaults stand here and nowhere else.
 //!
-//! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by itself
-//! and by the files of secrets that it names.
+//! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by
+//! itself and by the files of secrets that it names.
 
 pub(crate) mod advice;
 mod application;
@@ -41,8 +42,8 @@ pub struct Loaded {
     pub warnings: Vec<Finding>,
 }
 
-/// The environment, for [`Config::load`]. What is not UTF-8 is passed on marked as such, so that an override that
-/// cannot be read is a fault and not a panic.
+/// The environment, for [`Config::load`]. What is not UTF-8 is passed on marked as such, so that an override
+/// that cannot be read is a fault and not a panic.
 pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
 }
@@ -63,8 +64,8 @@ pub fn keys() -> Vec<String> {
 }
 
 impl Config {
-    /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a file:
-    /// defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
+    /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a
+    /// file: defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
     ///
     /// # Errors
     /// Every fault at once. Syntax faults are reported alone, because what follows one cannot be trusted.
@@ -91,8 +92,8 @@ impl Config {
         }
     }
 
-    /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to read the
-    /// broker's password. `with_token`: whether `admin.token_file` is read; else `token` is `None`.
+    /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to
+    /// read the broker's password. `with_token`: whether `admin.token_file` is read; else `token` is `None`.
     ///
     /// # Errors
     /// Every fault of `[admin]`, or the file's syntax. What other sections hold is not looked at.
@@ -224,7 +225,8 @@ pub struct Config {
     pub applications: BTreeMap<String, AppSettings>,
 }
 
-/// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the password.
+/// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the
+/// password.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// The scheme is `amqps`.
@@ -264,7 +266,8 @@ pub struct Amqp {
     pub topology: Topology,
     /// PEM file with the only CA to trust; `None` = the platform's.
     pub ca_file: Option<PathBuf>,
-    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both sides.
+    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both
+    /// sides.
     pub heartbeat: Duration,
 }
 

@@ -27,7 +27,8 @@ const USUAL_STOP: Duration = Duration::from_secs(50);
 /// A wait for the broker that is longer is not a bound.
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Reads the whole tree. Where there is a fault, the default stands in its place; the caller counts the faults.
+/// Reads the whole tree. Where there is a fault, the default stands in its place; the caller counts the
+/// faults.
 pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surroundings) -> Config {
     let d = Config::default();
     let mut root = Section::root(tree, findings);
@@ -78,8 +79,8 @@ fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
     name
 }
 
-/// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault stands at the
-/// key that was written; where both were, at the latter of the two.
+/// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault
+/// stands at the key that was written; where both were, at the latter of the two.
 fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
     let [ingest, egress, dead] = parts;
     if [&*ingest, &*egress, &*dead].iter().any(|s| s.failed(&["exchange", "queue"])) {
@@ -105,7 +106,8 @@ fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
         let (at, key) = if dead.is_set("exchange") { (dead, "exchange") } else { (ingest, "queue") };
         at.fault(
             key,
-            "is both ingest.queue and dead.exchange, whose queue has its name: dead items would come back as requests",
+            "is both ingest.queue and dead.exchange, whose queue has its name: dead items would come back as \
+             requests",
         );
     }
 }
@@ -254,8 +256,8 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
     if timeouts.drain > USUAL_STOP {
         s.warn(
             "drain",
-            "is longer than supervisors wait by default (the unit's TimeoutStopSec is 60s, Kubernetes gives 30s): \
-             systemd is asked for more time, any other must be told",
+            "is longer than supervisors wait by default (the unit's TimeoutStopSec is 60s, Kubernetes gives \
+             30s): systemd is asked for more time, any other must be told",
         );
     }
     s.end();

@@ -1,4 +1,5 @@
-//! The configuration as written: one tree of keys and values, each with its place, file first, environment over it.
+//! The configuration as written: one tree of keys and values, each with its place, file first, environment
+//! over it.
 //!
 //! Nothing here knows which keys exist or what they mean.
 
@@ -30,8 +31,8 @@ pub(super) enum Value<'t> {
     Leaf(DeValue<'t>),
 }
 
-/// Reads TOML text. A syntax fault (a repeated key is one) leaves nothing that could be trusted, so that syntax
-/// faults are reported alone, all of them.
+/// Reads TOML text. A syntax fault (a repeated key is one) leaves nothing that could be trusted, so that
+/// syntax faults are reported alone, all of them.
 pub(super) fn parse<'t>(text: &'t str, path: &Arc<Path>) -> Result<Table<'t>, Vec<Finding>> {
     let lines: Vec<usize> = text.bytes().enumerate().filter(|&(_, b)| b == b'\n').map(|(n, _)| n).collect();
     let place = |offset: usize| Place::File {
@@ -84,7 +85,8 @@ fn value<'t>(source: DeValue<'t>, place: &impl Fn(usize) -> Place) -> Value<'t> 
     }
 }
 
-/// Lays one environment variable over the tree. Its text is taken as a TOML value where it is one, else as text.
+/// Lays one environment variable over the tree. Its text is taken as a TOML value where it is one, else as
+/// text.
 pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) -> Result<(), Finding> {
     let place = Place::Variable(name.to_owned());
     let fault = |text: &str| Finding { place: place.clone(), key: String::new(), text: text.to_owned() };
@@ -110,8 +112,8 @@ pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) ->
     Ok(())
 }
 
-/// The keys, outermost first, that a variable's name stands for. Application names stand as they are (and may hold
-/// `__`); everything else is written in upper case.
+/// The keys, outermost first, that a variable's name stands for. Application names stand as they are (and may
+/// hold `__`); everything else is written in upper case.
 fn path_of(name: &str) -> Result<Vec<String>, &'static str> {
     let parts: Vec<&str> = name.strip_prefix(PREFIX).unwrap_or(name).split("__").collect();
     let (front, names, keys) = match parts.as_slice() {

@@ -1,6 +1,7 @@
 //! Leaf values and their bounds, as serde seeds: whole numbers, durations, sizes, flags, words, text.
 //!
-//! Each error is a sentence that says how to write it right. Errors about text never quote it: it may be a secret.
+//! Each error is a sentence that says how to write it right. Errors about text never quote it: it may be a
+//! secret.
 
 use super::finding::nearest;
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};

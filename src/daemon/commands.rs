@@ -1,7 +1,7 @@
 //! Commands on their way through the engine, and their answers on the way back.
 //!
-//! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the ingest
-//! queue carry their own address.
+//! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the
+//! ingest queue carry their own address.
 
 use super::answers;
 use crate::admin::{CommandRequest, CommandResponse, Status};
@@ -12,8 +12,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has gone
-/// does not take its command back, so the port's own bound on requests is none on these.
+/// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has
+/// gone does not take its command back, so the port's own bound on requests is none on these.
 const MOST_PENDING: usize = 256;
 
 /// Who waits for which command.

@@ -2,7 +2,8 @@
 //!
 //! One turn, in this order:
 //! 1. sleep until something happens or is due;
-//! 2. control first: settled publishes, answers of the store, links, signals, questions; they free slots and memory;
+//! 2. control first: settled publishes, answers of the store, links, signals, questions; they free slots and
+//!    memory;
 //! 3. then what the ingest connection brought, in bounded helpings;
 //! 4. what the engine says is carried out after each, in its order;
 //! 5. about once a second, housekeeping.
@@ -34,7 +35,8 @@ const CLOSING: Duration = Duration::from_secs(5);
 pub(super) enum Ending {
     /// A stop was requested, and the store is closed.
     Stopped,
-    /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what is there.
+    /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what
+    /// is there.
     Failed(store::Failure),
 }
 

@@ -1,9 +1,9 @@
 //! Where everything that happens to the daemon arrives, and where its loop sleeps.
 //!
-//! A closed set of events in two queues. Control (settled publishes, store answers, links, signals, queries) comes
-//! first in a turn: it frees slots and memory. What the ingest connection sends keeps an order of its own and is
-//! taken in bounded helpings. Neither queue needs a limit: deliveries are bounded by the prefetch, settled publishes
-//! by the slots, store answers by what was asked, queries by the admin listener.
+//! A closed set of events in two queues. Control (settled publishes, store answers, links, signals, queries)
+//! comes first in a turn: it frees slots and memory. What the ingest connection sends keeps an order of its
+//! own and is taken in bounded helpings. Neither queue needs a limit: deliveries are bounded by the prefetch,
+//! settled publishes by the slots, store answers by what was asked, queries by the admin listener.
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 
@@ -15,8 +15,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper bound on the items handled in one turn, a last chunk apart (of the consumer's bounds, or one envelope): some
-/// milliseconds of work.
+/// Upper bound on the items handled in one turn, a last chunk apart (of the consumer's bounds, or one
+/// envelope): some milliseconds of work.
 const TURN_ITEMS: usize = 4_096;
 
 /// Everything that can happen.

@@ -1,10 +1,10 @@
-//! The daemon, which alone knows all parts. It decides nothing about items: what happens is translated into the engine's
-//! inputs, and what the engine answers is carried out, in the engine's order.
+//! The daemon, which alone knows all parts. It decides nothing about items: what happens is translated into
+//! the engine's inputs, and what the engine answers is carried out, in the engine's order.
 //!
 //! Three layers, each of which outlives the one below it:
 //! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration;
-//! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next begin within
-//!   the process;
+//! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
+//!   begin within the process;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
 
 mod answers;

@@ -1,7 +1,8 @@
 //! The process: what there is once, however many lives of the store it sees.
 //!
-//! The order of start-up matters: signals first, so that a start can be ended; the store next, because only its owner may
-//! do anything at all; the admin port, so that readiness can be asked for; the broker last, and without waiting for it.
+//! The order of start-up matters: signals first, so that a start can be ended; the store next, because only
+//! its owner may do anything at all; the admin port, so that readiness can be asked for; the broker last, and
+//! without waiting for it.
 
 use super::life::{Ending, Life};
 use super::mailbox::{Event, Mailbox};
@@ -47,8 +48,8 @@ impl Inlet {
         Arc::clone(&self.present.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A mailbox of its own for the next life: what the connections and the store of the last one still tell stays
-    /// behind. Signals that came between the two are handed on.
+    /// A mailbox of its own for the next life: what the connections and the store of the last one still tell
+    /// stays behind. Signals that came between the two are handed on.
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
-//! Opening the store may take long after a crash: the service manager is asked for more time as long as it goes on.
+//! Opening the store may take long after a crash: the service manager is asked for more time as long as it
+//! goes on.
 //!
-//! What counts as going on is the process's CPU time, since nothing else runs at this point. A start that hangs uses
-//! none, is given no more time, and is ended by the manager's own limit.
+//! What counts as going on is the process's CPU time, since nothing else runs at this point. A start that
+//! hangs uses none, is given no more time, and is ended by the manager's own limit.
 
 use crate::notify::Notify;
 use rustix::time::{clock_gettime, ClockId};

@@ -1,7 +1,7 @@
 //! A shard: one engine, its part of the store, and its connections to one ingest queue.
 //!
-//! What happens is an input of the engine, and what the engine answers is carried out in the order of its fields. Nothing here
-//! waits.
+//! What happens is an input of the engine, and what the engine answers is carried out in the order of its
+//! fields. Nothing here waits.
 
 use super::commands::PendingQueries;
 use crate::amqp::{self, Amqp};
@@ -50,8 +50,8 @@ impl Shard {
         self.execute(effects);
     }
 
-    /// A turn is over: the engine hears of the time also where only questions came. Else who asks often keeps it from
-    /// noticing a step of the clock.
+    /// A turn is over: the engine hears of the time also where only questions came. Else who asks often keeps
+    /// it from noticing a step of the clock.
     pub(super) fn end_turn(&mut self) {
         if !std::mem::take(&mut self.engine_ticked) {
             self.feed(Input::Tick);

@@ -94,7 +94,8 @@ impl Life<'_> {
                 Some(Link::Connecting { .. }) | None => return format!("{side} connecting"),
             }
         }
-        // Sums that are kept, not counted: this is asked for every second, however many applications there are.
+        // Sums that are kept, not counted: this is asked for every second, however many applications there
+        // are.
         let (waiting, due, windows) = self.shard.engine.sums();
         let low = if self.disk_low { "disk nearly full, " } else { "" };
         let confirmed = self.shard.engine.counters().confirmed;

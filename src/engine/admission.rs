@@ -1,9 +1,9 @@
-//! Limits: how many items an application may have waiting, how many windows may be open, how many applications there may
-//! be, and what happens there.
+//! Limits: how many items an application may have waiting, how many windows may be open, how many
+//! applications there may be, and what happens there.
 //!
-//! An application at its limit whose policy is `pause` stops the line of requests, exactly there: nothing is lost, and
-//! nothing comes in before there is room. The other policies hold nothing back. Where the oldest items are to be given
-//! up, that happens at the head of the queue, in bounded steps behind the admission.
+//! An application at its limit whose policy is `pause` stops the line of requests, exactly there: nothing is
+//! lost, and nothing comes in before there is room. The other policies hold nothing back. Where the oldest
+//! items are to be given up, that happens at the head of the queue, in bounded steps behind the admission.
 
 use super::customers::CustomerId;
 use super::mutant::{mutated, Mutant};
@@ -33,7 +33,8 @@ pub(super) enum Verdict {
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// Queues over their limit whose first items are being given up, and queues whose windows are being closed.
+    /// Queues over their limit whose first items are being given up, and queues whose windows are being
+    /// closed.
     trimming: BTreeSet<QueueId>,
     flushing: BTreeSet<QueueId>,
     /// The disk is nearly full.
@@ -178,8 +179,8 @@ impl Limits {
         false
     }
 
-    /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory; the loader is
-    /// told where they are not. With the sentence that says why.
+    /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory;
+    /// the loader is told where they are not. With the sentence that says why.
     pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(super::items::ItemId, String)> {
         let mut victims = Vec::new();
         for queue in self.trimming.clone() {

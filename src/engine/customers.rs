@@ -142,7 +142,8 @@ impl Customers {
         all
     }
 
-    /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs one.
+    /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs
+    /// one.
     pub(super) fn push_ready(&mut self, id: CustomerId, item: ItemId, sorted: bool) -> Option<Entry> {
         let customer = &mut self.table[id];
         customer.unsorted |= !sorted;

@@ -1,4 +1,5 @@
-//! What enters the engine and what leaves it: two enums and a struct whose field order is the order of execution.
+//! What enters the engine and what leaves it: two enums and a struct whose field order is the order of
+//! execution.
 
 use super::types::{
     Ack, Asker, Batch, ClosedBy, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request,
@@ -6,8 +7,8 @@ use super::types::{
 };
 use std::sync::Arc;
 
-/// Proof that a group of store operations has been handed over; durable when [`Input::Committed`] names it or a
-/// later one.
+/// Proof that a group of store operations has been handed over; durable when [`Input::Committed`] names it or
+/// a later one.
 pub type Token = u64;
 
 /// Name of the queue of dead letters. No application has an empty name.
@@ -113,8 +114,8 @@ pub struct WindowRow {
     pub expiry: Option<u64>,
 }
 
-/// A window that closed before its planned end, while members of it in memory still have the planned end as their
-/// key. A restart moves them ([`Op::Rekey`]), so that they are due when the window closed.
+/// A window that closed before its planned end, while members of it in memory still have the planned end as
+/// their key. A restart moves them ([`Op::Rekey`]), so that they are due when the window closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClosingRow {
     /// Name of the application.
@@ -161,8 +162,8 @@ pub struct Standing {
 /// Index rows of one item: the one that leads from its identity to its key, and the one under its customer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexRows {
-    /// Every item whose producer gave an id has this row from its first commit until it ends or dies; one without
-    /// only once its key is no longer the one in its assigned id.
+    /// Every item whose producer gave an id has this row from its first commit until it ends or dies; one
+    /// without only once its key is no longer the one in its assigned id.
     pub identity: Option<Identity>,
     /// Application and customer. Items that are in memory from their first commit on need none.
     pub customer: Option<(Arc<str>, Arc<str>)>,
@@ -186,8 +187,8 @@ pub struct RekeyMembers {
 /// One write. All writes of one [`Effects`] are one atomic commit; a later one sees what an earlier one did.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Add an item to its queue ([`Stored::queue`]), with its identity row where its producer gave an id and it is not
-    /// dead.
+    /// Add an item to its queue ([`Stored::queue`]), with its identity row where its producer gave an id and
+    /// it is not dead.
     Put {
         /// With content. Boxed: most operations are deletes.
         item: Box<Stored>,
@@ -208,8 +209,8 @@ pub enum Op {
         /// Which rows are concerned.
         rows: IndexRows,
     },
-    /// Move an item to another key or another queue, or rewrite it where it is, with what is now known of it. The
-    /// content moves along without passing through the engine.
+    /// Move an item to another key or another queue, or rewrite it where it is, with what is now known of it.
+    /// The content moves along without passing through the engine.
     Move {
         /// Where it lies.
         from: Place,
@@ -222,9 +223,9 @@ pub enum Op {
         /// Its standing from now on.
         standing: Box<Standing>,
     },
-    /// Move members of closed windows to the moment at which these closed: every windowed item of the queue whose key
-    /// is due at `end` and that one of `members` names. All their index rows move along (an item without an id gets
-    /// an identity row, a customer row is written in any case).
+    /// Move members of closed windows to the moment at which these closed: every windowed item of the queue
+    /// whose key is due at `end` and that one of `members` names. All their index rows move along (an item
+    /// without an id gets an identity row, a customer row is written in any case).
     Rekey {
         /// Name of the queue.
         queue: Arc<str>,
@@ -268,15 +269,16 @@ pub enum Op {
         /// What is remembered.
         ended: Box<Ended>,
     },
-    /// Empty a bucket, and begin it anew. Everything in it is out of date: it need not be atomic with the rest.
+    /// Empty a bucket, and begin it anew. Everything in it is out of date: it need not be atomic with the
+    /// rest.
     BeginBucket(BucketRow),
 }
 
 /// Recorded with every commit, so that a start needs no scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// The first arrival number that has certainly not been given out: a life begins there. It runs ahead of those
-    /// that have been, by a lease.
+    /// The first arrival number that has certainly not been given out: a life begins there. It runs ahead of
+    /// those that have been, by a lease.
     pub next_seq: u64,
 }
 
@@ -384,7 +386,8 @@ pub enum Along {
 pub enum Loaded {
     /// To [`Load::Ranges`], in the same order.
     Ranges(Vec<RangeRows>),
-    /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error instead.
+    /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error
+    /// instead.
     Contents(Vec<(u64, Arc<Content>)>),
     /// To [`Load::Find`], in the same order. Writes handed over after the question may show or not.
     Found(Vec<Found>),
@@ -406,8 +409,8 @@ pub struct RangeRows {
     pub queue: Arc<str>,
     /// In order of key.
     pub rows: Vec<Stored>,
-    /// The first key not looked at: everything in the queue below it and not below `from` is in `rows`. `None`: the
-    /// scan met the end of the queue, or `until`.
+    /// The first key not looked at: everything in the queue below it and not below `from` is in `rows`.
+    /// `None`: the scan met the end of the queue, or `until`.
     pub next: Option<Key>,
 }
 
@@ -461,8 +464,9 @@ pub enum Intake {
 /// What the shell must do, in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// 1. One atomic commit, with the token and marks of it in `commit`. The store makes it durable and answers
-    ///    [`Input::Committed`]. Without `commit` there is none; with it there may be no operations but the marks.
+    /// 1. One atomic commit, with the token and marks of it in `commit`. The store makes it durable and
+    ///    answers [`Input::Committed`]. Without `commit` there is none; with it there may be no operations
+    ///    but the marks.
     pub store: Vec<Op>,
     /// Token and marks of that commit.
     pub commit: Option<(Token, Marks)>,

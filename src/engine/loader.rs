@@ -1,8 +1,8 @@
-//! What comes into memory, and when: the next rows of each queue before they are due, a few at the head of one that
-//! is to be probed or trimmed.
+//! What comes into memory, and when: the next rows of each queue before they are due, a few at the head of
+//! one that is to be probed or trimmed.
 //!
-//! A read takes its place in memory when it is asked for. Where memory is full, what is due later makes way for what is due
-//! sooner; and where all that is there waits for what is not, a few rows more are taken.
+//! A read takes its place in memory when it is asked for. Where memory is full, what is due later makes way
+//! for what is due sooner; and where all that is there waits for what is not, a few rows more are taken.
 
 use super::event::{Load, Range, RangeRows};
 use super::items::ItemId;
@@ -97,7 +97,8 @@ impl Loader {
                     FEW_ROWS
                 }
                 None if near <= now.wall && !self.is_stuck(stock, id) => {
-                    // What it has in memory moves first; then it is looked at again. Others need not wait for that.
+                    // What it has in memory moves first; then it is looked at again. Others need not wait for
+                    // that.
                     self.want(stock, id, u64::MAX);
                     continue;
                 }

@@ -1,5 +1,5 @@
-//! Wrong decisions, one at a time, to show that the simulator finds them. Outside of tests there are none, and nothing of
-//! this is left in the program.
+//! Wrong decisions, one at a time, to show that the simulator finds them. Outside of tests there are none,
+//! and nothing of this is left in the program.
 
 /// A wrong decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +32,13 @@ pub(super) enum Mutant {
     AttemptsIgnored,
     /// An item is given up one attempt too soon.
     AttemptsOneTooFew,
-    /// After a load `near_until` stands one place too far: one row more than was read counts as being in memory.
+    /// After a load `near_until` stands one place too far: one row more than was read counts as being in
+    /// memory.
     NearUntilOffByOne,
     /// What a load brings is believed, though it ended or moved meanwhile.
     LoadFromThePast,
-    /// A row that went to the store alone while its queue was being read is not read again: `near_until` passes it.
+    /// A row that went to the store alone while its queue was being read is not read again: `near_until`
+    /// passes it.
     BehindForgotten,
     /// `unindexed_until` of a queue is not raised when an item without customer row is put.
     UnindexedForgotten,
@@ -90,7 +92,8 @@ pub(super) enum Mutant {
     ParkedStaysInMemory,
     /// While a batch sent alone waits for its confirm, no other application is sent alone.
     HungBatchHindersAll,
-    /// The application at the head of the run queue is served until it has nothing left, over its share of slots.
+    /// The application at the head of the run queue is served until it has nothing left, over its share of
+    /// slots.
     LineIsUnfair,
     /// Rule keep does what replace does.
     KeepReplaces,

@@ -1,4 +1,5 @@
-//! Commands and answers: what may be asked about items, and what is told of them. Re-exported by [`super::types`].
+//! Commands and answers: what may be asked about items, and what is told of them. Re-exported by
+//! [`super::types`].
 
 use super::types::{BatchId, Content, Dead, Delivery, Identity, Key};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ pub struct Target {
 pub struct AssignedId {
     /// Arrival number of the item.
     pub seq: u64,
-    /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window closed sooner.
+    /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window
+    /// closed sooner.
     pub due: u64,
 }
 
@@ -148,8 +150,8 @@ pub enum End {
     Sent(BatchId),
     /// It was taken back.
     Cancelled,
-    /// It was taken back by a command that the broker had delivered before, which may be an old one executed again: a
-    /// redelivered request that comes behind it is not the one that it took back.
+    /// It was taken back by a command that the broker had delivered before, which may be an old one executed
+    /// again: a redelivered request that comes behind it is not the one that it took back.
     CancelledAgain,
     /// It was given up; `expired` is one of the reasons.
     Dead(Arc<Dead>),

@@ -1,12 +1,12 @@
 //! Upper bounds on the length of an encoded batch, known before anything is encoded.
 //!
-//! The engine closes and splits batches by these numbers; the encoder (`amqp::wire`) is tested against them. There
-//! is deliberately no encoding here: only what each format's text costs around the parts of an item.
+//! The engine closes and splits batches by these numbers; the encoder (`amqp::wire`) is tested against them.
+//! There is deliberately no encoding here: only what each format's text costs around the parts of an item.
 
 use super::types::Format;
 
-/// Longest id that tidegate assigns: 16 hex digits of the store, up to 16 of the arrival number and as many of its due,
-/// with dashes between.
+/// Longest id that tidegate assigns: 16 hex digits of the store, up to 16 of the arrival number and as many
+/// of its due, with dashes between.
 const ASSIGNED_ID: u64 = 50;
 /// Decimal digits of the largest `u64`.
 const DIGITS: u64 = 20;
@@ -55,8 +55,8 @@ pub fn weight(parts: &Parts<'_>) -> u32 {
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
-/// With this, `overhead.batch` plus, for each item, `weight + overhead.item` is never less than the length of the
-/// encoded body.
+/// With this, `overhead.batch` plus, for each item, `weight + overhead.item` is never less than the length of
+/// the encoded body.
 pub fn overhead(format: Format, application: &str, customer: Option<&str>) -> Overhead {
     let text = |parts: &[&str]| parts.iter().map(|part| part.len() as u64).sum::<u64>();
     // `payload_base64` is the longer of the two labels; the last byte is a comma or a line break.

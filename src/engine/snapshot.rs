@@ -1,9 +1,10 @@
 //! What the engine reports about itself: plain numbers, copied out at one moment.
 //!
-//! These structs are the JSON of `/api/v1/state` as well as what the engine fills in: one set of names. The names are
-//! stable: keys may be added, none is renamed or changes its meaning. A number carries its unit as the last part of
-//! its name (`_ms`, `_us`, `_bytes`); names ending in `_at` are moments, UTC milliseconds; what has no unit is a
-//! count. Reading forgives: what is left out is its default, what is unknown is passed over.
+//! These structs are the JSON of `/api/v1/state` as well as what the engine fills in: one set of names. The
+//! names are stable: keys may be added, none is renamed or changes its meaning. A number carries its unit as
+//! the last part of its name (`_ms`, `_us`, `_bytes`); names ending in `_at` are moments, UTC milliseconds;
+//! what has no unit is a count. Reading forgives: what is left out is its default, what is unknown is passed
+//! over.
 
 use super::core::Core;
 use super::health::State;
@@ -11,8 +12,8 @@ use super::queue::{Queue, QueueId};
 use super::types::{ClosedBy, DuplicateRule, Key, Now, Reason};
 use serde::{Deserialize, Serialize};
 
-/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `confirmed`,
-/// `dead_confirmed`, `cancelled`, `replaced` and `given_back`, or is still there.
+/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of
+/// `confirmed`, `dead_confirmed`, `cancelled`, `replaced` and `given_back`, or is still there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
@@ -28,8 +29,8 @@ pub struct Counters {
     pub cancelled: u64,
     /// Items replaced by a later request with the same id.
     pub replaced: u64,
-    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a message
-    /// that was not acked when the ingest connection was lost.
+    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a
+    /// message that was not acked when the ingest connection was lost.
     pub given_back: u64,
     /// Requests whose id was known, in the order of [`DuplicateRule`]'s declaration.
     #[serde(with = "by_rule")]
@@ -93,8 +94,8 @@ pub enum Delivery {
         /// Text of the last failure.
         last_error: String,
     },
-    /// Nothing confirmed yet (or not lately): one batch at a time until it is. A word that this version does not
-    /// know is read as this one.
+    /// Nothing confirmed yet (or not lately): one batch at a time until it is. A word that this version does
+    /// not know is read as this one.
     #[default]
     #[serde(other)]
     Unproven,
@@ -176,7 +177,8 @@ pub struct Snapshot {
     pub intake_paused: bool,
     /// Store operations handed over and not yet durable.
     pub uncommitted: u64,
-    /// Longest turn of the daemon's loop since its start, us. The engine reads no clock: the daemon fills it in.
+    /// Longest turn of the daemon's loop since its start, us. The engine reads no clock: the daemon fills it
+    /// in.
     pub longest_turn_us: u64,
     /// Totals since the start.
     pub totals: Counters,
@@ -206,7 +208,8 @@ const RULES: [DuplicateRule; 5] = [
     DuplicateRule::Reject,
 ];
 
-/// An array with one value for each variant of an enum, in JSON an object by the variants' texts; every key is there.
+/// An array with one value for each variant of an enum, in JSON an object by the variants' texts; every key
+/// is there.
 macro_rules! object_by {
     ($module:ident, $all:expr, $kind:ty, $value:ty) => {
         mod $module {
@@ -310,8 +313,8 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
     }
 }
 
-/// Items of a queue that cannot be delivered to: all that is due, as far as is known. What lies in the store alone counts
-/// as due once its first item is.
+/// Items of a queue that cannot be delivered to: all that is due, as far as is known. What lies in the store
+/// alone counts as due once its first item is.
 fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
     let far = if queue.near_until() <= (Key { due: now.wall, seq: u64::MAX }) { queue.far() } else { 0 };
     ready + far

@@ -1,7 +1,7 @@
 //! The engine's words: moments, keys, items, batches, and the settings it works by.
 //!
-//! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an unchecked
-//! one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
+//! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an
+//! unchecked one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
 pub use super::request::{
     Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, Reply, ReplyTo, Stage, Target,
@@ -31,8 +31,8 @@ pub struct Key {
 
 /// Which item it is: a hash over (application, id), 128 bits of a cryptographic one, made at the border.
 ///
-/// The texts stay out of the engine, so that a row is of fixed size. An item whose producer gave no id is known by its
-/// arrival number, in a range that no hash reaches.
+/// The texts stay out of the engine, so that a row is of fixed size. An item whose producer gave no id is
+/// known by its arrival number, in a range that no hash reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity([u64; 2]);
 
@@ -155,8 +155,8 @@ pub struct NewItem {
     pub on_duplicate: DuplicateRule,
     /// Of body, properties and terms as they were sent: equal for two deliveries of one message.
     pub fingerprint: u64,
-    /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and customer
-    /// names apart.
+    /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and
+    /// customer names apart.
     pub weight: u32,
     /// Properties and payload.
     pub content: Arc<Content>,
@@ -369,8 +369,8 @@ impl Default for AppSettings {
     }
 }
 
-/// What the engine may keep in memory, of what is durable. Beside it stands what is not: as much as the broker hands out
-/// before an acknowledgement.
+/// What the engine may keep in memory, of what is durable. Beside it stands what is not: as much as the
+/// broker hands out before an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Number of items.
@@ -385,9 +385,9 @@ pub struct Budget {
 const ROW_COST: u64 = 288;
 
 impl Budget {
-    /// How `limits.memory` (bytes) is divided: three sixteenths for items, as much for payloads, a quarter each for the
-    /// store's buffers and the ingest prefetch, an eighth for what is published and not confirmed. The filters take of what
-    /// the store leaves, a thirty-second at most.
+    /// How `limits.memory` (bytes) is divided: three sixteenths for items, as much for payloads, a quarter
+    /// each for the store's buffers and the ingest prefetch, an eighth for what is published and not
+    /// confirmed. The filters take of what the store leaves, a thirty-second at most.
     pub fn of(memory: u64) -> Self {
         let share = memory / 16 * 3;
         Budget { rows: (share / ROW_COST) as usize, contents: share, filters: (memory / 32) as usize }
@@ -465,7 +465,8 @@ impl ClosedBy {
 /// One item of a batch on its way out.
 #[derive(Clone, Debug)]
 pub struct BatchItem {
-    /// Arrival number; with the store's identity it makes one half of the id of an item that came without one.
+    /// Arrival number; with the store's identity it makes one half of the id of an item that came without
+    /// one.
     pub seq: u64,
     /// When it was due as accepted, UTC ms: the other half of that id, by which the store finds it.
     pub accepted_due: u64,
@@ -501,8 +502,8 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then concerns
-    /// this batch and no other. At most [`ALONE_CHANNELS`] at a time.
+    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then
+    /// concerns this batch and no other. At most [`ALONE_CHANNELS`] at a time.
     pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,
@@ -517,8 +518,8 @@ pub enum Outcome {
     Nacked,
     /// Unroutable: `basic.return` with this reply text.
     Returned(Box<str>),
-    /// The broker closed the channel with this text while the batch was unconfirmed there. Where it was alone it is
-    /// the culprit; elsewhere it is one of the suspects.
+    /// The broker closed the channel with this text while the batch was unconfirmed there. Where it was alone
+    /// it is the culprit; elsewhere it is one of the suspects.
     Refused(Box<str>),
     /// The exchange is missing or may not be written to, with the broker's text: it went nowhere.
     Unavailable(Box<str>),

@@ -1,10 +1,12 @@
-//! Windows: for each customer, opened by the first item, closed by time, count, bytes, quiet, expiry or a flush.
+//! Windows: for each customer, opened by the first item, closed by time, count, bytes, quiet, expiry or a
+//! flush.
 //!
-//! A window runs on the monotonic clock. Its members are stored under the end that was planned when it opened; where it
-//! closes sooner, that moment becomes their due, durably: those in the store alone are moved there, and those in
-//! memory are covered by a closing's row until they have left.
+//! A window runs on the monotonic clock. Its members are stored under the end that was planned when it
+//! opened; where it closes sooner, that moment becomes their due, durably: those in the store alone are moved
+//! there, and those in memory are covered by a closing's row until they have left.
 //!
-//! Here is when windows close, and what is written of them. What happens to their members is the stock's business.
+//! Here is when windows close, and what is written of them. What happens to their members is the stock's
+//! business.
 
 use super::customers::{self, CustomerId, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
@@ -19,8 +21,8 @@ use std::sync::Arc;
 /// A window closes this long before its most urgent expiry, ms: time to be sent.
 pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 
-/// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not turn at the
-/// same moment, and one may be slewed.
+/// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not
+/// turn at the same moment, and one may be slewed.
 const CLOCK_SLACK_MS: u64 = 5;
 
 handle!(
@@ -245,7 +247,8 @@ impl Windows {
         end
     }
 
-    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of it.
+    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of
+    /// it.
     pub(super) fn rejoin(
         &mut self,
         customers: &mut Customers,
@@ -267,8 +270,8 @@ impl Windows {
         self.plan_check(customers, queues, id, now);
     }
 
-    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not look at it
-    /// in time: then the window gets a row.
+    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not
+    /// look at it in time: then the window gets a row.
     pub(super) fn add_far(&mut self, customers: &mut Customers, id: CustomerId, horizon: u64) {
         let Some(window) = customers[id].window.as_mut() else { return };
         window.far += 1;
@@ -309,8 +312,9 @@ impl Windows {
         }
     }
 
-    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet time begins
-    /// anew with each arrival) are found out when the old moment comes, which costs nothing per item.
+    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet
+    /// time begins anew with each arrival) are found out when the old moment comes, which costs nothing per
+    /// item.
     pub(super) fn plan_check(
         &mut self,
         customers: &mut Customers,
@@ -345,7 +349,8 @@ impl Windows {
         }
     }
 
-    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are all.
+    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are
+    /// all.
     pub(super) fn take_due(
         &mut self,
         customers: &mut Customers,
@@ -435,8 +440,8 @@ impl Windows {
         }
     }
 
-    /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all windows of
-    /// these queues.
+    /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all
+    /// windows of these queues.
     pub(super) fn recheck(&mut self, customers: &mut Customers, queues: &Queues, ids: &[QueueId], now: Now) {
         for queue in ids {
             let open: Vec<CustomerId> =

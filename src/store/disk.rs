@@ -1,7 +1,7 @@
 //! The disk store: one fjall database, one batch and one sync for each call of commit.
 //!
-//! Every commit has a number, written in the same batch as its rows. Deliberately absent: repair. What does not
-//! read as it was written is reported by name, and stays.
+//! Every commit has a number, written in the same batch as its rows. Deliberately absent: repair. What does
+//! not read as it was written is reported by name, and stays.
 
 use super::changes::Changes;
 use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
@@ -22,7 +22,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most twice.
+/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most
+/// twice.
 const JOURNALS: u64 = 64 << 20;
 /// Threads that flush and compact: with one alone, a flush would wait behind a compaction.
 const WORKERS: usize = 2;
@@ -31,13 +32,15 @@ const OPEN_FILES: usize = 200;
 /// Bytes of memory that a row costs in a memtable beside key and value, about.
 const ROW_OVERHEAD: u64 = 128;
 
-/// Memtables of one keyspace on their way to the disk with which a commit is still made. With 4 the storage engine waits
-/// (`Keyspace::local_backpressure`, with no bound and no look at its own health), and a worker may add one meanwhile.
+/// Memtables of one keyspace on their way to the disk with which a commit is still made. With 4 the storage
+/// engine waits (`Keyspace::local_backpressure`, with no bound and no look at its own health), and a worker
+/// may add one meanwhile.
 const SEALED_MAX: usize = 2;
-/// Tables of the first level of one keyspace with which a commit is still made. The storage engine slows down at 20 and
-/// waits at 30, in the same way.
+/// Tables of the first level of one keyspace with which a commit is still made. The storage engine slows down
+/// at 20 and waits at 30, in the same way.
 const L0_MAX: usize = 20;
-/// Longest wait for room in a memtable, below [`super::thread::STORE_CALL_LIMIT`], so that the sentence is the right one.
+/// Longest wait for room in a memtable, below [`super::thread::STORE_CALL_LIMIT`], so that the sentence is
+/// the right one.
 const ROOM_LIMIT: Duration = Duration::from_secs(45);
 /// Between two looks: the storage engine offers nothing that could be waited for.
 const ROOM_LOOK: Duration = Duration::from_millis(2);
@@ -47,8 +50,8 @@ const ROOM_LOOK: Duration = Duration::from_millis(2);
 struct Budget {
     /// Cache of blocks read.
     cache: u64,
-    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way to the disk;
-    /// at twice as much that is not, commits wait.
+    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way
+    /// to the disk; at twice as much that is not, commits wait.
     memtables: u64,
 }
 
@@ -123,8 +126,8 @@ struct Known {
     marks: Marks,
 }
 
-/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half made, it
-/// cannot open again. Nothing was ever stored in what an earlier start left there.
+/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half
+/// made, it cannot open again. Nothing was ever stored in what an earlier start left there.
 fn establish(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
     let (path, new) = (directory.data(), directory.path().join("db.new"));
     match fs::remove_dir_all(&new) {
@@ -223,7 +226,8 @@ fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
     Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?]))
 }
 
-/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new ones.
+/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new
+/// ones.
 fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
     // The size of a memtable is seen to by `DiskStore::rotate`, since it follows the configuration.
     let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
@@ -236,7 +240,8 @@ fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
         KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows | KeyspaceId::Closings => {
             options.filter_policy(FilterPolicy::disabled())
         }
-        // Single reads mostly look for what is not there: a filter for every table, of the last level as well.
+        // Single reads mostly look for what is not there: a filter for every table, of the last level as
+        // well.
         KeyspaceId::Identities | KeyspaceId::Ended(_) => options.expect_point_read_hits(false),
         KeyspaceId::Meta => options,
     }
@@ -315,8 +320,8 @@ impl DiskStore {
         self.commit(&[Commit { ops: Vec::new(), token: 0, marks }])
     }
 
-    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not while two of
-    /// its keyspace are on their way already.
+    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not
+    /// while two of its keyspace are on their way already.
     fn rotate(&mut self) -> Result<(), CommitError> {
         let Some(id) = self.fullest().filter(|_| self.unflushed() > self.budget.memtables) else {
             return Ok(());
@@ -369,16 +374,16 @@ impl DiskStore {
 
     /// Removes what a bucket holds on the disk, before the first rows of its next epoch are written.
     ///
-    /// Not by `Keyspace::clear`: that takes the tables out of the keyspace, but leaves their files on the disk until
-    /// the next start. Dropping them writes nothing to the log, so a replay has nothing to repeat, and rows written
-    /// afterwards are as safe as any others. What the memtable holds stays, and what the log holds comes back after
-    /// a crash: those rows are of an earlier epoch, which [`super::find`] sees, and go with the next drop. The row
-    /// about the bucket, written next, keeps the keyspace from staying empty: the storage engine frees a log only
-    /// when each keyspace that had rows in it has a newer table.
+    /// Not by `Keyspace::clear`: that takes the tables out of the keyspace, but leaves their files on the
+    /// disk until the next start. Dropping them writes nothing to the log, so a replay has nothing to repeat,
+    /// and rows written afterwards are as safe as any others. What the memtable holds stays, and what the log
+    /// holds comes back after a crash: those rows are of an earlier epoch, which [`super::find`] sees, and go
+    /// with the next drop. The row about the bucket, written next, keeps the keyspace from staying empty: the
+    /// storage engine frees a log only when each keyspace that had rows in it has a newer table.
     ///
     /// The files go when the last version of the keyspace that knows them does, which is at one of the next
-    /// rotations of any memtable. A compaction of this bucket that still runs is waited for; it was filled too long
-    /// ago for one to be likely.
+    /// rotations of any memtable. A compaction of this bucket that still runs is waited for; it was filled
+    /// too long ago for one to be likely.
     fn empty(&self, bucket: KeyspaceId) -> Result<(), CommitError> {
         let tree = &self.keyspaces.of(bucket).tree;
         if tree.table_count() == 0 {
@@ -436,13 +441,15 @@ impl Store for DiskStore {
     }
 
     fn health(&self) -> Result<(), CommitError> {
-        // Writes what is buffered, which is nothing between commits; but first it says whether a worker has failed.
+        // Writes what is buffered, which is nothing between commits; but first it says whether a worker has
+        // failed.
         let healthy = self.db.persist(PersistMode::Buffer);
         healthy.map_err(|e| unwritable("wrote what is in memory", self.directory.path(), &e))
     }
 
     fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
-        // The storage engine drops what is older than its last commit: so that one must not be what was deleted.
+        // The storage engine drops what is older than its last commit: so that one must not be what was
+        // deleted.
         self.commit_marks()?;
         for id in KeyspaceId::ALL {
             if self.keyspaces.of(id).sealed_memtable_count() == 0 {
@@ -453,7 +460,8 @@ impl Store for DiskStore {
     }
 
     fn end_reclaim(&mut self) -> Result<(), CommitError> {
-        // Files that no version of a keyspace knows any more go when a memtable that holds something is rotated.
+        // Files that no version of a keyspace knows any more go when a memtable that holds something is
+        // rotated.
         self.commit_marks()?;
         self.rotate_one(KeyspaceId::Meta)
     }

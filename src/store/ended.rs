@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The checksum covers the identity, which is the row's key, and everything before itself. *Epoch* says since
-//! which beginning of its bucket the row lies there. A bucket that begins anew may still hold rows of an earlier epoch;
-//! they count for nothing from then on, so that none of them hides what another bucket knows.
+//! which beginning of its bucket the row lies there. A bucket that begins anew may still hold rows of an
+//! earlier epoch; they count for nothing from then on, so that none of them hides what another bucket knows.
 
 use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, Reader, RecordError};
 use crate::engine::types::{BatchId, Dead, End, Ended, Identity};

@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The engine asked for what no store can do: a fault of the program, not of the disk. Checked in a release build as
-/// well, because going on would lose an item.
+/// The engine asked for what no store can do: a fault of the program, not of the disk. Checked in a release
+/// build as well, because going on would lose an item.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a fault of this program, please report it: {0}")]
 pub struct BrokenContract(String);
@@ -33,7 +33,10 @@ pub enum ReadError {
         error: String,
     },
     /// An item that should be there is not.
-    #[error("the item due {}, number {}, is not in the store (queue `{}`)", place.key.due, place.key.seq, place.queue)]
+    #[error(
+        "the item due {}, number {}, is not in the store (queue `{}`)",
+        place.key.due, place.key.seq, place.queue
+    )]
     Missing {
         /// Where it was looked for.
         place: Place,
@@ -138,7 +141,10 @@ pub enum Failure {
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// Another process has it.
-    #[error("{} is in use by process {}", path.display(), pid.map_or_else(|| "unknown".to_owned(), |p| p.to_string()))]
+    #[error(
+        "{} is in use by process {}", path.display(),
+        pid.map_or_else(|| "unknown".to_owned(), |p| p.to_string())
+    )]
     Locked {
         /// The other's process id, as far as it has written it down.
         pid: Option<u32>,
@@ -167,8 +173,8 @@ pub enum OpenError {
     },
     /// Written by an older version of this program, in a format that cannot be brought up to date.
     #[error(
-        "the store has format {found}, which this program cannot read; let the version that wrote it run until \
-         nothing waits any more, then remove the store's directory and start this one"
+        "the store has format {found}, which this program cannot read; let the version that wrote it run \
+         until nothing waits any more, then remove the store's directory and start this one"
     )]
     Older {
         /// The store's format.

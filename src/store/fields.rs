@@ -1,4 +1,5 @@
-//! The fields that stored values are made of: numbers, texts, byte strings, and the checksum behind them. Pure.
+//! The fields that stored values are made of: numbers, texts, byte strings, and the checksum behind them.
+//! Pure.
 
 use crate::engine::types::{ClosedBy, Reason};
 use thiserror::Error;

@@ -20,7 +20,8 @@ pub(crate) enum KeyspaceId {
     Closings,
     /// Format, identity, marks.
     Meta,
-    /// A bucket, by its number below [`BUCKETS`]: (identity) -> how the item ended, and one row about the bucket itself.
+    /// A bucket, by its number below [`BUCKETS`]: (identity) -> how the item ended, and one row about the
+    /// bucket itself.
     Ended(u8),
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! batch    1 u8, rows u32, sequence number u64; rows; 3 u8, xxh3-64 of the rows u64, "FJL\x03"
-//! row      2 u8, kind u8, compression u8, keyspace u64, key length u16, value length u32, length here u32, key, value
+//! row      2 u8, kind u8, compression u8, keyspace u64, key length u16, value length u32, length here u32,
+//!          key, value
 //! clearing 4 u8, keyspace u64                                               (all numbers little endian)
 //! ```
 
@@ -88,7 +89,8 @@ impl<R: Read> Rows<R> {
         if compression > 1 || (compression == 0 && value != here) {
             return Err(Broken::Shape("a row is not of a known kind"));
         }
-        // No other keyspace has a key of these bytes: it would begin with the length of a name that does not fit in it.
+        // No other keyspace has a key of these bytes: it would begin with the length of a name that does not
+        // fit in it.
         if usize::from(key) != META_MARKS.len() || here as usize != MARKS_LEN {
             self.skip(u64::from(key) + u64::from(here))?;
             return Ok(None);

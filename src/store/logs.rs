@@ -1,16 +1,17 @@
 //! The storage engine's logs, looked through before it opens them.
 //!
-//! On its own it ends the replay of a log at the first thing it cannot read, cuts the file there, and goes on with
-//! the next log: commits in the middle can be gone without a word. So every log is read to its end first, with
-//! nothing changed: each batch must be whole (its checksum covers its rows), and the commit numbers in them must
-//! follow one another, within a log, over the logs, and up to the one in `COMMITTED`. What reads as the torn end of
-//! a crash, behind all of these, is cut off; anything else is refused, and with `accept_loss` set aside.
+//! On its own it ends the replay of a log at the first thing it cannot read, cuts the file there, and goes on
+//! with the next log: commits in the middle can be gone without a word. So every log is read to its end
+//! first, with nothing changed: each batch must be whole (its checksum covers its rows), and the commit
+//! numbers in them must follow one another, within a log, over the logs, and up to the one in `COMMITTED`.
+//! What reads as the torn end of a crash, behind all of these, is cut off; anything else is refused, and with
+//! `accept_loss` set aside.
 //!
-//! Noticed: a changed, zeroed or missing stretch anywhere before the last commit noted, a log missing between two
-//! others or at the end. Not noticed: the oldest log missing as a whole, all logs emptied at once just after all
-//! rows went to tables with the last commit, and the loss of the very last commits together with an outdated
-//! `COMMITTED`, which a power cut can leave (it is not synced). Damage in tables is the storage engine's to notice:
-//! each of their blocks has a checksum.
+//! Noticed: a changed, zeroed or missing stretch anywhere before the last commit noted, a log missing between
+//! two others or at the end. Not noticed: the oldest log missing as a whole, all logs emptied at once just
+//! after all rows went to tables with the last commit, and the loss of the very last commits together with an
+//! outdated `COMMITTED`, which a power cut can leave (it is not synced). Damage in tables is the storage
+//! engine's to notice: each of their blocks has a checksum.
 
 use super::directory::{Committed, Directory};
 use super::log_batch::{read_batch, Batch, Broken, HEAD};
@@ -153,13 +154,14 @@ impl Seen {
     }
 }
 
-/// Looks through all logs of a store, cuts off what a crash tore, and refuses what is damaged. With `accept_loss`,
-/// what is damaged is set aside in a file of its own (`.damaged` behind its name), and what was lost is noted, so
-/// that the next start knows.
+/// Looks through all logs of a store, cuts off what a crash tore, and refuses what is damaged. With
+/// `accept_loss`, what is damaged is set aside in a file of its own (`.damaged` behind its name), and what
+/// was lost is noted, so that the next start knows.
 ///
 /// # Errors
 ///
-/// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed. [`OpenError::Io`].
+/// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed.
+/// [`OpenError::Io`].
 pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
     let mut seen = Seen { accepted: read_accepted(&accepted_file(directory))?, ..Seen::default() };
     let mut logs = Vec::new();
@@ -242,7 +244,8 @@ fn look_through(path: &Path, seen: &mut Seen) -> io::Result<Log> {
                 }
                 log.torn = true;
                 seen.broken(&log, at, &error);
-                // What a message carries could look like a batch: it proves nothing, but that somebody should look.
+                // What a message carries could look like a batch: it proves nothing, but that somebody should
+                // look.
                 seen.beyond = find_batch(&file, at + 1, seen.sequence)?;
                 log.damaged |= seen.beyond.is_some();
                 break;
@@ -334,8 +337,8 @@ fn accepted_file(directory: &Directory) -> PathBuf {
     directory.path().join("ACCEPTED")
 }
 
-/// Losses that were accepted: a line of first and last commit for each. They stay visible as gaps in the logs until
-/// these are no longer needed.
+/// Losses that were accepted: a line of first and last commit for each. They stay visible as gaps in the logs
+/// until these are no longer needed.
 fn read_accepted(path: &Path) -> Result<Vec<(u64, u64)>, OpenError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,

@@ -1,6 +1,6 @@
-//! The memory store: keeps no items. The broker's unacked message is the only copy, and the engine, told so by its
-//! settings, writes none here. What it does keep, as long as the process lives and within bounds, is how items
-//! ended, so that repeats are recognised.
+//! The memory store: keeps no items. The broker's unacked message is the only copy, and the engine, told so
+//! by its settings, writes none here. What it does keep, as long as the process lives and within bounds, is
+//! how items ended, so that repeats are recognised.
 
 use super::errors::{broken_contract, BrokenContract};
 use super::{
@@ -15,8 +15,8 @@ const ENTRY: u64 = 200;
 /// Fewest ended items that are kept, however little memory there is.
 const LEAST: usize = 1_000;
 
-/// Opens an empty store with a fresh identity. What it remembers takes a sixteenth of `memory_limit` (bytes) at
-/// most.
+/// Opens an empty store with a fresh identity. What it remembers takes a sixteenth of `memory_limit` (bytes)
+/// at most.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! What a store finds when it is opened: what was committed, and what was done to its files meanwhile. A crash is
-//! tried on a copy of the files of a store in use: that is what `kill -9` leaves behind.
+//! What a store finds when it is opened: what was committed, and what was done to its files meanwhile. A
+//! crash is tried on a copy of the files of a store in use: that is what `kill -9` leaves behind.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 

@@ -1,7 +1,7 @@
 //! Bytes to items and back: the format of one stored item. Pure; knows nothing of keyspaces or files.
 //!
-//! Version 2, in this order, integers without a width as LEB128 varints, texts and byte strings with their length
-//! before them:
+//! Version 2, in this order, integers without a width as LEB128 varints, texts and byte strings with their
+//! length before them:
 //!
 //! ```text
 //! version u8 | flags u8 | [standing u8] | received | [accepted due] | [expiry] | weight | [customer]
@@ -9,19 +9,20 @@
 //!   | [reason u8, error, application] | properties | body | crc32c u32 LE
 //! ```
 //!
-//! Flags, from the lowest bit: customer, own time, expiry, JSON, given, accepted due, standing. *Given* is the identity
-//! of an item whose producer named it; every other item is known by its arrival number, which is in the key. *Accepted
-//! due* is there where it is not the due in the key. *Standing* says which of the fields are there that few items have;
-//! from the lowest bit: attempts, cause, last error, dead, outcome unknown.
+//! Flags, from the lowest bit: customer, own time, expiry, JSON, given, accepted due, standing. *Given* is
+//! the identity of an item whose producer named it; every other item is known by its arrival number, which is
+//! in the key. *Accepted due* is there where it is not the due in the key. *Standing* says which of the
+//! fields are there that few items have; from the lowest bit: attempts, cause, last error, dead, outcome
+//! unknown.
 //!
-//! Application and place are in the row's key; only a dead item, whose queue is not its application's, has the
-//! application in the record.
+//! Application and place are in the row's key; only a dead item, whose queue is not its application's, has
+//! the application in the record.
 //!
-//! The checksum covers the key and everything before itself, so a record that turns up under another key is damage as
-//! well.
+//! The checksum covers the key and everything before itself, so a record that turns up under another key is
+//! damage as well.
 //!
-//! To change it: give the new layout a new version byte, and keep reading the old one until the store's own format
-//! ([`rows::FORMAT`]) says that no such record is left.
+//! To change it: give the new layout a new version byte, and keep reading the old one until the store's own
+//! format ([`rows::FORMAT`]) says that no such record is left.
 
 use super::fields::{
     closed_by_code, put_bytes, put_varint, read_closed_by, reason_code, seal, unseal, Reader, RecordError,
@@ -145,8 +146,8 @@ impl<'a> View<'a> {
         Arc::new(Content { properties: self.properties.to_vec(), body: self.body.to_vec(), json: self.json })
     }
 
-    /// A copy of everything else; the body is not touched. `queue` is shared where it names the application. The caller
-    /// adds the content if it is wanted.
+    /// A copy of everything else; the body is not touched. `queue` is shared where it names the application.
+    /// The caller adds the content if it is wanted.
     pub fn stored(&self, queue: &Arc<str>) -> Stored {
         let application = if **queue == *self.application { queue.clone() } else { self.application.into() };
         Stored {

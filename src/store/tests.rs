@@ -294,7 +294,8 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
         written: IndexRows::default(),
         standing: Box::new(standing),
     };
-    // One that is on the disk, one written earlier in the same group, one in an earlier group of the same call.
+    // One that is on the disk, one written earlier in the same group, one in an earlier group of the same
+    // call.
     let elsewhere = moved(place(APP, 2, 2), place(APP, 7, 2), Standing::default());
     store
         .commit(&[group(2, vec![op, put(3, 3), failed(3, 3, 1)]), group(3, vec![failed(3, 3, 2), elsewhere])])

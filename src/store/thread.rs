@@ -16,10 +16,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Time within which each call of the storage engine must come back: longer than any sync of a disk that still works.
+/// Time within which each call of the storage engine must come back: longer than any sync of a disk that
+/// still works.
 pub const STORE_CALL_LIMIT: Duration = Duration::from_secs(60);
-/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process that was
-/// frozen, or a machine that slept, is given its time.
+/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process
+/// that was frozen, or a machine that slept, is given its time.
 const LOOKS: u32 = 12;
 /// Least bound on what is queued, bytes; see [`Limits::of`].
 const LEAST_QUEUED: u64 = 64 << 20;
@@ -40,7 +41,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// As much as `limits.memory` (bytes) may be queued, of which the engine uses a part; [`STORE_CALL_LIMIT`] a call.
+    /// As much as `limits.memory` (bytes) may be queued, of which the engine uses a part;
+    /// [`STORE_CALL_LIMIT`] a call.
     pub fn of(memory_limit: u64) -> Self {
         Limits { queued: memory_limit.max(LEAST_QUEUED), call: STORE_CALL_LIMIT }
     }
@@ -157,13 +159,13 @@ impl Handle {
         self.queue(Job::Commit(commit), bytes);
     }
 
-    /// Queues a read; [`Event::Loaded`] follows, in the order in which reads other than [`Load::Contents`] were
-    /// queued. It sees every commit queued before it, and a [`Load::Find`] may see later ones too: it does not part
-    /// commits that share a sync.
+    /// Queues a read; [`Event::Loaded`] follows, in the order in which reads other than [`Load::Contents`]
+    /// were queued. It sees every commit queued before it, and a [`Load::Find`] may see later ones too: it
+    /// does not part commits that share a sync.
     ///
-    /// Contents are read at once, beside commits that are under way: the engine asks only for contents of items
-    /// whose commit is durable. Should one not be there even so, because a move of it is still queued, it is looked
-    /// for again behind all that was queued.
+    /// Contents are read at once, beside commits that are under way: the engine asks only for contents of
+    /// items whose commit is durable. Should one not be there even so, because a move of it is still queued,
+    /// it is looked for again behind all that was queued.
     pub fn load(&self, load: Load) {
         let mut state = self.shared.lock();
         let wanted = match load {
@@ -223,9 +225,9 @@ impl Handle {
         }
     }
 
-    /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing because it is
-    /// full, and in which nothing would be compacted else. To be called as long as it is; without effect within a minute
-    /// of the last time. [`Stats::usage`] tells what came of it.
+    /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing
+    /// because it is full, and in which nothing would be compacted else. To be called as long as it is;
+    /// without effect within a minute of the last time. [`Stats::usage`] tells what came of it.
     pub fn reclaim(&self) {
         let now = clock::now().mono;
         let mut state = self.shared.lock();
@@ -241,8 +243,8 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`CloseError::Timeout`], or the error of the last sync. What has been reported as committed is durable in
-    /// either case.
+    /// [`CloseError::Timeout`], or the error of the last sync. What has been reported as committed is durable
+    /// in either case.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         let mut state = self.shared.lock();
         state.closing = true;
@@ -418,8 +420,8 @@ impl Shared {
         }
     }
 
-    /// Waits for work: all commits up to the next load that must not see later ones, within the limits, or that
-    /// load.
+    /// Waits for work: all commits up to the next load that must not see later ones, within the limits, or
+    /// that load.
     fn next(&self, (max_ops, max_bytes): (usize, u64)) -> Turn {
         let mut state = self.lock();
         state.serving = None;
@@ -608,8 +610,8 @@ fn read(reader: &dyn Reader, shared: &Shared) {
     }
 }
 
-/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever waits for it
-/// then waits for ever.
+/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever
+/// waits for it then waits for ever.
 fn watch(shared: &Shared) {
     // By thread: the call last seen, and how many times in a row.
     let mut seen = [(0, 0); 2];

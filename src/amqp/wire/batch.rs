@@ -1,7 +1,8 @@
 //! Batches to output messages: four body formats, and the properties and headers around them.
 //!
-//! Bodies are written straight into one buffer, in one pass over the items; a body that leaves as it came is shared,
-//! not copied. How long a body can become is known beforehand from `engine::size`, and tested against it here.
+//! Bodies are written straight into one buffer, in one pass over the items; a body that leaves as it came is
+//! shared, not copied. How long a body can become is known beforehand from `engine::size`, and tested against
+//! it here.
 
 use super::dead;
 use super::identity::assigned;
@@ -78,12 +79,13 @@ impl Deref for Body {
 /// The output message of a batch, or the dead letter that it stands for.
 ///
 /// `store_identity` makes the ids of items that came without one unique; `now_ms` (UTC) becomes the message's
-/// timestamp. An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents no
-/// `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit integers, so the extension `due` is text there (UTC ms in
-/// decimal); a content encoding travels as the extension `contentencoding`.
+/// timestamp. An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents
+/// no `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit
+/// integers, so the extension `due` is text there (UTC ms in decimal); a content encoding travels as the
+/// extension `contentencoding`.
 ///
-/// A `passthrough` batch or a dead letter has exactly one item. Should there be more, they leave as JSON, so that
-/// none is lost.
+/// A `passthrough` batch or a dead letter has exactly one item. Should there be more, they leave as JSON, so
+/// that none is lost.
 pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64) -> Outgoing {
     debug_assert!(!batch.items.is_empty());
     let mut members = Members::of(&batch.application);
@@ -320,8 +322,8 @@ pub(super) fn put_text(headers: &mut FieldTable, name: &str, text: &str) {
     headers.insert(short(name), AMQPValue::LongString(text.into()));
 }
 
-/// A hash over the application and the (id, arrival number) of each member, so that the same members have the same
-/// id over retries and restarts.
+/// A hash over the application and the (id, arrival number) of each member, so that the same members have the
+/// same id over retries and restarts.
 struct Members(blake3::Hasher);
 
 impl Members {

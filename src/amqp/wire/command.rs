@@ -1,7 +1,7 @@
 //! Commands: which messages are one, and what they ask for.
 //!
-//! A command names its application, and an item or a customer, in the fields of a request, or in a JSON body. What
-//! the body names comes first: a client library may set a `message_id` of its own on every message.
+//! A command names its application, and an item or a customer, in the fields of a request, or in a JSON body.
+//! What the body names comes first: a client library may set a `message_id` of its own on every message.
 
 use super::envelope::{is_array, raw, text_of};
 use super::fields;

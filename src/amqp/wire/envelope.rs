@@ -1,7 +1,8 @@
 //! The JSON envelope: the same fields as the headers', in a JSON body.
 //!
 //! Of the message's own fields only application and id count, as fall-backs. Each entry becomes an item whose
-//! properties are in header form, as if it had come alone: so it can be published to the ingest exchange again.
+//! properties are in header form, as if it had come alone: so it can be published to the ingest exchange
+//! again.
 
 use super::fields::{self, OwnTime};
 use super::fingerprint::Fingerprint;
@@ -137,7 +138,8 @@ pub(super) struct Names {
     pub customer: Option<Box<str>>,
 }
 
-/// Of a single object, whatever else is wrong with it. The entries of an array may differ, so they tell nothing.
+/// Of a single object, whatever else is wrong with it. The entries of an array may differ, so they tell
+/// nothing.
 pub(super) fn names(body: &[u8]) -> Names {
     #[derive(Deserialize)]
     struct Loose<'a> {
@@ -230,8 +232,8 @@ impl<'de> Visitor<'de> for Object {
     }
 }
 
-/// One entry to one item. `base`: the message's headers without those that carry fields; `sent`: what the message says
-/// beside its body.
+/// One entry to one item. `base`: the message's headers without those that carry fields; `sent`: what the
+/// message says beside its body.
 fn one(
     message: &Message<'_>,
     base: &[u8],

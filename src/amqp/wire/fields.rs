@@ -1,5 +1,5 @@
-//! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when they do
-//! not.
+//! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when
+//! they do not.
 
 use super::time::{self, Fault, Given};
 use crate::engine::types::{Dead, DuplicateRule, Reason};
@@ -63,7 +63,8 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The name that a header without meaning was probably meant to have: another case, underscores, or no `x-`.
+    /// The name that a header without meaning was probably meant to have: another case, underscores, or no
+    /// `x-`.
     pub(super) fn meant(name: &str) -> Option<&'static str> {
         const NAMES: [&str; 8] = [
             APPLICATION,

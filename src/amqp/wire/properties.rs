@@ -1,15 +1,15 @@
 //! Basic properties to bytes and back: cleaned of what must never be copied, bounded in depth.
 //!
-//! The stored form is AMQP's own wire encoding. Batches are built from views that borrow from those bytes; a header
-//! table is only decoded where it travels on (`passthrough`, dead letters). The delivery mode is not kept: it is 2
-//! on every output.
+//! The stored form is AMQP's own wire encoding. Batches are built from views that borrow from those bytes; a
+//! header table is only decoded where it travels on (`passthrough`, dead letters). The delivery mode is not
+//! kept: it is 2 on every output.
 
 use lapin::types::parsing::parse_field_table;
 use lapin::types::{AMQPValue, FieldTable, ShortString, MAX_SHORT_STRING_LENGTH};
 use lapin::BasicProperties;
 
-/// Deepest nesting of tables and arrays inside the headers. RabbitMQ relays any depth; our own walk, the decoder
-/// that reads the stored copy, and every consumer's recurse.
+/// Deepest nesting of tables and arrays inside the headers. RabbitMQ relays any depth; our own walk, the
+/// decoder that reads the stored copy, and every consumer's recurse.
 pub(super) const MAX_DEPTH: usize = 64;
 
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
@@ -24,7 +24,8 @@ const USER_ID_HEADER: &str = "x-user-id";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooDeep;
 
-/// Properties without headers, borrowed from a message or from stored bytes. What is never copied has no field.
+/// Properties without headers, borrowed from a message or from stored bytes. What is never copied has no
+/// field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Basic<'a> {
     /// Empty is absent.
@@ -63,7 +64,8 @@ impl<'a> Basic<'a> {
         }
     }
 
-    /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`: damage.
+    /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`:
+    /// damage.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let mut from = Reader(bytes);
         let flags = u16::from_be_bytes(from.array()?);

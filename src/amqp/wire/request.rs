@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 /// Most headers of a request.
 const MAX_HEADERS: usize = 1_000;
-/// Most bytes of a request's properties, headers included: half of a frame of 128 KiB, in which they must fit.
+/// Most bytes of a request's properties, headers included: half of a frame of 128 KiB, in which they must
+/// fit.
 const MAX_PROPERTIES: usize = 64 << 10;
 /// Most bytes of properties that a dead letter can carry: a frame, less what is added to them.
 const MAX_DEAD_PROPERTIES: usize = 120 << 10;
@@ -50,8 +51,8 @@ pub struct RequestLimits {
     pub max_delay_ms: u64,
 }
 
-/// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it whole.
-/// `store_identity` tells which ids this store assigns.
+/// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it
+/// whole. `store_identity` tells which ids this store assigns.
 pub fn request(parts: Incoming<'_>, limits: &RequestLimits, store_identity: u64) -> RequestBody {
     let Incoming { exchange, routing_key, properties, mut body, received } = parts;
     let message = Message {
@@ -138,7 +139,8 @@ impl<'a> Message<'a> {
     pub(super) fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
         self.application()?.ok_or_else(|| {
             fields::invalid(
-                "x-application is missing, and there is no routing key of an exchange other than the default one",
+                "x-application is missing, and there is no routing key of an exchange other than the \
+                 default one",
             )
         })
     }
@@ -169,7 +171,8 @@ impl<'a> Message<'a> {
         Ok(own.moment())
     }
 
-    /// The stored form of the properties with those headers that `keep` takes, within the limits of a request.
+    /// The stored form of the properties with those headers that `keep` takes, within the limits of a
+    /// request.
     fn checked_properties(&self, keep: impl Fn(&str, &AMQPValue) -> bool) -> Result<Vec<u8>, Dead> {
         let bytes =
             self.basic.write(|out| put_headers(out, self.properties, keep)).map_err(|TooDeep| too_deep())?;
@@ -204,7 +207,8 @@ impl<'a> Message<'a> {
         let application = named.application.or_else(|| self.application().ok().flatten().map(Into::into));
         // A dead letter is never embedded, so its body is not judged.
         let content = Content { properties: self.dead_properties(), body, json: false };
-        // Who pushed an item may have set `reply_to` for the consumers; who sent a command waits for tidegate.
+        // Who pushed an item may have set `reply_to` for the consumers; who sent a command waits for
+        // tidegate.
         let reply_to = self.basic.kind.filter(|kind| command::is_reserved(kind)).and(command::reply_to(self));
         Rejected { application, customer: named.customer, dead, content: Arc::new(content), reply_to }
     }

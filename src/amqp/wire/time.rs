@@ -1,14 +1,14 @@
 //! Numbers and moments as producers write them, to whole milliseconds.
 //!
-//! Intermediate values are `i128` and saturate, so nothing here overflows. Fractions round away from zero: an item
-//! never leaves early. There is no clock here: "now" is the moment of receipt, given.
+//! Intermediate values are `i128` and saturate, so nothing here overflows. Fractions round away from zero: an
+//! item never leaves early. There is no clock here: "now" is the moment of receipt, given.
 
 use jiff::civil::DateTime;
 use jiff::fmt::temporal::Pieces;
 use lapin::types::{AMQPValue, DecimalValue};
 
-/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms in
-/// 1973.
+/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms
+/// in 1973.
 pub(super) const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
 
 /// A value of a time field.
@@ -46,7 +46,8 @@ pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, Fault> {
         AMQPValue::Float(value) => of_float(f64::from(*value)).map(Some),
         AMQPValue::Double(value) => of_float(*value).map(Some),
         AMQPValue::DecimalValue(value) => Ok(Some(Given::Number(of_decimal(*value)))),
-        // In seconds, by the protocol. Clients write moments before 1970 as two's complement, which is past: now.
+        // In seconds, by the protocol. Clients write moments before 1970 as two's complement, which is past:
+        // now.
         AMQPValue::Timestamp(seconds) => Ok(Some(Given::Moment(i128::from(seconds.cast_signed()) * 1000))),
         AMQPValue::ShortString(text) => of_text(text.as_str().as_bytes()),
         AMQPValue::LongString(text) => of_text(text.as_bytes()),
@@ -135,8 +136,8 @@ fn of_digits(text: &str) -> Option<i128> {
     Some(if negative { -number } else { number })
 }
 
-/// UTC ms of `YYYY-MM-DDTHH:MM:SS[.fraction](Z|+HH:MM)`. The parser knows more forms, which are not taken: years
-/// of six digits, time zone names, no seconds.
+/// UTC ms of `YYYY-MM-DDTHH:MM:SS[.fraction](Z|+HH:MM)`. The parser knows more forms, which are not taken:
+/// years of six digits, time zone names, no seconds.
 fn of_rfc3339(text: &str) -> Option<i128> {
     const SHORTEST: usize = "2026-01-01T00:00:00Z".len();
     const LONGEST: usize = 64;
@@ -149,8 +150,8 @@ fn of_rfc3339(text: &str) -> Option<i128> {
     }
     let pieces = Pieces::parse(bytes).ok()?;
     let offset = i128::from(pieces.to_numeric_offset()?.seconds());
-    // By civil time, because the last day of the year 9999, a usual "never", lies beyond the last instant that the
-    // library has.
+    // By civil time, because the last day of the year 9999, a usual "never", lies beyond the last instant
+    // that the library has.
     let civil = DateTime::from_parts(pieces.date(), pieces.time()?);
     let since_epoch = civil.duration_since(DateTime::constant(1970, 1, 1, 0, 0, 0, 0)).as_nanos();
     let nanos = since_epoch - offset * 1_000_000_000;
@@ -313,7 +314,9 @@ mod tests {
         }
 
         #[test]
-        fn no_near_miss_panics(text in "[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9:.,+Zα-]{1,30}") {
+        fn no_near_miss_panics(
+            text in "[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9:.,+Zα-]{1,30}",
+        ) {
             let _ = of_text(text.as_bytes());
         }
 
