@@ -4,7 +4,7 @@
 //! shared, not copied. How long a body can become is known beforehand from `engine::size`, and tested against
 //! it here.
 
-use super::dead;
+use super::{dead, fields};
 use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{parse_table, short, signed, Basic};
@@ -106,7 +106,7 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     let hex = id.to_string();
     let mut headers = FieldTable::default();
     if let Some(customer) = &batch.customer {
-        put_text(&mut headers, "x-customer", customer);
+        put_text(&mut headers, fields::CUSTOMER, customer);
     }
     put_number(&mut headers, "x-count", batch.items.len() as u64);
     put_number(&mut headers, "x-due", batch.due);

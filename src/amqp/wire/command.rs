@@ -7,6 +7,7 @@ use super::envelope::{is_array, raw, text_of};
 use super::fields;
 use super::identity::target;
 use super::request::Message;
+use crate::config::terms::{MAX_ID, MAX_NAME};
 use crate::engine::types::{Command, CustomerOf, Dead, ReplyTo, Target};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -128,9 +129,9 @@ impl<'a> Given<'a> {
         let selector: Selector<'a> = serde_json::from_str(text)
             .map_err(|error| fields::invalid(format!("the command's body is not understood: {error}")))?;
         Ok(Given {
-            application: text_of("application", selector.application, fields::MAX_NAME)?,
-            customer: text_of("customer", selector.customer, fields::MAX_NAME)?,
-            id: text_of("id", selector.id, fields::MAX_ID)?,
+            application: text_of("application", selector.application, MAX_NAME)?,
+            customer: text_of("customer", selector.customer, MAX_NAME)?,
+            id: text_of("id", selector.id, MAX_ID)?,
         })
     }
 }

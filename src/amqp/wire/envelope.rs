@@ -9,7 +9,8 @@ use super::fingerprint::Fingerprint;
 use super::json::is_json_type;
 use super::properties::{put_header_number, put_header_text, put_headers, Basic, TooDeep};
 use super::request::{item, too_deep, Message, Terms};
-use super::time::{self, Given, FIRST_PLAUSIBLE_MS};
+use super::time::{self, Given};
+use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{Dead, DuplicateRule, NewItem, Reason};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
@@ -153,7 +154,7 @@ pub(super) fn names(body: &[u8]) -> Names {
     let Some(loose) = object.and_then(|text| serde_json::from_str::<Loose<'_>>(text).ok()) else {
         return Names::default();
     };
-    let name = |value| text_of("", value, fields::MAX_NAME).ok().flatten().map(Into::into);
+    let name = |value| text_of("", value, MAX_NAME).ok().flatten().map(Into::into);
     Names { application: name(loose.application), customer: name(loose.customer) }
 }
 
@@ -241,13 +242,13 @@ fn one(
     entry: &Entry<'_>,
     index: Option<usize>,
 ) -> Result<NewItem, Dead> {
-    let application = match text_of("application", entry.application, fields::MAX_NAME)? {
+    let application = match text_of("application", entry.application, MAX_NAME)? {
         Some(name) => name,
         None => message.application()?.ok_or_else(|| {
             fields::invalid("application is missing, and neither x-application nor a routing key names one")
         })?,
     };
-    let customer = text_of("customer", entry.customer, fields::MAX_NAME)?;
+    let customer = text_of("customer", entry.customer, MAX_NAME)?;
     let mut own = OwnTime::new(message.received, message.limits.max_delay_ms);
     let deliver_at = given_of("deliver_at", entry.deliver_at)?;
     own.at("deliver_at", deliver_at, Shown(entry.deliver_at))?;
@@ -255,7 +256,7 @@ fn one(
     own.after("delay_ms", delay_ms, Shown(entry.delay_ms))?;
     let before = given_of("deliver_before", entry.deliver_before)?;
     let expiry = fields::expiry("deliver_before", before, Shown(entry.deliver_before))?;
-    let rule = text_of("on_duplicate", entry.on_duplicate, fields::MAX_NAME)?;
+    let rule = text_of("on_duplicate", entry.on_duplicate, MAX_NAME)?;
     let on_duplicate = fields::duplicate_rule("on_duplicate", rule.as_deref())?;
     let id = id_of(message, entry, index)?;
     let content_type = text_of("content_type", entry.content_type, MAX_CONTENT_TYPE)?
@@ -305,14 +306,14 @@ fn id_of<'a>(
     entry: &Entry<'a>,
     index: Option<usize>,
 ) -> Result<Option<Cow<'a, str>>, Dead> {
-    if let Some(id) = text_of("id", entry.id, fields::MAX_ID)? {
+    if let Some(id) = text_of("id", entry.id, MAX_ID)? {
         return Ok(Some(id));
     }
     match (message.basic.message_id, index) {
         (None, _) => Ok(None),
         (Some(id), None) => Ok(Some(Cow::Borrowed(id))),
         (Some(id), Some(index)) => {
-            fields::bounded("message_id with the index", Cow::Owned(format!("{id}/{index}")), fields::MAX_ID)
+            fields::bounded("message_id with the index", Cow::Owned(format!("{id}/{index}")), MAX_ID)
         }
     }
 }

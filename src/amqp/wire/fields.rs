@@ -7,10 +7,6 @@ use lapin::types::{AMQPValue, FieldTable};
 use std::borrow::Cow;
 use std::fmt::Display;
 
-/// Longest application and customer, bytes.
-pub(super) const MAX_NAME: usize = 200;
-/// Longest id, bytes: what a short string can carry.
-pub(super) const MAX_ID: usize = 255;
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.

@@ -7,6 +7,7 @@ use super::fingerprint::Fingerprint;
 use super::identity::identity;
 use super::json::{is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
+use crate::config::terms::MAX_NAME;
 use crate::engine::size::{self, Parts};
 use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::AMQPValue;
@@ -109,7 +110,7 @@ impl<'a> Message<'a> {
         let value = self.fields.deliver_before;
         let expiry = fields::expiry(name, fields::given(name, value)?, Shown(value))?;
         let name = fields::ON_DUPLICATE;
-        let rule = fields::text(name, self.fields.on_duplicate, fields::MAX_NAME)?;
+        let rule = fields::text(name, self.fields.on_duplicate, MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
         let properties = self.checked_properties(|_, _| true)?;
         let mut sent =
@@ -130,9 +131,9 @@ impl<'a> Message<'a> {
 
     /// Header, else routing key.
     pub(super) fn application(&self) -> Result<Option<Cow<'a, str>>, Dead> {
-        match fields::text(fields::APPLICATION, self.fields.application, fields::MAX_NAME)? {
+        match fields::text(fields::APPLICATION, self.fields.application, MAX_NAME)? {
             Some(name) => Ok(Some(name)),
-            None => fields::bounded("the routing key", Cow::Borrowed(self.routing_key), fields::MAX_NAME),
+            None => fields::bounded("the routing key", Cow::Borrowed(self.routing_key), MAX_NAME),
         }
     }
 
@@ -152,7 +153,7 @@ impl<'a> Message<'a> {
 
     /// The header `x-customer`.
     pub(super) fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
-        fields::text(fields::CUSTOMER, self.fields.customer, fields::MAX_NAME)
+        fields::text(fields::CUSTOMER, self.fields.customer, MAX_NAME)
     }
 
     fn own_time(&self) -> Result<Option<u64>, Dead> {

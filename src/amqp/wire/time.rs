@@ -3,13 +3,10 @@
 //! Intermediate values are `i128` and saturate, so nothing here overflows. Fractions round away from zero: an
 //! item never leaves early. There is no clock here: "now" is the moment of receipt, given.
 
+use crate::config::terms::FIRST_PLAUSIBLE_MS;
 use jiff::civil::DateTime;
 use jiff::fmt::temporal::Pieces;
 use lapin::types::{AMQPValue, DecimalValue};
-
-/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms
-/// in 1973.
-pub(super) const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
 
 /// A value of a time field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
