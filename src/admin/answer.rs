@@ -2,7 +2,7 @@
 
 use super::command::{CommandRequest, CommandResponse, Status};
 use super::liveness::Liveness;
-use super::parse::Fault;
+use super::parse::BadRequest;
 use super::readiness::Readiness;
 use super::state::Document;
 use super::{Ask, Query};
@@ -23,13 +23,13 @@ pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);
 
 /// What every handler knows.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct ApiState {
     pub(super) readiness: Arc<Readiness>,
     pub(super) liveness: Arc<Liveness>,
     pub(super) ask: Ask,
 }
 
-impl Shared {
+impl ApiState {
     /// The state document of this moment, or the answer instead.
     pub(super) async fn state(&self) -> Result<Document, Response> {
         let (reply, answer) = oneshot::channel();
@@ -42,7 +42,7 @@ impl Shared {
     }
 
     /// Has a command carried out, unless it was not understood.
-    pub(super) async fn command(&self, request: Result<CommandRequest, Fault>) -> Response {
+    pub(super) async fn command(&self, request: Result<CommandRequest, BadRequest>) -> Response {
         let request = match request {
             Ok(request) => request,
             Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),

@@ -2,7 +2,7 @@
 //!
 //! How they stand is read from the state document, with the same names and the same bound on their number.
 
-use super::answer::{failure, Shared};
+use super::answer::{failure, ApiState};
 use super::command::CommandRequest;
 use super::items::named;
 use super::parse;
@@ -49,7 +49,7 @@ impl Applications {
 }
 
 /// Routes of this file, below `/api/v1`.
-pub(super) fn router() -> Router<Shared> {
+pub(super) fn router() -> Router<ApiState> {
     Router::new()
         .route("/api/v1/applications", get(all))
         .route("/api/v1/applications/{application}", get(one))
@@ -60,15 +60,15 @@ pub(super) fn router() -> Router<Shared> {
         .route("/api/v1/parked", get(parked))
 }
 
-async fn all(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn all(State(shared): State<ApiState>, uri: Uri) -> Response {
     report(&shared, &uri, Applications::all).await
 }
 
-async fn parked(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn parked(State(shared): State<ApiState>, uri: Uri) -> Response {
     report(&shared, &uri, Applications::parked).await
 }
 
-async fn report(shared: &Shared, uri: &Uri, choose: fn(Document) -> Applications) -> Response {
+async fn report(shared: &ApiState, uri: &Uri, choose: fn(Document) -> Applications) -> Response {
     if let Err(fault) = parse::no_query(uri.query()) {
         return failure(StatusCode::BAD_REQUEST, &fault.to_string());
     }
@@ -78,7 +78,7 @@ async fn report(shared: &Shared, uri: &Uri, choose: fn(Document) -> Applications
     }
 }
 
-async fn one(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn one(State(shared): State<ApiState>, uri: Uri) -> Response {
     let application = match named(&uri, parse::application) {
         Ok(application) => application,
         Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
@@ -102,18 +102,18 @@ fn single(document: Document, application: &str) -> Response {
     }
 }
 
-async fn pause(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn pause(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::Pause)).await
 }
 
-async fn resume(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn resume(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::Resume)).await
 }
 
-async fn retry(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn retry(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::Retry)).await
 }
 
-async fn drop_parked(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn drop_parked(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::DropParked)).await
 }

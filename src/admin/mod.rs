@@ -53,16 +53,16 @@ pub type Ask = Arc<dyn Fn(Query) + Send + Sync>;
 
 /// Where to listen, and what a request has to show.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct AdminOptions {
     /// Address; port 0 lets the system choose.
     pub listen: SocketAddr,
     /// Bearer token; needed unless `listen` is a loopback address.
     pub token: Option<SecretString>,
 }
 
-impl From<&crate::config::Admin> for Options {
+impl From<&crate::config::Admin> for AdminOptions {
     fn from(admin: &crate::config::Admin) -> Self {
-        Options { listen: admin.listen, token: admin.token.clone() }
+        AdminOptions { listen: admin.listen, token: admin.token.clone() }
     }
 }
 
@@ -98,7 +98,7 @@ pub struct Server {
 /// # Errors
 /// See [`ServeError`]; once it has been bound, it serves until it is stopped.
 pub async fn serve(
-    options: Options,
+    options: AdminOptions,
     readiness: Arc<Readiness>,
     liveness: Arc<Liveness>,
     ask: Ask,

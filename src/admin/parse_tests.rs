@@ -7,7 +7,7 @@ fn item_of(application: &str, id: &str) -> ItemOf {
     ItemOf { application: application.into(), id: id.into() }
 }
 
-fn error<T: std::fmt::Debug>(outcome: Result<T, Fault>) -> String {
+fn error<T: std::fmt::Debug>(outcome: Result<T, BadRequest>) -> String {
     outcome.unwrap_err().to_string()
 }
 

@@ -2,7 +2,7 @@
 //! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions
 //! of what it was given.
 
-use super::answer::{failure, unavailable, Shared, COMMAND_WITHIN};
+use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN};
 use super::guard::{is_probe, Guard, Refusal};
 use super::liveness::Liveness;
 use super::readiness::Readiness;
@@ -64,17 +64,17 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Live
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
         })
-        .with_state(Shared { readiness, liveness, ask })
+        .with_state(ApiState { readiness, liveness, ask })
         .layer(from_fn_with_state(gate, admit))
         .layer(from_fn(harden))
 }
 
-fn probes() -> Router<Shared> {
+fn probes() -> Router<ApiState> {
     Router::new().route("/livez", get(livez)).route("/readyz", get(readyz))
 }
 
 /// Answered from what the parts left behind, not by any of them.
-async fn livez(State(shared): State<Shared>) -> Response {
+async fn livez(State(shared): State<ApiState>) -> Response {
     let stuck = shared.liveness.stuck();
     if stuck.is_empty() {
         return "ok".into_response();
@@ -82,13 +82,13 @@ async fn livez(State(shared): State<Shared>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "live": false, "stuck": stuck }))).into_response()
 }
 
-async fn readyz(State(shared): State<Shared>) -> Response {
+async fn readyz(State(shared): State<ApiState>) -> Response {
     let missing = shared.readiness.missing();
     let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(json!({ "ready": missing.is_empty(), "missing": missing }))).into_response()
 }
 
-async fn state(State(shared): State<Shared>) -> Response {
+async fn state(State(shared): State<ApiState>) -> Response {
     match shared.state().await {
         Ok(document) => Json(document).into_response(),
         Err(answer) => answer,

@@ -4,7 +4,7 @@
 //! hyper is used directly: what hands it connections must know when a request begins and ends, and must set
 //! the time in which a head has to come.
 
-use super::connections::{Admission, Connections, Place};
+use super::connections::{ConnectionAdmission, ConnectionPlace, Connections};
 use super::listener::{Bounded, Bounds};
 use axum::extract::ConnectInfo;
 use axum::http::Request;
@@ -66,12 +66,12 @@ pub(super) async fn serve(
 }
 
 /// A place for a newcomer, after the time in which those who could make room are spared.
-async fn place_for(connections: &Arc<Connections>, peer: SocketAddr) -> Option<Place> {
+async fn place_for(connections: &Arc<Connections>, peer: SocketAddr) -> Option<ConnectionPlace> {
     loop {
         match connections.admit(peer.ip(), Instant::now().into_std()) {
-            Admission::Granted(place) => return Some(place),
-            Admission::Refused => return None,
-            Admission::Later(at) => tokio::time::sleep_until(at.into()).await,
+            ConnectionAdmission::Granted(place) => return Some(place),
+            ConnectionAdmission::Refused => return None,
+            ConnectionAdmission::Later(at) => tokio::time::sleep_until(at.into()).await,
         }
     }
 }
@@ -86,7 +86,7 @@ async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
     app: Router,
-    place: Place,
+    place: ConnectionPlace,
     bounds: Bounds,
     mut stop: watch::Receiver<bool>,
 ) {

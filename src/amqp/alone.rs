@@ -6,7 +6,7 @@
 //! one.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
 use crate::engine::types::{Batch, Outcome, ALONE_CHANNELS};
 use futures_util::future::BoxFuture;
@@ -206,9 +206,9 @@ async fn publish_alone(
                 ended(Outcome::Unavailable(text), Some(fault))
             } else if fault.closes_channel_only() {
                 ended(Outcome::Refused(text), None)
-            } else if fault.kind == Kind::ContentFatal && terms.solitary {
+            } else if fault.kind == FaultKind::ContentFatal && terms.solitary {
                 ended(Outcome::Refused(text), Some(fault))
-            } else if fault.kind == Kind::AfterEnd && session.is_connected() {
+            } else if fault.kind == FaultKind::AfterEnd && session.is_connected() {
                 ended(Outcome::Unknown, None)
             } else {
                 ended(Outcome::Unknown, Some(fault))

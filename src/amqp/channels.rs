@@ -8,7 +8,7 @@
 
 use super::alone::{AloneEnd, AlonePool};
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, TurnOutput};
 use super::outlet::Outlet;
 use super::supervise::RateLimitedLog;
@@ -164,7 +164,10 @@ impl EgressChannels {
     /// What ends the connection.
     pub(super) fn check(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         if !self.session.is_connected() {
-            return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the publishing connection was lost") });
+            return Err(Fault {
+                kind: FaultKind::AfterEnd,
+                ..Fault::lost("the publishing connection was lost")
+            });
         }
         if self.blocked {
             return Ok(());
@@ -294,7 +297,7 @@ impl EgressChannels {
             Some(Outcome::Unavailable(text()))
         } else if fault.closes_channel_only() {
             Some(Outcome::Refused(text()))
-        } else if fault.kind == Kind::AfterEnd {
+        } else if fault.kind == FaultKind::AfterEnd {
             Some(Outcome::Unknown)
         } else {
             None
@@ -302,7 +305,7 @@ impl EgressChannels {
     }
 
     fn dead_unopened(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
-        if fault.kind != Kind::Setup || !self.session.is_connected() {
+        if fault.kind != FaultKind::Setup || !self.session.is_connected() {
             return Err(fault);
         }
         let outcome = Outcome::Unavailable(fault.text.as_str().into());

@@ -81,7 +81,8 @@ pub async fn connect(
     limit: Duration,
     name: &str,
 ) -> Result<Connection, ConnectError> {
-    let amqp = config::Amqp { ca_file: ca_file.map(Path::to_path_buf), ..config::Amqp::default() };
+    let amqp =
+        config::AmqpConfig { ca_file: ca_file.map(Path::to_path_buf), ..config::AmqpConfig::default() };
     let (connection, socket) = dial(endpoint, &amqp, limit, name).await?;
     socket.forget();
     Ok(connection)
@@ -113,7 +114,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) async fn open(
         endpoint: &Endpoint,
-        amqp: &config::Amqp,
+        amqp: &config::AmqpConfig,
         limit: Duration,
         name: &str,
     ) -> Result<Session, ConnectError> {
@@ -216,7 +217,7 @@ impl Drop for Attempt {
 
 async fn dial(
     endpoint: &Endpoint,
-    amqp: &config::Amqp,
+    amqp: &config::AmqpConfig,
     limit: Duration,
     name: &str,
 ) -> Result<(Connection, Socket), ConnectError> {

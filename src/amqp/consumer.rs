@@ -15,7 +15,7 @@ use super::backoff::Backoff;
 use super::connection::Session;
 use super::consumer_channel::ConsumerChannel;
 use super::cost;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::ingest_lock::{acquire, check_consumers, IngestLock};
 use super::prefetch::{Prefetch, Quarantine};
 use super::shared::Shared;
@@ -24,7 +24,7 @@ use super::supervise::{
 };
 use super::topology::{count_consumers, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
-use super::{Event, IngestOrder, Link, Options, ShutdownSignal, Side};
+use super::{Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
 use crate::clock;
 use crate::engine::event::Intake;
 use crate::engine::types::{Delivery as Handle, Request};
@@ -71,7 +71,7 @@ pub(super) struct Ingest {
 }
 
 /// Why consuming ended without a fault.
-enum Next {
+enum AfterGeneration {
     /// Deliveries held for too long were returned; consuming begins anew with the next resume.
     Returned,
     Shutdown,
@@ -158,7 +158,11 @@ impl Ingest {
     }
 
     /// One channel and consumer, from its start to its end.
-    async fn generation(&mut self, session: &Arc<Session>, notes: &[String]) -> Result<Next, Fault> {
+    async fn generation(
+        &mut self,
+        session: &Arc<Session>,
+        notes: &[String],
+    ) -> Result<AfterGeneration, Fault> {
         let limit = self.options.timeouts.confirm;
         let queue = self.options.ingest.queue.clone();
         let heartbeat = self.options.amqp.heartbeat;
@@ -204,12 +208,12 @@ impl Ingest {
         }
         let closed = consumer.close(time_left(&self.shutdown)).await;
         match result {
-            Ok(Next::Returned) => closed.map(|()| Next::Returned),
+            Ok(AfterGeneration::Returned) => closed.map(|()| AfterGeneration::Returned),
             other => other,
         }
     }
 
-    async fn consume(&mut self, generation: &mut Generation) -> Result<Next, Fault> {
+    async fn consume(&mut self, generation: &mut Generation) -> Result<AfterGeneration, Fault> {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut counting = self.next_count(generation, Duration::ZERO);
@@ -220,10 +224,10 @@ impl Ingest {
                     while let Ok(order) = self.orders.try_recv() {
                         self.handle_order(order, generation).await?;
                     }
-                    return Ok(Next::Shutdown);
+                    return Ok(AfterGeneration::Shutdown);
                 }
                 order = self.orders.recv() => {
-                    let Some(order) = order else { return Ok(Next::Shutdown) };
+                    let Some(order) = order else { return Ok(AfterGeneration::Shutdown) };
                     self.handle_order(order, generation).await?;
                 }
                 chunk = generation.consumer.next() => match chunk {
@@ -237,14 +241,15 @@ impl Ingest {
                 }
                 _ = second.tick() => {
                     if !generation.consumer.is_connected() {
-                        return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the channel was lost") });
+                        let lost = Fault::lost("the channel was lost");
+                        return Err(Fault { kind: FaultKind::AfterEnd, ..lost });
                     }
                     if generation.held_since.is_some_and(|since| since.elapsed() >= self.options.held_limit) {
                         tracing::warn!(
                             held = generation.held.len(),
                             "the intake has been paused until close to the broker's consumer timeout"
                         );
-                        return Ok(Next::Returned);
+                        return Ok(AfterGeneration::Returned);
                     }
                 }
             }
@@ -395,8 +400,8 @@ impl Ingest {
     fn show(&self, generation: &Generation) {
         let address = generation.address.clone();
         let link = match self.intake {
-            Intake::Pause => Link::Paused { address },
-            Intake::Resume => Link::Up { address, notes: generation.notes.clone(), dead: None },
+            Intake::Pause => LinkStatus::Paused { address },
+            Intake::Resume => LinkStatus::Up { address, notes: generation.notes.clone(), dead: None },
         };
         self.shared.link(Side::Ingest, link);
     }
@@ -453,11 +458,11 @@ impl ConnectionUser for Ingest {
         }
         loop {
             if self.intake == Intake::Pause || self.stopped {
-                self.shared.link(Side::Ingest, Link::Paused { address: session.address().to_owned() });
+                self.shared.link(Side::Ingest, LinkStatus::Paused { address: session.address().to_owned() });
                 if !self.idle(session).await? {
                     return Ok(());
                 }
-            } else if let Next::Shutdown = self.generation(session, &notes).await? {
+            } else if let AfterGeneration::Shutdown = self.generation(session, &notes).await? {
                 return Ok(());
             }
         }
@@ -472,10 +477,12 @@ impl ConnectionUser for Ingest {
     fn on_failure(&mut self, fault: Fault) -> (String, Duration) {
         let mut error = fault.text;
         let pause = match fault.kind {
-            Kind::Parse => self.on_parse_error(&mut error),
-            Kind::Lost | Kind::Setup | Kind::Content | Kind::ContentFatal | Kind::AfterEnd => {
-                self.backoff.next()
-            }
+            FaultKind::Parse => self.on_parse_error(&mut error),
+            FaultKind::Lost
+            | FaultKind::Setup
+            | FaultKind::Content
+            | FaultKind::ContentFatal
+            | FaultKind::AfterEnd => self.backoff.next(),
         };
         (error, pause)
     }

@@ -8,7 +8,7 @@
 //! way when as much is unacked as the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to let
 //! it grow, and the only one at which more would help.
 
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::unacked::Unacked;
 use crate::engine::types::Ack;
 use futures_util::stream::{ReadyChunks, StreamExt};
@@ -205,7 +205,7 @@ impl ConsumerChannel {
 
     /// The reason of an end that was noticed on a closed channel: lapin gives it to the consumer.
     pub(super) async fn cause(&mut self, fault: Fault) -> Fault {
-        if fault.kind != Kind::AfterEnd {
+        if fault.kind != FaultKind::AfterEnd {
             return fault;
         }
         let search = async {

@@ -6,7 +6,7 @@
 //! every few seconds.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::topology::{count_consumers, declare_exclusive};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(super) enum IngestLock {
 /// Takes the lock, and checks that no other consumer has it.
 ///
 /// # Errors
-/// Another process consumes (of [`Kind::Setup`], with what may be the matter), or the connection fails.
+/// Another process consumes (of [`FaultKind::Setup`], with what may be the matter), or the connection fails.
 pub(super) async fn acquire(
     session: &Session,
     queue: &str,
@@ -44,8 +44,8 @@ pub(super) async fn acquire(
         }
         Err(fault) if fault.code == Some(403) => IngestLock::Counting(format!(
             "the login may not declare the queue '{name}', which keeps a second tidegate off the queue \
-             '{queue}': its consumers are counted instead, which is weaker. Grant the configure permission on \
-             '{name}'. The broker says: {}",
+             '{queue}': its consumers are counted instead, which is weaker. Grant the configure permission \
+             on '{name}'. The broker says: {}",
             fault.text
         )),
         Err(fault) => return Err(fault),
@@ -67,7 +67,7 @@ pub(super) fn check_consumers(
     }
     let others = count - allowed;
     Err(Fault {
-        kind: Kind::Setup,
+        kind: FaultKind::Setup,
         ..Fault::setup(format!(
             "queue '{queue}' has {others} other consumer(s): tidegate must be the only one; {}",
             ghost(heartbeat)

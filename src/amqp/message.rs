@@ -1,7 +1,7 @@
 //! A batch as a message for lapin, what a turn of publishing brings, and a channel to publish on.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::shared::Shared;
 use super::wire::{self, Body, Exchanges, Outgoing};
 use crate::clock;
@@ -105,7 +105,9 @@ pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Resul
     let mut tries = 1;
     loop {
         match try_confirm_channel(session, limit).await {
-            Err(fault) if fault.kind == Kind::AfterEnd && session.is_connected() && tries < OPEN_TRIES => {
+            Err(fault)
+                if fault.kind == FaultKind::AfterEnd && session.is_connected() && tries < OPEN_TRIES =>
+            {
                 tries += 1;
             }
             other => return other,

@@ -38,7 +38,7 @@ mod unacked;
 pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
-pub use inspect::{inspect, Finding, Severity};
+pub use inspect::{inspect, Inspected, Severity};
 pub use lateness::Distribution;
 pub use replies::OutgoingReply;
 pub use shared::Stats;
@@ -84,7 +84,7 @@ pub enum Event {
         /// Connection that changed.
         side: Side,
         /// State it is in now.
-        link: Link,
+        link: LinkStatus,
     },
 }
 
@@ -109,7 +109,7 @@ impl Side {
 
 /// State of one end. Texts name queue, exchange, user or permission; never a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkStatus {
     /// On the way: name look-up to handshake, then the topology.
     Connecting {
         /// Host and port.
@@ -149,11 +149,11 @@ pub enum Link {
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Section `[amqp]` of the configuration.
-    pub amqp: config::Amqp,
+    pub amqp: config::AmqpConfig,
     /// Section `[ingest]` of the configuration.
-    pub ingest: config::Ingest,
+    pub ingest: config::IngestConfig,
     /// Section `[egress]` of the configuration.
-    pub egress: config::Egress,
+    pub egress: config::EgressConfig,
     /// Section `[dead]` of the configuration.
     pub dead: config::DeadLetters,
     /// Of one request.
@@ -203,7 +203,7 @@ impl Options {
 }
 
 /// The limits of one request out of `[limits]`.
-pub fn request_limits(limits: &config::Limits) -> RequestLimits {
+pub fn request_limits(limits: &config::LimitsConfig) -> RequestLimits {
     RequestLimits {
         max_body: limits.max_body,
         max_envelope_items: limits.max_envelope_items,
@@ -255,7 +255,7 @@ impl Amqp {
         let (shutdown, signal) = watch::channel(None);
         let consumer = consumer::Ingest::new(shared.clone(), options.clone(), ingest_orders, signal.clone());
         let publisher =
-            publisher::Egress::new(shared.clone(), options.clone(), egress_orders, signal.clone());
+            publisher::EgressPublisher::new(shared.clone(), options.clone(), egress_orders, signal.clone());
         let replies_out = Replies::new(shared.clone(), options, reply_orders, signal);
         let tasks = vec![
             runtime.spawn(shared::with_heartbeat(shared.clone(), Side::Ingest, consumer.run())),

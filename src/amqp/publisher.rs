@@ -8,7 +8,7 @@
 use super::backoff::Backoff;
 use super::channels::EgressChannels;
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, unsent, Encoder, TurnOutput};
 use super::shared::Shared;
 use super::supervise::{
@@ -16,7 +16,7 @@ use super::supervise::{
 };
 use super::topology::prepare_egress;
 use super::wire::Exchanges;
-use super::{Event, Link, Options, ShutdownSignal, Side};
+use super::{Event, LinkStatus, Options, ShutdownSignal, Side};
 use crate::engine::types::{Batch, Outcome, Settled};
 use futures_util::StreamExt;
 use std::future::Future;
@@ -34,7 +34,7 @@ const CAUSE_LIMIT: Duration = Duration::from_millis(250);
 const CHECK: Duration = Duration::from_millis(250);
 
 /// The egress end, across connections.
-pub(super) struct Egress {
+pub(super) struct EgressPublisher {
     shared: Arc<Shared>,
     options: Arc<Options>,
     jobs: UnboundedReceiver<Vec<Batch>>,
@@ -56,17 +56,19 @@ struct UpLink {
 }
 
 impl UpLink {
-    fn link(&self) -> Link {
+    fn link(&self) -> LinkStatus {
         match &self.blocked {
-            Some(reason) => Link::Blocked { reason: reason.clone() },
-            None => {
-                Link::Up { address: self.address.clone(), notes: self.notes.clone(), dead: self.dead.clone() }
-            }
+            Some(reason) => LinkStatus::Blocked { reason: reason.clone() },
+            None => LinkStatus::Up {
+                address: self.address.clone(),
+                notes: self.notes.clone(),
+                dead: self.dead.clone(),
+            },
         }
     }
 }
 
-impl Egress {
+impl EgressPublisher {
     pub(super) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
@@ -74,7 +76,7 @@ impl Egress {
         shutdown: ShutdownSignal,
     ) -> Self {
         let names = Exchanges::new(&options.egress.exchange, &options.dead.exchange);
-        Egress {
+        EgressPublisher {
             encoder: Encoder { names, store_identity: options.store_identity },
             shared,
             options,
@@ -162,7 +164,7 @@ impl Egress {
             let found = channels.turn(Vec::new(), &mut output);
             self.deliver(output);
             match found {
-                Err(found) if found.kind != Kind::AfterEnd => return found,
+                Err(found) if found.kind != FaultKind::AfterEnd => return found,
                 Err(_) | Ok(()) => {}
             }
         }
@@ -203,7 +205,7 @@ impl Egress {
     /// Settles all that is left, in this order: outcomes, then the news of the loss.
     fn end(&mut self, channels: &mut EgressChannels, fault: Option<&Fault>) {
         let outcome = match fault {
-            Some(Fault { kind: Kind::ContentFatal, text, .. }) => {
+            Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => {
                 self.solitary_until = Some(Instant::now() + SOLITARY);
                 Outcome::Refused(text.as_str().into())
             }
@@ -239,7 +241,7 @@ impl Egress {
     }
 }
 
-impl ConnectionUser for Egress {
+impl ConnectionUser for EgressPublisher {
     const SIDE: Side = Side::Egress;
 
     async fn work(&mut self, session: &Arc<Session>) -> Result<(), Fault> {
@@ -271,7 +273,9 @@ impl ConnectionUser for Egress {
         tracing::info!(address = up.address, "publishing");
         let mut seen = None;
         let result = match self.publish(&mut channels, &mut up, &mut seen).await {
-            Err(fault) if fault.kind == Kind::AfterEnd => Err(self.cause(&mut channels, fault, seen).await),
+            Err(fault) if fault.kind == FaultKind::AfterEnd => {
+                Err(self.cause(&mut channels, fault, seen).await)
+            }
             other => other,
         };
         self.end(&mut channels, result.as_ref().err());

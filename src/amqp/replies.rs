@@ -15,7 +15,7 @@
 
 use super::confirms::Confirms;
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::confirm_channel;
 use super::shared::Shared;
 use super::supervise::{requested, time_left, Dialer};
@@ -242,7 +242,7 @@ impl Replies {
                 Ok(Confirmation::Nack(_) | Confirmation::NotRequested) => nacked.extend(entry.delivery),
                 Err(error) => {
                     failed.extend(entry.delivery);
-                    if fault.as_ref().is_none_or(|old| old.kind == Kind::AfterEnd) {
+                    if fault.as_ref().is_none_or(|old| old.kind == FaultKind::AfterEnd) {
                         fault = Some(Fault::from(error));
                     }
                 }
@@ -255,7 +255,7 @@ impl Replies {
         self.fail(nacked, "the broker did not take them", "basic.nack");
         let Some(fault) = fault else { return };
         // Otherwise the reason itself may still be on its way to the others.
-        if fault.kind != Kind::AfterEnd {
+        if fault.kind != FaultKind::AfterEnd {
             failed.extend(self.abandon(Some(Instant::now() + PAUSE)));
         }
         let reason = if fault.code == Some(403) {

@@ -1,7 +1,7 @@
 //! What both ends share: the way to the daemon's loop, and figures for status, metrics and watchdog.
 
 use super::lateness::{Distribution, Recorder};
-use super::{Event, Link, Side};
+use super::{Event, LinkStatus, Side};
 use crate::clock;
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -38,7 +38,7 @@ pub struct Stats {
 pub(super) struct Shared {
     on_event: Arc<dyn Fn(Event) + Send + Sync>,
     figures: Mutex<Figures>,
-    links: Mutex<[Option<Link>; 2]>,
+    links: Mutex<[Option<LinkStatus>; 2]>,
     failures: [AtomicU64; 2],
     progress: [AtomicU64; 2],
     prefetch: AtomicU32,
@@ -74,7 +74,7 @@ impl Shared {
     }
 
     /// Posts a state if it is another one.
-    pub(super) fn link(&self, side: Side, link: Link) {
+    pub(super) fn link(&self, side: Side, link: LinkStatus) {
         {
             let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
             let last = &mut links[index(side)];

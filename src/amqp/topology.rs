@@ -4,7 +4,7 @@
 //! absent: deleting or changing anything that is there. A queue with other arguments is used as it is.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use crate::config::Topology;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -101,7 +101,7 @@ pub(super) async fn prepare_egress(
 /// Prepares what dead letters need: their exchange, and a queue behind it.
 ///
 /// # Errors
-/// The exchange is missing and cannot be created ([`Kind::Setup`]), or the connection fails. A queue or
+/// The exchange is missing and cannot be created ([`FaultKind::Setup`]), or the connection fails. A queue or
 /// binding that cannot be created is a note: only a dead letter that comes back is proof.
 pub(super) async fn prepare_dead(
     session: &Session,
@@ -116,7 +116,7 @@ pub(super) async fn prepare_dead(
         Topology::Declare => {
             setup.declare_exchange(exchange, ExchangeKind::Fanout, OtherType::Report).await?;
             if let Err(fault) = setup.declare_dead_queue(exchange).await {
-                if fault.kind != Kind::Setup {
+                if fault.kind != FaultKind::Setup {
                     return Err(fault);
                 }
                 setup.note(true, format!("dead letters may have no queue: {}", fault.text));
@@ -307,7 +307,7 @@ impl<'a> Setup<'a> {
     /// needs it.
     fn tolerate_dead(&mut self, name: &str, checked: Result<(), Fault>) -> Result<(), Fault> {
         match checked {
-            Err(fault) if fault.kind == Kind::Setup => {
+            Err(fault) if fault.kind == FaultKind::Setup => {
                 let text = format!(
                     "dead exchange '{name}': {}. What the broker takes off the ingest queue by itself has no \
                      place to go",
@@ -364,7 +364,7 @@ impl<'a> Setup<'a> {
         };
         match fault.code {
             Some(406) if other == OtherType::Refuse && fault.text.contains("'type'") => {
-                fault.kind = Kind::Setup;
+                fault.kind = FaultKind::Setup;
                 fault.text =
                     format!("exchange '{name}' is of another type. {}. Wanted: {wanted}", fault.text);
                 Err(fault)

@@ -40,7 +40,7 @@ pub(super) struct Cli {
     pub daemon: DaemonArgs,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// Of the commands that ask the running daemon.
@@ -67,7 +67,7 @@ pub(super) enum Output {
 
 /// Subcommands of `tidegate`.
 #[derive(Debug, Subcommand)]
-pub(super) enum Command {
+pub(super) enum CliCommand {
     /// Run the daemon in the foreground
     Run(RunArgs),
     /// Check the configuration and what it refers to
@@ -105,20 +105,20 @@ pub(super) enum Command {
     Config(ConfigCommand),
 }
 
-impl Command {
+impl CliCommand {
     /// Whether it speaks to the admin port of a running daemon.
     pub(super) fn asks_the_daemon(&self) -> bool {
         match self {
-            Command::Run(_) | Command::Check(_) | Command::Push(_) | Command::Config(_) => false,
-            Command::Tail(_)
-            | Command::Cancel(_)
-            | Command::Lookup(_)
-            | Command::Flush(_)
-            | Command::List(_)
-            | Command::Pause(_)
-            | Command::Resume(_)
-            | Command::Parked(_)
-            | Command::Status => true,
+            CliCommand::Run(_) | CliCommand::Check(_) | CliCommand::Push(_) | CliCommand::Config(_) => false,
+            CliCommand::Tail(_)
+            | CliCommand::Cancel(_)
+            | CliCommand::Lookup(_)
+            | CliCommand::Flush(_)
+            | CliCommand::List(_)
+            | CliCommand::Pause(_)
+            | CliCommand::Resume(_)
+            | CliCommand::Parked(_)
+            | CliCommand::Status => true,
         }
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn push(line: &str) -> PushArgs {
-        let Command::Push(args) = parse(line).unwrap().command else { panic!("{line}") };
+        let CliCommand::Push(args) = parse(line).unwrap().command else { panic!("{line}") };
         args
     }
 
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn the_sample_is_a_subcommand_and_config_an_argument() {
         let cli = parse("tidegate config sample --config a.toml").unwrap();
-        assert!(matches!(cli.command, Command::Config(ConfigCommand::Sample)));
+        assert!(matches!(cli.command, CliCommand::Config(ConfigCommand::Sample)));
         assert_eq!(cli.config.as_deref(), Some(std::path::Path::new("a.toml")));
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
 /// An open channel on a connection of its own.
-pub(super) struct Session {
+pub(super) struct CliSession {
     connection: Connection,
     /// The only channel.
     pub channel: Channel,
@@ -31,7 +31,7 @@ pub(super) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Res
     outcome
 }
 
-impl Session {
+impl CliSession {
     /// Connects to the first address of `endpoints` that answers.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Session {
             match connect(endpoint, config.amqp.ca_file.as_deref(), limit, name).await {
                 Ok(connection) => {
                     let channel = within(limit, "opening a channel", connection.create_channel()).await?;
-                    return Ok(Session { connection, channel, limit });
+                    return Ok(CliSession { connection, channel, limit });
                 }
                 Err(error) => said.push(error.to_string()),
             }

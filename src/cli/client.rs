@@ -155,7 +155,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::admin::{parse, serve, Ask, Options, Readiness, Server};
+    use crate::admin::{parse, serve, AdminOptions, Ask, Readiness, Server};
     use crate::config::Config;
     use std::sync::Arc;
     use tokio::runtime::Runtime;
@@ -182,7 +182,7 @@ pub(super) mod tests {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let server = runtime
-            .block_on(serve(Options::from(&config.admin), readiness.clone(), Arc::default(), ask))
+            .block_on(serve(AdminOptions::from(&config.admin), readiness.clone(), Arc::default(), ask))
             .unwrap();
         config.admin.listen = server.local_addr();
         (Daemon { readiness, server, runtime }, config)

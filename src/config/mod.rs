@@ -20,7 +20,7 @@ mod tree;
 mod units;
 mod uri;
 
-pub use finding::{Faults, Finding, Place};
+pub use finding::{Faults, Finding, Location};
 pub use reload::needs_restart;
 
 use crate::engine::types::{AppSettings, Budget, Settings};
@@ -35,7 +35,7 @@ use std::time::Duration;
 
 /// A configuration that may be run, and what is doubtful about it.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// Valid as a whole.
     pub config: Config,
     /// Sorted by line. Each deserves a line in the log.
@@ -69,7 +69,10 @@ impl Config {
     ///
     /// # Errors
     /// Every fault at once. Syntax faults are reported alone, because what follows one cannot be trusted.
-    pub fn load(path: Option<&Path>, env: impl Iterator<Item = (String, String)>) -> Result<Loaded, Faults> {
+    pub fn load(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+    ) -> Result<LoadedConfig, Faults> {
         let mut env: Vec<(String, String)> =
             env.filter(|(k, _)| k.starts_with(tree::PREFIX) || k == CREDENTIALS).collect();
         // RETRY stands before RETRY__MIN, so that the whole table never hides one of its keys.
@@ -86,7 +89,7 @@ impl Config {
         faults.sort();
         warnings.sort();
         if faults.is_empty() {
-            Ok(Loaded { config, warnings })
+            Ok(LoadedConfig { config, warnings })
         } else {
             Err(Faults(faults))
         }
@@ -180,7 +183,7 @@ impl File {
     fn read(path: &Path) -> Result<File, Finding> {
         let shared: Arc<Path> = path.into();
         let fault = |line: usize, text: String| Finding {
-            place: Place::File { line, path: shared.clone() },
+            place: Location::File { line, path: shared.clone() },
             key: String::new(),
             text,
         };
@@ -204,17 +207,17 @@ impl File {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Addresses, topology and heartbeat.
-    pub amqp: Amqp,
+    pub amqp: AmqpConfig,
     /// Where requests come from.
-    pub ingest: Ingest,
+    pub ingest: IngestConfig,
     /// Where batches go to.
-    pub egress: Egress,
+    pub egress: EgressConfig,
     /// Where dead letters go to.
     pub dead: DeadLetters,
     /// Kind and place of the store.
-    pub store: Store,
+    pub store: StoreConfig,
     /// Upper bounds of the whole daemon.
-    pub limits: Limits,
+    pub limits: LimitsConfig,
     /// Listener and token of the admin port.
     pub admin: Admin,
     /// Time limits of single operations.
@@ -259,7 +262,7 @@ pub enum Topology {
 
 /// Section `[amqp]`: how the brokers are reached.
 #[derive(Clone, Debug)]
-pub struct Amqp {
+pub struct AmqpConfig {
     /// At least one; tried in turn.
     pub endpoints: Vec<Endpoint>,
     /// What is declared or checked at each connect.
@@ -273,7 +276,7 @@ pub struct Amqp {
 
 /// Section `[ingest]`: where requests come from.
 #[derive(Clone, Debug)]
-pub struct Ingest {
+pub struct IngestConfig {
     /// Queue that requests are taken from.
     pub queue: String,
     /// Fanout exchange bound to it.
@@ -284,7 +287,7 @@ pub struct Ingest {
 
 /// Section `[egress]`: where batches go to.
 #[derive(Clone, Debug)]
-pub struct Egress {
+pub struct EgressConfig {
     /// Direct exchange that batches go to.
     pub exchange: String,
     /// Addresses of the publishing connection: `egress.uri`, else those of `[amqp]`.
@@ -312,7 +315,7 @@ pub enum StoreKind {
 
 /// Section `[store]`: where items are kept.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct StoreConfig {
     /// On disk, or in memory alone.
     pub kind: StoreKind,
     /// Directory of the disk store.
@@ -323,7 +326,7 @@ pub struct Store {
 
 /// Section `[limits]`: upper bounds of the whole daemon.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct LimitsConfig {
     /// Upper bound on items in memory, bytes.
     pub memory: u64,
     /// Bytes; 0 = no limit of its own.
@@ -363,26 +366,26 @@ pub struct Timeouts {
 impl Default for Config {
     /// The built-in defaults: what an empty file gives.
     fn default() -> Self {
-        let amqp = Amqp::default();
+        let amqp = AmqpConfig::default();
         Config {
-            egress: Egress {
+            egress: EgressConfig {
                 exchange: "tidegate.out".into(),
                 endpoints: amqp.endpoints.clone(),
                 max_in_flight: 1_000,
             },
             amqp,
-            ingest: Ingest {
+            ingest: IngestConfig {
                 queue: "tidegate.ingest".into(),
                 exchange: "tidegate.in".into(),
                 prefetch: 10_000,
             },
             dead: DeadLetters { exchange: "tidegate.dead".into() },
-            store: Store {
+            store: StoreConfig {
                 kind: StoreKind::Disk,
                 path: "/var/lib/tidegate".into(),
                 hold_max: Duration::from_secs(25 * 60),
             },
-            limits: Limits {
+            limits: LimitsConfig {
                 memory: 256 << 20,
                 disk: 0,
                 customers: 100_000,
@@ -403,7 +406,7 @@ impl Default for Config {
     }
 }
 
-impl Default for Amqp {
+impl Default for AmqpConfig {
     fn default() -> Self {
         let guest = Endpoint {
             tls: false,
@@ -414,7 +417,7 @@ impl Default for Amqp {
             password: "guest".to_owned().into(),
             password_file: None,
         };
-        Amqp {
+        AmqpConfig {
             endpoints: vec![guest],
             topology: Topology::Declare,
             ca_file: None,

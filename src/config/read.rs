@@ -8,7 +8,7 @@ use super::section::{Findings, Section};
 use super::terms::{is_loopback, MAX_NAME};
 use super::tree::Table;
 use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
-use super::{Admin, Config, Limits, Store, StoreKind, Timeouts};
+use super::{Admin, Config, LimitsConfig, StoreConfig, StoreKind, Timeouts};
 use crate::engine::types::{AppSettings, Format};
 use secrecy::ExposeSecret;
 use std::collections::BTreeMap;
@@ -112,7 +112,7 @@ fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
     }
 }
 
-fn store(mut s: Section<'_, '_>, d: Store) -> Store {
+fn store(mut s: Section<'_, '_>, d: StoreConfig) -> StoreConfig {
     let kind = s.get("kind", d.kind, Words(&[("disk", StoreKind::Disk), ("memory", StoreKind::Memory)]));
     let path = PathBuf::from(s.get("path", d.path.to_string_lossy().into_owned(), Text));
     let hold_max = s.get("hold_max", d.hold_max, Span::from_ms(1));
@@ -127,11 +127,11 @@ fn store(mut s: Section<'_, '_>, d: Store) -> Store {
         StoreKind::Disk | StoreKind::Memory => {}
     }
     s.end();
-    Store { kind, path, hold_max }
+    StoreConfig { kind, path, hold_max }
 }
 
-fn limits(mut s: Section<'_, '_>, d: Limits) -> Limits {
-    let limits = Limits {
+fn limits(mut s: Section<'_, '_>, d: LimitsConfig) -> LimitsConfig {
+    let limits = LimitsConfig {
         memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
         disk: disk_limit(&mut s, d.disk),
         customers: s.get("customers", d.customers, Whole(1..=1_000_000_000)),

@@ -2,7 +2,7 @@
 //!
 //! So the code that reads a key is the only list of the keys there are.
 
-use super::finding::{nearest, Finding, Place};
+use super::finding::{nearest, Finding, Location};
 use super::tree::{Node, Table, Value};
 use serde::de::DeserializeSeed;
 use std::cell::RefCell;
@@ -21,11 +21,11 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    pub(super) fn fault(&self, place: Place, key: &str, text: impl Into<String>) {
+    pub(super) fn fault(&self, place: Location, key: &str, text: impl Into<String>) {
         self.faults.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
     }
 
-    pub(super) fn warn(&self, place: Place, key: &str, text: impl Into<String>) {
+    pub(super) fn warn(&self, place: Location, key: &str, text: impl Into<String>) {
         self.warnings.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
     }
 }
@@ -34,7 +34,7 @@ impl Findings {
 pub(super) struct Section<'t, 'f> {
     findings: &'f Findings,
     path: String,
-    place: Place,
+    place: Location,
     table: Option<&'t Table<'t>>,
     known: Vec<&'static str>,
     failed: BTreeSet<&'static str>,
@@ -43,7 +43,7 @@ pub(super) struct Section<'t, 'f> {
 impl<'t, 'f> Section<'t, 'f> {
     /// The whole document.
     pub(super) fn root(table: &'t Table<'t>, findings: &'f Findings) -> Self {
-        let (path, place) = (String::new(), Place::Default);
+        let (path, place) = (String::new(), Location::Default);
         Section { findings, path, place, table: Some(table), known: Vec::new(), failed: BTreeSet::new() }
     }
 
@@ -65,7 +65,7 @@ impl<'t, 'f> Section<'t, 'f> {
             None => None,
             Some(Value::Table(t)) => Some(t),
             Some(Value::List(_) | Value::Leaf(_)) => {
-                let place = node.map_or(Place::Default, |n| n.place.clone());
+                let place = node.map_or(Location::Default, |n| n.place.clone());
                 self.findings.fault(
                     place,
                     &path,
@@ -74,7 +74,7 @@ impl<'t, 'f> Section<'t, 'f> {
                 None
             }
         };
-        let place = node.map_or(Place::Default, |n| n.place.clone());
+        let place = node.map_or(Location::Default, |n| n.place.clone());
         Section { findings: self.findings, path, place, table, known: Vec::new(), failed: BTreeSet::new() }
     }
 
@@ -114,7 +114,7 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// A list of values, each with its place; `None` where it is left out or faulty.
-    pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Place, S::Value)>>
+    pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Location, S::Value)>>
     where
         S: DeserializeSeed<'t>,
     {
@@ -165,15 +165,15 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// Where a key was written.
-    pub(super) fn place(&self, key: &str) -> Place {
-        self.table.and_then(|t| t.get(key)).map_or(Place::Default, |n| n.place.clone())
+    pub(super) fn place(&self, key: &str) -> Location {
+        self.table.and_then(|t| t.get(key)).map_or(Location::Default, |n| n.place.clone())
     }
 
     /// Where a key of one of its tables was written.
-    pub(super) fn place_of(&self, section: &str, key: &str) -> Place {
+    pub(super) fn place_of(&self, section: &str, key: &str) -> Location {
         match self.table.and_then(|t| t.get(section)).map(|node| &node.value) {
-            Some(Value::Table(table)) => table.get(key).map_or(Place::Default, |n| n.place.clone()),
-            Some(Value::List(_) | Value::Leaf(_)) | None => Place::Default,
+            Some(Value::Table(table)) => table.get(key).map_or(Location::Default, |n| n.place.clone()),
+            Some(Value::List(_) | Value::Leaf(_)) | None => Location::Default,
         }
     }
 

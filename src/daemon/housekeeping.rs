@@ -81,7 +81,7 @@ impl Life<'_> {
     }
 
     /// Whether every part that has work has made progress lately. Waiting for a broker is no work.
-    fn is_alive(&self, now: u64, store: &store::thread::Stats) -> bool {
+    fn is_alive(&self, now: u64, store: &store::thread::StoreStats) -> bool {
         let amqp = self.shard.amqp.stats();
         let stuck = |since: u64| now.saturating_sub(since) > STUCK_MS;
         let dead = [

@@ -66,7 +66,7 @@ enum RunError {
     #[error("store: {0}")]
     Open(#[from] OpenError),
     #[error("store: {0}")]
-    Store(#[from] store::Failure),
+    Store(#[from] store::StoreFailure),
     #[error("store: {0}")]
     Spawn(#[from] store::SpawnError),
     #[error("the runtime cannot be started: {0}")]

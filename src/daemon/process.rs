@@ -5,7 +5,7 @@
 //! without waiting for it.
 
 use super::life::{Ending, Life};
-use super::mailbox::{Event, Mailbox};
+use super::mailbox::{LoopEvent, Mailbox};
 use super::starts::Starts;
 use super::{RunError, RunOptions};
 use crate::admin::{self, Liveness, Readiness};
@@ -40,7 +40,7 @@ pub(super) struct Inlet {
 }
 
 impl Inlet {
-    fn post(&self, event: Event) {
+    fn post(&self, event: LoopEvent) {
         self.present().post(event);
     }
 
@@ -55,7 +55,9 @@ impl Inlet {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         let mut left = Vec::new();
         present.take(Duration::ZERO, &mut left);
-        left.into_iter().filter(|event| matches!(event, Event::Signal(_))).for_each(|event| new.post(event));
+        left.into_iter()
+            .filter(|event| matches!(event, LoopEvent::Signal(_)))
+            .for_each(|event| new.post(event));
         *present = Arc::clone(&new);
         new
     }
@@ -68,7 +70,7 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let _entered = entered.enter();
     let signal = Arc::clone(&process.inlet);
     let listening =
-        signals::listen(move |signal_| signal.post(Event::Signal(signal_))).map_err(RunError::Signals)?;
+        signals::listen(move |signal_| signal.post(LoopEvent::Signal(signal_))).map_err(RunError::Signals)?;
     let life = Life::open(&mut process)?;
     let admin = process.serve_admin()?;
     // Only now: a start that ends before it has seen a message says nothing about messages.
@@ -133,7 +135,7 @@ impl Process {
             (&self.config.admin).into(),
             Arc::clone(&self.readiness),
             Arc::clone(&self.liveness),
-            Arc::new(move |query| ask.post(Event::Query(query))),
+            Arc::new(move |query| ask.post(LoopEvent::Query(query))),
         ))?;
         Ok(server)
     }

@@ -9,20 +9,20 @@ use crate::clock;
 use crate::engine::event::{Effects, Input};
 use crate::engine::types::Reply;
 use crate::engine::Engine;
-use crate::store::{self, Commit};
+use crate::store::{self, CommitGroup};
 use std::time::Duration;
 
 /// See the module's page.
 pub(super) struct Shard {
     pub(super) engine: Engine,
     pub(super) amqp: Amqp,
-    pub(super) store: store::thread::Handle,
+    pub(super) store: store::thread::StoreHandle,
     /// Random, made once in the life of a store: with the arrival number it makes assigned ids.
     pub(super) store_identity: u64,
     /// Commands of the admin port that have not been answered.
     pub(super) queries: PendingQueries,
     /// Last state of each: ingest, egress.
-    pub(super) links: [Option<amqp::Link>; 2],
+    pub(super) links: [Option<amqp::LinkStatus>; 2],
     /// The engine had an input, and with it the time, in this turn.
     engine_ticked: bool,
     /// Nothing more is taken in: what the engine says of the intake is past.
@@ -30,7 +30,12 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn new(engine: Engine, amqp: Amqp, store: store::thread::Handle, store_identity: u64) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        amqp: Amqp,
+        store: store::thread::StoreHandle,
+        store_identity: u64,
+    ) -> Self {
         Shard {
             engine,
             amqp,
@@ -62,7 +67,7 @@ impl Shard {
     /// In the order of the fields: what is published or acked depends on nothing that comes later.
     fn execute(&mut self, effects: Effects) {
         if let Some((token, marks)) = effects.commit {
-            self.store.commit(Commit { ops: effects.store, token, marks });
+            self.store.commit(CommitGroup { ops: effects.store, token, marks });
         }
         if !effects.acks.is_empty() {
             self.amqp.ack(effects.acks);

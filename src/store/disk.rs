@@ -10,7 +10,7 @@ use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
 use super::{logs, reclaim};
 use super::{
-    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
+    new_identity, CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
 };
 use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
@@ -47,7 +47,7 @@ const ROOM_LOOK: Duration = Duration::from_millis(2);
 
 /// What the storage engine may use of `limits.memory`, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Budget {
+struct DiskBudget {
     /// Cache of blocks read.
     cache: u64,
     /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way
@@ -55,11 +55,11 @@ struct Budget {
     memtables: u64,
 }
 
-impl Budget {
+impl DiskBudget {
     /// A quarter of the limit: one part cache, three parts memtables.
     fn of(memory_limit: u64) -> Self {
         let part = memory_limit / 16;
-        Budget { cache: part.clamp(1 << 20, 256 << 20), memtables: part.clamp(1 << 20, 32 << 20) }
+        DiskBudget { cache: part.clamp(1 << 20, 256 << 20), memtables: part.clamp(1 << 20, 32 << 20) }
     }
 }
 
@@ -70,7 +70,7 @@ impl Budget {
 /// See [`super::open`].
 pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     let directory = Directory::open(path)?;
-    let budget = Budget::of(memory_limit);
+    let budget = DiskBudget::of(memory_limit);
     // Before the storage engine sees them: it cuts off what it cannot read.
     logs::check(&directory, accept_loss)?;
     if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
@@ -78,14 +78,14 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
     }
     let db = open_database(&directory.data(), budget)?;
     let (keyspaces, known) = match read_format(&db)? {
-        Format::Current => {
+        FoundFormat::Current => {
             let keyspaces = open_keyspaces(&db, &directory.data())?;
             let known = read_meta(&keyspaces)?;
             (keyspaces, known)
         }
-        Format::None => create(&db, &directory.data())?,
+        FoundFormat::None => create(&db, &directory.data())?,
     };
-    let Known { identity, number, marks } = known;
+    let StoreMeta { identity, number, marks } = known;
     let (mut committed, noted) = Committed::open(&directory, identity)?;
     let lost = noted.filter(|noted| *noted > number);
     if let (Some(noted), true) = (lost, accept_loss) {
@@ -119,7 +119,7 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
 }
 
 /// What the keyspace `meta` holds.
-struct Known {
+struct StoreMeta {
     identity: u64,
     /// Of the last commit.
     number: u64,
@@ -128,7 +128,7 @@ struct Known {
 
 /// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half
 /// made, it cannot open again. Nothing was ever stored in what an earlier start left there.
-fn establish(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
+fn establish(directory: &Directory, budget: DiskBudget) -> Result<(), OpenError> {
     let (path, new) = (directory.data(), directory.path().join("db.new"));
     match fs::remove_dir_all(&new) {
         Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was cut short"),
@@ -141,7 +141,7 @@ fn establish(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
     directory.sync()
 }
 
-fn open_database(path: &Path, budget: Budget) -> Result<Database, OpenError> {
+fn open_database(path: &Path, budget: DiskBudget) -> Result<Database, OpenError> {
     Database::builder(path)
         .cache_size(budget.cache)
         .max_journaling_size(JOURNALS)
@@ -174,14 +174,14 @@ fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
 }
 
 /// What lies in an opened database.
-enum Format {
+enum FoundFormat {
     /// A store that this program knows.
     Current,
     /// No store is there.
     None,
 }
 
-fn read_format(db: &Database) -> Result<Format, OpenError> {
+fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
     let place = "keyspace `meta`, key `format`".to_owned();
     let row = if db.keyspace_exists(KeyspaceId::Meta.name()) {
         let meta = db.keyspace(KeyspaceId::Meta.name(), || options(KeyspaceId::Meta));
@@ -198,7 +198,7 @@ fn read_format(db: &Database) -> Result<Format, OpenError> {
                 return Err(OpenError::Damaged { place, error });
             }
         }
-        return Ok(Format::None);
+        return Ok(FoundFormat::None);
     };
     let found = rows::read_number(META_FORMAT, &row)
         .and_then(|n| u32::try_from(n).map_err(|_| "out of range".to_owned()))
@@ -216,7 +216,7 @@ fn read_format(db: &Database) -> Result<Format, OpenError> {
             return Err(OpenError::Damaged { place, error: "missing".to_owned() });
         }
     }
-    Ok(Format::Current)
+    Ok(FoundFormat::Current)
 }
 
 fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
@@ -248,9 +248,9 @@ fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
 }
 
 /// The first commit of a new store, number 0.
-fn create(db: &Database, path: &Path) -> Result<(Keyspaces, Known), OpenError> {
+fn create(db: &Database, path: &Path) -> Result<(Keyspaces, StoreMeta), OpenError> {
     let keyspaces = open_keyspaces(db, path)?;
-    let known = Known { identity: new_identity()?, number: 0, marks: Marks::default() };
+    let known = StoreMeta { identity: new_identity()?, number: 0, marks: Marks::default() };
     let meta = keyspaces.of(KeyspaceId::Meta);
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
@@ -260,7 +260,7 @@ fn create(db: &Database, path: &Path) -> Result<(Keyspaces, Known), OpenError> {
     Ok((keyspaces, known))
 }
 
-fn read_meta(keyspaces: &Keyspaces) -> Result<Known, OpenError> {
+fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
     fn row<T>(
         keyspaces: &Keyspaces,
         key: &[u8],
@@ -274,7 +274,7 @@ fn read_meta(keyspaces: &Keyspaces) -> Result<Known, OpenError> {
     }
     let identity = row(keyspaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
     let (number, marks) = row(keyspaces, META_MARKS, rows::read_marks)?;
-    Ok(Known { identity, number, marks })
+    Ok(StoreMeta { identity, number, marks })
 }
 
 /// The rows about the buckets, and in which epoch each of them is. One that never began is in none.
@@ -305,7 +305,7 @@ pub(super) struct DiskStore {
     number: u64,
     /// Of the last commit.
     marks: Marks,
-    budget: Budget,
+    budget: DiskBudget,
     /// Bytes written to each keyspace since its memtable was last rotated, about.
     unflushed: [u64; KEYSPACES],
     /// In which epoch each bucket is.
@@ -317,7 +317,7 @@ impl DiskStore {
     /// A commit that says what the last one said.
     fn commit_marks(&mut self) -> Result<(), CommitError> {
         let marks = self.marks;
-        self.commit(&[Commit { ops: Vec::new(), token: 0, marks }])
+        self.commit(&[CommitGroup { ops: Vec::new(), token: 0, marks }])
     }
 
     /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not
@@ -395,7 +395,7 @@ impl DiskStore {
 }
 
 impl Store for DiskStore {
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
+    fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
         let keyspaces = self.keyspaces.clone();
@@ -493,7 +493,7 @@ impl Reader for DiskReader {
 #[cfg(test)]
 pub(super) fn write_raw(path: &Path, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
     let directory = Directory::open(path).unwrap();
-    let db = open_database(&directory.data(), Budget::of(0)).unwrap();
+    let db = open_database(&directory.data(), DiskBudget::of(0)).unwrap();
     let keyspaces = open_keyspaces(&db, &directory.data()).unwrap();
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     match value {

@@ -107,7 +107,7 @@ pub struct SpawnError(#[from] pub(super) io::Error);
 
 /// Why a running store does nothing any more. The process ends, and opens it again to learn what is there.
 #[derive(Debug, Error)]
-pub enum Failure {
+pub enum StoreFailure {
     /// A commit failed.
     #[error(transparent)]
     Commit(#[from] CommitError),

@@ -33,7 +33,7 @@ impl From<io::Error> for Broken {
 }
 
 /// One batch, from its first to its last byte.
-pub(super) struct Batch {
+pub(super) struct LogBatch {
     pub(super) len: u64,
     pub(super) sequence: u64,
     /// The commit in it.
@@ -102,7 +102,7 @@ impl<R: Read> Rows<R> {
 }
 
 /// Reads one batch of at most `room` bytes.
-pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<Batch, Broken> {
+pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, Broken> {
     let mut rows = Rows { inner, hasher: Xxh3::new(), read: 0, room };
     let ([1], count, sequence) = (rows.take()?, u32::from_le_bytes(rows.take()?), rows.take()?) else {
         return Err(Broken::Shape("no batch begins here"));
@@ -123,7 +123,7 @@ pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<Batch, Broken> {
         return Err(Broken::Shape("a batch does not end where it should"));
     }
     let whole = rows.hasher.digest() == checksum;
-    Ok(Batch { len: rows.read, sequence: u64::from_le_bytes(sequence), number, whole })
+    Ok(LogBatch { len: rows.read, sequence: u64::from_le_bytes(sequence), number, whole })
 }
 
 #[cfg(test)]

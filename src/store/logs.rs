@@ -14,7 +14,7 @@
 //! engine's to notice: each of their blocks has a checksum.
 
 use super::directory::{Committed, Directory};
-use super::log_batch::{read_batch, Batch, Broken, HEAD};
+use super::log_batch::{read_batch, Broken, LogBatch, HEAD};
 use super::OpenError;
 use rustix::fs::{seek, SeekFrom};
 use std::fmt::Display;
@@ -54,14 +54,14 @@ impl Log {
 
 /// Something that is not as it was left.
 #[derive(Debug)]
-struct Finding {
+struct LogFinding {
     place: String,
     /// First and last commit that are gone, where they are known.
     lost: Option<(u64, u64)>,
     error: String,
 }
 
-impl Finding {
+impl LogFinding {
     fn text(&self) -> String {
         match self.lost {
             Some((first, last)) => {
@@ -90,7 +90,7 @@ struct Seen {
     broken: Option<(String, String)>,
     /// A commit that lies behind it, out of reach: it was not the torn end of a crash.
     beyond: Option<u64>,
-    findings: Vec<Finding>,
+    findings: Vec<LogFinding>,
     /// Gaps that were accepted before.
     accepted: Vec<(u64, u64)>,
 }
@@ -100,11 +100,11 @@ impl Seen {
         let (place, error) = self.broken.take().unwrap_or((place, error));
         let known = |(first, last)| self.accepted.iter().any(|(from, to)| *from <= first && last <= *to);
         if !lost.is_some_and(known) {
-            self.findings.push(Finding { place, lost, error });
+            self.findings.push(LogFinding { place, lost, error });
         }
     }
 
-    fn batch(&mut self, log: &Log, at: u64, batch: &Batch) {
+    fn batch(&mut self, log: &Log, at: u64, batch: &LogBatch) {
         let place = || format!("{}, byte {at}", log.path.display());
         // Over a gap it may have gone any way forward.
         let most = if batch.number == self.number.map(|last| last + 1) { MOST_SEQUENCE } else { u64::MAX };

@@ -48,7 +48,7 @@ mod tests;
 mod thread_tests;
 
 pub use errors::{
-    BrokenContract, CloseError, CommitError, Failure, OpenError, ReadError, SpawnError, UsageError,
+    BrokenContract, CloseError, CommitError, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
 use crate::config::{self, StoreKind};
@@ -58,10 +58,10 @@ use std::sync::Arc;
 
 /// One group of writes: atomic, over all that it touches.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Commit {
+pub struct CommitGroup {
     /// In order; a later one sees what an earlier one did.
     pub ops: Vec<Op>,
-    /// Named by [`thread::Event::Committed`] once it is durable.
+    /// Named by [`thread::StoreEvent::Committed`] once it is durable.
     pub token: Token,
     /// Recorded with it.
     pub marks: Marks,
@@ -95,7 +95,7 @@ pub trait Store: Send {
     ///
     /// After an error nothing may be relied on: the groups may have been written, or not. The caller stops,
     /// and opens the store again to learn what is there.
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError>;
+    fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError>;
 
     /// Reads; sees every commit made before.
     ///
@@ -188,7 +188,11 @@ pub struct OpenStore {
 /// # Errors
 ///
 /// See [`OpenError`]. Nothing is repaired silently: a damaged store stays as it is.
-pub fn open(store: &config::Store, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
+pub fn open(
+    store: &config::StoreConfig,
+    memory_limit: u64,
+    accept_loss: bool,
+) -> Result<OpenStore, OpenError> {
     match store.kind {
         StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss),
         StoreKind::Memory => memory::open(memory_limit),

@@ -69,7 +69,7 @@ fn marks_and_small_rows_survive() {
                     Op::BeginBucket(bucket(2, 70)),
                 ],
             ),
-            Commit {
+            CommitGroup {
                 ops: vec![
                     Op::DeleteWindow { application: "app".into(), customer: "b".into() },
                     Op::PutQueue(queue("held", 0, true)),

@@ -25,7 +25,8 @@
 //! format ([`rows::FORMAT`]) says that no such record is left.
 
 use super::fields::{
-    closed_by_code, put_bytes, put_varint, read_closed_by, reason_code, seal, unseal, Reader, RecordError,
+    closed_by_code, put_bytes, put_varint, read_closed_by, reason_code, seal, unseal, FieldReader,
+    RecordError,
 };
 use super::rows;
 use crate::engine::event::{Stored, DEAD_LETTERS};
@@ -241,7 +242,7 @@ fn put_standing(out: &mut Vec<u8>, standing: u8, view: &View<'_>) {
 ///
 /// Any input that [`encode`] did not make for this key: a [`RecordError`], never a panic.
 pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordError> {
-    let mut r = Reader(unseal(row, bytes)?);
+    let mut r = FieldReader(unseal(row, bytes)?);
     let (queue, key) = rows::read_item_key(row).ok_or(RecordError::Key)?;
     let version = r.byte("version")?;
     if version != VERSION {

@@ -269,7 +269,7 @@ pub fn queue_row(row: &QueueRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
 pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
     let [queue] = names_alone(key)?;
     let text = |error: fields::RecordError| error.to_string();
-    let mut r = fields::Reader(fields::unseal(key, bytes).map_err(text)?);
+    let mut r = fields::FieldReader(fields::unseal(key, bytes).map_err(text)?);
     let count = r.varint("count").map_err(text)?;
     let low = Key { due: r.varint("low.due").map_err(text)?, seq: r.varint("low.seq").map_err(text)? };
     let paused = match r.byte("paused").map_err(text)? {

@@ -4,10 +4,10 @@
 //! shared, not copied. How long a body can become is known beforehand from `engine::size`, and tested against
 //! it here.
 
-use super::{dead, fields};
 use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{parse_table, short, signed, Basic};
+use super::{dead, fields};
 use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
 use lapin::types::{AMQPValue, FieldTable, ShortString};

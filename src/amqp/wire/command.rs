@@ -62,7 +62,7 @@ pub(super) fn read(
     body: &[u8],
     store_identity: u64,
 ) -> Result<Command, Dead> {
-    let given = Given::read(message, body)?;
+    let given = CommandFields::read(message, body)?;
     let application = match given.application {
         Some(name) => name,
         None => message.required_application()?,
@@ -99,13 +99,13 @@ fn missing(what: &str) -> Dead {
 
 /// What the body names.
 #[derive(Default)]
-struct Given<'a> {
+struct CommandFields<'a> {
     application: Option<Cow<'a, str>>,
     customer: Option<Cow<'a, str>>,
     id: Option<Cow<'a, str>>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> CommandFields<'a> {
     /// Of an envelope; any other body has no meaning in a command.
     fn read(message: &Message<'_>, body: &'a [u8]) -> Result<Self, Dead> {
         #[derive(Deserialize)]
@@ -119,7 +119,7 @@ impl<'a> Given<'a> {
             id: Option<&'a RawValue>,
         }
         if body.is_empty() || !message.is_envelope() {
-            return Ok(Given::default());
+            return Ok(CommandFields::default());
         }
         let text =
             std::str::from_utf8(body).map_err(|_| fields::invalid("the command's body is not UTF-8"))?;
@@ -128,7 +128,7 @@ impl<'a> Given<'a> {
         }
         let selector: Selector<'a> = serde_json::from_str(text)
             .map_err(|error| fields::invalid(format!("the command's body is not understood: {error}")))?;
-        Ok(Given {
+        Ok(CommandFields {
             application: text_of("application", selector.application, MAX_NAME)?,
             customer: text_of("customer", selector.customer, MAX_NAME)?,
             id: text_of("id", selector.id, MAX_ID)?,

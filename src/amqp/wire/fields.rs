@@ -1,7 +1,7 @@
 //! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when
 //! they do not.
 
-use super::time::{self, Fault, Given};
+use super::time::{self, Given, TimeFault};
 use crate::engine::types::{Dead, DuplicateRule, Reason};
 use lapin::types::{AMQPValue, FieldTable};
 use std::borrow::Cow;
@@ -258,7 +258,7 @@ pub(super) fn given(name: &str, value: Option<&AMQPValue>) -> Result<Option<Give
 }
 
 /// The sentence for a fault in a time field.
-pub(super) fn time_fault(name: &str, fault: Fault, shown: impl Display) -> Dead {
+pub(super) fn time_fault(name: &str, fault: TimeFault, shown: impl Display) -> Dead {
     invalid(format!("{name} {fault}: {shown}"))
 }
 

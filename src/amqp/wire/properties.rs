@@ -67,7 +67,7 @@ impl<'a> Basic<'a> {
     /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`:
     /// damage.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
-        let mut from = Reader(bytes);
+        let mut from = TableReader(bytes);
         let flags = u16::from_be_bytes(from.array()?);
         let has = |bit: u32| flags & (1 << (15 - bit)) != 0;
         let content_type = from.text(has(0))?;
@@ -302,9 +302,9 @@ fn put_value(out: &mut Vec<u8>, value: &AMQPValue, depth: usize) -> Result<(), T
 }
 
 /// Reads forward; `None` once the bytes end too soon.
-struct Reader<'a>(&'a [u8]);
+struct TableReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> TableReader<'a> {
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.0.split_at_checked(length)?;
         self.0 = tail;

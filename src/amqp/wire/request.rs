@@ -108,7 +108,7 @@ impl<'a> Message<'a> {
         let at = self.own_time()?;
         let name = fields::DELIVER_BEFORE;
         let value = self.fields.deliver_before;
-        let expiry = fields::expiry(name, fields::given(name, value)?, Shown(value))?;
+        let expiry = fields::expiry(name, fields::given(name, value)?, ShownHeader(value))?;
         let name = fields::ON_DUPLICATE;
         let rule = fields::text(name, self.fields.on_duplicate, MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
@@ -162,12 +162,12 @@ impl<'a> Message<'a> {
         for (name, value) in
             [(fields::DELIVER_AT, found.deliver_at), (fields::OPT_DELIVERY_TIME, found.opt_delivery_time)]
         {
-            own.at(name, fields::given(name, value)?, Shown(value))?;
+            own.at(name, fields::given(name, value)?, ShownHeader(value))?;
         }
         for (name, value) in
             [(fields::DELAY, found.delay), (fields::OPT_DELIVERY_DELAY, found.opt_delivery_delay)]
         {
-            own.after(name, fields::given(name, value)?, Shown(value))?;
+            own.after(name, fields::given(name, value)?, ShownHeader(value))?;
         }
         Ok(own.moment())
     }
@@ -203,7 +203,10 @@ impl<'a> Message<'a> {
         let named = if self.is_envelope() && body.len() as u64 <= self.limits.max_body {
             envelope::names(&body)
         } else {
-            envelope::Names { customer: self.customer().ok().flatten().map(Into::into), application: None }
+            envelope::EnvelopeNames {
+                customer: self.customer().ok().flatten().map(Into::into),
+                application: None,
+            }
         };
         let application = named.application.or_else(|| self.application().ok().flatten().map(Into::into));
         // A dead letter is never embedded, so its body is not judged.
@@ -296,9 +299,9 @@ fn plain_size(value: &AMQPValue) -> Option<usize> {
 }
 
 /// Formats a header's value only when a sentence needs it.
-struct Shown<'a>(Option<&'a AMQPValue>);
+struct ShownHeader<'a>(Option<&'a AMQPValue>);
 
-impl std::fmt::Display for Shown<'_> {
+impl std::fmt::Display for ShownHeader<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.0.map(fields::show).unwrap_or_default())
     }

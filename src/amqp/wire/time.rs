@@ -19,7 +19,7 @@ pub(super) enum Given {
 
 /// What is wrong with a value of a time field; the text ends a sentence that begins with the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Fault {
+pub(super) enum TimeFault {
     #[error("is neither a number of milliseconds nor RFC 3339 text with an offset")]
     NotATime,
     #[error("must be a number of milliseconds, not a point in time")]
@@ -29,7 +29,7 @@ pub(super) enum Fault {
 }
 
 /// Reads a header value. `None`: void or empty text, which is absent.
-pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, Fault> {
+pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, TimeFault> {
     let number = |number: i64| Ok(Some(Given::Number(i128::from(number))));
     match value {
         AMQPValue::Void => Ok(None),
@@ -49,44 +49,48 @@ pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, Fault> {
         AMQPValue::ShortString(text) => of_text(text.as_str().as_bytes()),
         AMQPValue::LongString(text) => of_text(text.as_bytes()),
         AMQPValue::ByteArray(text) => of_text(text.as_slice()),
-        AMQPValue::Boolean(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => Err(Fault::NotATime),
+        AMQPValue::Boolean(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => {
+            Err(TimeFault::NotATime)
+        }
     }
 }
 
 /// Reads text: a decimal number or RFC 3339. `None`: empty, which is absent.
-pub(super) fn of_text(text: &[u8]) -> Result<Option<Given>, Fault> {
+pub(super) fn of_text(text: &[u8]) -> Result<Option<Given>, TimeFault> {
     if text.is_empty() {
         return Ok(None);
     }
-    let text = std::str::from_utf8(text).map_err(|_| Fault::NotATime)?;
+    let text = std::str::from_utf8(text).map_err(|_| TimeFault::NotATime)?;
     of_digits(text)
         .map(Given::Number)
         .or_else(|| of_rfc3339(text).map(Given::Moment))
         .map(Some)
-        .ok_or(Fault::NotATime)
+        .ok_or(TimeFault::NotATime)
 }
 
 /// Reads a JSON number, which may have an exponent.
-pub(super) fn of_json_number(text: &str) -> Result<Given, Fault> {
+pub(super) fn of_json_number(text: &str) -> Result<Given, TimeFault> {
     match of_digits(text) {
         Some(number) => Ok(Given::Number(number)),
-        None => of_float(text.parse().map_err(|_| Fault::NotATime)?),
+        None => of_float(text.parse().map_err(|_| TimeFault::NotATime)?),
     }
 }
 
 /// A point in time, UTC ms, between 0 and `i64::MAX`.
-pub(super) fn moment(given: Given) -> Result<u64, Fault> {
+pub(super) fn moment(given: Given) -> Result<u64, TimeFault> {
     match given {
-        Given::Number(number) if (0..i128::from(FIRST_PLAUSIBLE_MS)).contains(&number) => Err(Fault::Seconds),
+        Given::Number(number) if (0..i128::from(FIRST_PLAUSIBLE_MS)).contains(&number) => {
+            Err(TimeFault::Seconds)
+        }
         Given::Number(ms) | Given::Moment(ms) => Ok(to_ms(ms)),
     }
 }
 
 /// A delay, ms, between 0 and `i64::MAX`.
-pub(super) fn delay(given: Given) -> Result<u64, Fault> {
+pub(super) fn delay(given: Given) -> Result<u64, TimeFault> {
     match given {
         Given::Number(number) => Ok(to_ms(number)),
-        Given::Moment(_) => Err(Fault::NotADelay),
+        Given::Moment(_) => Err(TimeFault::NotADelay),
     }
 }
 
@@ -94,9 +98,9 @@ fn to_ms(number: i128) -> u64 {
     u64::try_from(number.clamp(0, i128::from(i64::MAX))).unwrap_or(0)
 }
 
-fn of_float(number: f64) -> Result<Given, Fault> {
+fn of_float(number: f64) -> Result<Given, TimeFault> {
     if !number.is_finite() {
-        return Err(Fault::NotATime);
+        return Err(TimeFault::NotATime);
     }
     let rounded = if number < 0.0 { number.floor() } else { number.ceil() };
     // The conversion saturates.
@@ -168,7 +172,7 @@ mod tests {
         }
     }
 
-    fn text(text: &str) -> Result<Option<Given>, Fault> {
+    fn text(text: &str) -> Result<Option<Given>, TimeFault> {
         of_header(&AMQPValue::LongString(text.into()))
     }
 
@@ -212,7 +216,7 @@ mod tests {
             AMQPValue::FieldArray(Default::default()),
             AMQPValue::FieldTable(Default::default()),
         ] {
-            assert_eq!(of_header(&value), Err(Fault::NotATime), "{value:?}");
+            assert_eq!(of_header(&value), Err(TimeFault::NotATime), "{value:?}");
         }
         assert_eq!(of_header(&AMQPValue::Void), Ok(None));
         assert_eq!(
@@ -245,9 +249,9 @@ mod tests {
         for bad in
             ["-", "+", ".", "1.", ".5", "1e3", "0x10", " 1", "1 ", "1,5", "--1", "NaN", "inf", "٣", "1.5.2"]
         {
-            assert_eq!(text(bad), Err(Fault::NotATime), "{bad}");
+            assert_eq!(text(bad), Err(TimeFault::NotATime), "{bad}");
         }
-        assert_eq!(of_header(&AMQPValue::LongString(vec![0xff].into())), Err(Fault::NotATime));
+        assert_eq!(of_header(&AMQPValue::LongString(vec![0xff].into())), Err(TimeFault::NotATime));
     }
 
     #[test]
@@ -276,7 +280,7 @@ mod tests {
             "tomorrow at nine o'clock sharp",
             "ααααααααααααααα",
         ] {
-            assert_eq!(text(bad), Err(Fault::NotATime), "{bad}");
+            assert_eq!(text(bad), Err(TimeFault::NotATime), "{bad}");
         }
     }
 
@@ -287,21 +291,21 @@ mod tests {
         {
             assert_eq!(of_json_number(given), Ok(Given::Number(expected)), "{given}");
         }
-        assert_eq!(of_json_number("1e999"), Err(Fault::NotATime));
+        assert_eq!(of_json_number("1e999"), Err(TimeFault::NotATime));
     }
 
     #[test]
     fn moments_and_delays() {
         let limit = i128::from(FIRST_PLAUSIBLE_MS);
         assert_eq!(moment(Given::Number(limit)), Ok(FIRST_PLAUSIBLE_MS));
-        assert_eq!(moment(Given::Number(limit - 1)), Err(Fault::Seconds));
-        assert_eq!(moment(Given::Number(0)), Err(Fault::Seconds));
+        assert_eq!(moment(Given::Number(limit - 1)), Err(TimeFault::Seconds));
+        assert_eq!(moment(Given::Number(0)), Err(TimeFault::Seconds));
         assert_eq!(moment(Given::Number(-1)), Ok(0));
         assert_eq!(moment(Given::Moment(5)), Ok(5));
         assert_eq!(moment(Given::Number(i128::MAX)), Ok(i64::MAX as u64));
         assert_eq!(delay(Given::Number(-5)), Ok(0));
         assert_eq!(delay(Given::Number(1 << 32)), Ok(1 << 32));
-        assert_eq!(delay(Given::Moment(5)), Err(Fault::NotADelay));
+        assert_eq!(delay(Given::Moment(5)), Err(TimeFault::NotADelay));
     }
 
     proptest! {

@@ -132,22 +132,26 @@ pub(crate) struct DropArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cli, Command};
+    use super::super::{Cli, CliCommand};
     use super::*;
     use clap::Parser;
 
-    fn parse(line: &str) -> Command {
+    fn parse(line: &str) -> CliCommand {
         Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{line}: {e}")).command
     }
 
     #[test]
     fn a_cancel_names_an_item_or_a_customer() {
-        let Command::Cancel(args) = parse("tidegate cancel mail 17") else { panic!("no cancel") };
+        let CliCommand::Cancel(args) = parse("tidegate cancel mail 17") else { panic!("no cancel") };
         assert_eq!((args.application.as_str(), args.id.as_deref()), ("mail", Some("17")));
         assert_eq!(args.customer, None);
-        let Command::Cancel(args) = parse("tidegate cancel mail --customer c") else { panic!("no cancel") };
+        let CliCommand::Cancel(args) = parse("tidegate cancel mail --customer c") else {
+            panic!("no cancel")
+        };
         assert_eq!((args.id, args.customer.as_deref()), (None, Some("c")));
-        let Command::Cancel(args) = parse("tidegate cancel mail -- --customer") else { panic!("no cancel") };
+        let CliCommand::Cancel(args) = parse("tidegate cancel mail -- --customer") else {
+            panic!("no cancel")
+        };
         assert_eq!(args.id.as_deref(), Some("--customer"));
     }
 
@@ -156,36 +160,41 @@ mod tests {
         let line =
             "tidegate list --application a --customer c --state in_flight --from 2027-01-15T09:00:00+01:00 \
                     --to 1800000001000 --limit 5000";
-        let Command::List(args) = parse(line) else { panic!("no list") };
+        let CliCommand::List(args) = parse(line) else { panic!("no list") };
         assert_eq!((args.application.as_deref(), args.customer.as_deref()), (Some("a"), Some("c")));
         assert_eq!(args.state, Some(Stage::InFlight));
         assert_eq!((args.from, args.to), (Some(1_800_000_000_000), Some(1_800_000_001_000)));
         assert_eq!((args.limit, args.count), (5_000, false));
-        let Command::List(args) = parse("tidegate list --cursor 1800000000000-7") else { panic!("no list") };
+        let CliCommand::List(args) = parse("tidegate list --cursor 1800000000000-7") else {
+            panic!("no list")
+        };
         assert_eq!(args.cursor.as_deref(), Some("1800000000000-7"));
-        let Command::List(args) = parse("tidegate list --count --application a") else { panic!("no list") };
+        let CliCommand::List(args) = parse("tidegate list --count --application a") else {
+            panic!("no list")
+        };
         assert_eq!((args.limit, args.count), (100, true));
     }
 
     #[test]
     fn parked_has_commands_of_its_own() {
-        let Command::Parked(ParkedCommand::List(args)) = parse("tidegate parked list") else {
+        let CliCommand::Parked(ParkedCommand::List(args)) = parse("tidegate parked list") else {
             panic!("no list")
         };
         assert_eq!((args.application, args.limit), (None, 100));
-        let Command::Parked(ParkedCommand::List(args)) = parse("tidegate parked list sms --limit 5") else {
+        let CliCommand::Parked(ParkedCommand::List(args)) = parse("tidegate parked list sms --limit 5")
+        else {
             panic!("no list")
         };
         assert_eq!((args.application.as_deref(), args.limit), (Some("sms"), 5));
-        let Command::Parked(ParkedCommand::Drop(args)) = parse("tidegate parked drop sms") else {
+        let CliCommand::Parked(ParkedCommand::Drop(args)) = parse("tidegate parked drop sms") else {
             panic!("no drop")
         };
         assert!(!args.yes);
         let line = "tidegate parked drop --yes sms";
-        assert!(matches!(parse(line), Command::Parked(ParkedCommand::Drop(DropArgs { yes: true, .. }))));
-        assert!(matches!(parse("tidegate parked retry sms"), Command::Parked(ParkedCommand::Retry(_))));
-        assert!(matches!(parse("tidegate pause sms"), Command::Pause(_)));
-        assert!(matches!(parse("tidegate resume sms"), Command::Resume(_)));
+        assert!(matches!(parse(line), CliCommand::Parked(ParkedCommand::Drop(DropArgs { yes: true, .. }))));
+        assert!(matches!(parse("tidegate parked retry sms"), CliCommand::Parked(ParkedCommand::Retry(_))));
+        assert!(matches!(parse("tidegate pause sms"), CliCommand::Pause(_)));
+        assert!(matches!(parse("tidegate resume sms"), CliCommand::Resume(_)));
     }
 
     #[test]
