@@ -1,5 +1,5 @@
-//! Whether the daemon still moves: heartbeats that its parts leave, and that a probe reads without asking
-//! anybody.
+//! Whether the daemon still moves: heartbeats that its parts leave, and that a probe reads without a
+//! question to any of them.
 //!
 //! It does not know why a part stands still. Waiting for a broker or for work is no standing still: the loop
 //! turns at least once a second, and a store without work has nothing to be late with.

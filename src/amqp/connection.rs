@@ -232,7 +232,8 @@ async fn dial(
         Runtime::tokio_current(),
         async move |uri: AMQPUri, runtime: Runtime<Tokio>| {
             let AMQPAuthority { host, port, .. } = uri.authority;
-            // lapin calls this on a thread of its own, which nobody can cancel: it needs a bound of its own.
+            // lapin calls this on a thread of its own, which cannot be cancelled: it needs a bound of its
+            // own.
             match timeout(limit, transport(host, port, tls.as_ref(), &runtime, &registered)).await {
                 Ok(stream) => Ok(stream?),
                 Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),

@@ -272,14 +272,14 @@ impl Amqp {
 
     /// Hands batches to the publisher, in order. Each is settled exactly once by [`Event::Settled`].
     pub fn publish(&self, batches: Vec<Batch>) {
-        // After the shutdown nobody is there to settle them, nor to hear of it.
+        // After the shutdown there is no loop to settle them or to hear of it.
         let _ = self.egress.send(batches);
     }
 
     /// Hands over answers to commands. Each is reported exactly once by [`Event::Answered`], within about 5
     /// s, whether or not it could be sent.
     pub fn reply(&self, replies: Vec<OutgoingReply>) {
-        // After the shutdown nobody hears of it.
+        // After the shutdown there is no loop to hear of it.
         let _ = self.replies.send((Instant::now(), replies));
     }
 

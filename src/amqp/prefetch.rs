@@ -125,7 +125,7 @@ pub(super) struct Quarantine {
     acked: u32,
     /// As many deliveries as may lie before the culprit.
     depth: u32,
-    /// A delivery has come that nobody had before. The broker hands out first what came back, the culprit
+    /// A delivery has come for the first time. The broker hands out first what came back, the culprit
     /// with it: so that has passed.
     fresh: bool,
 }

@@ -128,7 +128,7 @@ impl Dialer {
     }
 }
 
-/// Waits for the shutdown to begin; also ends when nobody is left to order it.
+/// Waits for the shutdown to begin; also ends when its sender is gone.
 pub(super) async fn requested(shutdown: &mut ShutdownSignal) {
     let _ = shutdown.wait_for(Option::is_some).await;
 }

@@ -143,7 +143,7 @@ impl<'a> Reported<'a> {
     }
 }
 
-/// One row of a list. Without its properties, nobody knows whether its producer gave it an id: null, and not
+/// One row of a list. Without its properties, it is unknown whether its producer gave it an id: null, and not
 /// the one that it would have been assigned.
 fn row(listed: &Listed, store_identity: u64) -> Value {
     let assigned = AssignedId { seq: listed.key.seq, due: listed.accepted_due };

@@ -108,7 +108,7 @@ mod tests {
         let document = json!({ "result": "flushed", "count": 3 });
         assert_eq!(second_answer.try_recv(), Ok(CommandResponse { status: Status::Known, document }));
         assert_eq!(first_answer.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        // A second answer to the same number finds nobody, and one whose client has gone is no fault.
+        // A second answer to the same number finds no sender, and one whose client has gone is no fault.
         drop(first_answer);
         open.sort(vec![reply(second.0, second.1), reply(first.0, first.1)], STORE);
         assert!(open.waiting.is_empty());

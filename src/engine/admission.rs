@@ -56,7 +56,7 @@ impl Limits {
         }
         let known = stock.queues.find(&item.application);
         let is_new = known.is_none_or(|queue| stock.queues[queue].total() == 0);
-        // The queue of dead letters is nobody's.
+        // The queue of dead letters belongs to no application.
         let letters = stock.queues[stock.queues.dead_letters()].total() > 0;
         let full = stock.queues.occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {

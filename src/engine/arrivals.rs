@@ -346,7 +346,7 @@ impl Arrivals {
     }
 
     /// What the broker delivers again is forgotten. Commands from within this process stay. `waiting`:
-    /// identities that something waits for, as far as anybody knows; the cost is theirs and that of the
+    /// identities that something waits for, as far as is known; the cost is theirs and that of the
     /// lines.
     pub(super) fn forget_deliveries(&mut self, watch: &mut Watch) {
         for name in [LineName::Returned, LineName::Requests] {

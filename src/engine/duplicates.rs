@@ -31,8 +31,8 @@ pub(super) enum Verdict {
     Await,
 }
 
-/// `redelivered`: the broker's mark, which says no more than that somebody had it. `fingerprint`: of the new
-/// one; `old`: of the item that is known, where that waits.
+/// `redelivered`: the broker's mark, which says no more than that it was handed out before. `fingerprint`: of
+/// the new one; `old`: of the item that is known, where that waits.
 pub(super) fn judge(
     rule: DuplicateRule,
     known: Known<'_>,

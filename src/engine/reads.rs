@@ -2,7 +2,7 @@
 //!
 //! Two questions, each with the least that answers it. Rows that come from the past: which arrival numbers
 //! ended or moved since the read began ([`Reads`]). Answers about an identity: whether its whereabouts
-//! changed since somebody asked ([`Watch`]).
+//! changed since the question ([`Watch`]).
 
 use super::event::{RekeyMembers, Stored};
 use super::items::NumberMap;
@@ -102,7 +102,7 @@ impl Reads {
 #[derive(Debug)]
 pub(super) struct Watch {
     asked: NumberMap<Identity, Questions>,
-    /// Changes of identities that somebody asks about, so far.
+    /// Number of changes so far of identities that are asked about.
     changes: u64,
 }
 

@@ -20,6 +20,7 @@ mod memory;
 mod reclaim;
 pub mod record;
 mod rekey;
+mod report;
 pub mod rows;
 mod scan;
 pub mod thread;

@@ -105,8 +105,13 @@ fn marks_and_small_rows_survive() {
     drop(first);
     let again = open_at(dir.path());
     assert_eq!((again.opened, again.identity), (expected, identity));
-    let (_other, _) = fresh();
-    assert_ne!(open_at(_other.path()).identity, identity);
+}
+
+#[test]
+fn each_store_has_an_identity_of_its_own() {
+    let (one, _) = fresh();
+    let (other, _) = fresh();
+    assert_ne!(open_at(one.path()).identity, open_at(other.path()).identity);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::engine::types::{AssignedId, Identity, Target};
 
 /// The identity of a producer's id within an application: the first 128 bits of a cryptographic hash over
-/// both, so that nobody can make two ids meet.
+/// both, so that no choice of ids makes two meet.
 pub fn identity(application: &str, id: &str) -> Identity {
     let mut hasher = blake3::Hasher::new();
     for text in [application, id] {
