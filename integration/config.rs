@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
-use tidegate::config::{keys, Config, Faults, Loaded, Place, StoreKind, Topology};
+use tidegate::config::{keys, Config, Faults, LoadedConfig, Location, StoreKind, Topology};
 use tidegate::engine::types::{AppSettings, Budget, Format, OnFull, Retry};
 
 /// A directory with a `config.toml` only its owner may read.
@@ -32,7 +32,7 @@ impl Dir {
         path
     }
 
-    fn load(&self, env: &[(&str, &str)]) -> Result<Loaded, Faults> {
+    fn load(&self, env: &[(&str, &str)]) -> Result<LoadedConfig, Faults> {
         Config::load(Some(&self.path("config.toml")), pairs(env).into_iter())
     }
 
@@ -46,7 +46,7 @@ fn pairs(env: &[(&str, &str)]) -> Vec<(String, String)> {
     env.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
 }
 
-fn load(config: &str) -> Result<Loaded, Faults> {
+fn load(config: &str) -> Result<LoadedConfig, Faults> {
     Dir::new(config).load(&[])
 }
 
@@ -509,7 +509,7 @@ fn faults_of_variables_name_them() {
             ("TIDEGATE__LIMITS__CUSTOMERS", "many"),
         ])
         .unwrap_err();
-    assert!(matches!(found.iter().next().unwrap().place, Place::File { line: 2, .. }), "{found}");
+    assert!(matches!(found.iter().next().unwrap().place, Location::File { line: 2, .. }), "{found}");
     assert_eq!(
         dir.clean(&found),
         "config.toml:2: ingest.prefetch: 0 is not a whole number from 1 to 65535

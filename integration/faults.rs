@@ -3,6 +3,7 @@
 //! Without arguments the quick rows run. `--all` runs every row, `--long` with a million items where it matters,
 //! `--seed N` with the random moments of an earlier run; numbers choose rows. Ends with a table; the exit code is
 //! 0 only when every row is as it must be.
+#![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 #![expect(clippy::print_stdout, reason = "a program whose result is a table")]
 
 #[path = "faults/backlog.rs"]

@@ -3,6 +3,7 @@
 //! Inputs are mutated from a corpus (`integration/fuzz/corpus/TARGET`, small files) without looking at coverage. A run
 //! as a test takes about two seconds a target; `FUZZ_SECONDS` makes it longer (`make fuzz`), `FUZZ_SEED` repeats one.
 //! What makes a target panic is written to a file, named, and best added to the corpus.
+#![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 #![expect(clippy::unwrap_used, reason = "a finding is a panic")]
 #![expect(clippy::print_stdout, reason = "seeds, figures and findings are to be seen")]
 

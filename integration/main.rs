@@ -4,6 +4,7 @@
 //! One program is linked once, and starts one node for all. A suite is a module: `cargo test --test integration
 //! delivery::` runs one. Apart from this stand `tidy` (reads the source), `fuzz` (has its own length) and `faults` (a
 //! table, not a list).
+#![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 
 mod admin;
 mod commands;

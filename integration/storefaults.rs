@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tidegate::config::{self, StoreKind};
 use tidegate::engine::event::{Load, Loaded, Marks, Op, Range, Stored};
 use tidegate::engine::types::{ClosedBy, Content, Key};
-use tidegate::store::{open, Commit, CommitError, OpenError, OpenStore, Store};
+use tidegate::store::{open, CommitError, CommitGroup, OpenError, OpenStore, Store};
 use tidegate_harness::{bounded, lacks, require, say, Disk, Moments};
 
 /// Where the child's store lies, and beside it what it reported.
@@ -47,9 +47,9 @@ fn put_bytes(number: u64, len: u64) -> Op {
     Op::Put { item: Box::new(item), indexed: false }
 }
 
-fn group(number: u64) -> Commit {
+fn group(number: u64) -> CommitGroup {
     let marks = Marks { next_seq: number + 1 };
-    Commit { ops: vec![put_bytes(number, PART)], token: number, marks }
+    CommitGroup { ops: vec![put_bytes(number, PART)], token: number, marks }
 }
 
 fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
@@ -72,7 +72,7 @@ fn everything(store: &mut dyn Store) -> Vec<Key> {
 /// locks for the moment before it becomes another program.
 fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
     let hold_max = Duration::from_secs(1_500);
-    let config = config::Store { kind: StoreKind::Disk, path: path.to_owned(), hold_max };
+    let config = config::StoreConfig { kind: StoreKind::Disk, path: path.to_owned(), hold_max };
     let end = Instant::now() + Duration::from_secs(5);
     loop {
         match open(&config, 0, false) {

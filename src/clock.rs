@@ -1,7 +1,7 @@
 //! The only reader of clocks. Everything else is told the time.
 //!
-//! The monotonic clock is `CLOCK_BOOTTIME`, which goes on while the machine sleeps: a window does not outlive a
-//! suspend.
+//! The monotonic clock is `CLOCK_BOOTTIME`, which goes on while the machine sleeps: a window does not outlive
+//! a suspend.
 
 use crate::engine::types::Now;
 use rustix::time::{clock_gettime, ClockId, Timespec};

@@ -1,7 +1,8 @@
-//! Named places at which a test has the process die: `TIDEGATE_FAILPOINT=NAME[:NTH[:panic]]` ends it when NAME is
-//! reached for the NTH time (1 if not given), by SIGKILL or by a panic of the thread that is there.
+//! Named places at which a test has the process die: `TIDEGATE_FAILPOINT=NAME[:NTH[:panic]]` ends it when
+//! NAME is reached for the NTH time (1 if not given), by SIGKILL or by a panic of the thread that is there.
 //!
-//! Only with the cargo feature `failpoints`, which no shipped binary has; without it, nothing is left of a place.
+//! Only with the cargo feature `failpoints`, which no shipped binary has; without it, nothing is left of a
+//! place.
 
 /// Marks a place. Expands to nothing without the feature.
 macro_rules! failpoint {

@@ -1,5 +1,5 @@
-//! Logs, on standard error: as text lines or JSON, for a terminal, a container or the journal; and the last words of
-//! a process that panics.
+//! Logs, on standard error: as text lines or JSON, for a terminal, a container or the journal; and the last
+//! words of a process that panics.
 //!
 //! Deliberately absent: log files and their rotation (the journal's or the container's work), and colours.
 
@@ -28,8 +28,8 @@ const MAX_PANIC_BYTES: usize = 512;
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// `TIME LEVEL target: message field=value`. In the journal, which has times and levels of its own, without the
-    /// time and with the level as a `<N>` prefix.
+    /// `TIME LEVEL target: message field=value`. In the journal, which has times and levels of its own,
+    /// without the time and with the level as a `<N>` prefix.
     #[default]
     Text,
     /// One JSON object a line.
@@ -48,8 +48,8 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
-/// Sets up logging for this process, once. A `TIDEGATE_LOG` that cannot be understood is reported in the log, and the
-/// default filter is used: a log is worth more than a reason not to start.
+/// Sets up logging for this process, once. A `TIDEGATE_LOG` that cannot be understood is reported in the log,
+/// and the default filter is used: a log is worth more than a reason not to start.
 ///
 /// # Errors
 /// If another subscriber has been set up before.
@@ -69,8 +69,9 @@ pub fn init(format: LogFormat) -> Result<(), tracing_subscriber::util::TryInitEr
     Ok(())
 }
 
-/// The filter, less what must never be logged, whatever it says. lapin's TRACE prints the login, and its target for
-/// returned messages prints their whole bodies. TRACE of other libraries shows what goes over their wires, too.
+/// The filter, less what must never be logged, whatever it says. lapin's TRACE prints the login, and its
+/// target for returned messages prints their whole bodies. TRACE of other libraries shows what goes over
+/// their wires, too.
 fn allowed<S: Subscriber>(filter: EnvFilter) -> impl tracing_subscriber::layer::Filter<S> {
     filter.and(filter_fn(harmless))
 }
@@ -85,7 +86,8 @@ fn harmless(meta: &Metadata<'_>) -> bool {
     *meta.level() != Level::TRACE || within("tidegate")
 }
 
-/// The layer that writes lines. A line that cannot be written is lost: reporting that on the same stream would panic.
+/// The layer that writes lines. A line that cannot be written is lost: reporting that on the same stream
+/// would panic.
 fn output<S, W>(form: LogFormat, journal: bool, writer: W) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -144,15 +146,15 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Whether standard error is the stream that systemd opened for the journal. The variable alone does not tell: it is
-/// inherited by processes whose output goes elsewhere.
+/// Whether standard error is the stream that systemd opened for the journal. The variable alone does not
+/// tell: it is inherited by processes whose output goes elsewhere.
 fn stderr_is_journal(stream: Option<&str>) -> bool {
     let Some((device, inode)) = stream.and_then(|s| s.split_once(':')) else { return false };
     fstat(std::io::stderr()).is_ok_and(|s| device == s.st_dev.to_string() && inode == s.st_ino.to_string())
 }
 
-/// From now on, a panic in any thread is logged at ERROR and ends the process (by SIGABRT): a daemon that goes on
-/// with a part missing would hold items without anyone noticing. Restarted, it loses nothing.
+/// From now on, a panic in any thread is logged at ERROR and ends the process (by SIGABRT): a daemon that
+/// goes on with a part missing would hold items without anyone noticing. Restarted, it loses nothing.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         report(info);

@@ -3,14 +3,13 @@
 use std::env;
 use std::process::ExitCode;
 
-/// 64 MiB: a frame full of nested header tables is parsed by recursion, on a thread of lapin's own whose stack
-/// can be set in no other way: 10 kB of
-/// nesting overflow the usual 2 MiB and abort the process.
+/// 64 MiB: a frame full of nested header tables is parsed by recursion, on a thread of lapin's own whose
+/// stack can be set in no other way: 10 kB of nesting overflow the usual 2 MiB and abort the process.
 const MIN_STACK: usize = 64 << 20;
 
 fn main() -> ExitCode {
-    // First of all, because the standard library reads it once, at the first thread. Before any thread exists,
-    // setting a variable races with nothing; edition 2021 has it as a safe function.
+    // First of all, because the standard library reads it once, at the first thread. Before any thread
+    // exists, setting a variable races with nothing; edition 2021 has it as a safe function.
     let current = env::var("RUST_MIN_STACK").ok().and_then(|v| v.parse::<usize>().ok());
     if current.is_none_or(|bytes| bytes < MIN_STACK) {
         env::set_var("RUST_MIN_STACK", MIN_STACK.to_string());

@@ -1,8 +1,8 @@
 //! What systemd is told: ready, status, reloading, stopping, and that the watchdog may rest.
 //!
-//! Without `NOTIFY_SOCKET` (a shell, a container) everything here does nothing. A message that cannot be sent is
-//! logged once and never stops the daemon. The protocol is lines of text in a datagram (sd_notify(3)); sending has a
-//! time limit, because a manager that hangs must not hang the loop.
+//! Without `NOTIFY_SOCKET` (a shell, a container) everything here does nothing. A message that cannot be sent
+//! is logged once and never stops the daemon. The protocol is lines of text in a datagram (sd_notify(3));
+//! sending has a time limit, because a manager that hangs must not hang the loop.
 
 use rustix::time::{clock_gettime, ClockId};
 use std::ffi::OsStr;
@@ -79,8 +79,8 @@ impl Notify {
         }
     }
 
-    /// The configuration is being read anew; [`ready`](Self::ready) ends it, whatever comes of it. Systemd 253 and
-    /// later want the time in the same datagram.
+    /// The configuration is being read anew; [`ready`](Self::ready) ends it, whatever comes of it. Systemd
+    /// 253 and later want the time in the same datagram.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let usec = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1_000;
@@ -114,7 +114,8 @@ impl Notify {
     }
 }
 
-/// How often to call [`Notify::watchdog`]: half of what the unit allows. `None`: this process has no watchdog.
+/// How often to call [`Notify::watchdog`]: half of what the unit allows. `None`: this process has no
+/// watchdog.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let is_ours = std::env::var_os("WATCHDOG_PID").is_none()

@@ -1,8 +1,8 @@
-//! Signals: SIGTERM and SIGINT ask for a graceful stop, SIGHUP for a reload; a second request to stop is obeyed at
-//! once.
+//! Signals: SIGTERM and SIGINT ask for a graceful stop, SIGHUP for a reload; a second request to stop is
+//! carried out at once.
 //!
-//! The second one ends the process within the signal handler, so that it works however stuck everything else is.
-//! Nothing is lost by it: correctness never depends on a graceful stop.
+//! The second one ends the process within the signal handler, so that it works however stuck everything else
+//! is. Nothing is lost by it: correctness never depends on a graceful stop.
 
 use futures_util::StreamExt;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -15,13 +15,14 @@ use std::sync::Arc;
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Stop gracefully.
+    /// Stop gracefully: SIGTERM or SIGINT.
     Terminate,
     /// Read the configuration anew.
     Reload,
 }
 
-/// Keeps the callback in place. Dropped, signals no longer reach it; a second request to stop still ends the process.
+/// Keeps the callback in place. Dropped, signals no longer reach it; a second request to stop still ends the
+/// process.
 #[must_use = "signals are delivered as long as it lives"]
 pub struct Listening(Handle);
 
@@ -31,8 +32,9 @@ impl Drop for Listening {
     }
 }
 
-/// Passes signals to `callback` from a task of the current tokio runtime. Signals of one kind that arrive together
-/// count as one. Call it once in a process, and before anything that takes time: until then signals kill.
+/// Passes signals to `callback` from a task of the current tokio runtime. Signals of one kind that arrive
+/// together count as one. Call it once in a process, and before anything that takes time: until then signals
+/// kill.
 ///
 /// # Errors
 /// If the handlers cannot be installed.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
-use tidegate::amqp::{Amqp, Event, Link, Options, Side};
+use tidegate::amqp::{Amqp, Event, LinkStatus, Options, Side};
 use tidegate::config::{self, Endpoint, Timeouts};
 use tidegate::engine::event::Intake;
 use tidegate::engine::types::{Batch, BatchItem, ClosedBy, Format, Outcome, Request, RequestBody, Settled};
@@ -122,13 +122,13 @@ pub fn endpoint(host: &str, port: u16) -> Endpoint {
 pub fn options(port: u16) -> Options {
     let endpoints = vec![endpoint("127.0.0.1", port)];
     Options {
-        amqp: config::Amqp { endpoints: endpoints.clone(), ..config::Amqp::default() },
-        ingest: config::Ingest {
+        amqp: config::AmqpConfig { endpoints: endpoints.clone(), ..config::AmqpConfig::default() },
+        ingest: config::IngestConfig {
             queue: "tidegate.ingest".into(),
             exchange: "tidegate.in".into(),
             prefetch: 1_000,
         },
-        egress: config::Egress { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
+        egress: config::EgressConfig { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
         dead: config::DeadLetters { exchange: "tidegate.dead".into() },
         limits: limits(),
         memory: 1 << 30,
@@ -199,14 +199,16 @@ pub fn acks_into(peer: &mut Peer, n: usize, acked: &Sender<(usize, u64, bool)>) 
 
 pub fn down_of(side: Side) -> impl FnMut(Event) -> Option<(String, Duration)> {
     move |event| match event {
-        Event::Link { side: s, link: Link::Down { error, retry_in } } if s == side => Some((error, retry_in)),
+        Event::Link { side: s, link: LinkStatus::Down { error, retry_in } } if s == side => {
+            Some((error, retry_in))
+        }
         _ => None,
     }
 }
 
 pub fn up_of(side: Side) -> impl FnMut(Event) -> Option<String> {
     move |event| match event {
-        Event::Link { side: s, link: Link::Up { address, .. } } if s == side => Some(address),
+        Event::Link { side: s, link: LinkStatus::Up { address, .. } } if s == side => Some(address),
         _ => None,
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tidegate::amqp::{Event, Link, Side};
+use tidegate::amqp::{Event, LinkStatus, Side};
 use tidegate::engine::types::{Batch, Dead, Outcome, Reason, ALONE_CHANNELS};
 
 const GONE: &str = "NOT_FOUND - no exchange 'tidegate.dead'";
@@ -27,7 +27,7 @@ fn unavailable() -> Outcome {
 
 fn dead_of(event: Event) -> Option<Option<String>> {
     match event {
-        Event::Link { side: Side::Egress, link: Link::Up { dead, .. } } => Some(dead),
+        Event::Link { side: Side::Egress, link: LinkStatus::Up { dead, .. } } => Some(dead),
         _ => None,
     }
 }

@@ -6,7 +6,7 @@ use lapin::BasicProperties;
 use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::Duration;
-use tidegate::amqp::{Event, Link, Side};
+use tidegate::amqp::{Event, LinkStatus, Side};
 use tidegate::engine::event::Intake;
 use tidegate::engine::types::{Ack, Delivery};
 
@@ -45,7 +45,7 @@ fn a_pause_holds_deliveries_and_returns_none() {
     assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "consume");
     daemon.amqp.intake(Intake::Pause);
     daemon.wait("the state", |event| {
-        matches!(event, Event::Link { side: Side::Ingest, link: Link::Paused { .. } }).then_some(())
+        matches!(event, Event::Link { side: Side::Ingest, link: LinkStatus::Paused { .. } }).then_some(())
     });
     go.send(()).unwrap();
     daemon.quiet_for(A_WHILE, is_request);

@@ -2,7 +2,7 @@
 
 use super::command::{CommandRequest, CommandResponse, Status};
 use super::liveness::Liveness;
-use super::parse::Fault;
+use super::parse::BadRequest;
 use super::readiness::Readiness;
 use super::state::Document;
 use super::{Ask, Query};
@@ -17,19 +17,19 @@ use tokio::time::timeout;
 
 /// How long the loop may take for a snapshot.
 const STATE_WITHIN: Duration = Duration::from_secs(5);
-/// How long a command may take: the cancel of an item in flight waits some seconds for its outcome, and a list or
-/// the cancel of a large customer for many reads.
+/// How long a command may take: the cancel of an item in flight waits some seconds for its outcome, and a
+/// list or the cancel of a large customer for many reads.
 pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);
 
 /// What every handler knows.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct ApiState {
     pub(super) readiness: Arc<Readiness>,
     pub(super) liveness: Arc<Liveness>,
     pub(super) ask: Ask,
 }
 
-impl Shared {
+impl ApiState {
     /// The state document of this moment, or the answer instead.
     pub(super) async fn state(&self) -> Result<Document, Response> {
         let (reply, answer) = oneshot::channel();
@@ -42,13 +42,13 @@ impl Shared {
     }
 
     /// Has a command carried out, unless it was not understood.
-    pub(super) async fn command(&self, asked: Result<CommandRequest, Fault>) -> Response {
-        let asked = match asked {
-            Ok(asked) => asked,
+    pub(super) async fn command(&self, request: Result<CommandRequest, BadRequest>) -> Response {
+        let request = match request {
+            Ok(request) => request,
             Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
         };
         let (reply, answer) = oneshot::channel();
-        (self.ask)(Query::Command(asked, reply));
+        (self.ask)(Query::Command(request, reply));
         match timeout(COMMAND_WITHIN, answer).await {
             Ok(Ok(answered)) => of(answered),
             Ok(Err(_)) => unavailable("the daemon is stopping"),

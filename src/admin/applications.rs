@@ -1,8 +1,8 @@
 //! Applications: how they stand, hold them back, let them go on, and what is parked.
 //!
-//! How they stand is told out of the state document, with the same names and the same bound on their number.
+//! How they stand is read from the state document, with the same names and the same bound on their number.
 
-use super::answer::{failure, Shared};
+use super::answer::{failure, ApiState};
 use super::command::CommandRequest;
 use super::items::named;
 use super::parse;
@@ -18,19 +18,19 @@ use serde_json::json;
 /// The applications of the state document, or some of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Applications {
+pub(crate) struct Applications {
     /// In order of name.
     pub applications: Vec<Application>,
     /// The dead exchange, which is delivered to like an application.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_letters: Option<Application>,
-    /// There are more than the daemon tells of.
+    /// There are more than the daemon lists.
     pub applications_truncated: bool,
 }
 
 impl Applications {
     /// All of them.
-    pub fn all(document: Document) -> Self {
+    pub(crate) fn all(document: Document) -> Self {
         Applications {
             applications: document.snapshot.applications,
             dead_letters: document.snapshot.dead_letters,
@@ -39,7 +39,7 @@ impl Applications {
     }
 
     /// Those that cannot be delivered to, or still hold items from a time when they could not.
-    pub fn parked(document: Document) -> Self {
+    pub(crate) fn parked(document: Document) -> Self {
         let is_parked = |a: &Application| a.parked_since().is_some() || a.parked > 0;
         let mut all = Applications::all(document);
         all.applications.retain(is_parked);
@@ -48,8 +48,8 @@ impl Applications {
     }
 }
 
-/// Their paths.
-pub(super) fn router() -> Router<Shared> {
+/// Routes of this file, below `/api/v1`.
+pub(super) fn router() -> Router<ApiState> {
     Router::new()
         .route("/api/v1/applications", get(all))
         .route("/api/v1/applications/{application}", get(one))
@@ -60,15 +60,15 @@ pub(super) fn router() -> Router<Shared> {
         .route("/api/v1/parked", get(parked))
 }
 
-async fn all(State(shared): State<Shared>, uri: Uri) -> Response {
-    told(&shared, &uri, Applications::all).await
+async fn all(State(shared): State<ApiState>, uri: Uri) -> Response {
+    report(&shared, &uri, Applications::all).await
 }
 
-async fn parked(State(shared): State<Shared>, uri: Uri) -> Response {
-    told(&shared, &uri, Applications::parked).await
+async fn parked(State(shared): State<ApiState>, uri: Uri) -> Response {
+    report(&shared, &uri, Applications::parked).await
 }
 
-async fn told(shared: &Shared, uri: &Uri, choose: fn(Document) -> Applications) -> Response {
+async fn report(shared: &ApiState, uri: &Uri, choose: fn(Document) -> Applications) -> Response {
     if let Err(fault) = parse::no_query(uri.query()) {
         return failure(StatusCode::BAD_REQUEST, &fault.to_string());
     }
@@ -78,7 +78,7 @@ async fn told(shared: &Shared, uri: &Uri, choose: fn(Document) -> Applications) 
     }
 }
 
-async fn one(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn one(State(shared): State<ApiState>, uri: Uri) -> Response {
     let application = match named(&uri, parse::application) {
         Ok(application) => application,
         Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
@@ -102,18 +102,18 @@ fn single(document: Document, application: &str) -> Response {
     }
 }
 
-async fn pause(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn pause(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::Pause)).await
 }
 
-async fn resume(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn resume(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::Resume)).await
 }
 
-async fn retry(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn retry(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::Retry)).await
 }
 
-async fn drop_parked(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn drop_parked(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::application).map(CommandRequest::DropParked)).await
 }

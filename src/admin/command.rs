@@ -18,20 +18,20 @@ pub type CommandRequest = Command<ItemOf>;
 /// What kind of answer it is; decides the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It names what was asked for: 200.
+    /// It names what was requested: 200.
     Known,
     /// There is no such thing: 404.
     Unknown,
     /// It is understood, and not done as things stand; the document says why: 409.
     Refused,
-    /// It cannot be told or done at present: 503.
+    /// It cannot be answered or done at present: 503.
     Unavailable,
 }
 
 /// The daemon's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CommandResponse {
-    /// Its kind.
+    /// Gives the HTTP status.
     pub status: Status,
     /// The body, JSON.
     pub document: Value,

@@ -1,10 +1,10 @@
 //! The connections of the admin port: how many there may be, and who must go when one more comes; pure.
 //!
-//! A probe must get in whatever else is there. So a newcomer is not refused while some connection only waits for its
-//! next request: the one that has waited longest makes room, which is the slow or silent one, and rather one that has
-//! never asked anything. A connection that has just come is spared for a moment, in which the newcomer waits: else a
-//! crowd that comes again and again would throw out what is about to ask. Requests under way are bounded elsewhere to
-//! fewer than there are places, and are never ended for a newcomer.
+//! A probe must get in whatever else is there. So a newcomer is not refused while some connection only waits
+//! for its next request: the one that has waited longest makes room, which is the slow or silent one, and
+//! rather one that has never asked anything. A connection that has just come is spared for a moment, in which
+//! the newcomer waits: else a crowd that comes again and again would throw out what is about to ask. Requests
+//! under way are bounded elsewhere to fewer than there are places, and are never ended for a newcomer.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -34,11 +34,11 @@ impl Default for Places {
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     places: Places,
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct ConnectionTable {
     next: u64,
     open: BTreeMap<u64, Open>,
 }
@@ -55,9 +55,9 @@ struct Open {
 
 /// What becomes of a newcomer.
 #[derive(Debug)]
-pub(super) enum Admission {
+pub(super) enum ConnectionAdmission {
     /// It is in.
-    Granted(Place),
+    Granted(ConnectionPlace),
     /// It may be asked for again at this moment: then the next one can make room.
     Later(Instant),
     /// All places are taken by requests under way.
@@ -66,7 +66,7 @@ pub(super) enum Admission {
 
 /// One connection's place; given back when dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionPlace {
     connections: Arc<Connections>,
     id: u64,
     /// Told when it has to make room.
@@ -79,7 +79,7 @@ impl Connections {
     }
 
     /// A place for a newcomer.
-    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr, now: Instant) -> Admission {
+    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr, now: Instant) -> ConnectionAdmission {
         // An IPv4 client of an IPv6 listener is the same client.
         let peer = peer.to_canonical();
         let mut table = self.table();
@@ -93,24 +93,24 @@ impl Connections {
         };
         match evicted {
             Ok(()) => {}
-            Err(Some(at)) => return Admission::Later(at),
-            Err(None) => return Admission::Refused,
+            Err(Some(at)) => return ConnectionAdmission::Later(at),
+            Err(None) => return ConnectionAdmission::Refused,
         }
         table.next += 1;
         let (id, leave) = (table.next, Arc::new(Notify::new()));
         let open = Open { peer, has_asked: false, waits_since: Some(now), leave: Arc::clone(&leave) };
         table.open.insert(id, open);
-        Admission::Granted(Place { connections: Arc::clone(self), id, leave })
+        ConnectionAdmission::Granted(ConnectionPlace { connections: Arc::clone(self), id, leave })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
-    /// Sends one away that waits for its next request. If all that wait are spared: the moment at which the first of
-    /// them no longer is; `None` if none waits.
+impl ConnectionTable {
+    /// Sends one away that waits for its next request. If all that wait are spared: the moment at which the
+    /// first of them no longer is; `None` if none waits.
     fn evict(&mut self, now: Instant, among: impl Fn(&Open) -> bool) -> Result<(), Option<Instant>> {
         let waiting = self.open.iter().filter(|(_, open)| among(open));
         let waiting =
@@ -129,7 +129,7 @@ impl Table {
     }
 }
 
-impl Place {
+impl ConnectionPlace {
     /// A request has come in whole, as far as its head goes.
     pub(super) fn begin(&self) {
         if let Some(open) = self.connections.table().open.get_mut(&self.id) {
@@ -145,7 +145,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         self.connections.table().open.remove(&self.id);
     }
@@ -160,15 +160,15 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Whether it was told to leave.
-    fn left(place: &Place) -> bool {
+    /// Whether it is to leave.
+    fn left(place: &ConnectionPlace) -> bool {
         place.leave.notified().now_or_never().is_some()
     }
 
-    fn granted(all: &Arc<Connections>, peer: IpAddr, now: Instant) -> Place {
+    fn granted(all: &Arc<Connections>, peer: IpAddr, now: Instant) -> ConnectionPlace {
         match all.admit(peer, now) {
-            Admission::Granted(place) => place,
-            other @ (Admission::Later(_) | Admission::Refused) => panic!("{other:?}"),
+            ConnectionAdmission::Granted(place) => place,
+            other @ (ConnectionAdmission::Later(_) | ConnectionAdmission::Refused) => panic!("{other:?}"),
         }
     }
 
@@ -178,7 +178,7 @@ mod tests {
         let t0 = Instant::now();
         let [first, second, third] = [1, 2, 3].map(|n| granted(&all, ip(n), t0));
         // What has just come is spared.
-        let Admission::Later(then) = all.admit(ip(9), t0) else { panic!("a place") };
+        let ConnectionAdmission::Later(then) = all.admit(ip(9), t0) else { panic!("a place") };
         assert_eq!(then, t0 + SPARED);
         // The first has asked and been answered since: it is the last to go, however long ago that is.
         first.begin();
@@ -191,7 +191,7 @@ mod tests {
         for place in [&first, &third, &probe] {
             place.begin();
         }
-        assert!(matches!(all.admit(ip(9), later), Admission::Refused));
+        assert!(matches!(all.admit(ip(9), later), ConnectionAdmission::Refused));
         drop(third);
         granted(&all, ip(9), later);
     }
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!((left(&other), left(&mine[0]), left(&mine[1])), (false, true, false));
         mine[1].begin();
         mapped.begin();
-        assert!(matches!(all.admit(ip(1), t0 + SPARED), Admission::Refused));
+        assert!(matches!(all.admit(ip(1), t0 + SPARED), ConnectionAdmission::Refused));
         granted(&all, ip(2), t0 + SPARED);
     }
 }

@@ -1,8 +1,8 @@
 //! Who may ask: token, `Host` and origin of a request, judged from its headers alone; pure.
 //!
-//! Two regimes. With a token, the bearer of it may do everything, from anywhere. Without one the listener is on
-//! loopback, and what has to be kept out is a web page in a browser on the same machine: by the name it used
-//! (DNS rebinding) and by the origin it comes from. There is no CORS: no page may ever read an answer.
+//! Two regimes. With a token, the bearer of it may do everything, from anywhere. Without one the listener is
+//! on loopback, and what has to be kept out is a web page in a browser on the same machine: by the name it
+//! used (DNS rebinding) and by the origin it comes from. There is no CORS: no page may ever read an answer.
 
 use axum::http::{header, HeaderMap, StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
@@ -10,11 +10,11 @@ use std::net::{IpAddr, SocketAddr};
 use subtle::ConstantTimeEq;
 
 /// Longest path and query, bytes: the longest names of the contract, percent-encoded, fit several times.
-pub const MAX_URI: usize = 8 * 1024;
+pub(super) const MAX_URI: usize = 8 * 1024;
 
 /// What a request has to show.
 #[derive(Clone, Debug)]
-pub struct Guard {
+pub(super) struct Guard {
     /// `None`: loopback without token.
     token: Option<SecretString>,
     /// The address that is listened on.
@@ -23,7 +23,7 @@ pub struct Guard {
 
 /// Why a request is turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub(super) enum Refusal {
     /// Path and query above [`MAX_URI`].
     UriTooLong,
     /// No token, or a wrong one.
@@ -36,7 +36,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// The answer's status.
-    pub fn status(self) -> StatusCode {
+    pub(super) fn status(self) -> StatusCode {
         match self {
             Refusal::UriTooLong => StatusCode::URI_TOO_LONG,
             Refusal::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -45,7 +45,7 @@ impl Refusal {
     }
 
     /// The answer's sentence.
-    pub fn text(self) -> &'static str {
+    pub(super) fn text(self) -> &'static str {
         match self {
             Refusal::UriTooLong => "the path and query are too long",
             Refusal::Unauthorized => "the header Authorization: Bearer TOKEN is missing or wrong",
@@ -56,14 +56,15 @@ impl Refusal {
 }
 
 impl Guard {
-    /// For a listener on `listen`. Without `token` that has to be a loopback address; `super::serve` sees to it.
-    pub fn new(token: Option<SecretString>, listen: SocketAddr) -> Self {
+    /// For a listener on `listen`. Without `token` that has to be a loopback address; `super::serve` sees to
+    /// it.
+    pub(super) fn new(token: Option<SecretString>, listen: SocketAddr) -> Self {
         Guard { token, listen: listen.ip() }
     }
 
     /// Judges one request. Probes (`/livez`, `/readyz`) need no token: they tell a supervisor nothing but
     /// which part is not up, and supervisors seldom carry secrets.
-    pub fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(super) fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         if uri.path_and_query().map_or(0, |p| p.as_str().len()) > MAX_URI {
             return Err(Refusal::UriTooLong);
         }
@@ -78,8 +79,8 @@ impl Guard {
     }
 
     fn host_is_ours(&self, uri: &Uri, headers: &HeaderMap) -> bool {
-        // Both are looked at: with an absolute target the Host header should be ignored, but a page can choose
-        // neither, so neither may be foreign.
+        // Both are looked at: with an absolute target the Host header should be ignored, but a page can
+        // choose neither, so neither may be foreign.
         let mut hosts = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
         let target_fits = uri.authority().is_none_or(|a| self.names_us(a.as_str()));
@@ -102,7 +103,7 @@ impl Guard {
 }
 
 /// Answered without token.
-pub fn is_probe(path: &str) -> bool {
+pub(super) fn is_probe(path: &str) -> bool {
     matches!(path, "/livez" | "/readyz")
 }
 
@@ -130,7 +131,8 @@ fn bearer_is(headers: &HeaderMap, token: &SecretString) -> bool {
     given.as_bytes().ct_eq(wanted.as_bytes()).into()
 }
 
-/// Browsers add these to what a page sends; other clients do not. A page served from here would be `same-origin`.
+/// Browsers add these to what a page sends; other clients do not. A page served from here would be
+/// `same-origin`.
 fn is_foreign_page(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return !matches!(site.as_bytes(), b"same-origin" | b"none");

@@ -1,16 +1,16 @@
 //! Items and customers: look up, cancel, list, count, flush.
 
-use super::answer::Shared;
+use super::answer::ApiState;
 use super::command::CommandRequest;
-use super::parse::{self, Fault};
+use super::parse::{self, BadRequest};
 use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use axum::Router;
 
-/// Their paths.
-pub(super) fn router() -> Router<Shared> {
+/// Routes of this file, below `/api/v1`.
+pub(super) fn router() -> Router<ApiState> {
     Router::new()
         .route("/api/v1/items", get(list))
         .route("/api/v1/items/{application}/{id}", get(lookup).delete(cancel))
@@ -19,32 +19,33 @@ pub(super) fn router() -> Router<Shared> {
         .route("/api/v1/customers/{application}/{customer}/flush", post(flush))
 }
 
-async fn list(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn list(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(parse::filter(uri.query()).map(CommandRequest::List)).await
 }
 
-async fn lookup(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn lookup(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::item).map(CommandRequest::Lookup)).await
 }
 
-async fn cancel(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn cancel(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::item).map(CommandRequest::Cancel)).await
 }
 
-async fn count(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn count(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::customer).map(CommandRequest::Count)).await
 }
 
-async fn cancel_all(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn cancel_all(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::customer).map(CommandRequest::CancelAll)).await
 }
 
-async fn flush(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn flush(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.command(named(&uri, parse::customer).map(CommandRequest::Flush)).await
 }
 
-/// What a path names, where no query says more: one that was meant to narrow a command down must not be ignored.
-pub(super) fn named<T>(uri: &Uri, read: fn(&str) -> Result<T, Fault>) -> Result<T, Fault> {
+/// What a path names, where no query says more: one that was meant to narrow a command down must not be
+/// ignored.
+pub(super) fn named<T>(uri: &Uri, read: fn(&str) -> Result<T, BadRequest>) -> Result<T, BadRequest> {
     parse::no_query(uri.query())?;
     read(uri.path())
 }

@@ -1,7 +1,8 @@
-//! Whether the daemon still moves: heartbeats that its parts leave, and that a probe reads without asking anybody.
+//! Whether the daemon still moves: heartbeats that its parts leave, and that a probe reads without a
+//! question to any of them.
 //!
-//! It does not know why a part stands still. Waiting for a broker or for work is no standing still: the loop turns at
-//! least once a second, and a store without work has nothing to be late with.
+//! It does not know why a part stands still. Waiting for a broker or for work is no standing still: the loop
+//! turns at least once a second, and a store without work has nothing to be late with.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ pub struct Liveness {
     epoch: Instant,
     /// Last turn of the loop, ms since `epoch`.
     turned: AtomicU64,
-    /// Since when the store has been at work on the oldest of what waits for it, ms since `epoch`; [`IDLE`] without.
+    /// Since when the store has been at work on the oldest of what waits for it, ms since `epoch`; [`IDLE`]
+    /// without.
     store_busy: AtomicU64,
 }
 
@@ -43,8 +45,8 @@ impl Liveness {
         self.turned.store(self.now(), Ordering::Release);
     }
 
-    /// Age of the oldest job that the store has not finished, ms; `None` without one. Told at least once a second by
-    /// whoever looks at the store: an age that is not renewed goes on growing.
+    /// Age of the oldest job that the store has not finished, ms; `None` without one. Told at least once a
+    /// second by whoever looks at the store: an age that is not renewed goes on growing.
     pub fn store_oldest(&self, age_ms: Option<u64>) {
         let since = age_ms.map_or(IDLE, |age| self.now().saturating_sub(age));
         self.store_busy.store(since, Ordering::Release);

@@ -2,8 +2,8 @@
 //! operators and supervisors.
 //!
 //! It owns nothing and decides nothing. What it tells it asks the daemon's loop for, through a callback that
-//! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a proxy's
-//! task), no CORS and no session.
+//! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a
+//! proxy's task), no CORS and no session.
 
 mod answer;
 pub(crate) mod applications;
@@ -36,7 +36,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// How long requests that are under way may take once the server is told to stop.
+/// How long requests that are under way may take once the server is to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the server asks the daemon's loop. A reply whose receiver has gone is dropped.
@@ -44,7 +44,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 pub enum Query {
     /// Everything at this moment.
     State(oneshot::Sender<StateInput>),
-    /// A command.
+    /// A command, and where its response goes.
     Command(CommandRequest, oneshot::Sender<CommandResponse>),
 }
 
@@ -53,16 +53,16 @@ pub type Ask = Arc<dyn Fn(Query) + Send + Sync>;
 
 /// Where to listen, and what a request has to show.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct AdminOptions {
     /// Address; port 0 lets the system choose.
     pub listen: SocketAddr,
     /// Bearer token; needed unless `listen` is a loopback address.
     pub token: Option<SecretString>,
 }
 
-impl From<&crate::config::Admin> for Options {
+impl From<&crate::config::Admin> for AdminOptions {
     fn from(admin: &crate::config::Admin) -> Self {
-        Options { listen: admin.listen, token: admin.token.clone() }
+        AdminOptions { listen: admin.listen, token: admin.token.clone() }
     }
 }
 
@@ -78,7 +78,7 @@ pub enum ServeError {
     /// The address is taken, foreign, or not allowed.
     #[error("admin.listen: cannot listen on {addr}: {source}")]
     Bind {
-        /// The address.
+        /// As in `admin.listen`.
         addr: SocketAddr,
         /// The system's answer.
         source: io::Error,
@@ -98,7 +98,7 @@ pub struct Server {
 /// # Errors
 /// See [`ServeError`]; once it has been bound, it serves until it is stopped.
 pub async fn serve(
-    options: Options,
+    options: AdminOptions,
     readiness: Arc<Readiness>,
     liveness: Arc<Liveness>,
     ask: Ask,

@@ -1,8 +1,8 @@
 //! Paths and queries, read into checked values; pure.
 //!
-//! Names and ids may hold any UTF-8, slashes and spaces included: in a path they are percent-encoded, in a query
-//! form-encoded (`+` is a space). What is not understood is refused with a sentence that names the parameter, and is
-//! never guessed at: half of these requests destroy something.
+//! Names and ids may hold any UTF-8, slashes and spaces included: in a path they are percent-encoded, in a
+//! query form-encoded (`+` is a space). What is not understood is refused with a sentence that names the
+//! parameter, and is never guessed at: half of these requests destroy something.
 
 use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
@@ -25,17 +25,17 @@ const QUOTED: usize = 64;
 /// What is wrong with a request: a sentence that names the parameter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Fault(String);
+pub struct BadRequest(String);
 
-fn fault(parameter: &str, text: &str) -> Fault {
-    Fault(format!("{parameter}: {text}"))
+fn fault(parameter: &str, text: &str) -> BadRequest {
+    BadRequest(format!("{parameter}: {text}"))
 }
 
 /// The application of a path.
 ///
 /// # Errors
 /// It is not 1 to [`MAX_NAME`] bytes of percent-encoded UTF-8.
-pub fn application(path: &str) -> Result<Box<str>, Fault> {
+pub fn application(path: &str) -> Result<Box<str>, BadRequest> {
     segment(path, APPLICATION, "application", MAX_NAME)
 }
 
@@ -43,7 +43,7 @@ pub fn application(path: &str) -> Result<Box<str>, Fault> {
 ///
 /// # Errors
 /// As [`application`].
-pub fn customer(path: &str) -> Result<CustomerOf, Fault> {
+pub fn customer(path: &str) -> Result<CustomerOf, BadRequest> {
     Ok(CustomerOf { application: application(path)?, customer: segment(path, SECOND, "customer", MAX_NAME)? })
 }
 
@@ -51,17 +51,17 @@ pub fn customer(path: &str) -> Result<CustomerOf, Fault> {
 ///
 /// # Errors
 /// As [`application`]; an id has up to [`MAX_ID`] bytes.
-pub fn item(path: &str) -> Result<ItemOf, Fault> {
+pub fn item(path: &str) -> Result<ItemOf, BadRequest> {
     Ok(ItemOf { application: application(path)?, id: segment(path, SECOND, "id", MAX_ID)? })
 }
 
-fn segment(path: &str, place: usize, parameter: &str, most: usize) -> Result<Box<str>, Fault> {
+fn segment(path: &str, place: usize, parameter: &str, most: usize) -> Result<Box<str>, BadRequest> {
     let text = decoded(path.split('/').nth(place).unwrap_or_default(), parameter)?;
     bounded(&text, parameter, most)?;
     Ok(text.into())
 }
 
-fn bounded(text: &str, parameter: &str, most: usize) -> Result<(), Fault> {
+fn bounded(text: &str, parameter: &str, most: usize) -> Result<(), BadRequest> {
     match text.len() {
         0 => Err(fault(parameter, "it must not be empty")),
         n if n > most => Err(fault(parameter, &format!("it has {n} bytes, {most} are allowed"))),
@@ -71,7 +71,7 @@ fn bounded(text: &str, parameter: &str, most: usize) -> Result<(), Fault> {
 
 /// A percent sign that begins no escape is refused and not taken literally: it was not encoded, and the
 /// name may mean something else.
-fn decoded(text: &str, parameter: &str) -> Result<String, Fault> {
+fn decoded(text: &str, parameter: &str) -> Result<String, BadRequest> {
     let whole = text.split('%').skip(1).all(|rest| {
         let digits = rest.as_bytes();
         digits.len() >= 2 && digits[..2].iter().all(u8::is_ascii_hexdigit)
@@ -87,7 +87,7 @@ fn decoded(text: &str, parameter: &str) -> Result<String, Fault> {
 ///
 /// # Errors
 /// There is one.
-pub fn no_query(query: Option<&str>) -> Result<(), Fault> {
+pub fn no_query(query: Option<&str>) -> Result<(), BadRequest> {
     match pairs(query.unwrap_or_default())?.first() {
         None => Ok(()),
         Some((name, _)) => Err(unknown(name)),
@@ -98,7 +98,7 @@ pub fn no_query(query: Option<&str>) -> Result<(), Fault> {
 ///
 /// # Errors
 /// A parameter is unknown, there twice, or not what it should be.
-pub fn filter(query: Option<&str>) -> Result<Filter, Fault> {
+pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
     const KNOWN: [&str; 7] = ["application", "customer", "state", "from", "to", "cursor", "limit"];
     let mut filter = Filter { limit: DEFAULT_PAGE, ..Filter::default() };
     let mut seen = [false; KNOWN.len()];
@@ -114,7 +114,7 @@ pub fn filter(query: Option<&str>) -> Result<Filter, Fault> {
     Ok(filter)
 }
 
-fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), Fault> {
+fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
     let checked_name = || bounded(value, name, MAX_NAME).map(|()| Some(Arc::from(value)));
     match name {
         "application" => filter.application = checked_name()?,
@@ -140,12 +140,12 @@ fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-fn unknown(name: &str) -> Fault {
+fn unknown(name: &str) -> BadRequest {
     let cut: String = name.chars().take(QUOTED).collect();
     fault(&cut, "this path knows no such query parameter")
 }
 
-fn pairs(query: &str) -> Result<Vec<(String, String)>, Fault> {
+fn pairs(query: &str) -> Result<Vec<(String, String)>, BadRequest> {
     let form = |text: &str, parameter: &str| decoded(&text.replace('+', " "), parameter);
     query
         .split('&')
@@ -170,8 +170,8 @@ pub fn stage(text: &str) -> Result<Stage, &'static str> {
         .ok_or("it is none of waiting, in_flight and parked")
 }
 
-/// Reads a bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms rounds up, and what
-/// lies before 1970 is 0.
+/// Reads a bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms rounds up,
+/// and what lies before 1970 is 0.
 ///
 /// # Errors
 /// It is neither.
@@ -200,7 +200,7 @@ pub fn cursor_text(place: Key) -> String {
     format!("{}-{}", place.due, place.seq)
 }
 
-/// Reads [`cursor_text`].
+/// Reads what [`cursor_text`] writes.
 pub fn cursor(text: &str) -> Option<Key> {
     let (due, seq) = text.split_once('-')?;
     Some(Key { due: number(due)?, seq: number(seq)? })

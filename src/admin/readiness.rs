@@ -1,4 +1,5 @@
-//! Readiness as a set of latches: each part of the daemon sets its own, and the whole is ready when all are set.
+//! Readiness as a set of latches: each part of the daemon sets its own, and the whole is ready when all are
+//! set.
 //!
 //! Pure but for one atomic. It does not know why a latch is open: that is for the state document and the log.
 

@@ -1,8 +1,8 @@
 //! The layers that every request passes, and the routers that lie within: probes and state here, items and
-//! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions of what it was
-//! given.
+//! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions
+//! of what it was given.
 
-use super::answer::{failure, unavailable, Shared, COMMAND_WITHIN};
+use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN};
 use super::guard::{is_probe, Guard, Refusal};
 use super::liveness::Liveness;
 use super::readiness::Readiness;
@@ -27,8 +27,9 @@ const REQUEST_WITHIN: Duration = COMMAND_WITHIN.saturating_add(Duration::from_se
 pub(super) const MAX_BODY: usize = 64 * 1024;
 /// Questions about the state at one time; each costs the loop a snapshot.
 const MAX_QUESTIONS: usize = 16;
-/// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that wait for the
-/// store or for an outcome must not keep an operator from seeing why. Both together leave connections for probes.
+/// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that
+/// wait for the store or for an outcome must not keep an operator from seeing why. Both together leave
+/// connections for probes.
 pub(super) const MAX_COMMANDS: usize = 32;
 
 /// On every answer. No page may frame, sniff, keep or read it.
@@ -63,17 +64,17 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Live
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
         })
-        .with_state(Shared { readiness, liveness, ask })
+        .with_state(ApiState { readiness, liveness, ask })
         .layer(from_fn_with_state(gate, admit))
         .layer(from_fn(harden))
 }
 
-fn probes() -> Router<Shared> {
+fn probes() -> Router<ApiState> {
     Router::new().route("/livez", get(livez)).route("/readyz", get(readyz))
 }
 
 /// Answered from what the parts left behind, not by any of them.
-async fn livez(State(shared): State<Shared>) -> Response {
+async fn livez(State(shared): State<ApiState>) -> Response {
     let stuck = shared.liveness.stuck();
     if stuck.is_empty() {
         return "ok".into_response();
@@ -81,20 +82,20 @@ async fn livez(State(shared): State<Shared>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "live": false, "stuck": stuck }))).into_response()
 }
 
-async fn readyz(State(shared): State<Shared>) -> Response {
+async fn readyz(State(shared): State<ApiState>) -> Response {
     let missing = shared.readiness.missing();
     let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(json!({ "ready": missing.is_empty(), "missing": missing }))).into_response()
 }
 
-async fn state(State(shared): State<Shared>) -> Response {
+async fn state(State(shared): State<ApiState>) -> Response {
     match shared.state().await {
         Ok(document) => Json(document).into_response(),
         Err(answer) => answer,
     }
 }
 
-/// A script with an empty variable meets no route; it is told so.
+/// A script with an empty variable meets no route; the answer says so.
 async fn nothing(uri: Uri) -> Response {
     let path = uri.path();
     if path.starts_with("/api/") && (path.contains("//") || path.ends_with('/')) {
@@ -108,8 +109,8 @@ async fn nothing(uri: Uri) -> Response {
 
 /// Answered from a snapshot of the loop.
 fn is_question(method: &Method, path: &str) -> bool {
-    let told = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked"];
-    method == Method::GET && told.iter().any(|start| path.starts_with(start))
+    let reporting = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked"];
+    method == Method::GET && reporting.iter().any(|start| path.starts_with(start))
 }
 
 /// The gate before every handler: who asks, how much at a time, how large, how long.
@@ -146,8 +147,8 @@ async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Respon
     answer
 }
 
-/// One line of the log for each request that may change something: who, what, and how it ended. The path is still
-/// encoded, so that no name can break the line.
+/// One line of the log for each request that may change something: who, what, and how it ended. The path is
+/// still encoded, so that no name can break the line.
 struct Audit(Option<(Option<SocketAddr>, Method, String)>);
 
 impl Audit {
@@ -162,7 +163,8 @@ impl Audit {
     fn log(self, status: StatusCode) {
         if let Audit(Some((peer, method, path))) = self {
             let peer = peer.map(tracing::field::display);
-            tracing::info!(target: "tidegate::audit", peer, %method, path, status = status.as_u16(), "admin request");
+            let status = status.as_u16();
+            tracing::info!(target: "tidegate::audit", peer, %method, path, status, "admin request");
         }
     }
 }

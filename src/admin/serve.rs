@@ -1,9 +1,10 @@
-//! Accepts connections and speaks HTTP/1 on them, within bounds on their number, their patience and their life.
+//! Accepts connections and speaks HTTP/1 on them, within bounds on their number, their patience and their
+//! life.
 //!
-//! hyper is used directly: what hands it connections must know when a request begins and ends, and must set the time
-//! in which a head has to come.
+//! hyper is used directly: what hands it connections must know when a request begins and ends, and must set
+//! the time in which a head has to come.
 
-use super::connections::{Admission, Connections, Place};
+use super::connections::{ConnectionAdmission, ConnectionPlace, Connections};
 use super::listener::{Bounded, Bounds};
 use axum::extract::ConnectInfo;
 use axum::http::Request;
@@ -23,8 +24,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Time for the head of a request, from the moment at which the connection could send it; so also the longest time for
-/// which a connection is kept for another request.
+/// Time for the head of a request, from the moment at which the connection could send it; so also the longest
+/// time for which a connection is kept for another request.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Upper bound on the bytes of a head: path, query and headers.
 const MAX_HEAD: usize = 32 << 10;
@@ -65,12 +66,12 @@ pub(super) async fn serve(
 }
 
 /// A place for a newcomer, after the time in which those who could make room are spared.
-async fn place_for(connections: &Arc<Connections>, peer: SocketAddr) -> Option<Place> {
+async fn place_for(connections: &Arc<Connections>, peer: SocketAddr) -> Option<ConnectionPlace> {
     loop {
         match connections.admit(peer.ip(), Instant::now().into_std()) {
-            Admission::Granted(place) => return Some(place),
-            Admission::Refused => return None,
-            Admission::Later(at) => tokio::time::sleep_until(at.into()).await,
+            ConnectionAdmission::Granted(place) => return Some(place),
+            ConnectionAdmission::Refused => return None,
+            ConnectionAdmission::Later(at) => tokio::time::sleep_until(at.into()).await,
         }
     }
 }
@@ -85,7 +86,7 @@ async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
     app: Router,
-    place: Place,
+    place: ConnectionPlace,
     bounds: Bounds,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -107,7 +108,7 @@ async fn connection(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(MAX_HEAD);
     let mut served = pin!(http.serve_connection(io, answer));
-    let mut told = false;
+    let mut stopping = false;
     loop {
         tokio::select! {
             ended = served.as_mut() => {
@@ -118,8 +119,8 @@ async fn connection(
             }
             () = place.leave.notified() => return,
             // Sent or dropped, it means the same.
-            _ = stop.changed(), if !told => {
-                told = true;
+            _ = stop.changed(), if !stopping => {
+                stopping = true;
                 served.as_mut().graceful_shutdown();
             }
         }

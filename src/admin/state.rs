@@ -1,9 +1,10 @@
-//! The state document of `/api/v1/state`: the engine's snapshot as it is, and beside it what else the daemon knows; pure.
+//! The state document of `/api/v1/state`: the engine's snapshot as it is, and beside it what else the daemon
+//! knows; pure.
 //!
-//! The engine's part, with the rule for names, is [`crate::engine::snapshot`]: nothing is copied or renamed here.
-//! There are no payloads, no customers and no secrets in it.
+//! The engine's part, with the rule for names, is [`crate::engine::snapshot`]: nothing is copied or renamed
+//! here. There are no payloads, no customers and no secrets in it.
 
-pub use crate::engine::snapshot::Application;
+pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Delivery, Snapshot};
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +16,9 @@ const STUCK_MS: u64 = 30_000;
 pub struct StateInput {
     /// The engine's numbers.
     pub snapshot: Snapshot,
-    /// The connections.
+    /// Ingest and egress connection.
     pub links: Vec<LinkState>,
-    /// The store.
+    /// Counters of the store.
     pub store: StoreState,
     /// Moment of publish minus due.
     pub lateness: LatenessState,
@@ -45,19 +46,19 @@ pub struct LinkState {
     pub detail: String,
 }
 
-/// The store.
+/// Counters of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreState {
     /// `disk` or `memory`.
     pub kind: String,
-    /// Durable commits.
+    /// Durable commits since the start.
     pub commits: u64,
     /// Time the last commit took.
     pub last_commit_ms: u64,
-    /// Longest commit.
+    /// Longest commit since the start.
     pub max_commit_ms: u64,
-    /// On disk.
+    /// Size on disk.
     pub bytes: u64,
     /// Free where it lies.
     pub free_bytes: u64,
@@ -69,25 +70,27 @@ pub struct StoreState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatenessState {
-    /// Items measured.
+    /// Number of items measured.
     pub count: u64,
-    /// Median.
+    /// Median, in microseconds.
     pub p50_us: u64,
     /// 99 of 100 are not later.
     pub p99_us: u64,
     /// 999 of 1,000 are not later.
     pub p999_us: u64,
-    /// The latest.
+    /// Largest value, in microseconds.
     pub max_us: u64,
 }
 
-/// The document. Also what `tidegate status` reads: a key that an older or newer daemon leaves out is its default.
+/// The document. Also what `tidegate status` reads: a key that an older or newer daemon leaves out is its
+/// default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Document {
+pub(crate) struct Document {
     /// Of the daemon.
     pub version: String,
-    /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `paused` or `running`; the first that applies.
+    /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `paused` or `running`; the first
+    /// that applies.
     pub state: String,
     /// As `/readyz` says.
     pub ready: bool,
@@ -99,9 +102,9 @@ pub struct Document {
     pub at: u64,
     /// By the monotonic clock.
     pub uptime_ms: u64,
-    /// Connections.
+    /// Ingest and egress connection.
     pub links: Vec<LinkState>,
-    /// The store.
+    /// Counters of the store.
     pub store: StoreState,
     /// Moment of publish minus due.
     pub lateness: LatenessState,
@@ -114,7 +117,7 @@ pub struct Document {
 
 impl Document {
     /// Makes the document. `missing`: names of the open latches.
-    pub fn new(input: &StateInput, missing: &[&str]) -> Self {
+    pub(crate) fn new(input: &StateInput, missing: &[&str]) -> Self {
         let snapshot = &input.snapshot;
         Document {
             version: input.version.to_owned(),
@@ -149,7 +152,8 @@ fn overall(input: &StateInput, missing: &[&str]) -> &'static str {
     }
 }
 
-/// Whether something that may leave has not, for long. What became due while the daemon was down counts from its start.
+/// Whether something that may leave has not, for long. What became due while the daemon was down counts from
+/// its start.
 fn is_stuck(input: &StateInput) -> bool {
     let overdue = |due: u64| input.at.saturating_sub(due).min(input.uptime_ms);
     input.snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > STUCK_MS)
@@ -242,8 +246,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Every key of the document with its place: users' scripts and monitors read these. Keys are added to the file,
-    /// and none is taken from it.
+    /// Every key of the document with its place: users' scripts and monitors read these. Keys are added to
+    /// the file, and none is taken from it.
     #[test]
     fn names_and_places_are_stable() {
         let golden: serde_json::Value = serde_json::from_str(include_str!("state_golden.json")).unwrap();

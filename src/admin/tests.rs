@@ -26,7 +26,7 @@ fn start_with(token: Option<&str>, liveness: Liveness, ask: Ask) -> Running {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let readiness = Arc::new(Readiness::new());
     let liveness = Arc::new(liveness);
-    let options = Options {
+    let options = AdminOptions {
         listen: "127.0.0.1:0".parse().unwrap(),
         token: token.map(|t| SecretString::from(t.to_owned())),
     };
@@ -333,7 +333,7 @@ fn probes_are_answered_while_the_api_is_full() {
 #[tokio::test]
 async fn what_would_be_open_to_the_network_does_not_start() {
     let try_on = |listen: &str, token: Option<&str>| {
-        let options = Options {
+        let options = AdminOptions {
             listen: listen.parse().unwrap(),
             token: token.map(|t| SecretString::from(t.to_owned())),
         };
@@ -350,7 +350,7 @@ async fn what_would_be_open_to_the_network_does_not_start() {
 async fn a_taken_address_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
-    let options = Options { listen, token: None };
+    let options = AdminOptions { listen, token: None };
     let error = serve(options, Arc::new(Readiness::new()), Arc::default(), answering()).await.unwrap_err();
     assert!(error.to_string().contains(&listen.to_string()), "{error}");
 }

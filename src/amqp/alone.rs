@@ -1,11 +1,12 @@
-//! Batches that are published alone, each on a channel where nothing else is unconfirmed: what the broker answers,
-//! closes the channel over, or never answers concerns that batch and no other.
+//! Batches that are published alone, each on a channel where nothing else is unconfirmed: what the broker
+//! answers, closes the channel over, or never answers concerns that batch and no other.
 //!
-//! A batch whose confirm is overdue stays: its queue may have lost its majority, and once it has it back the confirm
-//! comes, and nothing has been published twice. Its channel is given up only when another batch needs one.
+//! A batch whose confirm is overdue stays: its queue may have lost its majority, and once it has it back the
+//! confirm comes, and nothing has been published twice. Its channel is given up only when another batch needs
+//! one.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
 use crate::engine::types::{Batch, Outcome, ALONE_CHANNELS};
 use futures_util::future::BoxFuture;
@@ -89,8 +90,8 @@ impl AlonePool {
         self.slots.iter().any(|slot| slot.flight.is_none())
     }
 
-    /// Publishes the first that waits; there must be room. `solitary`: nothing else is unconfirmed on the whole
-    /// connection either, so that even the connection's end has only one possible cause.
+    /// Publishes the first that waits; there must be room. `solitary`: nothing else is unconfirmed on the
+    /// whole connection either, so that even the connection's end has only one possible cause.
     pub(super) fn publish_next(
         &mut self,
         session: &Arc<Session>,
@@ -127,8 +128,8 @@ impl AlonePool {
         });
     }
 
-    /// Gives up the one that has been waiting for its confirm longest, if that is longer than `limit` (counted from
-    /// `not_before` at the earliest). Gives its channel.
+    /// Gives up the one that has been waiting for its confirm longest, if that is longer than `limit`
+    /// (counted from `not_before` at the earliest). Gives its channel.
     pub(super) fn evict(
         &mut self,
         limit: Duration,
@@ -205,9 +206,9 @@ async fn publish_alone(
                 ended(Outcome::Unavailable(text), Some(fault))
             } else if fault.closes_channel_only() {
                 ended(Outcome::Refused(text), None)
-            } else if fault.kind == Kind::ContentFatal && terms.solitary {
+            } else if fault.kind == FaultKind::ContentFatal && terms.solitary {
                 ended(Outcome::Refused(text), Some(fault))
-            } else if fault.kind == Kind::AfterEnd && session.is_connected() {
+            } else if fault.kind == FaultKind::AfterEnd && session.is_connected() {
                 ended(Outcome::Unknown, None)
             } else {
                 ended(Outcome::Unknown, Some(fault))

@@ -12,8 +12,8 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// The next pause: doubled each time, between half of it and the whole, so that clients of one broker do not
-    /// come back in step.
+    /// The next pause: doubled each time, between half of it and the whole, so that clients of one broker do
+    /// not come back in step.
     pub(super) fn next(&mut self) -> Duration {
         // Without randomness from the system there is simply no jitter.
         self.next_with(getrandom::u32().unwrap_or(u32::MAX))

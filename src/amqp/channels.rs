@@ -1,13 +1,14 @@
-//! The channels of one publishing connection, each with its own unconfirmed publishes: the main one, one for dead
-//! letters, and a few for batches that are published alone.
+//! The channels of one publishing connection, each with its own unconfirmed publishes: the main one, one for
+//! dead letters, and a few for batches that are published alone.
 //!
-//! What goes wrong on one of them concerns only that one: it is opened anew on the same connection. Three things end
-//! the connection: it is lost or closed, a channel cannot be opened in time, or the output exchange is missing or
-//! refused, since everything needs that. Dead letters that cannot be published never do.
+//! What goes wrong on one of them concerns only that one: it is opened anew on the same connection. Three
+//! things end the connection: it is lost or closed, a channel cannot be opened in time, or the output
+//! exchange is missing or refused, since everything needs that. Dead letters that cannot be published never
+//! do.
 
 use super::alone::{AloneEnd, AlonePool};
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, TurnOutput};
 use super::outlet::Outlet;
 use super::supervise::RateLimitedLog;
@@ -133,7 +134,8 @@ impl EgressChannels {
     /// Takes every answer, then publishes what has arrived and what can go now.
     ///
     /// # Errors
-    /// What ends the connection. What has arrived is then settled; all else is left to [`EgressChannels::fail`].
+    /// What ends the connection. What has arrived is then settled; all else is left to
+    /// [`EgressChannels::fail`].
     pub(super) fn turn(&mut self, arrived: Vec<Batch>, output: &mut TurnOutput) -> Result<(), Fault> {
         if let Err(fault) = self.collect(output) {
             // They have nothing to do with the end of this connection.
@@ -162,7 +164,10 @@ impl EgressChannels {
     /// What ends the connection.
     pub(super) fn check(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         if !self.session.is_connected() {
-            return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the publishing connection was lost") });
+            return Err(Fault {
+                kind: FaultKind::AfterEnd,
+                ..Fault::lost("the publishing connection was lost")
+            });
         }
         if self.blocked {
             return Ok(());
@@ -203,14 +208,14 @@ impl EgressChannels {
     pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
         self.main.leave(outcome, output);
         self.dead.leave(outcome, output);
-        // Where the broker has ended the connection over a message, one that is alone on its channel is not to be taken
-        // for the culprit: there were others.
+        // Where the broker has ended the connection over a message, one that is alone on its channel is not
+        // to be taken for the culprit: there were others.
         self.alone.fail(&Outcome::Unknown, output);
         output.unsent(self.main.waiting.drain(..).chain(self.dead.waiting.drain(..)));
     }
 
-    /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half closed for
-    /// an error. Gives the log, for the next connection.
+    /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half
+    /// closed for an error. Gives the log, for the next connection.
     pub(super) async fn close(mut self, limit: Duration) -> RateLimitedLog {
         let mut output = TurnOutput::default();
         let mut open = self.alone.take_channels();
@@ -259,7 +264,8 @@ impl EgressChannels {
         Ok(())
     }
 
-    /// Over 403 and 404 all of it ends, so that the topology is looked at again; over anything else the channel alone.
+    /// Over 403 and 404 all of it ends, so that the topology is looked at again; over anything else the
+    /// channel alone.
     fn main_ended(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
         let outcome = match self.outcome_of(&fault) {
             Some(Outcome::Unavailable(_)) | None => return Err(fault),
@@ -291,7 +297,7 @@ impl EgressChannels {
             Some(Outcome::Unavailable(text()))
         } else if fault.closes_channel_only() {
             Some(Outcome::Refused(text()))
-        } else if fault.kind == Kind::AfterEnd {
+        } else if fault.kind == FaultKind::AfterEnd {
             Some(Outcome::Unknown)
         } else {
             None
@@ -299,7 +305,7 @@ impl EgressChannels {
     }
 
     fn dead_unopened(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
-        if fault.kind != Kind::Setup || !self.session.is_connected() {
+        if fault.kind != FaultKind::Setup || !self.session.is_connected() {
             return Err(fault);
         }
         let outcome = Outcome::Unavailable(fault.text.as_str().into());
@@ -319,7 +325,7 @@ impl EgressChannels {
             None => Ok(()),
             Some(fault) if end.dead && fault.is_unavailable() => {
                 self.dead_fails(fault.text, true);
-                // The next letter looks at the exchange again.
+                // The next dead letter checks the exchange again.
                 if self.dead.is_quiet() {
                     let channel = self.dead.leave(&Outcome::Unknown, output);
                     self.leave_behind(channel);

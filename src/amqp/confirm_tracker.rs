@@ -1,30 +1,31 @@
-//! The confirm tracker: which unconfirmed publish each answer of the broker belongs to. Pure: no clock, no I/O, no
-//! lapin.
+//! The confirm tracker: which unconfirmed publish each answer of the broker belongs to. Pure: no clock, no
+//! I/O, no lapin.
 //!
-//! What makes it more than a table: lapin does not say which message came back. It queues every `basic.return` and
-//! hands the oldest queued one to whichever confirm completes next, on a `multiple` ack in hash order. So an answer
-//! carries, at best, the news that *some* message was returned, and that message names itself by its header
-//! `x-batch`.
+//! What makes it more than a table: lapin does not say which message came back. It queues every
+//! `basic.return` and hands the oldest queued one to whichever confirm completes next, on a `multiple` ack in
+//! hash order. So an answer carries, at best, the news that *some* message was returned, and that message
+//! names itself by its header `x-batch`.
 //!
-//! The caller collects a *round*: every answer that is ready, polled until none is left, so that with an answer all
-//! that lapin completed before it are in the round or in an earlier one. Then [`ConfirmTracker::judge`]:
+//! The caller collects a *round*: every answer that is ready, polled until none is left, so that with an
+//! answer all that lapin completed before it are in the round or in an earlier one. Then
+//! [`ConfirmTracker::judge`]:
 //!
 //! - The broker sends a return before the confirm of the same message, so lapin has queued it by the time it
 //!   completes that confirm.
-//! - An ack that carries nothing found the queue empty: the message's own return, had there been one, has gone to a
-//!   confirm completed earlier, and the round knows it. It can be judged.
-//! - An ack that carries a *foreign* return may have left its own behind in the queue (returned: A, X; acked: X takes
-//!   A's return, and X's own waits for A's ack). It can be judged as soon as every message whose return was seen has
-//!   its own answer: each of those answers took one return off the queue after its own was put in, so if X's were
-//!   still there, more answers than returns would have been taken. Until then it is held. Those waited for are in
-//!   flight, so the wait ends with an answer or with the generation.
+//! - An ack that carries nothing found the queue empty: the message's own return, had there been one, has
+//!   gone to a confirm completed earlier, and the round knows it. It can be judged.
+//! - An ack that carries a *foreign* return may have left its own behind in the queue (returned: A, X; acked:
+//!   X takes A's return, and X's own waits for A's ack). It can be judged as soon as every message whose
+//!   return was seen has its own answer: each of those answers took one return off the queue after its own
+//!   was put in, so if X's were still there, more answers than returns would have been taken. Until then it
+//!   is held. Those waited for are in flight, so the wait ends with an answer or with the generation.
 
 use crate::engine::types::{BatchId, Outcome, Settled};
 use std::collections::VecDeque;
 
 /// The broker's answer to one publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum BrokerAnswer {
     Ack,
     Nack,
 }
@@ -45,7 +46,7 @@ pub(super) struct Stray;
 /// Unconfirmed publishes, at most as many as the engine has slots.
 #[derive(Debug, Default)]
 pub(super) struct ConfirmTracker {
-    slots: Vec<Option<Entry>>,
+    slots: Vec<Option<Unconfirmed>>,
     free: Vec<usize>,
     /// In order of publish; settled ones are skipped lazily, so that finding the oldest is cheap.
     order: VecDeque<(u64, usize)>,
@@ -59,14 +60,14 @@ pub(super) struct ConfirmTracker {
 }
 
 #[derive(Debug)]
-struct Entry {
-    /// [`crate::engine::types::Batch::number`].
+struct Unconfirmed {
+    /// As in [`crate::engine::types::Batch::number`].
     number: u64,
     id: BatchId,
     /// Any monotonic unit, of the caller's choice.
     at: u64,
     serial: u64,
-    answer: Option<Answer>,
+    answer: Option<BrokerAnswer>,
     /// Its answer carried a return.
     carried: bool,
     returned: Option<String>,
@@ -77,7 +78,7 @@ impl ConfirmTracker {
     pub(super) fn publish(&mut self, number: u64, id: BatchId, at: u64) -> usize {
         self.published += 1;
         let serial = self.published;
-        let entry = Entry { number, id, at, serial, answer: None, carried: false, returned: None };
+        let entry = Unconfirmed { number, id, at, serial, answer: None, carried: false, returned: None };
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -94,7 +95,7 @@ impl ConfirmTracker {
     pub(super) fn answer(
         &mut self,
         slot: usize,
-        answer: Answer,
+        answer: BrokerAnswer,
         carried: Option<Returned>,
     ) -> Result<(), Stray> {
         if let Some(Some(entry)) = self.slots.get_mut(slot) {
@@ -110,8 +111,8 @@ impl ConfirmTracker {
         carried.map_or(Ok(()), |returned| self.mark(returned))
     }
 
-    /// Ends a round: settles what is certain into `settled`, and calls `confirmed_at` with the publish moment of each
-    /// delivered one.
+    /// Ends a round: settles what is certain into `settled`, and calls `confirmed_at` with the publish moment
+    /// of each delivered one.
     pub(super) fn judge(&mut self, settled: &mut Vec<Settled>, mut confirmed_at: impl FnMut(u64)) {
         let certain = self.returned_open == 0;
         let mut waiting = std::mem::take(&mut self.held);
@@ -120,9 +121,9 @@ impl ConfirmTracker {
             let Some(entry) = self.slots[slot].take() else { continue };
             let outcome = match (entry.answer, &entry.returned) {
                 (_, Some(text)) => Outcome::Returned(text.as_str().into()),
-                (Some(Answer::Nack), None) => Outcome::Nacked,
-                (Some(Answer::Ack), None) if !entry.carried || certain => Outcome::Confirmed(entry.id),
-                (Some(Answer::Ack) | None, None) => {
+                (Some(BrokerAnswer::Nack), None) => Outcome::Nacked,
+                (Some(BrokerAnswer::Ack), None) if !entry.carried || certain => Outcome::Confirmed(entry.id),
+                (Some(BrokerAnswer::Ack) | None, None) => {
                     self.slots[slot] = Some(entry);
                     self.held.push(slot);
                     continue;
@@ -143,7 +144,7 @@ impl ConfirmTracker {
 
     /// Ends everything: all that is not settled gets `outcome`, in order of publish.
     pub(super) fn fail(&mut self, outcome: &Outcome) -> Vec<Settled> {
-        let mut entries: Vec<Entry> = self.slots.drain(..).flatten().collect();
+        let mut entries: Vec<Unconfirmed> = self.slots.drain(..).flatten().collect();
         entries.sort_unstable_by_key(|entry| entry.serial);
         *self = ConfirmTracker::default();
         entries
@@ -151,9 +152,9 @@ impl ConfirmTracker {
             .map(|entry| {
                 let outcome = match (entry.answer, entry.returned) {
                     (_, Some(text)) => Outcome::Returned(text.into()),
-                    (Some(Answer::Nack), None) => Outcome::Nacked,
+                    (Some(BrokerAnswer::Nack), None) => Outcome::Nacked,
                     // Acked, but its return may be on the way: not known.
-                    (Some(Answer::Ack), None) => Outcome::Unknown,
+                    (Some(BrokerAnswer::Ack), None) => Outcome::Unknown,
                     (None, None) => outcome.clone(),
                 };
                 Settled { number: entry.number, outcome }
@@ -206,7 +207,7 @@ impl ConfirmTracker {
     }
 }
 
-fn is_at(slots: &[Option<Entry>], slot: usize, serial: u64) -> bool {
+fn is_at(slots: &[Option<Unconfirmed>], slot: usize, serial: u64) -> bool {
     matches!(slots.get(slot), Some(Some(entry)) if entry.serial == serial)
 }
 
@@ -222,9 +223,9 @@ mod tests {
 
     /// Runs a script against batches 1 to 9 and compares what each round settles.
     ///
-    /// Script: rounds are divided by `|`; in a round `3+` acks batch 3, `3-` nacks it, `3+2` acks it and carries the
-    /// return of 2, `3-2` nacks and carries. Expected, per round, in any order: `3=C` confirmed, `3=R` returned,
-    /// `3=N` nacked.
+    /// Script: rounds are divided by `|`; in a round `3+` acks batch 3, `3-` nacks it, `3+2` acks it and
+    /// carries the return of 2, `3-2` nacks and carries. Expected, per round, in any order: `3=C` confirmed,
+    /// `3=R` returned, `3=N` nacked.
     fn check(script: &str, expected: &str) {
         let mut tracker = ConfirmTracker::default();
         let slots: Vec<usize> = (1..=9).map(|n| tracker.publish(n, id(n), n)).collect();
@@ -232,7 +233,7 @@ mod tests {
         let mut seen = Vec::new();
         for round in script.split('|') {
             for word in round.split_whitespace().map(str::as_bytes) {
-                let answer = if word[1] == b'+' { Answer::Ack } else { Answer::Nack };
+                let answer = if word[1] == b'+' { BrokerAnswer::Ack } else { BrokerAnswer::Nack };
                 let carried = word
                     .get(2)
                     .map(|c| Returned { id: Some(id(digit(*c) as u64)), text: "312 NO_ROUTE".to_owned() });
@@ -296,8 +297,8 @@ mod tests {
         let mut tracker = ConfirmTracker::default();
         let slots: Vec<usize> = (1..=5).map(|n| tracker.publish(n, id(n), n)).collect();
         let returned = Returned { id: Some(id(2)), text: "312 NO_ROUTE".to_owned() };
-        tracker.answer(slots[0], Answer::Ack, Some(returned)).unwrap();
-        tracker.answer(slots[3], Answer::Ack, None).unwrap();
+        tracker.answer(slots[0], BrokerAnswer::Ack, Some(returned)).unwrap();
+        tracker.answer(slots[3], BrokerAnswer::Ack, None).unwrap();
         let mut settled = Vec::new();
         tracker.judge(&mut settled, |_| ());
         assert_eq!(settled.iter().map(word).collect::<Vec<_>>(), ["4=C"]);
@@ -312,10 +313,10 @@ mod tests {
         let mut tracker = ConfirmTracker::default();
         let slot = tracker.publish(1, id(1), 0);
         let stranger = Returned { id: Some(id(9)), text: String::new() };
-        assert_eq!(tracker.answer(slot, Answer::Ack, Some(stranger)), Err(Stray));
+        assert_eq!(tracker.answer(slot, BrokerAnswer::Ack, Some(stranger)), Err(Stray));
         let slot = tracker.publish(2, id(2), 0);
         let nameless = Returned { id: None, text: String::new() };
-        assert_eq!(tracker.answer(slot, Answer::Ack, Some(nameless)), Err(Stray));
+        assert_eq!(tracker.answer(slot, BrokerAnswer::Ack, Some(nameless)), Err(Stray));
     }
 
     #[test]
@@ -324,24 +325,24 @@ mod tests {
         let first = tracker.publish(0, id(0), 7);
         for n in 1..10_000 {
             let slot = tracker.publish(n, id(n), 7 + n);
-            tracker.answer(slot, Answer::Ack, None).unwrap();
+            tracker.answer(slot, BrokerAnswer::Ack, None).unwrap();
             tracker.judge(&mut Vec::new(), |_| ());
             assert_eq!(tracker.oldest(), Some(7));
         }
         assert!(tracker.order.len() < 200, "{}", tracker.order.len());
         let last = tracker.publish(10_000, id(10_000), 20_000);
-        tracker.answer(first, Answer::Ack, None).unwrap();
+        tracker.answer(first, BrokerAnswer::Ack, None).unwrap();
         tracker.judge(&mut Vec::new(), |_| ());
         assert_eq!(tracker.oldest(), Some(20_000));
-        tracker.answer(last, Answer::Ack, None).unwrap();
+        tracker.answer(last, BrokerAnswer::Ack, None).unwrap();
         tracker.judge(&mut Vec::new(), |_| ());
         assert_eq!((tracker.oldest(), tracker.len()), (None, 0));
     }
 
     proptest! {
-        /// A model of lapin and a broker: messages are routable or not, confirmed in any order and in groups, and
-        /// polled at any point. Whatever happens, an unroutable message is never judged delivered, a routable
-        /// one never returned, and once all have been answered nothing is held.
+        /// A model of lapin and a broker: messages are routable or not, confirmed in any order and in groups,
+        /// and polled at any point. Whatever happens, an unroutable message is never judged delivered, a
+        /// routable one never returned, and once all have been answered nothing is held.
         #[test]
         fn no_returned_message_is_ever_judged_delivered(
             fates in prop::collection::vec((any::<bool>(), any::<u16>(), any::<bool>()), 1..40)
@@ -349,8 +350,8 @@ mod tests {
             let mut tracker = ConfirmTracker::default();
             let slots: Vec<usize> =
                 (0..fates.len() as u64).map(|n| tracker.publish(n, id(n), 0)).collect();
-            // Wire order: every return before its own ack, and acks in an arbitrary order; returns are sent as soon as
-            // the broker has met the message, so they may run far ahead of the acks.
+            // Wire order: every return before its own ack, and acks in an arbitrary order; returns are sent
+            // as soon as the broker has met the message, so they may run far ahead of the acks.
             let mut wire: Vec<(u32, usize, bool)> = Vec::new();
             for (n, (unroutable, when, _)) in fates.iter().enumerate() {
                 let acked = u32::from(*when) + 1_000;
@@ -367,8 +368,9 @@ mod tests {
                     queue.push_back(n);
                     continue;
                 }
-                let carried = queue.pop_front().map(|r: usize| Returned { id: Some(id(r as u64)), text: String::new() });
-                prop_assert_eq!(tracker.answer(slots[n], Answer::Ack, carried), Ok(()));
+                let returned = |r: usize| Returned { id: Some(id(r as u64)), text: String::new() };
+                let carried = queue.pop_front().map(returned);
+                prop_assert_eq!(tracker.answer(slots[n], BrokerAnswer::Ack, carried), Ok(()));
                 if fates[n].2 {
                     tracker.judge(&mut settled, |_| ());
                 }

@@ -1,11 +1,11 @@
 //! One connection to one address: built from checked parts, bounded in time, and killable.
 //!
-//! Deliberately absent: recovery. lapin's is off; whoever holds a [`Session`] drops it at the first error and opens
-//! another.
+//! Deliberately absent: recovery. lapin's is off; whoever holds a [`Session`] drops it at the first error and
+//! opens another.
 //!
-//! Every session keeps a second handle of its socket. lapin runs a thread for each connection that ends only when
-//! the socket does: a handshake that is never answered or a blocked connection, on which nothing at all is written,
-//! would keep it for ever. Shutting the socket down ends it in every state.
+//! Every session keeps a second handle of its socket. lapin runs a thread for each connection that ends only
+//! when the socket does: a handshake that is never answered or a blocked connection, on which nothing at all
+//! is written, would keep it for ever. Shutting the socket down ends it in every state.
 
 use super::fault::Fault;
 use crate::config::advice::explained;
@@ -27,11 +27,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// What RabbitMQ offers by default. lapin asks for no limit unless told, and the size of a frame bounds what one
-/// header table can hold.
+/// What RabbitMQ offers by default. lapin asks for no limit unless told, and the size of a frame bounds what
+/// one header table can hold.
 const FRAME_MAX: u32 = 131_072;
-/// What RabbitMQ offers by default. Few are open at a time, but the publishing connection replaces those that have ended,
-/// and lapin (seen with 4.12) may refuse a number that it uses for the second time: the connection is then made anew.
+/// What RabbitMQ offers by default. Few are open at a time, but the publishing connection replaces those that
+/// have ended, and lapin (seen with 4.12) may refuse a number that it uses for the second time: the
+/// connection is then made anew.
 const CHANNEL_MAX: u16 = 2_047;
 
 /// Why no connection came about.
@@ -42,17 +43,18 @@ pub enum ConnectError {
     Timeout {
         /// Host and port.
         address: String,
-        /// The limit.
+        /// Time limit that passed.
         limit_ms: u128,
     },
-    /// Refused by the network, TLS or the broker; the reason names the user or the virtual host where it is theirs.
+    /// Refused by the network, TLS or the broker; the reason names the user or the virtual host where it is
+    /// theirs.
     #[error("{address} as user '{user}' on virtual host '{vhost}': {reason}")]
     Refused {
         /// Host and port.
         address: String,
-        /// User name.
+        /// User name of the URI.
         user: String,
-        /// Virtual host.
+        /// Virtual host of the URI.
         vhost: String,
         /// The broker's or system's text.
         reason: String,
@@ -79,7 +81,8 @@ pub async fn connect(
     limit: Duration,
     name: &str,
 ) -> Result<Connection, ConnectError> {
-    let amqp = config::Amqp { ca_file: ca_file.map(Path::to_path_buf), ..config::Amqp::default() };
+    let amqp =
+        config::AmqpConfig { ca_file: ca_file.map(Path::to_path_buf), ..config::AmqpConfig::default() };
     let (connection, socket) = dial(endpoint, &amqp, limit, name).await?;
     socket.forget();
     Ok(connection)
@@ -111,7 +114,7 @@ pub(super) struct Session {
 impl Session {
     pub(super) async fn open(
         endpoint: &Endpoint,
-        amqp: &config::Amqp,
+        amqp: &config::AmqpConfig,
         limit: Duration,
         name: &str,
     ) -> Result<Session, ConnectError> {
@@ -143,8 +146,8 @@ impl Session {
         }
     }
 
-    /// Says good-bye, so that the broker gives unacked messages back at once. Bounded: on a blocked connection
-    /// lapin's close waits for ever.
+    /// Says good-bye, so that the broker gives unacked messages back at once. Bounded: on a blocked
+    /// connection lapin's close waits for ever.
     pub(super) async fn close(&self, limit: Duration) {
         if self.connection.status().connected() && !self.connection.status().blocked() {
             let closing = self.connection.close(200, "OK".into());
@@ -153,7 +156,8 @@ impl Session {
                 self.socket.forget();
                 return;
             }
-            tracing::debug!(address = %self.address, "connection not closed properly, shutting its socket down");
+            let message = "connection not closed properly, shutting its socket down";
+            tracing::debug!(address = %self.address, "{message}");
         }
         self.socket.shut_down();
     }
@@ -213,7 +217,7 @@ impl Drop for Attempt {
 
 async fn dial(
     endpoint: &Endpoint,
-    amqp: &config::Amqp,
+    amqp: &config::AmqpConfig,
     limit: Duration,
     name: &str,
 ) -> Result<(Connection, Socket), ConnectError> {
@@ -228,7 +232,8 @@ async fn dial(
         Runtime::tokio_current(),
         async move |uri: AMQPUri, runtime: Runtime<Tokio>| {
             let AMQPAuthority { host, port, .. } = uri.authority;
-            // lapin calls this on a thread of its own, which nobody can cancel: it needs a bound of its own.
+            // lapin calls this on a thread of its own, which cannot be cancelled: it needs a bound of its
+            // own.
             match timeout(limit, transport(host, port, tls.as_ref(), &runtime, &registered)).await {
                 Ok(stream) => Ok(stream?),
                 Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
@@ -292,8 +297,8 @@ fn tls_connector(ca_file: Option<&Path>) -> io::Result<RustlsConnector> {
     config.connector_with_no_client_auth()
 }
 
-/// Field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a trailing slash for
-/// the virtual host `""`. Never formatted: its `Debug` prints the password.
+/// Field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a trailing slash
+/// for the virtual host `""`. Never formatted: its `Debug` prints the password.
 fn uri(endpoint: &Endpoint, heartbeat: Duration) -> Result<AMQPUri, ConnectError> {
     // lapin panics on names that do not fit an AMQP short string.
     if endpoint.vhost.len() > 255 {

@@ -1,18 +1,21 @@
-//! The ingest end: takes deliveries, reads them, hands them to the loop in chunks, and acks what the loop says.
+//! The ingest end: takes deliveries, reads them, hands them to the loop in chunks, and acks what the loop
+//! says.
 //!
-//! Publishes nothing: a blocked connection would hold its acks back too. Every error, the end of the consumer's
-//! stream and a cancel by the broker all lead to a new connection and generation; acks of the old one are dropped,
-//! because tags begin again at 1 and a late `multiple` ack would cover what was never stored.
+//! Publishes nothing: a blocked connection would hold its acks back too. Every error, the end of the
+//! consumer's stream and a cancel by the broker all lead to a new connection and generation; acks of the old
+//! one are dropped, because tags begin again at 1 and a late `multiple` ack would cover what was never
+//! stored.
 //!
-//! While the intake is paused the consumer stays, and deliveries are held back here: what is returned to the queue
-//! counts towards its delivery limit, and requests that are returned often enough would die of it. There are no more of
-//! them than the prefetch allows. The one reason to return them is the broker's consumer timeout.
+//! While the intake is paused the consumer stays, and deliveries are held back here: what is returned to the
+//! queue counts towards its delivery limit, and requests that are returned often enough would die of it.
+//! There are no more of them than the prefetch allows. The one reason to return them is the broker's consumer
+//! timeout.
 
 use super::backoff::Backoff;
 use super::connection::Session;
 use super::consumer_channel::ConsumerChannel;
 use super::cost;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::ingest_lock::{acquire, check_consumers, IngestLock};
 use super::prefetch::{Prefetch, Quarantine};
 use super::shared::Shared;
@@ -21,7 +24,7 @@ use super::supervise::{
 };
 use super::topology::{count_consumers, count_ready, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
-use super::{Event, IngestOrder, Link, Options, ShutdownSignal, Side};
+use super::{Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
 use crate::clock;
 use crate::engine::event::Intake;
 use crate::engine::types::{Delivery as Handle, Request};
@@ -35,14 +38,14 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// Upper bounds on what is handed to the loop at once, a single request apart: a turn stays short, and what waits for
-/// it small.
+/// Upper bounds on what is handed to the loop at once, a single request apart: a turn stays short, and what
+/// waits for it small.
 const CHUNK_ITEMS: usize = 1_024;
 const CHUNK_BYTES: u64 = 4 << 20;
 /// Between two counts of the queue's consumers, where that is the only guard.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
-/// Between the returns of a message that cannot be parsed, until its queue's delivery limit takes it away. Beyond the
-/// limit that tidegate declares (50), slower.
+/// Between the returns of a message that cannot be parsed, until its queue's delivery limit takes it away.
+/// Beyond the limit that tidegate declares (50), slower.
 const CULPRIT_PAUSE: Duration = Duration::from_millis(100);
 const CULPRIT_PAUSE_LATER: Duration = Duration::from_secs(1);
 const CULPRIT_EXPECTED: u32 = 60;
@@ -68,7 +71,7 @@ pub(super) struct Ingest {
 }
 
 /// Why consuming ended without a fault.
-enum Next {
+enum AfterGeneration {
     /// Deliveries held for too long were returned; consuming begins anew with the next resume.
     Returned,
     Shutdown,
@@ -155,7 +158,11 @@ impl Ingest {
     }
 
     /// One channel and consumer, from its start to its end.
-    async fn generation(&mut self, session: &Arc<Session>, notes: &[String]) -> Result<Next, Fault> {
+    async fn generation(
+        &mut self,
+        session: &Arc<Session>,
+        notes: &[String],
+    ) -> Result<AfterGeneration, Fault> {
         let limit = self.options.timeouts.confirm;
         let queue = self.options.ingest.queue.clone();
         let heartbeat = self.options.amqp.heartbeat;
@@ -205,12 +212,12 @@ impl Ingest {
         }
         let closed = consumer.close(time_left(&self.shutdown)).await;
         match result {
-            Ok(Next::Returned) => closed.map(|()| Next::Returned),
+            Ok(AfterGeneration::Returned) => closed.map(|()| AfterGeneration::Returned),
             other => other,
         }
     }
 
-    async fn consume(&mut self, generation: &mut Generation) -> Result<Next, Fault> {
+    async fn consume(&mut self, generation: &mut Generation) -> Result<AfterGeneration, Fault> {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut counting = self.next_count(generation, Duration::ZERO);
@@ -221,10 +228,10 @@ impl Ingest {
                     while let Ok(order) = self.orders.try_recv() {
                         self.handle_order(order, generation).await?;
                     }
-                    return Ok(Next::Shutdown);
+                    return Ok(AfterGeneration::Shutdown);
                 }
                 order = self.orders.recv() => {
-                    let Some(order) = order else { return Ok(Next::Shutdown) };
+                    let Some(order) = order else { return Ok(AfterGeneration::Shutdown) };
                     self.handle_order(order, generation).await?;
                 }
                 chunk = generation.consumer.next() => match chunk {
@@ -238,14 +245,15 @@ impl Ingest {
                 }
                 _ = second.tick() => {
                     if !generation.consumer.is_connected() {
-                        return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the channel was lost") });
+                        let lost = Fault::lost("the channel was lost");
+                        return Err(Fault { kind: FaultKind::AfterEnd, ..lost });
                     }
                     if generation.held_since.is_some_and(|since| since.elapsed() >= self.options.held_limit) {
                         tracing::warn!(
                             held = generation.held.len(),
-                            "the intake has been paused for so long that the broker's consumer timeout is near"
+                            "the intake has been paused until close to the broker's consumer timeout"
                         );
-                        return Ok(Next::Returned);
+                        return Ok(AfterGeneration::Returned);
                     }
                 }
             }
@@ -373,7 +381,8 @@ impl Ingest {
             if self.near_misses.insert(meant) {
                 tracing::warn!(
                     meant,
-                    "a request has a header that is nearly named so, and is without effect; further ones are counted"
+                    "a request has a header that is nearly named so, and is without effect; \
+                     further ones are counted"
                 );
             }
         }
@@ -395,8 +404,8 @@ impl Ingest {
     fn show(&self, generation: &Generation) {
         let address = generation.address.clone();
         let link = match self.intake {
-            Intake::Pause => Link::Paused { address },
-            Intake::Resume => Link::Up { address, notes: generation.notes.clone(), dead: None },
+            Intake::Pause => LinkStatus::Paused { address },
+            Intake::Resume => LinkStatus::Up { address, notes: generation.notes.clone(), dead: None },
         };
         self.shared.link(Side::Ingest, link);
     }
@@ -416,10 +425,10 @@ impl Ingest {
         }
         if self.quarantine.errors() > CULPRIT_EXPECTED {
             *error = format!(
-                "the message at the head of queue '{queue}' cannot be parsed (a name or id that is not UTF-8) and \
-                 keeps coming back: the queue has no delivery limit, or a high one. Remove the message, for example \
-                 with the management page's 'Get messages' and ack mode 'Reject requeue false', or give the \
-                 queue a delivery limit by a policy"
+                "the message at the head of queue '{queue}' cannot be parsed (a name or id that is not \
+                 UTF-8) and keeps coming back: the queue has no delivery limit, or a high one. Remove the \
+                 message, for example with the management page's 'Get messages' and ack mode 'Reject requeue \
+                 false', or give the queue a delivery limit by a policy"
             );
             CULPRIT_PAUSE_LATER
         } else if self.quarantine.is_on() {
@@ -453,11 +462,11 @@ impl ConnectionUser for Ingest {
         }
         loop {
             if self.intake == Intake::Pause || self.stopped {
-                self.shared.link(Side::Ingest, Link::Paused { address: session.address().to_owned() });
+                self.shared.link(Side::Ingest, LinkStatus::Paused { address: session.address().to_owned() });
                 if !self.idle(session).await? {
                     return Ok(());
                 }
-            } else if let Next::Shutdown = self.generation(session, &notes).await? {
+            } else if let AfterGeneration::Shutdown = self.generation(session, &notes).await? {
                 return Ok(());
             }
         }
@@ -472,10 +481,12 @@ impl ConnectionUser for Ingest {
     fn on_failure(&mut self, fault: Fault) -> (String, Duration) {
         let mut error = fault.text;
         let pause = match fault.kind {
-            Kind::Parse => self.on_parse_error(&mut error),
-            Kind::Lost | Kind::Setup | Kind::Content | Kind::ContentFatal | Kind::AfterEnd => {
-                self.backoff.next()
-            }
+            FaultKind::Parse => self.on_parse_error(&mut error),
+            FaultKind::Lost
+            | FaultKind::Setup
+            | FaultKind::Content
+            | FaultKind::ContentFatal
+            | FaultKind::AfterEnd => self.backoff.next(),
         };
         (error, pause)
     }

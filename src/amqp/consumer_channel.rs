@@ -2,13 +2,13 @@
 //!
 //! The consumer may change (another prefetch); the channel may not, since the tags are its own.
 //!
-//! A prefetch belongs to a consumer: RabbitMQ applies it when the consumer is made, and a limit of the whole channel,
-//! which could be changed, is refused by quorum queues. So another prefetch takes another consumer, and what is on the
-//! way to the old one when it is cancelled comes again, behind others. Nothing is on the way when as much is unacked as
-//! the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to let it grow, and the only one at which more
-//! would help.
+//! A prefetch belongs to a consumer: RabbitMQ applies it when the consumer is made, and a limit of the whole
+//! channel, which could be changed, is refused by quorum queues. So another prefetch takes another consumer,
+//! and what is on the way to the old one when it is cancelled comes again, behind others. Nothing is on the
+//! way when as much is unacked as the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to let
+//! it grow, and the only one at which more would help.
 
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::unacked::Unacked;
 use crate::engine::types::Ack;
 use futures_util::stream::{ReadyChunks, StreamExt};
@@ -96,8 +96,8 @@ impl ConsumerChannel {
         self.unacked.delivered(tag);
     }
 
-    /// The next deliveries; `None` when the consumer has ended. Waits for ever while there is no consumer. Safe to
-    /// cancel.
+    /// The next deliveries; `None` when the consumer has ended. Waits for ever while there is no consumer.
+    /// Safe to cancel.
     pub(super) async fn next(&mut self) -> Option<Vec<lapin::Result<Delivery>>> {
         match &mut self.stream {
             Some(stream) => stream.next().await,
@@ -126,7 +126,7 @@ impl ConsumerChannel {
         self.mode == Mode::Running && self.unacked.of_consumer() >= usize::from(self.prefetch)
     }
 
-    /// Unacked deliveries.
+    /// Number of deliveries neither acked nor returned.
     pub(super) fn unacked(&self) -> usize {
         self.unacked.len()
     }
@@ -165,8 +165,8 @@ impl ConsumerChannel {
         }
     }
 
-    /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the one before it
-    /// left unacked comes on top.
+    /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the one before
+    /// it left unacked comes on top.
     pub(super) async fn consume_if_rested(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Resting && self.unacked.len() <= usize::from(self.prefetch / 2) {
             self.consume().await?;
@@ -183,8 +183,8 @@ impl ConsumerChannel {
             covered = covered.saturating_add(count);
             let options = BasicAckOptions { multiple: ack.multiple };
             let mut write = Box::pin(self.channel.basic_ack(tag, options));
-            // The first poll hands the frame over, in order; waiting for each to be written in turn would cost a
-            // round trip to lapin's thread each.
+            // The first poll hands the frame over, in order; waiting for each to be written in turn would
+            // cost a round trip to lapin's thread each.
             match futures_util::poll!(&mut write) {
                 Poll::Ready(done) => done?,
                 Poll::Pending => writes.push(write),
@@ -205,7 +205,7 @@ impl ConsumerChannel {
 
     /// The reason of an end that was noticed on a closed channel: lapin gives it to the consumer.
     pub(super) async fn cause(&mut self, fault: Fault) -> Fault {
-        if fault.kind != Kind::AfterEnd {
+        if fault.kind != FaultKind::AfterEnd {
             return fault;
         }
         let search = async {

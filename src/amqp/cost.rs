@@ -2,8 +2,8 @@
 
 use crate::engine::types::{NewItem, Rejected, Request, RequestBody};
 
-/// What the engine adds for each item until its commit: a row, an operation of the store, index entries, and their
-/// places in tables. Measured from above.
+/// What the engine adds for each item until its commit: a row, an operation of the store, index entries, and
+/// their places in tables. Measured from above.
 const ENGINE_COST: u64 = 512;
 
 /// Bytes of a request as read, with what the engine adds to it; at least `raw`, its size as delivered.

@@ -1,5 +1,5 @@
-//! What can go wrong with a broker, sorted by what has to be done about it. No password ever enters a text here:
-//! lapin's errors carry the broker's reply and I/O errors, never the URI.
+//! What can go wrong with a broker, sorted by what has to be done about it. No password ever enters a text
+//! here: lapin's errors carry the broker's reply and I/O errors, never the URI.
 
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::{Error, ErrorKind};
@@ -8,12 +8,13 @@ use std::time::Duration;
 
 /// What a fault means for those who wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FaultKind {
     /// The connection or channel is gone, or an answer did not come: try again.
     Lost,
     /// A queue or an exchange is missing or differs, or a permission does: try again, and name it.
     Setup,
-    /// The broker closed the channel over what a message contains: one of the unconfirmed ones is the culprit.
+    /// The broker closed the channel over what a message contains: one of the unconfirmed ones is the
+    /// culprit.
     Content,
     /// The same, but the whole connection was closed over it.
     ContentFatal,
@@ -26,7 +27,7 @@ pub(super) enum Kind {
 /// A failure with its text for log and status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    pub(super) kind: Kind,
+    pub(super) kind: FaultKind,
     pub(super) text: String,
     /// AMQP reply code, when the broker gave one.
     pub(super) code: Option<u16>,
@@ -34,11 +35,11 @@ pub(super) struct Fault {
 
 impl Fault {
     pub(super) fn lost(text: impl Into<String>) -> Self {
-        Fault { kind: Kind::Lost, text: text.into(), code: None }
+        Fault { kind: FaultKind::Lost, text: text.into(), code: None }
     }
 
     pub(super) fn setup(text: impl Into<String>) -> Self {
-        Fault { kind: Kind::Setup, text: text.into(), code: None }
+        Fault { kind: FaultKind::Setup, text: text.into(), code: None }
     }
 
     pub(super) fn timeout(what: &str, limit: Duration) -> Self {
@@ -77,16 +78,16 @@ impl From<&Error> for Fault {
             }
             // The parser's own text may quote bytes of the message.
             ErrorKind::ParsingError(_) => {
-                (Kind::Parse, "a frame of the broker cannot be parsed".to_owned(), None)
+                (FaultKind::Parse, "a frame of the broker cannot be parsed".to_owned(), None)
             }
             ErrorKind::SerialisationError(_) => {
-                (Kind::ContentFatal, "a message cannot be put into AMQP frames".to_owned(), None)
+                (FaultKind::ContentFatal, "a message cannot be put into AMQP frames".to_owned(), None)
             }
             ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => {
-                (Kind::AfterEnd, error.to_string(), None)
+                (FaultKind::AfterEnd, error.to_string(), None)
             }
-            ErrorKind::IOError(e) => (Kind::Lost, e.to_string(), None),
-            _ => (Kind::Lost, error.to_string(), None),
+            ErrorKind::IOError(e) => (FaultKind::Lost, e.to_string(), None),
+            _ => (FaultKind::Lost, error.to_string(), None),
         };
         Fault { kind, text, code }
     }
@@ -99,21 +100,21 @@ impl From<Error> for Fault {
 }
 
 /// Soft errors close a channel, hard ones the connection. Only 311 and 406 (soft), 501 and 502 (hard) blame a
-/// message: too large, a foreign `user_id`, an invalid `expiration`, a frame or table that cannot be read. Hard errors
-/// such as 320 (an operator closed the connection) or 541 (an internal error) do not.
-fn kind_of(kind: &AMQPErrorKind) -> Kind {
+/// message: too large, a foreign `user_id`, an invalid `expiration`, a frame or table that cannot be read.
+/// Hard errors such as 320 (an operator closed the connection) or 541 (an internal error) do not.
+fn kind_of(kind: &AMQPErrorKind) -> FaultKind {
     match kind {
         AMQPErrorKind::Soft(soft) => match soft {
-            AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::CONTENTTOOLARGE => Kind::Content,
+            AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::CONTENTTOOLARGE => FaultKind::Content,
             AMQPSoftError::ACCESSREFUSED | AMQPSoftError::NOTFOUND | AMQPSoftError::RESOURCELOCKED => {
-                Kind::Setup
+                FaultKind::Setup
             }
-            AMQPSoftError::NOCONSUMERS | AMQPSoftError::NOROUTE => Kind::Lost,
+            AMQPSoftError::NOCONSUMERS | AMQPSoftError::NOROUTE => FaultKind::Lost,
         },
         AMQPErrorKind::Hard(hard) => match hard.get_id() {
-            501 | 502 => Kind::ContentFatal,
-            402 | 530 => Kind::Setup,
-            _ => Kind::Lost,
+            501 | 502 => FaultKind::ContentFatal,
+            402 | 530 => FaultKind::Setup,
+            _ => FaultKind::Lost,
         },
     }
 }
@@ -126,17 +127,17 @@ mod tests {
     #[test]
     fn replies_are_sorted_by_who_is_to_blame() {
         let table = [
-            (406, Kind::Content),
-            (311, Kind::Content),
-            (403, Kind::Setup),
-            (404, Kind::Setup),
-            (405, Kind::Setup),
-            (530, Kind::Setup),
-            (501, Kind::ContentFatal),
-            (502, Kind::ContentFatal),
-            (320, Kind::Lost),
-            (541, Kind::Lost),
-            (504, Kind::Lost),
+            (406, FaultKind::Content),
+            (311, FaultKind::Content),
+            (403, FaultKind::Setup),
+            (404, FaultKind::Setup),
+            (405, FaultKind::Setup),
+            (530, FaultKind::Setup),
+            (501, FaultKind::ContentFatal),
+            (502, FaultKind::ContentFatal),
+            (320, FaultKind::Lost),
+            (541, FaultKind::Lost),
+            (504, FaultKind::Lost),
         ];
         for (code, kind) in table {
             let error = AMQPError::from_id(code, "text".into()).unwrap();

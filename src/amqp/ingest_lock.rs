@@ -1,11 +1,12 @@
 //! One daemon serves an ingest queue at a time: two would split windows and identities.
 //!
-//! The guard is a queue beside the ingest queue that only one connection can own: every broker enforces that, while
-//! quorum queues let a second exclusive consumer in (seen on RabbitMQ 3.10). Where the login may not declare it, the
-//! consumers of the ingest queue are counted instead: before and after each consume, and every few seconds.
+//! The guard is a queue beside the ingest queue that only one connection can own: every broker enforces that,
+//! while quorum queues let a second exclusive consumer in (seen on RabbitMQ 3.10). Where the login may not
+//! declare it, the consumers of the ingest queue are counted instead: before and after each consume, and
+//! every few seconds.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::topology::{count_consumers, declare_exclusive};
 use std::time::Duration;
 
@@ -22,10 +23,10 @@ pub(super) enum IngestLock {
     Counting(String),
 }
 
-/// Takes the lock, and looks that nobody else consumes.
+/// Takes the lock, and checks that no other consumer has it.
 ///
 /// # Errors
-/// Somebody else consumes (of [`Kind::Setup`], with what may be the matter), or the connection fails.
+/// Another process consumes (of [`FaultKind::Setup`], with what may be the matter), or the connection fails.
 pub(super) async fn acquire(
     session: &Session,
     queue: &str,
@@ -42,9 +43,9 @@ pub(super) async fn acquire(
             )));
         }
         Err(fault) if fault.code == Some(403) => IngestLock::Counting(format!(
-            "the login may not declare the queue '{name}', which keeps a second tidegate off the queue '{queue}': its \
-             consumers are counted instead, which is weaker. Grant the configure permission on '{name}'. The broker \
-             says: {}",
+            "the login may not declare the queue '{name}', which keeps a second tidegate off the queue \
+             '{queue}': its consumers are counted instead, which is weaker. Grant the configure permission \
+             on '{name}'. The broker says: {}",
             fault.text
         )),
         Err(fault) => return Err(fault),
@@ -66,7 +67,7 @@ pub(super) fn check_consumers(
     }
     let others = count - allowed;
     Err(Fault {
-        kind: Kind::Setup,
+        kind: FaultKind::Setup,
         ..Fault::setup(format!(
             "queue '{queue}' has {others} other consumer(s): tidegate must be the only one; {}",
             ghost(heartbeat)
@@ -76,8 +77,8 @@ pub(super) fn check_consumers(
 
 fn ghost(heartbeat: Duration) -> String {
     format!(
-        "after a lost network it may be its own former connection, which the broker gives up within about {} s \
-         (amqp.heartbeat)",
+        "after a lost network it may be its own former connection, which the broker gives up within about {} \
+         s (amqp.heartbeat)",
         heartbeat.as_secs() * 3
     )
 }

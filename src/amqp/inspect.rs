@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Reply code for what is not there.
 const NOT_FOUND: u16 = 404;
 
-/// How much a [`Finding`] matters.
+/// How much an [`Inspected`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// As it should be, or harmless.
@@ -23,7 +23,7 @@ pub enum Severity {
 
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct Inspected {
     /// The end it was found at.
     pub side: Side,
     /// How much it matters.
@@ -32,9 +32,9 @@ pub struct Finding {
     pub text: String,
 }
 
-/// Logs in at every address of both sides and looks, at the first that answers, for every queue and exchange in
-/// use, and how it differs.
-pub async fn inspect(options: &Options) -> Vec<Finding> {
+/// Logs in at every address of both sides and looks, at the first that answers, for every queue and exchange
+/// in use, and how it differs.
+pub async fn inspect(options: &Options) -> Vec<Inspected> {
     let mut findings = Vec::new();
     for side in [Side::Ingest, Side::Egress] {
         let mut looked = false;
@@ -46,7 +46,7 @@ pub async fn inspect(options: &Options) -> Vec<Finding> {
             let limit = options.timeouts.connect;
             match Session::open(endpoint, &options.amqp, limit, "tidegate check").await {
                 Ok(session) => {
-                    findings.push(Finding {
+                    findings.push(Inspected {
                         side,
                         severity: Severity::Good,
                         text: format!("logged in at {} as '{}'", session.address(), endpoint.user),
@@ -60,7 +60,7 @@ pub async fn inspect(options: &Options) -> Vec<Finding> {
                     session.close(Duration::from_secs(2)).await;
                 }
                 Err(error) => {
-                    findings.push(Finding { side, severity: Severity::Fault, text: error.to_string() });
+                    findings.push(Inspected { side, severity: Severity::Fault, text: error.to_string() });
                 }
             }
         }
@@ -76,17 +76,17 @@ async fn look(session: &Session, side: Side, options: &Options) -> Vec<Result<No
     }
 }
 
-fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> Finding {
+fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> Inspected {
     match found {
         Ok(note) => {
             let severity = if note.risky { Severity::Warning } else { Severity::Good };
-            Finding { side, severity, text: note.text }
+            Inspected { side, severity, text: note.text }
         }
         // The start will do it: nothing is wrong with a fresh broker.
         Err(fault) if topology == Topology::Declare && fault.code == Some(NOT_FOUND) => {
             let text = format!("{}: it will be created at the start", fault.text);
-            Finding { side, severity: Severity::Good, text }
+            Inspected { side, severity: Severity::Good, text }
         }
-        Err(fault) => Finding { side, severity: Severity::Fault, text: fault.text },
+        Err(fault) => Inspected { side, severity: Severity::Fault, text: fault.text },
     }
 }

@@ -9,7 +9,7 @@ const LONGEST_US: u64 = 86_400_000_000;
 /// A snapshot. Durations in microseconds; all zero as long as `count` is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
-    /// Values recorded.
+    /// Number of values recorded.
     pub count: u64,
     /// Median, within 1 %.
     pub p50_us: u64,
@@ -17,7 +17,7 @@ pub struct Distribution {
     pub p99_us: u64,
     /// 99.9th percentile, within 1 %.
     pub p999_us: u64,
-    /// Largest.
+    /// Largest value recorded.
     pub max_us: u64,
 }
 

@@ -1,7 +1,7 @@
 //! A batch as a message for lapin, what a turn of publishing brings, and a channel to publish on.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::shared::Shared;
 use super::wire::{self, Body, Exchanges, Outgoing};
 use crate::clock;
@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{timeout, Instant};
 
-/// What one turn brought: settled batches and figures, handed over together so that the hot path locks once a turn.
+/// What one turn brought: settled batches and figures, handed over together so that the hot path locks once a
+/// turn.
 #[derive(Default)]
 pub(super) struct TurnOutput {
     pub(super) settled: Vec<Settled>,
@@ -83,7 +84,8 @@ pub(super) struct PublishMessage {
 }
 
 impl PublishMessage {
-    /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer part.
+    /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer
+    /// part.
     pub(super) async fn publish(self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let options = BasicPublishOptions { mandatory: true, immediate: false };
         let confirm = {
@@ -103,7 +105,9 @@ pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Resul
     let mut tries = 1;
     loop {
         match try_confirm_channel(session, limit).await {
-            Err(fault) if fault.kind == Kind::AfterEnd && session.is_connected() && tries < OPEN_TRIES => {
+            Err(fault)
+                if fault.kind == FaultKind::AfterEnd && session.is_connected() && tries < OPEN_TRIES =>
+            {
                 tries += 1;
             }
             other => return other,

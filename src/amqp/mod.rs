@@ -1,15 +1,16 @@
-//! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened when it is
-//! needed first, carries the answers to commands (`replies`).
+//! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened when
+//! it is needed first, carries the answers to commands (`replies`).
 //!
-//! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops all of it,
-//! and begins again with a new generation, after a jittered back-off and without end. lapin's own recovery is off: a
-//! delivery tag or a confirm means something only within the channel it came from, and a generation makes that
-//! visible.
+//! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops all
+//! of it, and begins again with a new generation, after a jittered back-off and without end. lapin's own
+//! recovery is off: a delivery tag or a confirm means something only within the channel it came from, and a
+//! generation makes that visible.
 //!
 //! Deliberately absent: what requests and batches mean (`wire`), which of them to ack, publish or retry (the
 //! engine), and any change to what is there on the broker beyond creating it (`topology`).
 //!
-//! Bounds: deliveries by prefetch, publishes by the engine's slots, every wait for the broker by a time limit.
+//! Bounds: deliveries by prefetch, publishes by the engine's slots, every wait for the broker by a time
+//! limit.
 
 mod alone;
 mod backoff;
@@ -37,7 +38,7 @@ mod unacked;
 pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
-pub use inspect::{inspect, Finding, Severity};
+pub use inspect::{inspect, Inspected, Severity};
 pub use lateness::Distribution;
 pub use replies::OutgoingReply;
 pub use shared::Stats;
@@ -69,8 +70,8 @@ pub enum Event {
     IngestLost,
     /// Batches can be published.
     EgressReady,
-    /// Batches cannot be published. All handed over so far have been settled; one that is handed over before the
-    /// loop has read this is settled [`crate::engine::types::Outcome::Unsent`] right after it.
+    /// Batches cannot be published. All handed over so far have been settled; one that is handed over before
+    /// the loop has read this is settled [`crate::engine::types::Outcome::Unsent`] right after it.
     EgressLost,
     /// The broker takes nothing from the publishing connection at present (true), or again (false).
     EgressBlocked(bool),
@@ -80,19 +81,19 @@ pub enum Event {
     Answered(Vec<Delivery>),
     /// For status and readiness; sent when it changes.
     Link {
-        /// Which end.
+        /// Connection that changed.
         side: Side,
-        /// Its state.
-        link: Link,
+        /// State it is in now.
+        link: LinkStatus,
     },
 }
 
 /// Which of the two connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Consumes requests.
+    /// Connection that consumes requests.
     Ingest,
-    /// Publishes batches.
+    /// Connection that publishes batches.
     Egress,
 }
 
@@ -108,13 +109,13 @@ impl Side {
 
 /// State of one end. Texts name queue, exchange, user or permission; never a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkStatus {
     /// On the way: name look-up to handshake, then the topology.
     Connecting {
         /// Host and port.
         address: String,
     },
-    /// It works.
+    /// Connected and in use.
     Up {
         /// Host and port.
         address: String,
@@ -135,43 +136,43 @@ pub enum Link {
     },
     /// It does not work.
     Down {
-        /// Why.
+        /// Text of the failure, without secrets.
         error: String,
         /// Pause before the next attempt.
         retry_in: Duration,
     },
-    /// Shut down.
+    /// Ended by a shutdown.
     Closed,
 }
 
 /// Everything the two ends need to know.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `[amqp]`.
-    pub amqp: config::Amqp,
-    /// `[ingest]`.
-    pub ingest: config::Ingest,
-    /// `[egress]`.
-    pub egress: config::Egress,
-    /// `[dead]`.
+    /// Section `[amqp]` of the configuration.
+    pub amqp: config::AmqpConfig,
+    /// Section `[ingest]` of the configuration.
+    pub ingest: config::IngestConfig,
+    /// Section `[egress]` of the configuration.
+    pub egress: config::EgressConfig,
+    /// Section `[dead]` of the configuration.
     pub dead: config::DeadLetters,
     /// Of one request.
     pub limits: RequestLimits,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
-    /// `[timeouts]`.
+    /// Section `[timeouts]` of the configuration.
     pub timeouts: config::Timeouts,
     /// For assigned ids.
     pub store_identity: u64,
     /// Consume one delivery at a time at first: set after the process has died quickly several times, since a
     /// message may be the cause.
     pub quarantine: bool,
-    /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout (30 min
-    /// unless told otherwise).
+    /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout
+    /// (30 min unless configured otherwise).
     pub held_limit: Duration,
 }
 
-/// [`Options::held_limit`].
+/// Default of [`Options::held_limit`].
 const HELD_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 impl Options {
@@ -202,7 +203,7 @@ impl Options {
 }
 
 /// The limits of one request out of `[limits]`.
-pub fn request_limits(limits: &config::Limits) -> RequestLimits {
+pub fn request_limits(limits: &config::LimitsConfig) -> RequestLimits {
     RequestLimits {
         max_body: limits.max_body,
         max_envelope_items: limits.max_envelope_items,
@@ -235,8 +236,8 @@ pub struct Amqp {
 impl Amqp {
     /// Starts both ends on this runtime. `on_event` is called from its threads and must not block.
     ///
-    /// The runtime must have timers and I/O enabled and more than one worker, and `RUST_MIN_STACK` must be in force
-    /// before the call: lapin parses nested headers by recursion on a thread of its own.
+    /// The runtime must have timers and I/O enabled and more than one worker, and `RUST_MIN_STACK` must be in
+    /// force before the call: lapin parses nested headers by recursion on a thread of its own.
     pub fn start(runtime: &Handle, options: Options, on_event: Arc<dyn Fn(Event) + Send + Sync>) -> Amqp {
         for endpoint in options.amqp.endpoints.iter().chain(&options.egress.endpoints) {
             if is_exposed(endpoint) {
@@ -254,7 +255,7 @@ impl Amqp {
         let (shutdown, signal) = watch::channel(None);
         let consumer = consumer::Ingest::new(shared.clone(), options.clone(), ingest_orders, signal.clone());
         let publisher =
-            publisher::Egress::new(shared.clone(), options.clone(), egress_orders, signal.clone());
+            publisher::EgressPublisher::new(shared.clone(), options.clone(), egress_orders, signal.clone());
         let replies_out = Replies::new(shared.clone(), options, reply_orders, signal);
         let tasks = vec![
             runtime.spawn(shared::with_heartbeat(shared.clone(), Side::Ingest, consumer.run())),
@@ -271,18 +272,19 @@ impl Amqp {
 
     /// Hands batches to the publisher, in order. Each is settled exactly once by [`Event::Settled`].
     pub fn publish(&self, batches: Vec<Batch>) {
-        // After the shutdown nobody is there to settle them, nor to hear of it.
+        // After the shutdown there is no loop to settle them or to hear of it.
         let _ = self.egress.send(batches);
     }
 
-    /// Hands over answers to commands. Each is told exactly once by [`Event::Answered`], within about 5 s, whether or
-    /// not it could be sent.
+    /// Hands over answers to commands. Each is reported exactly once by [`Event::Answered`], within about 5
+    /// s, whether or not it could be sent.
     pub fn reply(&self, replies: Vec<OutgoingReply>) {
-        // After the shutdown nobody hears of it.
+        // After the shutdown there is no loop to hear of it.
         let _ = self.replies.send((Instant::now(), replies));
     }
 
-    /// Holds deliveries back, or forwards them again. It begins paused: the first [`Intake::Resume`] begins to consume.
+    /// Holds deliveries back, or forwards them again. It begins paused: the first [`Intake::Resume`] begins
+    /// to consume.
     pub fn intake(&self, intake: Intake) {
         self.order(IngestOrder::Intake(intake));
     }
@@ -292,7 +294,8 @@ impl Amqp {
         self.order(IngestOrder::Limits(limits, memory));
     }
 
-    /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection closes.
+    /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection
+    /// closes.
     pub fn stop_intake(&self) {
         self.order(IngestOrder::Stop);
     }
@@ -302,8 +305,8 @@ impl Amqp {
         self.shared.stats()
     }
 
-    /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their tasks,
-    /// forcibly when the budget is over. Must be awaited before the runtime ends.
+    /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their
+    /// tasks, forcibly when the budget is over. Must be awaited before the runtime ends.
     pub async fn shutdown(&self, budget: Duration) {
         let end = Instant::now() + budget;
         self.shutdown.send_replace(Some(end));

@@ -85,7 +85,7 @@ impl Outlet {
         Ok(Some(notes))
     }
 
-    /// As [`PublishChannel::collect`].
+    /// Same as [`PublishChannel::collect`].
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         match &mut self.state {
             OutletState::Open(channel) => channel.collect(output),
@@ -101,7 +101,8 @@ impl Outlet {
         }
     }
 
-    /// Leaves the channel, if there is one: everything unconfirmed on it is settled with `outcome`. What waits stays.
+    /// Leaves the channel, if there is one: everything unconfirmed on it is settled with `outcome`. What
+    /// waits stays.
     pub(super) fn leave(&mut self, outcome: &Outcome, output: &mut TurnOutput) -> Option<Arc<Channel>> {
         match std::mem::replace(&mut self.state, OutletState::Closed) {
             OutletState::Open(channel) => Some(channel.end(outcome, output)),

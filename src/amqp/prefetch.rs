@@ -1,5 +1,5 @@
-//! How many deliveries to take in advance: bounded by memory in the ordinary case, one at a time where a message is
-//! suspected of killing its consumers. Pure.
+//! How many deliveries to take in advance: bounded by memory in the ordinary case, one at a time where a
+//! message is suspected of killing its consumers. Pure.
 
 /// The first prefetch of a channel: nothing is known of what waits in the queue.
 const START: u16 = 16;
@@ -9,7 +9,8 @@ const GROWTH: u16 = 4;
 const ORDINARY_COST: u64 = 4 << 10;
 /// Smaller requests count as this much.
 const LEAST_COST: u64 = 1 << 10;
-/// Deliveries that make one period of observation; the dearest of this period and of the one before it counts.
+/// Deliveries that make one period of observation; the dearest of this period and of the one before it
+/// counts.
 const PERIOD: u32 = 256;
 
 /// Keeps prefetch x dearest recent request below a quarter of `limits.memory`, and begins small.
@@ -77,7 +78,8 @@ impl Prefetch {
         }
     }
 
-    /// A smaller value, where memory demands it. By less than a quarter it is not worth the deliveries that come again.
+    /// A smaller value, where memory demands it. By less than a quarter it is not worth the deliveries that
+    /// come again.
     pub(super) fn shrink(&mut self) -> Option<u16> {
         let allowed = self.allowed();
         if u32::from(allowed) * 4 < u32::from(self.current) * 3 {
@@ -87,8 +89,8 @@ impl Prefetch {
         None
     }
 
-    /// A larger value, after as many deliveries as the present one allows: at least twice as much, or the configured
-    /// one.
+    /// A larger value, after as many deliveries as the present one allows: at least twice as much, or the
+    /// configured one.
     pub(super) fn grow(&mut self) -> Option<u16> {
         let allowed = self.allowed();
         let step = self.current.saturating_mul(GROWTH);
@@ -113,21 +115,22 @@ fn budget(memory: u64) -> u64 {
 
 /// One delivery at a time, so that a message which ends the connection (or the process) comes back alone.
 ///
-/// With more, every neighbour of the culprit would be returned with it each time, and the queue's delivery limit would
-/// send innocent ones to the dead exchange.
+/// With more, every neighbour of the culprit would be returned with it each time, and the queue's delivery
+/// limit would send innocent ones to the dead exchange.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     on: bool,
     /// Parse errors in a row with nothing acked between.
     errors: u32,
-    /// While it is on, parse errors in a row with nothing acked between. Two mean that the culprit is at the head of the
-    /// queue; one may have been preceded by an ack that did not reach the broker, whose message comes first then.
+    /// While it is on, parse errors in a row with nothing acked between. Two mean that the culprit is at the
+    /// head of the queue; one may have been preceded by an ack that did not reach the broker, whose message
+    /// comes first then.
     met: u32,
     acked: u32,
     /// As many deliveries as may lie before the culprit.
     depth: u32,
-    /// A delivery has come that nobody had before. The broker hands out first what came back, the culprit with it: so
-    /// that has passed.
+    /// A delivery has come for the first time. The broker hands out first what came back, the culprit
+    /// with it: so that has passed.
     fresh: bool,
 }
 
@@ -146,7 +149,7 @@ impl Quarantine {
         self.errors
     }
 
-    /// A connection ended by a parse error, with so many deliveries taken in advance.
+    /// A connection ended by a parse error, at this prefetch.
     pub(super) fn parse_error(&mut self, prefetch: u16) {
         self.errors = self.errors.saturating_add(1);
         if self.on {
@@ -166,8 +169,8 @@ impl Quarantine {
         self.fresh |= !redelivered;
     }
 
-    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, because one came
-    /// that lies behind it, or because as many passed as could have lain before it.
+    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, because
+    /// one came that lies behind it, or because as many passed as could have lain before it.
     pub(super) fn acked(&mut self, count: u32) -> bool {
         self.errors = 0;
         self.acked = self.acked.saturating_add(count);

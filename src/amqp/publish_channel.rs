@@ -1,8 +1,8 @@
 //! One channel with many unconfirmed publishes: their confirms, and the reason when the channel ends.
 
-use super::confirm_tracker::{Answer, ConfirmTracker, Returned};
+use super::confirm_tracker::{BrokerAnswer, ConfirmTracker, Returned};
 use super::confirms::Confirms;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::{us_since, PublishMessage, TurnOutput};
 use super::wire;
 use crate::engine::types::Outcome;
@@ -62,16 +62,17 @@ impl PublishChannel {
     /// Takes every answer there is and judges them (see [`super::confirm_tracker`]).
     ///
     /// # Errors
-    /// The channel has ended, with the reason where one came within [`CAUSE_LIMIT`], else of [`Kind::AfterEnd`].
-    /// [`Kind::Lost`] with the channel still open: its answers cannot be trusted.
+    /// The channel has ended, with the reason where one came within [`CAUSE_LIMIT`], else of
+    /// [`FaultKind::AfterEnd`]. [`FaultKind::Lost`] with the channel still open: its answers cannot be
+    /// trusted.
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         let PublishChannel { confirms, tracker, epoch, .. } = self;
         let mut fault: Option<Fault> = None;
         let mut stray = false;
         confirms.drain(|slot, result| {
             let (answer, back) = match result {
-                Ok(Confirmation::Ack(back)) => (Answer::Ack, back),
-                Ok(Confirmation::Nack(back)) => (Answer::Nack, back),
+                Ok(Confirmation::Ack(back)) => (BrokerAnswer::Ack, back),
+                Ok(Confirmation::Nack(back)) => (BrokerAnswer::Nack, back),
                 Ok(Confirmation::NotRequested) => {
                     keep(&mut fault, Fault::lost("the channel does not confirm"));
                     return;
@@ -92,7 +93,7 @@ impl PublishChannel {
         tracker.judge(settled, |at| confirm_us.push(now.saturating_sub(at)));
         failpoint!("after-confirm", if output.has_confirms());
         match fault {
-            Some(fault) if fault.kind != Kind::AfterEnd => Err(fault),
+            Some(fault) if fault.kind != FaultKind::AfterEnd => Err(fault),
             Some(_) => self.check_closed(true),
             None => self.check_closed(false),
         }
@@ -105,7 +106,10 @@ impl PublishChannel {
         }
         let since = *self.closed_since.get_or_insert_with(Instant::now);
         if self.is_idle() || since.elapsed() >= CAUSE_LIMIT {
-            return Err(Fault { kind: Kind::AfterEnd, ..Fault::lost("the publishing channel was lost") });
+            return Err(Fault {
+                kind: FaultKind::AfterEnd,
+                ..Fault::lost("the publishing channel was lost")
+            });
         }
         Ok(())
     }
@@ -131,7 +135,7 @@ fn returned(back: &BasicReturnMessage) -> Returned {
 
 /// The first real reason counts; that something was tried after the end is none.
 fn keep(fault: &mut Option<Fault>, new: Fault) {
-    if fault.as_ref().is_none_or(|old| old.kind == Kind::AfterEnd && new.kind != Kind::AfterEnd) {
+    if fault.as_ref().is_none_or(|old| old.kind == FaultKind::AfterEnd && new.kind != FaultKind::AfterEnd) {
         *fault = Some(new);
     }
 }

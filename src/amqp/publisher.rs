@@ -1,14 +1,14 @@
 //! The egress end: one task owns the publishing connection and its channels.
 //!
-//! Every batch handed over is settled exactly once: by the broker's answer (see [`super::confirm_tracker`] for what it
-//! takes to know whom an answer means), when its channel ends (see [`super::channels`]), or, when the connection ends,
-//! as unknown, or as one of the suspects if the broker ended it over the content of a message. Deliberately absent:
-//! retries, which are the engine's.
+//! Every batch handed over is settled exactly once: by the broker's answer (see [`super::confirm_tracker`]
+//! for what it takes to know whom an answer means), when its channel ends (see [`super::channels`]), or, when
+//! the connection ends, as unknown, or as one of the suspects if the broker ended it over the content of a
+//! message. Deliberately absent: retries, which are the engine's.
 
 use super::backoff::Backoff;
 use super::channels::EgressChannels;
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, unsent, Encoder, TurnOutput};
 use super::shared::Shared;
 use super::supervise::{
@@ -16,7 +16,7 @@ use super::supervise::{
 };
 use super::topology::prepare_egress;
 use super::wire::Exchanges;
-use super::{Event, Link, Options, ShutdownSignal, Side};
+use super::{Event, LinkStatus, Options, ShutdownSignal, Side};
 use crate::engine::types::{Batch, Outcome, Settled};
 use futures_util::StreamExt;
 use std::future::Future;
@@ -25,8 +25,8 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// After the broker ended a whole connection over a message, batches that are published alone have the connection for
-/// themselves during this time: otherwise its end could not be blamed on one of them.
+/// After the broker ended a whole connection over a message, batches that are published alone have the
+/// connection for themselves during this time: otherwise its end could not be blamed on one of them.
 const SOLITARY: Duration = Duration::from_secs(600);
 /// How long to look for the reason of an end after noticing the end.
 const CAUSE_LIMIT: Duration = Duration::from_millis(250);
@@ -34,7 +34,7 @@ const CAUSE_LIMIT: Duration = Duration::from_millis(250);
 const CHECK: Duration = Duration::from_millis(250);
 
 /// The egress end, across connections.
-pub(super) struct Egress {
+pub(super) struct EgressPublisher {
     shared: Arc<Shared>,
     options: Arc<Options>,
     jobs: UnboundedReceiver<Vec<Batch>>,
@@ -56,17 +56,19 @@ struct UpLink {
 }
 
 impl UpLink {
-    fn link(&self) -> Link {
+    fn link(&self) -> LinkStatus {
         match &self.blocked {
-            Some(reason) => Link::Blocked { reason: reason.clone() },
-            None => {
-                Link::Up { address: self.address.clone(), notes: self.notes.clone(), dead: self.dead.clone() }
-            }
+            Some(reason) => LinkStatus::Blocked { reason: reason.clone() },
+            None => LinkStatus::Up {
+                address: self.address.clone(),
+                notes: self.notes.clone(),
+                dead: self.dead.clone(),
+            },
         }
     }
 }
 
-impl Egress {
+impl EgressPublisher {
     pub(super) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
@@ -74,7 +76,7 @@ impl Egress {
         shutdown: ShutdownSignal,
     ) -> Self {
         let names = Exchanges::new(&options.egress.exchange, &options.dead.exchange);
-        Egress {
+        EgressPublisher {
             encoder: Encoder { names, store_identity: options.store_identity },
             shared,
             options,
@@ -97,7 +99,7 @@ impl Egress {
     }
 
     /// Publishes until the connection fails or the shutdown has come to its end.
-    /// `seen` keeps the last error that lapin told of by itself.
+    /// `seen` keeps the last error that lapin reported by itself.
     async fn publish(
         &mut self,
         channels: &mut EgressChannels,
@@ -152,8 +154,9 @@ impl Egress {
         result
     }
 
-    /// The reason of an end that was noticed on a closed connection. Unconfirmed publishes know it for certain; what
-    /// lapin told of by itself may have been about a single channel, so it serves as a text only.
+    /// The reason of an end that was noticed on a closed connection. Unconfirmed publishes know it for
+    /// certain; what lapin reported by itself may have been about a single channel, so it serves as a text
+    /// only.
     async fn cause(&mut self, channels: &mut EgressChannels, mut fault: Fault, seen: Option<Fault>) -> Fault {
         let end = Instant::now() + CAUSE_LIMIT;
         while !channels.is_idle() && tokio::time::timeout_at(end, channels.woken()).await.is_ok() {
@@ -161,7 +164,7 @@ impl Egress {
             let found = channels.turn(Vec::new(), &mut output);
             self.deliver(output);
             match found {
-                Err(found) if found.kind != Kind::AfterEnd => return found,
+                Err(found) if found.kind != FaultKind::AfterEnd => return found,
                 Err(_) | Ok(()) => {}
             }
         }
@@ -202,7 +205,7 @@ impl Egress {
     /// Settles all that is left, in this order: outcomes, then the news of the loss.
     fn end(&mut self, channels: &mut EgressChannels, fault: Option<&Fault>) {
         let outcome = match fault {
-            Some(Fault { kind: Kind::ContentFatal, text, .. }) => {
+            Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => {
                 self.solitary_until = Some(Instant::now() + SOLITARY);
                 Outcome::Refused(text.as_str().into())
             }
@@ -238,7 +241,7 @@ impl Egress {
     }
 }
 
-impl ConnectionUser for Egress {
+impl ConnectionUser for EgressPublisher {
     const SIDE: Side = Side::Egress;
 
     async fn work(&mut self, session: &Arc<Session>) -> Result<(), Fault> {
@@ -270,7 +273,9 @@ impl ConnectionUser for Egress {
         tracing::info!(address = up.address, "publishing");
         let mut seen = None;
         let result = match self.publish(&mut channels, &mut up, &mut seen).await {
-            Err(fault) if fault.kind == Kind::AfterEnd => Err(self.cause(&mut channels, fault, seen).await),
+            Err(fault) if fault.kind == FaultKind::AfterEnd => {
+                Err(self.cause(&mut channels, fault, seen).await)
+            }
             other => other,
         };
         self.end(&mut channels, result.as_ref().err());

@@ -1,19 +1,21 @@
-//! Answers to commands: a connection of their own, opened at the first answer, so that none can disturb a batch.
+//! Answers to commands: a connection of their own, opened at the first answer, so that none can disturb a
+//! batch.
 //!
-//! The reply queue is chosen by whoever asks, and RabbitMQ (3.10 for one) closes the whole connection with 541 over a
-//! direct reply-to name that it cannot resolve: one made up, or one that came from another cluster by federation. So
-//! answers share no connection with the batches, and a fault here ends nothing but answers.
+//! The reply queue is chosen by whoever asks, and RabbitMQ (3.10 for one) closes the whole connection with
+//! 541 over a direct reply-to name that it cannot resolve: one made up, or one that came from another cluster
+//! by federation. So answers share no connection with the batches, and a fault here ends nothing but answers.
 //!
-//! An answer is worth less than a batch: what it says is durable already, and whoever misses it can ask again. So it
-//! is published once, and given up after a time limit or at the first failure; its command is acked either way. What
-//! it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once it is written.
+//! An answer is worth less than a batch: what it says is durable already, and whoever misses it can ask
+//! again. So it is published once, and given up after a time limit or at the first failure; its command is
+//! acked either way. What it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once
+//! it is written.
 //!
-//! Every answer handed over is told exactly once as [`Event::Answered`]. One that comes back, because its reply queue is
-//! gone or lies elsewhere, is counted and logged.
+//! Every answer handed over is reported exactly once as [`Event::Answered`]. One that comes back, because its
+//! reply queue is gone or lies elsewhere, is counted and logged.
 
 use super::confirms::Confirms;
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use super::message::confirm_channel;
 use super::shared::Shared;
 use super::supervise::{requested, time_left, Dialer};
@@ -32,12 +34,12 @@ use tokio::time::Instant;
 
 /// Unconfirmed answers at most.
 const MAX_OPEN: usize = 64;
-/// Answers that wait to be published at most: of the oldest, the asker has given up soonest.
+/// Upper bound on answers that wait to be published: beyond it the oldest go, whose senders give up soonest.
 const MAX_WAITING: usize = 10_000;
 /// From hand-over to confirm. The command is acked only then, and others wait behind it.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the accuracy of the
-/// time limit.
+/// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the
+/// accuracy of the time limit.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Beginning of the names that stand for a consumer and no queue.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
@@ -49,9 +51,9 @@ const REPEAT: Duration = Duration::from_secs(60);
 pub struct OutgoingReply {
     /// The command's message; comes back in [`Event::Answered`].
     pub delivery: Delivery,
-    /// Where to.
+    /// Reply queue and correlation id.
     pub reply_to: ReplyTo,
-    /// JSON.
+    /// A JSON document.
     pub body: Vec<u8>,
 }
 
@@ -75,14 +77,14 @@ pub(super) struct Replies {
     /// By slot of `confirms`.
     open: Vec<Option<OpenReply>>,
     confirms: Confirms,
-    /// To be told.
+    /// To be reported.
     answered: Vec<Delivery>,
     log: ReplyFailureLog,
 }
 
 type OpenedChannel = (Arc<Session>, Channel);
 
-/// The channel.
+/// State of the channel.
 enum ReplyChannel {
     /// There is none, and there shall be none before this moment.
     Closed(Option<Instant>),
@@ -93,10 +95,10 @@ enum ReplyChannel {
 
 /// An unconfirmed answer.
 struct OpenReply {
-    /// Hand-over.
+    /// When it was handed over.
     since: Instant,
     published: Instant,
-    /// `None`: told already, because its time is over; its confirm may still come.
+    /// `None`: reported already, because its time is over; its confirm may still come.
     delivery: Option<Delivery>,
 }
 
@@ -127,7 +129,8 @@ impl Replies {
         }
     }
 
-    /// Ends with the shutdown only; until half of its time is over, what was handed over before still goes out.
+    /// Ends with the shutdown only; until half of its time is over, what was handed over before still goes
+    /// out.
     pub(super) async fn run(mut self) {
         let mut shutdown = self.shutdown.clone();
         let mut closing: Option<Instant> = None;
@@ -146,7 +149,7 @@ impl Replies {
         self.end().await;
     }
 
-    /// Nobody waits for an answer.
+    /// No command waits for an answer.
     fn is_idle(&self) -> bool {
         let unconfirmed = self.open.iter().flatten().any(|open| open.delivery.is_some());
         self.orders.is_empty() && self.waiting.is_empty() && !unconfirmed
@@ -239,7 +242,7 @@ impl Replies {
                 Ok(Confirmation::Nack(_) | Confirmation::NotRequested) => nacked.extend(entry.delivery),
                 Err(error) => {
                     failed.extend(entry.delivery);
-                    if fault.as_ref().is_none_or(|old| old.kind == Kind::AfterEnd) {
+                    if fault.as_ref().is_none_or(|old| old.kind == FaultKind::AfterEnd) {
                         fault = Some(Fault::from(error));
                     }
                 }
@@ -252,7 +255,7 @@ impl Replies {
         self.fail(nacked, "the broker did not take them", "basic.nack");
         let Some(fault) = fault else { return };
         // Otherwise the reason itself may still be on its way to the others.
-        if fault.kind != Kind::AfterEnd {
+        if fault.kind != FaultKind::AfterEnd {
             failed.extend(self.abandon(Some(Instant::now() + PAUSE)));
         }
         let reason = if fault.code == Some(403) {
@@ -356,7 +359,7 @@ impl Replies {
         self.open.drain(..).flatten().filter_map(|entry| entry.delivery).collect()
     }
 
-    /// Gives up so many of those that wait, the oldest first.
+    /// Gives up that number of waiting answers, the oldest first.
     fn give_up(&mut self, count: usize, reason: &'static str, text: &str) {
         let oldest = self.waiting.drain(..count).map(|(_, reply)| reply.delivery).collect();
         self.fail(oldest, reason, text);
@@ -389,7 +392,7 @@ async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<C
     confirm.await
 }
 
-/// Logs why answers were given up: whoever asks can cause it, so each reason at most once a minute.
+/// Logs why answers were given up: senders can cause it, so each reason at most once a minute.
 #[derive(Debug, Default)]
 struct ReplyFailureLog(BTreeMap<&'static str, LoggedReason>);
 
@@ -402,14 +405,14 @@ struct LoggedReason {
 
 impl ReplyFailureLog {
     fn tell(&mut self, reason: &'static str, detail: &str, answers: u64) {
-        let recent = self.0.get_mut(reason).filter(|told| told.at.elapsed() < REPEAT);
-        if let Some(told) = recent {
-            told.since += answers;
+        let recent = self.0.get_mut(reason).filter(|logged| logged.at.elapsed() < REPEAT);
+        if let Some(logged) = recent {
+            logged.since += answers;
             tracing::debug!(answers, reason, detail, "answers to commands could not be sent");
             return;
         }
         let before = self.0.insert(reason, LoggedReason { at: Instant::now(), since: 0 });
-        let answers = answers + before.map_or(0, |told| told.since);
+        let answers = answers + before.map_or(0, |logged| logged.since);
         tracing::warn!(answers, reason, detail, "answers to commands could not be sent");
     }
 }

@@ -1,7 +1,7 @@
 //! What both ends share: the way to the daemon's loop, and figures for status, metrics and watchdog.
 
 use super::lateness::{Distribution, Recorder};
-use super::{Event, Link, Side};
+use super::{Event, LinkStatus, Side};
 use crate::clock;
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,8 @@ use tokio::time::MissedTickBehavior;
 /// Figures of both ends since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Per item: moment of publish minus due; what leaves before its due counts as 0. Dead letters are not in it.
+    /// Per item: moment of publish minus due; what leaves before its due counts as 0. Dead letters are not in
+    /// it.
     pub lateness: Distribution,
     /// Per confirmed batch: publish to confirm.
     pub confirm: Distribution,
@@ -37,7 +38,7 @@ pub struct Stats {
 pub(super) struct Shared {
     on_event: Arc<dyn Fn(Event) + Send + Sync>,
     figures: Mutex<Figures>,
-    links: Mutex<[Option<Link>; 2]>,
+    links: Mutex<[Option<LinkStatus>; 2]>,
     failures: [AtomicU64; 2],
     progress: [AtomicU64; 2],
     prefetch: AtomicU32,
@@ -73,7 +74,7 @@ impl Shared {
     }
 
     /// Posts a state if it is another one.
-    pub(super) fn link(&self, side: Side, link: Link) {
+    pub(super) fn link(&self, side: Side, link: LinkStatus) {
         {
             let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
             let last = &mut links[index(side)];
@@ -129,9 +130,9 @@ impl Shared {
     }
 }
 
-/// Runs a side's supervisor and stamps its progress each second from within the same task: a task that is stuck in
-/// a computation, or a runtime that has stopped, makes no stamps. Waits for the broker do not count as hanging,
-/// since each has its own bound.
+/// Runs a side's supervisor and stamps its progress each second from within the same task: a task that is
+/// stuck in a computation, or a runtime that has stopped, makes no stamps. Waits for the broker do not count
+/// as hanging, since each has its own bound.
 pub(super) async fn with_heartbeat(shared: Arc<Shared>, side: Side, work: impl Future<Output = ()>) {
     let mut work = std::pin::pin!(work);
     let mut second = tokio::time::interval(Duration::from_secs(1));

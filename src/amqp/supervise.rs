@@ -1,12 +1,12 @@
-//! The life of a connection, the same for every end: the next address, the opening, the work, the failure, the pause.
-//! And what that needs: waiting with an eye on the shutdown, and logging without flooding.
+//! The life of a connection, the same for every end: the next address, the opening, the work, the failure,
+//! the pause. And what that needs: waiting with an eye on the shutdown, and logging without flooding.
 
 use super::backoff::Backoff;
 use super::connection::{address, Session};
 use super::fault::Fault;
 use super::shared::Shared;
 use super::topology::Note;
-use super::{Link, ShutdownSignal, Side};
+use super::{LinkStatus, ShutdownSignal, Side};
 use crate::config::{self, Endpoint};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -25,7 +25,7 @@ const MAX_NOTES: usize = 64;
 
 /// What one end does with a connection.
 pub(super) trait ConnectionUser: Send {
-    /// Which end.
+    /// Which connection it uses.
     const SIDE: Side;
 
     /// Works until the connection fails; `Ok`: shut down.
@@ -61,12 +61,12 @@ pub(super) async fn supervise<U: ConnectionUser>(
         shared.failed(U::SIDE);
         let (error, retry_in) = user.on_failure(fault);
         log.warn(U::SIDE.as_str(), &error, "no working connection");
-        shared.link(U::SIDE, Link::Down { error, retry_in });
+        shared.link(U::SIDE, LinkStatus::Down { error, retry_in });
         if user.while_disconnected(tokio::time::sleep(retry_in)).await.is_none() {
             break;
         }
     }
-    shared.link(U::SIDE, Link::Closed);
+    shared.link(U::SIDE, LinkStatus::Closed);
 }
 
 /// One connection, from its opening to its end. `Ok`: shut down.
@@ -77,7 +77,7 @@ async fn run_connection<U: ConnectionUser>(
     shutdown: &ShutdownSignal,
 ) -> Result<(), Fault> {
     let endpoint = dialer.next()?;
-    shared.link(U::SIDE, Link::Connecting { address: address(&endpoint) });
+    shared.link(U::SIDE, LinkStatus::Connecting { address: address(&endpoint) });
     let session = match user.while_disconnected(dialer.open(&endpoint)).await {
         Some(opened) => Arc::new(opened?),
         None => return Ok(()),
@@ -91,7 +91,7 @@ async fn run_connection<U: ConnectionUser>(
 pub(super) struct Dialer {
     name: &'static str,
     endpoints: Vec<Endpoint>,
-    amqp: config::Amqp,
+    amqp: config::AmqpConfig,
     limit: Duration,
     attempts: usize,
 }
@@ -101,7 +101,7 @@ impl Dialer {
     pub(super) fn new(
         name: &'static str,
         endpoints: &[Endpoint],
-        amqp: &config::Amqp,
+        amqp: &config::AmqpConfig,
         limit: Duration,
     ) -> Self {
         Dialer { name, endpoints: endpoints.to_vec(), amqp: amqp.clone(), limit, attempts: 0 }
@@ -128,7 +128,7 @@ impl Dialer {
     }
 }
 
-/// Waits for the shutdown to begin; also ends when nobody is left to order it.
+/// Waits for the shutdown to begin; also ends when its sender is gone.
 pub(super) async fn requested(shutdown: &mut ShutdownSignal) {
     let _ = shutdown.wait_for(Option::is_some).await;
 }

@@ -1,10 +1,10 @@
 //! Queues, exchanges and bindings: created, checked, or left alone at each connect.
 //!
-//! Each side sees to what it uses, since the two may have different logins or even brokers. Deliberately absent:
-//! deleting or changing anything that is there. A queue with other arguments is used as it is.
+//! Each side sees to what it uses, since the two may have different logins or even brokers. Deliberately
+//! absent: deleting or changing anything that is there. A queue with other arguments is used as it is.
 
 use super::connection::Session;
-use super::fault::{Fault, Kind};
+use super::fault::{Fault, FaultKind};
 use crate::config::Topology;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -40,7 +40,8 @@ enum OtherType {
     Report,
 }
 
-/// Prepares what the consumer needs: ingest queue, exchange and binding, and the dead exchange that the queue names.
+/// Prepares what the consumer needs: ingest queue, exchange and binding, and the dead exchange that the queue
+/// names.
 pub(super) async fn prepare_ingest(
     session: &Session,
     mode: Topology,
@@ -85,8 +86,8 @@ pub(super) async fn prepare_egress(
             setup.note(
                 false,
                 format!(
-                    "exchange '{exchange}' exists; its type cannot be seen with topology = \"passive\", and must be \
-                     direct: another would deliver batches to every application, or to none"
+                    "exchange '{exchange}' exists; its type cannot be seen with topology = \"passive\", and \
+                     must be direct: another would deliver batches to every application, or to none"
                 ),
             );
         }
@@ -100,8 +101,8 @@ pub(super) async fn prepare_egress(
 /// Prepares what dead letters need: their exchange, and a queue behind it.
 ///
 /// # Errors
-/// The exchange is missing and cannot be created ([`Kind::Setup`]), or the connection fails. A queue or binding that
-/// cannot be created is a note: a letter that comes back tells for certain.
+/// The exchange is missing and cannot be created ([`FaultKind::Setup`]), or the connection fails. A queue or
+/// binding that cannot be created is a note: only a dead letter that comes back is proof.
 pub(super) async fn prepare_dead(
     session: &Session,
     mode: Topology,
@@ -115,7 +116,7 @@ pub(super) async fn prepare_dead(
         Topology::Declare => {
             setup.declare_exchange(exchange, ExchangeKind::Fanout, OtherType::Report).await?;
             if let Err(fault) = setup.declare_dead_queue(exchange).await {
-                if fault.kind != Kind::Setup {
+                if fault.kind != FaultKind::Setup {
                     return Err(fault);
                 }
                 setup.note(true, format!("dead letters may have no queue: {}", fault.text));
@@ -147,8 +148,8 @@ struct QueueCounts {
     ready: u32,
 }
 
-/// Declares a queue that only this connection may use, and that ends with it. A queue of this name that belongs to
-/// another connection is a fault with code 405.
+/// Declares a queue that only this connection may use, and that ends with it. A queue of this name that
+/// belongs to another connection is a fault with code 405.
 pub(super) async fn declare_exclusive(session: &Session, name: &str, limit: Duration) -> Result<(), Fault> {
     let mut setup = Setup::new(session, limit);
     setup.declare_exclusive(name).await?;
@@ -156,8 +157,8 @@ pub(super) async fn declare_exclusive(session: &Session, name: &str, limit: Dura
     Ok(())
 }
 
-/// Looks at everything one side uses without creating anything: a declaration is tried only where the thing exists,
-/// to hear from the broker how it differs.
+/// Looks at everything one side uses without creating anything: a declaration is tried only where the thing
+/// exists, to hear from the broker how it differs.
 pub(super) async fn inspect_ingest(
     session: &Session,
     names: &Names,
@@ -201,8 +202,8 @@ pub(super) async fn inspect_egress(
     found
 }
 
-/// What the broker takes off the ingest queue by itself arrives at the dead exchange. Without a limit RabbitMQ 4
-/// drops after 20 returns, and a limit of -1 makes 3.10 drop at the first.
+/// What the broker takes off the ingest queue by itself arrives at the dead exchange. Without a limit
+/// RabbitMQ 4 drops after 20 returns, and a limit of -1 makes 3.10 drop at the first.
 fn ingest_arguments(dead: &str) -> FieldTable {
     let mut arguments = FieldTable::default();
     for (name, value) in [
@@ -315,13 +316,14 @@ impl<'a> Setup<'a> {
         self.bind(name, name).await
     }
 
-    /// Requests are taken without the dead exchange too: only what the broker itself takes off the queue needs it.
+    /// Requests are taken without the dead exchange too: only what the broker itself takes off the queue
+    /// needs it.
     fn tolerate_dead(&mut self, name: &str, checked: Result<(), Fault>) -> Result<(), Fault> {
         match checked {
-            Err(fault) if fault.kind == Kind::Setup => {
+            Err(fault) if fault.kind == FaultKind::Setup => {
                 let text = format!(
-                    "dead exchange '{name}': {}. What the broker takes off the ingest queue by itself has no place to \
-                     go",
+                    "dead exchange '{name}': {}. What the broker takes off the ingest queue by itself has no \
+                     place to go",
                     fault.text
                 );
                 self.note(true, text);
@@ -341,8 +343,8 @@ impl<'a> Setup<'a> {
                 self.note(
                     true,
                     format!(
-                        "queue '{name}' has other arguments and is used as it is; requests can be lost where they \
-                         differ. The broker says: {}. Wanted: {ours}",
+                        "queue '{name}' has other arguments and is used as it is; requests can be lost where \
+                         they differ. The broker says: {}. Wanted: {ours}",
                         fault.text
                     ),
                 );
@@ -375,7 +377,7 @@ impl<'a> Setup<'a> {
         };
         match fault.code {
             Some(406) if other == OtherType::Refuse && fault.text.contains("'type'") => {
-                fault.kind = Kind::Setup;
+                fault.kind = FaultKind::Setup;
                 fault.text =
                     format!("exchange '{name}' is of another type. {}. Wanted: {wanted}", fault.text);
                 Err(fault)
@@ -384,7 +386,8 @@ impl<'a> Setup<'a> {
                 self.note(
                     fault.text.contains("'durable'") || fault.text.contains("'type'"),
                     format!(
-                        "exchange '{name}' differs and is used as it is. The broker says: {}. Wanted: {wanted}",
+                        "exchange '{name}' differs and is used as it is. The broker says: {}. \
+                         Wanted: {wanted}",
                         fault.text
                     ),
                 );

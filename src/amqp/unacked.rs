@@ -25,10 +25,11 @@ impl Unacked {
         }
     }
 
-    /// The tag to send for this ack, and how many deliveries it covers that no other has. `None`: nothing to send.
+    /// The tag to send for this ack, and how many deliveries it covers that no other has. `None`: nothing to
+    /// send.
     ///
-    /// The broker closes the channel over a tag that it does not wait for, even on a `multiple` ack. So one whose
-    /// own tag was acked before goes out with the highest open tag below it.
+    /// The broker closes the channel over a tag that it does not wait for, even on a `multiple` ack. So one
+    /// whose own tag was acked before goes out with the highest open tag below it.
     pub(super) fn ack(&mut self, tag: u64, multiple: bool) -> Option<(u64, u32)> {
         let index = usize::try_from(tag.checked_sub(self.base + 1)?).ok()?;
         if index >= self.acked.len() {

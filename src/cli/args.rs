@@ -2,7 +2,7 @@
 
 mod commands;
 
-pub use commands::{
+pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
 };
 
@@ -16,20 +16,20 @@ Exit codes:
   0   done
   1   failed; the reason is on standard error
   2   wrong usage; parked drop without --yes, tail of a parked application without --drain
-  3   not done, or in part: not ready (status), no batch or fewer than asked for (tail), nothing of that name is known
-      (unknown), or it was found sent, expired, dead or in flight and could not be cancelled (cancel)
+  3   not done, or in part: not ready (status), no batch or fewer than asked for (tail), nothing of that name
+      is known (unknown), or it was found sent, expired, dead or in flight and could not be cancelled (cancel)
   75  the store is locked by another process (run)
   78  the configuration is at fault
 
-Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is there,
-else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon read [admin] of
-it alone, and nothing of it if --url or TIDEGATE_URL is given.";
+Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
+there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
+read [admin] of it alone, and nothing of it if --url or TIDEGATE_URL is given.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, about, after_help = EXIT_CODES, max_term_width = 110)]
-pub struct Cli {
-    /// Configuration file
+pub(super) struct Cli {
+    /// Path of the configuration file
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Form of what is printed
@@ -40,32 +40,34 @@ pub struct Cli {
     pub daemon: DaemonArgs,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// Of the commands that ask the running daemon.
 #[derive(Args, Debug, Default)]
-pub struct DaemonArgs {
-    /// The running daemon's address, http://HOST:PORT [env: TIDEGATE_URL] [default: as [admin] of the configuration says]
+pub(super) struct DaemonArgs {
+    /// The running daemon's address, http://HOST:PORT [env: TIDEGATE_URL] [default: as [admin] of the
+    /// configuration says]
     #[arg(long, global = true, value_name = "URL")]
     pub url: Option<String>,
-    /// File with the running daemon's token [env: TIDEGATE_TOKEN, the token itself] [default: admin.token_file]
+    /// File with the running daemon's token [env: TIDEGATE_TOKEN, the token itself] [default:
+    /// admin.token_file]
     #[arg(long, global = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
 
-/// `--output`.
+/// Values of `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// For people
+pub(super) enum Output {
+    /// For people: text in columns
     Table,
     /// For programs: one JSON document, or one a line (tail)
     Json,
 }
 
-/// The commands.
+/// Subcommands of `tidegate`.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(super) enum CliCommand {
     /// Run the daemon in the foreground
     Run(RunArgs),
     /// Check the configuration and what it refers to
@@ -74,10 +76,10 @@ pub enum Command {
     Push(PushArgs),
     /// Print the batches of one application as they come
     ///
-    /// A temporary queue of its own is bound to the output exchange beside those of the application. While it is
-    /// there it counts as a destination: batches of an application without any other queue are delivered to it
-    /// alone, and are gone with it. So the daemon is asked first, and an application with parked items is left alone
-    /// unless --drain is given.
+    /// A temporary queue of its own is bound to the output exchange beside those of the application. While it
+    /// is there it counts as a destination: batches of an application without any other queue are delivered
+    /// to it alone, and are gone with it. So the daemon is asked first, and an application with parked items
+    /// is left alone unless --drain is given.
     Tail(TailArgs),
     /// Take an item back that has not left, or all items of a customer
     ///
@@ -103,34 +105,34 @@ pub enum Command {
     Config(ConfigCommand),
 }
 
-impl Command {
+impl CliCommand {
     /// Whether it speaks to the admin port of a running daemon.
-    pub fn asks_the_daemon(&self) -> bool {
+    pub(super) fn asks_the_daemon(&self) -> bool {
         match self {
-            Command::Run(_) | Command::Check(_) | Command::Push(_) | Command::Config(_) => false,
-            Command::Tail(_)
-            | Command::Cancel(_)
-            | Command::Lookup(_)
-            | Command::Flush(_)
-            | Command::List(_)
-            | Command::Pause(_)
-            | Command::Resume(_)
-            | Command::Parked(_)
-            | Command::Status => true,
+            CliCommand::Run(_) | CliCommand::Check(_) | CliCommand::Push(_) | CliCommand::Config(_) => false,
+            CliCommand::Tail(_)
+            | CliCommand::Cancel(_)
+            | CliCommand::Lookup(_)
+            | CliCommand::Flush(_)
+            | CliCommand::List(_)
+            | CliCommand::Pause(_)
+            | CliCommand::Resume(_)
+            | CliCommand::Parked(_)
+            | CliCommand::Status => true,
         }
     }
 }
 
-/// `config`.
+/// Subcommands of `config`.
 #[derive(Clone, Copy, Debug, Subcommand)]
-pub enum ConfigCommand {
+pub(super) enum ConfigCommand {
     /// Print a complete configuration with every key, its default and what it means
     Sample,
 }
 
-/// `run`.
+/// Arguments of `run`.
 #[derive(Args, Debug)]
-pub struct RunArgs {
+pub(super) struct RunArgs {
     /// Open the store even if some of it is damaged and lost
     #[arg(long)]
     pub accept_loss: bool,
@@ -139,17 +141,17 @@ pub struct RunArgs {
     pub log_format: crate::logging::LogFormat,
 }
 
-/// `check`.
+/// Arguments of `check`.
 #[derive(Args, Debug)]
-pub struct CheckArgs {
+pub(super) struct CheckArgs {
     /// Log in to the broker too, and look at queues and exchanges without changing any
     #[arg(long)]
     pub connect: bool,
 }
 
-/// `push`.
+/// Arguments of `push`.
 #[derive(Args, Debug)]
-pub struct PushArgs {
+pub(super) struct PushArgs {
     /// Application that the payload is for; its batches have this routing key
     #[arg(value_parser = name)]
     pub application: String,
@@ -175,9 +177,9 @@ pub struct PushArgs {
     pub content_type: Option<String>,
 }
 
-/// `tail`.
+/// Arguments of `tail`.
 #[derive(Args, Debug)]
-pub struct TailArgs {
+pub(super) struct TailArgs {
     /// Application whose batches to print
     #[arg(value_parser = name)]
     pub application: String,
@@ -237,7 +239,7 @@ mod tests {
     }
 
     fn push(line: &str) -> PushArgs {
-        let Command::Push(args) = parse(line).unwrap().command else { panic!("{line}") };
+        let CliCommand::Push(args) = parse(line).unwrap().command else { panic!("{line}") };
         args
     }
 
@@ -263,8 +265,10 @@ mod tests {
 
     #[test]
     fn push_takes_what_the_contract_names() {
-        let args =
-            push("tidegate push app --customer c --id i --delay 1h30m --header a=b --header c=d=e - --content-type x/y");
+        let args = push(
+            "tidegate push app --customer c --id i --delay 1h30m --header a=b --header c=d=e - \
+             --content-type x/y",
+        );
         assert_eq!(args.application, "app");
         assert_eq!((args.customer.as_deref(), args.id.as_deref()), (Some("c"), Some("i")));
         assert_eq!(args.delay, Some(Duration::from_secs(5_400)));
@@ -314,7 +318,7 @@ mod tests {
     #[test]
     fn the_sample_is_a_subcommand_and_config_an_argument() {
         let cli = parse("tidegate config sample --config a.toml").unwrap();
-        assert!(matches!(cli.command, Command::Config(ConfigCommand::Sample)));
+        assert!(matches!(cli.command, CliCommand::Config(ConfigCommand::Sample)));
         assert_eq!(cli.config.as_deref(), Some(std::path::Path::new("a.toml")));
     }
 

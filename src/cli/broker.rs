@@ -12,7 +12,7 @@ use std::time::Duration;
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
 /// An open channel on a connection of its own.
-pub struct Session {
+pub(super) struct CliSession {
     connection: Connection,
     /// The only channel.
     pub channel: Channel,
@@ -20,7 +20,7 @@ pub struct Session {
 }
 
 /// Runs a command's future on a small runtime.
-pub fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+pub(super) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -31,19 +31,19 @@ pub fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, 
     outcome
 }
 
-impl Session {
+impl CliSession {
     /// Connects to the first address of `endpoints` that answers.
     ///
     /// # Errors
     /// One sentence with what each address said.
-    pub async fn open(config: &Config, endpoints: &[Endpoint], name: &str) -> Result<Self, Failure> {
+    pub(super) async fn open(config: &Config, endpoints: &[Endpoint], name: &str) -> Result<Self, Failure> {
         let limit = config.timeouts.connect;
         let mut said = Vec::new();
         for endpoint in endpoints {
             match connect(endpoint, config.amqp.ca_file.as_deref(), limit, name).await {
                 Ok(connection) => {
                     let channel = within(limit, "opening a channel", connection.create_channel()).await?;
-                    return Ok(Session { connection, channel, limit });
+                    return Ok(CliSession { connection, channel, limit });
                 }
                 Err(error) => said.push(error.to_string()),
             }
@@ -55,7 +55,7 @@ impl Session {
     ///
     /// # Errors
     /// What the broker says, after `doing`.
-    pub async fn ask<T>(
+    pub(super) async fn ask<T>(
         &self,
         doing: &str,
         work: impl Future<Output = lapin::Result<T>>,
@@ -64,7 +64,7 @@ impl Session {
     }
 
     /// Leaves. What has been confirmed is safe however this ends, so its outcome tells nothing.
-    pub async fn close(self) {
+    pub(super) async fn close(self) {
         let _ = tokio::time::timeout(CLOSE_WITHIN, self.connection.close(200, "done".into())).await;
     }
 }

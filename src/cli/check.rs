@@ -7,7 +7,7 @@ use super::broker::block_on;
 use super::output::{plain, Failure, Out};
 use crate::amqp;
 use crate::config::terms::is_loopback;
-use crate::config::{Config, Loaded, StoreKind};
+use crate::config::{Config, LoadedConfig, StoreKind};
 use rustix::fs::{access, Access};
 use serde_json::{json, Value};
 use std::path::{Path, PathBuf};
@@ -32,23 +32,23 @@ impl Level {
 
 /// One thing that was looked at.
 #[derive(Debug)]
-struct Finding {
+struct CheckLine {
     level: Level,
     subject: &'static str,
     text: String,
 }
 
-fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> Finding {
-    Finding { level, subject, text: text.into() }
+fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> CheckLine {
+    CheckLine { level, subject, text: text.into() }
 }
 
 /// Runs the command on what was loaded, or on the faults (one a line) that kept it from being loaded.
 ///
 /// # Errors
 /// Bad configuration; failed when anything else is at fault.
-pub fn run(
+pub(super) fn run(
     path: Option<&Path>,
-    loaded: Result<Loaded, String>,
+    loaded: Result<LoadedConfig, String>,
     connect: bool,
     output: Output,
 ) -> Result<(), Failure> {
@@ -76,10 +76,10 @@ pub fn run(
     }
 }
 
-fn print(path: Option<&Path>, findings: &[Finding], output: Output) -> Result<(), Failure> {
+fn print(path: Option<&Path>, findings: &[CheckLine], output: Output) -> Result<(), Failure> {
     let mut out = Out::lock();
     if output == Output::Json {
-        let one = |f: &Finding| json!({ "level": f.level.as_str(), "subject": f.subject, "text": f.text });
+        let one = |f: &CheckLine| json!({ "level": f.level.as_str(), "subject": f.subject, "text": f.text });
         return out.json(&json!({
             "config": path.map(|p| p.display().to_string()),
             "ok": findings.iter().all(|f| f.level != Level::Fail),
@@ -87,11 +87,11 @@ fn print(path: Option<&Path>, findings: &[Finding], output: Output) -> Result<()
         }));
     }
     let row =
-        |f: &Finding| vec![f.level.as_str().to_owned(), f.subject.to_owned(), plain(&f.text).into_owned()];
+        |f: &CheckLine| vec![f.level.as_str().to_owned(), f.subject.to_owned(), plain(&f.text).into_owned()];
     out.table(&findings.iter().map(row).collect::<Vec<_>>())
 }
 
-fn config_source(path: Option<&Path>) -> Finding {
+fn config_source(path: Option<&Path>) -> CheckLine {
     match path {
         Some(path) => finding(Level::Ok, "config", path.display().to_string()),
         None => finding(Level::Ok, "config", "no file: defaults and environment"),
@@ -99,7 +99,7 @@ fn config_source(path: Option<&Path>) -> Finding {
 }
 
 /// Judged for the user who runs the check, which should be the daemon's.
-fn store(config: &Config) -> Finding {
+fn store(config: &Config) -> CheckLine {
     let path = &config.store.path;
     match config.store.kind {
         StoreKind::Memory => finding(Level::Ok, "store", "memory: nothing is written"),
@@ -146,7 +146,7 @@ fn writable(path: &Path) -> Result<(), String> {
         .map_err(|e| format!("{} cannot be written by this user: {e}", path.display()))
 }
 
-fn admin(config: &Config) -> Finding {
+fn admin(config: &Config) -> CheckLine {
     let listen = config.admin.listen;
     match (&config.admin.token, is_loopback(listen.ip())) {
         (Some(_), _) => finding(Level::Ok, "admin", format!("{listen}, with token")),
@@ -162,13 +162,13 @@ fn admin(config: &Config) -> Finding {
 }
 
 /// The one place that asks the broker.
-fn broker(config: &Config) -> Result<Vec<Finding>, Failure> {
+fn broker(config: &Config) -> Result<Vec<CheckLine>, Failure> {
     block_on(inspect(config))
 }
 
-async fn inspect(config: &Config) -> Result<Vec<Finding>, Failure> {
+async fn inspect(config: &Config) -> Result<Vec<CheckLine>, Failure> {
     let found = amqp::inspect(&amqp::Options::new(config, 0, false)).await;
-    let one = |f: amqp::Finding| {
+    let one = |f: amqp::Inspected| {
         let level = match f.severity {
             amqp::Severity::Good => Level::Ok,
             amqp::Severity::Warning => Level::Warn,

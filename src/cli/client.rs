@@ -18,7 +18,7 @@ const MAX_ANSWER: u64 = 16 << 20;
 const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
 
 /// See the module.
-pub struct Client {
+pub(super) struct Client {
     agent: ureq::Agent,
     base: String,
     authorization: Option<String>,
@@ -26,7 +26,7 @@ pub struct Client {
 
 impl Client {
     /// For the daemon that listens as `[admin]` says.
-    pub fn new(admin: &Admin) -> Self {
+    pub(super) fn new(admin: &Admin) -> Self {
         Client::to(format!("http://{}", reachable(admin.listen)), admin.token.as_ref())
     }
 
@@ -34,7 +34,7 @@ impl Client {
     ///
     /// # Errors
     /// Usage: it is not `http://HOST:PORT`.
-    pub fn at(url: &str, token: Option<&SecretString>) -> Result<Self, Failure> {
+    pub(super) fn at(url: &str, token: Option<&SecretString>) -> Result<Self, Failure> {
         let wrong = |why: &str| {
             Failure::Usage(format!("the daemon's URL needs the form http://127.0.0.1:9380: {why}"))
         };
@@ -70,8 +70,8 @@ impl Client {
     /// Status and document of one exchange, whatever the status.
     ///
     /// # Errors
-    /// Nobody answers, or not with JSON.
-    pub fn exchange(&self, method: Method, path: &str) -> Result<(u16, Value), Failure> {
+    /// No answer, or one that is no JSON.
+    pub(super) fn exchange(&self, method: Method, path: &str) -> Result<(u16, Value), Failure> {
         let unreachable =
             |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.base));
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
@@ -89,8 +89,8 @@ impl Client {
     /// The document of an answer: of what there is, or of what is `unknown`.
     ///
     /// # Errors
-    /// Nobody answers, or with a refusal.
-    pub fn ask(&self, method: Method, path: &str) -> Result<Value, Failure> {
+    /// No answer, or a refusal.
+    pub(super) fn ask(&self, method: Method, path: &str) -> Result<Value, Failure> {
         match self.exchange(method, path)? {
             (200, document) => Ok(document),
             (404, document) if is_unknown(&document) => Ok(document),
@@ -99,7 +99,7 @@ impl Client {
     }
 
     /// The daemon's refusal, as a failure.
-    pub fn said(&self, status: u16, answer: &Value) -> Failure {
+    pub(super) fn said(&self, status: u16, answer: &Value) -> Failure {
         if status == 401 {
             return Failure::failed(
                 "the daemon wants its token: name its file with --token-file, set TIDEGATE_TOKEN, or let \
@@ -114,23 +114,23 @@ impl Client {
     }
 
     /// Something else listens there.
-    pub fn not_tidegate(&self) -> Failure {
+    pub(super) fn not_tidegate(&self) -> Failure {
         Failure::Failed(format!("what answers at {} is not tidegate's admin server", self.base))
     }
 }
 
 /// The daemon knows nothing of it.
-pub fn is_unknown(document: &Value) -> bool {
+pub(super) fn is_unknown(document: &Value) -> bool {
     document["result"] == "unknown" || document["state"] == "unknown"
 }
 
 /// A path below `/api/v1`, of segments as they are meant.
-pub fn path(segments: &[&str]) -> String {
+pub(super) fn path(segments: &[&str]) -> String {
     segments.iter().fold("/api/v1".to_owned(), |path, segment| path + "/" + &encoded(segment))
 }
 
 /// A query, with its question mark; empty without pairs.
-pub fn query(pairs: &[(&str, String)]) -> String {
+pub(super) fn query(pairs: &[(&str, String)]) -> String {
     let pairs: Vec<_> = pairs.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
     if pairs.is_empty() {
         return String::new();
@@ -155,7 +155,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::admin::{parse, serve, Ask, Options, Readiness, Server};
+    use crate::admin::{parse, serve, AdminOptions, Ask, Readiness, Server};
     use crate::config::Config;
     use std::sync::Arc;
     use tokio::runtime::Runtime;
@@ -182,7 +182,7 @@ pub(super) mod tests {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let server = runtime
-            .block_on(serve(Options::from(&config.admin), readiness.clone(), Arc::default(), ask))
+            .block_on(serve(AdminOptions::from(&config.admin), readiness.clone(), Arc::default(), ask))
             .unwrap();
         config.admin.listen = server.local_addr();
         (Daemon { readiness, server, runtime }, config)

@@ -16,7 +16,7 @@ const PLAIN: Changed = ["done", "it was so already"];
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when something was not cancelled.
-pub fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Result<(), Failure> {
     let path = match (&args.id, &args.customer) {
         (Some(id), None) => path(&["items", &args.application, id]),
         (None, Some(customer)) => path(&["customers", &args.application, customer, "items"]),
@@ -31,7 +31,7 @@ pub fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Result<(), 
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when it knows nothing of the item.
-pub fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Result<(), Failure> {
     let answer = client.ask(Method::GET, &path(&["items", &args.application, &args.id]))?;
     let mut out = Out::lock();
     match output {
@@ -49,7 +49,7 @@ pub fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Result<(), 
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when it knows nothing of the customer.
-pub fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result<(), Failure> {
     let path = path(&["customers", &args.application, &args.customer, "flush"]);
     conclude(&client.ask(Method::POST, &path)?, PLAIN, output)
 }
@@ -58,7 +58,7 @@ pub fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result<(), Fa
 ///
 /// # Errors
 /// As [`flush`].
-pub fn pause(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn pause(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
     order(client, args, "pause", ["paused", "it was paused already"], output)
 }
 
@@ -66,7 +66,7 @@ pub fn pause(client: &Client, args: &ApplicationArgs, output: Output) -> Result<
 ///
 /// # Errors
 /// As [`flush`].
-pub fn resume(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn resume(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
     order(client, args, "resume", ["resumed", "it was not paused"], output)
 }
 
@@ -74,7 +74,7 @@ pub fn resume(client: &Client, args: &ApplicationArgs, output: Output) -> Result
 ///
 /// # Errors
 /// As [`flush`].
-pub fn retry(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn retry(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
     order(client, args, "retry", ["tried now", "there was nothing to try: it is not parked"], output)
 }
 
@@ -93,7 +93,7 @@ fn order(
 ///
 /// # Errors
 /// As [`flush`]; usage when it was not said that it is meant.
-pub fn drop_parked(client: &Client, args: &DropArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn drop_parked(client: &Client, args: &DropArgs, output: Output) -> Result<(), Failure> {
     if !args.yes {
         let answer = client.ask(Method::GET, &path(&["applications", &args.application]))?;
         return Err(unconfirmed(&answer, &args.application));
@@ -242,8 +242,8 @@ mod tests {
     #[test]
     fn a_look_up_shows_what_is_known() {
         let item = json!({
-            "state": "sent", "application": "mail", "id": "i\u{1b}", "customer": null, "due": AT, "attempts": 0,
-            "last_error": null, "batch": "ab", "at": AT + 1_000,
+            "state": "sent", "application": "mail", "id": "i\u{1b}", "customer": null, "due": AT,
+            "attempts": 0, "last_error": null, "batch": "ab", "at": AT + 1_000,
         });
         let facts = facts(&item);
         let row = |key: &str| facts.iter().find(|row| row[0] == key).map(|row| row[1].as_str());

@@ -19,7 +19,7 @@ type Pairs = Vec<(&'static str, String)>;
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked; usage when a customer is to be counted without application.
-pub fn run(client: &Client, args: &ListArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn run(client: &Client, args: &ListArgs, output: Output) -> Result<(), Failure> {
     match (args.count, &args.application, &args.customer) {
         (false, _, _) => items(client, &filter(args), args.cursor.clone(), args.limit, output),
         (true, Some(application), Some(customer)) => {
@@ -48,7 +48,7 @@ pub fn run(client: &Client, args: &ListArgs, output: Output) -> Result<(), Failu
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked.
-pub fn parked(client: &Client, args: &ParkedListArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn parked(client: &Client, args: &ParkedListArgs, output: Output) -> Result<(), Failure> {
     match &args.application {
         Some(application) => {
             let state = Stage::Parked.as_str().to_owned();

@@ -13,9 +13,9 @@ mod push;
 mod status;
 mod tail;
 
-use crate::config::{self, environment, Config, Loaded};
+use crate::config::{self, environment, Config, LoadedConfig};
 use crate::daemon;
-use args::{Cli, Command, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs};
+use args::{Cli, CliCommand, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs};
 use clap::Parser;
 use client::Client;
 use output::{note, plain, Failure, Out};
@@ -69,22 +69,22 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let (url, token) = (variable(URL_VARIABLE), variable(TOKEN_VARIABLE));
     let daemon = || client_of(&cli.daemon, url, token, path.as_deref());
     match cli.command {
-        Command::Run(args) => return run(args, path),
-        Command::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
-        Command::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
-        Command::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
+        CliCommand::Run(args) => return run(args, path),
+        CliCommand::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
+        CliCommand::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
+        CliCommand::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
         // Whatever the output is to be: it is a file's text.
-        Command::Config(ConfigCommand::Sample) => Out::lock().line(SAMPLE.trim_end())?,
-        Command::Status => status::run(&daemon()?, output)?,
-        Command::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
-        Command::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
-        Command::Flush(args) => commands::flush(&daemon()?, &args, output)?,
-        Command::List(args) => list::run(&daemon()?, &args, output)?,
-        Command::Pause(args) => commands::pause(&daemon()?, &args, output)?,
-        Command::Resume(args) => commands::resume(&daemon()?, &args, output)?,
-        Command::Parked(ParkedCommand::List(args)) => list::parked(&daemon()?, &args, output)?,
-        Command::Parked(ParkedCommand::Retry(args)) => commands::retry(&daemon()?, &args, output)?,
-        Command::Parked(ParkedCommand::Drop(args)) => commands::drop_parked(&daemon()?, &args, output)?,
+        CliCommand::Config(ConfigCommand::Sample) => Out::lock().line(SAMPLE.trim_end())?,
+        CliCommand::Status => status::run(&daemon()?, output)?,
+        CliCommand::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
+        CliCommand::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
+        CliCommand::Flush(args) => commands::flush(&daemon()?, &args, output)?,
+        CliCommand::List(args) => list::run(&daemon()?, &args, output)?,
+        CliCommand::Pause(args) => commands::pause(&daemon()?, &args, output)?,
+        CliCommand::Resume(args) => commands::resume(&daemon()?, &args, output)?,
+        CliCommand::Parked(ParkedCommand::List(args)) => list::parked(&daemon()?, &args, output)?,
+        CliCommand::Parked(ParkedCommand::Retry(args)) => commands::retry(&daemon()?, &args, output)?,
+        CliCommand::Parked(ParkedCommand::Drop(args)) => commands::drop_parked(&daemon()?, &args, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -103,18 +103,19 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
     Ok(daemon::run(options))
 }
 
-/// For commands beside the daemon, which has told its warnings already.
+/// For commands beside the daemon, which has logged its warnings already.
 fn quietly(path: Option<&Path>) -> Result<Config, Failure> {
     load(path).map(|loaded| loaded.config).map_err(Failure::Config)
 }
 
 /// Loads the configuration, or tells its faults, one a line.
-fn load(path: Option<&Path>) -> Result<Loaded, String> {
+fn load(path: Option<&Path>) -> Result<LoadedConfig, String> {
     Config::load(path, environment()).map_err(|faults| faults.to_string())
 }
 
-/// The running daemon: at the URL that was given, else where `[admin]` says that it listens. With a URL no configuration
-/// is read, so that its token is never shown to another address. Arguments come before the environment.
+/// The running daemon: at the URL that was given, else where `[admin]` says that it listens. With a URL no
+/// configuration is read, so that its token is never shown to another address. Arguments come before the
+/// environment.
 fn client_of(
     arguments: &DaemonArgs,
     url: Option<String>,

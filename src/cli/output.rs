@@ -9,27 +9,27 @@ use std::io::{self, StdoutLock, Write};
 
 /// Why a command ended without having done all of it.
 #[derive(Debug)]
-pub enum Failure {
+pub(super) enum Failure {
     /// Exit code 1.
     Failed(String),
     /// 2: arguments that do not fit together.
     Usage(String),
     /// 3: some of it.
     Partial(String),
-    /// 78.
+    /// A fault of the configuration: exit code 78.
     Config(String),
-    /// Whoever reads the output has seen enough (`| head`): not a failure, 0.
+    /// The reader of the output closed it (`| head`): not a failure, exit code 0.
     Closed,
 }
 
 impl Failure {
     /// Failed with this sentence.
-    pub fn failed(text: impl Display) -> Self {
+    pub(super) fn failed(text: impl Display) -> Self {
         Failure::Failed(text.to_string())
     }
 
     /// The process's exit code.
-    pub fn exit_code(&self) -> u8 {
+    pub(super) fn exit_code(&self) -> u8 {
         match self {
             Failure::Closed => 0,
             Failure::Failed(_) => 1,
@@ -40,7 +40,7 @@ impl Failure {
     }
 
     /// For standard error.
-    pub fn text(&self) -> Option<&str> {
+    pub(super) fn text(&self) -> Option<&str> {
         match self {
             Failure::Closed => None,
             Failure::Failed(t) | Failure::Usage(t) | Failure::Partial(t) | Failure::Config(t) => Some(t),
@@ -59,28 +59,28 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Standard output.
-pub struct Out(StdoutLock<'static>);
+/// Standard output, locked.
+pub(super) struct Out(StdoutLock<'static>);
 
 impl Out {
-    /// Locks it.
-    pub fn lock() -> Self {
+    /// Locks standard output.
+    pub(super) fn lock() -> Self {
         Out(io::stdout().lock())
     }
 
     /// One line, flushed: a reader at the other end of a pipe sees it now.
-    pub fn line(&mut self, text: impl Display) -> Result<(), Failure> {
+    pub(super) fn line(&mut self, text: impl Display) -> Result<(), Failure> {
         writeln!(self.0, "{text}")?;
         Ok(self.0.flush()?)
     }
 
     /// A document, indented.
-    pub fn json(&mut self, value: &Value) -> Result<(), Failure> {
+    pub(super) fn json(&mut self, value: &Value) -> Result<(), Failure> {
         self.line(format_args!("{value:#}"))
     }
 
     /// Rows with their columns below one another. No cell is cut.
-    pub fn table(&mut self, rows: &[Vec<String>]) -> Result<(), Failure> {
+    pub(super) fn table(&mut self, rows: &[Vec<String>]) -> Result<(), Failure> {
         for line in align(rows) {
             writeln!(self.0, "{line}")?;
         }
@@ -89,7 +89,7 @@ impl Out {
 }
 
 /// A line on standard error. If that is closed, the line is lost.
-pub fn note(text: impl Display) {
+pub(super) fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
@@ -104,9 +104,9 @@ fn align(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// Text that does nothing to a terminal but show: control characters and changes of the writing direction become
-/// escapes.
-pub fn plain(text: &str) -> Cow<'_, str> {
+/// Text that does nothing to a terminal but show: control characters and changes of the writing direction
+/// become escapes.
+pub(super) fn plain(text: &str) -> Cow<'_, str> {
     let acts = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if !text.contains(acts) {
         return Cow::Borrowed(text);

@@ -1,7 +1,7 @@
 //! `push`: one request, published to the ingest exchange and confirmed.
 
 use super::args::{Output, PushArgs};
-use super::broker::{block_on, Session};
+use super::broker::{block_on, CliSession};
 use super::output::{note, plain, Failure, Out};
 use crate::config::Config;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
@@ -18,7 +18,7 @@ const PERSISTENT: u8 = 2;
 
 /// One request, ready to be published.
 #[derive(Debug)]
-struct Message {
+struct PushMessage {
     application: String,
     id: String,
     content_type: String,
@@ -30,7 +30,7 @@ struct Message {
 ///
 /// # Errors
 /// Usage, connection, and whatever is not a confirm without return.
-pub fn run(config: &Config, args: PushArgs, output: Output) -> Result<(), Failure> {
+pub(super) fn run(config: &Config, args: PushArgs, output: Output) -> Result<(), Failure> {
     let body = match args.body.as_deref() {
         None | Some("-") => read_input(std::io::stdin().lock())?,
         Some(text) => text.as_bytes().to_vec(),
@@ -46,7 +46,7 @@ pub fn run(config: &Config, args: PushArgs, output: Output) -> Result<(), Failur
         Some(id) => id.clone(),
         None => random_id()?,
     };
-    let message = Message {
+    let message = PushMessage {
         application: args.application.clone(),
         id,
         content_type: args.content_type.clone().unwrap_or_else(|| guess_type(&body).to_owned()),
@@ -130,14 +130,14 @@ fn millis(delay: Duration) -> i64 {
     i64::try_from(delay.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }
 
-async fn publish(config: &Config, message: &Message) -> Result<(), Failure> {
-    let session = Session::open(config, &config.amqp.endpoints, "tidegate push").await?;
+async fn publish(config: &Config, message: &PushMessage) -> Result<(), Failure> {
+    let session = CliSession::open(config, &config.amqp.endpoints, "tidegate push").await?;
     let outcome = confirmed(&session, &config.ingest.exchange, message).await;
     session.close().await;
     outcome
 }
 
-async fn confirmed(session: &Session, exchange: &str, message: &Message) -> Result<(), Failure> {
+async fn confirmed(session: &CliSession, exchange: &str, message: &PushMessage) -> Result<(), Failure> {
     let short = |text: &str| ShortString::try_new(text).map_err(|e| Failure::Usage(e.to_string()));
     let properties = BasicProperties::default()
         .with_message_id(short(&message.id)?)
@@ -176,7 +176,7 @@ fn judge(confirmation: Confirmation, exchange: &str) -> Result<(), Failure> {
     }
 }
 
-fn report(config: &Config, args: &PushArgs, message: &Message, output: Output) -> Result<(), Failure> {
+fn report(config: &Config, args: &PushArgs, message: &PushMessage, output: Output) -> Result<(), Failure> {
     let mut out = Out::lock();
     let delay_ms = args.delay.map(millis);
     if output == Output::Json {
@@ -206,11 +206,13 @@ fn report(config: &Config, args: &PushArgs, message: &Message, output: Output) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::{Cli, Command};
+    use crate::cli::args::{Cli, CliCommand};
     use clap::Parser;
 
     fn args(line: &str) -> PushArgs {
-        let Command::Push(args) = Cli::parse_from(line.split_whitespace()).command else { panic!("{line}") };
+        let CliCommand::Push(args) = Cli::parse_from(line.split_whitespace()).command else {
+            panic!("{line}")
+        };
         args
     }
 

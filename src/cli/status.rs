@@ -14,7 +14,7 @@ use ureq::http::Method;
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when it is not ready.
-pub fn run(client: &Client, output: Output) -> Result<(), Failure> {
+pub(super) fn run(client: &Client, output: Output) -> Result<(), Failure> {
     let report = fetch(client)?;
     let mut out = Out::lock();
     match output {

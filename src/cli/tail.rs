@@ -1,7 +1,7 @@
 //! `tail`: batches of one application as they come, from a temporary queue beside the application's own.
 
 use super::args::{Output, TailArgs};
-use super::broker::{block_on, Session};
+use super::broker::{block_on, CliSession};
 use super::client::{is_unknown, path, Client};
 use super::output::{note, plain, Failure, Out};
 use crate::admin::state::Application;
@@ -27,9 +27,9 @@ const QUEUE_BYTES: i64 = 64 << 20;
 /// Runs the command.
 ///
 /// # Errors
-/// Connection, missing exchange, loss of the queue; usage when it would take what is parked; partial when it ended before
-/// `--count` batches had come, or any at all.
-pub fn run(
+/// Connection, missing exchange, loss of the queue; usage when it would take what is parked; partial when it
+/// ended before `--count` batches had come, or any at all.
+pub(super) fn run(
     config: &Config,
     daemon: impl FnOnce() -> Result<Client, Failure>,
     args: &TailArgs,
@@ -40,7 +40,7 @@ pub fn run(
     }
     block_on(async {
         // Where the batches are published, which may be another broker than the requests'.
-        let session = Session::open(config, &config.egress.endpoints, "tidegate tail").await?;
+        let session = CliSession::open(config, &config.egress.endpoints, "tidegate tail").await?;
         let outcome = follow(&session, &config.egress.exchange, args, output).await;
         session.close().await;
         outcome
@@ -64,15 +64,20 @@ fn takes_nothing(daemon: Result<Client, Failure>, application: &str) -> Result<(
     let found = Application::deserialize(&answer).map_err(|_| unsure("its answer is not understood"))?;
     if found.parked > 0 || found.parked_since().is_some() {
         return Err(Failure::Usage(format!(
-            "{shown} cannot be delivered to at present, and {} of its items are parked: they would be delivered to this \
-             command alone and be gone. Bind a queue of its own, or say --drain",
+            "{shown} cannot be delivered to at present, and {} of its items are parked: they would be \
+             delivered to this command alone and be gone. Bind a queue of its own, or say --drain",
             found.parked
         )));
     }
     Ok(())
 }
 
-async fn follow(session: &Session, exchange: &str, args: &TailArgs, output: Output) -> Result<(), Failure> {
+async fn follow(
+    session: &CliSession,
+    exchange: &str,
+    args: &TailArgs,
+    output: Output,
+) -> Result<(), Failure> {
     let channel = &session.channel;
     let queue = bound_queue(session, exchange, &args.application).await?;
     session.ask("basic.qos", channel.basic_qos(PREFETCH, BasicQosOptions::default())).await?;
@@ -95,7 +100,7 @@ async fn follow(session: &Session, exchange: &str, args: &TailArgs, output: Outp
             Some(Err(error)) => return Err(Failure::Failed(format!("the connection was lost: {error}"))),
             None => return Err(Failure::failed("the broker has ended the temporary queue")),
         };
-        let batch = Batch::read(&delivery, clock::wall_ms());
+        let batch = TailedBatch::read(&delivery, clock::wall_ms());
         match output {
             Output::Json => out.line(batch.json())?,
             Output::Table => batch.text().iter().try_for_each(|line| out.line(line))?,
@@ -116,7 +121,11 @@ async fn follow(session: &Session, exchange: &str, args: &TailArgs, output: Outp
     }
 }
 
-async fn bound_queue(session: &Session, exchange: &str, application: &str) -> Result<ShortString, Failure> {
+async fn bound_queue(
+    session: &CliSession,
+    exchange: &str,
+    application: &str,
+) -> Result<ShortString, Failure> {
     let short = |text: &str| ShortString::try_new(text).map_err(|e| Failure::Usage(e.to_string()));
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(QUEUE_BYTES));
@@ -138,7 +147,7 @@ async fn bound_queue(session: &Session, exchange: &str, application: &str) -> Re
 }
 
 /// One message of the output exchange, whatever its format.
-struct Batch<'a> {
+struct TailedBatch<'a> {
     application: &'a str,
     content_type: &'a str,
     id: Option<String>,
@@ -151,13 +160,13 @@ struct Batch<'a> {
     body: &'a [u8],
 }
 
-impl<'a> Batch<'a> {
+impl<'a> TailedBatch<'a> {
     fn read(delivery: &'a Delivery, received: u64) -> Self {
         let properties = &delivery.properties;
         let header = |key: &str| properties.headers().as_ref().and_then(|table| table.inner().get(key));
         let text = |key: &str| header(key).and_then(as_text);
         let number = |key: &str| header(key).and_then(as_number);
-        Batch {
+        TailedBatch {
             application: delivery.routing_key.as_str(),
             content_type: properties.content_type().as_ref().map_or("", |t| t.as_str()),
             id: text("x-batch"),
@@ -215,8 +224,10 @@ impl<'a> Batch<'a> {
         add("attempt", self.attempt.map(|n| n.to_string()));
         add("batch", self.id.clone());
         let mut lines = vec![head];
-        match serde_json::from_slice::<Items<'_>>(self.body) {
-            Ok(Items { items }) => lines.extend(items.iter().map(|item| format!("  {}", plain(item.get())))),
+        match serde_json::from_slice::<TailedItems<'_>>(self.body) {
+            Ok(TailedItems { items }) => {
+                lines.extend(items.iter().map(|item| format!("  {}", plain(item.get()))))
+            }
             Err(_) => {
                 let body = String::from_utf8_lossy(self.body);
                 lines.extend(body.lines().map(|line| format!("  {}", plain(line))));
@@ -228,7 +239,7 @@ impl<'a> Batch<'a> {
 
 /// The items of a body of format `json`, as they were written.
 #[derive(serde::Deserialize)]
-struct Items<'a> {
+struct TailedItems<'a> {
     #[serde(borrow)]
     items: Vec<&'a RawValue>,
 }
@@ -256,8 +267,8 @@ fn as_number(value: &AMQPValue) -> Option<i64> {
 mod tests {
     use super::*;
 
-    fn batch(body: &[u8]) -> Batch<'_> {
-        Batch {
+    fn batch(body: &[u8]) -> TailedBatch<'_> {
+        TailedBatch {
             application: "app",
             content_type: "application/json",
             id: Some("b1".into()),
@@ -309,7 +320,9 @@ mod tests {
     #[test]
     fn a_batch_is_a_line_and_its_items() {
         let lines = batch(br#"{"batch": "b1", "items": [{"id": "1"}, {"id": "2"}]}"#).text();
-        let head = "2027-01-15T08:00:00.004Z  customer=c\\u{1b}  count=2  late=4ms  closed_by=time  attempt=1  batch=b1";
+        let head =
+            "2027-01-15T08:00:00.004Z  customer=c\\u{1b}  count=2  late=4ms  closed_by=time  attempt=1  \
+                    batch=b1";
         assert_eq!(lines, [head, r#"  {"id": "1"}"#, r#"  {"id": "2"}"#]);
     }
 

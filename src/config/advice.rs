@@ -1,9 +1,10 @@
-//! What to do about a connection that failed, told from the error's text; pure.
+//! What to do about a connection that failed, chosen by the error's text; pure.
 //!
-//! TLS libraries name what they met, not what is wrong with the configuration. These are the cases in which the text
-//! leaves no doubt; for all others there is no advice.
+//! TLS libraries name what they met, not what is wrong with the configuration. These are the cases in which
+//! the text leaves no doubt; for all others there is no advice.
 
-/// The error's own text, with the advice behind it where there is one. `tls`: the address begins with amqps://.
+/// The error's own text, with the advice behind it where there is one. `tls`: the address begins with
+/// amqps://.
 pub(crate) fn explained(error: String, tls: bool) -> String {
     match advice(&error, tls) {
         Some(advice) => format!("{error}: {advice}"),
@@ -17,8 +18,8 @@ fn advice(error: &str, tls: bool) -> Option<&'static str> {
     if tls {
         if says("CaUsedAsEndEntity") {
             return Some(
-                "the broker shows a CA certificate as its own: have that CA sign a server certificate for the broker, \
-                 and keep the CA in amqp.ca_file",
+                "the broker shows a CA certificate as its own: have that CA sign a server certificate for \
+                 the broker, and keep the CA in amqp.ca_file",
             );
         }
         if says("InvalidContentType") || says("InvalidMessage") || says("corrupt message") {

@@ -6,7 +6,7 @@ use super::units::{Flag, Size, Span, Whole, Words};
 use crate::engine::types::{AppSettings, Format, OnFull, Retry};
 use std::time::Duration;
 
-/// RabbitMQ 4 refuses larger messages unless it is told otherwise (`max_message_size`).
+/// RabbitMQ 4 refuses larger messages unless configured otherwise (`max_message_size`).
 pub(super) const BROKER_USUAL: u64 = 16 << 20;
 
 /// Reads `[defaults]` or one `[applications.NAME]` (whose `base` is sound or not). Tells whether it is sound.

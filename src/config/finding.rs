@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Where a setting came from. Sorts by line, then by variable; what was written nowhere comes last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Location {
     /// A line of the configuration file.
     File {
         /// From 1; 0 = the file as a whole.
@@ -22,13 +22,13 @@ pub enum Place {
     Default,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::File { line: 0, path } => write!(f, "{}", path.display()),
-            Place::File { line, path } => write!(f, "{}:{line}", path.display()),
-            Place::Variable(name) => write!(f, "{name}"),
-            Place::Default => write!(f, "defaults"),
+            Location::File { line: 0, path } => write!(f, "{}", path.display()),
+            Location::File { line, path } => write!(f, "{}:{line}", path.display()),
+            Location::Variable(name) => write!(f, "{name}"),
+            Location::Default => write!(f, "defaults"),
         }
     }
 }
@@ -37,7 +37,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// Where the setting was written.
-    pub place: Place,
+    pub place: Location,
     /// Path of the key, such as `applications.shop.window`; empty for a fault of the file as a whole.
     pub key: String,
     /// What is wrong with it and how to put it right.

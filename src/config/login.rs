@@ -2,13 +2,13 @@
 //!
 //! No secret reaches a fault or a warning.
 
-use super::finding::Place;
+use super::finding::Location;
 use super::secret;
 use super::section::{Findings, Section};
 use super::terms::is_loopback_host;
 use super::units::{Span, Text, Words};
 use super::uri;
-use super::{Amqp, Endpoint, Topology};
+use super::{AmqpConfig, Endpoint, Topology};
 use secrecy::{ExposeSecret, SecretString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// More than any bundle of certificates; a device given by mistake is not read for ever.
 const MAX_CA_BYTES: u64 = 16 << 20;
 
-/// A connection that is silent for longer is lost without anybody knowing.
+/// Upper bound on the heartbeat: a dead connection is noticed after about two of them.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
 
 /// What is known of the world outside the file.
@@ -30,13 +30,13 @@ pub(super) struct Surroundings {
 }
 
 /// `[amqp]`, but for what other sections have to do with it.
-pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> Amqp {
-    let d = Amqp::default();
+pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig {
+    let d = AmqpConfig::default();
     let uri = s.get("uri", String::new(), Text);
     let uris = s.list("uris", || Text);
-    let mut texts: Vec<(Place, String, String)> = Vec::new();
+    let mut texts: Vec<(Location, String, String)> = Vec::new();
     // A variable takes the place of what the file says, whichever of the two keys that is.
-    let file = |place| matches!(place, Place::File { .. });
+    let file = |place| matches!(place, Location::File { .. });
     let both = s.is_set("uri") && s.is_set("uris");
     let list_wins = both && file(s.place("uri")) && !file(s.place("uris"));
     let text_wins = both && !file(s.place("uri")) && file(s.place("uris"));
@@ -73,11 +73,15 @@ pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> Amqp {
     if heartbeat.subsec_nanos() != 0 {
         s.fault("heartbeat", "is not a whole number of seconds, which is what the protocol knows");
     }
-    Amqp { endpoints, topology, ca_file: ca_file(s), heartbeat }
+    AmqpConfig { endpoints, topology, ca_file: ca_file(s), heartbeat }
 }
 
 /// Addresses of the publishing connection.
-pub(super) fn egress_endpoints(s: &mut Section<'_, '_>, amqp: &Amqp, around: &Surroundings) -> Vec<Endpoint> {
+pub(super) fn egress_endpoints(
+    s: &mut Section<'_, '_>,
+    amqp: &AmqpConfig,
+    around: &Surroundings,
+) -> Vec<Endpoint> {
     let uri = s.get("uri", String::new(), Text);
     if uri.is_empty() {
         if !s.get("password_file", String::new(), Text).is_empty() {
@@ -140,7 +144,7 @@ pub(super) fn secret_of(
 
 /// One address with its login; `None` where the URI is faulty.
 fn endpoint(
-    place: &Place,
+    place: &Location,
     key: &str,
     text: &str,
     password: &Password,
@@ -177,7 +181,7 @@ fn endpoint(
                 "holds a password that is not used: the one of password_file or of the credential is".into(),
             );
         }
-        if around.file_exposed && matches!(place, Place::File { .. }) && !guest(literal) {
+        if around.file_exposed && matches!(place, Location::File { .. }) && !guest(literal) {
             warn("holds a password in a file that others may read: use password_file, or chmod 0600".into());
         }
     }

@@ -1,10 +1,11 @@
 //! Configuration: TOML text and environment to raw values to one checked [`Config`], every fault at once.
 //!
-//! `tree` holds what was written, with its places; `section` reads it key by key through the seeds of `units`;
-//! `read`, `login` and `application` know every key, its bounds, and what must hold between keys. Defaults stand here and nowhere else.
+//! `tree` holds what was written, with its places; `section` reads it key by key through the seeds of
+//! `units`; `read`, `login` and `application` know every key, its bounds, and what must hold between keys.
+//! Defaults stand here and nowhere else.
 //!
-//! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by itself
-//! and by the files of secrets that it names.
+//! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by
+//! itself and by the files of secrets that it names.
 
 pub(crate) mod advice;
 mod application;
@@ -19,7 +20,7 @@ mod tree;
 mod units;
 mod uri;
 
-pub use finding::{Faults, Finding, Place};
+pub use finding::{Faults, Finding, Location};
 pub use reload::needs_restart;
 
 use crate::engine::types::{AppSettings, Budget, Settings};
@@ -34,15 +35,15 @@ use std::time::Duration;
 
 /// A configuration that may be run, and what is doubtful about it.
 #[derive(Clone, Debug)]
-pub struct Loaded {
-    /// Checked.
+pub struct LoadedConfig {
+    /// Valid as a whole.
     pub config: Config,
     /// Sorted by line. Each deserves a line in the log.
     pub warnings: Vec<Finding>,
 }
 
-/// The environment, for [`Config::load`]. What is not UTF-8 is passed on marked as such, so that an override that
-/// cannot be read is a fault and not a panic.
+/// The environment, for [`Config::load`]. What is not UTF-8 is passed on marked as such, so that an override
+/// that cannot be read is a fault and not a panic.
 pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
 }
@@ -63,12 +64,15 @@ pub fn keys() -> Vec<String> {
 }
 
 impl Config {
-    /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a file:
-    /// defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
+    /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a
+    /// file: defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
     ///
     /// # Errors
     /// Every fault at once. Syntax faults are reported alone, because what follows one cannot be trusted.
-    pub fn load(path: Option<&Path>, env: impl Iterator<Item = (String, String)>) -> Result<Loaded, Faults> {
+    pub fn load(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+    ) -> Result<LoadedConfig, Faults> {
         let mut env: Vec<(String, String)> =
             env.filter(|(k, _)| k.starts_with(tree::PREFIX) || k == CREDENTIALS).collect();
         // RETRY stands before RETRY__MIN, so that the whole table never hides one of its keys.
@@ -85,14 +89,14 @@ impl Config {
         faults.sort();
         warnings.sort();
         if faults.is_empty() {
-            Ok(Loaded { config, warnings })
+            Ok(LoadedConfig { config, warnings })
         } else {
             Err(Faults(faults))
         }
     }
 
-    /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to read the
-    /// broker's password. `with_token`: whether `admin.token_file` is read; else `token` is `None`.
+    /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to
+    /// read the broker's password. `with_token`: whether `admin.token_file` is read; else `token` is `None`.
     ///
     /// # Errors
     /// Every fault of `[admin]`, or the file's syntax. What other sections hold is not looked at.
@@ -120,7 +124,7 @@ impl Config {
         }
     }
 
-    /// What the engine is told.
+    /// Settings of the engine.
     pub fn engine_settings(&self) -> Settings {
         let hold_max = match self.store.kind {
             StoreKind::Disk => None,
@@ -179,7 +183,7 @@ impl File {
     fn read(path: &Path) -> Result<File, Finding> {
         let shared: Arc<Path> = path.into();
         let fault = |line: usize, text: String| Finding {
-            place: Place::File { line, path: shared.clone() },
+            place: Location::File { line, path: shared.clone() },
             key: String::new(),
             text,
         };
@@ -202,36 +206,37 @@ impl File {
 /// The whole configuration, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `[amqp]`.
-    pub amqp: Amqp,
-    /// `[ingest]`.
-    pub ingest: Ingest,
-    /// `[egress]`.
-    pub egress: Egress,
-    /// `[dead]`.
+    /// Addresses, topology and heartbeat.
+    pub amqp: AmqpConfig,
+    /// Where requests come from.
+    pub ingest: IngestConfig,
+    /// Where batches go to.
+    pub egress: EgressConfig,
+    /// Where dead letters go to.
     pub dead: DeadLetters,
-    /// `[store]`.
-    pub store: Store,
-    /// `[limits]`.
-    pub limits: Limits,
-    /// `[admin]`.
+    /// Kind and place of the store.
+    pub store: StoreConfig,
+    /// Upper bounds of the whole daemon.
+    pub limits: LimitsConfig,
+    /// Listener and token of the admin port.
     pub admin: Admin,
-    /// `[timeouts]`.
+    /// Time limits of single operations.
     pub timeouts: Timeouts,
-    /// `[defaults]`.
+    /// Settings of applications without a section.
     pub defaults: AppSettings,
     /// `[applications.NAME]`, each laid over the defaults.
     pub applications: BTreeMap<String, AppSettings>,
 }
 
-/// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the password.
+/// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the
+/// password.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// `amqps`.
+    /// The scheme is `amqps`.
     pub tls: bool,
     /// Host name or address, IPv6 without brackets.
     pub host: String,
-    /// TCP port.
+    /// TCP port; 5672 or 5671 unless given.
     pub port: u16,
     /// Virtual host, decoded.
     pub vhost: String,
@@ -251,26 +256,27 @@ pub enum Topology {
     Declare,
     /// Check that it is there.
     Passive,
-    /// Neither.
+    /// Neither checked nor declared.
     Off,
 }
 
-/// `[amqp]`.
+/// Section `[amqp]`: how the brokers are reached.
 #[derive(Clone, Debug)]
-pub struct Amqp {
+pub struct AmqpConfig {
     /// At least one; tried in turn.
     pub endpoints: Vec<Endpoint>,
-    /// See [`Topology`].
+    /// What is declared or checked at each connect.
     pub topology: Topology,
     /// PEM file with the only CA to trust; `None` = the platform's.
     pub ca_file: Option<PathBuf>,
-    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both sides.
+    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both
+    /// sides.
     pub heartbeat: Duration,
 }
 
-/// `[ingest]`.
+/// Section `[ingest]`: where requests come from.
 #[derive(Clone, Debug)]
-pub struct Ingest {
+pub struct IngestConfig {
     /// Queue that requests are taken from.
     pub queue: String,
     /// Fanout exchange bound to it.
@@ -279,9 +285,9 @@ pub struct Ingest {
     pub prefetch: u16,
 }
 
-/// `[egress]`.
+/// Section `[egress]`: where batches go to.
 #[derive(Clone, Debug)]
-pub struct Egress {
+pub struct EgressConfig {
     /// Direct exchange that batches go to.
     pub exchange: String,
     /// Addresses of the publishing connection: `egress.uri`, else those of `[amqp]`.
@@ -290,14 +296,14 @@ pub struct Egress {
     pub max_in_flight: usize,
 }
 
-/// `[dead]`.
+/// Section `[dead]`: where dead letters go to.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
     /// Fanout exchange, with a durable queue of the same name.
     pub exchange: String,
 }
 
-/// `store.kind`.
+/// Values of `store.kind`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreKind {
     /// Durable, in `store.path`.
@@ -307,10 +313,10 @@ pub enum StoreKind {
     Memory,
 }
 
-/// `[store]`.
+/// Section `[store]`: where items are kept.
 #[derive(Clone, Debug)]
-pub struct Store {
-    /// See [`StoreKind`].
+pub struct StoreConfig {
+    /// On disk, or in memory alone.
     pub kind: StoreKind,
     /// Directory of the disk store.
     pub path: PathBuf,
@@ -318,18 +324,18 @@ pub struct Store {
     pub hold_max: Duration,
 }
 
-/// `[limits]`.
+/// Section `[limits]`: upper bounds of the whole daemon.
 #[derive(Clone, Debug)]
-pub struct Limits {
-    /// Bytes.
+pub struct LimitsConfig {
+    /// Upper bound on items in memory, bytes.
     pub memory: u64,
     /// Bytes; 0 = no limit of its own.
     pub disk: u64,
-    /// Open windows.
+    /// Upper bound on open windows.
     pub customers: u64,
     /// Applications with something waiting.
     pub applications: u64,
-    /// Bytes.
+    /// Upper bound on a message's body, bytes.
     pub max_body: u64,
     /// Entries of one JSON array.
     pub max_envelope_items: usize,
@@ -337,10 +343,10 @@ pub struct Limits {
     pub max_delay: Duration,
 }
 
-/// `[admin]`.
+/// Section `[admin]`: the HTTP listener.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// HTTP listener.
+    /// Address of the HTTP listener.
     pub listen: SocketAddr,
     /// Bearer token, read from `token_file`.
     pub token: Option<SecretString>,
@@ -360,26 +366,26 @@ pub struct Timeouts {
 impl Default for Config {
     /// The built-in defaults: what an empty file gives.
     fn default() -> Self {
-        let amqp = Amqp::default();
+        let amqp = AmqpConfig::default();
         Config {
-            egress: Egress {
+            egress: EgressConfig {
                 exchange: "tidegate.out".into(),
                 endpoints: amqp.endpoints.clone(),
                 max_in_flight: 1_000,
             },
             amqp,
-            ingest: Ingest {
+            ingest: IngestConfig {
                 queue: "tidegate.ingest".into(),
                 exchange: "tidegate.in".into(),
                 prefetch: 10_000,
             },
             dead: DeadLetters { exchange: "tidegate.dead".into() },
-            store: Store {
+            store: StoreConfig {
                 kind: StoreKind::Disk,
                 path: "/var/lib/tidegate".into(),
                 hold_max: Duration::from_secs(25 * 60),
             },
-            limits: Limits {
+            limits: LimitsConfig {
                 memory: 256 << 20,
                 disk: 0,
                 customers: 100_000,
@@ -400,7 +406,7 @@ impl Default for Config {
     }
 }
 
-impl Default for Amqp {
+impl Default for AmqpConfig {
     fn default() -> Self {
         let guest = Endpoint {
             tls: false,
@@ -411,7 +417,7 @@ impl Default for Amqp {
             password: "guest".to_owned().into(),
             password_file: None,
         };
-        Amqp {
+        AmqpConfig {
             endpoints: vec![guest],
             topology: Topology::Declare,
             ca_file: None,

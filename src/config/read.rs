@@ -8,7 +8,7 @@ use super::section::{Findings, Section};
 use super::terms::{is_loopback, MAX_NAME};
 use super::tree::Table;
 use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
-use super::{Admin, Config, Limits, Store, StoreKind, Timeouts};
+use super::{Admin, Config, LimitsConfig, StoreConfig, StoreKind, Timeouts};
 use crate::engine::types::{AppSettings, Format};
 use secrecy::ExposeSecret;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// A broker message can be no larger (RabbitMQ's hard limit).
 pub(super) const BROKER_MAX: u64 = 512 << 20;
-/// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless it is told otherwise.
+/// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless configured otherwise.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// The store's log is written in files of 64 MiB, and two of them may be there before the first is given up.
 const LEAST_DISK: u64 = 256 << 20;
@@ -27,7 +27,8 @@ const USUAL_STOP: Duration = Duration::from_secs(50);
 /// A wait for the broker that is longer is not a bound.
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Reads the whole tree. Where there is a fault, the default stands in its place; the caller counts the faults.
+/// Reads the whole tree. Where there is a fault, the default stands in its place; the caller counts the
+/// faults.
 pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surroundings) -> Config {
     let d = Config::default();
     let mut root = Section::root(tree, findings);
@@ -78,8 +79,8 @@ fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
     name
 }
 
-/// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault stands at the
-/// key that was written; where both were, at the latter of the two.
+/// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault
+/// stands at the key that was written; where both were, at the latter of the two.
 fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
     let [ingest, egress, dead] = parts;
     if [&*ingest, &*egress, &*dead].iter().any(|s| s.failed(&["exchange", "queue"])) {
@@ -105,12 +106,13 @@ fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
         let (at, key) = if dead.is_set("exchange") { (dead, "exchange") } else { (ingest, "queue") };
         at.fault(
             key,
-            "is both ingest.queue and dead.exchange, whose queue has its name: dead items would come back as requests",
+            "is both ingest.queue and dead.exchange, whose queue has its name: dead items would come back as \
+             requests",
         );
     }
 }
 
-fn store(mut s: Section<'_, '_>, d: Store) -> Store {
+fn store(mut s: Section<'_, '_>, d: StoreConfig) -> StoreConfig {
     let kind = s.get("kind", d.kind, Words(&[("disk", StoreKind::Disk), ("memory", StoreKind::Memory)]));
     let path = PathBuf::from(s.get("path", d.path.to_string_lossy().into_owned(), Text));
     let hold_max = s.get("hold_max", d.hold_max, Span::from_ms(1));
@@ -125,11 +127,11 @@ fn store(mut s: Section<'_, '_>, d: Store) -> Store {
         StoreKind::Disk | StoreKind::Memory => {}
     }
     s.end();
-    Store { kind, path, hold_max }
+    StoreConfig { kind, path, hold_max }
 }
 
-fn limits(mut s: Section<'_, '_>, d: Limits) -> Limits {
-    let limits = Limits {
+fn limits(mut s: Section<'_, '_>, d: LimitsConfig) -> LimitsConfig {
+    let limits = LimitsConfig {
         memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
         disk: disk_limit(&mut s, d.disk),
         customers: s.get("customers", d.customers, Whole(1..=1_000_000_000)),
@@ -254,8 +256,8 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
     if timeouts.drain > USUAL_STOP {
         s.warn(
             "drain",
-            "is longer than supervisors wait by default (the unit's TimeoutStopSec is 60s, Kubernetes gives 30s): \
-             systemd is asked for more time, any other must be told",
+            "is longer than supervisors wait by default (the unit's TimeoutStopSec is 60s, Kubernetes gives \
+             30s): systemd is asked for more time, any other must be told",
         );
     }
     s.end();

@@ -19,8 +19,8 @@ pub(super) struct Secret {
     pub foreign: bool,
 }
 
-/// Opens a regular file. Symbolic links are followed, since secret volumes and secret managers are made of them: what
-/// counts is the file at their end, its owner and its mode. Never blocks on a pipe.
+/// Opens a regular file. Symbolic links are followed, since secret volumes and secret managers are made of
+/// them: what counts is the file at their end, its owner and its mode. Never blocks on a pipe.
 fn open(path: &Path) -> Result<File, String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unreadable(path, &e.into()))?;

@@ -1,8 +1,8 @@
-//! Reads one section of the tree: each key once, by its seed; what was not asked for is an unknown key.
+//! Reads one section of the tree: each key once, by its seed; what is not read is an unknown key.
 //!
 //! So the code that reads a key is the only list of the keys there are.
 
-use super::finding::{nearest, Finding, Place};
+use super::finding::{nearest, Finding, Location};
 use super::tree::{Node, Table, Value};
 use serde::de::DeserializeSeed;
 use std::cell::RefCell;
@@ -16,16 +16,16 @@ use toml::Spanned;
 pub(super) struct Findings {
     pub faults: RefCell<Vec<Finding>>,
     pub warnings: RefCell<Vec<Finding>>,
-    /// Paths of all keys that were asked for.
+    /// Paths of all keys that were read.
     pub keys: RefCell<BTreeSet<String>>,
 }
 
 impl Findings {
-    pub(super) fn fault(&self, place: Place, key: &str, text: impl Into<String>) {
+    pub(super) fn fault(&self, place: Location, key: &str, text: impl Into<String>) {
         self.faults.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
     }
 
-    pub(super) fn warn(&self, place: Place, key: &str, text: impl Into<String>) {
+    pub(super) fn warn(&self, place: Location, key: &str, text: impl Into<String>) {
         self.warnings.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
     }
 }
@@ -34,22 +34,22 @@ impl Findings {
 pub(super) struct Section<'t, 'f> {
     findings: &'f Findings,
     path: String,
-    place: Place,
+    place: Location,
     table: Option<&'t Table<'t>>,
-    asked: Vec<&'static str>,
+    known: Vec<&'static str>,
     failed: BTreeSet<&'static str>,
 }
 
 impl<'t, 'f> Section<'t, 'f> {
     /// The whole document.
     pub(super) fn root(table: &'t Table<'t>, findings: &'f Findings) -> Self {
-        let (path, place) = (String::new(), Place::Default);
-        Section { findings, path, place, table: Some(table), asked: Vec::new(), failed: BTreeSet::new() }
+        let (path, place) = (String::new(), Location::Default);
+        Section { findings, path, place, table: Some(table), known: Vec::new(), failed: BTreeSet::new() }
     }
 
     /// A table within this one. Left out, it is empty.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'t, 'f> {
-        self.asked.push(key);
+        self.known.push(key);
         let node = self.table.and_then(|t| t.get(key));
         self.inner(self.path_of(key), node)
     }
@@ -65,7 +65,7 @@ impl<'t, 'f> Section<'t, 'f> {
             None => None,
             Some(Value::Table(t)) => Some(t),
             Some(Value::List(_) | Value::Leaf(_)) => {
-                let place = node.map_or(Place::Default, |n| n.place.clone());
+                let place = node.map_or(Location::Default, |n| n.place.clone());
                 self.findings.fault(
                     place,
                     &path,
@@ -74,8 +74,8 @@ impl<'t, 'f> Section<'t, 'f> {
                 None
             }
         };
-        let place = node.map_or(Place::Default, |n| n.place.clone());
-        Section { findings: self.findings, path, place, table, asked: Vec::new(), failed: BTreeSet::new() }
+        let place = node.map_or(Location::Default, |n| n.place.clone());
+        Section { findings: self.findings, path, place, table, known: Vec::new(), failed: BTreeSet::new() }
     }
 
     /// The value of a key, or `default` where it is left out or faulty; the latter is noted.
@@ -114,7 +114,7 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// A list of values, each with its place; `None` where it is left out or faulty.
-    pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Place, S::Value)>>
+    pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Location, S::Value)>>
     where
         S: DeserializeSeed<'t>,
     {
@@ -165,15 +165,15 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// Where a key was written.
-    pub(super) fn place(&self, key: &str) -> Place {
-        self.table.and_then(|t| t.get(key)).map_or(Place::Default, |n| n.place.clone())
+    pub(super) fn place(&self, key: &str) -> Location {
+        self.table.and_then(|t| t.get(key)).map_or(Location::Default, |n| n.place.clone())
     }
 
     /// Where a key of one of its tables was written.
-    pub(super) fn place_of(&self, section: &str, key: &str) -> Place {
+    pub(super) fn place_of(&self, section: &str, key: &str) -> Location {
         match self.table.and_then(|t| t.get(section)).map(|node| &node.value) {
-            Some(Value::Table(table)) => table.get(key).map_or(Place::Default, |n| n.place.clone()),
-            Some(Value::List(_) | Value::Leaf(_)) | None => Place::Default,
+            Some(Value::Table(table)) => table.get(key).map_or(Location::Default, |n| n.place.clone()),
+            Some(Value::List(_) | Value::Leaf(_)) | None => Location::Default,
         }
     }
 
@@ -197,19 +197,19 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     fn node(&mut self, key: &'static str) -> Option<&'t Node<'t>> {
-        self.asked.push(key);
+        self.known.push(key);
         self.findings.keys.borrow_mut().insert(self.path_of(key));
         self.table?.get(key)
     }
 
-    /// Notes every key that was not asked for.
+    /// Notes every key that was not read.
     pub(super) fn end(self) {
-        for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.asked.contains(&k.as_str()))
+        for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.known.contains(&k.as_str()))
         {
             let kind = if matches!(node.value, Value::Table(_)) { "section" } else { "key" };
-            let hint = match nearest(key, self.asked.iter().copied()) {
+            let hint = match nearest(key, self.known.iter().copied()) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => format!("known here: {}", self.asked.join(", ")),
+                None => format!("known here: {}", self.known.join(", ")),
             };
             self.findings.fault(node.place.clone(), &self.path_of(key), format!("unknown {kind}, {hint}"));
         }

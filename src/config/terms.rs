@@ -1,6 +1,8 @@
-//! The bounds and forms of what people and producers write, each in one place: names, ids, moments, loopback; pure.
+//! The bounds and forms of what people and producers write, each in one place: names, ids, moments, loopback;
+//! pure.
 //!
-//! The wire, the admin port and the command line read the same things; what is allowed must not depend on the door.
+//! The wire, the admin port and the command line read the same things; what is allowed must not depend on the
+//! door.
 
 use std::net::IpAddr;
 
@@ -10,12 +12,12 @@ pub const MAX_NAME: usize = 200;
 /// Longest id, bytes: what an AMQP short string can carry.
 pub const MAX_ID: usize = 255;
 
-/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms in
-/// March 1973.
+/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms
+/// in March 1973.
 pub const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
 
-/// UTC milliseconds of RFC 3339 text with an offset; a fraction of a millisecond rounds up, so that nothing leaves
-/// early. `None`: it is no such text. Before 1970 it is negative.
+/// UTC milliseconds of RFC 3339 text with an offset; a fraction of a millisecond rounds up, so that nothing
+/// leaves early. `None`: it is no such text. Before 1970 it is negative.
 pub fn rfc3339_ms(text: &str) -> Option<i64> {
     let at: jiff::Timestamp = text.parse().ok()?;
     let (ms, rest) = (at.as_nanosecond().div_euclid(1_000_000), at.as_nanosecond().rem_euclid(1_000_000));

@@ -1,8 +1,9 @@
-//! The configuration as written: one tree of keys and values, each with its place, file first, environment over it.
+//! The configuration as written: one tree of keys and values, each with its place, file first, environment
+//! over it.
 //!
 //! Nothing here knows which keys exist or what they mean.
 
-use super::finding::{Finding, Place};
+use super::finding::{Finding, Location};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ pub(super) type Table<'t> = BTreeMap<String, Node<'t>>;
 
 /// A value and where its key stands.
 pub(super) struct Node<'t> {
-    pub place: Place,
+    pub place: Location,
     /// The text of the variable that it comes from, if it comes from one.
     pub text: Option<&'t str>,
     pub value: Value<'t>,
@@ -30,11 +31,11 @@ pub(super) enum Value<'t> {
     Leaf(DeValue<'t>),
 }
 
-/// Reads TOML text. A syntax fault (a repeated key is one) leaves nothing that could be trusted, so that syntax
-/// faults are reported alone, all of them.
+/// Reads TOML text. A syntax fault (a repeated key is one) leaves nothing that could be trusted, so that
+/// syntax faults are reported alone, all of them.
 pub(super) fn parse<'t>(text: &'t str, path: &Arc<Path>) -> Result<Table<'t>, Vec<Finding>> {
     let lines: Vec<usize> = text.bytes().enumerate().filter(|&(_, b)| b == b'\n').map(|(n, _)| n).collect();
-    let place = |offset: usize| Place::File {
+    let place = |offset: usize| Location::File {
         line: 1 + lines.partition_point(|&end| end < offset),
         path: path.clone(),
     };
@@ -51,7 +52,7 @@ pub(super) fn parse<'t>(text: &'t str, path: &Arc<Path>) -> Result<Table<'t>, Ve
     Err(errors.into_iter().map(fault).collect())
 }
 
-fn table<'t>(source: DeTable<'t>, place: &impl Fn(usize) -> Place) -> Table<'t> {
+fn table<'t>(source: DeTable<'t>, place: &impl Fn(usize) -> Location) -> Table<'t> {
     source
         .into_iter()
         .map(|(key, v)| {
@@ -64,7 +65,7 @@ fn table<'t>(source: DeTable<'t>, place: &impl Fn(usize) -> Place) -> Table<'t> 
         .collect()
 }
 
-fn value<'t>(source: DeValue<'t>, place: &impl Fn(usize) -> Place) -> Value<'t> {
+fn value<'t>(source: DeValue<'t>, place: &impl Fn(usize) -> Location) -> Value<'t> {
     match source {
         DeValue::Table(t) => Value::Table(table(t, place)),
         DeValue::Array(a) => Value::List(
@@ -84,9 +85,10 @@ fn value<'t>(source: DeValue<'t>, place: &impl Fn(usize) -> Place) -> Value<'t> 
     }
 }
 
-/// Lays one environment variable over the tree. Its text is taken as a TOML value where it is one, else as text.
+/// Lays one environment variable over the tree. Its text is taken as a TOML value where it is one, else as
+/// text.
 pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) -> Result<(), Finding> {
-    let place = Place::Variable(name.to_owned());
+    let place = Location::Variable(name.to_owned());
     let fault = |text: &str| Finding { place: place.clone(), key: String::new(), text: text.to_owned() };
     let path = path_of(name).map_err(fault)?;
     if text.contains(char::REPLACEMENT_CHARACTER) {
@@ -110,8 +112,8 @@ pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) ->
     Ok(())
 }
 
-/// The keys, outermost first, that a variable's name stands for. Application names stand as they are (and may hold
-/// `__`); everything else is written in upper case.
+/// The keys, outermost first, that a variable's name stands for. Application names stand as they are (and may
+/// hold `__`); everything else is written in upper case.
 fn path_of(name: &str) -> Result<Vec<String>, &'static str> {
     let parts: Vec<&str> = name.strip_prefix(PREFIX).unwrap_or(name).split("__").collect();
     let (front, names, keys) = match parts.as_slice() {

@@ -1,6 +1,7 @@
 //! Leaf values and their bounds, as serde seeds: whole numbers, durations, sizes, flags, words, text.
 //!
-//! Each error is a sentence that says how to write it right. Errors about text never quote it: it may be a secret.
+//! Each error is a sentence that says how to write it right. Errors about text never quote it: it may be a
+//! secret.
 
 use super::finding::nearest;
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
@@ -39,7 +40,7 @@ impl Visitor<'_> for Whole {
     fn visit_i64<E: Error>(self, n: i64) -> Result<u64, E> {
         match u64::try_from(n) {
             Ok(n) => self.visit_u64(n),
-            Err(_) => Err(E::custom(format_args!("{n} is not {}", Wanted(&self)))),
+            Err(_) => Err(E::custom(format_args!("{n} is not {}", WantedValue(&self)))),
         }
     }
 
@@ -47,15 +48,15 @@ impl Visitor<'_> for Whole {
         if self.0.contains(&n) {
             Ok(n)
         } else {
-            Err(E::custom(format_args!("{n} is not {}", Wanted(&self))))
+            Err(E::custom(format_args!("{n} is not {}", WantedValue(&self))))
         }
     }
 }
 
 /// Prints what a visitor expects.
-struct Wanted<'v, V>(&'v V);
+struct WantedValue<'v, V>(&'v V);
 
-impl<'de, V: Visitor<'de>> fmt::Display for Wanted<'_, V> {
+impl<'de, V: Visitor<'de>> fmt::Display for WantedValue<'_, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.expecting(f)
     }
@@ -95,10 +96,10 @@ impl Visitor<'_> for Span {
         }
         // Sums of this length stay clear of the end of `Duration`, where humantime panics.
         if text.len() > 64 || text.split(|c: char| !c.is_ascii_digit()).any(|run| run.len() > 10) {
-            return Err(E::custom(format_args!("is not {}: too many digits", Wanted(&self))));
+            return Err(E::custom(format_args!("is not {}: too many digits", WantedValue(&self))));
         }
         let span = humantime::parse_duration(text)
-            .map_err(|e| E::custom(format_args!("{text:?} is not {}: {e}", Wanted(&self))))?;
+            .map_err(|e| E::custom(format_args!("{text:?} is not {}: {e}", WantedValue(&self))))?;
         if span.subsec_nanos() % 1_000_000 != 0 {
             return Err(E::custom("is finer than a millisecond"));
         }
@@ -148,7 +149,7 @@ impl Visitor<'_> for Size {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
-        let wrong = || E::custom(format_args!("{text:?} is not {}", Wanted(&self)));
+        let wrong = || E::custom(format_args!("{text:?} is not {}", WantedValue(&self)));
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);
         let number: u64 = number.parse().map_err(|_| wrong())?;
@@ -224,7 +225,7 @@ impl<T: Copy> Visitor<'_> for Words<T> {
         if let Some((_, value)) = self.0.iter().find(|(word, _)| *word == text) {
             return Ok(*value);
         }
-        let wanted = Wanted(&self);
+        let wanted = WantedValue(&self);
         Err(match nearest(text, self.0.iter().map(|&(word, _)| word)) {
             Some(word) => E::custom(format_args!("{text:?} is not {wanted}; did you mean `{word}`?")),
             None => E::custom(format_args!("{text:?} is not {wanted}")),

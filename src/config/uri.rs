@@ -1,7 +1,8 @@
-//! AMQP URIs, taken apart strictly. No error quotes any part of one: what looks like a port may be half a password.
+//! AMQP URIs, taken apart strictly. No error quotes any part of one: what looks like a port may be half a
+//! password.
 //!
-//! Deliberately absent: query parameters. What they set in other clients is either a key of this configuration or
-//! fixed.
+//! Deliberately absent: query parameters. What they set in other clients is either a key of this
+//! configuration or fixed.
 
 use percent_encoding::percent_decode_str;
 use secrecy::SecretString;
@@ -43,7 +44,7 @@ const PARAMETERS: [&str; 16] = [
     "verify",
 ];
 
-/// Reads `amqp[s]://[user[:password]@]host[:port][/vhost]`.
+/// Reads a URI: `amqp[s]://[user[:password]@]host[:port][/vhost]`.
 pub(super) fn parse(text: &str) -> Result<Uri, String> {
     if text.is_empty() {
         return Err("is empty: write amqp://user@host/vhost".into());
@@ -257,8 +258,13 @@ mod tests {
         }
 
         #[test]
-        fn every_login_survives_encoding(user in "\\PC{1,20}", password in "\\PC{1,20}", vhost in "\\PC{1,20}") {
-            let encode = |t: &str| percent_encoding::utf8_percent_encode(t, percent_encoding::NON_ALPHANUMERIC).to_string();
+        fn every_login_survives_encoding(
+            user in "\\PC{1,20}",
+            password in "\\PC{1,20}",
+            vhost in "\\PC{1,20}",
+        ) {
+            use percent_encoding::{utf8_percent_encode, NON_ALPHANUMERIC};
+            let encode = |t: &str| utf8_percent_encode(t, NON_ALPHANUMERIC).to_string();
             let uri = format!("amqp://{}:{}@h/{}", encode(&user), encode(&password), encode(&vhost));
             let parsed = parse(&uri).unwrap();
             prop_assert_eq!(parsed.user, Some(user));

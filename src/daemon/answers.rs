@@ -8,8 +8,8 @@ use crate::engine::types::{
 };
 use serde_json::{json, Map, Value};
 
-/// What is told of an item in a look-up; `None` is null.
-struct Told<'a> {
+/// What is reported of an item in a look-up; `None` is null.
+struct Reported<'a> {
     state: &'a str,
     customer: Option<&'a str>,
     due: Option<u64>,
@@ -17,7 +17,7 @@ struct Told<'a> {
     last_error: Option<&'a str>,
 }
 
-/// An answer for somebody within this process.
+/// An answer to a command from within this process.
 pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
     let status = match &reply.answer {
         Answer::Unavailable(_) => Status::Unavailable,
@@ -52,11 +52,11 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
         }
         (Answer::Ended(ended), Some(target)) => ended_item(target, ended),
         (Answer::Ended(ended), None) => cancel_of_ended(ended),
-        (Answer::InFlight, Some(target)) => item(target, &Told::nothing("in_flight")),
+        (Answer::InFlight, Some(target)) => item(target, &Reported::nothing("in_flight")),
         (Answer::InFlight, None) => json!({ "result": "in_flight" }),
-        (Answer::Unknown, Some(target)) => item(target, &Told::nothing("unknown")),
+        (Answer::Unknown, Some(target)) => item(target, &Reported::nothing("unknown")),
         (Answer::Unknown, None) => json!({ "result": "unknown" }),
-        (Answer::Found(found), Some(target)) => item(target, &Told::of(found)),
+        (Answer::Found(found), Some(target)) => item(target, &Reported::of(found)),
         (Answer::Found(found), None) => row(found, store_identity),
         (Answer::Counted { waiting, in_flight, parked, next_due }, _) => {
             let counts = json!({
@@ -99,7 +99,7 @@ fn ended_item(target: &Target, ended: &Ended) -> Value {
         End::Dead(dead) if dead.reason == Reason::Expired => ("expired", Some(&*dead.error)),
         End::Dead(dead) => ("dead", Some(&*dead.error)),
     };
-    let told = Told {
+    let reported = Reported {
         state,
         customer: ended.customer.as_deref(),
         due: Some(ended.due),
@@ -111,29 +111,29 @@ fn ended_item(target: &Target, ended: &Ended) -> Value {
         End::Dead(dead) if state == "dead" => json!({ "at": ended.at, "reason": dead.reason.as_str() }),
         End::Dead(_) | End::Cancelled | End::CancelledAgain => json!({ "at": ended.at }),
     };
-    with(item(target, &told), more)
+    with(item(target, &reported), more)
 }
 
 /// A look-up: every key of the contract, whatever is known.
-fn item(target: &Target, told: &Told<'_>) -> Value {
+fn item(target: &Target, reported: &Reported<'_>) -> Value {
     json!({
-        "state": told.state,
+        "state": reported.state,
         "application": target.application,
         "id": target.id,
-        "customer": told.customer,
-        "due": told.due,
-        "attempts": told.attempts,
-        "last_error": told.last_error,
+        "customer": reported.customer,
+        "due": reported.due,
+        "attempts": reported.attempts,
+        "last_error": reported.last_error,
     })
 }
 
-impl<'a> Told<'a> {
+impl<'a> Reported<'a> {
     fn nothing(state: &'a str) -> Self {
-        Told { state, customer: None, due: None, attempts: None, last_error: None }
+        Reported { state, customer: None, due: None, attempts: None, last_error: None }
     }
 
     fn of(found: &'a Listed) -> Self {
-        Told {
+        Reported {
             state: found.stage.as_str(),
             customer: found.customer.as_deref(),
             due: Some(found.due),
@@ -143,8 +143,8 @@ impl<'a> Told<'a> {
     }
 }
 
-/// One row of a list. Without its properties, nobody knows whether its producer gave it an id: null, and not the one
-/// that it would have been assigned.
+/// One row of a list. Without its properties, it is unknown whether its producer gave it an id: null, and not
+/// the one that it would have been assigned.
 fn row(listed: &Listed, store_identity: u64) -> Value {
     let assigned = AssignedId { seq: listed.key.seq, due: listed.accepted_due };
     let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, assigned));

@@ -83,7 +83,8 @@ fn a_cancel_says_what_became_of_it() {
         (
             dead(Reason::Attempts),
             json!({
-                "result": "dead", "at": 1_800_000_000_000_u64, "reason": "attempts", "error": "it could not be"
+                "result": "dead", "at": 1_800_000_000_000_u64, "reason": "attempts",
+                "error": "it could not be"
             }),
         ),
         (Answer::InFlight, json!({ "result": "in_flight" })),
@@ -119,8 +120,8 @@ fn a_look_up_has_every_key_of_the_contract() {
     }
     let nothing = |state: &str| {
         json!({
-            "state": state, "application": "mail", "id": "i/1", "customer": null, "due": null, "attempts": null,
-            "last_error": null,
+            "state": state, "application": "mail", "id": "i/1", "customer": null, "due": null,
+            "attempts": null, "last_error": null,
         })
     };
     assert_eq!(lookup(Answer::Unknown), (Status::Unknown, nothing("unknown")));

@@ -1,7 +1,7 @@
 //! Commands on their way through the engine, and their answers on the way back.
 //!
-//! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the ingest
-//! queue carry their own address.
+//! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the
+//! ingest queue carry their own address.
 
 use super::answers;
 use crate::admin::{CommandRequest, CommandResponse, Status};
@@ -12,8 +12,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has gone
-/// does not take its command back, so the port's own bound on requests is none on these.
+/// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has
+/// gone does not take its command back, so the port's own bound on requests is none on these.
 const MOST_PENDING: usize = 256;
 
 /// Who waits for which command.
@@ -24,32 +24,32 @@ pub(super) struct PendingQueries {
 }
 
 impl PendingQueries {
-    /// Numbers a command. `None`: there are too many, and whoever asked has been told.
+    /// Numbers a command. `None`: there are too many, and its sender has been answered.
     pub(super) fn admit(
         &mut self,
-        asked: CommandRequest,
+        request: CommandRequest,
         sender: oneshot::Sender<CommandResponse>,
         store_identity: u64,
     ) -> Option<(Asker, Command)> {
         if self.waiting.len() >= MOST_PENDING {
             let document = json!({ "error": "too many commands wait for their answers" });
-            // Whoever asked may have gone.
+            // The sender may have gone.
             let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
             return None;
         }
         self.last += 1;
         self.waiting.insert(self.last, sender);
-        Some((Asker::Local(self.last), command(asked, store_identity)))
+        Some((Asker::Local(self.last), command(request, store_identity)))
     }
 
-    /// Whoever still waits is told that no answer will come, by the sender's end.
+    /// Open commands end without an answer: their senders see the channel closed.
     pub(super) fn reject_all(&mut self) {
         self.waiting.clear();
     }
 
     fn resolve(&mut self, number: u64, answered: CommandResponse) {
         if let Some(sender) = self.waiting.remove(&number) {
-            // Whoever asked may have gone.
+            // The sender may have gone.
             let _ = sender.send(answered);
         }
     }
@@ -74,8 +74,8 @@ impl PendingQueries {
 }
 
 /// The engine's command of what a client wrote.
-fn command(asked: CommandRequest, store_identity: u64) -> Command {
-    asked.naming(|of| target(&of.application, &of.id, store_identity))
+fn command(request: CommandRequest, store_identity: u64) -> Command {
+    request.naming(|of| target(&of.application, &of.id, store_identity))
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_finds_whoever_asked() {
+    fn an_answer_finds_its_sender() {
         let mut open = PendingQueries::default();
         let mut ask = || {
             let (sender, answer) = oneshot::channel();
@@ -108,7 +108,7 @@ mod tests {
         let document = json!({ "result": "flushed", "count": 3 });
         assert_eq!(second_answer.try_recv(), Ok(CommandResponse { status: Status::Known, document }));
         assert_eq!(first_answer.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        // A second answer to the same number finds nobody, and one whose client has gone is no fault.
+        // A second answer to the same number finds no sender, and one whose client has gone is no fault.
         drop(first_answer);
         open.sort(vec![reply(second.0, second.1), reply(first.0, first.1)], STORE);
         assert!(open.waiting.is_empty());

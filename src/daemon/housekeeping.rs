@@ -1,4 +1,5 @@
-//! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, the watchdog.
+//! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, the
+//! watchdog.
 
 use super::life::Life;
 use super::starts;
@@ -7,10 +8,12 @@ use crate::engine::event::Input;
 use crate::engine::types::Reason;
 use crate::{clock, store};
 
-/// A part that has made no progress for longer while it had work is taken for dead: the watchdog is not fed. ms.
+/// A part that has made no progress for longer while it had work is taken for dead: the watchdog is not fed.
+/// ms.
 const STUCK_MS: u64 = 60_000;
 
-/// Free space below which nothing is accepted, as a share of the file system; above with some distance, again.
+/// Free space below which nothing is accepted, as a share of the file system; above with some distance,
+/// again.
 const LOW_WATER_PERCENT: u64 = 5;
 const LOW_WATER_BACK_PERCENT: u64 = 6;
 
@@ -82,7 +85,7 @@ impl Life<'_> {
     }
 
     /// Whether every part that has work has made progress lately. Waiting for a broker is no work.
-    fn is_alive(&self, now: u64, store: &store::thread::Stats) -> bool {
+    fn is_alive(&self, now: u64, store: &store::thread::StoreStats) -> bool {
         let amqp = self.shard.amqp.stats();
         let stuck = |since: u64| now.saturating_sub(since) > STUCK_MS;
         let dead = [

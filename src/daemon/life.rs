@@ -2,12 +2,13 @@
 //!
 //! One turn, in this order:
 //! 1. sleep until something happens or is due;
-//! 2. control first: settled publishes, answers of the store, links, signals, questions; they free slots and memory;
+//! 2. control first: settled publishes, answers of the store, links, signals, questions; they free slots and
+//!    memory;
 //! 3. then what the ingest connection brought, in bounded helpings;
 //! 4. what the engine says is carried out after each, in its order;
 //! 5. about once a second, housekeeping.
 
-use super::mailbox::{Event, Mailbox};
+use super::mailbox::{LoopEvent, Mailbox};
 use super::process::Process;
 use super::shard::Shard;
 use super::starts::Starts;
@@ -19,7 +20,7 @@ use crate::engine::event::{Input, Intake, Opened};
 use crate::engine::types::{Asker, Command, Request, Settled};
 use crate::engine::Engine;
 use crate::signals::Signal;
-use crate::store::{self, thread::Event as StoreEvent};
+use crate::store::{self, thread::StoreEvent};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,10 +33,11 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// How a life ended.
 #[derive(Debug)]
 pub(super) enum Ending {
-    /// It was told to, and the store is closed.
+    /// A stop was requested, and the store is closed.
     Stopped,
-    /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what is there.
-    Failed(store::Failure),
+    /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what
+    /// is there.
+    Failed(store::StoreFailure),
 }
 
 /// What the store held.
@@ -49,7 +51,7 @@ pub(super) struct FoundItems {
 pub(super) struct OpenLife {
     pub(super) found: FoundItems,
     engine: Engine,
-    store: store::thread::Handle,
+    store: store::thread::StoreHandle,
     store_identity: u64,
     mailbox: Arc<Mailbox>,
 }
@@ -69,9 +71,9 @@ pub(super) struct Life<'p> {
     pub(super) disk_low: bool,
     /// Items given up for want of room, as last logged.
     pub(super) logged_full: u64,
-    /// Monotonic end of the drain, once a stop was asked for.
+    /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
-    failure: Option<store::Failure>,
+    failure: Option<store::StoreFailure>,
 }
 
 /// What one turn brought, as far as it goes to the engine many at a time; in the order in which it goes.
@@ -87,14 +89,14 @@ impl Life<'_> {
     pub(super) fn open(process: &mut Process) -> Result<OpenLife, RunError> {
         let mailbox = process.next_mailbox();
         let config = &process.config;
-        let opened = recovery::attended(&process.notify, recovery::CHECK_EVERY, || {
+        let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
             store::open(&config.store, config.limits.memory, process.accept_loss)
         })?;
         let on_store = Arc::clone(&mailbox);
         let handle = store::thread::spawn(
             opened.store,
-            store::thread::Limits::of(config.limits.memory),
-            Arc::new(move |event| on_store.post(Event::Store(event))),
+            store::thread::ThreadLimits::of(config.limits.memory),
+            Arc::new(move |event| on_store.post(LoopEvent::Store(event))),
         )?;
         let seed = getrandom::u64().unwrap_or(opened.identity);
         let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
@@ -125,7 +127,7 @@ impl OpenLife {
         starts: &'p mut Starts,
     ) -> Life<'p> {
         let on_amqp = Arc::clone(&self.mailbox);
-        let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(Event::Amqp(event)));
+        let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(LoopEvent::Amqp(event)));
         let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
         let amqp = Amqp::start(process.runtime.handle(), options, on_amqp);
         // Until the engine says otherwise.
@@ -170,20 +172,27 @@ impl Life<'_> {
     }
 
     /// Everything of one turn. Neighbouring events of one kind go to the engine as one input.
-    fn turn(&mut self, events: &mut Vec<Event>) {
+    fn turn(&mut self, events: &mut Vec<LoopEvent>) {
         failpoint!("turn");
         let mut turn = Turn::default();
         for event in events.drain(..) {
             match event {
-                Event::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => {
+                LoopEvent::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => {
                     turn.requests = chunk
                 }
-                Event::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
-                Event::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
-                Event::Query(admin::Query::Command(asked, sender)) => {
-                    turn.commands.extend(self.shard.queries.admit(asked, sender, self.shard.store_identity));
+                LoopEvent::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
+                LoopEvent::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
+                LoopEvent::Query(admin::Query::Command(request, sender)) => {
+                    turn.commands.extend(self.shard.queries.admit(
+                        request,
+                        sender,
+                        self.shard.store_identity,
+                    ));
                 }
-                event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
+                event @ (LoopEvent::Amqp(_)
+                | LoopEvent::Store(_)
+                | LoopEvent::Signal(_)
+                | LoopEvent::Query(_)) => {
                     self.dispatch(&mut turn);
                     self.handle(event);
                 }
@@ -205,25 +214,25 @@ impl Life<'_> {
         }
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: LoopEvent) {
         match event {
-            Event::Amqp(event) => self.broker(event),
-            Event::Store(StoreEvent::Committed(token)) => self.shard.feed(Input::Committed(token)),
-            Event::Store(StoreEvent::Loaded(loaded)) => self.shard.feed(Input::Loaded(loaded)),
-            Event::Store(StoreEvent::Failed(failure)) => {
+            LoopEvent::Amqp(event) => self.broker(event),
+            LoopEvent::Store(StoreEvent::Committed(token)) => self.shard.feed(Input::Committed(token)),
+            LoopEvent::Store(StoreEvent::Loaded(loaded)) => self.shard.feed(Input::Loaded(loaded)),
+            LoopEvent::Store(StoreEvent::Failed(failure)) => {
                 tracing::error!(error = %failure, "the store has failed: stopping");
                 self.process.readiness.set(Latch::Store, false);
                 self.failure = Some(failure);
             }
-            Event::Signal(Signal::Terminate) => self.begin_stop(),
-            Event::Signal(Signal::Reload) => self.reload(),
-            Event::Query(admin::Query::State(reply)) => {
-                // Whoever asked may have gone.
+            LoopEvent::Signal(Signal::Terminate) => self.begin_stop(),
+            LoopEvent::Signal(Signal::Reload) => self.reload(),
+            LoopEvent::Query(admin::Query::State(reply)) => {
+                // The sender may have gone.
                 let _ = reply.send(self.state());
             }
-            Event::Query(admin::Query::Command(asked, sender)) => {
+            LoopEvent::Query(admin::Query::Command(request, sender)) => {
                 let identity = self.shard.store_identity;
-                if let Some(command) = self.shard.queries.admit(asked, sender, identity) {
+                if let Some(command) = self.shard.queries.admit(request, sender, identity) {
                     self.shard.feed(Input::Commands(vec![command]));
                 }
             }
@@ -283,12 +292,12 @@ impl Life<'_> {
             self.turn(&mut events);
             self.shard.feed(Input::Drain);
         }
-        // Nothing is decided any more: whoever waits is told at once, and not by the end of the wait.
+        // Nothing is decided any more: open commands end at once, and not at the end of the wait.
         self.shard.queries.reject_all();
         if let Err(error) = self.shard.store.close(budget) {
             tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
         }
-        // Questions that came after the last turn: dropped, which tells whoever asked.
+        // Questions that came after the last turn: dropped, which ends the wait of their senders.
         self.mailbox.take(Duration::ZERO, &mut Vec::new());
         tracing::info!(
             waiting = left.items.waiting,
@@ -334,7 +343,7 @@ mod tests {
         for _ in 0..2 {
             let life = Life::open(&mut process).unwrap();
             identities.push(life.store_identity);
-            life.mailbox.post(Event::Signal(Signal::Terminate));
+            life.mailbox.post(LoopEvent::Signal(Signal::Terminate));
             let ending = life.begin(&mut process, false, &mut starts).run();
             assert!(matches!(ending, Ending::Stopped), "{ending:?}");
         }

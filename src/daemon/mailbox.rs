@@ -1,9 +1,9 @@
 //! Where everything that happens to the daemon arrives, and where its loop sleeps.
 //!
-//! A closed set of events in two queues. Control (settled publishes, store answers, links, signals, queries) comes
-//! first in a turn: it frees slots and memory. What the ingest connection sends keeps an order of its own and is
-//! taken in bounded helpings. Neither queue needs a limit: deliveries are bounded by the prefetch, settled publishes
-//! by the slots, store answers by what was asked, queries by the admin listener.
+//! A closed set of events in two queues. Control (settled publishes, store answers, links, signals, queries)
+//! comes first in a turn: it frees slots and memory. What the ingest connection sends keeps an order of its
+//! own and is taken in bounded helpings. Neither queue needs a limit: deliveries are bounded by the prefetch,
+//! settled publishes by the slots, store answers by what was asked, queries by the admin listener.
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 
@@ -15,41 +15,44 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper bound on the items handled in one turn, a last chunk apart (of the consumer's bounds, or one envelope): some
-/// milliseconds of work.
+/// Upper bound on the items handled in one turn, a last chunk apart (of the consumer's bounds, or one
+/// envelope): some milliseconds of work.
 const TURN_ITEMS: usize = 4_096;
 
 /// Everything that can happen.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum LoopEvent {
     Amqp(amqp::Event),
-    Store(store::thread::Event),
+    Store(store::thread::StoreEvent),
     Signal(Signal),
     Query(Query),
 }
 
 #[derive(Debug, Default)]
-struct Queues {
-    control: VecDeque<Event>,
+struct MailboxQueues {
+    control: VecDeque<LoopEvent>,
     ingest: VecDeque<amqp::Event>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
-    queues: Mutex<Queues>,
+    queues: Mutex<MailboxQueues>,
     filled: Condvar,
 }
 
 impl Mailbox {
     /// From any thread; never blocks for long.
-    pub(super) fn post(&self, event: Event) {
+    pub(super) fn post(&self, event: LoopEvent) {
         let mut queues = self.lock();
         match event {
-            Event::Amqp(
+            LoopEvent::Amqp(
                 event
                 @ (amqp::Event::Requests(_) | amqp::Event::IngestReady { .. } | amqp::Event::IngestLost),
             ) => queues.ingest.push_back(event),
-            event @ (Event::Amqp(_) | Event::Store(_) | Event::Signal(_) | Event::Query(_)) => {
+            event @ (LoopEvent::Amqp(_)
+            | LoopEvent::Store(_)
+            | LoopEvent::Signal(_)
+            | LoopEvent::Query(_)) => {
                 queues.control.push_back(event);
             }
         }
@@ -58,7 +61,7 @@ impl Mailbox {
     }
 
     /// Waits until something is there, `timeout` at most, and moves one turn's events to `out`.
-    pub(super) fn take(&self, timeout: Duration, out: &mut Vec<Event>) {
+    pub(super) fn take(&self, timeout: Duration, out: &mut Vec<LoopEvent>) {
         let mut queues = self.lock();
         if queues.control.is_empty() && queues.ingest.is_empty() && !timeout.is_zero() {
             let waited = self.filled.wait_timeout_while(queues, timeout, |queues| {
@@ -73,11 +76,11 @@ impl Mailbox {
             if let amqp::Event::Requests(chunk) = &event {
                 items += chunk.iter().map(Request::item_count).sum::<usize>();
             }
-            out.push(Event::Amqp(event));
+            out.push(LoopEvent::Amqp(event));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queues> {
+    fn lock(&self) -> MutexGuard<'_, MailboxQueues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,18 +93,18 @@ mod tests {
     #[test]
     fn control_comes_first_and_ingest_keeps_its_order() {
         let mailbox = Mailbox::default();
-        mailbox.post(Event::Amqp(amqp::Event::IngestReady { generation: 1 }));
-        mailbox.post(Event::Amqp(amqp::Event::IngestLost));
-        mailbox.post(Event::Signal(Signal::Reload));
+        mailbox.post(LoopEvent::Amqp(amqp::Event::IngestReady { generation: 1 }));
+        mailbox.post(LoopEvent::Amqp(amqp::Event::IngestLost));
+        mailbox.post(LoopEvent::Signal(Signal::Reload));
         let mut out = vec![];
         mailbox.take(Duration::ZERO, &mut out);
         assert!(
             matches!(
                 out[..],
                 [
-                    Event::Signal(Signal::Reload),
-                    Event::Amqp(amqp::Event::IngestReady { generation: 1 }),
-                    Event::Amqp(amqp::Event::IngestLost)
+                    LoopEvent::Signal(Signal::Reload),
+                    LoopEvent::Amqp(amqp::Event::IngestReady { generation: 1 }),
+                    LoopEvent::Amqp(amqp::Event::IngestLost)
                 ]
             ),
             "{out:?}"
@@ -112,7 +115,7 @@ mod tests {
     fn a_post_ends_the_wait() {
         let mailbox = Arc::new(Mailbox::default());
         let poster = Arc::clone(&mailbox);
-        let thread = std::thread::spawn(move || poster.post(Event::Signal(Signal::Terminate)));
+        let thread = std::thread::spawn(move || poster.post(LoopEvent::Signal(Signal::Terminate)));
         let mut out = vec![];
         mailbox.take(Duration::from_secs(30), &mut out);
         assert_eq!(out.len(), 1);

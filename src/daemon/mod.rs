@@ -1,10 +1,10 @@
-//! The daemon, which alone knows all parts. It decides nothing about items: what happens is translated into the engine's
-//! inputs, and what the engine answers is carried out, in the engine's order.
+//! The daemon, which alone knows all parts. It decides nothing about items: what happens is translated into
+//! the engine's inputs, and what the engine answers is carried out, in the engine's order.
 //!
 //! Three layers, each of which outlives the one below it:
 //! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration;
-//! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next begin within
-//!   the process;
+//! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
+//!   begin within the process;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
 
 mod answers;
@@ -28,10 +28,10 @@ use std::process::ExitCode;
 /// Exit code beside 0 and 1: another process has the store.
 const EXIT_LOCKED: u8 = 75;
 
-/// What `tidegate run` was told.
+/// Options of `tidegate run`.
 #[derive(Debug)]
 pub struct RunOptions {
-    /// Checked.
+    /// Valid as a whole.
     pub config: Config,
     /// Where it came from; read again on SIGHUP.
     pub config_path: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub struct RunOptions {
     pub log_format: LogFormat,
 }
 
-/// Runs until it is told to stop. 0 after a graceful stop, 75 when another process has the store, else 1.
+/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, else 1.
 pub fn run(options: RunOptions) -> ExitCode {
     logging::abort_on_panic();
     if let Err(error) = logging::init(options.log_format) {
@@ -66,7 +66,7 @@ enum RunError {
     #[error("store: {0}")]
     Open(#[from] OpenError),
     #[error("store: {0}")]
-    Store(#[from] store::Failure),
+    Store(#[from] store::StoreFailure),
     #[error("store: {0}")]
     Spawn(#[from] store::SpawnError),
     #[error("the runtime cannot be started: {0}")]

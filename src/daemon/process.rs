@@ -1,10 +1,11 @@
 //! The process: what there is once, however many lives of the store it sees.
 //!
-//! The order of start-up matters: signals first, so that a start can be ended; the store next, because only its owner may
-//! do anything at all; the admin port, so that readiness can be asked for; the broker last, and without waiting for it.
+//! The order of start-up matters: signals first, so that a start can be ended; the store next, because only
+//! its owner may do anything at all; the admin port, so that readiness can be asked for; the broker last, and
+//! without waiting for it.
 
 use super::life::{Ending, Life};
-use super::mailbox::{Event, Mailbox};
+use super::mailbox::{LoopEvent, Mailbox};
 use super::starts::Starts;
 use super::{RunError, RunOptions};
 use crate::admin::{self, Liveness, Readiness};
@@ -39,7 +40,7 @@ pub(super) struct Inlet {
 }
 
 impl Inlet {
-    fn post(&self, event: Event) {
+    fn post(&self, event: LoopEvent) {
         self.present().post(event);
     }
 
@@ -47,27 +48,29 @@ impl Inlet {
         Arc::clone(&self.present.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A mailbox of its own for the next life: what the connections and the store of the last one still tell stays
-    /// behind. Signals that came between the two are handed on.
+    /// A mailbox of its own for the next life: what the connections and the store of the last one still tell
+    /// stays behind. Signals that came between the two are handed on.
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         let mut left = Vec::new();
         present.take(Duration::ZERO, &mut left);
-        left.into_iter().filter(|event| matches!(event, Event::Signal(_))).for_each(|event| new.post(event));
+        left.into_iter()
+            .filter(|event| matches!(event, LoopEvent::Signal(_)))
+            .for_each(|event| new.post(event));
         *present = Arc::clone(&new);
         new
     }
 }
 
-/// Runs until it is told to stop, or cannot go on.
+/// Runs until a stop is requested, or cannot go on.
 pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let mut process = Process::new(options)?;
     let entered = process.runtime.handle().clone();
     let _entered = entered.enter();
     let signal = Arc::clone(&process.inlet);
     let listening =
-        signals::listen(move |signal_| signal.post(Event::Signal(signal_))).map_err(RunError::Signals)?;
+        signals::listen(move |signal_| signal.post(LoopEvent::Signal(signal_))).map_err(RunError::Signals)?;
     let life = Life::open(&mut process)?;
     let admin = process.serve_admin()?;
     // Only now: a start that ends before it has seen a message says nothing about messages.
@@ -132,7 +135,7 @@ impl Process {
             (&self.config.admin).into(),
             Arc::clone(&self.readiness),
             Arc::clone(&self.liveness),
-            Arc::new(move |query| ask.post(Event::Query(query))),
+            Arc::new(move |query| ask.post(LoopEvent::Query(query))),
         ))?;
         Ok(server)
     }

@@ -1,7 +1,8 @@
-//! Opening the store may take long after a crash: the service manager is asked for more time as long as it goes on.
+//! Opening the store may take long after a crash: the service manager is asked for more time as long as it
+//! goes on.
 //!
-//! What counts as going on is the process's CPU time, since nothing else runs at this point. A start that hangs uses
-//! none, is given no more time, and is ended by the manager's own limit.
+//! What counts as going on is the process's CPU time, since nothing else runs at this point. A start that
+//! hangs uses none, is given no more time, and is ended by the manager's own limit.
 
 use crate::notify::Notify;
 use rustix::time::{clock_gettime, ClockId};
@@ -15,7 +16,7 @@ pub(super) const CHECK_EVERY: Duration = Duration::from_secs(10);
 const PROGRESS: Duration = Duration::from_millis(10);
 
 /// Runs `open`, and meanwhile asks for three more periods of `every` whenever the last one brought progress.
-pub(super) fn attended<T>(notify: &Notify, every: Duration, open: impl FnOnce() -> T) -> T {
+pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl FnOnce() -> T) -> T {
     let (done, ended) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -61,7 +62,7 @@ mod tests {
         manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let notify = Notify::to(path.as_os_str()).unwrap();
         let every = Duration::from_millis(50);
-        let asked = attended(&notify, every, || {
+        let asked = extending_timeout(&notify, every, || {
             // Busy until it has been asked for more time.
             let deadline = Instant::now() + Duration::from_secs(20);
             manager.set_nonblocking(true).unwrap();

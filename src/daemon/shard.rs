@@ -1,7 +1,7 @@
 //! A shard: one engine, its part of the store, and its connections to one ingest queue.
 //!
-//! What happens is told to the engine, and what the engine answers is carried out in the order of its fields. Nothing here
-//! waits.
+//! What happens is an input of the engine, and what the engine answers is carried out in the order of its
+//! fields. Nothing here waits.
 
 use super::commands::PendingQueries;
 use crate::amqp::{self, Amqp};
@@ -9,28 +9,33 @@ use crate::clock;
 use crate::engine::event::{Effects, Input};
 use crate::engine::types::Reply;
 use crate::engine::Engine;
-use crate::store::{self, Commit};
+use crate::store::{self, CommitGroup};
 use std::time::Duration;
 
 /// See the module's page.
 pub(super) struct Shard {
     pub(super) engine: Engine,
     pub(super) amqp: Amqp,
-    pub(super) store: store::thread::Handle,
+    pub(super) store: store::thread::StoreHandle,
     /// Random, made once in the life of a store: with the arrival number it makes assigned ids.
     pub(super) store_identity: u64,
     /// Commands of the admin port that have not been answered.
     pub(super) queries: PendingQueries,
-    /// Ingest, egress.
-    pub(super) links: [Option<amqp::Link>; 2],
-    /// The engine was told something, and with it the time, in this turn.
+    /// Last state of each: ingest, egress.
+    pub(super) links: [Option<amqp::LinkStatus>; 2],
+    /// The engine had an input, and with it the time, in this turn.
     engine_ticked: bool,
     /// Nothing more is taken in: what the engine says of the intake is past.
     stopping: bool,
 }
 
 impl Shard {
-    pub(super) fn new(engine: Engine, amqp: Amqp, store: store::thread::Handle, store_identity: u64) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        amqp: Amqp,
+        store: store::thread::StoreHandle,
+        store_identity: u64,
+    ) -> Self {
         Shard {
             engine,
             amqp,
@@ -50,8 +55,8 @@ impl Shard {
         self.execute(effects);
     }
 
-    /// A turn is over: the engine hears of the time also where only questions came. Else who asks often keeps it from
-    /// noticing a step of the clock.
+    /// A turn is over: the engine hears of the time also where only questions came. Else who asks often keeps
+    /// it from noticing a step of the clock.
     pub(super) fn end_turn(&mut self) {
         if !std::mem::take(&mut self.engine_ticked) {
             self.feed(Input::Tick);
@@ -62,7 +67,7 @@ impl Shard {
     /// In the order of the fields: what is published or acked depends on nothing that comes later.
     fn execute(&mut self, effects: Effects) {
         if let Some((token, marks)) = effects.commit {
-            self.store.commit(Commit { ops: effects.store, token, marks });
+            self.store.commit(CommitGroup { ops: effects.store, token, marks });
         }
         if !effects.acks.is_empty() {
             self.amqp.ack(effects.acks);

@@ -1,11 +1,11 @@
 //! Counts starts that were not followed by a minute of life, in the state directory: a message that kills the
-//! process comes back at once and would kill it again, so after several quick deaths the consumer begins with one
-//! delivery at a time, and the queue's delivery limit takes the culprit away.
+//! process comes back at once and would kill it again, so after several quick deaths the consumer begins with
+//! one delivery at a time, and the queue's delivery limit takes the culprit away.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A process that lived so long did not die of its first messages, ms.
+/// Minimum uptime after which an end is not put down to the first messages, ms.
 pub(super) const LONG_LIFE_MS: u64 = 60_000;
 
 /// Quick deaths in a row after which caution pays.
@@ -18,7 +18,8 @@ pub(super) struct Starts {
 }
 
 impl Starts {
-    /// Notes this start. Returns whether it follows several quick deaths. `None`: no directory, nothing to count.
+    /// Notes this start. Returns whether it follows several quick deaths. `None`: no directory, nothing to
+    /// count.
     pub(super) fn note(directory: Option<&Path>) -> (Starts, bool) {
         let Some(path) = directory.map(|dir| dir.join("STARTS")) else {
             return (Starts { path: None, settled: true }, false);

@@ -2,7 +2,7 @@
 
 use super::life::Life;
 use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState};
-use crate::amqp::{Link, Side};
+use crate::amqp::{LinkStatus, Side};
 use crate::clock;
 use crate::config::{Config, StoreKind};
 use crate::engine::snapshot::Snapshot;
@@ -17,18 +17,19 @@ pub(super) fn kind(config: &Config) -> &'static str {
 
 impl Life<'_> {
     /// A connection's state has changed.
-    pub(super) fn link(&mut self, side: Side, link: Link) {
+    pub(super) fn link(&mut self, side: Side, link: LinkStatus) {
         let (state, detail) = describe(&link);
         match &link {
-            Link::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
+            LinkStatus::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
             // The connection's own supervisor logs these, and not more often than can be read.
-            Link::Down { .. }
-            | Link::Up { .. }
-            | Link::Connecting { .. }
-            | Link::Paused { .. }
-            | Link::Closed => tracing::debug!(side = side.as_str(), state, "{detail}"),
+            LinkStatus::Down { .. }
+            | LinkStatus::Up { .. }
+            | LinkStatus::Connecting { .. }
+            | LinkStatus::Paused { .. }
+            | LinkStatus::Closed => tracing::debug!(side = side.as_str(), state, "{detail}"),
         }
-        let up = matches!(link, Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. });
+        let up =
+            matches!(link, LinkStatus::Up { .. } | LinkStatus::Paused { .. } | LinkStatus::Blocked { .. });
         let (latch, index) = match side {
             Side::Ingest => (Latch::Ingest, 0),
             Side::Egress => (Latch::Egress, 1),
@@ -36,10 +37,12 @@ impl Life<'_> {
         self.process.readiness.set(latch, up);
         self.shard.links[index] = Some(link);
         // A link is up once its topology stands.
-        let both =
-            self.shard.links.iter().all(|link| {
-                matches!(link, Some(Link::Up { .. } | Link::Paused { .. } | Link::Blocked { .. }))
-            });
+        let both = self.shard.links.iter().all(|link| {
+            matches!(
+                link,
+                Some(LinkStatus::Up { .. } | LinkStatus::Paused { .. } | LinkStatus::Blocked { .. })
+            )
+        });
         self.process.readiness.set(Latch::Topology, both);
     }
 
@@ -86,15 +89,20 @@ impl Life<'_> {
     pub(super) fn status_line(&self) -> String {
         for (side, link) in ["ingest", "egress"].iter().zip(&self.shard.links) {
             match link {
-                Some(link @ (Link::Down { .. } | Link::Blocked { .. } | Link::Up { dead: Some(_), .. })) => {
+                Some(
+                    link @ (LinkStatus::Down { .. }
+                    | LinkStatus::Blocked { .. }
+                    | LinkStatus::Up { dead: Some(_), .. }),
+                ) => {
                     let (state, detail) = describe(link);
                     return format!("{side} {state}: {detail}");
                 }
-                Some(Link::Up { .. } | Link::Paused { .. } | Link::Closed) => {}
-                Some(Link::Connecting { .. }) | None => return format!("{side} connecting"),
+                Some(LinkStatus::Up { .. } | LinkStatus::Paused { .. } | LinkStatus::Closed) => {}
+                Some(LinkStatus::Connecting { .. }) | None => return format!("{side} connecting"),
             }
         }
-        // Sums that are kept, not counted: this is asked for every second, however many applications there are.
+        // Sums that are kept, not counted: this is asked for every second, however many applications there
+        // are.
         let (waiting, due, windows) = self.shard.engine.sums();
         let low = if self.disk_low { "disk nearly full, " } else { "" };
         let confirmed = self.shard.engine.counters().confirmed;
@@ -102,18 +110,18 @@ impl Life<'_> {
     }
 }
 
-fn describe(link: &Link) -> (&'static str, String) {
+fn describe(link: &LinkStatus) -> (&'static str, String) {
     match link {
-        Link::Connecting { address } => ("connecting", address.clone()),
-        Link::Up { address, dead: None, .. } => ("connected", address.clone()),
-        Link::Up { address, dead: Some(error), .. } => {
+        LinkStatus::Connecting { address } => ("connecting", address.clone()),
+        LinkStatus::Up { address, dead: None, .. } => ("connected", address.clone()),
+        LinkStatus::Up { address, dead: Some(error), .. } => {
             ("connected", format!("{address}; dead letters cannot be published: {error}"))
         }
-        Link::Paused { address } => ("paused", address.clone()),
-        Link::Blocked { reason } => ("blocked", reason.clone()),
-        Link::Down { error, retry_in } => {
+        LinkStatus::Paused { address } => ("paused", address.clone()),
+        LinkStatus::Blocked { reason } => ("blocked", reason.clone()),
+        LinkStatus::Down { error, retry_in } => {
             ("down", format!("{error}; next try in {} ms", retry_in.as_millis()))
         }
-        Link::Closed => ("closed", String::new()),
+        LinkStatus::Closed => ("closed", String::new()),
     }
 }

@@ -1,9 +1,9 @@
-//! Limits: how many items an application may have waiting, how many windows may be open, how many applications there may
-//! be, and what happens there.
+//! Limits: how many items an application may have waiting, how many windows may be open, how many
+//! applications there may be, and what happens there.
 //!
-//! An application at its limit whose policy is `pause` stops the line of requests, exactly there: nothing is lost, and
-//! nothing comes in before there is room. The other policies hold nothing back. Where the oldest items are to be given
-//! up, that happens at the head of the queue, in bounded steps behind the admission.
+//! An application at its limit whose policy is `pause` stops the line of requests, exactly there: nothing is
+//! lost, and nothing comes in before there is room. The other policies hold nothing back. Where the oldest
+//! items are to be given up, that happens at the head of the queue, in bounded steps behind the admission.
 
 use super::customers::CustomerId;
 use super::mutant::{mutated, Mutant};
@@ -33,7 +33,8 @@ pub(super) enum Verdict {
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// Queues over their limit whose first items are being given up, and queues whose windows are being closed.
+    /// Queues over their limit whose first items are being given up, and queues whose windows are being
+    /// closed.
     trimming: BTreeSet<QueueId>,
     flushing: BTreeSet<QueueId>,
     /// The disk is nearly full.
@@ -55,7 +56,7 @@ impl Limits {
         }
         let known = stock.queues.find(&item.application);
         let is_new = known.is_none_or(|queue| stock.queues[queue].total() == 0);
-        // The queue of dead letters is nobody's.
+        // The queue of dead letters belongs to no application.
         let letters = stock.queues[stock.queues.dead_letters()].total() > 0;
         let full = stock.queues.occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
@@ -178,8 +179,8 @@ impl Limits {
         false
     }
 
-    /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory; the loader is
-    /// told where they are not. With the sentence that says why.
+    /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory;
+    /// the loader is told where they are not. With the sentence that says why.
     pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(super::items::ItemId, String)> {
         let mut victims = Vec::new();
         for queue in self.trimming.clone() {

@@ -1,12 +1,13 @@
 //! What has come in and has not been judged: requests and commands, in the order in which they came.
 //!
-//! One whose id is not in memory, and may be in the store, waits for the store's answer, and what came after it waits
-//! behind it: so arrival order stays what it was, and two requests with one id meet each other. The store is asked for
-//! many at a time, ahead of their turn; an answer that something has overtaken since is not believed, and asked for
-//! again ([`super::reads::Watch`]).
+//! One whose id is not in memory, and may be in the store, waits for the store's answer, and what came after
+//! it waits behind it: so arrival order stays what it was, and two requests with one id meet each other. The
+//! store is asked for many at a time, ahead of their turn; an answer that something has overtaken since is
+//! not believed, and asked for again ([`super::reads::Watch`]).
 //!
-//! What is in flight has no end yet: a request that depends on it waits, out of line, until its attempt has ended.
-//! Commands from within this process have a line of their own: they go on while requests wait for room.
+//! What is in flight has no end yet: a request that depends on it waits, out of line, until its attempt has
+//! ended. Commands from within this process have a line of their own: they go on while requests wait for
+//! room.
 
 use super::core::Core;
 use super::event::{Found, Load, Wanted};
@@ -76,7 +77,7 @@ enum Knowledge {
     Unasked,
     /// These have been asked for.
     Asked(Vec<Asked>),
-    /// The answers.
+    /// The store's answers to the questions.
     Known(Vec<Asked>, Vec<Found>),
 }
 
@@ -96,7 +97,7 @@ struct Line {
     ahead: usize,
 }
 
-/// Which line.
+/// Names one of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LineName {
     /// What waited for an outcome; it goes before what comes in.
@@ -163,8 +164,8 @@ impl Arrivals {
         line.entries.front().map(|entry| &entry.arrival)
     }
 
-    /// Takes the next arrival off a line, if all is known that it needs. `questions`: what would have to be asked now; an
-    /// arrival that has become unknown since it was looked at is asked for then.
+    /// Takes the next arrival off a line, if all is known that it needs. `questions`: what would have to be
+    /// asked now; an arrival that has become unknown since it was looked at is asked for then.
     pub(super) fn next(
         &mut self,
         name: LineName,
@@ -216,8 +217,8 @@ impl Arrivals {
         }
     }
 
-    /// Asks the store for identities of arrivals in the lines, in their order. `held`: requests wait for room, and would
-    /// be asked for again and again.
+    /// Asks the store for identities of arrivals in the lines, in their order. `held`: requests wait for
+    /// room, and would be asked for again and again.
     pub(super) fn ask(
         &mut self,
         core: &mut Core,
@@ -275,9 +276,10 @@ impl Arrivals {
         }
     }
 
-    // ---- waiting for an outcome -------------------------------------------------------------------------------
+    // ---- waiting for an outcome ---------------------------------------------------------------------------
 
-    /// It depends on an item that is in flight, and waits until that attempt has ended; a command until `until`.
+    /// It depends on an item that is in flight, and waits until that attempt has ended; a command until
+    /// `until`.
     pub(super) fn await_outcome(&mut self, identity: Identity, arrival: Arrival) {
         if let Arrival::Command { until: Some(until), .. } = &arrival {
             self.until.insert((*until, identity));
@@ -291,7 +293,8 @@ impl Arrivals {
         self.waiting_count > 0
     }
 
-    /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it did.
+    /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it
+    /// did.
     pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
         let Some(waiting) = self.waiting.remove(&identity) else { return };
         self.waiting_count -= waiting.len();
@@ -342,8 +345,9 @@ impl Arrivals {
         self.until.first().map(|(until, _)| *until)
     }
 
-    /// What the broker delivers again is forgotten. Commands from within this process stay. `waiting`: identities that
-    /// something waits for, as far as anybody knows; the cost is theirs and that of the lines.
+    /// What the broker delivers again is forgotten. Commands from within this process stay. `waiting`:
+    /// identities that something waits for, as far as is known; the cost is theirs and that of the
+    /// lines.
     pub(super) fn forget_deliveries(&mut self, watch: &mut Watch) {
         for name in [LineName::Returned, LineName::Requests] {
             let line = self.line(name);

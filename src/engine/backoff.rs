@@ -2,9 +2,9 @@
 
 use super::types::Retry;
 
-/// The pause before the next try after `failures` failures in a row (from 1): `min` doubled each time, at most
-/// `max`, less a random part of up to a quarter so that applications parked together do not come back together
-/// (equal jitter, after M. Brooker, "Exponential backoff and jitter", 2015).
+/// The pause before the next try after `failures` failures in a row (from 1): `min` doubled each time, at
+/// most `max`, less a random part of up to a quarter so that applications parked together do not come back
+/// together (equal jitter, after M. Brooker, "Exponential backoff and jitter", 2015).
 pub(super) fn pause(retry: &Retry, failures: u32, random: u64) -> u64 {
     let doubled = retry.min.saturating_mul(1 << failures.saturating_sub(1).min(40));
     let full = doubled.min(retry.max).max(1);

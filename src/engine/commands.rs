@@ -1,8 +1,8 @@
-//! Commands about one item, one customer or one application: what is asked of the daemon beside requests, and what is
-//! answered. Those that go over many items are in [`super::scans`].
+//! Commands about one item, one customer or one application: what is asked of the daemon beside requests, and
+//! what is answered. Those that go over many items are in [`super::scans`].
 //!
-//! Every answer says what is so once all that was handed over before it is durable, and leaves not sooner: a crash cannot
-//! make it untrue. What is in flight is waited for, within a bound.
+//! Every answer says what is so once all that was handed over before it is durable, and leaves not sooner: a
+//! crash cannot make it untrue. What is in flight is waited for, within a bound.
 
 use super::core::{Core, Live, Whereabouts};
 use super::event::Found;
@@ -116,7 +116,8 @@ fn look_up(
     }
 }
 
-/// An item without an id that is dead already is known by its arrival number while its letter is in memory.
+/// An item without an id that is dead already is known by its arrival number while its dead letter is in
+/// memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let id = target.assigned.and_then(|assigned| core.stock.items.by_seq(assigned.seq));
     let Some(item) = id.map(|id| &core.stock.items[id]).filter(|item| item.is_dead()) else {

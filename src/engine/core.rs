@@ -1,6 +1,8 @@
-//! What happens to items, whoever asks for it: how each ends, what became of a publish, and where an identity is.
+//! What happens to items, whoever asks for it: how each ends, what became of a publish, and where an identity
+//! is.
 //!
-//! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided here and nowhere else.
+//! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided here and nowhere
+//! else.
 
 use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
@@ -15,7 +17,8 @@ use super::types::{
 };
 use std::sync::Arc;
 
-/// First pause of a dead letter that the broker refuses, ms; doubled with each further refusal, up to [`LAST_ASIDE_MS`].
+/// First pause of a dead letter that the broker refuses, ms; doubled with each further refusal, up to
+/// [`LAST_ASIDE_MS`].
 const FIRST_ASIDE_MS: u64 = 5_000;
 const LAST_ASIDE_MS: u64 = 300_000;
 
@@ -41,8 +44,8 @@ pub(super) struct Core {
     pub(super) dispatch: Dispatch,
     pub(super) recent: Recent,
     random: Random,
-    /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while something
-    /// waits for such.
+    /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while
+    /// something waits for such.
     outcomes: Vec<(Identity, Option<Ended>)>,
     outcomes_wanted: bool,
 }
@@ -52,7 +55,7 @@ impl Core {
         Core { stock, dispatch, recent, random: Random(seed), outcomes: Vec::new(), outcomes_wanted: false }
     }
 
-    // ---- how items end ----------------------------------------------------------------------------------------
+    // ---- how items end ------------------------------------------------------------------------------------
 
     /// Whether the ends of attempts are to be told.
     pub(super) fn want_outcomes(&mut self, wanted: bool) {
@@ -91,8 +94,9 @@ impl Core {
         }
     }
 
-    /// Remembers the id of a request that was dead from the start. That it is dead is remembered with the commit that
-    /// makes its letter safe, and never sooner: the request would be taken for the old one coming back.
+    /// Remembers the id of a request that was dead from the start. That it is dead is remembered with the
+    /// commit that makes its dead letter safe, and never sooner: the request would be taken for the old one
+    /// coming back.
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
         let resident = self.stock.items.by_seq(letter);
         match resident.filter(|id| !self.stock.items[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
@@ -148,7 +152,8 @@ impl Core {
         self.stock.finish_far(stored);
     }
 
-    /// An item ends without having been sent: it leaves every list, the store, and the broker's memory of its request.
+    /// An item ends without having been sent: it leaves every list, the store, and the broker's memory of its
+    /// request.
     pub(super) fn take_out(&mut self, id: ItemId) {
         self.take_off(id);
         self.stock.finish(id);
@@ -160,8 +165,8 @@ impl Core {
         self.stock.unlist(id);
     }
 
-    /// The ingest connection is gone: what the broker alone keeps is forgotten; what is in flight of that, once its attempt
-    /// has ended.
+    /// The ingest connection is gone: what the broker alone keeps is forgotten; what is in flight of that,
+    /// once its attempt has ended.
     pub(super) fn orphan_pending(&mut self) {
         for id in self.stock.orphan_pending() {
             if !self.is_in_flight(id) {
@@ -177,7 +182,7 @@ impl Core {
         self.stock.give_back(id);
     }
 
-    // ---- what became of a publish -----------------------------------------------------------------------------
+    // ---- what became of a publish -------------------------------------------------------------------------
 
     /// A publish has ended.
     pub(super) fn settle(&mut self, Settled { number, outcome }: Settled, now: Now) {
@@ -264,7 +269,7 @@ impl Core {
         self.dispatch.look_again(&mut self.stock, queue);
     }
 
-    /// See [`Core::remember_dead`].
+    /// As [`Core::remember_dead`] says.
     fn remember_letter(&mut self, id: ItemId, now: Now) {
         let extra = self.stock.items[id].extra.as_deref();
         let Some(identity) = extra.and_then(|extra| extra.former_identity) else { return };
@@ -275,8 +280,8 @@ impl Core {
         self.remember(queue, identity, ended);
     }
 
-    /// Could not be delivered: its members go back to the head of their queue, which is left alone for a while.
-    /// `attempted`: the attempt counts.
+    /// Could not be delivered: its members go back to the head of their queue, which is left alone for a
+    /// while. `attempted`: the attempt counts.
     fn failed(&mut self, number: u64, error: &str, attempted: bool, now: Now) {
         let Some(flight) = self.dispatch.end(number) else { return };
         let queue = flight.queue;
@@ -311,7 +316,8 @@ impl Core {
         self.tell(identity, None);
     }
 
-    /// The queue is left alone for a while; then one probe tries it. What waits for its next try goes back to its head.
+    /// The queue is left alone for a while; then one probe tries it. What waits for its next try goes back to
+    /// its head.
     fn park(&mut self, queue: QueueId, error: &str, now: Now) {
         let retry = self.stock.queues.settings_of(queue).retry;
         let live = self.stock.queues.live(queue);
@@ -344,8 +350,8 @@ impl Core {
         }
     }
 
-    /// The dead exchange is the last resort: a letter that the broker refuses waits and is tried again, alone, and those
-    /// behind it go on.
+    /// The dead exchange is the last resort: a letter that the broker refuses waits and is tried again,
+    /// alone, and those behind it go on.
     fn step_aside(&mut self, id: ItemId, text: &str, now: Now) {
         if self.stock.items[id].is_orphaned() {
             return self.give_back(id);
@@ -356,8 +362,8 @@ impl Core {
         self.stock.defer_letter(id, until);
     }
 
-    /// No confirm came in time. Where others were out with it, it is one of the suspects; where it was alone, its queue
-    /// is left alone, and the attempt does not count.
+    /// No confirm came in time. Where others were out with it, it is one of the suspects; where it was alone,
+    /// its queue is left alone, and the attempt does not count.
     fn overdue(&mut self, number: u64, alone: bool, now: Now) {
         let Some(queue) = self.dispatch.get(number).map(|flight| flight.queue) else { return };
         if alone {
@@ -404,7 +410,7 @@ impl Core {
         }
     }
 
-    // ---- sending ----------------------------------------------------------------------------------------------
+    // ---- sending ------------------------------------------------------------------------------------------
 
     /// Hands out batches while there are slots and queues that have something.
     pub(super) fn pump(&mut self, now: Now, out: &mut Vec<Batch>) {
@@ -463,8 +469,8 @@ impl Core {
         self.stock.begin_evicting(queue, now);
     }
 
-    /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back made early
-    /// waits again, and what the broker will deliver anew is forgotten.
+    /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back
+    /// made early waits again, and what the broker will deliver anew is forgotten.
     fn screen(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
         let is_early = |item: &super::items::Item| {
             let early = item.own_time && item.key.due > now.wall && item.attempts == 0;
@@ -499,7 +505,7 @@ impl Core {
         good
     }
 
-    // ---- where an identity is ---------------------------------------------------------------------------------
+    // ---- where an identity is -----------------------------------------------------------------------------
 
     pub(super) fn is_in_flight(&self, id: ItemId) -> bool {
         self.dispatch.is_in_flight(&self.stock.items[id])

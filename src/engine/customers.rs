@@ -33,7 +33,7 @@ pub(super) struct Customer {
     pins: u32,
 }
 
-/// All customers.
+/// Customers of all queues.
 #[derive(Debug)]
 pub(super) struct Customers {
     table: Slab<CustomerId, Customer>,
@@ -142,7 +142,8 @@ impl Customers {
         all
     }
 
-    /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs one.
+    /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs
+    /// one.
     pub(super) fn push_ready(&mut self, id: CustomerId, item: ItemId, sorted: bool) -> Option<Entry> {
         let customer = &mut self.table[id];
         customer.unsorted |= !sorted;

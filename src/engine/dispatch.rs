@@ -1,9 +1,10 @@
 //! The way out: from due items to batches, and to the publisher.
 //!
-//! A queue with something to send stands in the run queue, and each turn of it sends one batch, so that a large backlog of
-//! one delays no other. Every batch takes a slot of the publisher; none is formed without a free one. The first batch
-//! of a queue of which nothing is known, or nothing good, goes alone on a channel of its own, of which there are few; what
-//! becomes of it hinders nothing else. So does a batch that was under way on a channel that the broker closed.
+//! A queue with something to send stands in the run queue, and each turn of it sends one batch, so that a
+//! large backlog of one delays no other. Every batch takes a slot of the publisher; none is formed without a
+//! free one. The first batch of a queue of which nothing is known, or nothing good, goes alone on a channel
+//! of its own, of which there are few; what becomes of it hinders nothing else. So does a batch that was
+//! under way on a channel that the broker closed.
 //!
 //! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same batch id;
 //! receivers drop the repeat by item id. What an outcome means is judged in [`super::core`].
@@ -20,7 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it in memory, ms.
+/// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it
+/// in memory, ms.
 const LATE_PROBE_MS: u64 = 500;
 
 /// How far a batch is.
@@ -50,7 +52,7 @@ pub(super) struct Flight {
     state: FlightState,
 }
 
-/// The state of the egress end, as last told.
+/// The state of the egress end, as last reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct Egress {
     ready: bool,
@@ -169,7 +171,8 @@ impl Dispatch {
         self.is_open() && self.slots < self.max_in_flight && (self.slots == 0 || self.bytes < self.max_bytes)
     }
 
-    /// A channel is free for a batch that goes alone, or the one that has waited longest for its confirm may lose its own.
+    /// A channel is free for a batch that goes alone, or the one that has waited longest for its confirm may
+    /// lose its own.
     fn has_channel(&self, now: Now) -> bool {
         let oldest = self.alone.values().min();
         // One more at a time: whoever loses its channel is settled for it.
@@ -188,7 +191,8 @@ impl Dispatch {
             && live.health.may_send(live.slots, self.share())
     }
 
-    /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nobody has anything.
+    /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing
+    /// to send.
     pub(super) fn next(&mut self, stock: &mut Stock, now: Now) -> Option<Candidate> {
         if !self.has_slot() {
             return None;
@@ -287,8 +291,8 @@ impl Dispatch {
         stock.queues.run(queue);
     }
 
-    /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one that waits,
-    /// others of the same queue wait too: their order counts.
+    /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one
+    /// that waits, others of the same queue wait too: their order counts.
     pub(super) fn send(&mut self, stock: &mut Stock, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
         let Candidate { number, queue, rows, alone, before, suspect } = candidate;
         let number = number.unwrap_or_else(|| {
@@ -374,8 +378,8 @@ impl Dispatch {
         queues
     }
 
-    /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its number and
-    /// members, to be looked at once more: time has passed.
+    /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its
+    /// number and members, to be looked at once more: time has passed.
     pub(super) fn next_fetched(&mut self, stock: &mut Stock, queue: QueueId) -> Option<(u64, Vec<ItemId>)> {
         let number = *stock.queues.live(queue).fetching.front()?;
         let Some(flight) = self.flights.get_mut(&number) else {
@@ -605,7 +609,7 @@ impl Dispatch {
             .collect()
     }
 
-    // ---- pauses -----------------------------------------------------------------------------------------------
+    // ---- pauses -------------------------------------------------------------------------------------------
 
     /// The queue is left alone until then, monotonic.
     pub(super) fn begin_backoff(&mut self, queue: QueueId, until: u64) {

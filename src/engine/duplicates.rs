@@ -32,8 +32,8 @@ pub(super) enum Verdict {
     Await,
 }
 
-/// `redelivered`: the broker's mark, which says no more than that somebody had it. `fingerprint`: of the new one;
-/// `old`: of the item that is known, where that waits.
+/// `redelivered`: the broker's mark, which says no more than that it was handed out before. `fingerprint`: of
+/// the new one; `old`: of the item that is known, where that waits.
 pub(super) fn judge(
     rule: DuplicateRule,
     known: Known<'_>,
@@ -85,9 +85,9 @@ mod tests {
         Ended { end, at: 0, due: 0, attempts: 0, fingerprint: 7, customer: None }
     }
 
-    /// Columns: waiting (new one earlier, same, later), in flight, orphaned, sent (the same again, the same bytes sent
-    /// anew, another one redelivered), cancelled (the same again, another), cancelled by a repeated command, dead (the
-    /// same again).
+    /// Columns: waiting (new one earlier, same, later), in flight, orphaned, sent (the same again, the same
+    /// bytes sent anew, another one redelivered), cancelled (the same again, another), cancelled by a
+    /// repeated command, dead (the same again).
     #[test]
     fn the_contracts_table() {
         let sent = ended(End::Sent(BatchId::default()));

@@ -1,4 +1,5 @@
-//! What enters the engine and what leaves it: two enums and a struct whose field order is the order of execution.
+//! What enters the engine and what leaves it: two enums and a struct whose field order is the order of
+//! execution.
 
 use super::types::{
     Ack, Asker, Batch, ClosedBy, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request,
@@ -6,8 +7,8 @@ use super::types::{
 };
 use std::sync::Arc;
 
-/// Proof that a group of store operations has been handed over; durable when [`Input::Committed`] names it or a
-/// later one.
+/// Proof that a group of store operations has been handed over; durable when [`Input::Committed`] names it or
+/// a later one.
 pub type Token = u64;
 
 /// Name of the queue of dead letters. No application has an empty name.
@@ -22,7 +23,7 @@ pub struct Stored {
     pub accepted_due: u64,
     /// Application name; of a dead item the one it was meant for, empty where that could not be read.
     pub application: Arc<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Option<Arc<str>>,
     /// Of its producer's id, if there was one.
     pub given: Option<Identity>,
@@ -32,9 +33,9 @@ pub struct Stored {
     pub received: u64,
     /// It named a time of its own: it never leaves before `key.due`.
     pub own_time: bool,
-    /// UTC ms.
+    /// When it expires, UTC ms.
     pub expiry: Option<u64>,
-    /// See [`super::types::NewItem::weight`].
+    /// Same as [`super::types::NewItem::weight`].
     pub weight: u32,
     /// What closed its window, where that has been written down.
     pub closed_by: ClosedBy,
@@ -99,9 +100,9 @@ pub struct QueueRow {
 /// does not have to count its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRow {
-    /// Application name.
+    /// Name of the application.
     pub application: Arc<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Arc<str>,
     /// Planned end, UTC ms: the due of its members.
     pub end: u64,
@@ -113,13 +114,13 @@ pub struct WindowRow {
     pub expiry: Option<u64>,
 }
 
-/// A window that closed before its planned end, while members of it in memory still have the planned end as their
-/// key. A restart moves them ([`Op::Rekey`]), so that they are due when the window closed.
+/// A window that closed before its planned end, while members of it in memory still have the planned end as
+/// their key. A restart moves them ([`Op::Rekey`]), so that they are due when the window closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClosingRow {
-    /// Application name.
+    /// Name of the application.
     pub application: Arc<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Arc<str>,
     /// Planned end, UTC ms: the due in its members' keys.
     pub end: u64,
@@ -146,23 +147,23 @@ pub const BUCKETS: u8 = 8;
 /// What may change of a stored item while it waits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {
-    /// See [`Stored::attempts`].
+    /// Same as [`Stored::attempts`].
     pub attempts: u32,
-    /// See [`Stored::last_error`].
+    /// Same as [`Stored::last_error`].
     pub last_error: Option<Arc<str>>,
-    /// See [`Stored::outcome_unknown`].
+    /// Same as [`Stored::outcome_unknown`].
     pub outcome_unknown: bool,
-    /// See [`Stored::closed_by`].
+    /// Same as [`Stored::closed_by`].
     pub closed_by: ClosedBy,
-    /// See [`Stored::dead`].
+    /// Same as [`Stored::dead`].
     pub dead: Option<Arc<Dead>>,
 }
 
 /// Index rows of one item: the one that leads from its identity to its key, and the one under its customer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexRows {
-    /// Every item whose producer gave an id has this row from its first commit until it ends or dies; one without
-    /// only once its key is no longer the one in its assigned id.
+    /// Every item whose producer gave an id has this row from its first commit until it ends or dies; one
+    /// without only once its key is no longer the one in its assigned id.
     pub identity: Option<Identity>,
     /// Application and customer. Items that are in memory from their first commit on need none.
     pub customer: Option<(Arc<str>, Arc<str>)>,
@@ -171,7 +172,7 @@ pub struct IndexRows {
 /// The members of one closed window that are to be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RekeyMembers {
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Arc<str>,
     /// Members are those with an arrival number up to this one.
     pub through_seq: u64,
@@ -186,8 +187,8 @@ pub struct RekeyMembers {
 /// One write. All writes of one [`Effects`] are one atomic commit; a later one sees what an earlier one did.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Add an item to its queue ([`Stored::queue`]), with its identity row where its producer gave an id and it is not
-    /// dead.
+    /// Add an item to its queue ([`Stored::queue`]), with its identity row where its producer gave an id and
+    /// it is not dead.
     Put {
         /// With content. Boxed: most operations are deletes.
         item: Box<Stored>,
@@ -203,13 +204,13 @@ pub enum Op {
     },
     /// Write index rows of an item that lacks them.
     Index {
-        /// Its key.
+        /// Key of the item.
         key: Key,
-        /// Which.
+        /// Which rows are concerned.
         rows: IndexRows,
     },
-    /// Move an item to another key or another queue, or rewrite it where it is, with what is now known of it. The
-    /// content moves along without passing through the engine.
+    /// Move an item to another key or another queue, or rewrite it where it is, with what is now known of it.
+    /// The content moves along without passing through the engine.
     Move {
         /// Where it lies.
         from: Place,
@@ -222,15 +223,15 @@ pub enum Op {
         /// Its standing from now on.
         standing: Box<Standing>,
     },
-    /// Move members of closed windows to the moment at which these closed: every windowed item of the queue whose key
-    /// is due at `end` and that one of `members` names. All their index rows move along (an item without an id gets
-    /// an identity row, a customer row is written in any case).
+    /// Move members of closed windows to the moment at which these closed: every windowed item of the queue
+    /// whose key is due at `end` and that one of `members` names. All their index rows move along (an item
+    /// without an id gets an identity row, a customer row is written in any case).
     Rekey {
-        /// Application name.
+        /// Name of the queue.
         queue: Arc<str>,
         /// The due in their keys, UTC ms.
         end: u64,
-        /// By window.
+        /// The items, by window.
         members: Vec<RekeyMembers>,
         /// They have customer rows; else the queue itself is searched at `end`.
         indexed: bool,
@@ -241,42 +242,43 @@ pub enum Op {
     PutWindow(WindowRow),
     /// Remove a window's row.
     DeleteWindow {
-        /// Application name.
+        /// Name of the application.
         application: Arc<str>,
-        /// Customer name.
+        /// Name of the customer.
         customer: Arc<str>,
     },
     /// Write a closing's row.
     PutClosing(ClosingRow),
     /// Remove a closing's row.
     DeleteClosing {
-        /// Application name.
+        /// Name of the application.
         application: Arc<str>,
-        /// Customer name.
+        /// Name of the customer.
         customer: Arc<str>,
-        /// [`ClosingRow::end`].
+        /// Same as [`ClosingRow::end`].
         end: u64,
-        /// [`ClosingRow::through_seq`].
+        /// Same as [`ClosingRow::through_seq`].
         through_seq: u64,
     },
     /// Remember an item that has ended; replaces what the bucket says of the same identity.
     Remember {
-        /// Below [`BUCKETS`].
+        /// Number below [`BUCKETS`].
         bucket: u8,
         /// Of an item whose producer gave an id.
         identity: Identity,
         /// What is remembered.
         ended: Box<Ended>,
     },
-    /// Empty a bucket, and begin it anew. Everything in it is out of date: it need not be atomic with the rest.
+    /// Empty a bucket, and begin it anew. Everything in it is out of date: it need not be atomic with the
+    /// rest.
     BeginBucket(BucketRow),
 }
 
 /// Recorded with every commit, so that a start needs no scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// The first arrival number that has certainly not been given out: a life begins there. It runs ahead of those
-    /// that have been, by a lease.
+    /// The first arrival number that has certainly not been given out: a life begins there. It runs ahead of
+    /// those that have been, by a lease.
     pub next_seq: u64,
 }
 
@@ -304,7 +306,7 @@ pub struct Range {
     pub from: Key,
     /// First due not wanted, UTC ms.
     pub until: u64,
-    /// Most rows.
+    /// Upper bound on the rows of the answer.
     pub max_rows: usize,
 }
 
@@ -330,7 +332,7 @@ pub enum Load {
 /// An item looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Which.
+    /// Identity to be found.
     pub identity: Identity,
     /// Its application, in whose queue it lies.
     pub application: Arc<str>,
@@ -354,7 +356,7 @@ pub struct Found {
 pub struct Scan {
     /// The engine's handle, given back with the answer.
     pub number: u64,
-    /// Along what.
+    /// Rows to walk along.
     pub along: Along,
     /// First key wanted, inclusive.
     pub from: Key,
@@ -384,11 +386,12 @@ pub enum Along {
 pub enum Loaded {
     /// To [`Load::Ranges`], in the same order.
     Ranges(Vec<RangeRows>),
-    /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error instead.
+    /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error
+    /// instead.
     Contents(Vec<(u64, Arc<Content>)>),
     /// To [`Load::Find`], in the same order. Writes handed over after the question may show or not.
     Found(Vec<Found>),
-    /// To [`Load::Scan`].
+    /// Answer to [`Load::Scan`].
     Scanned {
         /// The engine's handle.
         number: u64,
@@ -406,8 +409,8 @@ pub struct RangeRows {
     pub queue: Arc<str>,
     /// In order of key.
     pub rows: Vec<Stored>,
-    /// The first key not looked at: everything in the queue below it and not below `from` is in `rows`. `None`: the
-    /// scan met the end of the queue, or `until`.
+    /// The first key not looked at: everything in the queue below it and not below `from` is in `rows`.
+    /// `None`: the scan met the end of the queue, or `until`.
     pub next: Option<Key>,
 }
 
@@ -424,11 +427,11 @@ pub enum Input {
     Settled(Vec<Settled>),
     /// Commands from within this process.
     Commands(Vec<(Asker, Command)>),
-    /// Answers to these deliveries are out, or nobody waits for them any more.
+    /// Answers to these deliveries are out, or not wanted any more.
     Answered(Vec<Delivery>),
     /// A new ingest consumer runs; tags of older generations mean nothing any more.
     IngestReady {
-        /// Its generation.
+        /// Generation of the consumer.
         generation: u32,
     },
     /// The ingest connection is gone; the broker will deliver again what was not acked.
@@ -461,8 +464,9 @@ pub enum Intake {
 /// What the shell must do, in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// 1. One atomic commit, with the token and marks of it in `commit`. The store makes it durable and answers
-    ///    [`Input::Committed`]. Without `commit` there is none; with it there may be no operations but the marks.
+    /// 1. One atomic commit, with the token and marks of it in `commit`. The store makes it durable and
+    ///    answers [`Input::Committed`]. Without `commit` there is none; with it there may be no operations
+    ///    but the marks.
     pub store: Vec<Op>,
     /// Token and marks of that commit.
     pub commit: Option<(Token, Marks)>,
@@ -472,7 +476,7 @@ pub struct Effects {
     pub publishes: Vec<Batch>,
     /// 4. Answers: what they say is durable.
     pub replies: Vec<Reply>,
-    /// 5. Reads.
+    /// 5. Reads of the store.
     pub loads: Vec<Load>,
     /// 6. A change of the intake.
     pub intake: Option<Intake>,
@@ -481,8 +485,8 @@ pub struct Effects {
 /// When the engine wants to be called again without any event: the sooner of the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadline {
-    /// UTC ms.
+    /// By the wall clock, UTC ms.
     pub wall: Option<u64>,
-    /// Monotonic ms.
+    /// By the monotonic clock, ms.
     pub mono: Option<u64>,
 }

@@ -1,15 +1,15 @@
 //! Whether a queue can be delivered to: a circuit breaker, pure.
 //!
-//! One probe at a time tries a queue of which that is not known, or which has failed; its confirm opens the way, and the
-//! number of batches under way grows with each further one.
+//! One probe at a time tries a queue of which that is not known, or which has failed; its confirm opens the
+//! way, and the number of batches under way grows with each further one.
 
 use super::backoff::{self, Random};
 use super::mutant::{mutated, Mutant};
 use super::types::Retry;
 use std::sync::Arc;
 
-/// How long a confirm proves that a queue can be delivered to, ms. After a longer rest its next batch goes alone: a queue
-/// that was removed meanwhile then costs one returned batch, not a window of them.
+/// How long a confirm proves that a queue can be delivered to, ms. After a longer rest its next batch goes
+/// alone: a queue that was removed meanwhile then costs one returned batch, not a window of them.
 const PROOF_MS: u64 = 5_000;
 
 /// What is known.
@@ -61,7 +61,7 @@ impl Health {
         self.state == State::Unproven
     }
 
-    /// Whether one more batch may go, beside so many under way. `share`: the most that one queue may have.
+    /// Whether one more batch may go, beside those under way. `share`: the most that one queue may have.
     pub(super) fn may_send(&self, under_way: usize, share: usize) -> bool {
         match self.state {
             State::Unproven => under_way == 0,

@@ -1,5 +1,5 @@
-//! The items in memory, and what they cost there. Persistent facts come from [`super::event::Stored`]; what stands
-//! here beside them is volatile and made anew after a restart.
+//! The items in memory, and what they cost there. Persistent facts come from [`super::event::Stored`]; what
+//! stands here beside them is volatile and made anew after a restart.
 //!
 //! Deliberately absent: where an item stands in line. Queues, windows and flights hold handles.
 
@@ -20,9 +20,9 @@ handle!(
     ItemId
 );
 
-/// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every 1,024th, say.
-/// So the high bits of the product must reach the low ones, which choose the place in the table. Sixteen neighbours
-/// lie together: they come together.
+/// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every
+/// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the
+/// table. Sixteen neighbours lie together: they come together.
 #[derive(Default)]
 pub(super) struct SeqHasher(u64);
 
@@ -50,8 +50,8 @@ pub(super) type NumberMap<K, V> = Lookup<K, V, BuildHasherDefault<SeqHasher>>;
 pub(super) enum Stage {
     /// Waits for its own time, in the schedule.
     Scheduled,
-    /// Member of its customer's open window, at `pos` of its list. While `scheduled` it is in the schedule too, so
-    /// that memory can be given back in order of key.
+    /// Member of its customer's open window, at `pos` of its list. While `scheduled` it is in the schedule
+    /// too, so that memory can be given back in order of key.
     Windowed { pos: u32, scheduled: bool },
     /// Due, in its queue.
     Ready,
@@ -77,7 +77,7 @@ pub(super) struct Item {
     pub(super) key: Key,
     /// When it is really due: earlier than `key.due` where its window closed sooner, UTC ms.
     pub(super) due: u64,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub(super) received: u64,
     /// UTC ms; `u64::MAX` = none.
     pub(super) expiry: u64,

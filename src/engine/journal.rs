@@ -1,8 +1,8 @@
-//! What will be written, and what waits for it: store operations in their order, the commits under way, acks and answers
-//! that a commit makes true, and the numbers that a commit has leased.
+//! What will be written, and what waits for it: store operations in their order, the commits under way, acks
+//! and answers that a commit makes true, and the numbers that a commit has leased.
 //!
-//! Here alone is known whether there is a store for items. Without one only the memory of ended ids is written, and what
-//! would wait for a commit waits for nothing.
+//! Here alone is known whether there is a store for items. Without one only the memory of ended ids is
+//! written, and what would wait for a commit waits for nothing.
 
 use super::event::{IndexRows, Marks, Op, Place, QueueRow, Stored, Token};
 use super::items::ItemId;
@@ -18,17 +18,18 @@ const LAZY_MS: u64 = 10;
 /// Removals that are committed without waiting.
 const LAZY_OPS: usize = 10_000;
 
-/// Arrival numbers taken from the store at a time. A new one is asked for when half is used up, so that no turn can
-/// use up what is left: it takes [`LEASE_LEFT`] at most.
+/// Arrival numbers taken from the store at a time. A new one is asked for when half is used up, so that no
+/// turn can use up what is left: it takes [`LEASE_LEFT`] at most.
 const LEASE: u64 = 1 << 20;
 const LEASE_LEFT: u64 = 1 << 17;
 
-/// Uncommitted work beyond which nothing more is taken in: payload bytes, and operations. The disk has to keep up.
+/// Uncommitted work beyond which nothing more is taken in: payload bytes, and operations. The disk has to
+/// keep up.
 const UNCOMMITTED_BYTES: u64 = 32 << 20;
 const UNCOMMITTED_OPS: u64 = 200_000;
 
-/// Arrival numbers: each is given out once in the life of a store. A life begins behind the lease of the one before, so
-/// that a number is never given out twice, whatever was lost with a crash.
+/// Arrival numbers: each is given out once in the life of a store. A life begins behind the lease of the one
+/// before, so that a number is never given out twice, whatever was lost with a crash.
 #[derive(Debug)]
 struct Numbers {
     next: u64,
@@ -107,7 +108,7 @@ impl Journal {
         self.durable
     }
 
-    // ---- numbers ----------------------------------------------------------------------------------------------
+    // ---- numbers ------------------------------------------------------------------------------------------
 
     /// An arrival number that was never given out before. Only while [`Journal::has_numbers`].
     pub(super) fn number(&mut self) -> u64 {
@@ -141,7 +142,7 @@ impl Journal {
         }
     }
 
-    // ---- operations -------------------------------------------------------------------------------------------
+    // ---- operations ---------------------------------------------------------------------------------------
 
     /// Writes an item; the commit that it goes with.
     pub(super) fn put(&mut self, item: Stored, indexed: bool) -> Token {
@@ -227,7 +228,7 @@ impl Journal {
             && self.answers_out == 0
     }
 
-    // ---- what waits -------------------------------------------------------------------------------------------
+    // ---- what waits ---------------------------------------------------------------------------------------
 
     /// A delivery of this generation has come in, made of `parts` parts.
     pub(super) fn open_delivery(&mut self, delivery: Delivery, parts: u32) {
@@ -336,7 +337,7 @@ impl Journal {
         fresh
     }
 
-    // ---- the commit -------------------------------------------------------------------------------------------
+    // ---- the commit ---------------------------------------------------------------------------------------
 
     /// Notes when the first operation came; call it once a turn, before [`Journal::take`].
     pub(super) fn observe(&mut self, now: Now) {

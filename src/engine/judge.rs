@@ -175,7 +175,8 @@ impl Bench<'_> {
         match verdict {
             Verdict::Drop => {
                 core.stock.counters.duplicates[rule as usize].dropped += 1;
-                // It may be the same message once more: then the one that it is dropped for must be safe first.
+                // It may be the same message once more: then the one that it is dropped for must be safe
+                // first.
                 if mutated(Mutant::DuplicateAckedTooSoon) {
                     core.stock.journal.safe(origin.delivery);
                 } else {
@@ -207,8 +208,8 @@ impl Bench<'_> {
         }
     }
 
-    /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's window, the
-    /// old one stays.
+    /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's
+    /// window, the old one stays.
     fn replace(
         &mut self,
         core: &mut Core,
@@ -275,8 +276,8 @@ impl Bench<'_> {
     }
 }
 
-/// The planned end of the window that a replaced item leaves: else a producer that replaces its item again and again
-/// would keep its customer's window open for ever.
+/// The planned end of the window that a replaced item leaves: else a producer that replaces its item again
+/// and again would keep its customer's window open for ever.
 fn inherited_window(core: &Core, item: &NewItem, live: &Live, now: Now) -> Option<u64> {
     let customer = item.customer.as_deref()?;
     match live {
@@ -313,7 +314,8 @@ fn refuse(core: &mut Core, item: Box<NewItem>, dead: Dead, origin: Origin, now: 
     }
 }
 
-/// A request that was not understood, or cannot be taken, becomes a dead letter of its own; its arrival number.
+/// A request that was not understood, or cannot be taken, becomes a dead letter of its own; its arrival
+/// number.
 pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
     core.stock.counters.rejected += 1;
     core.stock.counters.dead[rejected.dead.reason as usize] += 1;

@@ -1,12 +1,12 @@
 //! Which deliveries may be acknowledged: a pure count of what is still unsafe, tag by tag.
 //!
-//! A delivery consists of one part or, for a JSON array, of several. A part is safe when its item is durable, or
-//! its batch confirmed, or its dead letter confirmed, whichever comes first. Tags of one generation are numbered
-//! from 1 in the order of delivery; acks of an older generation would hit messages that were never stored, so its
-//! parts are forgotten with it.
+//! A delivery consists of one part or, for a JSON array, of several. A part is safe when its item is durable,
+//! or its batch confirmed, or its dead letter confirmed, whichever comes first. Tags of one generation are
+//! numbered from 1 in the order of delivery; acks of an older generation would hit messages that were never
+//! stored, so its parts are forgotten with it.
 //!
-//! One `multiple` ack covers the safe prefix. An ack waits for nothing but its own request's safety: where the first
-//! unsafe delivery holds safe ones back for [`PATIENCE_MS`], these are acked one by one.
+//! One `multiple` ack covers the safe prefix. An ack waits for nothing but its own request's safety: where
+//! the first unsafe delivery holds safe ones back for [`PATIENCE_MS`], these are acked one by one.
 
 use super::mutant::{mutated, Mutant};
 use super::types::{Ack, Delivery, Now};
@@ -19,11 +19,11 @@ const PATIENCE_MS: u64 = 100;
 /// How far one delivery is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// So many parts are not safe.
+    /// Number of parts that are not safe.
     Unsafe(u32),
-    /// All are, and the broker has not been told.
+    /// All are safe, and the ack has not gone out.
     Safe,
-    /// It has been told.
+    /// The ack has gone out.
     Acked,
 }
 
@@ -35,7 +35,8 @@ pub(super) struct Ledger {
     open: VecDeque<State>,
     /// Of the prefix taken off since the last [`Ledger::acks`], the last one that has not been acked.
     prefix: Option<u64>,
-    /// Safe ones behind an unsafe one, in the order in which they became safe; some may have been acked since.
+    /// Safe ones behind an unsafe one, in the order in which they became safe; some may have been acked
+    /// since.
     held_up: Vec<u64>,
     /// Since when the first unsafe delivery holds others back, monotonic ms.
     since: Option<u64>,

@@ -1,8 +1,8 @@
-//! What comes into memory, and when: the next rows of each queue before they are due, a few at the head of one that
-//! is to be probed or trimmed.
+//! What comes into memory, and when: the next rows of each queue before they are due, a few at the head of
+//! one that is to be probed or trimmed.
 //!
-//! A read takes its place in memory when it is asked for. Where memory is full, what is due later makes way for what is due
-//! sooner; and where all that is there waits for what is not, a few rows more are taken.
+//! A read takes its place in memory when it is asked for. Where memory is full, what is due later makes way
+//! for what is due sooner; and where all that is there waits for what is not, a few rows more are taken.
 
 use super::event::{Load, Range, RangeRows};
 use super::items::ItemId;

@@ -1,9 +1,9 @@
 //! A hash map that can be asked for a key and for nothing else.
 //!
-//! The order of a hash map differs from process to process, and the engine's answers must not: the same inputs give
-//! the same effects, bit for bit. Here the compiler sees to it, because there is no way to walk over the entries.
-//! Deliberately absent: iterators, `retain`, `drain`, `Clone`, and a `Debug` that shows entries. Whoever needs an
-//! order takes a `BTreeMap`.
+//! The order of a hash map differs from process to process, and the engine's answers must not: the same
+//! inputs give the same effects, bit for bit. Here the compiler sees to it, because there is no way to walk
+//! over the entries. Deliberately absent: iterators, `retain`, `drain`, `Clone`, and a `Debug` that shows
+//! entries. Whoever needs an order takes a `BTreeMap`.
 
 use std::borrow::Borrow;
 use std::collections::hash_map::{HashMap, RandomState};

@@ -1,17 +1,18 @@
-//! The pure engine: what is due when, which items leave together, what is safe to acknowledge, what the store must
-//! do. No clock, no I/O, no randomness of its own, no async, and it cannot fail.
+//! The pure engine: what is due when, which items leave together, what is safe to acknowledge, what the store
+//! must do. No clock, no I/O, no randomness of its own, no async, and it cannot fail.
 //!
-//! The contract is one verb: [`Engine::handle`] takes what happened and the present moment, and returns what must
-//! be done, as one batch in the order in which it must be done. [`Engine::next_deadline`] says when it wants to be
-//! called again though nothing happens. The same inputs at the same moments give the same effects, bit for bit.
+//! The contract is one verb: [`Engine::handle`] takes what happened and the present moment, and returns what
+//! must be done, as one batch in the order in which it must be done. [`Engine::next_deadline`] says when it
+//! wants to be called again though nothing happens. The same inputs at the same moments give the same
+//! effects, bit for bit.
 //!
 //! Its parts, each with its own state, which no other part changes but by its methods:
 //!
 //! | part | owns | decides |
 //! | --- | --- | --- |
-//! | [`stock`] | everything that has not ended | the one way in, across and out of an item; what leaves memory |
-//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables | counts, order, when a window closes |
-//! | [`journal`], [`ledger`] | what will be written, what waits for it | what may be acked or answered; whether there is a store |
+//! | [`stock`] | everything that has not ended | the one way in, across and out; what leaves memory |
+//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables | counts, order, ends |
+//! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
 //! | [`reads`] | reads and questions under way | which answers are out of date |
 //! | [`loader`] | reads of queues | what comes into memory |
 //! | [`dispatch`], [`health`] | batches under way | what is sent next, and how |
@@ -89,12 +90,12 @@ const TURN_WINDOWS: usize = 1_000;
 /// A difference between the two clocks of more than this is a step of the wall clock, ms.
 const STEP_MS: u64 = 1_000;
 
-/// Where the process stands, as last told.
+/// Where the process stands, as last reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Course {
     /// Both clocks at the last call, to notice steps.
     last: Now,
-    /// Shutting down.
+    /// Set once a shutdown has begun.
     draining: bool,
     /// The consumer has been told to hand over.
     taking: bool,
@@ -117,7 +118,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine over what a store held when it was opened. `seed` feeds the jitter of back-off and nothing else.
+    /// An engine over what a store held when it was opened. `seed` feeds the jitter of back-off and nothing
+    /// else.
     pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
         let settings = Arc::new(settings);
         let queues = Queues::new(Arc::clone(&settings), &opened.queues);
@@ -157,7 +159,8 @@ impl Engine {
             stock.journal.push(windows::delete_closing(row));
         }
         for ((queue, end), mut members) in closed {
-            // Of two windows of one customer with the same planned end, the one that closed first is looked at first.
+            // Of two windows of one customer with the same planned end, the one that closed first is looked
+            // at first.
             members.sort_by_key(|one| one.through_seq);
             let id = stock.queues.id(&queue);
             let first = members.iter().map(|one| one.due).min().unwrap_or(end);
@@ -250,10 +253,10 @@ impl Engine {
         snapshot::take(&self.core, !self.course.taking, now)
     }
 
-    // ---- what happens ------------------------------------------------------------------------------------------
+    // ---- what happens -------------------------------------------------------------------------------------
 
-    /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits for
-    /// its time anew.
+    /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits
+    /// for its time anew.
     fn observe(&mut self, now: Now) {
         let last = std::mem::replace(&mut self.course.last, now);
         debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
@@ -320,8 +323,8 @@ impl Engine {
         self.core.stock.reads.end();
     }
 
-    /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or they
-    /// would be there twice.
+    /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or
+    /// they would be there twice.
     fn restart_ingest(&mut self, generation: u32) {
         self.core.stock.journal.restart_deliveries(generation);
         self.arrivals.forget_deliveries(&mut self.core.stock.watch);
@@ -344,10 +347,10 @@ impl Engine {
         self.core.want_outcomes(wanted);
     }
 
-    // ---- one turn ----------------------------------------------------------------------------------------------
+    // ---- one turn -----------------------------------------------------------------------------------------
 
-    /// What one turn does after every input, in this order: what has ended, what has come in, time, the way out, memory,
-    /// the store.
+    /// What one turn does after every input, in this order: what has ended, what has come in, time, the way
+    /// out, memory, the store.
     fn turn(&mut self, now: Now) {
         self.course.more = false;
         self.want_outcomes();
@@ -465,7 +468,8 @@ impl Engine {
         stock.journal.acks(now, &mut self.fx.acks);
     }
 
-    /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is returned.
+    /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is
+    /// returned.
     fn steer_intake(&mut self) {
         let stopped =
             self.limits.store_full || !self.core.stock.journal.has_numbers() || self.course.draining;
@@ -480,7 +484,7 @@ impl Engine {
         }
     }
 
-    // ---- what has come in --------------------------------------------------------------------------------------
+    // ---- what has come in ---------------------------------------------------------------------------------
 
     /// Judges what has arrived, as far as what is known allows.
     fn judge_arrivals(&mut self, now: Now) {

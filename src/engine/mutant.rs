@@ -1,5 +1,5 @@
-//! Wrong decisions, one at a time, to show that the simulator finds them. Outside of tests there are none, and nothing of
-//! this is left in the program.
+//! Wrong decisions, one at a time, to show that the simulator finds them. Outside of tests there are none,
+//! and nothing of this is left in the program.
 
 /// A wrong decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +32,13 @@ pub(super) enum Mutant {
     AttemptsIgnored,
     /// An item is given up one attempt too soon.
     AttemptsOneTooFew,
-    /// After a load `near_until` stands one place too far: one row more than was read counts as being in memory.
+    /// After a load `near_until` stands one place too far: one row more than was read counts as being in
+    /// memory.
     NearUntilOffByOne,
     /// What a load brings is believed, though it ended or moved meanwhile.
     LoadFromThePast,
-    /// A row that went to the store alone while its queue was being read is not read again: `near_until` passes it.
+    /// A row that went to the store alone while its queue was being read is not read again: `near_until`
+    /// passes it.
     BehindForgotten,
     /// `unindexed_until` of a queue is not raised when an item without customer row is put.
     UnindexedForgotten,
@@ -146,7 +148,7 @@ pub(super) enum Mutant {
     ContentsStay,
     /// An item that ended stays in its queue's count.
     CountForgotten,
-    /// An item is remembered as dead before the commit that makes its letter safe.
+    /// An item is remembered as dead before the commit that makes its dead letter safe.
     DeadTooSoon,
     /// A dead item is deleted instead of being moved to the dead letters.
     DeadForgotten,

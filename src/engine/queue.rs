@@ -1,12 +1,13 @@
-//! A queue for each application, and one for the dead letters: what lies in it, how much of its front is in memory, and
-//! whether it is drained.
+//! A queue for each application, and one for the dead letters: what lies in it, how much of its front is in
+//! memory, and whether it is drained.
 //!
-//! The invariant: every stored item of a queue whose key lies below [`Queue::near_until`] is in memory, or has ended.
-//! Items at or above it may be in memory as well. A queue that is paused, parked or hindered is not drained, and nothing
-//! of it moves: what is due leaves memory, and comes back in order, from its head on.
+//! The invariant: every stored item of a queue whose key lies below [`Queue::near_until`] is in memory, or
+//! has ended. Items at or above it may be in memory as well. A queue that is paused, parked or hindered is
+//! not drained, and nothing of it moves: what is due leaves memory, and comes back in order, from its head
+//! on.
 //!
-//! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is its
-//! [`Live`] part.
+//! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is
+//! its [`Live`] part.
 
 use super::customers::CustomerId;
 use super::event::{QueueRow, DEAD_LETTERS};
@@ -22,7 +23,7 @@ use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 handle!(
-    /// A queue.
+    /// Handle of a queue.
     QueueId
 );
 
@@ -97,7 +98,7 @@ pub(super) struct Live {
     pub(super) sent: u64,
 }
 
-/// One queue.
+/// One queue: an application's, or that of the dead letters.
 #[derive(Debug)]
 pub(super) struct Queue {
     name: Arc<str>,
@@ -379,7 +380,7 @@ impl Live {
     }
 }
 
-/// All queues.
+/// All queues, by name and by handle.
 #[derive(Debug)]
 pub(super) struct Queues {
     table: Slab<QueueId, Queue>,
@@ -528,7 +529,7 @@ impl Queues {
         }
     }
 
-    // ---- counts -----------------------------------------------------------------------------------------------
+    // ---- counts -------------------------------------------------------------------------------------------
 
     fn touch_row(&mut self, id: QueueId) {
         let queue = &mut self.table[id];
@@ -627,7 +628,8 @@ impl Queues {
         self.look_at(id);
     }
 
-    /// A read of the queue's next rows has ended, and has not looked at `next`. What it was; `None`: there was none.
+    /// A read of the queue's next rows has ended, and has not looked at `next`. What it was; `None`: there
+    /// was none.
     pub(super) fn loaded(&mut self, id: QueueId, next: Option<Key>) -> Option<Loading> {
         self.table[id].loaded(next)
     }
@@ -655,7 +657,7 @@ impl Queues {
         rows
     }
 
-    // ---- who has work -----------------------------------------------------------------------------------------
+    // ---- who has work -------------------------------------------------------------------------------------
 
     /// The loader has to look at this queue.
     pub(super) fn look_at(&mut self, id: QueueId) {
@@ -700,8 +702,8 @@ impl Queues {
         !self.run.is_empty()
     }
 
-    /// Gives back what idle queues hold. A queue at rest keeps what it has for a while: they are looked through only
-    /// once there are twice as many as were left the last time.
+    /// Gives back what idle queues hold. A queue at rest keeps what it has for a while: they are looked
+    /// through only once there are twice as many as were left the last time.
     pub(super) fn tidy(&mut self) {
         if self.live <= self.tidy_at && self.table.len() <= self.tidy_names_at {
             return;

@@ -1,8 +1,8 @@
 //! What reads under way cannot know: what has changed since they were handed over.
 //!
-//! Two questions, each with the least that answers it. Rows that come from the past: which arrival numbers ended or moved
-//! since the read began ([`Reads`]). Answers about an identity: whether its whereabouts changed since somebody asked
-//! ([`Watch`]).
+//! Two questions, each with the least that answers it. Rows that come from the past: which arrival numbers
+//! ended or moved since the read began ([`Reads`]). Answers about an identity: whether its whereabouts
+//! changed since the question ([`Watch`]).
 
 use super::event::{RekeyMembers, Stored};
 use super::items::NumberMap;
@@ -20,7 +20,8 @@ pub(super) struct Reads {
     gone: NumberMap<u64, u64>,
     /// The same in order, so that each is forgotten with the last read that it matters to.
     order: VecDeque<(u64, u64)>,
-    /// Members of windows that got other keys without passing through memory, with the last read begun before.
+    /// Members of windows that got other keys without passing through memory, with the last read begun
+    /// before.
     rekeyed: VecDeque<(u64, Rekeyed)>,
 }
 
@@ -101,7 +102,7 @@ impl Reads {
 #[derive(Debug)]
 pub(super) struct Watch {
     asked: NumberMap<Identity, Questions>,
-    /// Changes of identities that somebody asks about, so far.
+    /// Number of changes so far of identities that are asked about.
     changes: u64,
 }
 

@@ -1,16 +1,18 @@
-//! What is remembered of items that have ended: which part of the store holds it, and who need not be looked for there.
+//! What is remembered of items that have ended: which part of the store holds it, and who need not be looked
+//! for there.
 //!
-//! Ends are written to one of a few buckets, each of which covers a span of time and is emptied as a whole once nothing
-//! in it can matter any more. A Bloom filter (B. Bloom, "Space/time trade-offs in hash coding with allowable errors",
-//! 1970) in memory for each bucket says of nearly every new id that it is not there, so that the ordinary request costs
-//! no read. Of buckets that were filled before a restart nothing is known: they are asked, until they are out of date.
+//! Ends are written to one of a few buckets, each of which covers a span of time and is emptied as a whole
+//! once nothing in it can matter any more. A Bloom filter (B. Bloom, "Space/time trade-offs in hash coding
+//! with allowable errors", 1970) in memory for each bucket says of nearly every new id that it is not there,
+//! so that the ordinary request costs no read. Of buckets that were filled before a restart nothing is known:
+//! they are asked, until they are out of date.
 
 use super::event::{BucketRow, Op, BUCKETS};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
 use super::types::{Ended, Identity};
 
-/// Buckets that one whole tail is spread over: so much more than the tail is kept, at most, as one of them is long.
+/// Buckets that one whole tail is spread over: up to the length of one more than the tail is kept.
 const SPREAD: u64 = 4;
 
 /// Bits of a filter for each id: about two ids of a hundred are looked for in vain.
@@ -56,7 +58,8 @@ impl Recent {
         self.most_bytes = most_bytes;
     }
 
-    /// Remembers how an item ended, with the commit that removes it. Only ids that producers gave are remembered.
+    /// Remembers how an item ended, with the commit that removes it. Only ids that producers gave are
+    /// remembered.
     pub(super) fn remember(&mut self, journal: &mut Journal, identity: Identity, ended: Ended) {
         if mutated(Mutant::TailForgotten) {
             return;
@@ -71,7 +74,8 @@ impl Recent {
         journal.remember(Op::Remember { bucket, identity, ended: Box::new(ended) });
     }
 
-    /// The clock went back: what began later than now began now, or its time would not pass before the clock is there.
+    /// The clock went back: what began later than now began now, or its time would not pass before the clock
+    /// is there.
     fn clamp(&mut self, wall: u64) {
         for bucket in self.buckets.iter_mut().flatten() {
             bucket.from = bucket.from.min(wall);
@@ -103,8 +107,8 @@ impl Recent {
         (0..BUCKETS).map(move |back| (current + BUCKETS - back) % BUCKETS)
     }
 
-    /// The bucket for what ends now, and whether it has to be begun. One that may still matter is never taken again:
-    /// rather, the present one grows longer.
+    /// The bucket for what ends now, and whether it has to be begun. One that may still matter is never taken
+    /// again: rather, the present one grows longer.
     fn bucket_at(&mut self, longest: u64, wall: u64) -> (u8, bool) {
         self.clamp(wall);
         let Some(bucket) = &self.buckets[usize::from(self.current)] else { return (self.current, true) };
@@ -142,8 +146,8 @@ impl Recent {
     }
 }
 
-/// A Bloom filter that grows: full parts stay, and a new one of twice the size takes what comes. All bits of an id lie
-/// in one line of the processor's cache.
+/// A Bloom filter that grows: full parts stay, and a new one of twice the size takes what comes. All bits of
+/// an id lie in one line of the processor's cache.
 #[derive(Debug, Default)]
 struct Filter {
     parts: Vec<Part>,
@@ -182,7 +186,7 @@ impl Filter {
     }
 }
 
-/// Which line of so many, and which bits in it: taken from the identity as it is, which is a hash.
+/// Which of `lines` lines, and which bits in it: taken from the identity as it is, which is a hash.
 fn places(identity: Identity, lines: usize) -> (usize, [usize; 7]) {
     let bytes = u128::from_be_bytes(identity.to_bytes());
     let (low, mut high) = (bytes as u64, (bytes >> 64) as u64);

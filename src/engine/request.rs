@@ -1,4 +1,5 @@
-//! Commands and answers: what may be asked about items, and what is told of them. Re-exported by [`super::types`].
+//! Commands and answers: what may be asked about items, and what is told of them. Re-exported by
+//! [`super::types`].
 
 use super::types::{BatchId, Content, Dead, Delivery, Identity, Key};
 use std::sync::Arc;
@@ -8,18 +9,18 @@ use std::sync::Arc;
 pub struct ReplyTo {
     /// A queue, by the default exchange.
     pub queue: Box<str>,
-    /// Sent along.
+    /// Sent along with the reply.
     pub correlation_id: Option<Box<str>>,
 }
 
-/// One item, as somebody names it who is not its producer.
+/// One item, as a command names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Application name.
+    /// Name of the application.
     pub application: Box<str>,
     /// The id as it was written; given back in the answer.
     pub id: Box<str>,
-    /// Of both.
+    /// Identity of application and id.
     pub identity: Identity,
     /// The id has the form of one that this store assigns: what it says.
     pub assigned: Option<AssignedId>,
@@ -28,18 +29,19 @@ pub struct Target {
 /// What an assigned id says of its item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssignedId {
-    /// Arrival number.
+    /// Arrival number of the item.
     pub seq: u64,
-    /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window closed sooner.
+    /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window
+    /// closed sooner.
     pub due: u64,
 }
 
 /// All items of one customer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomerOf {
-    /// Application name.
+    /// Name of the application.
     pub application: Box<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Box<str>,
 }
 
@@ -60,7 +62,7 @@ pub struct Filter {
     pub limit: usize,
 }
 
-/// What somebody asks of the daemon, beside requests. `I` is how one item is named.
+/// What is asked of the daemon, beside requests. `I` is how one item is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command<I = Target> {
     /// Take one item back.
@@ -106,15 +108,15 @@ impl<I> Command<I> {
 /// Who gets the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asker {
-    /// Somebody within this process, by a number of theirs.
+    /// A caller within this process, by a number of its own.
     Local(u64),
-    /// The sender of a message. Without `reply_to` nobody is told.
+    /// The sender of a message. Without `reply_to` no answer is sent.
     Remote {
         /// Acked once the answer is out.
         delivery: Delivery,
         /// RabbitMQ's mark that it was delivered before.
         redelivered: bool,
-        /// Where to.
+        /// Where the reply goes; `None`: no reply is wanted.
         reply_to: Option<ReplyTo>,
     },
 }
@@ -148,8 +150,8 @@ pub enum End {
     Sent(BatchId),
     /// It was taken back.
     Cancelled,
-    /// It was taken back by a command that the broker had delivered before, which may be an old one executed again: a
-    /// redelivered request that comes behind it is not the one that it took back.
+    /// It was taken back by a command that the broker had delivered before, which may be an old one executed
+    /// again: a redelivered request that comes behind it is not the one that it took back.
     CancelledAgain,
     /// It was given up; `expired` is one of the reasons.
     Dead(Arc<Dead>),
@@ -158,17 +160,17 @@ pub enum End {
 /// What is remembered of an item that has ended, for the application's `dedupe_tail`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// How.
+    /// How it ended.
     pub end: End,
     /// When, UTC ms.
     pub at: u64,
     /// When it was due, UTC ms.
     pub due: u64,
-    /// Failed attempts.
+    /// Number of failed attempts.
     pub attempts: u32,
-    /// See [`super::types::NewItem::fingerprint`].
+    /// Same as [`super::types::NewItem::fingerprint`].
     pub fingerprint: u64,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Option<Arc<str>>,
 }
 
@@ -183,13 +185,13 @@ pub struct Listed {
     pub accepted_due: u64,
     /// When it is due, UTC ms.
     pub due: u64,
-    /// Application name.
+    /// Name of the application.
     pub application: Arc<str>,
-    /// Customer name.
+    /// Name of the customer.
     pub customer: Option<Arc<str>>,
     /// Receipt, UTC ms.
     pub received: u64,
-    /// Failed attempts.
+    /// Number of failed attempts.
     pub attempts: u32,
     /// Text of the last failure.
     pub last_error: Option<Arc<str>>,
@@ -200,11 +202,11 @@ pub struct Listed {
 /// What a command came to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// Taken back.
+    /// Items were cancelled.
     Cancelled {
-        /// So many.
+        /// Number of items cancelled.
         count: u64,
-        /// So many were under way and could not be.
+        /// Number of items that could not be, being under way.
         in_flight: u64,
     },
     /// It cannot be taken back: this is how it ended.
@@ -215,18 +217,18 @@ pub enum Answer {
     Unknown,
     /// To a look-up: it has not ended.
     Found(Box<Listed>),
-    /// So many items have not ended, by stage, and when the next is due (UTC ms).
+    /// Numbers of items that have not ended, by stage.
     Counted {
-        /// Waiting.
+        /// Items that wait.
         waiting: u64,
-        /// In flight.
+        /// Items in flight.
         in_flight: u64,
-        /// Parked.
+        /// Items of parked queues.
         parked: u64,
         /// Earliest due, UTC ms.
         next_due: Option<u64>,
     },
-    /// The window was closed; so many items were in it.
+    /// The window was closed; number of items in it.
     Flushed(u64),
     /// One page, and where the next one begins.
     Listed {
@@ -249,10 +251,10 @@ pub enum Answer {
 /// One answer on its way.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// To whom.
+    /// Who is to be answered.
     pub asker: Asker,
     /// What was asked; `None` where that could not be understood.
     pub command: Option<Box<Command>>,
-    /// What.
+    /// Answer to the command.
     pub answer: Answer,
 }

@@ -1,11 +1,12 @@
 //! Commands that go over many items: all of a customer, all parked ones, a page of a list.
 //!
-//! Each goes over memory and over the store in bounded steps, between which everything else goes on. What a step brings
-//! is judged by what memory knows then: an item that came into memory meanwhile is met there, and one that ended
-//! meanwhile is passed over. Items that arrived after the command are not its own.
+//! Each goes over memory and over the store in bounded steps, between which everything else goes on. What a
+//! step brings is judged by what memory knows then: an item that came into memory meanwhile is met there, and
+//! one that ended meanwhile is passed over. Items that arrived after the command are not its own.
 //!
-//! A cancel of a customer holds nothing back: from the moment it is judged, whatever of that customer arrived before it is
-//! its own. Something that comes behind it and asks for such an item, or needs it in memory, finds it cancelled.
+//! A cancel of a customer holds nothing back: from the moment it is judged, whatever of that customer arrived
+//! before it is its own. Something that comes behind it and asks for such an item, or needs it in memory,
+//! finds it cancelled.
 
 use super::core::{Core, Live, Whereabouts};
 use super::event::{Along, Load, Scan, Stored};
@@ -241,7 +242,8 @@ impl Scans {
         self.running.values().filter(waits).map(|scan| scan.until).min()
     }
 
-    /// Whatever of a customer arrived before a cancel of it is its own, though it may not have come to it yet.
+    /// Whatever of a customer arrived before a cancel of it is its own, though it may not have come to it
+    /// yet.
     pub(super) fn claim(&mut self, core: &mut Core, found: Whereabouts, now: Now) -> Whereabouts {
         let Whereabouts::Live(live) = &found else { return found };
         if self.running.is_empty() {

@@ -1,11 +1,12 @@
 //! What is due when: a timing wheel for the near time, a sorted set beyond it.
 //!
 //! The wheel has one slot a millisecond over [`SLOTS`] milliseconds, so that insert and removal are O(1) and
-//! nothing cascades; two levels of bitmaps find the next slot in use. Entries beyond its span wait in a set sorted
-//! by key and move to the wheel once, when its span reaches them. (The wheel is scheme 4 of Varghese and Lauck,
-//! "Hashed and hierarchical timing wheels", 1987.)
+//! nothing cascades; two levels of bitmaps find the next slot in use. Entries beyond its span wait in a set
+//! sorted by key and move to the wheel once, when its span reaches them. (The wheel is scheme 4 of Varghese
+//! and Lauck, "Hashed and hierarchical timing wheels", 1987.)
 //!
-//! Entries are handles; the caller keeps the key of each and gives it back at removal. The module reads no clock.
+//! Entries are handles; the caller keeps the key of each and gives it back at removal. The module reads no
+//! clock.
 
 use super::types::Key;
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use std::collections::BTreeSet;
 pub(super) const SLOTS: u64 = 1 << 16;
 const MASK: u64 = SLOTS - 1;
 
-/// No entry.
+/// Marks that there is no entry.
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -72,8 +73,8 @@ impl Schedule {
         }
     }
 
-    /// Takes entries due at or before `now`, the earliest millisecond first, at most until `out` holds `limit`; returns
-    /// whether all are taken. Entries of one millisecond come in no order.
+    /// Takes entries due at or before `now`, the earliest millisecond first, at most until `out` holds
+    /// `limit`; returns whether all are taken. Entries of one millisecond come in no order.
     pub(super) fn take_due(&mut self, now: u64, limit: usize, out: &mut Vec<u32>) -> bool {
         while let Some(at) = self.first_used().filter(|at| *at <= now) {
             let slot = at & MASK;
@@ -168,8 +169,8 @@ impl Schedule {
         }
     }
 
-    /// An overdue entry lies in the present slot. It is found there at removal: the slot is emptied before `base`
-    /// moves on.
+    /// An overdue entry lies in the present slot. It is found there at removal: the slot is emptied before
+    /// `base` moves on.
     fn slot(&self, due: u64) -> u64 {
         due.max(self.base) & MASK
     }
@@ -343,7 +344,8 @@ mod tests {
             4 => (0..2_000u64).prop_map(Step::Advance),
             1 => (0..2 * SLOTS).prop_map(Step::Advance),
             1 => (0..5_000u64).prop_map(Step::Back),
-            1 => (0..5usize, proptest::option::of(0..3_000u64)).prop_map(|(n, beyond)| Step::Furthest(n, beyond)),
+            1 => (0..5usize, proptest::option::of(0..3_000u64))
+                .prop_map(|(n, beyond)| Step::Furthest(n, beyond)),
         ]
     }
 
@@ -364,7 +366,8 @@ mod tests {
                         model.insert(k, id);
                     }
                     Step::Remove(n) => {
-                        if let Some((k, id)) = model.iter().nth(n % model.len().max(1)).map(|(k, v)| (*k, *v)) {
+                        let nth = model.iter().nth(n % model.len().max(1));
+                        if let Some((k, id)) = nth.map(|(k, v)| (*k, *v)) {
                             model.remove(&k);
                             s.remove(id, k);
                         }

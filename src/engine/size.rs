@@ -1,18 +1,18 @@
 //! Upper bounds on the length of an encoded batch, known before anything is encoded.
 //!
-//! The engine closes and splits batches by these numbers; the encoder (`amqp::wire`) is tested against them. There
-//! is deliberately no encoding here: only what each format's text costs around the parts of an item.
+//! The engine closes and splits batches by these numbers; the encoder (`amqp::wire`) is tested against them.
+//! There is deliberately no encoding here: only what each format's text costs around the parts of an item.
 
 use super::types::Format;
 
-/// Longest id that tidegate assigns: 16 hex digits of the store, up to 16 of the arrival number and as many of its due,
-/// with dashes between.
+/// Longest id that tidegate assigns: 16 hex digits of the store, up to 16 of the arrival number and as many
+/// of its due, with dashes between.
 const ASSIGNED_ID: u64 = 50;
 /// Decimal digits of the largest `u64`.
 const DIGITS: u64 = 20;
 /// A batch id: 128 bits in hex.
 const BATCH_ID: u64 = 32;
-/// `null`.
+/// Length of `null`.
 const NULL: u64 = 4;
 /// `,"content_encoding":`, or the CloudEvents extension `,"contentencoding":`, whichever is longer.
 const ENCODING_LABEL: u64 = 20;
@@ -35,9 +35,9 @@ pub struct Parts<'a> {
     pub json: bool,
     /// The producer's id; `None`: one will be assigned.
     pub id: Option<&'a str>,
-    /// Content type.
+    /// The property `content_type`.
     pub content_type: Option<&'a str>,
-    /// Content encoding.
+    /// The property `content_encoding`.
     pub content_encoding: Option<&'a str>,
     /// The `type` property.
     pub kind: Option<&'a str>,
@@ -55,8 +55,8 @@ pub fn weight(parts: &Parts<'_>) -> u32 {
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
-/// With this, `overhead.batch` plus, for each item, `weight + overhead.item` is never less than the length of the
-/// encoded body.
+/// With this, `overhead.batch` plus, for each item, `weight + overhead.item` is never less than the length of
+/// the encoded body.
 pub fn overhead(format: Format, application: &str, customer: Option<&str>) -> Overhead {
     let text = |parts: &[&str]| parts.iter().map(|part| part.len() as u64).sum::<u64>();
     // `payload_base64` is the longer of the two labels; the last byte is a comma or a line break.
@@ -97,7 +97,7 @@ fn escaped_len(byte: u8) -> u8 {
     }
 }
 
-/// Length of so many bytes in padded base64.
+/// Length of that number of bytes in padded base64.
 pub fn base64_len(bytes: u64) -> u64 {
     bytes.div_ceil(3).saturating_mul(4)
 }

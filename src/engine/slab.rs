@@ -1,5 +1,5 @@
-//! A table whose rows have typed handles. A handle outlives its row safely: its version tells that the place has
-//! been taken by another one since.
+//! A table whose rows have typed handles. A handle outlives its row safely: its version tells that the place
+//! has been taken by another one since.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     handle!(
-        /// For tests.
+        /// Handle for tests alone.
         TestId
     );
 

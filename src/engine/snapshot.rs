@@ -1,9 +1,10 @@
 //! What the engine reports about itself: plain numbers, copied out at one moment.
 //!
-//! These structs are the JSON of `/api/v1/state` as well as what the engine fills in: one set of names. The names are
-//! stable: keys may be added, none is renamed or changes its meaning. A number carries its unit as the last part of
-//! its name (`_ms`, `_us`, `_bytes`); names ending in `_at` are moments, UTC milliseconds; what has no unit is a
-//! count. Reading forgives: what is left out is its default, what is unknown is passed over.
+//! These structs are the JSON of `/api/v1/state` as well as what the engine fills in: one set of names. The
+//! names are stable: keys may be added, none is renamed or changes its meaning. A number carries its unit as
+//! the last part of its name (`_ms`, `_us`, `_bytes`); names ending in `_at` are moments, UTC milliseconds;
+//! what has no unit is a count. Reading forgives: what is left out is its default, what is unknown is passed
+//! over.
 
 use super::core::Core;
 use super::health::State;
@@ -11,8 +12,8 @@ use super::queue::{Queue, QueueId};
 use super::types::{ClosedBy, DuplicateRule, Now, Reason};
 use serde::{Deserialize, Serialize};
 
-/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of `confirmed`,
-/// `dead_confirmed`, `cancelled`, `replaced` and `given_back`, or is still there.
+/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of
+/// `confirmed`, `dead_confirmed`, `cancelled`, `replaced` and `given_back`, or is still there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
@@ -28,8 +29,8 @@ pub struct Counters {
     pub cancelled: u64,
     /// Items replaced by a later request with the same id.
     pub replaced: u64,
-    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a message
-    /// that was not acked when the ingest connection was lost.
+    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a
+    /// message that was not acked when the ingest connection was lost.
     pub given_back: u64,
     /// Requests whose id was known, in the order of [`DuplicateRule`]'s declaration.
     #[serde(with = "by_rule")]
@@ -82,7 +83,7 @@ pub struct Duplicates {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Delivery {
-    /// Confirmed lately.
+    /// Healthy: a batch was confirmed lately.
     Open,
     /// It could not be delivered to; one probe when the time comes.
     Parked {
@@ -93,8 +94,8 @@ pub enum Delivery {
         /// Text of the last failure.
         last_error: String,
     },
-    /// Nothing confirmed yet (or not lately): one batch at a time until it is. A word that this version does not
-    /// know is read as this one.
+    /// Nothing confirmed yet (or not lately): one batch at a time until it is. A word that this version does
+    /// not know is read as this one.
     #[default]
     #[serde(other)]
     Unproven,
@@ -105,7 +106,7 @@ pub enum Delivery {
 pub struct Application {
     /// Name, which is the routing key; empty for the dead exchange.
     pub name: String,
-    /// State.
+    /// State of its delivery.
     #[serde(flatten)]
     pub delivery: Delivery,
     /// Items that have not ended, wherever they are.
@@ -123,10 +124,10 @@ pub struct Application {
     /// Items published and not settled.
     #[serde(default)]
     pub in_flight: u64,
-    /// Items parked.
+    /// Number of items parked.
     #[serde(default)]
     pub parked: u64,
-    /// Open windows.
+    /// Number of open windows.
     #[serde(default)]
     pub windows: u64,
     /// Items confirmed since the start.
@@ -151,7 +152,7 @@ pub struct Items {
     pub in_flight: u64,
     /// Items of applications that cannot be delivered to at present.
     pub parked: u64,
-    /// Open windows.
+    /// Number of open windows.
     pub windows: u64,
     /// Earliest due of what waits in memory, UTC ms.
     pub next_due_at: Option<u64>,
@@ -168,17 +169,18 @@ pub struct Items {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Snapshot {
-    /// Items.
+    /// Numbers of items by stage.
     pub items: Items,
-    /// Unconfirmed batches.
+    /// Number of unconfirmed batches.
     pub in_flight_batches: u64,
     /// The intake is paused.
     pub intake_paused: bool,
     /// Store operations handed over and not yet durable.
     pub uncommitted: u64,
-    /// Longest turn of the daemon's loop since its start, us. The engine reads no clock: the daemon fills it in.
+    /// Longest turn of the daemon's loop since its start, us. The engine reads no clock: the daemon fills it
+    /// in.
     pub longest_turn_us: u64,
-    /// Totals.
+    /// Totals since the start.
     pub totals: Counters,
     /// By application, in order of name; at most [`Snapshot::MAX_APPLICATIONS`].
     pub applications: Vec<Application>,
@@ -206,7 +208,8 @@ const RULES: [DuplicateRule; 5] = [
     DuplicateRule::Reject,
 ];
 
-/// An array with one value for each variant of an enum, in JSON an object by the variants' texts; every key is there.
+/// An array with one value for each variant of an enum, in JSON an object by the variants' texts; every key
+/// is there.
 macro_rules! object_by {
     ($module:ident, $all:expr, $kind:ty, $value:ty) => {
         mod $module {

@@ -1,10 +1,10 @@
-//! Everything that has not ended, wherever it lies: one way in, one across, one out, and the ways between memory and
-//! store.
+//! Everything that has not ended, wherever it lies: one way in, one across, one out, and the ways between
+//! memory and store.
 //!
 //! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]. Out: [`Stock::finish`] and
-//! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`Stock::evict`]. Each keeps all that belongs
-//! together: the item, the counts of its queue, its customer, its window, its index rows, and what reads and questions
-//! under way must not believe any more. Nothing else adds or removes an item.
+//! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`Stock::evict`]. Each keeps all that
+//! belongs together: the item, the counts of its queue, its customer, its window, its index rows, and what
+//! reads and questions under way must not believe any more. Nothing else adds or removes an item.
 
 use super::customers::{CustomerId, Customers};
 use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Standing, Stored};
@@ -24,7 +24,8 @@ use std::sync::Arc;
 /// How far ahead items are kept in memory, ms. Less where memory is short.
 pub(super) const HORIZON_MS: u64 = 20_000;
 
-/// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time, ms.
+/// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time,
+/// ms.
 const DEFER_MS: u64 = 20;
 
 /// Payloads due within this time stay in memory as long as there is room for them, ms.
@@ -40,7 +41,7 @@ const EVICT_ROWS: usize = 1_000;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) delivery: Delivery,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub(super) received: u64,
     pub(super) redelivered: bool,
 }
@@ -52,7 +53,7 @@ pub(super) enum Timing {
     Own(u64),
     /// With its customer's window.
     Windowed,
-    /// At once.
+    /// Due at once.
     Immediate,
 }
 
@@ -114,7 +115,7 @@ impl Stock {
         }
     }
 
-    // ---- in ---------------------------------------------------------------------------------------------------
+    // ---- in -----------------------------------------------------------------------------------------------
 
     /// Takes a new item in; its arrival number.
     pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
@@ -264,10 +265,10 @@ impl Stock {
         }
     }
 
-    // ---- across -----------------------------------------------------------------------------------------------
+    // ---- across -------------------------------------------------------------------------------------------
 
-    /// Gives an item up: from now on it is a dead letter. It is on no list. `identity`: the one it lived under; `former`:
-    /// the same, where that is to be remembered with the confirm of its letter.
+    /// Gives an item up: from now on it is a dead letter. It is on no list. `identity`: the one it lived
+    /// under; `former`: the same, where that is to be remembered with the confirm of the dead letter.
     pub(super) fn bury(
         &mut self,
         id: ItemId,
@@ -329,7 +330,7 @@ impl Stock {
         }
     }
 
-    // ---- out --------------------------------------------------------------------------------------------------
+    // ---- out ----------------------------------------------------------------------------------------------
 
     /// An item in memory is done with: its request may be acked, and the store forgets it. It is on no list.
     pub(super) fn finish(&mut self, id: ItemId) {
@@ -392,7 +393,7 @@ impl Stock {
         }
     }
 
-    // ---- between memory and store -----------------------------------------------------------------------------
+    // ---- between memory and store -------------------------------------------------------------------------
 
     /// Takes a stored item into memory, unless it is there or has ended meanwhile. Its handle, where it came.
     pub(super) fn restore(&mut self, stored: Stored, now: Now) -> Option<ItemId> {
@@ -454,8 +455,8 @@ impl Stock {
         Some(id)
     }
 
-    /// An item leaves memory, and waits in the store alone. It is on no list but that of its open window. Where its window
-    /// closed early, the moment of closing becomes its key.
+    /// An item leaves memory, and waits in the store alone. It is on no list but that of its open window.
+    /// Where its window closed early, the moment of closing becomes its key.
     fn evict(&mut self, id: ItemId, now: Now) {
         if self.items[id].is_orphaned() {
             return self.give_back(id);
@@ -489,7 +490,8 @@ impl Stock {
         customer.into_iter().for_each(|customer| self.customers.unpin(customer, &mut self.queues));
     }
 
-    /// What the row of an item that leaves memory lacks: another key, its standing, or its row under the customer.
+    /// What the row of an item that leaves memory lacks: another key, its standing, or its row under the
+    /// customer.
     fn rewrite(&mut self, item: &Item, from: Place, removed: IndexRows, written: IndexRows) {
         let moved = from.key != item.key;
         if moved || item.amended {
@@ -524,8 +526,8 @@ impl Stock {
         ids.len()
     }
 
-    /// Makes room in memory for an item with this key: what is due later leaves it. False: all that is there is due
-    /// sooner.
+    /// Makes room in memory for an item with this key: what is due later leaves it. False: all that is there
+    /// is due sooner.
     fn make_room(&mut self, key: Key, now: Now) -> bool {
         if self.free_rows() == 0 {
             self.evict_furthest(self.budget.rows / 16 + 1, key.due, now);
@@ -601,7 +603,7 @@ impl Stock {
         self.queues.look_at(queue);
     }
 
-    // ---- memory -----------------------------------------------------------------------------------------------
+    // ---- memory -------------------------------------------------------------------------------------------
 
     fn insert(&mut self, item: Item) -> ItemId {
         self.work += 1;
@@ -779,8 +781,8 @@ impl Stock {
         self.deferred.front().map(|(at, _)| *at)
     }
 
-    /// The broker delivers again what was not acked: what it alone keeps is orphaned. The cost is that of all items; it
-    /// happens with a connection.
+    /// The broker delivers again what was not acked: what it alone keeps is orphaned. The cost is that of all
+    /// items; it happens with a connection.
     pub(super) fn orphan_pending(&mut self) -> Vec<ItemId> {
         let pending: Vec<ItemId> = self.items.ids().filter(|id| !self.items[*id].is_stored()).collect();
         for id in &pending {
@@ -810,7 +812,7 @@ impl Stock {
         }
     }
 
-    // ---- what is due ------------------------------------------------------------------------------------------
+    // ---- what is due --------------------------------------------------------------------------------------
 
     /// Items whose time has come, at most `limit` of them. Whether these are all.
     pub(super) fn take_due(&mut self, limit: usize, now: Now) -> bool {
@@ -885,8 +887,8 @@ impl Stock {
         }
     }
 
-    /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival). Nothing at or above
-    /// the queue's bound: older ones have still to be loaded.
+    /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
+    /// Nothing at or above the queue's bound: older ones have still to be loaded.
     pub(super) fn take_batch(&mut self, queue: QueueId, most: usize) -> Vec<ItemId> {
         let bound = self.queues[queue].near_until();
         loop {
@@ -1037,7 +1039,7 @@ impl Stock {
         }
     }
 
-    // ---- windows ----------------------------------------------------------------------------------------------
+    // ---- windows ------------------------------------------------------------------------------------------
 
     /// An item that would take its customer's window over its bytes closes it first.
     fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
@@ -1046,8 +1048,8 @@ impl Stock {
         }
     }
 
-    /// Counts a new item into its customer's window, opening one if need be; the planned end, which is the due in its
-    /// key.
+    /// Counts a new item into its customer's window, opening one if need be; the planned end, which is the
+    /// due in its key.
     fn join_window(&mut self, id: CustomerId, member: Member, inherited: Option<u64>, now: Now) -> u64 {
         if self.customers[id].window.is_none() {
             let settings = self.queues.settings_of(self.customers[id].queue);
@@ -1062,8 +1064,8 @@ impl Stock {
         self.windows.join(&mut self.customers, &self.queues, id, member, now)
     }
 
-    /// A stored item has come back whose window had not ended: into that window, which may have to be opened anew with at
-    /// most its old time left, and at most `window`. False: another window is open.
+    /// A stored item has come back whose window had not ended: into that window, which may have to be opened
+    /// anew with at most its old time left, and at most `window`. False: another window is open.
     fn rejoin_window(&mut self, id: ItemId, customer: CustomerId, now: Now) -> bool {
         let item = &self.items[id];
         let member = Member { weight: item.weight, expiry: item.expiry, seq: item.key.seq };
@@ -1190,7 +1192,7 @@ impl Stock {
         }
     }
 
-    // ---- as others see it -------------------------------------------------------------------------------------
+    // ---- as others see it ---------------------------------------------------------------------------------
 
     pub(super) fn stored_from(&self, item: &Item) -> Stored {
         let (application, customer) = self.address(item);

@@ -1,7 +1,7 @@
 //! The engine's words: moments, keys, items, batches, and the settings it works by.
 //!
-//! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an unchecked
-//! one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
+//! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an
+//! unchecked one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
 pub use super::request::{
     Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, Reply, ReplyTo, Stage, Target,
@@ -23,7 +23,7 @@ pub struct Now {
 /// The place of an item in the time-sorted order: earliest first, equal instants first in, first out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// UTC milliseconds.
+    /// Due time, UTC ms.
     pub due: u64,
     /// Arrival number: unique within one store, for ever.
     pub seq: u64,
@@ -31,8 +31,8 @@ pub struct Key {
 
 /// Which item it is: a hash over (application, id), 128 bits of a cryptographic one, made at the border.
 ///
-/// The texts stay out of the engine, so that a row is of fixed size. An item whose producer gave no id is known by its
-/// arrival number, in a range that no hash reaches.
+/// The texts stay out of the engine, so that a row is of fixed size. An item whose producer gave no id is
+/// known by its arrival number, in a range that no hash reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity([u64; 2]);
 
@@ -65,7 +65,7 @@ impl Identity {
         ((u128::from(self.0[0]) << 64) | u128::from(self.0[1])).to_be_bytes()
     }
 
-    /// Reads [`Identity::to_bytes`].
+    /// Reads what [`Identity::to_bytes`] gave.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         let number = u128::from_be_bytes(bytes);
         Identity([(number >> 64) as u64, number as u64])
@@ -155,8 +155,8 @@ pub struct NewItem {
     pub on_duplicate: DuplicateRule,
     /// Of body, properties and terms as they were sent: equal for two deliveries of one message.
     pub fingerprint: u64,
-    /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and customer
-    /// names apart.
+    /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and
+    /// customer names apart.
     pub weight: u32,
     /// Properties and payload.
     pub content: Arc<Content>,
@@ -239,7 +239,7 @@ pub struct Rejected {
     pub dead: Dead,
     /// The message as it came.
     pub content: Arc<Content>,
-    /// It was a command, and somebody waits for an answer.
+    /// It was a command, and an answer is wanted.
     pub reply_to: Option<ReplyTo>,
 }
 
@@ -263,7 +263,7 @@ pub struct Request {
     pub redelivered: bool,
     /// Wall clock at receipt, UTC ms.
     pub received: u64,
-    /// Its meaning.
+    /// What is requested.
     pub body: RequestBody,
 }
 
@@ -321,7 +321,7 @@ pub struct Retry {
 pub struct AppSettings {
     /// Longest wait of a windowed item, from the first of its customer.
     pub window: u64,
-    /// Close a window once nothing came for so long; 0 = off.
+    /// Close a window once nothing came for this time, ms; 0 = off.
     pub quiet: u64,
     /// Windows end at wall-clock multiples of `window`.
     pub align: bool,
@@ -331,11 +331,11 @@ pub struct AppSettings {
     pub max_items: u32,
     /// Most bytes of one encoded batch body; a single larger item still goes, alone.
     pub max_bytes: u64,
-    /// Body format.
+    /// Format of the message's body.
     pub format: Format,
     /// How long a sent id is remembered.
     pub dedupe_tail: u64,
-    /// Back-off.
+    /// Back-off between attempts.
     pub retry: Retry,
     /// Policy at the limit.
     pub on_full: OnFull,
@@ -369,11 +369,11 @@ impl Default for AppSettings {
     }
 }
 
-/// What the engine may keep in memory, of what is durable. Beside it stands what is not: as much as the broker hands out
-/// before an acknowledgement.
+/// What the engine may keep in memory, of what is durable. Beside it stands what is not: as much as the
+/// broker hands out before an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Items.
+    /// Number of items.
     pub rows: usize,
     /// Bytes of payloads that may stay after their commit.
     pub contents: u64,
@@ -385,9 +385,9 @@ pub struct Budget {
 const ROW_COST: u64 = 288;
 
 impl Budget {
-    /// How `limits.memory` (bytes) is divided: three sixteenths for items, as much for payloads, a quarter each for the
-    /// store's buffers and the ingest prefetch, an eighth for what is published and not confirmed. The filters take of what
-    /// the store leaves, a thirty-second at most.
+    /// How `limits.memory` (bytes) is divided: three sixteenths for items, as much for payloads, a quarter
+    /// each for the store's buffers and the ingest prefetch, an eighth for what is published and not
+    /// confirmed. The filters take of what the store leaves, a thirty-second at most.
     pub fn of(memory: u64) -> Self {
         let share = memory / 16 * 3;
         Budget { rows: (share / ROW_COST) as usize, contents: share, filters: (memory / 32) as usize }
@@ -436,11 +436,11 @@ pub enum ClosedBy {
     /// A window's end, or an own time.
     #[default]
     Time,
-    /// `max_items`.
+    /// It reached `max_items`.
     Count,
-    /// `max_bytes`.
+    /// It reached `max_bytes`.
     Bytes,
-    /// `quiet`.
+    /// Nothing came for `quiet`.
     Quiet,
     /// An operator's or producer's flush.
     Flush,
@@ -465,13 +465,14 @@ impl ClosedBy {
 /// One item of a batch on its way out.
 #[derive(Clone, Debug)]
 pub struct BatchItem {
-    /// Arrival number; with the store's identity it makes one half of the id of an item that came without one.
+    /// Arrival number; with the store's identity it makes one half of the id of an item that came without
+    /// one.
     pub seq: u64,
     /// When it was due as accepted, UTC ms: the other half of that id, by which the store finds it.
     pub accepted_due: u64,
-    /// UTC ms.
+    /// Due time, UTC ms.
     pub due: u64,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub received: u64,
     /// Failed attempts so far.
     pub attempts: u32,
@@ -493,7 +494,7 @@ pub struct Batch {
     pub customer: Option<Arc<str>>,
     /// Set: to the dead exchange, with this verdict.
     pub dead: Option<Arc<Dead>>,
-    /// Body format.
+    /// Format of the message's body.
     pub format: Format,
     /// Cause of the first close in it.
     pub closed_by: ClosedBy,
@@ -501,8 +502,8 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then concerns
-    /// this batch and no other. At most [`ALONE_CHANNELS`] at a time.
+    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then
+    /// concerns this batch and no other. At most [`ALONE_CHANNELS`] at a time.
     pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,
@@ -517,8 +518,8 @@ pub enum Outcome {
     Nacked,
     /// Unroutable: `basic.return` with this reply text.
     Returned(Box<str>),
-    /// The broker closed the channel with this text while the batch was unconfirmed there. Where it was alone it is
-    /// the culprit; elsewhere it is one of the suspects.
+    /// The broker closed the channel with this text while the batch was unconfirmed there. Where it was alone
+    /// it is the culprit; elsewhere it is one of the suspects.
     Refused(Box<str>),
     /// The exchange is missing or may not be written to, with the broker's text: it went nowhere.
     Unavailable(Box<str>),
@@ -526,14 +527,14 @@ pub enum Outcome {
     Overdue,
     /// The connection was lost: it may or may not have been delivered.
     Unknown,
-    /// There was no connection to publish it on: nobody has it.
+    /// There was no connection to publish it on: it went nowhere.
     Unsent,
 }
 
 /// One settled publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
-    /// [`Batch::number`].
+    /// Same as [`Batch::number`].
     pub number: u64,
     /// What became of it.
     pub outcome: Outcome,
@@ -542,7 +543,7 @@ pub struct Settled {
 /// Acknowledge towards the ingest queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// The delivery.
+    /// Delivery to be acked.
     pub delivery: Delivery,
     /// All up to and including it.
     pub multiple: bool,

@@ -1,10 +1,12 @@
-//! Windows: for each customer, opened by the first item, closed by time, count, bytes, quiet, expiry or a flush.
+//! Windows: for each customer, opened by the first item, closed by time, count, bytes, quiet, expiry or a
+//! flush.
 //!
-//! A window runs on the monotonic clock. Its members are stored under the end that was planned when it opened; where it
-//! closes sooner, that moment becomes their due, durably: those in the store alone are moved there, and those in
-//! memory are covered by a closing's row until they have left.
+//! A window runs on the monotonic clock. Its members are stored under the end that was planned when it
+//! opened; where it closes sooner, that moment becomes their due, durably: those in the store alone are moved
+//! there, and those in memory are covered by a closing's row until they have left.
 //!
-//! Here is when windows close, and what is written of them. What happens to their members is the stock's business.
+//! Here is when windows close, and what is written of them. What happens to their members is the stock's
+//! business.
 
 use super::customers::{self, CustomerId, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
@@ -19,8 +21,8 @@ use std::sync::Arc;
 /// A window closes this long before its most urgent expiry, ms: time to be sent.
 pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 
-/// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not turn at the
-/// same moment, and one may be slewed.
+/// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not
+/// turn at the same moment, and one may be slewed.
 const CLOCK_SLACK_MS: u64 = 5;
 
 handle!(
@@ -31,7 +33,7 @@ handle!(
 /// One open window.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Monotonic end.
+    /// When it closes, monotonic ms.
     close: u64,
     /// The same moment on the wall clock, as planned when it opened: the due in its members' keys.
     end: u64,
@@ -104,7 +106,7 @@ struct Closing {
     members: u32,
 }
 
-/// All windows.
+/// Windows of all applications.
 #[derive(Debug)]
 pub(super) struct Windows {
     timers: Schedule,
@@ -137,7 +139,7 @@ impl Windows {
         Windows { timers: Schedule::new(now.mono), open: 0, dirty: Vec::new(), closings: Slab::new() }
     }
 
-    /// Open windows.
+    /// Number of open windows.
     pub(super) fn open_count(&self) -> u64 {
         self.open
     }
@@ -148,7 +150,7 @@ impl Windows {
     }
 
     /// Opens the customer's window, which has none, for `length` ms, and with this planned end (wall clock).
-    /// `long`: so long that it is kept in a row of its own.
+    /// `long`: it is kept in a row of its own.
     pub(super) fn open(
         &mut self,
         customers: &mut Customers,
@@ -238,7 +240,8 @@ impl Windows {
         end
     }
 
-    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of it.
+    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of
+    /// it.
     pub(super) fn rejoin(
         &mut self,
         customers: &mut Customers,
@@ -259,8 +262,8 @@ impl Windows {
         self.plan_check(customers, queues, id, now);
     }
 
-    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not look at it
-    /// in time: then the window gets a row.
+    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not
+    /// look at it in time: then the window gets a row.
     pub(super) fn add_far(&mut self, customers: &mut Customers, id: CustomerId, horizon: u64) {
         let Some(window) = customers[id].window.as_mut() else { return };
         window.far += 1;
@@ -301,8 +304,9 @@ impl Windows {
         }
     }
 
-    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet time begins
-    /// anew with each arrival) are found out when the old moment comes, which costs nothing per item.
+    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet
+    /// time begins anew with each arrival) are found out when the old moment comes, which costs nothing per
+    /// item.
     pub(super) fn plan_check(
         &mut self,
         customers: &mut Customers,
@@ -337,7 +341,8 @@ impl Windows {
         }
     }
 
-    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are all.
+    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are
+    /// all.
     pub(super) fn take_due(
         &mut self,
         customers: &mut Customers,
@@ -427,8 +432,8 @@ impl Windows {
         }
     }
 
-    /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all windows of
-    /// these queues.
+    /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all
+    /// windows of these queues.
     pub(super) fn recheck(&mut self, customers: &mut Customers, queues: &Queues, ids: &[QueueId], now: Now) {
         for queue in ids {
             let open: Vec<CustomerId> =
@@ -443,9 +448,9 @@ impl Windows {
 /// How a window is planned when it opens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// ms.
+    /// Length in ms.
     pub(super) length: u64,
-    /// Wall clock.
+    /// End by the wall clock, UTC ms.
     pub(super) end: u64,
     /// It gets a row of its own in the store.
     pub(super) long: bool,

@@ -1,8 +1,8 @@
 //! Operations to rows: what a call of commit will write, each row once, with the last word on it.
 //!
-//! The storage engine cannot read what a batch holds before it is written, and two writes of one key in one batch
-//! have no order there. So all groups of a call are collected here first; an operation that moves items looks here
-//! before it looks on the disk. In order of key, so that rows reach the storage engine sorted.
+//! The storage engine cannot read what a batch holds before it is written, and two writes of one key in one
+//! batch have no order there. So all groups of a call are collected here first; an operation that moves items
+//! looks here before it looks on the disk. In order of key, so that rows reach the storage engine sorted.
 
 use super::database::{view, Epochs, Keyspaces, Row};
 use super::errors::{broken_contract, BrokenContract};
@@ -130,8 +130,8 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// The rows from `start` to before `end` as they will be that `wanted` wants: in no particular order, and read
-    /// one at a time, so that those which nobody wants take no room.
+    /// The rows from `start` to before `end` as they will be that `wanted` wants: in no particular order, and
+    /// read one at a time, so that unwanted ones take no room.
     pub(super) fn range(
         &self,
         id: KeyspaceId,

@@ -1,7 +1,7 @@
 //! The keyspaces on the disk, and every read from them.
 //!
-//! Scans start at the key they are given, never at the beginning: what was deleted there lately still costs time
-//! until it is compacted away.
+//! Scans start at the key they are given, never at the beginning: what was deleted there lately still costs
+//! time until it is compacted away.
 
 use super::keyspace::{self, KeyspaceId, KEYSPACES};
 use super::record::{self, View};
@@ -15,8 +15,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Free space below which a failure of the storage engine that names no cause is put down to it. It writes files
-/// of up to 64 MiB.
+/// Free space below which a failure of the storage engine that names no cause is put down to it. It writes
+/// files of up to 64 MiB.
 const NO_ROOM: u64 = 64 << 20;
 
 /// Answers of the system that mean a file is not what it was.
@@ -122,8 +122,8 @@ impl Keyspaces {
         }
     }
 
-    /// The rows of one range. `room`: bytes left for contents; `None` once one did not fit, so that those given are the
-    /// foremost ones.
+    /// The rows of one range. `room`: bytes left for contents; `None` once one did not fit, so that those
+    /// given are the foremost ones.
     fn range_rows(&self, range: &Range, room: &mut Option<u64>) -> Result<RangeRows, ReadError> {
         let Range { queue, from, until, max_rows } = range;
         let (start, end) = item_bounds(queue, *from, *until)?;

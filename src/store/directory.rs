@@ -1,5 +1,5 @@
-//! The store's directory: made private, locked for one process, and the count of durable commits kept beside the
-//! data. Deliberately absent: what lies in the data itself.
+//! The store's directory: made private, locked for one process, and the count of durable commits kept beside
+//! the data. Deliberately absent: what lies in the data itself.
 //!
 //! ```text
 //! <store.path>/LOCK        held by the running process, its pid inside
@@ -38,7 +38,8 @@ impl Directory {
             Ok(found) if found.file_type().is_symlink() => return Err(OpenError::Symlink { path }),
             Ok(found) if !found.is_dir() => return Err(OpenError::NotADirectory { path }),
             Ok(found) if found.permissions().mode() & 0o077 != 0 => {
-                tracing::warn!(path = %path.display(), "other users can look into the store; mode 0700 is advised");
+                let message = "other users can look into the store; mode 0700 is advised";
+                tracing::warn!(path = %path.display(), "{message}");
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => DirBuilder::new()
@@ -118,9 +119,10 @@ const LEN: usize = 28;
 
 /// The number of the last durable commit, in a file apart from the data.
 ///
-/// The storage engine ends the replay of its log at the first thing it cannot read, and takes the rest for the
-/// torn tail of a crash. If that rest had been synced, commits would be gone without a word; this number, written
-/// only after the sync, tells the two apart. It is itself not synced: after a power cut it may be old, never new.
+/// The storage engine ends the replay of its log at the first thing it cannot read, and takes the rest for
+/// the torn tail of a crash. If that rest had been synced, commits would be gone without a word; this number,
+/// written only after the sync, tells the two apart. It is itself not synced: after a power cut it may be
+/// old, never new.
 #[derive(Debug)]
 pub(super) struct Committed {
     file: File,
@@ -149,7 +151,8 @@ impl Committed {
             }
             None if bytes.iter().all(|b| *b == 0) => None,
             None => {
-                tracing::warn!(path = %path.display(), "unreadable; the log's end cannot be checked against it");
+                let message = "unreadable; the log's end cannot be checked against it";
+                tracing::warn!(path = %path.display(), "{message}");
                 None
             }
         };

@@ -1,7 +1,7 @@
 //! The disk store: one fjall database, one batch and one sync for each call of commit.
 //!
-//! Every commit has a number, written in the same batch as its rows. Deliberately absent: repair. What does not
-//! read as it was written is reported by name, and stays.
+//! Every commit has a number, written in the same batch as its rows. Deliberately absent: repair. What does
+//! not read as it was written is reported by name, and stays.
 
 use super::changes::Changes;
 use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
@@ -10,7 +10,7 @@ use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
 use super::{logs, reclaim};
 use super::{
-    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
+    new_identity, CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
 };
 use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
@@ -22,7 +22,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most twice.
+/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most
+/// twice.
 const JOURNALS: u64 = 64 << 20;
 /// Threads that flush and compact: with one alone, a flush would wait behind a compaction.
 const WORKERS: usize = 2;
@@ -31,32 +32,34 @@ const OPEN_FILES: usize = 200;
 /// Bytes of memory that a row costs in a memtable beside key and value, about.
 const ROW_OVERHEAD: u64 = 128;
 
-/// Memtables of one keyspace on their way to the disk with which a commit is still made. With 4 the storage engine waits
-/// (`Keyspace::local_backpressure`, with no bound and no look at its own health), and a worker may add one meanwhile.
+/// Memtables of one keyspace on their way to the disk with which a commit is still made. With 4 the storage
+/// engine waits (`Keyspace::local_backpressure`, with no bound and no look at its own health), and a worker
+/// may add one meanwhile.
 const SEALED_MAX: usize = 2;
-/// Tables of the first level of one keyspace with which a commit is still made. The storage engine slows down at 20 and
-/// waits at 30, in the same way.
+/// Tables of the first level of one keyspace with which a commit is still made. The storage engine slows down
+/// at 20 and waits at 30, in the same way.
 const L0_MAX: usize = 20;
-/// Longest wait for room in a memtable, below [`super::thread::STORE_CALL_LIMIT`], so that the sentence is the right one.
+/// Longest wait for room in a memtable, below [`super::thread::STORE_CALL_LIMIT`], so that the sentence is
+/// the right one.
 const ROOM_LIMIT: Duration = Duration::from_secs(45);
 /// Between two looks: the storage engine offers nothing that could be waited for.
 const ROOM_LOOK: Duration = Duration::from_millis(2);
 
 /// What the storage engine may use of `limits.memory`, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Budget {
+struct DiskBudget {
     /// Cache of blocks read.
     cache: u64,
-    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way to the disk;
-    /// at twice as much that is not, commits wait.
+    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way
+    /// to the disk; at twice as much that is not, commits wait.
     memtables: u64,
 }
 
-impl Budget {
+impl DiskBudget {
     /// A quarter of the limit: one part cache, three parts memtables.
     fn of(memory_limit: u64) -> Self {
         let part = memory_limit / 16;
-        Budget { cache: part.clamp(1 << 20, 256 << 20), memtables: part.clamp(1 << 20, 32 << 20) }
+        DiskBudget { cache: part.clamp(1 << 20, 256 << 20), memtables: part.clamp(1 << 20, 32 << 20) }
     }
 }
 
@@ -67,7 +70,7 @@ impl Budget {
 /// See [`super::open`].
 pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     let directory = Directory::open(path)?;
-    let budget = Budget::of(memory_limit);
+    let budget = DiskBudget::of(memory_limit);
     // Before the storage engine sees them: it cuts off what it cannot read.
     logs::check(&directory, accept_loss)?;
     if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
@@ -75,14 +78,14 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
     }
     let db = open_database(&directory.data(), budget)?;
     let (keyspaces, known) = match read_format(&db)? {
-        Format::Current => {
+        FoundFormat::Current => {
             let keyspaces = open_keyspaces(&db, &directory.data())?;
             let known = read_meta(&keyspaces)?;
             (keyspaces, known)
         }
-        Format::None => create(&db, &directory.data())?,
+        FoundFormat::None => create(&db, &directory.data())?,
     };
-    let Known { identity, number, marks } = known;
+    let StoreMeta { identity, number, marks } = known;
     let (mut committed, noted) = Committed::open(&directory, identity)?;
     let lost = noted.filter(|noted| *noted > number);
     if let (Some(noted), true) = (lost, accept_loss) {
@@ -116,16 +119,16 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
 }
 
 /// What the keyspace `meta` holds.
-struct Known {
+struct StoreMeta {
     identity: u64,
     /// Of the last commit.
     number: u64,
     marks: Marks,
 }
 
-/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half made, it
-/// cannot open again. Nothing was ever stored in what an earlier start left there.
-fn establish(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
+/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half
+/// made, it cannot open again. Nothing was ever stored in what an earlier start left there.
+fn establish(directory: &Directory, budget: DiskBudget) -> Result<(), OpenError> {
     let (path, new) = (directory.data(), directory.path().join("db.new"));
     match fs::remove_dir_all(&new) {
         Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was cut short"),
@@ -138,7 +141,7 @@ fn establish(directory: &Directory, budget: Budget) -> Result<(), OpenError> {
     directory.sync()
 }
 
-fn open_database(path: &Path, budget: Budget) -> Result<Database, OpenError> {
+fn open_database(path: &Path, budget: DiskBudget) -> Result<Database, OpenError> {
     Database::builder(path)
         .cache_size(budget.cache)
         .max_journaling_size(JOURNALS)
@@ -171,14 +174,14 @@ fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
 }
 
 /// What lies in an opened database.
-enum Format {
+enum FoundFormat {
     /// A store that this program knows.
     Current,
-    /// Nothing yet.
+    /// No store is there.
     None,
 }
 
-fn read_format(db: &Database) -> Result<Format, OpenError> {
+fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
     let place = "keyspace `meta`, key `format`".to_owned();
     let row = if db.keyspace_exists(KeyspaceId::Meta.name()) {
         let meta = db.keyspace(KeyspaceId::Meta.name(), || options(KeyspaceId::Meta));
@@ -195,7 +198,7 @@ fn read_format(db: &Database) -> Result<Format, OpenError> {
                 return Err(OpenError::Damaged { place, error });
             }
         }
-        return Ok(Format::None);
+        return Ok(FoundFormat::None);
     };
     let found = rows::read_number(META_FORMAT, &row)
         .and_then(|n| u32::try_from(n).map_err(|_| "out of range".to_owned()))
@@ -213,7 +216,7 @@ fn read_format(db: &Database) -> Result<Format, OpenError> {
             return Err(OpenError::Damaged { place, error: "missing".to_owned() });
         }
     }
-    Ok(Format::Current)
+    Ok(FoundFormat::Current)
 }
 
 fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
@@ -223,7 +226,8 @@ fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
     Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?]))
 }
 
-/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new ones.
+/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new
+/// ones.
 fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
     // The size of a memtable is seen to by `DiskStore::rotate`, since it follows the configuration.
     let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
@@ -236,16 +240,17 @@ fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
         KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows | KeyspaceId::Closings => {
             options.filter_policy(FilterPolicy::disabled())
         }
-        // Single reads mostly look for what is not there: a filter for every table, of the last level as well.
+        // Single reads mostly look for what is not there: a filter for every table, of the last level as
+        // well.
         KeyspaceId::Identities | KeyspaceId::Ended(_) => options.expect_point_read_hits(false),
         KeyspaceId::Meta => options,
     }
 }
 
 /// The first commit of a new store, number 0.
-fn create(db: &Database, path: &Path) -> Result<(Keyspaces, Known), OpenError> {
+fn create(db: &Database, path: &Path) -> Result<(Keyspaces, StoreMeta), OpenError> {
     let keyspaces = open_keyspaces(db, path)?;
-    let known = Known { identity: new_identity()?, number: 0, marks: Marks::default() };
+    let known = StoreMeta { identity: new_identity()?, number: 0, marks: Marks::default() };
     let meta = keyspaces.of(KeyspaceId::Meta);
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
@@ -255,7 +260,7 @@ fn create(db: &Database, path: &Path) -> Result<(Keyspaces, Known), OpenError> {
     Ok((keyspaces, known))
 }
 
-fn read_meta(keyspaces: &Keyspaces) -> Result<Known, OpenError> {
+fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
     fn row<T>(
         keyspaces: &Keyspaces,
         key: &[u8],
@@ -269,7 +274,7 @@ fn read_meta(keyspaces: &Keyspaces) -> Result<Known, OpenError> {
     }
     let identity = row(keyspaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
     let (number, marks) = row(keyspaces, META_MARKS, rows::read_marks)?;
-    Ok(Known { identity, number, marks })
+    Ok(StoreMeta { identity, number, marks })
 }
 
 /// The rows about the buckets, and in which epoch each of them is. One that never began is in none.
@@ -300,7 +305,7 @@ pub(super) struct DiskStore {
     number: u64,
     /// Of the last commit.
     marks: Marks,
-    budget: Budget,
+    budget: DiskBudget,
     /// Bytes written to each keyspace since its memtable was last rotated, about.
     unflushed: [u64; KEYSPACES],
     /// In which epoch each bucket is.
@@ -312,11 +317,11 @@ impl DiskStore {
     /// A commit that says what the last one said.
     fn commit_marks(&mut self) -> Result<(), CommitError> {
         let marks = self.marks;
-        self.commit(&[Commit { ops: Vec::new(), token: 0, marks }])
+        self.commit(&[CommitGroup { ops: Vec::new(), token: 0, marks }])
     }
 
-    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not while two of
-    /// its keyspace are on their way already.
+    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not
+    /// while two of its keyspace are on their way already.
     fn rotate(&mut self) -> Result<(), CommitError> {
         let Some(id) = self.fullest().filter(|_| self.unflushed() > self.budget.memtables) else {
             return Ok(());
@@ -369,16 +374,16 @@ impl DiskStore {
 
     /// Removes what a bucket holds on the disk, before the first rows of its next epoch are written.
     ///
-    /// Not by `Keyspace::clear`: that takes the tables out of the keyspace, but leaves their files on the disk until
-    /// the next start. Dropping them writes nothing to the log, so a replay has nothing to repeat, and rows written
-    /// afterwards are as safe as any others. What the memtable holds stays, and what the log holds comes back after
-    /// a crash: those rows are of an earlier epoch, which [`super::find`] sees, and go with the next drop. The row
-    /// about the bucket, written next, keeps the keyspace from staying empty: the storage engine frees a log only
-    /// when each keyspace that had rows in it has a newer table.
+    /// Not by `Keyspace::clear`: that takes the tables out of the keyspace, but leaves their files on the
+    /// disk until the next start. Dropping them writes nothing to the log, so a replay has nothing to repeat,
+    /// and rows written afterwards are as safe as any others. What the memtable holds stays, and what the log
+    /// holds comes back after a crash: those rows are of an earlier epoch, which [`super::find`] sees, and go
+    /// with the next drop. The row about the bucket, written next, keeps the keyspace from staying empty: the
+    /// storage engine frees a log only when each keyspace that had rows in it has a newer table.
     ///
     /// The files go when the last version of the keyspace that knows them does, which is at one of the next
-    /// rotations of any memtable. A compaction of this bucket that still runs is waited for; it was filled too long
-    /// ago for one to be likely.
+    /// rotations of any memtable. A compaction of this bucket that still runs is waited for; it was filled
+    /// too long ago for one to be likely.
     fn empty(&self, bucket: KeyspaceId) -> Result<(), CommitError> {
         let tree = &self.keyspaces.of(bucket).tree;
         if tree.table_count() == 0 {
@@ -390,7 +395,7 @@ impl DiskStore {
 }
 
 impl Store for DiskStore {
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
+    fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
         let keyspaces = self.keyspaces.clone();
@@ -436,13 +441,15 @@ impl Store for DiskStore {
     }
 
     fn health(&self) -> Result<(), CommitError> {
-        // Writes what is buffered, which is nothing between commits; but first it says whether a worker has failed.
+        // Writes what is buffered, which is nothing between commits; but first it says whether a worker has
+        // failed.
         let healthy = self.db.persist(PersistMode::Buffer);
         healthy.map_err(|e| unwritable("wrote what is in memory", self.directory.path(), &e))
     }
 
     fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
-        // The storage engine drops what is older than its last commit: so that one must not be what was deleted.
+        // The storage engine drops what is older than its last commit: so that one must not be what was
+        // deleted.
         self.commit_marks()?;
         for id in KeyspaceId::ALL {
             if self.keyspaces.of(id).sealed_memtable_count() == 0 {
@@ -453,7 +460,8 @@ impl Store for DiskStore {
     }
 
     fn end_reclaim(&mut self) -> Result<(), CommitError> {
-        // Files that no version of a keyspace knows any more go when a memtable that holds something is rotated.
+        // Files that no version of a keyspace knows any more go when a memtable that holds something is
+        // rotated.
         self.commit_marks()?;
         self.rotate_one(KeyspaceId::Meta)
     }
@@ -485,7 +493,7 @@ impl Reader for DiskReader {
 #[cfg(test)]
 pub(super) fn write_raw(path: &Path, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
     let directory = Directory::open(path).unwrap();
-    let db = open_database(&directory.data(), Budget::of(0)).unwrap();
+    let db = open_database(&directory.data(), DiskBudget::of(0)).unwrap();
     let keyspaces = open_keyspaces(&db, &directory.data()).unwrap();
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     match value {

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! The checksum covers the identity, which is the row's key, and everything before itself. *Epoch* says since
-//! which beginning of its bucket the row lies there. A bucket that begins anew may still hold rows of an earlier epoch;
-//! they count for nothing from then on, so that none of them hides what another bucket knows.
+//! which beginning of its bucket the row lies there. A bucket that begins anew may still hold rows of an
+//! earlier epoch; they count for nothing from then on, so that none of them hides what another bucket knows.
 
-use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, Reader, RecordError};
+use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, FieldReader, RecordError};
 use crate::engine::types::{BatchId, Dead, End, Ended, Identity};
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ pub fn encode(identity: Identity, epoch: u64, ended: &Ended) -> Vec<u8> {
 ///
 /// Any input that [`encode`] did not make for this identity: a [`RecordError`], never a panic.
 pub fn decode(identity: Identity, bytes: &[u8]) -> Result<(u64, Ended), RecordError> {
-    let mut r = Reader(unseal(&identity.to_bytes(), bytes)?);
+    let mut r = FieldReader(unseal(&identity.to_bytes(), bytes)?);
     let version = r.byte("version")?;
     if version != VERSION {
         return Err(RecordError::Version { found: version, known: VERSION });

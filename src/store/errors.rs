@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The engine asked for what no store can do: a fault of the program, not of the disk. Checked in a release build as
-/// well, because going on would lose an item.
+/// The engine asked for what no store can do: a fault of the program, not of the disk. Checked in a release
+/// build as well, because going on would lose an item.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a fault of this program, please report it: {0}")]
 pub struct BrokenContract(String);
@@ -27,13 +27,16 @@ pub enum ReadError {
     Damaged {
         /// Which part of the store.
         keyspace: &'static str,
-        /// Which row.
+        /// The row's key, readable.
         key: String,
         /// What is wrong with it.
         error: String,
     },
     /// An item that should be there is not.
-    #[error("the item due {}, number {}, is not in the store (queue `{}`)", place.key.due, place.key.seq, place.queue)]
+    #[error(
+        "the item due {}, number {}, is not in the store (queue `{}`)",
+        place.key.due, place.key.seq, place.queue
+    )]
     Missing {
         /// Where it was looked for.
         place: Place,
@@ -41,7 +44,7 @@ pub enum ReadError {
     /// The storage engine failed while it read, for another reason than damage.
     #[error("the storage engine failed while it read: {0}")]
     Engine(String),
-    /// See [`BrokenContract`].
+    /// As [`BrokenContract`] says.
     #[error(transparent)]
     Contract(#[from] BrokenContract),
 }
@@ -65,7 +68,7 @@ pub enum CommitError {
     Backlog {
         /// The part of the store that has written most.
         keyspace: &'static str,
-        /// Seconds.
+        /// Time waited, seconds.
         waited_s: u64,
     },
     /// The storage engine failed, for another reason than room.
@@ -73,10 +76,10 @@ pub enum CommitError {
     Engine {
         /// What it did.
         action: &'static str,
-        /// Its words.
+        /// Text of the error.
         error: String,
     },
-    /// See [`BrokenContract`].
+    /// As [`BrokenContract`] says.
     #[error(transparent)]
     Contract(#[from] BrokenContract),
 }
@@ -104,11 +107,11 @@ pub struct SpawnError(#[from] pub(super) io::Error);
 
 /// Why a running store does nothing any more. The process ends, and opens it again to learn what is there.
 #[derive(Debug, Error)]
-pub enum Failure {
-    /// A commit.
+pub enum StoreFailure {
+    /// A commit failed.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// A read.
+    /// A read failed.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// More was queued than whoever queues it may, because the disk has stood still.
@@ -116,7 +119,7 @@ pub enum Failure {
         "the disk has not kept up: {bytes} bytes wait to be written, the first of them for {waited_ms} ms"
     )]
     Stalled {
-        /// Bytes queued.
+        /// Number of bytes queued.
         bytes: u64,
         /// Age of the oldest, ms.
         waited_ms: u64,
@@ -126,7 +129,7 @@ pub enum Failure {
     NoAnswer {
         /// `commit`, `read` and so on.
         call: &'static str,
-        /// ms.
+        /// Age of the call, ms.
         age_ms: u64,
     },
     /// One of the store's threads has panicked; the log says where.
@@ -138,7 +141,10 @@ pub enum Failure {
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// Another process has it.
-    #[error("{} is in use by process {}", path.display(), pid.map_or_else(|| "unknown".to_owned(), |p| p.to_string()))]
+    #[error(
+        "{} is in use by process {}", path.display(),
+        pid.map_or_else(|| "unknown".to_owned(), |p| p.to_string())
+    )]
     Locked {
         /// The other's process id, as far as it has written it down.
         pid: Option<u32>,
@@ -162,13 +168,13 @@ pub enum OpenError {
     Newer {
         /// The store's format.
         found: u32,
-        /// This program's.
+        /// Format of this program.
         known: u32,
     },
     /// Written by an older version of this program, in a format that cannot be brought up to date.
     #[error(
-        "the store has format {found}, which this program cannot read; let the version that wrote it run until \
-         nothing waits any more, then remove the store's directory and start this one"
+        "the store has format {found}, which this program cannot read; let the version that wrote it run \
+         until nothing waits any more, then remove the store's directory and start this one"
     )]
     Older {
         /// The store's format.
@@ -187,7 +193,7 @@ pub enum OpenError {
     Io {
         /// What was tried.
         action: &'static str,
-        /// On what.
+        /// File or directory concerned.
         path: PathBuf,
         /// The system's answer.
         source: io::Error,

@@ -1,4 +1,5 @@
-//! The fields that stored values are made of: numbers, texts, byte strings, and the checksum behind them. Pure.
+//! The fields that stored values are made of: numbers, texts, byte strings, and the checksum behind them.
+//! Pure.
 
 use crate::engine::types::{ClosedBy, Reason};
 use thiserror::Error;
@@ -20,9 +21,9 @@ pub enum RecordError {
     /// Written by a newer version of this program.
     #[error("record version {found} is not known (this program knows {known})")]
     Version {
-        /// The record's.
+        /// Version of the record.
         found: u8,
-        /// This program's.
+        /// Version of this program.
         known: u8,
     },
     /// Flags that no version has given a meaning.
@@ -108,9 +109,9 @@ pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// What is left to read.
-pub struct Reader<'a>(pub &'a [u8]);
+pub struct FieldReader<'a>(pub &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     /// One byte.
     ///
     /// # Errors
@@ -126,7 +127,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Reader::byte`]; [`RecordError::Range`].
+    /// As [`FieldReader::byte`]; [`RecordError::Range`].
     pub fn varint(&mut self, field: &'static str) -> Result<u64, RecordError> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -147,7 +148,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Reader::varint`].
+    /// As [`FieldReader::varint`].
     pub fn u32(&mut self, field: &'static str) -> Result<u32, RecordError> {
         u32::try_from(self.varint(field)?).map_err(|_| RecordError::Range(field))
     }
@@ -156,7 +157,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Reader::varint`].
+    /// As [`FieldReader::varint`].
     pub fn bytes(&mut self, field: &'static str) -> Result<&'a [u8], RecordError> {
         let len = usize::try_from(self.varint(field)?).map_err(|_| RecordError::Range(field))?;
         let (bytes, rest) = self.0.split_at_checked(len).ok_or(RecordError::Truncated(field))?;
@@ -168,7 +169,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Reader::byte`].
+    /// As [`FieldReader::byte`].
     pub fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], RecordError> {
         let (first, rest) = self.0.split_first_chunk().ok_or(RecordError::Truncated(field))?;
         self.0 = rest;
@@ -179,7 +180,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Reader::bytes`]; [`RecordError::Utf8`].
+    /// As [`FieldReader::bytes`]; [`RecordError::Utf8`].
     pub fn text(&mut self, field: &'static str) -> Result<&'a str, RecordError> {
         std::str::from_utf8(self.bytes(field)?).map_err(|_| RecordError::Utf8(field))
     }
@@ -188,7 +189,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Reader::byte`]; [`RecordError::Reason`].
+    /// As [`FieldReader::byte`]; [`RecordError::Reason`].
     pub fn reason(&mut self) -> Result<Reason, RecordError> {
         let code = self.byte("reason")?;
         Reason::ALL.into_iter().find(|r| reason_code(*r) == code).ok_or(RecordError::Reason(code))
@@ -252,7 +253,7 @@ mod tests {
         for value in (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit]).chain([u64::MAX]) {
             let mut out = Vec::new();
             put_varint(&mut out, value);
-            let mut reader = Reader(&out);
+            let mut reader = FieldReader(&out);
             assert_eq!((reader.varint("n"), reader.end()), (Ok(value), Ok(())));
         }
     }

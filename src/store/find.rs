@@ -11,8 +11,9 @@ use crate::engine::types::Ended;
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written; an identity row that leads nowhere, or to
-/// another item. None of them is skipped: an item that is there and not found would be taken for a new one.
+/// The storage engine's; a row that does not read as it was written; an identity row that leads nowhere, or
+/// to another item. None of them is skipped: an item that is there and not found would be taken for a new
+/// one.
 pub(super) fn find(keyspaces: &Keyspaces, epochs: &Epochs, wanted: &Wanted) -> Result<Found, ReadError> {
     Ok(Found { item: waiting(keyspaces, wanted)?, ended: ended(keyspaces, epochs, wanted)? })
 }

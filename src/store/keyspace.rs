@@ -10,7 +10,7 @@ pub(crate) enum KeyspaceId {
     Items,
     /// (application, customer, due, seq) -> nothing.
     Customers,
-    /// (identity) -> (due, seq); the queue is the one of whoever asks.
+    /// (identity) -> (due, seq); the queue is named by the reader.
     Identities,
     /// (queue) -> queue row.
     Queues,
@@ -20,7 +20,8 @@ pub(crate) enum KeyspaceId {
     Closings,
     /// Format, identity, marks.
     Meta,
-    /// A bucket, by its number below [`BUCKETS`]: (identity) -> how the item ended, and one row about the bucket itself.
+    /// A bucket, by its number below [`BUCKETS`]: (identity) -> how the item ended, and one row about the
+    /// bucket itself.
     Ended(u8),
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! batch    1 u8, rows u32, sequence number u64; rows; 3 u8, xxh3-64 of the rows u64, "FJL\x03"
-//! row      2 u8, kind u8, compression u8, keyspace u64, key length u16, value length u32, length here u32, key, value
+//! row      2 u8, kind u8, compression u8, keyspace u64, key length u16, value length u32, length here u32,
+//!          key, value
 //! clearing 4 u8, keyspace u64                                               (all numbers little endian)
 //! ```
 
@@ -32,7 +33,7 @@ impl From<io::Error> for Broken {
 }
 
 /// One batch, from its first to its last byte.
-pub(super) struct Batch {
+pub(super) struct LogBatch {
     pub(super) len: u64,
     pub(super) sequence: u64,
     /// The commit in it.
@@ -88,7 +89,8 @@ impl<R: Read> Rows<R> {
         if compression > 1 || (compression == 0 && value != here) {
             return Err(Broken::Shape("a row is not of a known kind"));
         }
-        // No other keyspace has a key of these bytes: it would begin with the length of a name that does not fit in it.
+        // No other keyspace has a key of these bytes: it would begin with the length of a name that does not
+        // fit in it.
         if usize::from(key) != META_MARKS.len() || here as usize != MARKS_LEN {
             self.skip(u64::from(key) + u64::from(here))?;
             return Ok(None);
@@ -100,7 +102,7 @@ impl<R: Read> Rows<R> {
 }
 
 /// Reads one batch of at most `room` bytes.
-pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<Batch, Broken> {
+pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, Broken> {
     let mut rows = Rows { inner, hasher: Xxh3::new(), read: 0, room };
     let ([1], count, sequence) = (rows.take()?, u32::from_le_bytes(rows.take()?), rows.take()?) else {
         return Err(Broken::Shape("no batch begins here"));
@@ -121,7 +123,7 @@ pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<Batch, Broken> {
         return Err(Broken::Shape("a batch does not end where it should"));
     }
     let whole = rows.hasher.digest() == checksum;
-    Ok(Batch { len: rows.read, sequence: u64::from_le_bytes(sequence), number, whole })
+    Ok(LogBatch { len: rows.read, sequence: u64::from_le_bytes(sequence), number, whole })
 }
 
 #[cfg(test)]

@@ -1,19 +1,20 @@
 //! The storage engine's logs, looked through before it opens them.
 //!
-//! On its own it ends the replay of a log at the first thing it cannot read, cuts the file there, and goes on with
-//! the next log: commits in the middle can be gone without a word. So every log is read to its end first, with
-//! nothing changed: each batch must be whole (its checksum covers its rows), and the commit numbers in them must
-//! follow one another, within a log, over the logs, and up to the one in `COMMITTED`. What reads as the torn end of
-//! a crash, behind all of these, is cut off; anything else is refused, and with `accept_loss` set aside.
+//! On its own it ends the replay of a log at the first thing it cannot read, cuts the file there, and goes on
+//! with the next log: commits in the middle can be gone without a word. So every log is read to its end
+//! first, with nothing changed: each batch must be whole (its checksum covers its rows), and the commit
+//! numbers in them must follow one another, within a log, over the logs, and up to the one in `COMMITTED`.
+//! What reads as the torn end of a crash, behind all of these, is cut off; anything else is refused, and with
+//! `accept_loss` set aside.
 //!
-//! Noticed: a changed, zeroed or missing stretch anywhere before the last commit noted, a log missing between two
-//! others or at the end. Not noticed: the oldest log missing as a whole, all logs emptied at once just after all
-//! rows went to tables with the last commit, and the loss of the very last commits together with an outdated
-//! `COMMITTED`, which a power cut can leave (it is not synced). Damage in tables is the storage engine's to notice:
-//! each of their blocks has a checksum.
+//! Noticed: a changed, zeroed or missing stretch anywhere before the last commit noted, a log missing between
+//! two others or at the end. Not noticed: the oldest log missing as a whole, all logs emptied at once just
+//! after all rows went to tables with the last commit, and the loss of the very last commits together with an
+//! outdated `COMMITTED`, which a power cut can leave (it is not synced). Damage in tables is the storage
+//! engine's to notice: each of their blocks has a checksum.
 
 use super::directory::{Committed, Directory};
-use super::log_batch::{read_batch, Batch, Broken, HEAD};
+use super::log_batch::{read_batch, Broken, LogBatch, HEAD};
 use super::OpenError;
 use rustix::fs::{seek, SeekFrom};
 use std::fmt::Display;
@@ -53,14 +54,14 @@ impl Log {
 
 /// Something that is not as it was left.
 #[derive(Debug)]
-struct Finding {
+struct LogFinding {
     place: String,
     /// First and last commit that are gone, where they are known.
     lost: Option<(u64, u64)>,
     error: String,
 }
 
-impl Finding {
+impl LogFinding {
     fn text(&self) -> String {
         match self.lost {
             Some((first, last)) => {
@@ -85,11 +86,11 @@ struct Seen {
     /// Number of the last commit.
     number: Option<u64>,
     sequence: Option<u64>,
-    /// What was wrong last, to be told with the commits that it cost.
+    /// What was wrong last, to be reported with the commits that it cost.
     broken: Option<(String, String)>,
     /// A commit that lies behind it, out of reach: it was not the torn end of a crash.
     beyond: Option<u64>,
-    findings: Vec<Finding>,
+    findings: Vec<LogFinding>,
     /// Gaps that were accepted before.
     accepted: Vec<(u64, u64)>,
 }
@@ -99,11 +100,11 @@ impl Seen {
         let (place, error) = self.broken.take().unwrap_or((place, error));
         let known = |(first, last)| self.accepted.iter().any(|(from, to)| *from <= first && last <= *to);
         if !lost.is_some_and(known) {
-            self.findings.push(Finding { place, lost, error });
+            self.findings.push(LogFinding { place, lost, error });
         }
     }
 
-    fn batch(&mut self, log: &Log, at: u64, batch: &Batch) {
+    fn batch(&mut self, log: &Log, at: u64, batch: &LogBatch) {
         let place = || format!("{}, byte {at}", log.path.display());
         // Over a gap it may have gone any way forward.
         let most = if batch.number == self.number.map(|last| last + 1) { MOST_SEQUENCE } else { u64::MAX };
@@ -153,13 +154,14 @@ impl Seen {
     }
 }
 
-/// Looks through all logs of a store, cuts off what a crash tore, and refuses what is damaged. With `accept_loss`,
-/// what is damaged is set aside in a file of its own (`.damaged` behind its name), and what was lost is noted, so
-/// that the next start knows.
+/// Looks through all logs of a store, cuts off what a crash tore, and refuses what is damaged. With
+/// `accept_loss`, what is damaged is set aside in a file of its own (`.damaged` behind its name), and what
+/// was lost is noted, so that the next start knows.
 ///
 /// # Errors
 ///
-/// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed. [`OpenError::Io`].
+/// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed.
+/// [`OpenError::Io`].
 pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
     let mut seen = Seen { accepted: read_accepted(&accepted_file(directory))?, ..Seen::default() };
     let mut logs = Vec::new();
@@ -242,7 +244,8 @@ fn look_through(path: &Path, seen: &mut Seen) -> io::Result<Log> {
                 }
                 log.torn = true;
                 seen.broken(&log, at, &error);
-                // What a message carries could look like a batch: it proves nothing, but that somebody should look.
+                // What a message carries could look like a batch: it proves nothing, but that one should
+                // look.
                 seen.beyond = find_batch(&file, at + 1, seen.sequence)?;
                 log.damaged |= seen.beyond.is_some();
                 break;
@@ -334,8 +337,8 @@ fn accepted_file(directory: &Directory) -> PathBuf {
     directory.path().join("ACCEPTED")
 }
 
-/// Losses that were accepted: a line of first and last commit for each. They stay visible as gaps in the logs until
-/// these are no longer needed.
+/// Losses that were accepted: a line of first and last commit for each. They stay visible as gaps in the logs
+/// until these are no longer needed.
 fn read_accepted(path: &Path) -> Result<Vec<(u64, u64)>, OpenError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,

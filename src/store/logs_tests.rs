@@ -1,7 +1,7 @@
 //! What is done to a store's files, and what it says: logs cut, changed, zeroed and removed, tables changed.
 //!
-//! The rule of all of them: a store opens with every commit, or refuses and names what is missing, or says at the
-//! read that a row is damaged. It is never silently short.
+//! The rule of all of them: a store opens with every commit, or refuses and names what is missing, or says at
+//! the read that a row is damaged. It is never silently short.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 
@@ -103,7 +103,8 @@ fn the_last_log_cut_at_every_byte() {
     fs::write(&log, &bytes).unwrap();
     let note = fs::read(dir.path().join("COMMITTED")).unwrap();
     let mut tried = 0;
-    // Each offset is tried without opening; where a commit begins or ends, and some in between, it is opened too.
+    // Each offset is tried without opening; where a commit begins or ends, and some in between, it is opened
+    // too.
     for len in bytes.len() - 4096..=bytes.len() {
         let known = ends.iter().filter(|end| **end <= len).count() as u64 - 1;
         fs::write(&log, &bytes[..len]).unwrap();
@@ -304,7 +305,8 @@ fn an_accepted_loss_costs_no_more_than_was_damaged() {
     let (sealed, _) = split(dir.path());
     let good = fs::read(&sealed).unwrap();
     let ends = ends(&good);
-    // In a row: the batch is found to be changed, and the one behind it is read. In a length: all behind it is lost.
+    // In a row: the batch is found to be changed, and the one behind it is read. In a length: all behind it
+    // is lost.
     let (changed, shape) = (ends[10] - 20, ends[9] + 13 + 12);
     for (at, expected) in [(changed, (10, 10)), (shape, (10, ends.len() as u64 - 1))] {
         let dir = copy(dir.path());

@@ -1,10 +1,11 @@
-//! The memory store: keeps no items. The broker's unacked message is the only copy, and the engine, told so by its
-//! settings, writes none here. What it does keep, as long as the process lives and within bounds, is how items
-//! ended, so that repeats are recognised.
+//! The memory store: keeps no items. The broker's unacked message is the only copy, and the engine, told so
+//! by its settings, writes none here. What it does keep, as long as the process lives and within bounds, is
+//! how items ended, so that repeats are recognised.
 
 use super::errors::{broken_contract, BrokenContract};
 use super::{
-    new_identity, CloseError, Commit, CommitError, OpenError, OpenStore, ReadError, Store, Usage, UsageError,
+    new_identity, CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Store, Usage,
+    UsageError,
 };
 use crate::engine::event::{Found, Load, Loaded, Op, Opened, RangeRows, Wanted, BUCKETS};
 use crate::engine::types::{Ended, Identity};
@@ -15,8 +16,8 @@ const ENTRY: u64 = 200;
 /// Fewest ended items that are kept, however little memory there is.
 const LEAST: usize = 1_000;
 
-/// Opens an empty store with a fresh identity. What it remembers takes a sixteenth of `memory_limit` (bytes) at
-/// most.
+/// Opens an empty store with a fresh identity. What it remembers takes a sixteenth of `memory_limit` (bytes)
+/// at most.
 ///
 /// # Errors
 ///
@@ -29,7 +30,7 @@ pub(super) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
 
 /// What ended within one span of time.
 #[derive(Debug, Default)]
-struct Bucket {
+struct EndedBucket {
     /// Counts the buckets as they begin: the lowest began longest ago.
     begun: u64,
     ended: HashMap<Identity, Ended>,
@@ -38,7 +39,7 @@ struct Bucket {
 /// See the module.
 #[derive(Debug)]
 struct MemoryStore {
-    buckets: [Bucket; BUCKETS as usize],
+    buckets: [EndedBucket; BUCKETS as usize],
     /// How many times a bucket has begun.
     begun: u64,
     /// Most ended items, at least 1.
@@ -48,7 +49,7 @@ struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty one, for so many ended items.
+    /// An empty one, for that number of ended items.
     fn new(most: usize) -> Self {
         MemoryStore { buckets: Default::default(), begun: 0, most, warned: false }
     }
@@ -65,7 +66,7 @@ impl MemoryStore {
                 self.begun += 1;
                 let begun = self.begun;
                 // A fresh table, so that the old one's memory is given back.
-                *self.bucket(row.bucket)? = Bucket { begun, ended: HashMap::new() };
+                *self.bucket(row.bucket)? = EndedBucket { begun, ended: HashMap::new() };
             }
             Op::Put { .. }
             | Op::Delete { .. }
@@ -83,7 +84,7 @@ impl MemoryStore {
         Ok(())
     }
 
-    fn bucket(&mut self, bucket: u8) -> Result<&mut Bucket, BrokenContract> {
+    fn bucket(&mut self, bucket: u8) -> Result<&mut EndedBucket, BrokenContract> {
         self.buckets.get_mut(usize::from(bucket)).ok_or_else(|| no_bucket(bucket))
     }
 
@@ -124,7 +125,7 @@ fn no_bucket(bucket: u8) -> BrokenContract {
 }
 
 impl Store for MemoryStore {
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
+    fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
         Ok(groups.iter().flat_map(|group| &group.ops).try_for_each(|op| self.apply(op))?)
     }
 
@@ -162,7 +163,7 @@ mod tests {
     use crate::engine::types::Key;
 
     fn commit(store: &mut MemoryStore, ops: Vec<Op>) {
-        store.commit(&[Commit { ops, token: 1, marks: Marks::default() }]).unwrap();
+        store.commit(&[CommitGroup { ops, token: 1, marks: Marks::default() }]).unwrap();
     }
 
     fn remember(bucket: u8, seq: u64, at: u64) -> Op {

@@ -1,8 +1,9 @@
 //! The durable store: what it must do, and what can go wrong with it.
 //!
-//! Two kinds: [`disk`] keeps items over restarts and power cuts, [`memory`] keeps no items. [`thread`] runs either
-//! of them apart from the loop, so that a slow disk never delays a publish. Deliberately absent: any decision. The
-//! engine says what is written, moved, removed and read; the store does that, durably and in order.
+//! Two kinds: [`disk`] keeps items over restarts and power cuts, [`memory`] keeps no items. [`thread`] runs
+//! either of them apart from the loop, so that a slow disk never delays a publish. Deliberately absent: any
+//! decision. The engine says what is written, moved, removed and read; the store does that, durably and in
+//! order.
 
 mod changes;
 mod database;
@@ -19,6 +20,7 @@ mod memory;
 mod reclaim;
 pub mod record;
 mod rekey;
+mod report;
 pub mod rows;
 mod scan;
 pub mod thread;
@@ -47,7 +49,7 @@ mod tests;
 mod thread_tests;
 
 pub use errors::{
-    BrokenContract, CloseError, CommitError, Failure, OpenError, ReadError, SpawnError, UsageError,
+    BrokenContract, CloseError, CommitError, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
 use crate::config::{self, StoreKind};
@@ -57,10 +59,10 @@ use std::sync::Arc;
 
 /// One group of writes: atomic, over all that it touches.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Commit {
+pub struct CommitGroup {
     /// In order; a later one sees what an earlier one did.
     pub ops: Vec<Op>,
-    /// Named by [`thread::Event::Committed`] once it is durable.
+    /// Named by [`thread::StoreEvent::Committed`] once it is durable.
     pub token: Token,
     /// Recorded with it.
     pub marks: Marks,
@@ -92,9 +94,9 @@ pub trait Store: Send {
     ///
     /// # Errors
     ///
-    /// After an error nothing may be relied on: the groups may have been written, or not. The caller stops, and
-    /// opens the store again to learn what is there.
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError>;
+    /// After an error nothing may be relied on: the groups may have been written, or not. The caller stops,
+    /// and opens the store again to learn what is there.
+    fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError>;
 
     /// Reads; sees every commit made before.
     ///
@@ -103,7 +105,8 @@ pub trait Store: Send {
     /// A record that cannot be read, or a content that is not there, is damage: it is never skipped.
     fn load(&mut self, load: &Load) -> Result<Loaded, ReadError>;
 
-    /// A second reader for contents, to be used by another thread at the same time. `None`: this store has none.
+    /// A second reader for contents, to be used by another thread at the same time. `None`: this store has
+    /// none.
     fn reader(&self) -> Option<Box<dyn Reader>> {
         None
     }
@@ -124,8 +127,8 @@ pub trait Store: Send {
         Ok(())
     }
 
-    /// Begins to give back the room of what was deleted. The job is for another thread, beside commits and reads; behind
-    /// it comes [`Store::end_reclaim`]. `None`: this store has no room to give back.
+    /// Begins to give back the room of what was deleted. The job is for another thread, beside commits and
+    /// reads; behind it comes [`Store::end_reclaim`]. `None`: this store has no room to give back.
     ///
     /// # Errors
     ///
@@ -143,8 +146,8 @@ pub trait Store: Send {
         Ok(())
     }
 
-    /// Most operations, and about how many bytes, that one call of [`Store::commit`] should be given. A single
-    /// group beyond it is still taken.
+    /// Most operations, and about how many bytes, that one call of [`Store::commit`] should be given. A
+    /// single group beyond it is still taken.
     fn group_limit(&self) -> (usize, u64) {
         (65_536, 32 << 20)
     }
@@ -159,8 +162,8 @@ pub trait Store: Send {
 
 /// Reads contents beside the thread that owns the store.
 pub trait Reader: Send {
-    /// The contents of all that is wanted, or `None` if one is not there (yet, or any more): then the caller asks
-    /// the store itself, whose answer is ordered with the writes.
+    /// The contents of all that is wanted, or `None` if one is not there (yet, or any more): then the caller
+    /// asks the store itself, whose answer is ordered with the writes.
     ///
     /// # Errors
     ///
@@ -174,18 +177,23 @@ pub struct OpenStore {
     pub store: Box<dyn Store>,
     /// For the engine.
     pub opened: Opened,
-    /// Random, made once in the life of a store: with the arrival number it makes assigned ids unique for ever.
+    /// Random, made once in the life of a store: with the arrival number it makes assigned ids unique for
+    /// ever.
     pub identity: u64,
 }
 
-/// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`, bytes): the
-/// disk store's buffers and caches take about a quarter of it, what the memory store remembers a sixteenth.
-/// `accept_loss`: go on although commits that had been made durable are gone.
+/// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`,
+/// bytes): the disk store's buffers and caches take about a quarter of it, what the memory store remembers a
+/// sixteenth. `accept_loss`: go on although commits that had been made durable are gone.
 ///
 /// # Errors
 ///
 /// See [`OpenError`]. Nothing is repaired silently: a damaged store stays as it is.
-pub fn open(store: &config::Store, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
+pub fn open(
+    store: &config::StoreConfig,
+    memory_limit: u64,
+    accept_loss: bool,
+) -> Result<OpenStore, OpenError> {
     match store.kind {
         StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss),
         StoreKind::Memory => memory::open(memory_limit),

@@ -1,5 +1,5 @@
-//! The whole store against a naive one of ordered maps: random operations, in random groups, with restarts between them,
-//! and every kind of read after each commit.
+//! The whole store against a naive one of ordered maps: random operations, in random groups, with restarts
+//! between them, and every kind of read after each commit.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
@@ -351,8 +351,8 @@ fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (
     }
 }
 
-/// Groups of one call of commit, and what is read behind it: first key, end, most rows; and whether the store is opened
-/// anew.
+/// Groups of one call of commit, and what is read behind it: first key, end, most rows; and whether the store
+/// is opened anew.
 type Step = (Vec<Vec<Dice>>, (u8, u8, u8), bool);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {

@@ -1,5 +1,5 @@
-//! What a store finds when it is opened: what was committed, and what was done to its files meanwhile. A crash is
-//! tried on a copy of the files of a store in use: that is what `kill -9` leaves behind.
+//! What a store finds when it is opened: what was committed, and what was done to its files meanwhile. A
+//! crash is tried on a copy of the files of a store in use: that is what `kill -9` leaves behind.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 
@@ -69,7 +69,7 @@ fn marks_and_small_rows_survive() {
                     Op::BeginBucket(bucket(2, 70)),
                 ],
             ),
-            Commit {
+            CommitGroup {
                 ops: vec![
                     Op::DeleteWindow { application: "app".into(), customer: "b".into() },
                     Op::PutQueue(queue("held", 0, true)),
@@ -105,8 +105,13 @@ fn marks_and_small_rows_survive() {
     drop(first);
     let again = open_at(dir.path());
     assert_eq!((again.opened, again.identity), (expected, identity));
-    let (_other, _) = fresh();
-    assert_ne!(open_at(_other.path()).identity, identity);
+}
+
+#[test]
+fn each_store_has_an_identity_of_its_own() {
+    let (one, _) = fresh();
+    let (other, _) = fresh();
+    assert_ne!(open_at(one.path()).identity, open_at(other.path()).identity);
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! Room on the disk given back: what was deleted goes from the tables, without waiting for more to be written.
+//! Room on the disk given back: what was deleted goes from the tables, without waiting for more to be
+//! written.
 //!
-//! The storage engine compacts when tables have been added. In a store that takes nothing, because it is full, none are,
-//! and what has been deleted since would stay where it is.
+//! The storage engine compacts when tables have been added. In a store that takes nothing, because it is
+//! full, none are, and what has been deleted since would stay where it is.
 
 use super::database::{unwritable, Keyspaces};
 use super::directory::Directory;
@@ -18,7 +19,8 @@ const FLUSH_LOOK: Duration = Duration::from_millis(5);
 /// Free space that is left untouched, bytes.
 const SPARE: u64 = 64 << 20;
 
-/// The part that runs beside commits, on a thread of its own, once what was in memory is on its way to tables.
+/// The part that runs beside commits, on a thread of its own, once what was in memory is on its way to
+/// tables.
 pub(super) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob {
     Box::new(move || {
         let begun = Instant::now();
@@ -40,7 +42,8 @@ pub(super) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob
     })
 }
 
-/// Bytes that a compaction would leave, about; `None`: less than a half would go, which is not worth the writing.
+/// Bytes that a compaction would leave, about; `None`: less than a half would go, which is not worth the
+/// writing.
 fn kept_after(keyspaces: &Keyspaces, id: KeyspaceId) -> Option<u64> {
     let tree = &keyspaces.of(id).tree;
     // Each deletion is a row itself, and takes one more with it.

@@ -3,7 +3,7 @@
 use super::ended_tests::in_tables;
 use super::keyspace::KeyspaceId;
 use super::tests::{config, delete, everything, group, item, key, open_at, put_item};
-use super::thread::{Event, Limits};
+use super::thread::{StoreEvent, ThreadLimits};
 use super::thread_tests::{start, SOON};
 use super::*;
 use crate::engine::event::Stored;
@@ -40,7 +40,7 @@ fn room_comes_back_once_everything_was_deleted() {
     // One that stays.
     let gone = (1..ITEMS).map(|seq| delete(seq, seq)).collect();
     store.commit(&[group(ITEMS, gone)]).unwrap();
-    let (handle, events) = start(store, Limits::of(0));
+    let (handle, events) = start(store, ThreadLimits::of(0));
     let end = Instant::now() + SOON;
     let before = in_tables(dir.path());
     assert!(before > 2 << 20, "{before} bytes were flushed, so little was tried");
@@ -58,7 +58,7 @@ fn room_comes_back_once_everything_was_deleted() {
     // It goes on meanwhile, and a second attempt within the minute is none.
     handle.reclaim();
     handle.commit(group(ITEMS + 1, vec![big(ITEMS)]));
-    assert!(matches!(events.recv_timeout(SOON).unwrap(), Event::Committed(token) if token == ITEMS + 1));
+    assert!(matches!(events.recv_timeout(SOON).unwrap(), StoreEvent::Committed(token) if token == ITEMS + 1));
     handle.close(SOON).unwrap();
     assert_eq!(everything(&mut *open_at(dir.path()).store), vec![key(0, 0), key(ITEMS, ITEMS)]);
 }
@@ -98,17 +98,17 @@ fn a_flush_that_fails_is_noticed_without_a_commit() {
     break_flushes(dir.path());
     // As much as begins a flush, and no more.
     store.commit(&[group(1, (0..400).map(big).collect())]).unwrap();
-    let (handle, events) = start(store, Limits::of(0));
+    let (handle, events) = start(store, ThreadLimits::of(0));
     let end = Instant::now() + SOON;
     let failed = loop {
         // Whoever asks how the store is doing makes it look, once a second.
         handle.stats();
         match events.recv_timeout(Duration::from_millis(50)) {
-            Ok(Event::Failed(failed)) => break failed,
+            Ok(StoreEvent::Failed(failed)) => break failed,
             Ok(other) => panic!("{other:?}"),
             Err(_) => assert!(Instant::now() < end, "the failure goes unnoticed"),
         }
     };
-    assert!(matches!(failed, Failure::Commit(CommitError::Engine { .. })), "{failed}");
+    assert!(matches!(failed, StoreFailure::Commit(CommitError::Engine { .. })), "{failed}");
     handle.close(SOON).unwrap();
 }

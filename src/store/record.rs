@@ -1,7 +1,7 @@
 //! Bytes to items and back: the format of one stored item. Pure; knows nothing of keyspaces or files.
 //!
-//! Version 2, in this order, integers without a width as LEB128 varints, texts and byte strings with their length
-//! before them:
+//! Version 2, in this order, integers without a width as LEB128 varints, texts and byte strings with their
+//! length before them:
 //!
 //! ```text
 //! version u8 | flags u8 | [standing u8] | received | [accepted due] | [expiry] | weight | [customer]
@@ -9,22 +9,24 @@
 //!   | [reason u8, error, application] | properties | body | crc32c u32 LE
 //! ```
 //!
-//! Flags, from the lowest bit: customer, own time, expiry, JSON, given, accepted due, standing. *Given* is the identity
-//! of an item whose producer named it; every other item is known by its arrival number, which is in the key. *Accepted
-//! due* is there where it is not the due in the key. *Standing* says which of the fields are there that few items have;
-//! from the lowest bit: attempts, cause, last error, dead, outcome unknown.
+//! Flags, from the lowest bit: customer, own time, expiry, JSON, given, accepted due, standing. *Given* is
+//! the identity of an item whose producer named it; every other item is known by its arrival number, which is
+//! in the key. *Accepted due* is there where it is not the due in the key. *Standing* says which of the
+//! fields are there that few items have; from the lowest bit: attempts, cause, last error, dead, outcome
+//! unknown.
 //!
-//! Application and place are in the row's key; only a dead item, whose queue is not its application's, has the
-//! application in the record.
+//! Application and place are in the row's key; only a dead item, whose queue is not its application's, has
+//! the application in the record.
 //!
-//! The checksum covers the key and everything before itself, so a record that turns up under another key is damage as
-//! well.
+//! The checksum covers the key and everything before itself, so a record that turns up under another key is
+//! damage as well.
 //!
-//! To change it: give the new layout a new version byte, and keep reading the old one until the store's own format
-//! ([`rows::FORMAT`]) says that no such record is left.
+//! To change it: give the new layout a new version byte, and keep reading the old one until the store's own
+//! format ([`rows::FORMAT`]) says that no such record is left.
 
 use super::fields::{
-    closed_by_code, put_bytes, put_varint, read_closed_by, reason_code, seal, unseal, Reader, RecordError,
+    closed_by_code, put_bytes, put_varint, read_closed_by, reason_code, seal, unseal, FieldReader,
+    RecordError,
 };
 use super::rows;
 use crate::engine::event::{Stored, DEAD_LETTERS};
@@ -53,41 +55,41 @@ const KNOWN_STANDING: u8 = ATTEMPTS | CLOSED_BY | LAST_ERROR | DEAD | OUTCOME_UN
 /// A record without a copy: its fields point into the bytes they were read from, row key and value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View<'a> {
-    /// See [`Stored::key`].
+    /// Same as [`Stored::key`].
     pub key: Key,
-    /// See [`Stored::accepted_due`].
+    /// Same as [`Stored::accepted_due`].
     pub accepted_due: u64,
-    /// See [`Stored::application`].
+    /// Same as [`Stored::application`].
     pub application: &'a str,
-    /// See [`Stored::customer`].
+    /// Same as [`Stored::customer`].
     pub customer: Option<&'a str>,
-    /// See [`Stored::given`].
+    /// Same as [`Stored::given`].
     pub given: Option<Identity>,
     /// See [`Stored::fingerprint`]; kept with a given identity alone.
     pub fingerprint: u64,
-    /// See [`Stored::received`].
+    /// Same as [`Stored::received`].
     pub received: u64,
-    /// See [`Stored::own_time`].
+    /// Same as [`Stored::own_time`].
     pub own_time: bool,
-    /// See [`Stored::expiry`].
+    /// Same as [`Stored::expiry`].
     pub expiry: Option<u64>,
-    /// See [`Stored::weight`].
+    /// Same as [`Stored::weight`].
     pub weight: u32,
-    /// See [`Stored::closed_by`].
+    /// Same as [`Stored::closed_by`].
     pub closed_by: ClosedBy,
-    /// See [`Stored::attempts`].
+    /// Same as [`Stored::attempts`].
     pub attempts: u32,
-    /// See [`Stored::last_error`].
+    /// Same as [`Stored::last_error`].
     pub last_error: Option<&'a str>,
-    /// See [`Stored::outcome_unknown`].
+    /// Same as [`Stored::outcome_unknown`].
     pub outcome_unknown: bool,
-    /// See [`Stored::dead`].
+    /// Same as [`Stored::dead`].
     pub dead: Option<(Reason, &'a str)>,
-    /// See [`Content::json`].
+    /// Same as [`Content::json`].
     pub json: bool,
-    /// See [`Content::properties`].
+    /// Same as [`Content::properties`].
     pub properties: &'a [u8],
-    /// See [`Content::body`].
+    /// Same as [`Content::body`].
     pub body: &'a [u8],
 }
 
@@ -121,7 +123,7 @@ impl<'a> View<'a> {
         self.given.unwrap_or(Identity::assigned(self.key.seq))
     }
 
-    /// See [`Stored::is_windowed`].
+    /// Same as [`Stored::is_windowed`].
     pub fn is_windowed(&self) -> bool {
         !self.own_time && self.customer.is_some() && self.dead.is_none()
     }
@@ -145,8 +147,8 @@ impl<'a> View<'a> {
         Arc::new(Content { properties: self.properties.to_vec(), body: self.body.to_vec(), json: self.json })
     }
 
-    /// A copy of everything else; the body is not touched. `queue` is shared where it names the application. The caller
-    /// adds the content if it is wanted.
+    /// A copy of everything else; the body is not touched. `queue` is shared where it names the application.
+    /// The caller adds the content if it is wanted.
     pub fn stored(&self, queue: &Arc<str>) -> Stored {
         let application = if **queue == *self.application { queue.clone() } else { self.application.into() };
         Stored {
@@ -240,7 +242,7 @@ fn put_standing(out: &mut Vec<u8>, standing: u8, view: &View<'_>) {
 ///
 /// Any input that [`encode`] did not make for this key: a [`RecordError`], never a panic.
 pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordError> {
-    let mut r = Reader(unseal(row, bytes)?);
+    let mut r = FieldReader(unseal(row, bytes)?);
     let (queue, key) = rows::read_item_key(row).ok_or(RecordError::Key)?;
     let version = r.byte("version")?;
     if version != VERSION {

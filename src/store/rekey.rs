@@ -10,8 +10,8 @@ use crate::engine::types::Key;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// See [`crate::engine::event::Op::Rekey`]. Reads the customer rows of each window at `end`, or, not indexed, the
-/// queue's items at `end` once for all windows.
+/// See [`crate::engine::event::Op::Rekey`]. Reads the customer rows of each window at `end`, or, not indexed,
+/// the queue's items at `end` once for all windows.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 //! Keys of all keyspaces, and the small rows beside the items: queues, windows, closings, marks. Pure.
 //!
-//! Keys sort as the engine counts: numbers big endian, names with their length (one byte) before them, so that no
-//! name is a prefix of another. Every small row carries a crc32c over its key and its fields.
+//! Keys sort as the engine counts: numbers big endian, names with their length (one byte) before them, so
+//! that no name is a prefix of another. Every small row carries a crc32c over its key and its fields.
 
 use super::errors::{broken_contract, BrokenContract};
 use super::fields::{self, closed_by_code, put_varint};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// Format of the whole store: which keyspaces there are, and what lies in them.
 ///
-/// To change it: raise it, and let `disk` bring a store of the previous format up to it in one commit that also
-/// writes the new number; a program that knows less refuses the store from then on.
+/// To change it: raise it, and let `disk` bring a store of the previous format up to it in one commit that
+/// also writes the new number; a program that knows less refuses the store from then on.
 ///
 /// Formats 1 and 2, of no released program, had one index by time for all applications, and are refused.
 pub const FORMAT: u32 = 3;
@@ -269,7 +269,7 @@ pub fn queue_row(row: &QueueRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
 pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
     let [queue] = names_alone(key)?;
     let text = |error: fields::RecordError| error.to_string();
-    let mut r = fields::Reader(fields::unseal(key, bytes).map_err(text)?);
+    let mut r = fields::FieldReader(fields::unseal(key, bytes).map_err(text)?);
     let count = r.varint("count").map_err(text)?;
     let low = Key { due: r.varint("low.due").map_err(text)?, seq: r.varint("low.seq").map_err(text)? };
     let paused = match r.byte("paused").map_err(text)? {
@@ -346,7 +346,11 @@ mod tests {
         }
 
         #[test]
-        fn small_rows_come_back(numbers in any::<[u64; 4]>(), count in any::<u32>(), expires in any::<bool>()) {
+        fn small_rows_come_back(
+            numbers in any::<[u64; 4]>(),
+            count in any::<u32>(),
+            expires in any::<bool>(),
+        ) {
             let [a, b, c, d] = numbers;
             let marks = Marks { next_seq: b };
             prop_assert_eq!(read_marks(&marks_row(a, &marks)).unwrap(), (a, marks));

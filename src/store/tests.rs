@@ -91,12 +91,12 @@ pub(super) fn failed(due: u64, seq: u64, attempts: u32) -> Op {
     moved(place(APP, due, seq), place(APP, due, seq), standing)
 }
 
-pub(super) fn group(token: Token, ops: Vec<Op>) -> Commit {
-    Commit { ops, token, marks: Marks { next_seq: token + 1 } }
+pub(super) fn group(token: Token, ops: Vec<Op>) -> CommitGroup {
+    CommitGroup { ops, token, marks: Marks { next_seq: token + 1 } }
 }
 
-pub(super) fn config(path: &Path) -> config::Store {
-    config::Store {
+pub(super) fn config(path: &Path) -> config::StoreConfig {
+    config::StoreConfig {
         kind: StoreKind::Disk,
         path: path.to_owned(),
         hold_max: std::time::Duration::from_secs(1_500),
@@ -294,7 +294,8 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
         written: IndexRows::default(),
         standing: Box::new(standing),
     };
-    // One that is on the disk, one written earlier in the same group, one in an earlier group of the same call.
+    // One that is on the disk, one written earlier in the same group, one in an earlier group of the same
+    // call.
     let elsewhere = moved(place(APP, 2, 2), place(APP, 7, 2), Standing::default());
     store
         .commit(&[group(2, vec![op, put(3, 3), failed(3, 3, 1)]), group(3, vec![failed(3, 3, 2), elsewhere])])
@@ -356,7 +357,7 @@ fn a_move_to_another_application_is_refused() {
 #[test]
 fn marks_alone_are_a_commit() {
     let (dir, mut store) = fresh();
-    let lease = Commit { ops: vec![], token: 1, marks: Marks { next_seq: 1 << 20 } };
+    let lease = CommitGroup { ops: vec![], token: 1, marks: Marks { next_seq: 1 << 20 } };
     store.commit(&[lease]).unwrap();
     drop(store);
     assert_eq!(open_at(dir.path()).opened.marks.next_seq, 1 << 20);
@@ -371,7 +372,7 @@ fn room_is_measured() {
 
 #[test]
 fn the_memory_store_keeps_no_items() {
-    let settings = config::Store { kind: StoreKind::Memory, ..config(Path::new("/nowhere/at/all")) };
+    let settings = config::StoreConfig { kind: StoreKind::Memory, ..config(Path::new("/nowhere/at/all")) };
     let (first, second) =
         (open(&settings, 1 << 20, false).unwrap(), open(&settings, 1 << 20, false).unwrap());
     assert_ne!(first.identity, second.identity);

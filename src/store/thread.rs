@@ -1,14 +1,16 @@
 //! The store's own thread: writes and reads in the order they were asked for, many commits with one sync.
 //!
 //! A second thread reads contents beside it, so that a batch never waits behind a sync for payloads that have
-//! been on the disk for long. A third watches that the calls of both come back. Whoever hands work over never waits.
+//! been on the disk for long. A third watches that the calls of both come back. A caller never waits.
 //! Deliberately absent: decisions, and retries. After a failure nothing more is
 //! done, so that nothing can be acked behind a commit that may not have happened; the process stops and opens
 //! the store anew.
 
-use super::{CloseError, Commit, Failure, ReadError, Reader, SpawnError, Store, Usage};
+pub use super::report::{OnEvent, StoreEvent, StoreStats, ThreadLimits, STORE_CALL_LIMIT};
+
+use super::{CloseError, CommitGroup, ReadError, Reader, SpawnError, Store, StoreFailure, Usage};
 use crate::clock;
-use crate::engine::event::{Load, Loaded, Op, Place, Token};
+use crate::engine::event::{Load, Loaded, Op, Place};
 use crate::engine::types::{Dead, End};
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,13 +18,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Time within which each call of the storage engine must come back: longer than any sync of a disk that still works.
-pub const STORE_CALL_LIMIT: Duration = Duration::from_secs(60);
-/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process that was
-/// frozen, or a machine that slept, is given its time.
+/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process
+/// that was frozen, or a machine that slept, is given its time.
 const LOOKS: u32 = 12;
-/// Least bound on what is queued, bytes; see [`Limits::of`].
-const LEAST_QUEUED: u64 = 64 << 20;
 /// Bytes of memory that any job costs in the queue, about.
 const JOB_COST: u64 = 128;
 /// Least time between two attempts to give back room, ms.
@@ -30,73 +28,26 @@ const RECLAIM_PAUSE: u64 = 60_000;
 /// Age at which the known [`Usage`] is taken anew, ms.
 const USAGE_AGE: u64 = 1_000;
 
-/// What a store that has stalled may cost before it is given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Upper bound on what is queued, bytes. Whoever queues is to stay far below it.
-    pub queued: u64,
-    /// Upper bound on the time that one call takes.
-    pub call: Duration,
-}
-
-impl Limits {
-    /// As much as `limits.memory` (bytes) may be queued, of which the engine uses a part; [`STORE_CALL_LIMIT`] a call.
-    pub fn of(memory_limit: u64) -> Self {
-        Limits { queued: memory_limit.max(LEAST_QUEUED), call: STORE_CALL_LIMIT }
-    }
-}
-
-/// What the store reports.
-#[derive(Debug)]
-pub enum Event {
-    /// Every commit up to and including this token is durable.
-    Committed(Token),
-    /// A read has come back.
-    Loaded(Loaded),
-    /// The store has failed: the last event of its kind, and nothing is committed or read any more.
-    Failed(Failure),
-}
-
-/// Where events go. Called from the store's threads; must not block.
-pub type OnEvent = Arc<dyn Fn(Event) + Send + Sync>;
-
-/// How the store is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Commits made durable.
-    pub commits: u64,
-    /// Duration of the last sync with its writes, ms.
-    pub last_commit_ms: u64,
-    /// The longest one so far, ms.
-    pub max_commit_ms: u64,
-    /// Commits and loads that wait to be taken up.
-    pub queued: usize,
-    /// Age of the oldest job that waits or is being worked on, ms: for a watchdog.
-    pub oldest_ms: Option<u64>,
-    /// Age of the oldest call that has not come back, ms.
-    pub oldest_call_ms: Option<u64>,
-    /// Room taken and left, as of about a second before the last call of [`Handle::stats`].
-    pub usage: Option<Usage>,
-    /// [`Event::Failed`] has been reported.
-    pub failed: bool,
-}
-
 /// Starts the threads. Events go to `on_event`.
 ///
 /// # Errors
 ///
 /// The system starts no thread.
-pub fn spawn(store: Box<dyn Store>, limits: Limits, on_event: OnEvent) -> Result<Handle, SpawnError> {
+pub fn spawn(
+    store: Box<dyn Store>,
+    limits: ThreadLimits,
+    on_event: OnEvent,
+) -> Result<StoreHandle, SpawnError> {
     let reader = store.reader();
-    let state = State {
+    let state = ThreadState {
         has_reader: reader.is_some(),
         reader_alive: reader.is_some(),
         store_alive: true,
         usage: store.usage().ok(),
         usage_at: clock::now().mono,
-        ..State::default()
+        ..ThreadState::default()
     };
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ThreadShared {
         state: Mutex::new(state),
         work: Condvar::new(),
         reads: Condvar::new(),
@@ -104,7 +55,7 @@ pub fn spawn(store: Box<dyn Store>, limits: Limits, on_event: OnEvent) -> Result
         limits,
         on_event,
     });
-    let handle = Handle { shared: shared.clone(), threads: Arc::default() };
+    let handle = StoreHandle { shared: shared.clone(), threads: Arc::default() };
     let mut started = vec![start("tidegate-watch", &shared, |shared| watch(shared))];
     if let Some(reader) = reader {
         started.push(start("tidegate-reader", &shared, move |shared| read(&*reader, shared)));
@@ -115,7 +66,7 @@ pub fn spawn(store: Box<dyn Store>, limits: Limits, on_event: OnEvent) -> Result
         match thread {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                // The others have nobody to serve.
+                // The others have nothing to serve.
                 let mut state = shared.lock();
                 (state.closing, state.store_alive, state.reader_alive) = (true, false, false);
                 shared.notify();
@@ -129,41 +80,41 @@ pub fn spawn(store: Box<dyn Store>, limits: Limits, on_event: OnEvent) -> Result
 
 fn start(
     name: &str,
-    shared: &Arc<Shared>,
-    run: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    shared: &Arc<ThreadShared>,
+    run: impl FnOnce(&Arc<ThreadShared>) + Send + 'static,
 ) -> Result<JoinHandle<()>, SpawnError> {
     let shared = shared.clone();
     Ok(Builder::new().name(name.to_owned()).spawn(move || run(&shared))?)
 }
 
-/// Hands work to the store's threads. Cheap to clone; no call but [`Handle::close`] waits for anything.
+/// Hands work to the store's threads. Cheap to clone; no call but [`StoreHandle::close`] waits for anything.
 #[derive(Clone)]
-pub struct Handle {
-    shared: Arc<Shared>,
+pub struct StoreHandle {
+    shared: Arc<ThreadShared>,
     threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for StoreHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("StoreHandle").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
-impl Handle {
-    /// Queues a commit; [`Event::Committed`] follows. More than [`Limits::queued`] is reported as
-    /// [`Failure::Stalled`]. Without effect after a failure or [`Handle::close`].
-    pub fn commit(&self, commit: Commit) {
+impl StoreHandle {
+    /// Queues a commit; [`StoreEvent::Committed`] follows. More than [`ThreadLimits::queued`] is reported as
+    /// [`StoreFailure::Stalled`]. Without effect after a failure or [`StoreHandle::close`].
+    pub fn commit(&self, commit: CommitGroup) {
         let bytes = commit.ops.iter().map(size).sum();
         self.queue(Job::Commit(commit), bytes);
     }
 
-    /// Queues a read; [`Event::Loaded`] follows, in the order in which reads other than [`Load::Contents`] were
-    /// queued. It sees every commit queued before it, and a [`Load::Find`] may see later ones too: it does not part
-    /// commits that share a sync.
+    /// Queues a read; [`StoreEvent::Loaded`] follows, in the order in which reads other than
+    /// [`Load::Contents`] were queued. It sees every commit queued before it, and a [`Load::Find`] may see
+    /// later ones too: it does not part commits that share a sync.
     ///
-    /// Contents are read at once, beside commits that are under way: the engine asks only for contents of items
-    /// whose commit is durable. Should one not be there even so, because a move of it is still queued, it is looked
-    /// for again behind all that was queued.
+    /// Contents are read at once, beside commits that are under way: the engine asks only for contents of
+    /// items whose commit is durable. Should one not be there even so, because a move of it is still queued,
+    /// it is looked for again behind all that was queued.
     pub fn load(&self, load: Load) {
         let mut state = self.shared.lock();
         let wanted = match load {
@@ -190,7 +141,7 @@ impl Handle {
         let all = state.bytes.saturating_add(bytes);
         if let Some(first) = first.filter(|_| all > self.shared.limits.queued) {
             drop(state);
-            let stalled = Failure::Stalled { bytes: all, waited_ms: now.saturating_sub(first) };
+            let stalled = StoreFailure::Stalled { bytes: all, waited_ms: now.saturating_sub(first) };
             return self.shared.fail(stalled);
         }
         state.bytes = all;
@@ -199,7 +150,7 @@ impl Handle {
     }
 
     /// How the store is doing.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> StoreStats {
         let mut state = self.shared.lock();
         let now = clock::now().mono;
         if now.saturating_sub(state.usage_at) >= USAGE_AGE && state.store_alive {
@@ -213,7 +164,7 @@ impl Handle {
             state.jobs.front().map(|q| q.since),
             state.reads.front().map(|q| q.since),
         ];
-        Stats {
+        StoreStats {
             queued: state.jobs.len() + state.reads.len(),
             oldest_ms: age(oldest.into_iter().flatten().min()),
             oldest_call_ms: age(calls.into_iter().flatten().map(|call| call.begun_at).min()),
@@ -223,9 +174,9 @@ impl Handle {
         }
     }
 
-    /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing because it is
-    /// full, and in which nothing would be compacted else. To be called as long as it is; without effect within a minute
-    /// of the last time. [`Stats::usage`] tells what came of it.
+    /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing
+    /// because it is full, and in which nothing would be compacted else. To be called as long as it is;
+    /// without effect within a minute of the last time. [`StoreStats::usage`] tells what came of it.
     pub fn reclaim(&self) {
         let now = clock::now().mono;
         let mut state = self.shared.lock();
@@ -241,8 +192,8 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`CloseError::Timeout`], or the error of the last sync. What has been reported as committed is durable in
-    /// either case.
+    /// [`CloseError::Timeout`], or the error of the last sync. What has been reported as committed is durable
+    /// in either case.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         let mut state = self.shared.lock();
         state.closing = true;
@@ -295,12 +246,12 @@ fn size(op: &Op) -> u64 {
 type ContentsWanted = Vec<(u64, Place)>;
 
 enum Job {
-    Commit(Commit),
+    Commit(CommitGroup),
     Load(Load),
 }
 
 struct Queued<T> {
-    /// Monotonic ms.
+    /// When it was queued, monotonic ms.
     since: u64,
     bytes: u64,
     job: T,
@@ -314,12 +265,12 @@ struct Call {
     number: u64,
     /// When the job that it is made for was queued, monotonic ms.
     queued_at: u64,
-    /// Monotonic ms.
+    /// When it began, monotonic ms.
     begun_at: u64,
 }
 
 #[derive(Default)]
-struct State {
+struct ThreadState {
     jobs: VecDeque<Queued<Job>>,
     reads: VecDeque<Queued<ContentsWanted>>,
     /// Sum over `jobs`.
@@ -344,13 +295,13 @@ struct State {
     reclaiming: bool,
     /// It has, and the store is to let go of the files.
     reclaimed: bool,
-    /// Monotonic ms.
+    /// When space was last reclaimed, monotonic ms.
     reclaimed_at: Option<u64>,
     /// Only its counters; the rest is filled in when it is asked for.
-    stats: Stats,
+    stats: StoreStats,
 }
 
-impl State {
+impl ThreadState {
     fn open(&self) -> bool {
         !self.closing && !self.failed
     }
@@ -361,22 +312,22 @@ impl State {
     }
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct ThreadShared {
+    state: Mutex<ThreadState>,
     /// For the store: there is something to do.
     work: Condvar,
     /// For the reader: there is something to do.
     reads: Condvar,
-    /// For [`Handle::close`] and [`watch`]: a thread has ended.
+    /// For [`StoreHandle::close`] and [`watch`]: a thread has ended.
     done: Condvar,
-    limits: Limits,
+    limits: ThreadLimits,
     on_event: OnEvent,
 }
 
 /// What the store does next.
-enum Turn {
+enum ThreadTurn {
     /// These commits, and then these [`Load::Find`]s, which were asked between them.
-    Commit(Vec<Commit>, Vec<Load>),
+    Commit(Vec<CommitGroup>, Vec<Load>),
     Load(Load),
     Measure,
     Reclaim,
@@ -384,8 +335,8 @@ enum Turn {
     End,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ThreadShared {
+    fn lock(&self) -> MutexGuard<'_, ThreadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -397,7 +348,7 @@ impl Shared {
     }
 
     /// Reports what has been done; after a failure nothing is.
-    fn report(&self, event: Event) {
+    fn report(&self, event: StoreEvent) {
         let failed = self.lock().failed;
         if !failed {
             (self.on_event)(event);
@@ -405,7 +356,7 @@ impl Shared {
     }
 
     /// Reports the first failure, and drops all work.
-    fn fail(&self, error: Failure) {
+    fn fail(&self, error: StoreFailure) {
         let mut state = self.lock();
         let first = !std::mem::replace(&mut state.failed, true);
         state.jobs.clear();
@@ -414,37 +365,37 @@ impl Shared {
         drop(state);
         self.notify();
         if first {
-            (self.on_event)(Event::Failed(error));
+            (self.on_event)(StoreEvent::Failed(error));
         }
     }
 
-    /// Waits for work: all commits up to the next load that must not see later ones, within the limits, or that
-    /// load.
-    fn next(&self, (max_ops, max_bytes): (usize, u64)) -> Turn {
+    /// Waits for work: all commits up to the next load that must not see later ones, within the limits, or
+    /// that load.
+    fn next(&self, (max_ops, max_bytes): (usize, u64)) -> ThreadTurn {
         let mut state = self.lock();
         state.serving = None;
         loop {
             if state.failed {
-                return Turn::End;
+                return ThreadTurn::End;
             }
             if !state.jobs.is_empty() {
                 break;
             }
             if std::mem::take(&mut state.usage_wanted) {
                 state.serving = state.call("measurement of the room taken", clock::now().mono);
-                return Turn::Measure;
+                return ThreadTurn::Measure;
             }
             if std::mem::take(&mut state.reclaim_wanted) && !state.closing {
                 state.serving = state.call("compaction", clock::now().mono);
-                return Turn::Reclaim;
+                return ThreadTurn::Reclaim;
             }
             if std::mem::take(&mut state.reclaimed) && !state.closing {
                 state.serving = state.call("compaction", clock::now().mono);
-                return Turn::EndReclaim;
+                return ThreadTurn::EndReclaim;
             }
             // The reader may still hand work back.
             if state.closing && !state.reader_alive {
-                return Turn::End;
+                return ThreadTurn::End;
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -469,16 +420,16 @@ impl Shared {
                 Job::Load(load) => {
                     state.bytes = state.bytes.saturating_sub(queued.bytes);
                     state.serving = state.call("read", since);
-                    return Turn::Load(load);
+                    return ThreadTurn::Load(load);
                 }
             }
             state.bytes = state.bytes.saturating_sub(queued.bytes);
         }
         state.serving = state.call("commit", since);
-        Turn::Commit(groups, finds)
+        ThreadTurn::Commit(groups, finds)
     }
 
-    fn committed(&self, groups: &[Commit], took_ms: u64) {
+    fn committed(&self, groups: &[CommitGroup], took_ms: u64) {
         let mut state = self.lock();
         state.stats.commits += groups.len() as u64;
         state.stats.last_commit_ms = took_ms;
@@ -488,14 +439,14 @@ impl Shared {
 
 /// Says that a thread has ended, however it ended.
 struct Alive<'a> {
-    shared: &'a Shared,
-    flag: fn(&mut State) -> &mut bool,
+    shared: &'a ThreadShared,
+    flag: fn(&mut ThreadState) -> &mut bool,
 }
 
 impl Drop for Alive<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.shared.fail(Failure::Panicked);
+            self.shared.fail(StoreFailure::Panicked);
         }
         *(self.flag)(&mut self.shared.lock()) = false;
         self.shared.notify();
@@ -503,17 +454,17 @@ impl Drop for Alive<'_> {
 }
 
 /// The store's thread.
-fn serve(mut store: Box<dyn Store>, shared: &Arc<Shared>) {
+fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
     let _alive = Alive { shared, flag: |s| &mut s.store_alive };
     let limit = store.group_limit();
     loop {
         let result = match shared.next(limit) {
-            Turn::Commit(groups, finds) => commit(&mut *store, &groups, &finds, shared),
-            Turn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(Failure::from),
-            Turn::Measure => measure(&*store, shared),
-            Turn::Reclaim => reclaim(&mut *store, shared),
-            Turn::EndReclaim => store.end_reclaim().map_err(Failure::from),
-            Turn::End => break,
+            ThreadTurn::Commit(groups, finds) => commit(&mut *store, &groups, &finds, shared),
+            ThreadTurn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(StoreFailure::from),
+            ThreadTurn::Measure => measure(&*store, shared),
+            ThreadTurn::Reclaim => reclaim(&mut *store, shared),
+            ThreadTurn::EndReclaim => store.end_reclaim().map_err(StoreFailure::from),
+            ThreadTurn::End => break,
         };
         if let Err(error) = result {
             shared.fail(error);
@@ -527,14 +478,19 @@ fn serve(mut store: Box<dyn Store>, shared: &Arc<Shared>) {
     }
 }
 
-fn commit(store: &mut dyn Store, groups: &[Commit], finds: &[Load], shared: &Shared) -> Result<(), Failure> {
+fn commit(
+    store: &mut dyn Store,
+    groups: &[CommitGroup],
+    finds: &[Load],
+    shared: &ThreadShared,
+) -> Result<(), StoreFailure> {
     let started = clock::now().mono;
     failpoint!("before-commit");
     store.commit(groups)?;
     failpoint!("after-commit");
     shared.committed(groups, clock::now().mono.saturating_sub(started));
     if let Some(last) = groups.last() {
-        shared.report(Event::Committed(last.token));
+        shared.report(StoreEvent::Committed(last.token));
     }
     for find in finds {
         let mut state = shared.lock();
@@ -545,11 +501,11 @@ fn commit(store: &mut dyn Store, groups: &[Commit], finds: &[Load], shared: &Sha
     Ok(())
 }
 
-fn load(store: &mut dyn Store, load: &Load, shared: &Shared) -> Result<(), ReadError> {
-    store.load(load).map(|loaded| shared.report(Event::Loaded(loaded)))
+fn load(store: &mut dyn Store, load: &Load, shared: &ThreadShared) -> Result<(), ReadError> {
+    store.load(load).map(|loaded| shared.report(StoreEvent::Loaded(loaded)))
 }
 
-fn measure(store: &dyn Store, shared: &Shared) -> Result<(), Failure> {
+fn measure(store: &dyn Store, shared: &ThreadShared) -> Result<(), StoreFailure> {
     store.health()?;
     let usage = store.usage();
     let mut state = shared.lock();
@@ -563,10 +519,10 @@ fn measure(store: &dyn Store, shared: &Shared) -> Result<(), Failure> {
 }
 
 /// Lets a thread of its own do what takes long.
-fn reclaim(store: &mut dyn Store, shared: &Arc<Shared>) -> Result<(), Failure> {
+fn reclaim(store: &mut dyn Store, shared: &Arc<ThreadShared>) -> Result<(), StoreFailure> {
     let Some(job) = store.begin_reclaim()? else { return Ok(()) };
     shared.lock().reclaiming = true;
-    let run = move |shared: &Arc<Shared>| {
+    let run = move |shared: &Arc<ThreadShared>| {
         let _alive = Alive { shared, flag: |s| &mut s.reclaiming };
         // A compaction changes nothing unless it succeeds.
         if let Err(error) = job() {
@@ -582,10 +538,10 @@ fn reclaim(store: &mut dyn Store, shared: &Arc<Shared>) -> Result<(), Failure> {
 }
 
 /// The reader's thread.
-fn read(reader: &dyn Reader, shared: &Shared) {
+fn read(reader: &dyn Reader, shared: &ThreadShared) {
     let _alive = Alive { shared, flag: |s| &mut s.reader_alive };
     loop {
-        let idle = |s: &mut State| s.reads.is_empty() && s.open();
+        let idle = |s: &mut ThreadState| s.reads.is_empty() && s.open();
         let mut state = shared.lock();
         state.reading = None;
         state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
@@ -593,7 +549,7 @@ fn read(reader: &dyn Reader, shared: &Shared) {
         state.reading = state.call("read of contents", since);
         drop(state);
         match reader.contents(&wanted) {
-            Ok(Some(found)) => shared.report(Event::Loaded(Loaded::Contents(found))),
+            Ok(Some(found)) => shared.report(StoreEvent::Loaded(Loaded::Contents(found))),
             Ok(None) => {
                 let mut state = shared.lock();
                 if !state.failed {
@@ -608,13 +564,13 @@ fn read(reader: &dyn Reader, shared: &Shared) {
     }
 }
 
-/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever waits for it
-/// then waits for ever.
-fn watch(shared: &Shared) {
+/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever
+/// waits for it then waits for ever.
+fn watch(shared: &ThreadShared) {
     // By thread: the call last seen, and how many times in a row.
     let mut seen = [(0, 0); 2];
     loop {
-        let alive = |s: &mut State| (s.store_alive || s.reader_alive) && !s.failed;
+        let alive = |s: &mut ThreadState| (s.store_alive || s.reader_alive) && !s.failed;
         let waited = shared.done.wait_timeout_while(shared.lock(), shared.limits.call / LOOKS, alive);
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if !timeout.timed_out() {
@@ -628,7 +584,7 @@ fn watch(shared: &Shared) {
             *number = call.number;
             if *looks >= LOOKS {
                 let age_ms = clock::now().mono.saturating_sub(call.begun_at);
-                shared.fail(Failure::NoAnswer { call: call.what, age_ms });
+                shared.fail(StoreFailure::NoAnswer { call: call.what, age_ms });
                 return;
             }
         }

@@ -3,7 +3,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
 
 use super::tests::{delete, group, open_at, place, put, whole, APP};
-use super::thread::{spawn, Event, Handle, Limits};
+use super::thread::{spawn, StoreEvent, StoreHandle, ThreadLimits};
 use super::*;
 use crate::engine::event::{Found, Wanted};
 use crate::engine::types::{Content, Identity};
@@ -32,7 +32,7 @@ struct Recording {
 }
 
 impl Store for Recording {
-    fn commit(&mut self, groups: &[Commit]) -> Result<(), CommitError> {
+    fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
         self.calls.send(Call::Commit(groups.iter().map(|g| g.token).collect())).unwrap();
         if self.gate.recv_timeout(SOON).unwrap() {
             Ok(())
@@ -81,18 +81,18 @@ impl Store for Recording {
 }
 
 struct Bench {
-    handle: Handle,
-    events: Receiver<Event>,
+    handle: StoreHandle,
+    events: Receiver<StoreEvent>,
     calls: Receiver<Call>,
     gate: Sender<bool>,
 }
 
 impl Bench {
     fn new(limit: (usize, u64), reader: Option<bool>) -> Self {
-        Bench::limited(limit, reader, Limits::of(0))
+        Bench::limited(limit, reader, ThreadLimits::of(0))
     }
 
-    fn limited(limit: (usize, u64), reader: Option<bool>, limits: Limits) -> Self {
+    fn limited(limit: (usize, u64), reader: Option<bool>, limits: ThreadLimits) -> Self {
         let (calls_in, calls) = channel();
         let (gate, gate_out) = channel();
         let store = Box::new(Recording { calls: calls_in, gate: gate_out, limit, reader });
@@ -114,23 +114,23 @@ impl Bench {
         assert_eq!(self.calls.recv_timeout(SOON).unwrap(), call);
     }
 
-    fn event(&self) -> Event {
+    fn event(&self) -> StoreEvent {
         self.events.recv_timeout(SOON).unwrap()
     }
 
     fn committed(&self, token: Token) {
-        assert!(matches!(self.event(), Event::Committed(t) if t == token));
+        assert!(matches!(self.event(), StoreEvent::Committed(t) if t == token));
     }
 
     fn loaded_handles(&self) -> Vec<u64> {
         match self.event() {
-            Event::Loaded(Loaded::Contents(found)) => found.iter().map(|f| f.0).collect(),
+            StoreEvent::Loaded(Loaded::Contents(found)) => found.iter().map(|f| f.0).collect(),
             other => panic!("{other:?}"),
         }
     }
 }
 
-pub(super) fn start(store: Box<dyn Store>, limits: Limits) -> (Handle, Receiver<Event>) {
+pub(super) fn start(store: Box<dyn Store>, limits: ThreadLimits) -> (StoreHandle, Receiver<StoreEvent>) {
     let (events_in, events) = channel();
     let events_in = Mutex::new(events_in);
     let on_event = move |event| drop(events_in.lock().unwrap().send(event));
@@ -162,7 +162,7 @@ fn commits_up_to_the_next_load_share_a_sync() {
     bench.called(Call::Commit(vec![5, 6]));
     bench.committed(1);
     bench.committed(4);
-    assert!(matches!(bench.event(), Event::Loaded(Loaded::Ranges(_))));
+    assert!(matches!(bench.event(), StoreEvent::Loaded(Loaded::Ranges(_))));
     bench.committed(6);
     bench.handle.close(SOON).unwrap();
     bench.called(Call::Closed);
@@ -194,11 +194,11 @@ fn questions_by_identity_do_not_part_commits() {
     bench.called(Call::Find(102));
     bench.committed(1);
     bench.committed(100);
-    (2..=100).for_each(|_| assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_)))));
-    assert!(matches!(bench.event(), Event::Loaded(Loaded::Ranges(_))));
-    assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_))));
+    (2..=100).for_each(|_| assert!(matches!(bench.event(), StoreEvent::Loaded(Loaded::Found(_)))));
+    assert!(matches!(bench.event(), StoreEvent::Loaded(Loaded::Ranges(_))));
+    assert!(matches!(bench.event(), StoreEvent::Loaded(Loaded::Found(_))));
     bench.committed(102);
-    assert!(matches!(bench.event(), Event::Loaded(Loaded::Found(_))));
+    assert!(matches!(bench.event(), StoreEvent::Loaded(Loaded::Found(_))));
     bench.handle.close(SOON).unwrap();
     let stats = bench.handle.stats();
     assert_eq!((stats.commits, stats.queued), (101, 0));
@@ -232,7 +232,7 @@ fn a_failed_commit_leaves_questions_unanswered() {
     bench.gate.send(false).unwrap();
     bench.called(Call::Commit(vec![2, 3]));
     bench.committed(1);
-    assert!(matches!(bench.event(), Event::Failed(Failure::Commit(CommitError::DiskFull { .. }))));
+    assert!(matches!(bench.event(), StoreEvent::Failed(StoreFailure::Commit(CommitError::DiskFull { .. }))));
     bench.handle.close(SOON).unwrap();
     assert_eq!(bench.calls.try_iter().collect::<Vec<_>>(), vec![]);
     assert!(bench.events.try_recv().is_err());
@@ -260,7 +260,7 @@ fn after_a_failed_commit_nothing_more_is_done() {
     bench.commit(2);
     bench.handle.load(whole(APP));
     bench.gate.send(false).unwrap();
-    assert!(matches!(bench.event(), Event::Failed(Failure::Commit(CommitError::DiskFull { .. }))));
+    assert!(matches!(bench.event(), StoreEvent::Failed(StoreFailure::Commit(CommitError::DiskFull { .. }))));
     bench.commit(3);
     bench.handle.load(whole(APP));
     bench.handle.load(contents(4));
@@ -319,7 +319,7 @@ fn closing_does_what_is_queued_or_gives_up_in_time() {
 #[test]
 fn a_load_sees_every_write_queued_before_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (handle, events) = start(open_at(dir.path()).store, Limits::of(0));
+    let (handle, events) = start(open_at(dir.path()).store, ThreadLimits::of(0));
     for n in 1..=50 {
         handle.commit(group(n, vec![put(n, n)]));
         handle.load(whole(APP));
@@ -328,11 +328,11 @@ fn a_load_sees_every_write_queued_before_it() {
     let mut seen = 0;
     while seen < 50 {
         match events.recv_timeout(SOON).unwrap() {
-            Event::Committed(token) => {
+            StoreEvent::Committed(token) => {
                 assert!(token > committed);
                 committed = token;
             }
-            Event::Loaded(Loaded::Ranges(answers)) => {
+            StoreEvent::Loaded(Loaded::Ranges(answers)) => {
                 seen += 1;
                 assert_eq!(answers[0].rows.len(), seen, "the {seen}th load comes behind the {seen}th commit");
             }
@@ -341,7 +341,7 @@ fn a_load_sees_every_write_queued_before_it() {
     }
     handle.load(contents(5));
     match events.recv_timeout(SOON).unwrap() {
-        Event::Loaded(Loaded::Contents(found)) => {
+        StoreEvent::Loaded(Loaded::Contents(found)) => {
             assert_eq!((found[0].0, &*found[0].1.body), (5, &b"body 1"[..]))
         }
         other => panic!("{other:?}"),
@@ -351,17 +351,17 @@ fn a_load_sees_every_write_queued_before_it() {
     assert_eq!(open_at(dir.path()).opened.marks.next_seq, 51);
 }
 
-/// Whoever queues is told at once, and never waits.
+/// The caller is refused at once, and never waits.
 #[test]
 fn more_than_may_be_queued_is_a_failure() {
-    let limits = Limits { queued: 2_000, ..Limits::of(0) };
+    let limits = ThreadLimits { queued: 2_000, ..ThreadLimits::of(0) };
     let bench = Bench::limited((100, 1 << 20), None, limits);
     bench.enter(1);
     // One alone is taken, however large it is: there is nothing that it would have to wait for.
     bench.handle.commit(group(2, (0..99).map(|n| delete(n, n)).collect()));
     bench.commit(3);
     match bench.event() {
-        Event::Failed(Failure::Stalled { bytes, .. }) => assert!(bytes > 2_000, "{bytes}"),
+        StoreEvent::Failed(StoreFailure::Stalled { bytes, .. }) => assert!(bytes > 2_000, "{bytes}"),
         other => panic!("{other:?}"),
     }
     bench.commit(4);
@@ -372,7 +372,7 @@ fn more_than_may_be_queued_is_a_failure() {
 
 #[test]
 fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
-    let limits = Limits { call: Duration::from_millis(300), ..Limits::of(0) };
+    let limits = ThreadLimits { call: Duration::from_millis(300), ..ThreadLimits::of(0) };
     let bench = Bench::limited((100, 1 << 20), None, limits);
     // As long as one call after the other comes back, all is well.
     for token in 1..=8 {
@@ -383,7 +383,7 @@ fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
     }
     bench.enter(9);
     match bench.event() {
-        Event::Failed(error @ Failure::NoAnswer { call: "commit", age_ms }) => {
+        StoreEvent::Failed(error @ StoreFailure::NoAnswer { call: "commit", age_ms }) => {
             assert!((250..10_000).contains(&age_ms), "{age_ms}");
             assert!(error.to_string().contains("the disk does not answer: a commit"), "{error}");
         }
@@ -407,7 +407,7 @@ fn a_read_that_does_not_come_back_is_a_failure_too() {
         }
     }
     impl Store for Stuck {
-        fn commit(&mut self, _: &[Commit]) -> Result<(), CommitError> {
+        fn commit(&mut self, _: &[CommitGroup]) -> Result<(), CommitError> {
             Ok(())
         }
         fn load(&mut self, _: &Load) -> Result<Loaded, ReadError> {
@@ -430,13 +430,13 @@ fn a_read_that_does_not_come_back_is_a_failure_too() {
             Ok(None)
         }
     }
-    let limits = Limits { call: Duration::from_millis(200), ..Limits::of(0) };
+    let limits = ThreadLimits { call: Duration::from_millis(200), ..ThreadLimits::of(0) };
     for (reader, name) in [(true, "read of contents"), (false, "read")] {
         let (free, stuck) = channel();
         let (handle, events) = start(Box::new(Stuck(Arc::new(Mutex::new(stuck)), reader)), limits);
         handle.load(contents(1));
         match events.recv_timeout(SOON).unwrap() {
-            Event::Failed(Failure::NoAnswer { call, .. }) => assert_eq!(call, name),
+            StoreEvent::Failed(StoreFailure::NoAnswer { call, .. }) => assert_eq!(call, name),
             other => panic!("{other:?}"),
         }
         drop(free);

@@ -8,8 +8,8 @@ use lapin::BasicProperties;
 
 const ANSWER_TYPE: &str = "tidegate.answer";
 
-/// Routing key (for the default exchange) and properties of an answer; its body is JSON. `now_ms` (UTC) becomes the
-/// timestamp.
+/// Routing key (for the default exchange) and properties of an answer; its body is JSON. `now_ms` (UTC)
+/// becomes the timestamp.
 pub fn answer(to: &ReplyTo, now_ms: u64) -> (ShortString, BasicProperties) {
     let basic = Basic {
         content_type: Some("application/json"),

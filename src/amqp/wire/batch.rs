@@ -1,12 +1,13 @@
 //! Batches to output messages: four body formats, and the properties and headers around them.
 //!
-//! Bodies are written straight into one buffer, in one pass over the items; a body that leaves as it came is shared,
-//! not copied. How long a body can become is known beforehand from `engine::size`, and tested against it here.
+//! Bodies are written straight into one buffer, in one pass over the items; a body that leaves as it came is
+//! shared, not copied. How long a body can become is known beforehand from `engine::size`, and tested against
+//! it here.
 
-use super::dead;
 use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{parse_table, short, signed, Basic};
+use super::{dead, fields};
 use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -27,9 +28,9 @@ const BATCH_ID_LENGTH: usize = 32;
 /// Names of the two exchanges that are published to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanges {
-    /// `egress.exchange`.
+    /// `egress.exchange` of the configuration.
     pub egress: ShortString,
-    /// `dead.exchange`.
+    /// `dead.exchange` of the configuration.
     pub dead: ShortString,
 }
 
@@ -43,13 +44,13 @@ impl Exchanges {
 /// One message to be published, `mandatory` and confirmed.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Where to.
+    /// Exchange to publish to.
     pub exchange: ShortString,
     /// The application's name; empty for a dead request whose application could not be read.
     pub routing_key: ShortString,
     /// With all headers.
     pub properties: BasicProperties,
-    /// Payload.
+    /// Payload of the message.
     pub body: Body,
     /// The batch id; as hexadecimal digits also in header `x-batch`.
     pub id: BatchId,
@@ -78,12 +79,13 @@ impl Deref for Body {
 /// The output message of a batch, or the dead letter that it stands for.
 ///
 /// `store_identity` makes the ids of items that came without one unique; `now_ms` (UTC) becomes the message's
-/// timestamp. An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents no
-/// `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit integers, so the extension `due` is text there (UTC ms in
-/// decimal); a content encoding travels as the extension `contentencoding`.
+/// timestamp. An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents
+/// no `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit
+/// integers, so the extension `due` is text there (UTC ms in decimal); a content encoding travels as the
+/// extension `contentencoding`.
 ///
-/// A `passthrough` batch or a dead letter has exactly one item. Should there be more, they leave as JSON, so that
-/// none is lost.
+/// A `passthrough` batch or a dead letter has exactly one item. Should there be more, they leave as JSON, so
+/// that none is lost.
 pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64) -> Outgoing {
     debug_assert!(!batch.items.is_empty());
     let mut members = Members::of(&batch.application);
@@ -104,7 +106,7 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     let hex = id.to_string();
     let mut headers = FieldTable::default();
     if let Some(customer) = &batch.customer {
-        put_text(&mut headers, "x-customer", customer);
+        put_text(&mut headers, fields::CUSTOMER, customer);
     }
     put_number(&mut headers, "x-count", batch.items.len() as u64);
     put_number(&mut headers, "x-due", batch.due);
@@ -320,8 +322,8 @@ pub(super) fn put_text(headers: &mut FieldTable, name: &str, text: &str) {
     headers.insert(short(name), AMQPValue::LongString(text.into()));
 }
 
-/// A hash over the application and the (id, arrival number) of each member, so that the same members have the same
-/// id over retries and restarts.
+/// A hash over the application and the (id, arrival number) of each member, so that the same members have the
+/// same id over retries and restarts.
 struct Members(blake3::Hasher);
 
 impl Members {

@@ -1,12 +1,13 @@
 //! Commands: which messages are one, and what they ask for.
 //!
-//! A command names its application, and an item or a customer, in the fields of a request, or in a JSON body. What
-//! the body names comes first: a client library may set a `message_id` of its own on every message.
+//! A command names its application, and an item or a customer, in the fields of a request, or in a JSON body.
+//! What the body names comes first: a client library may set a `message_id` of its own on every message.
 
 use super::envelope::{is_array, raw, text_of};
 use super::fields;
 use super::identity::target;
 use super::request::Message;
+use crate::config::terms::{MAX_ID, MAX_NAME};
 use crate::engine::types::{Command, CustomerOf, Dead, ReplyTo, Target};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -45,7 +46,7 @@ pub(super) fn is_reserved(kind: &str) -> bool {
     kind.starts_with(RESERVED)
 }
 
-/// Where the answer goes; `None`: nobody waits for it.
+/// Where the answer goes; `None`: none is wanted.
 pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
     let queue = message.basic.reply_to.filter(|queue| !queue.is_empty())?;
     Some(ReplyTo { queue: queue.into(), correlation_id: message.basic.correlation_id.map(Into::into) })
@@ -61,7 +62,7 @@ pub(super) fn read(
     body: &[u8],
     store_identity: u64,
 ) -> Result<Command, Dead> {
-    let given = Given::read(message, body)?;
+    let given = CommandFields::read(message, body)?;
     let application = match given.application {
         Some(name) => name,
         None => message.required_application()?,
@@ -98,13 +99,13 @@ fn missing(what: &str) -> Dead {
 
 /// What the body names.
 #[derive(Default)]
-struct Given<'a> {
+struct CommandFields<'a> {
     application: Option<Cow<'a, str>>,
     customer: Option<Cow<'a, str>>,
     id: Option<Cow<'a, str>>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> CommandFields<'a> {
     /// Of an envelope; any other body has no meaning in a command.
     fn read(message: &Message<'_>, body: &'a [u8]) -> Result<Self, Dead> {
         #[derive(Deserialize)]
@@ -118,7 +119,7 @@ impl<'a> Given<'a> {
             id: Option<&'a RawValue>,
         }
         if body.is_empty() || !message.is_envelope() {
-            return Ok(Given::default());
+            return Ok(CommandFields::default());
         }
         let text =
             std::str::from_utf8(body).map_err(|_| fields::invalid("the command's body is not UTF-8"))?;
@@ -127,10 +128,10 @@ impl<'a> Given<'a> {
         }
         let selector: Selector<'a> = serde_json::from_str(text)
             .map_err(|error| fields::invalid(format!("the command's body is not understood: {error}")))?;
-        Ok(Given {
-            application: text_of("application", selector.application, fields::MAX_NAME)?,
-            customer: text_of("customer", selector.customer, fields::MAX_NAME)?,
-            id: text_of("id", selector.id, fields::MAX_ID)?,
+        Ok(CommandFields {
+            application: text_of("application", selector.application, MAX_NAME)?,
+            customer: text_of("customer", selector.customer, MAX_NAME)?,
+            id: text_of("id", selector.id, MAX_ID)?,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! What a dead letter carries beyond its own body, properties and headers.
 //!
-//! None of it changes what the message means as a request, so it can be published to the ingest exchange again as
-//! it is: `x-application` and `x-customer` say what was understood, the rest is not read there.
+//! None of it changes what the message means as a request, so it can be published to the ingest exchange
+//! again as it is: `x-application` and `x-customer` say what was understood, the rest is not read there.
 
 use super::batch::{put_number, put_text};
 use super::fields;

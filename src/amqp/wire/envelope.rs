@@ -1,14 +1,16 @@
 //! The JSON envelope: the same fields as the headers', in a JSON body.
 //!
 //! Of the message's own fields only application and id count, as fall-backs. Each entry becomes an item whose
-//! properties are in header form, as if it had come alone: so it can be published to the ingest exchange again.
+//! properties are in header form, as if it had come alone: so it can be published to the ingest exchange
+//! again.
 
 use super::fields::{self, OwnTime};
 use super::fingerprint::Fingerprint;
 use super::json::is_json_type;
 use super::properties::{put_header_number, put_header_text, put_headers, Basic, TooDeep};
 use super::request::{item, too_deep, Message, Terms};
-use super::time::{self, Given, FIRST_PLAUSIBLE_MS};
+use super::time::{self, Given};
+use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{Dead, DuplicateRule, NewItem, Reason};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
@@ -29,7 +31,7 @@ const MAX_COPIES: usize = 32 << 20;
 /// One object, its values still as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Entry<'a> {
+struct EnvelopeEntry<'a> {
     #[serde(borrow, deserialize_with = "raw")]
     application: Option<&'a RawValue>,
     #[serde(borrow, deserialize_with = "raw")]
@@ -52,12 +54,12 @@ struct Entry<'a> {
     payload_base64: Option<&'a RawValue>,
 }
 
-impl Entry<'_> {
+impl EnvelopeEntry<'_> {
     /// Over the entry as it is written, and what it has of the message.
     fn fingerprint(&self, sent: &Fingerprint, id: Option<&str>) -> u64 {
         let mut fingerprint = sent.branch();
         fingerprint.text(id);
-        let Entry {
+        let EnvelopeEntry {
             application,
             customer,
             delay_ms,
@@ -132,13 +134,14 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
 
 /// What a rejected envelope still tells of itself.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct EnvelopeNames {
     pub application: Option<Box<str>>,
     pub customer: Option<Box<str>>,
 }
 
-/// Of a single object, whatever else is wrong with it. The entries of an array may differ, so they tell nothing.
-pub(super) fn names(body: &[u8]) -> Names {
+/// Of a single object, whatever else is wrong with it. The entries of an array may differ, so they tell
+/// nothing.
+pub(super) fn names(body: &[u8]) -> EnvelopeNames {
     #[derive(Deserialize)]
     struct Loose<'a> {
         #[serde(borrow)]
@@ -149,10 +152,10 @@ pub(super) fn names(body: &[u8]) -> Names {
     // An array would be read as the fields in order.
     let object = std::str::from_utf8(body).ok().filter(|text| !is_array(text));
     let Some(loose) = object.and_then(|text| serde_json::from_str::<Loose<'_>>(text).ok()) else {
-        return Names::default();
+        return EnvelopeNames::default();
     };
-    let name = |value| text_of("", value, fields::MAX_NAME).ok().flatten().map(Into::into);
-    Names { application: name(loose.application), customer: name(loose.customer) }
+    let name = |value| text_of("", value, MAX_NAME).ok().flatten().map(Into::into);
+    EnvelopeNames { application: name(loose.application), customer: name(loose.customer) }
 }
 
 pub(super) fn is_array(text: &str) -> bool {
@@ -164,7 +167,7 @@ fn at(index: usize, dead: Dead) -> Dead {
 }
 
 /// The entries of an array, at least one and at most `max`.
-fn array(text: &str, max: usize) -> Result<Vec<Entry<'_>>, Dead> {
+fn array(text: &str, max: usize) -> Result<Vec<EnvelopeEntry<'_>>, Dead> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let mut list = List { max, entries: Vec::new(), too_many: false };
     let read = reader.deserialize_seq(&mut list);
@@ -184,7 +187,7 @@ fn array(text: &str, max: usize) -> Result<Vec<Entry<'_>>, Dead> {
 /// Collects entries until there are too many: what follows is not even read.
 struct List<'de> {
     max: usize,
-    entries: Vec<Entry<'de>>,
+    entries: Vec<EnvelopeEntry<'de>>,
     too_many: bool,
 }
 
@@ -211,49 +214,49 @@ impl<'de> Visitor<'de> for &mut List<'de> {
 struct Object;
 
 impl<'de> serde::de::DeserializeSeed<'de> for Object {
-    type Value = Entry<'de>;
+    type Value = EnvelopeEntry<'de>;
 
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Entry<'de>, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<EnvelopeEntry<'de>, D::Error> {
         from.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for Object {
-    type Value = Entry<'de>;
+    type Value = EnvelopeEntry<'de>;
 
     fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("an object")
     }
 
-    fn visit_map<A: serde::de::MapAccess<'de>>(self, from: A) -> Result<Entry<'de>, A::Error> {
-        Entry::deserialize(serde::de::value::MapAccessDeserializer::new(from))
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, from: A) -> Result<EnvelopeEntry<'de>, A::Error> {
+        EnvelopeEntry::deserialize(serde::de::value::MapAccessDeserializer::new(from))
     }
 }
 
-/// One entry to one item. `base`: the message's headers without those that carry fields; `sent`: what the message says
-/// beside its body.
+/// One entry to one item. `base`: the message's headers without those that carry fields; `sent`: what the
+/// message says beside its body.
 fn one(
     message: &Message<'_>,
     base: &[u8],
     sent: &Fingerprint,
-    entry: &Entry<'_>,
+    entry: &EnvelopeEntry<'_>,
     index: Option<usize>,
 ) -> Result<NewItem, Dead> {
-    let application = match text_of("application", entry.application, fields::MAX_NAME)? {
+    let application = match text_of("application", entry.application, MAX_NAME)? {
         Some(name) => name,
         None => message.application()?.ok_or_else(|| {
             fields::invalid("application is missing, and neither x-application nor a routing key names one")
         })?,
     };
-    let customer = text_of("customer", entry.customer, fields::MAX_NAME)?;
+    let customer = text_of("customer", entry.customer, MAX_NAME)?;
     let mut own = OwnTime::new(message.received, message.limits.max_delay_ms);
     let deliver_at = given_of("deliver_at", entry.deliver_at)?;
-    own.at("deliver_at", deliver_at, Shown(entry.deliver_at))?;
+    own.at("deliver_at", deliver_at, ShownJson(entry.deliver_at))?;
     let delay_ms = given_of("delay_ms", entry.delay_ms)?;
-    own.after("delay_ms", delay_ms, Shown(entry.delay_ms))?;
+    own.after("delay_ms", delay_ms, ShownJson(entry.delay_ms))?;
     let before = given_of("deliver_before", entry.deliver_before)?;
-    let expiry = fields::expiry("deliver_before", before, Shown(entry.deliver_before))?;
-    let rule = text_of("on_duplicate", entry.on_duplicate, fields::MAX_NAME)?;
+    let expiry = fields::expiry("deliver_before", before, ShownJson(entry.deliver_before))?;
+    let rule = text_of("on_duplicate", entry.on_duplicate, MAX_NAME)?;
     let on_duplicate = fields::duplicate_rule("on_duplicate", rule.as_deref())?;
     let id = id_of(message, entry, index)?;
     let content_type = text_of("content_type", entry.content_type, MAX_CONTENT_TYPE)?
@@ -300,23 +303,23 @@ fn one(
 /// Its own id, else the message's; in an array that one with the index, so that each entry has another.
 fn id_of<'a>(
     message: &Message<'a>,
-    entry: &Entry<'a>,
+    entry: &EnvelopeEntry<'a>,
     index: Option<usize>,
 ) -> Result<Option<Cow<'a, str>>, Dead> {
-    if let Some(id) = text_of("id", entry.id, fields::MAX_ID)? {
+    if let Some(id) = text_of("id", entry.id, MAX_ID)? {
         return Ok(Some(id));
     }
     match (message.basic.message_id, index) {
         (None, _) => Ok(None),
         (Some(id), None) => Ok(Some(Cow::Borrowed(id))),
         (Some(id), Some(index)) => {
-            fields::bounded("message_id with the index", Cow::Owned(format!("{id}/{index}")), fields::MAX_ID)
+            fields::bounded("message_id with the index", Cow::Owned(format!("{id}/{index}")), MAX_ID)
         }
     }
 }
 
 /// The payload's bytes: JSON as written; with a content type that is not JSON, a string is its text.
-fn payload(entry: &Entry<'_>, json: bool) -> Result<Vec<u8>, Dead> {
+fn payload(entry: &EnvelopeEntry<'_>, json: bool) -> Result<Vec<u8>, Dead> {
     // A null payload is a payload; a null payload_base64 is absent, like any other field's null.
     let base64 = entry.payload_base64.filter(|value| value.get() != "null");
     match (entry.payload, base64) {
@@ -329,7 +332,7 @@ fn payload(entry: &Entry<'_>, json: bool) -> Result<Vec<u8>, Dead> {
         },
         (None, Some(value)) => {
             let text = string_of("payload_base64", value)?.ok_or_else(|| {
-                fields::invalid(format!("payload_base64 must be text, not {}", Shown(Some(value))))
+                fields::invalid(format!("payload_base64 must be text, not {}", ShownJson(Some(value))))
             })?;
             STANDARD.decode(text.as_bytes()).map_err(|error| {
                 fields::invalid(format!("payload_base64 is not padded standard base64: {error}"))
@@ -353,7 +356,7 @@ pub(super) fn text_of<'a>(
         None => {
             return Err(fields::invalid(format!(
                 "{name} must be text or an integer, not {}",
-                Shown(Some(value))
+                ShownJson(Some(value))
             )));
         }
     };
@@ -374,7 +377,7 @@ fn given_of(name: &str, value: Option<&RawValue>) -> Result<Option<Given>, Dead>
         Some(text) => time::of_text(text.as_bytes()),
         None => time::of_json_number(value.get()).map(Some),
     };
-    given.map_err(|fault| fields::time_fault(name, fault, Shown(Some(value))))
+    given.map_err(|fault| fields::time_fault(name, fault, ShownJson(Some(value))))
 }
 
 /// The text of a JSON string; `None`: another kind of value.
@@ -388,13 +391,13 @@ fn string_of<'a>(name: &str, value: &'a RawValue) -> Result<Option<Cow<'a, str>>
     }
     serde_json::from_str::<String>(json)
         .map(|text| Some(Cow::Owned(text)))
-        .map_err(|_| fields::invalid(format!("{name} is not Unicode text: {}", Shown(Some(value)))))
+        .map_err(|_| fields::invalid(format!("{name} is not Unicode text: {}", ShownJson(Some(value)))))
 }
 
 /// A value for a sentence, formatted only when one is needed.
-struct Shown<'a>(Option<&'a RawValue>);
+struct ShownJson<'a>(Option<&'a RawValue>);
 
-impl std::fmt::Display for Shown<'_> {
+impl std::fmt::Display for ShownJson<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.0.map(|value| fields::show_text(value.get())).unwrap_or_default())
     }

@@ -1,16 +1,12 @@
-//! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when they do
-//! not.
+//! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when
+//! they do not.
 
-use super::time::{self, Fault, Given};
+use super::time::{self, Given, TimeFault};
 use crate::engine::types::{Dead, DuplicateRule, Reason};
 use lapin::types::{AMQPValue, FieldTable};
 use std::borrow::Cow;
 use std::fmt::Display;
 
-/// Longest application and customer, bytes.
-pub(super) const MAX_NAME: usize = 200;
-/// Longest id, bytes: what a short string can carry.
-pub(super) const MAX_ID: usize = 255;
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.
@@ -39,7 +35,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    pub fn gather(headers: Option<&'a FieldTable>) -> Self {
+    pub(super) fn gather(headers: Option<&'a FieldTable>) -> Self {
         let mut fields = Fields::default();
         for (name, value) in headers.into_iter().flatten() {
             if let Some(slot) = fields.slot(name.as_str()) {
@@ -63,8 +59,9 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The name that a header without meaning was probably meant to have: another case, underscores, or no `x-`.
-    pub fn meant(name: &str) -> Option<&'static str> {
+    /// The name that a header without meaning was probably meant to have: another case, underscores, or no
+    /// `x-`.
+    pub(super) fn meant(name: &str) -> Option<&'static str> {
         const NAMES: [&str; 8] = [
             APPLICATION,
             CUSTOMER,
@@ -90,7 +87,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether this header carries a field.
-    pub fn is_field(name: &str) -> bool {
+    pub(super) fn is_field(name: &str) -> bool {
         Fields::default().slot(name).is_some()
     }
 }
@@ -196,19 +193,24 @@ pub(super) struct OwnTime {
 
 impl OwnTime {
     /// `received`: UTC ms; `max_delay`: ms.
-    pub fn new(received: u64, max_delay: u64) -> Self {
+    pub(super) fn new(received: u64, max_delay: u64) -> Self {
         OwnTime { received, max_delay, found: None }
     }
 
     /// A point in time. Past is now.
-    pub fn at(&mut self, name: &'static str, given: Option<Given>, shown: impl Display) -> Result<(), Dead> {
+    pub(super) fn at(
+        &mut self,
+        name: &'static str,
+        given: Option<Given>,
+        shown: impl Display,
+    ) -> Result<(), Dead> {
         let Some(given) = given else { return Ok(()) };
         let at = time::moment(given).map_err(|fault| time_fault(name, fault, shown))?;
         self.add(name, at.max(self.received))
     }
 
     /// A delay from the moment of receipt. Negative is now.
-    pub fn after(
+    pub(super) fn after(
         &mut self,
         name: &'static str,
         given: Option<Given>,
@@ -220,7 +222,7 @@ impl OwnTime {
     }
 
     /// UTC ms, not before the moment of receipt.
-    pub fn moment(self) -> Option<u64> {
+    pub(super) fn moment(self) -> Option<u64> {
         self.found.map(|(_, moment)| moment)
     }
 
@@ -256,7 +258,7 @@ pub(super) fn given(name: &str, value: Option<&AMQPValue>) -> Result<Option<Give
 }
 
 /// The sentence for a fault in a time field.
-pub(super) fn time_fault(name: &str, fault: Fault, shown: impl Display) -> Dead {
+pub(super) fn time_fault(name: &str, fault: TimeFault, shown: impl Display) -> Dead {
     invalid(format!("{name} {fault}: {shown}"))
 }
 

@@ -1,8 +1,8 @@
 //! Whether a request is the same one delivered again: a short hash over all that its producer sent.
 //!
-//! What a broker adds on the way, and what tidegate computes (the moment of receipt, a due that follows from it), is
-//! left out. A collision (2^-64 for two requests of one id) would drop a request that is marked redelivered and whose
-//! id has ended; nothing else is decided by it.
+//! What a broker adds on the way, and what tidegate computes (the moment of receipt, a due that follows from
+//! it), is left out. A collision (2^-64 for two requests of one id) would drop a request that is marked
+//! redelivered and whose id has ended; nothing else is decided by it.
 
 use super::properties::{put_headers, TooDeep};
 use super::request::Message;
@@ -17,8 +17,8 @@ const BROKER_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 pub(super) struct Fingerprint(blake3::Hasher);
 
 impl Fingerprint {
-    /// Over what a message says beside its body. `stored` is the stored form of all its properties. `application`: as
-    /// it was understood, since the routing key may name it.
+    /// Over what a message says beside its body. `stored` is the stored form of all its properties.
+    /// `application`: as it was understood, since the routing key may name it.
     ///
     /// # Errors
     /// [`TooDeep`], for headers nested too deep.

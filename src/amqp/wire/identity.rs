@@ -2,8 +2,8 @@
 
 use crate::engine::types::{AssignedId, Identity, Target};
 
-/// The identity of a producer's id within an application: the first 128 bits of a cryptographic hash over both, so
-/// that nobody can make two ids meet.
+/// The identity of a producer's id within an application: the first 128 bits of a cryptographic hash over
+/// both, so that no choice of ids makes two meet.
 pub fn identity(application: &str, id: &str) -> Identity {
     let mut hasher = blake3::Hasher::new();
     for text in [application, id] {
@@ -16,8 +16,8 @@ pub fn identity(application: &str, id: &str) -> Identity {
     Identity::given(hash)
 }
 
-/// The item that somebody names by its application and id: its producer's, or one assigned by the store with this
-/// identity.
+/// The item that a command names by its application and id: its producer's, or one assigned by the store with
+/// this identity.
 pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
     Target {
         application: application.into(),
@@ -27,8 +27,8 @@ pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
     }
 }
 
-/// The id of an item that came without one: unique, because the store's identity is, and the arrival number is
-/// within it. The due as accepted stands behind them, so that the store finds the item by its id alone.
+/// The id of an item that came without one: unique, because the store's identity is, and the arrival number
+/// is within it. The due as accepted stands behind them, so that the store finds the item by its id alone.
 pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
     format!("{store_identity:016x}-{:x}-{:x}", id.seq, id.due)
 }

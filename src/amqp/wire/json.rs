@@ -13,11 +13,11 @@ const MAX_DEPTH: usize = 128;
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Whether a payload may be embedded as JSON: its content type says JSON, it has no content encoding, and it is
-/// valid UTF-8 JSON, at most 128 arrays and objects deep.
+/// Whether a payload may be embedded as JSON: its content type says JSON, it has no content encoding, and it
+/// is valid UTF-8 JSON, at most 128 arrays and objects deep.
 ///
-/// A lone surrogate (`"\ud800"`) passes the grammar but stands for no Unicode text, and strict parsers fail on it:
-/// it would make the whole batch unreadable for them, so such a payload is not embedded.
+/// A lone surrogate (`"\ud800"`) passes the grammar but stands for no Unicode text, and strict parsers fail
+/// on it: it would make the whole batch unreadable for them, so such a payload is not embedded.
 pub fn is_embeddable(content_type: Option<&str>, content_encoding: Option<&str>, body: &[u8]) -> bool {
     if !content_type.is_some_and(is_json_type) || content_encoding.is_some_and(|text| !text.is_empty()) {
         return false;
@@ -40,7 +40,8 @@ pub(super) fn is_json_type(content_type: &str) -> bool {
             .is_some_and(|end| end.eq_ignore_ascii_case("+json"))
 }
 
-/// Whether a text is a media type as RFC 2045 writes it: `type/subtype`, both tokens, and printable parameters.
+/// Whether a text is a media type as RFC 2045 writes it: `type/subtype`, both tokens, and printable
+/// parameters.
 pub(super) fn is_media_type(text: &str) -> bool {
     let token = |part: &str| {
         let special = |byte: u8| br#"()<>@,;:\"/[]?="#.contains(&byte);

@@ -1,15 +1,15 @@
 //! Basic properties to bytes and back: cleaned of what must never be copied, bounded in depth.
 //!
-//! The stored form is AMQP's own wire encoding. Batches are built from views that borrow from those bytes; a header
-//! table is only decoded where it travels on (`passthrough`, dead letters). The delivery mode is not kept: it is 2
-//! on every output.
+//! The stored form is AMQP's own wire encoding. Batches are built from views that borrow from those bytes; a
+//! header table is only decoded where it travels on (`passthrough`, dead letters). The delivery mode is not
+//! kept: it is 2 on every output.
 
 use lapin::types::parsing::parse_field_table;
 use lapin::types::{AMQPValue, FieldTable, ShortString, MAX_SHORT_STRING_LENGTH};
 use lapin::BasicProperties;
 
-/// Deepest nesting of tables and arrays inside the headers. RabbitMQ relays any depth; our own walk, the decoder
-/// that reads the stored copy, and every consumer's recurse.
+/// Deepest nesting of tables and arrays inside the headers. RabbitMQ relays any depth; our own walk, the
+/// decoder that reads the stored copy, and every consumer's recurse.
 pub(super) const MAX_DEPTH: usize = 64;
 
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
@@ -24,7 +24,8 @@ const USER_ID_HEADER: &str = "x-user-id";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooDeep;
 
-/// Properties without headers, borrowed from a message or from stored bytes. What is never copied has no field.
+/// Properties without headers, borrowed from a message or from stored bytes. What is never copied has no
+/// field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Basic<'a> {
     /// Empty is absent.
@@ -45,7 +46,7 @@ pub(super) struct Basic<'a> {
 
 impl<'a> Basic<'a> {
     /// Of a message as it came.
-    pub fn of(properties: &'a BasicProperties) -> Self {
+    pub(super) fn of(properties: &'a BasicProperties) -> Self {
         fn text(value: &Option<ShortString>) -> Option<&str> {
             value.as_ref().map(ShortString::as_str)
         }
@@ -63,9 +64,10 @@ impl<'a> Basic<'a> {
         }
     }
 
-    /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`: damage.
-    pub fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
-        let mut from = Reader(bytes);
+    /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`:
+    /// damage.
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let mut from = TableReader(bytes);
         let flags = u16::from_be_bytes(from.array()?);
         let has = |bit: u32| flags & (1 << (15 - bit)) != 0;
         let content_type = from.text(has(0))?;
@@ -101,7 +103,7 @@ impl<'a> Basic<'a> {
     ///
     /// # Errors
     /// Those of `entries`.
-    pub fn write<E>(&self, entries: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Vec<u8>, E> {
+    pub(super) fn write<E>(&self, entries: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Vec<u8>, E> {
         let mut out = Vec::with_capacity(256);
         out.extend_from_slice(&[0, 0]);
         let mut flags = 0_u16;
@@ -135,7 +137,7 @@ impl<'a> Basic<'a> {
     }
 
     /// For the publisher: persistent, with these headers.
-    pub fn to_amqp(self, headers: FieldTable) -> BasicProperties {
+    pub(super) fn to_amqp(self, headers: FieldTable) -> BasicProperties {
         let mut properties =
             BasicProperties::default().with_delivery_mode(DELIVERY_MODE_PERSISTENT).with_headers(headers);
         type Setter = fn(BasicProperties, ShortString) -> BasicProperties;
@@ -300,9 +302,9 @@ fn put_value(out: &mut Vec<u8>, value: &AMQPValue, depth: usize) -> Result<(), T
 }
 
 /// Reads forward; `None` once the bytes end too soon.
-struct Reader<'a>(&'a [u8]);
+struct TableReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> TableReader<'a> {
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.0.split_at_checked(length)?;
         self.0 = tail;

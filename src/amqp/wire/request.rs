@@ -7,6 +7,7 @@ use super::fingerprint::Fingerprint;
 use super::identity::identity;
 use super::json::{is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
+use crate::config::terms::MAX_NAME;
 use crate::engine::size::{self, Parts};
 use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::AMQPValue;
@@ -16,7 +17,8 @@ use std::sync::Arc;
 
 /// Most headers of a request.
 const MAX_HEADERS: usize = 1_000;
-/// Most bytes of a request's properties, headers included: half of a frame of 128 KiB, in which they must fit.
+/// Most bytes of a request's properties, headers included: half of a frame of 128 KiB, in which they must
+/// fit.
 const MAX_PROPERTIES: usize = 64 << 10;
 /// Most bytes of properties that a dead letter can carry: a frame, less what is added to them.
 const MAX_DEAD_PROPERTIES: usize = 120 << 10;
@@ -33,7 +35,7 @@ pub struct Incoming<'a> {
     pub routing_key: &'a str,
     /// Properties, with headers.
     pub properties: BasicProperties,
-    /// Payload.
+    /// Payload of the delivery.
     pub body: Vec<u8>,
     /// Wall clock at receipt, UTC ms.
     pub received: u64,
@@ -50,8 +52,8 @@ pub struct RequestLimits {
     pub max_delay_ms: u64,
 }
 
-/// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it whole.
-/// `store_identity` tells which ids this store assigns.
+/// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it
+/// whole. `store_identity` tells which ids this store assigns.
 pub fn request(parts: Incoming<'_>, limits: &RequestLimits, store_identity: u64) -> RequestBody {
     let Incoming { exchange, routing_key, properties, mut body, received } = parts;
     let message = Message {
@@ -76,7 +78,7 @@ pub(super) struct Message<'a> {
     pub properties: &'a BasicProperties,
     /// Empty where it does not name an application.
     pub routing_key: &'a str,
-    /// UTC ms.
+    /// When it arrived, UTC ms.
     pub received: u64,
     pub limits: &'a RequestLimits,
 }
@@ -106,9 +108,9 @@ impl<'a> Message<'a> {
         let at = self.own_time()?;
         let name = fields::DELIVER_BEFORE;
         let value = self.fields.deliver_before;
-        let expiry = fields::expiry(name, fields::given(name, value)?, Shown(value))?;
+        let expiry = fields::expiry(name, fields::given(name, value)?, ShownHeader(value))?;
         let name = fields::ON_DUPLICATE;
-        let rule = fields::text(name, self.fields.on_duplicate, fields::MAX_NAME)?;
+        let rule = fields::text(name, self.fields.on_duplicate, MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
         let properties = self.checked_properties(|_, _| true)?;
         let mut sent =
@@ -123,34 +125,35 @@ impl<'a> Message<'a> {
         )]))
     }
 
-    pub fn is_envelope(&self) -> bool {
+    pub(super) fn is_envelope(&self) -> bool {
         self.basic.content_type.is_some_and(|text| media_type(text).eq_ignore_ascii_case(ENVELOPE))
     }
 
     /// Header, else routing key.
-    pub fn application(&self) -> Result<Option<Cow<'a, str>>, Dead> {
-        match fields::text(fields::APPLICATION, self.fields.application, fields::MAX_NAME)? {
+    pub(super) fn application(&self) -> Result<Option<Cow<'a, str>>, Dead> {
+        match fields::text(fields::APPLICATION, self.fields.application, MAX_NAME)? {
             Some(name) => Ok(Some(name)),
-            None => fields::bounded("the routing key", Cow::Borrowed(self.routing_key), fields::MAX_NAME),
+            None => fields::bounded("the routing key", Cow::Borrowed(self.routing_key), MAX_NAME),
         }
     }
 
-    pub fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
+    pub(super) fn required_application(&self) -> Result<Cow<'a, str>, Dead> {
         self.application()?.ok_or_else(|| {
             fields::invalid(
-                "x-application is missing, and there is no routing key of an exchange other than the default one",
+                "x-application is missing, and there is no routing key of an exchange other than the \
+                 default one",
             )
         })
     }
 
-    /// The `message_id`.
-    pub fn id(&self) -> Option<Cow<'a, str>> {
+    /// The property `message_id`.
+    pub(super) fn id(&self) -> Option<Cow<'a, str>> {
         self.basic.message_id.map(Cow::Borrowed)
     }
 
-    /// Header.
-    pub fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
-        fields::text(fields::CUSTOMER, self.fields.customer, fields::MAX_NAME)
+    /// The header `x-customer`.
+    pub(super) fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
+        fields::text(fields::CUSTOMER, self.fields.customer, MAX_NAME)
     }
 
     fn own_time(&self) -> Result<Option<u64>, Dead> {
@@ -159,17 +162,18 @@ impl<'a> Message<'a> {
         for (name, value) in
             [(fields::DELIVER_AT, found.deliver_at), (fields::OPT_DELIVERY_TIME, found.opt_delivery_time)]
         {
-            own.at(name, fields::given(name, value)?, Shown(value))?;
+            own.at(name, fields::given(name, value)?, ShownHeader(value))?;
         }
         for (name, value) in
             [(fields::DELAY, found.delay), (fields::OPT_DELIVERY_DELAY, found.opt_delivery_delay)]
         {
-            own.after(name, fields::given(name, value)?, Shown(value))?;
+            own.after(name, fields::given(name, value)?, ShownHeader(value))?;
         }
         Ok(own.moment())
     }
 
-    /// The stored form of the properties with those headers that `keep` takes, within the limits of a request.
+    /// The stored form of the properties with those headers that `keep` takes, within the limits of a
+    /// request.
     fn checked_properties(&self, keep: impl Fn(&str, &AMQPValue) -> bool) -> Result<Vec<u8>, Dead> {
         let bytes =
             self.basic.write(|out| put_headers(out, self.properties, keep)).map_err(|TooDeep| too_deep())?;
@@ -178,7 +182,7 @@ impl<'a> Message<'a> {
     }
 
     /// Whether the headers keep within the limits of a request.
-    pub fn check_size(&self, bytes: usize) -> Result<(), Dead> {
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Dead> {
         let count = self.properties.headers().as_ref().map_or(0, |headers| headers.inner().len());
         if count > MAX_HEADERS {
             return Err(fields::verdict(
@@ -199,12 +203,16 @@ impl<'a> Message<'a> {
         let named = if self.is_envelope() && body.len() as u64 <= self.limits.max_body {
             envelope::names(&body)
         } else {
-            envelope::Names { customer: self.customer().ok().flatten().map(Into::into), application: None }
+            envelope::EnvelopeNames {
+                customer: self.customer().ok().flatten().map(Into::into),
+                application: None,
+            }
         };
         let application = named.application.or_else(|| self.application().ok().flatten().map(Into::into));
         // A dead letter is never embedded, so its body is not judged.
         let content = Content { properties: self.dead_properties(), body, json: false };
-        // Who pushed an item may have set `reply_to` for the consumers; who sent a command waits for tidegate.
+        // Who pushed an item may have set `reply_to` for the consumers; who sent a command waits for
+        // tidegate.
         let reply_to = self.basic.kind.filter(|kind| command::is_reserved(kind)).and(command::reply_to(self));
         Rejected { application, customer: named.customer, dead, content: Arc::new(content), reply_to }
     }
@@ -291,9 +299,9 @@ fn plain_size(value: &AMQPValue) -> Option<usize> {
 }
 
 /// Formats a header's value only when a sentence needs it.
-struct Shown<'a>(Option<&'a AMQPValue>);
+struct ShownHeader<'a>(Option<&'a AMQPValue>);
 
-impl std::fmt::Display for Shown<'_> {
+impl std::fmt::Display for ShownHeader<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.0.map(fields::show).unwrap_or_default())
     }

@@ -1,15 +1,12 @@
 //! Numbers and moments as producers write them, to whole milliseconds.
 //!
-//! Intermediate values are `i128` and saturate, so nothing here overflows. Fractions round away from zero: an item
-//! never leaves early. There is no clock here: "now" is the moment of receipt, given.
+//! Intermediate values are `i128` and saturate, so nothing here overflows. Fractions round away from zero: an
+//! item never leaves early. There is no clock here: "now" is the moment of receipt, given.
 
+use crate::config::terms::FIRST_PLAUSIBLE_MS;
 use jiff::civil::DateTime;
 use jiff::fmt::temporal::Pieces;
 use lapin::types::{AMQPValue, DecimalValue};
-
-/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms in
-/// 1973.
-pub(super) const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
 
 /// A value of a time field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +19,7 @@ pub(super) enum Given {
 
 /// What is wrong with a value of a time field; the text ends a sentence that begins with the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Fault {
+pub(super) enum TimeFault {
     #[error("is neither a number of milliseconds nor RFC 3339 text with an offset")]
     NotATime,
     #[error("must be a number of milliseconds, not a point in time")]
@@ -32,7 +29,7 @@ pub(super) enum Fault {
 }
 
 /// Reads a header value. `None`: void or empty text, which is absent.
-pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, Fault> {
+pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, TimeFault> {
     let number = |number: i64| Ok(Some(Given::Number(i128::from(number))));
     match value {
         AMQPValue::Void => Ok(None),
@@ -46,49 +43,54 @@ pub(super) fn of_header(value: &AMQPValue) -> Result<Option<Given>, Fault> {
         AMQPValue::Float(value) => of_float(f64::from(*value)).map(Some),
         AMQPValue::Double(value) => of_float(*value).map(Some),
         AMQPValue::DecimalValue(value) => Ok(Some(Given::Number(of_decimal(*value)))),
-        // In seconds, by the protocol. Clients write moments before 1970 as two's complement, which is past: now.
+        // In seconds, by the protocol. Clients write moments before 1970 as two's complement, which is past:
+        // now.
         AMQPValue::Timestamp(seconds) => Ok(Some(Given::Moment(i128::from(seconds.cast_signed()) * 1000))),
         AMQPValue::ShortString(text) => of_text(text.as_str().as_bytes()),
         AMQPValue::LongString(text) => of_text(text.as_bytes()),
         AMQPValue::ByteArray(text) => of_text(text.as_slice()),
-        AMQPValue::Boolean(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => Err(Fault::NotATime),
+        AMQPValue::Boolean(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => {
+            Err(TimeFault::NotATime)
+        }
     }
 }
 
 /// Reads text: a decimal number or RFC 3339. `None`: empty, which is absent.
-pub(super) fn of_text(text: &[u8]) -> Result<Option<Given>, Fault> {
+pub(super) fn of_text(text: &[u8]) -> Result<Option<Given>, TimeFault> {
     if text.is_empty() {
         return Ok(None);
     }
-    let text = std::str::from_utf8(text).map_err(|_| Fault::NotATime)?;
+    let text = std::str::from_utf8(text).map_err(|_| TimeFault::NotATime)?;
     of_digits(text)
         .map(Given::Number)
         .or_else(|| of_rfc3339(text).map(Given::Moment))
         .map(Some)
-        .ok_or(Fault::NotATime)
+        .ok_or(TimeFault::NotATime)
 }
 
 /// Reads a JSON number, which may have an exponent.
-pub(super) fn of_json_number(text: &str) -> Result<Given, Fault> {
+pub(super) fn of_json_number(text: &str) -> Result<Given, TimeFault> {
     match of_digits(text) {
         Some(number) => Ok(Given::Number(number)),
-        None => of_float(text.parse().map_err(|_| Fault::NotATime)?),
+        None => of_float(text.parse().map_err(|_| TimeFault::NotATime)?),
     }
 }
 
 /// A point in time, UTC ms, between 0 and `i64::MAX`.
-pub(super) fn moment(given: Given) -> Result<u64, Fault> {
+pub(super) fn moment(given: Given) -> Result<u64, TimeFault> {
     match given {
-        Given::Number(number) if (0..i128::from(FIRST_PLAUSIBLE_MS)).contains(&number) => Err(Fault::Seconds),
+        Given::Number(number) if (0..i128::from(FIRST_PLAUSIBLE_MS)).contains(&number) => {
+            Err(TimeFault::Seconds)
+        }
         Given::Number(ms) | Given::Moment(ms) => Ok(to_ms(ms)),
     }
 }
 
 /// A delay, ms, between 0 and `i64::MAX`.
-pub(super) fn delay(given: Given) -> Result<u64, Fault> {
+pub(super) fn delay(given: Given) -> Result<u64, TimeFault> {
     match given {
         Given::Number(number) => Ok(to_ms(number)),
-        Given::Moment(_) => Err(Fault::NotADelay),
+        Given::Moment(_) => Err(TimeFault::NotADelay),
     }
 }
 
@@ -96,9 +98,9 @@ fn to_ms(number: i128) -> u64 {
     u64::try_from(number.clamp(0, i128::from(i64::MAX))).unwrap_or(0)
 }
 
-fn of_float(number: f64) -> Result<Given, Fault> {
+fn of_float(number: f64) -> Result<Given, TimeFault> {
     if !number.is_finite() {
-        return Err(Fault::NotATime);
+        return Err(TimeFault::NotATime);
     }
     let rounded = if number < 0.0 { number.floor() } else { number.ceil() };
     // The conversion saturates.
@@ -135,8 +137,8 @@ fn of_digits(text: &str) -> Option<i128> {
     Some(if negative { -number } else { number })
 }
 
-/// UTC ms of `YYYY-MM-DDTHH:MM:SS[.fraction](Z|+HH:MM)`. The parser knows more forms, which are not taken: years
-/// of six digits, time zone names, no seconds.
+/// UTC ms of `YYYY-MM-DDTHH:MM:SS[.fraction](Z|+HH:MM)`. The parser knows more forms, which are not taken:
+/// years of six digits, time zone names, no seconds.
 fn of_rfc3339(text: &str) -> Option<i128> {
     const SHORTEST: usize = "2026-01-01T00:00:00Z".len();
     const LONGEST: usize = 64;
@@ -149,8 +151,8 @@ fn of_rfc3339(text: &str) -> Option<i128> {
     }
     let pieces = Pieces::parse(bytes).ok()?;
     let offset = i128::from(pieces.to_numeric_offset()?.seconds());
-    // By civil time, because the last day of the year 9999, a usual "never", lies beyond the last instant that the
-    // library has.
+    // By civil time, because the last day of the year 9999, a usual "never", lies beyond the last instant
+    // that the library has.
     let civil = DateTime::from_parts(pieces.date(), pieces.time()?);
     let since_epoch = civil.duration_since(DateTime::constant(1970, 1, 1, 0, 0, 0, 0)).as_nanos();
     let nanos = since_epoch - offset * 1_000_000_000;
@@ -170,7 +172,7 @@ mod tests {
         }
     }
 
-    fn text(text: &str) -> Result<Option<Given>, Fault> {
+    fn text(text: &str) -> Result<Option<Given>, TimeFault> {
         of_header(&AMQPValue::LongString(text.into()))
     }
 
@@ -214,7 +216,7 @@ mod tests {
             AMQPValue::FieldArray(Default::default()),
             AMQPValue::FieldTable(Default::default()),
         ] {
-            assert_eq!(of_header(&value), Err(Fault::NotATime), "{value:?}");
+            assert_eq!(of_header(&value), Err(TimeFault::NotATime), "{value:?}");
         }
         assert_eq!(of_header(&AMQPValue::Void), Ok(None));
         assert_eq!(
@@ -247,9 +249,9 @@ mod tests {
         for bad in
             ["-", "+", ".", "1.", ".5", "1e3", "0x10", " 1", "1 ", "1,5", "--1", "NaN", "inf", "٣", "1.5.2"]
         {
-            assert_eq!(text(bad), Err(Fault::NotATime), "{bad}");
+            assert_eq!(text(bad), Err(TimeFault::NotATime), "{bad}");
         }
-        assert_eq!(of_header(&AMQPValue::LongString(vec![0xff].into())), Err(Fault::NotATime));
+        assert_eq!(of_header(&AMQPValue::LongString(vec![0xff].into())), Err(TimeFault::NotATime));
     }
 
     #[test]
@@ -278,7 +280,7 @@ mod tests {
             "tomorrow at nine o'clock sharp",
             "ααααααααααααααα",
         ] {
-            assert_eq!(text(bad), Err(Fault::NotATime), "{bad}");
+            assert_eq!(text(bad), Err(TimeFault::NotATime), "{bad}");
         }
     }
 
@@ -289,21 +291,21 @@ mod tests {
         {
             assert_eq!(of_json_number(given), Ok(Given::Number(expected)), "{given}");
         }
-        assert_eq!(of_json_number("1e999"), Err(Fault::NotATime));
+        assert_eq!(of_json_number("1e999"), Err(TimeFault::NotATime));
     }
 
     #[test]
     fn moments_and_delays() {
         let limit = i128::from(FIRST_PLAUSIBLE_MS);
         assert_eq!(moment(Given::Number(limit)), Ok(FIRST_PLAUSIBLE_MS));
-        assert_eq!(moment(Given::Number(limit - 1)), Err(Fault::Seconds));
-        assert_eq!(moment(Given::Number(0)), Err(Fault::Seconds));
+        assert_eq!(moment(Given::Number(limit - 1)), Err(TimeFault::Seconds));
+        assert_eq!(moment(Given::Number(0)), Err(TimeFault::Seconds));
         assert_eq!(moment(Given::Number(-1)), Ok(0));
         assert_eq!(moment(Given::Moment(5)), Ok(5));
         assert_eq!(moment(Given::Number(i128::MAX)), Ok(i64::MAX as u64));
         assert_eq!(delay(Given::Number(-5)), Ok(0));
         assert_eq!(delay(Given::Number(1 << 32)), Ok(1 << 32));
-        assert_eq!(delay(Given::Moment(5)), Err(Fault::NotADelay));
+        assert_eq!(delay(Given::Moment(5)), Err(TimeFault::NotADelay));
     }
 
     proptest! {
@@ -313,7 +315,9 @@ mod tests {
         }
 
         #[test]
-        fn no_near_miss_panics(text in "[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9:.,+Zα-]{1,30}") {
+        fn no_near_miss_panics(
+            text in "[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9:.,+Zα-]{1,30}",
+        ) {
             let _ = of_text(text.as_bytes());
         }
 

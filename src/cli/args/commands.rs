@@ -13,9 +13,9 @@ fn place(text: &str) -> Result<String, &'static str> {
     cursor(text).map(|_| text.to_owned()).ok_or("it is no `next` of a list")
 }
 
-/// `cancel`.
+/// Arguments of `cancel`.
 #[derive(Args, Debug)]
-pub struct CancelArgs {
+pub(crate) struct CancelArgs {
     /// Application of the item
     #[arg(value_parser = name)]
     pub application: String,
@@ -27,9 +27,9 @@ pub struct CancelArgs {
     pub customer: Option<String>,
 }
 
-/// `lookup`.
+/// Arguments of `lookup`.
 #[derive(Args, Debug)]
-pub struct LookupArgs {
+pub(crate) struct LookupArgs {
     /// Application of the item
     #[arg(value_parser = name)]
     pub application: String,
@@ -38,9 +38,9 @@ pub struct LookupArgs {
     pub id: String,
 }
 
-/// `flush`.
+/// Arguments of `flush`.
 #[derive(Args, Debug)]
-pub struct FlushArgs {
+pub(crate) struct FlushArgs {
     /// Application of the window
     #[arg(value_parser = name)]
     pub application: String,
@@ -49,9 +49,9 @@ pub struct FlushArgs {
     pub customer: String,
 }
 
-/// `list`.
+/// Arguments of `list`.
 #[derive(Args, Debug)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// Of this application alone
     #[arg(long, value_name = "A", value_parser = name)]
     pub application: Option<String>,
@@ -64,7 +64,7 @@ pub struct ListArgs {
     /// Due at or after: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub from: Option<u64>,
-    /// Due before
+    /// Only items due before this time
     #[arg(long, value_name = "T", value_parser = moment)]
     pub to: Option<u64>,
     /// Most items shown
@@ -85,15 +85,15 @@ pub struct ListArgs {
 
 /// `pause`, `resume` and `parked retry`.
 #[derive(Args, Debug)]
-pub struct ApplicationArgs {
-    /// Application
+pub(crate) struct ApplicationArgs {
+    /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
 }
 
-/// `parked`.
+/// Subcommands of `parked`.
 #[derive(Debug, Subcommand)]
-pub enum ParkedCommand {
+pub(crate) enum ParkedCommand {
     /// Show the applications that cannot be delivered to, or the parked items of one
     List(ParkedListArgs),
     /// Try an application now, without waiting for its next try
@@ -102,9 +102,9 @@ pub enum ParkedCommand {
     Drop(DropArgs),
 }
 
-/// `parked list`.
+/// Arguments of `parked list`.
 #[derive(Args, Debug)]
-pub struct ParkedListArgs {
+pub(crate) struct ParkedListArgs {
     /// Its items; left out: all parked applications
     #[arg(value_parser = name)]
     pub application: Option<String>,
@@ -119,10 +119,10 @@ pub struct ParkedListArgs {
     pub limit: u64,
 }
 
-/// `parked drop`.
+/// Arguments of `parked drop`.
 #[derive(Args, Debug)]
-pub struct DropArgs {
-    /// Application
+pub(crate) struct DropArgs {
+    /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
     /// Do it; without this, only say how many items it would be
@@ -132,22 +132,26 @@ pub struct DropArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cli, Command};
+    use super::super::{Cli, CliCommand};
     use super::*;
     use clap::Parser;
 
-    fn parse(line: &str) -> Command {
+    fn parse(line: &str) -> CliCommand {
         Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{line}: {e}")).command
     }
 
     #[test]
     fn a_cancel_names_an_item_or_a_customer() {
-        let Command::Cancel(args) = parse("tidegate cancel mail 17") else { panic!("no cancel") };
+        let CliCommand::Cancel(args) = parse("tidegate cancel mail 17") else { panic!("no cancel") };
         assert_eq!((args.application.as_str(), args.id.as_deref()), ("mail", Some("17")));
         assert_eq!(args.customer, None);
-        let Command::Cancel(args) = parse("tidegate cancel mail --customer c") else { panic!("no cancel") };
+        let CliCommand::Cancel(args) = parse("tidegate cancel mail --customer c") else {
+            panic!("no cancel")
+        };
         assert_eq!((args.id, args.customer.as_deref()), (None, Some("c")));
-        let Command::Cancel(args) = parse("tidegate cancel mail -- --customer") else { panic!("no cancel") };
+        let CliCommand::Cancel(args) = parse("tidegate cancel mail -- --customer") else {
+            panic!("no cancel")
+        };
         assert_eq!(args.id.as_deref(), Some("--customer"));
     }
 
@@ -156,36 +160,41 @@ mod tests {
         let line =
             "tidegate list --application a --customer c --state in_flight --from 2027-01-15T09:00:00+01:00 \
                     --to 1800000001000 --limit 5000";
-        let Command::List(args) = parse(line) else { panic!("no list") };
+        let CliCommand::List(args) = parse(line) else { panic!("no list") };
         assert_eq!((args.application.as_deref(), args.customer.as_deref()), (Some("a"), Some("c")));
         assert_eq!(args.state, Some(Stage::InFlight));
         assert_eq!((args.from, args.to), (Some(1_800_000_000_000), Some(1_800_000_001_000)));
         assert_eq!((args.limit, args.count), (5_000, false));
-        let Command::List(args) = parse("tidegate list --cursor 1800000000000-7") else { panic!("no list") };
+        let CliCommand::List(args) = parse("tidegate list --cursor 1800000000000-7") else {
+            panic!("no list")
+        };
         assert_eq!(args.cursor.as_deref(), Some("1800000000000-7"));
-        let Command::List(args) = parse("tidegate list --count --application a") else { panic!("no list") };
+        let CliCommand::List(args) = parse("tidegate list --count --application a") else {
+            panic!("no list")
+        };
         assert_eq!((args.limit, args.count), (100, true));
     }
 
     #[test]
     fn parked_has_commands_of_its_own() {
-        let Command::Parked(ParkedCommand::List(args)) = parse("tidegate parked list") else {
+        let CliCommand::Parked(ParkedCommand::List(args)) = parse("tidegate parked list") else {
             panic!("no list")
         };
         assert_eq!((args.application, args.limit), (None, 100));
-        let Command::Parked(ParkedCommand::List(args)) = parse("tidegate parked list sms --limit 5") else {
+        let CliCommand::Parked(ParkedCommand::List(args)) = parse("tidegate parked list sms --limit 5")
+        else {
             panic!("no list")
         };
         assert_eq!((args.application.as_deref(), args.limit), (Some("sms"), 5));
-        let Command::Parked(ParkedCommand::Drop(args)) = parse("tidegate parked drop sms") else {
+        let CliCommand::Parked(ParkedCommand::Drop(args)) = parse("tidegate parked drop sms") else {
             panic!("no drop")
         };
         assert!(!args.yes);
         let line = "tidegate parked drop --yes sms";
-        assert!(matches!(parse(line), Command::Parked(ParkedCommand::Drop(DropArgs { yes: true, .. }))));
-        assert!(matches!(parse("tidegate parked retry sms"), Command::Parked(ParkedCommand::Retry(_))));
-        assert!(matches!(parse("tidegate pause sms"), Command::Pause(_)));
-        assert!(matches!(parse("tidegate resume sms"), Command::Resume(_)));
+        assert!(matches!(parse(line), CliCommand::Parked(ParkedCommand::Drop(DropArgs { yes: true, .. }))));
+        assert!(matches!(parse("tidegate parked retry sms"), CliCommand::Parked(ParkedCommand::Retry(_))));
+        assert!(matches!(parse("tidegate pause sms"), CliCommand::Pause(_)));
+        assert!(matches!(parse("tidegate resume sms"), CliCommand::Resume(_)));
     }
 
     #[test]

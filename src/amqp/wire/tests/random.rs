@@ -250,7 +250,12 @@ fn encoded(batch: &Batch) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn any_message_is_read(properties in properties(), body in bodies(), exchange in "[a-z]{0,2}", key in "\\PC{0,60}") {
+    fn any_message_is_read(
+        properties in properties(),
+        body in bodies(),
+        exchange in "[a-z]{0,2}",
+        key in "\\PC{0,60}",
+    ) {
         let came = body.clone();
         match from(&exchange, &key, properties, &body) {
             RequestBody::Items(items) => {
@@ -288,7 +293,8 @@ proptest! {
         if envelope {
             properties = properties.with_content_type("application/vnd.tidegate+json".into());
         }
-        let asker = properties.reply_to().as_ref().map(|queue| queue.to_string()).filter(|queue| !queue.is_empty());
+        let asker = properties.reply_to().as_ref().map(|queue| queue.to_string());
+        let asker = asker.filter(|queue| !queue.is_empty());
         let reply_to = match from(&exchange, &key, properties, &body) {
             RequestBody::Items(items) => return Err(TestCaseError::fail(format!("items: {items:?}"))),
             RequestBody::Rejected(rejected) => {
