@@ -33,10 +33,20 @@ struct Rule {
 
 const NEW_ENGINE: &str = "the engine of parts";
 
+/// Parts of the engine that have still to be cut, and the simulator.
+const LONG_FILES: &[&str] = &[
+    "src/engine/core.rs",
+    "src/engine/dispatch.rs",
+    "src/engine/mod.rs",
+    "src/engine/queue.rs",
+    "src/engine/scans.rs",
+    "src/engine/tests/",
+];
+
 const RULES: [Rule; 14] = [
     rule("modules import what the table allows", house::imports_as_allowed, Everywhere),
     rule("a file begins with its purpose", house::files_say_their_purpose, Everywhere),
-    rule("a file has 600 lines at most", house::files_are_short, Everywhere),
+    rule("a file has 600 lines at most", house::files_are_short, Except(LONG_FILES)),
     rule("a function has 90 lines at most", house::functions_are_short, Everywhere),
     rule("a line has 110 columns at most", house::lines_are_short, Except(&["src/engine/tests/"])),
     rule("a type's name is unique", house::type_names_are_unique, Except(&["src/engine/"])),

@@ -12,7 +12,6 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod daemon;
-#[expect(unreachable_pub, reason = "its private parts still say `pub`")]
 pub mod engine;
 pub mod logging;
 pub mod notify;

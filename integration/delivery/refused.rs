@@ -1,6 +1,5 @@
 //! Batches that the broker itself will not take: it closes the channel, and tidegate finds the culprit.
 
-use std::time::Duration;
 use tidegate_harness::{Node, Site};
 
 #[test]

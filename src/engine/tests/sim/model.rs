@@ -612,7 +612,3 @@ pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall
         rounded
     }
 }
-
-pub(super) fn shared(text: &str) -> Arc<str> {
-    text.into()
-}

@@ -1,0 +1,235 @@
+//! What is due: into the lines of queues, and from them into batches.
+
+use super::*;
+
+impl Stock {
+    /// Items whose time has come, at most `limit` of them. Whether these are all.
+    pub(in crate::engine) fn take_due(&mut self, limit: usize, now: Now) -> bool {
+        let mut places = Vec::new();
+        let early = if mutated(Mutant::Early) { 7 } else { 0 };
+        let all = self.schedule.take_due(now.wall + early, limit, &mut places);
+        let mut due: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
+        due.sort_unstable_by_key(|id| self.items[*id].key);
+        self.work += due.len() as u64;
+        for id in due {
+            match self.items[id].stage {
+                Stage::Scheduled => self.make_ready(id, now),
+                // Its window's end is a matter of the monotonic clock.
+                Stage::Windowed { pos, .. } => {
+                    self.items[id].stage = Stage::Windowed { pos, scheduled: false }
+                }
+                Stage::Ready | Stage::Flying(_) => {
+                    debug_assert!(false, "what is due twice was not taken out of the schedule");
+                }
+            }
+        }
+        all
+    }
+
+    /// When something in memory is due next, wall clock.
+    pub(in crate::engine) fn next_due(&self) -> Option<u64> {
+        self.schedule.next()
+    }
+
+    pub(super) fn is_crowded(&self, queue: QueueId) -> bool {
+        let ready = self.queues[queue].live().map_or(0, |live| live.ready_rows);
+        ready >= READY_ROWS
+    }
+
+    /// An item is due: it goes into its queue's line, or out of memory where older ones have gone before it.
+    pub(in crate::engine) fn make_ready(&mut self, id: ItemId, now: Now) {
+        self.items[id].stage = Stage::Ready;
+        let item = &self.items[id];
+        let queue = item.queue;
+        let leaves = item.place() >= self.queues[queue].memory_bound() || self.is_crowded(queue);
+        if leaves && item.is_stored() && !mutated(Mutant::FarOvertaken) {
+            self.evict(id, now);
+        } else {
+            self.push_ready(id);
+        }
+    }
+
+    /// Puts a due item into its queue's line.
+    pub(in crate::engine) fn push_ready(&mut self, id: ItemId) {
+        self.items[id].stage = Stage::Ready;
+        let (queue, customer, place) =
+            (self.items[id].queue, self.items[id].customer, self.items[id].place());
+        let entry = match customer {
+            None => Some(Entry::Single(id)),
+            Some(customer) => {
+                let last = self.customers[customer].ready.back().and_then(|last| self.items.get(*last));
+                let sorted = last.is_none_or(|last| last.place() <= place);
+                self.customers.push_ready(customer, id, sorted)
+            }
+        };
+        self.queues.live(queue).line.extend(entry);
+        self.count_ready(queue, 1);
+        self.queues.run(queue);
+    }
+
+    pub(super) fn count_ready(&mut self, queue: QueueId, change: i64) {
+        let live = self.queues.live(queue);
+        live.ready_rows = live.ready_rows.saturating_add_signed(change);
+        self.queues.ready_rows = self.queues.ready_rows.saturating_add_signed(change);
+        if change < 0 {
+            self.queues.look_at(queue);
+        }
+    }
+
+    /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
+    /// Nothing at or above the queue's bound: older ones have still to be loaded.
+    pub(in crate::engine) fn take_batch(&mut self, queue: QueueId, most: usize) -> Vec<ItemId> {
+        let bound = self.queues[queue].near_until();
+        loop {
+            let Some(entry) = self.queues.live(queue).line.pop_front() else { return Vec::new() };
+            let taken = match entry {
+                Entry::Single(id) => {
+                    let Some(item) = self.items.get(id).filter(|item| item.stage == Stage::Ready) else {
+                        continue;
+                    };
+                    if item.place() >= bound {
+                        Vec::new()
+                    } else {
+                        vec![id]
+                    }
+                }
+                Entry::Customer(customer) => {
+                    let Some(taken) = self.take_of_customer(customer, bound, most) else { continue };
+                    taken
+                }
+            };
+            if taken.is_empty() {
+                self.queues.live(queue).stalled.push(entry);
+                self.queues.look_at(queue);
+                continue;
+            }
+            self.count_ready(queue, -(taken.len() as i64));
+            self.work += taken.len() as u64;
+            return taken;
+        }
+    }
+
+    /// `None`: nothing of theirs is due any more.
+    pub(super) fn take_of_customer(
+        &mut self,
+        customer: CustomerId,
+        bound: Key,
+        most: usize,
+    ) -> Option<Vec<ItemId>> {
+        let items = &self.items;
+        let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage == Stage::Ready);
+        let owner = self.customers.get(customer)?;
+        let (queue, overhead) = (owner.queue, owner.overhead);
+        let settings = self.queues.settings_of(queue);
+        let (max_items, max_bytes) = match settings.format {
+            Format::Passthrough => (1, u64::MAX),
+            Format::Json | Format::Ndjson | Format::CloudEvents => {
+                (settings.max_items as usize, settings.max_bytes)
+            }
+        };
+        let owner = &mut self.customers[customer];
+        while owner.ready.front().is_some_and(|id| !is_ready(id)) {
+            owner.ready.pop_front();
+        }
+        if std::mem::take(&mut owner.unsorted) && !mutated(Mutant::OrderForgotten) {
+            owner.ready.retain(is_ready);
+            owner.ready.make_contiguous().sort_unstable_by_key(|id| items[*id].place());
+        }
+        let mut bytes = overhead.batch;
+        let (mut taken, mut passed) = (Vec::new(), 0);
+        for id in owner.ready.iter().copied() {
+            if !is_ready(&id) {
+                passed += 1;
+                continue;
+            }
+            let item = &items[id];
+            bytes += u64::from(item.weight) + overhead.item;
+            let full = taken.len() >= max_items.min(most).max(1) || (!taken.is_empty() && bytes > max_bytes);
+            let full = full && !mutated(Mutant::BatchUnbounded);
+            if item.place() >= bound || full {
+                break;
+            }
+            taken.push(id);
+        }
+        let gone = taken.len() + if taken.is_empty() { 0 } else { passed };
+        owner.ready.drain(..gone);
+        if owner.ready.is_empty() {
+            owner.in_line = false;
+            if owner.ready.capacity() > 64 {
+                owner.ready = VecDeque::new();
+            }
+            if taken.is_empty() {
+                self.customers.release(customer, &mut self.queues);
+                return None;
+            }
+        } else if !taken.is_empty() {
+            self.queues.live(queue).line.push_back(Entry::Customer(customer));
+        }
+        Some(taken)
+    }
+
+    /// More of the queue has been loaded: what waited for that stands in line again, before the others.
+    pub(in crate::engine) fn unstall(&mut self, queue: QueueId) {
+        let live = self.queues.live(queue);
+        for entry in std::mem::take(&mut live.stalled).into_iter().rev() {
+            live.line.push_front(entry);
+        }
+        self.queues.run(queue);
+    }
+
+    /// The clock went back while it was due: it waits for its time anew.
+    pub(in crate::engine) fn postpone(&mut self, id: ItemId) {
+        let key = self.items[id].key;
+        self.items[id].stage = Stage::Scheduled;
+        self.schedule.insert(items::place_of(id), key);
+    }
+
+    /// A dead letter waits until then, wall clock, and others go before it.
+    pub(in crate::engine) fn defer_letter(&mut self, id: ItemId, until: u64) {
+        let from = self.place_in_store(&self.items[id]);
+        let Some(mut item) = self.remove(id) else { return };
+        let (queue, old) = (item.queue, item.key);
+        let accepted = item.accepted_due();
+        item.extra_mut().accepted_due = Some(accepted);
+        (item.key.due, item.due) = (until, until);
+        item.stage = Stage::Scheduled;
+        if item.is_stored() {
+            item.residence = Residence::Stored(self.journal.next_token());
+            item.amended = false;
+            let (to, none) = (self.place_in_store(&item), IndexRows::default());
+            let standing = Box::new(standing(&item));
+            self.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
+            self.queues.remove_stored(queue, old, true);
+            self.queues.add_resident(queue, item.key);
+            self.reads.note_gone(old.seq);
+        }
+        let key = item.key;
+        let id = self.insert(item);
+        self.schedule.insert(items::place_of(id), key);
+    }
+
+    /// Items that may be confirmed before they are written, as far as they are still there.
+    pub(in crate::engine) fn deferred(&self) -> impl Iterator<Item = ItemId> + '_ {
+        self.deferred.iter().map(|(_, id)| *id)
+    }
+
+    /// An attempt has failed: what is known of the item now goes to the store when it leaves memory.
+    pub(in crate::engine) fn amend(&mut self, id: ItemId, change: impl FnOnce(&mut Item)) {
+        let item = &mut self.items[id];
+        item.amended = true;
+        change(item);
+    }
+
+    /// An item is under way, or is not any more: what is may not be dropped.
+    pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
+        let (queue, key) = (self.items[id].queue, self.items[id].key);
+        self.items[id].stage = flight.map_or(Stage::Ready, Stage::Flying);
+        let live = self.queues.live(queue);
+        if live.settings.drops_oldest() {
+            match flight {
+                Some(_) => live.droppable.remove(&(key, id)),
+                None => live.droppable.insert((key, id)),
+            };
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Members of windows: how they join, and what their window's end makes of them.
+
+use super::*;
+
+impl Stock {
+    /// An item that would take its customer's window over its bytes closes it first.
+    pub(super) fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
+        if Windows::would_overflow(&self.customers, &self.queues, id, weight) {
+            self.close_window(id, ClosedBy::Bytes, now);
+        }
+    }
+
+    /// Counts a new item into its customer's window, opening one if need be; the planned end, which is the
+    /// due in its key.
+    pub(super) fn join_window(
+        &mut self,
+        id: CustomerId,
+        member: Member,
+        inherited: Option<u64>,
+        now: Now,
+    ) -> u64 {
+        if self.customers[id].window.is_none() {
+            let settings = self.queues.settings_of(self.customers[id].queue);
+            let length = match inherited {
+                // Bounded, should the clock have gone back between the two.
+                Some(end) => end.saturating_sub(now.wall).min(settings.window),
+                None => windows::length(settings, now),
+            };
+            let plan = Plan { length, end: now.wall + length, long: length > HORIZON_MS };
+            self.windows.open(&mut self.customers, &mut self.queues, id, plan, member.seq, now);
+        }
+        self.windows.join(&mut self.customers, &self.queues, id, member, now)
+    }
+
+    /// A stored item has come back whose window had not ended: into that window, which may have to be opened
+    /// anew with at most its old time left, and at most `window`. False: another window is open.
+    pub(super) fn rejoin_window(&mut self, id: ItemId, customer: CustomerId, now: Now) -> bool {
+        let item = &self.items[id];
+        let member = Member { weight: item.weight, expiry: item.expiry, seq: item.key.seq };
+        let end = item.key.due;
+        if self.customers[customer].window.is_none() {
+            let longest = self.queues.settings_of(self.customers[customer].queue).window;
+            let length = end.saturating_sub(now.wall).min(longest);
+            let plan = Plan { length, end, long: false };
+            self.windows.open(&mut self.customers, &mut self.queues, customer, plan, member.seq, now);
+        }
+        if self.customers[customer].window.as_ref().is_none_or(|window| window.end() != end) {
+            return false;
+        }
+        self.windows.rejoin(&mut self.customers, &self.queues, customer, member, now);
+        true
+    }
+
+    /// A member of an open window that stays in memory.
+    pub(super) fn add_member(&mut self, id: ItemId, now: Now) {
+        let (key, customer) = (self.items[id].key, self.items[id].customer);
+        let scheduled = key.due > now.wall;
+        if scheduled {
+            self.schedule.insert(items::place_of(id), key);
+        }
+        let window = customer.and_then(|customer| self.customers[customer].window.as_mut());
+        let Some(window) = window else {
+            debug_assert!(false, "a member has an open window");
+            return;
+        };
+        self.items[id].stage = Stage::Windowed { pos: window.members.len() as u32, scheduled };
+        window.members.push(id);
+    }
+
+    /// Closes the gap in a window's list.
+    pub(super) fn forget_member(&mut self, customer: CustomerId, pos: u32) {
+        let Some(window) = self.customers[customer].window.as_mut() else { return };
+        window.members.swap_remove(pos as usize);
+        if let Some(moved) = window.members.get(pos as usize).copied() {
+            if let Stage::Windowed { pos: place, .. } = &mut self.items[moved].stage {
+                *place = pos;
+            }
+        }
+    }
+
+    /// Ends a customer's window: its members are due, for good.
+    pub(in crate::engine) fn close_window(&mut self, id: CustomerId, cause: ClosedBy, now: Now) {
+        self.customers.pin(id);
+        let ops = self.journal.ops();
+        if let Some(window) = self.windows.end(&mut self.customers, &mut self.queues, id, ops) {
+            self.counters.windows_closed[cause as usize] += 1;
+            self.release_members(id, window, cause, now);
+        }
+        self.customers.unpin(id, &mut self.queues);
+    }
+
+    pub(super) fn release_members(
+        &mut self,
+        id: CustomerId,
+        mut window: windows::Window,
+        cause: ClosedBy,
+        now: Now,
+    ) {
+        let due = window.due_at_close(cause, now);
+        let early = due < window.end() && self.journal.is_durable();
+        let items = &self.items;
+        window.members.sort_unstable_by_key(|member| items[*member].key.seq);
+        let through_seq = self.journal.next_number().saturating_sub(1);
+        let queue = self.customers[id].queue;
+        if early && window.far() > 0 {
+            self.rekey_far_members(id, &window, due, cause, through_seq);
+        }
+        let closing =
+            (early && !window.members.is_empty() && !mutated(Mutant::ClosingForgotten)).then(|| {
+                let row = ClosingRow {
+                    application: Arc::clone(self.queues[queue].name()),
+                    customer: Arc::clone(&self.customers[id].name),
+                    end: window.end(),
+                    through_seq,
+                    due,
+                    cause,
+                };
+                let members = window.members.len() as u32;
+                let ops = self.journal.ops();
+                self.windows.begin_closing(row, members, ops)
+            });
+        self.work += window.members.len() as u64;
+        for member in window.members {
+            let item = &mut self.items[member];
+            if let Stage::Windowed { scheduled: true, .. } = item.stage {
+                self.schedule.remove(items::place_of(member), item.key);
+            }
+            item.due = due;
+            item.closed_by = cause;
+            item.closing = closing;
+            self.make_ready(member, now);
+        }
+    }
+
+    pub(super) fn rekey_far_members(
+        &mut self,
+        id: CustomerId,
+        window: &windows::Window,
+        due: u64,
+        cause: ClosedBy,
+        through_seq: u64,
+    ) {
+        let queue = self.customers[id].queue;
+        let name = Arc::clone(self.queues[queue].name());
+        // Members of an earlier window with the same planned end may still be in memory under that key.
+        let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key);
+        let mut except: Vec<u64> = keys.filter(|key| key.due == window.end()).map(|key| key.seq).collect();
+        except.sort_unstable();
+        let members =
+            RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
+        self.reads.note_rekey(&name, window.end(), &members);
+        if !mutated(Mutant::RekeyForgotten) {
+            let (end, members) = (window.end(), vec![members]);
+            self.journal.push(Op::Rekey { queue: name, end, members, indexed: true });
+        }
+        // Members of former lives may be among them.
+        let to = Key { due, seq: 0 };
+        self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
+        self.queues.rekeyed(queue, to);
+    }
+
+    /// Tells of queues whose items got other keys in the store since the last call, and from which key on.
+    pub(in crate::engine) fn tell_rekeys(&mut self, mut tell: impl FnMut(&str, Key)) {
+        for (queue, to) in std::mem::take(&mut self.rekeys) {
+            tell(&queue, to);
+        }
+    }
+}

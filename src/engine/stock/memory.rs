@@ -1,0 +1,420 @@
+//! Between memory and store: what comes into memory, what leaves it, and what it costs there.
+
+use super::*;
+
+impl Stock {
+    /// Takes a stored item into memory, unless it is there or has ended meanwhile. Its handle, where it came.
+    pub(in crate::engine) fn restore(&mut self, stored: Stored, now: Now) -> Option<ItemId> {
+        let seq = stored.key.seq;
+        if self.items.by_seq(seq).is_some() || !self.reads.is_current(seq) {
+            return None;
+        }
+        let queue = self.queues.id(stored.queue());
+        let windowed = stored.is_windowed();
+        let customer = stored.customer.as_deref().filter(|_| stored.dead.is_none());
+        let customer = customer.map(|name| self.customers.id(&mut self.queues, queue, name));
+        let is_dead = stored.dead.is_some();
+        let extra =
+            (is_dead || stored.last_error.is_some() || stored.accepted_due != stored.key.due).then(|| {
+                Box::new(Extra {
+                    accepted_due: (stored.accepted_due != stored.key.due).then_some(stored.accepted_due),
+                    last_error: stored.last_error,
+                    dead: stored.dead,
+                    meant_for: is_dead.then(|| (stored.application, stored.customer)),
+                    former_identity: None,
+                })
+            });
+        let key = stored.key;
+        let item = Item {
+            key,
+            due: key.due,
+            received: stored.received,
+            expiry: stored.expiry.unwrap_or(u64::MAX),
+            identity: stored.given.filter(|_| !is_dead).unwrap_or(Identity::assigned(seq)),
+            fingerprint: stored.fingerprint,
+            queue,
+            customer,
+            closing: None,
+            weight: stored.weight,
+            attempts: stored.attempts,
+            stage: Stage::Ready,
+            residence: Residence::Stored(0),
+            closed_by: stored.closed_by,
+            own_time: stored.own_time,
+            // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
+            indexed: customer.is_some(),
+            outcome_unknown: stored.outcome_unknown,
+            amended: false,
+            content: stored.content,
+            extra,
+            siblings: items::Siblings::default(),
+        };
+        self.queues.add_restored(queue, key);
+        let id = self.insert(item);
+        let later = key.due > now.wall && !is_dead;
+        match customer.filter(|_| windowed && later) {
+            Some(customer) if self.rejoin_window(id, customer, now) => self.add_member(id, now),
+            Some(_) | None if later => {
+                self.items[id].stage = Stage::Scheduled;
+                self.schedule.insert(items::place_of(id), key);
+            }
+            Some(_) | None => self.push_ready(id),
+        }
+        Some(id)
+    }
+
+    /// An item leaves memory, and waits in the store alone. It is on no list but that of its open window.
+    /// Where its window closed early, the moment of closing becomes its key.
+    pub(super) fn evict(&mut self, id: ItemId, now: Now) {
+        if self.items[id].is_orphaned() {
+            return self.give_back(id);
+        }
+        let item = &self.items[id];
+        let (queue, customer, old) = (item.queue, item.customer, item.key);
+        let (from, removed) = (self.place_in_store(item), self.index_rows(item));
+        let customer_row = self.customer_row(item);
+        customer.into_iter().for_each(|customer| self.customers.pin(customer));
+        if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, item.stage) {
+            self.forget_member(customer, pos);
+            self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
+        }
+        let Some(mut item) = self.remove(id) else { return };
+        self.watch.changed(item.identity);
+        if item.due != item.key.due {
+            let accepted = item.accepted_due();
+            item.key.due = item.due;
+            item.extra_mut().accepted_due = Some(accepted);
+        }
+        if item.is_stored() {
+            let written = IndexRows { identity: item.identity_row(), customer: customer_row };
+            self.rewrite(&item, from, removed, written);
+            self.queues.evicted(queue, old, item.key);
+        } else {
+            item.indexed = customer_row.is_some();
+            self.write(&mut item);
+            self.queues.remove_pending(queue);
+            self.queues.add_far(queue, item.key);
+        }
+        customer.into_iter().for_each(|customer| self.customers.unpin(customer, &mut self.queues));
+    }
+
+    /// What the row of an item that leaves memory lacks: another key, its standing, or its row under the
+    /// customer.
+    pub(super) fn rewrite(&mut self, item: &Item, from: Place, removed: IndexRows, written: IndexRows) {
+        let moved = from.key != item.key;
+        if moved || item.amended {
+            let to = self.place_in_store(item);
+            let standing = Box::new(standing(item));
+            let (removed, written) =
+                if moved { (removed, written.clone()) } else { (IndexRows::default(), IndexRows::default()) };
+            self.journal.push(Op::Move { from, to, removed, written, standing });
+            self.reads.note_gone(item.key.seq);
+        }
+        if !moved && !item.indexed && written.customer.is_some() && !mutated(Mutant::IndexForgotten) {
+            let rows = IndexRows { identity: None, ..written };
+            self.journal.push_lazy(Op::Index { key: item.key, rows });
+        }
+    }
+
+    /// Items due last, all after this moment, leave memory.
+    pub(in crate::engine) fn evict_furthest(&mut self, count: usize, after: u64, now: Now) -> usize {
+        if !self.journal.is_durable() {
+            return 0;
+        }
+        let items = &self.items;
+        let key_of = |place: u32| items.at(place).map_or(Key::default(), |id| items[id].key);
+        let places = self.schedule.take_furthest(count.min(EVICT_ROWS), after, key_of);
+        let ids: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
+        for id in &ids {
+            if let Stage::Windowed { pos, .. } = self.items[*id].stage {
+                self.items[*id].stage = Stage::Windowed { pos, scheduled: false };
+            }
+            self.evict(*id, now);
+        }
+        ids.len()
+    }
+
+    /// Makes room in memory for an item with this key: what is due later leaves it. False: all that is there
+    /// is due sooner.
+    pub(super) fn make_room(&mut self, key: Key, now: Now) -> bool {
+        if self.free_rows() == 0 {
+            self.evict_furthest(self.budget.rows / 16 + 1, key.due, now);
+        }
+        self.free_rows() > 0
+    }
+
+    /// Queues that are held back: what is due leaves memory, a chunk a turn. Whether more is to do.
+    pub(in crate::engine) fn evict_held_back(&mut self, now: Now) -> bool {
+        let mut left = EVICT_ROWS;
+        while left > 0 {
+            let Some(queue) = self.evicting.front().copied() else { break };
+            if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())
+                || !self.evict_some(queue, &mut left, now)
+            {
+                self.evicting.pop_front();
+                if self.queues.get(queue).is_some() {
+                    self.queues.live(queue).evicting = false;
+                    self.queues.look_at(queue);
+                    self.queues.run(queue);
+                }
+            }
+        }
+        !self.evicting.is_empty()
+    }
+
+    /// Whether anything of the queue's line is left.
+    pub(super) fn evict_some(&mut self, queue: QueueId, left: &mut usize, now: Now) -> bool {
+        while *left > 0 {
+            let live = self.queues.live(queue);
+            let Some(entry) = live.stalled.pop().or_else(|| live.line.pop_back()) else { return false };
+            let ids: Vec<ItemId> = match entry {
+                Entry::Single(id) => vec![id],
+                Entry::Customer(customer) => {
+                    let Some(owner) = self.customers.get(customer) else { continue };
+                    let keep = owner.ready.len().saturating_sub(*left);
+                    let owner = &mut self.customers[customer];
+                    let ids = owner.ready.split_off(keep).into();
+                    if owner.ready.is_empty() {
+                        owner.in_line = false;
+                        owner.ready = VecDeque::new();
+                    } else {
+                        self.queues.live(queue).line.push_back(entry);
+                    }
+                    ids
+                }
+            };
+            *left = left.saturating_sub(ids.len().max(1));
+            for id in ids {
+                if self.items.get(id).is_some_and(|item| item.stage == Stage::Ready) {
+                    self.count_ready(queue, -1);
+                    self.evict(id, now);
+                }
+            }
+            if let Entry::Customer(customer) = entry {
+                self.customers.release(customer, &mut self.queues);
+            }
+        }
+        true
+    }
+
+    /// The queue is held back: its due items are to leave memory, where they can.
+    pub(in crate::engine) fn begin_evicting(&mut self, queue: QueueId, now: Now) {
+        self.queues[queue].begin_hold(now.wall);
+        if !self.journal.is_durable() || mutated(Mutant::ParkedStaysInMemory) {
+            return;
+        }
+        let live = self.queues.live(queue);
+        if !live.evicting && !(live.line.is_empty() && live.stalled.is_empty()) {
+            live.evicting = true;
+            self.evicting.push_back(queue);
+        }
+        self.queues.look_at(queue);
+    }
+
+    pub(super) fn insert(&mut self, item: Item) -> ItemId {
+        self.work += 1;
+        let (queue, key, customer) = (item.queue, item.key, item.customer);
+        let id = self.items.insert(item);
+        customer.into_iter().for_each(|customer| self.customers.add_row(customer, id, &mut self.items));
+        if self.queues.live(queue).settings.drops_oldest() {
+            self.queues.live(queue).droppable.insert((key, id));
+        }
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
+        self.work += 1;
+        if let Some(customer) = self.items.get(id)?.customer {
+            self.customers.remove_row(customer, id, &mut self.items, &mut self.queues);
+        }
+        let item = self.items.remove(id)?;
+        self.queues.live(item.queue).droppable.remove(&(item.key, id));
+        if let Some(closing) = item.closing {
+            let ops = self.journal.ops();
+            self.windows.leave_closing(closing, ops);
+        }
+        Some(item)
+    }
+
+    /// Takes an item off its list, whatever that is; what is in flight stays there.
+    pub(in crate::engine) fn unlist(&mut self, id: ItemId) {
+        let item = &self.items[id];
+        let (key, queue, customer, weight) = (item.key, item.queue, item.customer, item.weight);
+        match item.stage {
+            Stage::Scheduled => self.schedule.remove(items::place_of(id), key),
+            Stage::Windowed { pos, scheduled } => {
+                if scheduled {
+                    self.schedule.remove(items::place_of(id), key);
+                }
+                if let Some(customer) = customer {
+                    self.forget_member(customer, pos);
+                    let ops = self.journal.ops();
+                    self.windows.leave(&mut self.customers, &mut self.queues, customer, weight, false, ops);
+                }
+            }
+            // Its entry is passed over when it is met.
+            Stage::Ready => self.count_ready(queue, -1),
+            Stage::Flying(_) => return,
+        }
+        self.items[id].stage = Stage::Flying(0);
+    }
+
+    pub(in crate::engine) fn configure(&mut self, budget: Budget, now: Now) {
+        self.budget = budget;
+        for id in self.customers.configure(&self.queues) {
+            if self.customers[id].window.is_some() {
+                // A shorter quiet time holds for the open windows too.
+                self.windows.plan_check(&mut self.customers, &self.queues, id, now);
+            }
+        }
+        for id in self.items.ids().collect::<Vec<_>>() {
+            let (queue, key) = (self.items[id].queue, self.items[id].key);
+            let flying = matches!(self.items[id].stage, Stage::Flying(_));
+            let live = self.queues.live(queue);
+            if live.settings.drops_oldest() && !flying {
+                live.droppable.insert((key, id));
+            }
+        }
+    }
+
+    /// The wall clock went back: everything waits for its time anew.
+    pub(in crate::engine) fn rebase(&mut self, now: Now) {
+        let items = &self.items;
+        self.schedule.rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].key));
+    }
+
+    /// Rows that find room in memory, beside those that are on their way from the store.
+    pub(in crate::engine) fn free_rows(&self) -> usize {
+        self.budget.rows.saturating_sub(self.items.len() + self.reserved.0)
+    }
+
+    /// Rows beyond the bound of memory, those under way apart.
+    pub(in crate::engine) fn rows_beyond(&self) -> usize {
+        let flying = usize::try_from(self.queues.flying_rows).unwrap_or(usize::MAX);
+        (self.items.len() + self.reserved.0).saturating_sub(self.budget.rows.saturating_add(flying))
+    }
+
+    /// Bytes of payloads that find room, likewise.
+    pub(in crate::engine) fn free_bytes(&self) -> u64 {
+        self.budget.contents.saturating_sub(self.items.content_bytes() + self.reserved.1)
+    }
+
+    /// A read takes its place in memory.
+    pub(in crate::engine) fn reserve(&mut self, rows: usize, bytes: u64) {
+        self.reserved = (self.reserved.0 + rows, self.reserved.1 + bytes);
+    }
+
+    /// What it has brought counts itself.
+    pub(in crate::engine) fn fulfil(&mut self, rows: usize, bytes: u64) {
+        self.reserved = (self.reserved.0 - rows, self.reserved.1 - bytes);
+    }
+
+    /// Decides whether the payload of an item that is being written stays in memory afterwards.
+    pub(super) fn keep_content(&mut self, id: ItemId, now: Now) {
+        let item = &self.items[id];
+        let Residence::Stored(token) = item.residence else { return };
+        let soon = item.key.due <= now.wall + KEEP_MS;
+        if !soon || self.items.content_bytes() >= self.budget.contents / 4 * 3 {
+            self.journal.fresh(token, id);
+        }
+    }
+
+    /// A commit became durable: what waited for it is safe, and payloads may go.
+    pub(in crate::engine) fn committed(&mut self, token: u64) {
+        for id in self.journal.committed(token) {
+            let idle = self.items.get(id).is_some_and(|item| !matches!(item.stage, Stage::Flying(_)));
+            if idle {
+                self.drop_content(id);
+            }
+        }
+    }
+
+    /// Lets a payload go that can be read again.
+    pub(super) fn drop_content(&mut self, id: ItemId) {
+        if mutated(Mutant::ContentsStay) {
+            return;
+        }
+        if matches!(self.items[id].residence, Residence::Stored(token) if self.journal.is_committed(token)) {
+            self.items.take_content(id);
+        }
+    }
+
+    /// The payload for a publish; one that can be read again does not stay.
+    pub(in crate::engine) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
+        let gone =
+            matches!(self.items[id].residence, Residence::Stored(token) if self.journal.is_committed(token));
+        if gone {
+            self.items.take_content(id)
+        } else {
+            self.items[id].content.clone()
+        }
+    }
+
+    /// Items whose confirm did not come in time are written now.
+    pub(in crate::engine) fn store_deferred(&mut self, now: Now) {
+        while let Some((at, id)) = self.deferred.front().copied() {
+            let pending =
+                self.items.get(id).is_some_and(|item| matches!(item.residence, Residence::Pending(_)));
+            if pending && at > now.mono {
+                break;
+            }
+            self.deferred.pop_front();
+            if pending {
+                self.store_pending(id, now);
+            }
+        }
+    }
+
+    /// Writes an item that is in memory alone, where it stays.
+    pub(super) fn store_pending(&mut self, id: ItemId, now: Now) {
+        if !self.journal.is_durable() {
+            return;
+        }
+        let (queue, key) = (self.items[id].queue, self.items[id].key);
+        let stored = self.stored_from(&self.items[id]);
+        let token = self.journal.put(stored, false);
+        if let Residence::Pending(tag) = self.items[id].residence {
+            self.journal.safe_with(token, tag);
+        }
+        self.items[id].residence = Residence::Stored(token);
+        self.items[id].amended = false;
+        self.queues.add_resident(queue, key);
+        self.queues.remove_pending(queue);
+        self.keep_content(id, now);
+    }
+
+    pub(in crate::engine) fn deferred_until(&self) -> Option<u64> {
+        self.deferred.front().map(|(at, _)| *at)
+    }
+
+    /// The broker delivers again what was not acked: what it alone keeps is orphaned. The cost is that of all
+    /// items; it happens with a connection.
+    pub(in crate::engine) fn orphan_pending(&mut self) -> Vec<ItemId> {
+        let pending: Vec<ItemId> = self.items.ids().filter(|id| !self.items[*id].is_stored()).collect();
+        for id in &pending {
+            self.items[*id].residence = Residence::Orphaned;
+        }
+        pending
+    }
+
+    /// Panics where an invariant is broken.
+    #[cfg(test)]
+    pub(in crate::engine) fn check(&self) {
+        let mut resident: std::collections::BTreeMap<QueueId, (u64, u64)> = std::collections::BTreeMap::new();
+        for id in self.items.ids() {
+            let item = &self.items[id];
+            let counts = resident.entry(item.queue).or_default();
+            if item.is_stored() {
+                counts.0 += 1;
+            } else {
+                counts.1 += 1;
+            }
+        }
+        for queue in self.queues.ids() {
+            let (stored, pending) = resident.get(&queue).copied().unwrap_or_default();
+            let known = &self.queues[queue];
+            assert_eq!(known.resident(), stored, "resident items of queue {}", known.name());
+            assert_eq!(known.total() - known.stored(), pending, "pending items of queue {}", known.name());
+        }
+    }
+}

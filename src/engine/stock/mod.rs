@@ -1,0 +1,475 @@
+//! Everything that has not ended, wherever it lies: one way in, one across, one out, and the ways between
+//! memory and store.
+//!
+//! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]. Out: [`Stock::finish`] and
+//! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`Stock::evict`]. Each keeps all that
+//! belongs together: the item, the counts of its queue, its customer, its window, its index rows, and what
+//! reads and questions under way must not believe any more. Nothing else adds or removes an item.
+
+mod due;
+mod members;
+mod memory;
+
+use super::customers::{CustomerId, Customers};
+use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Standing, Stored};
+use super::items::{self, Extra, Item, ItemId, Items, Residence, Stage};
+use super::journal::Journal;
+use super::mutant::{mutated, Mutant};
+use super::queue::{Entry, QueueId, Queues};
+use super::reads::{Reads, Watch};
+use super::schedule::Schedule;
+use super::snapshot::Counters;
+use super::types::{Budget, ClosedBy, Content, Dead, Delivery, Format, Identity, Key, NewItem, Now};
+use super::windows::{self, Member, Plan, Windows};
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+/// How far ahead items are kept in memory, ms. Less where memory is short.
+pub(super) const HORIZON_MS: u64 = 20_000;
+
+/// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time,
+/// ms.
+const DEFER_MS: u64 = 20;
+
+/// Payloads due within this time stay in memory as long as there is room for them, ms.
+const KEEP_MS: u64 = 30_000;
+
+/// Due items of one queue in memory. Beyond, they wait in the store: a slow queue does not fill memory.
+const READY_ROWS: u64 = 16_384;
+
+/// Items evicted in one go.
+const EVICT_ROWS: usize = 1_000;
+
+/// Where an item came from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) delivery: Delivery,
+    /// When it arrived, UTC ms.
+    pub(super) received: u64,
+    pub(super) redelivered: bool,
+}
+
+/// What decides when a new item is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timing {
+    /// It named this time, or the past: UTC ms.
+    Own(u64),
+    /// With its customer's window.
+    Windowed,
+    /// Due at once.
+    Immediate,
+}
+
+/// How a new item is taken in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Admission {
+    pub(super) origin: Origin,
+    pub(super) timing: Timing,
+    /// Planned end of the window that it takes over from the item in whose place it comes, wall clock.
+    pub(super) inherited: Option<u64>,
+    /// It may be confirmed before it is written: its queue has nothing before it, and the way out is free.
+    pub(super) may_defer: bool,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Stock {
+    pub(super) items: Items,
+    pub(super) queues: Queues,
+    pub(super) customers: Customers,
+    pub(super) windows: Windows,
+    pub(super) journal: Journal,
+    pub(super) reads: Reads,
+    pub(super) watch: Watch,
+    pub(super) counters: Counters,
+    /// What waits for its own time, and members of windows, by key; wall clock.
+    schedule: Schedule,
+    /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.
+    deferred: VecDeque<(u64, ItemId)>,
+    /// Queues that are held back and have due rows in memory.
+    evicting: VecDeque<QueueId>,
+    budget: Budget,
+    /// Rows and payload bytes that reads under way may bring.
+    reserved: (usize, u64),
+    /// Queues whose items got other keys in the store in this turn, and the first of these keys.
+    rekeys: Vec<(Arc<str>, Key)>,
+    /// Rows touched, for tests that count work.
+    work: u64,
+}
+
+impl Stock {
+    pub(super) fn new(queues: Queues, journal: Journal, budget: Budget, now: Now) -> Self {
+        Stock {
+            items: Items::new(),
+            queues,
+            customers: Customers::new(),
+            windows: Windows::new(now),
+            journal,
+            reads: Reads::new(),
+            watch: Watch::new(),
+            counters: Counters::default(),
+            schedule: Schedule::new(now.wall),
+            deferred: VecDeque::new(),
+            evicting: VecDeque::new(),
+            budget,
+            reserved: (0, 0),
+            rekeys: Vec::new(),
+            work: 0,
+        }
+    }
+
+    // ---- in -----------------------------------------------------------------------------------------------
+
+    /// Takes a new item in; its arrival number.
+    pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
+        let queue = self.queues.id(&new.application);
+        let customer = new.customer.as_deref().map(|name| self.customers.id(&mut self.queues, queue, name));
+        customer.into_iter().for_each(|id| self.customers.pin(id));
+        let expiry = new.expiry.unwrap_or(u64::MAX);
+        let windowed = customer.filter(|_| admission.timing == Timing::Windowed);
+        // Before it has a number: a window that closes takes in all numbers so far.
+        windowed.into_iter().for_each(|id| self.close_overflowing(id, new.weight, now));
+        let seq = self.journal.number();
+        let due = match (admission.timing, windowed) {
+            (Timing::Own(due), _) => due,
+            (Timing::Windowed, Some(id)) => {
+                let member = Member { weight: new.weight, expiry, seq };
+                self.join_window(id, member, admission.inherited, now)
+            }
+            (Timing::Immediate | Timing::Windowed, _) => now.wall,
+        };
+        let item = Item {
+            key: Key { due, seq },
+            due,
+            received: admission.origin.received,
+            expiry,
+            identity: new.identity.unwrap_or(Identity::assigned(seq)),
+            fingerprint: if new.identity.is_some() { new.fingerprint } else { 0 },
+            queue,
+            customer,
+            closing: None,
+            weight: new.weight,
+            attempts: 0,
+            stage: Stage::Ready,
+            residence: NonZeroU64::new(admission.origin.delivery.tag)
+                .map_or(Residence::Orphaned, Residence::Pending),
+            closed_by: ClosedBy::Time,
+            own_time: matches!(admission.timing, Timing::Own(_)),
+            indexed: false,
+            outcome_unknown: false,
+            amended: false,
+            content: Some(new.content),
+            extra: None,
+            siblings: items::Siblings::default(),
+        };
+        self.counters.accepted += 1;
+        self.place(item, windowed.is_some(), admission.may_defer, now);
+        if let Some(id) = windowed {
+            if let Some(cause) = Windows::is_full(&self.customers, &self.queues, id) {
+                self.close_window(id, cause, now);
+            }
+        }
+        customer.into_iter().for_each(|id| self.customers.unpin(id, &mut self.queues));
+        seq
+    }
+
+    /// Takes a request in that is a dead letter from the start; its arrival number.
+    pub(super) fn admit_dead(
+        &mut self,
+        extra: Extra,
+        content: Arc<Content>,
+        origin: Origin,
+        now: Now,
+    ) -> u64 {
+        let seq = self.journal.number();
+        let item = Item {
+            key: Key { due: now.wall, seq },
+            due: now.wall,
+            received: origin.received,
+            expiry: u64::MAX,
+            identity: Identity::assigned(seq),
+            fingerprint: 0,
+            queue: self.queues.dead_letters(),
+            customer: None,
+            closing: None,
+            weight: 0,
+            attempts: 0,
+            stage: Stage::Ready,
+            residence: NonZeroU64::new(origin.delivery.tag).map_or(Residence::Orphaned, Residence::Pending),
+            closed_by: ClosedBy::Time,
+            own_time: false,
+            indexed: false,
+            outcome_unknown: false,
+            amended: false,
+            content: Some(content),
+            extra: Some(Box::new(extra)),
+            siblings: items::Siblings::default(),
+        };
+        self.place(item, false, false, now);
+        seq
+    }
+
+    /// Decides where a new item lives, writes it if anything is written, and puts it on its list.
+    fn place(&mut self, mut item: Item, windowed: bool, may_defer: bool, now: Now) {
+        let (queue, key) = (item.queue, item.key);
+        if !self.journal.is_durable() {
+            self.queues.add_pending(queue);
+            let id = self.insert(item);
+            return self.enlist(id, windowed, now);
+        }
+        let due_now = key.due <= now.wall && !windowed;
+        if due_now && may_defer && key < self.queues[queue].memory_bound() && !self.is_crowded(queue) {
+            self.queues.add_pending(queue);
+            let id = self.insert(item);
+            self.deferred.push_back((now.mono + DEFER_MS, id));
+            return self.enlist(id, windowed, now);
+        }
+        let far = key >= self.queues[queue].memory_bound()
+            || key.due > now.wall + HORIZON_MS
+            || (due_now && self.is_crowded(queue))
+            || !self.make_room(key, now);
+        item.indexed = far && item.customer.is_some() && !mutated(Mutant::IndexForgotten);
+        self.write(&mut item);
+        if far {
+            self.queues.add_far(queue, key);
+            self.watch.changed(item.identity);
+            if let (Some(customer), true) = (item.customer, windowed) {
+                self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
+            }
+            return;
+        }
+        self.queues.add_resident(queue, key);
+        let id = self.insert(item);
+        self.keep_content(id, now);
+        self.enlist(id, windowed, now);
+    }
+
+    /// Hands an item's row over to the store; its delivery is safe with that.
+    fn write(&mut self, item: &mut Item) {
+        let stored = self.stored_from(item);
+        let token = self.journal.put(stored, item.indexed);
+        if let Residence::Pending(tag) = item.residence {
+            self.journal.safe_with(token, tag);
+        }
+        item.residence = Residence::Stored(token);
+        item.amended = false;
+    }
+
+    /// Puts an item that has just come on its list.
+    fn enlist(&mut self, id: ItemId, windowed: bool, now: Now) {
+        let key = self.items[id].key;
+        if windowed {
+            self.add_member(id, now);
+        } else if key.due > now.wall {
+            self.items[id].stage = Stage::Scheduled;
+            self.schedule.insert(items::place_of(id), key);
+        } else {
+            self.make_ready(id, now);
+        }
+    }
+
+    // ---- across -------------------------------------------------------------------------------------------
+
+    /// Gives an item up: from now on it is a dead letter. It is on no list. `identity`: the one it lived
+    /// under; `former`: the same, where that is to be remembered with the confirm of the dead letter.
+    pub(super) fn bury(
+        &mut self,
+        id: ItemId,
+        identity: Identity,
+        dead: Dead,
+        former: Option<Identity>,
+        now: Now,
+    ) {
+        if self.items[id].is_orphaned() {
+            return self.give_back(id);
+        }
+        let (application, customer) = self.address(&self.items[id]);
+        let from = self.place_in_store(&self.items[id]);
+        let moved = self.items[id].extra.as_deref().is_some_and(|extra| extra.accepted_due.is_some());
+        let removed = IndexRows {
+            identity: (identity.is_given() || moved).then_some(identity),
+            ..self.index_rows(&self.items[id])
+        };
+        self.watch.changed(identity);
+        let Some(mut item) = self.remove(id) else { return };
+        let from_queue = item.queue;
+        let accepted_due = item.accepted_due();
+        let extra = item.extra_mut();
+        extra.accepted_due = Some(accepted_due);
+        extra.dead = Some(Arc::new(dead));
+        extra.meant_for = Some((application, customer));
+        extra.former_identity = former;
+        let old = item.key;
+        item.identity = Identity::assigned(old.seq);
+        item.queue = self.queues.dead_letters();
+        item.customer = None;
+        item.closing = None;
+        item.stage = Stage::Ready;
+        // In order of their due, and due at once: an item may be given up before its time.
+        item.key.due = item.due.min(now.wall);
+        item.due = item.key.due;
+        item.indexed = false;
+        item.amended = false;
+        if !item.is_stored() {
+            self.queues.remove_pending(from_queue);
+            return self.place(item, false, false, now);
+        }
+        item.residence = Residence::Stored(self.journal.next_token());
+        let to = self.place_in_store(&item);
+        let standing = Box::new(standing(&item));
+        self.journal.push(Op::Move { from, to, removed, written: IndexRows::default(), standing });
+        self.queues.remove_stored(from_queue, old, true);
+        self.reads.note_gone(old.seq);
+        let queue = item.queue;
+        if item.key >= self.queues[queue].memory_bound()
+            || self.is_crowded(queue)
+            || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn))
+        {
+            self.queues.add_far(queue, item.key);
+        } else {
+            self.queues.add_resident(queue, item.key);
+            let id = self.insert(item);
+            self.make_ready(id, now);
+        }
+    }
+
+    // ---- out ----------------------------------------------------------------------------------------------
+
+    /// An item in memory is done with: its request may be acked, and the store forgets it. It is on no list.
+    pub(super) fn finish(&mut self, id: ItemId) {
+        let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
+        let Some(item) = self.remove(id) else { return };
+        self.watch.changed(item.identity);
+        match item.residence {
+            Residence::Pending(tag) => {
+                self.queues.remove_pending(item.queue);
+                let delivery = self.journal.delivery(tag);
+                if item.identity.is_given() {
+                    // Else a crash could forget that the id was known, with the request acked.
+                    self.journal.safe_once_durable(delivery);
+                } else {
+                    self.journal.safe(delivery);
+                }
+            }
+            Residence::Orphaned => self.queues.remove_pending(item.queue),
+            Residence::Stored(_) => {
+                self.queues.remove_stored(item.queue, item.key, true);
+                self.journal.delete(place, rows);
+                if !mutated(Mutant::LoadFromThePast) {
+                    self.reads.note_gone(item.key.seq);
+                }
+            }
+        }
+    }
+
+    /// An item in the store alone is done with.
+    pub(super) fn finish_far(&mut self, stored: &Stored) {
+        let Some(queue) = self.queues.find(stored.queue()) else { return };
+        if let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) {
+            if let Some(id) = self.customers.find(&self.queues, queue, customer) {
+                let member =
+                    self.customers[id].window.as_ref().is_some_and(|window| window.end() == stored.key.due);
+                if member {
+                    let ops = self.journal.ops();
+                    self.windows.leave(&mut self.customers, &mut self.queues, id, stored.weight, true, ops);
+                    self.customers.release(id, &mut self.queues);
+                }
+            }
+        }
+        let moved = stored.accepted_due != stored.key.due;
+        let identity = (stored.given.is_some() || moved).then_some(stored.identity());
+        let customer = stored.customer.clone().map(|customer| (Arc::clone(&stored.application), customer));
+        let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
+        self.journal.delete(place, IndexRows { identity, customer });
+        self.queues.remove_stored(queue, stored.key, false);
+        self.reads.note_gone(stored.key.seq);
+        self.watch.changed(stored.identity());
+    }
+
+    /// Forgets an item that the broker delivers again. It is on no list.
+    pub(super) fn give_back(&mut self, id: ItemId) {
+        debug_assert!(!self.items[id].is_stored(), "what is stored is not given back to the broker");
+        if let Some(item) = self.remove(id) {
+            self.watch.changed(item.identity);
+            self.queues.remove_pending(item.queue);
+            self.counters.given_back += 1;
+        }
+    }
+
+    // ---- as others see it ---------------------------------------------------------------------------------
+
+    pub(super) fn stored_from(&self, item: &Item) -> Stored {
+        let (application, customer) = self.address(item);
+        Stored {
+            key: item.key,
+            accepted_due: item.accepted_due(),
+            application,
+            customer,
+            given: item.identity.is_given().then_some(item.identity),
+            fingerprint: item.fingerprint,
+            received: item.received,
+            own_time: item.own_time,
+            expiry: (item.expiry != u64::MAX).then_some(item.expiry),
+            weight: item.weight,
+            closed_by: item.closed_by,
+            attempts: item.attempts,
+            last_error: item.last_error(),
+            outcome_unknown: item.outcome_unknown,
+            dead: item.extra.as_deref().and_then(|extra| extra.dead.clone()),
+            content: item.content.clone(),
+        }
+    }
+
+    /// Application and customer by name; of a dead item, those that it was meant for.
+    pub(super) fn address(&self, item: &Item) -> (Arc<str>, Option<Arc<str>>) {
+        if let Some((application, customer)) =
+            item.extra.as_deref().and_then(|extra| extra.meant_for.as_ref())
+        {
+            return (Arc::clone(application), customer.clone());
+        }
+        let customer = item.customer.map(|customer| Arc::clone(&self.customers[customer].name));
+        (Arc::clone(self.queues[item.queue].name()), customer)
+    }
+
+    pub(super) fn place_in_store(&self, item: &Item) -> Place {
+        Place { queue: Arc::clone(self.queues[item.queue].name()), key: item.key }
+    }
+
+    fn customer_row(&self, item: &Item) -> Option<(Arc<str>, Arc<str>)> {
+        let customer = Arc::clone(&self.customers[item.customer?].name);
+        Some((Arc::clone(self.queues[item.queue].name()), customer))
+    }
+
+    /// Index rows that the item's row may have.
+    fn index_rows(&self, item: &Item) -> IndexRows {
+        let customer = if item.indexed { self.customer_row(item) } else { None };
+        IndexRows { identity: item.identity_row(), customer }
+    }
+
+    /// The due of the item that has waited longest in the queue's line, as far as that is cheap to know.
+    pub(super) fn first_due(&self, queue: QueueId) -> Option<u64> {
+        let live = self.queues[queue].live()?;
+        let entry = live.line.front().or(live.stalled.first())?;
+        let id = match entry {
+            Entry::Single(id) => *id,
+            Entry::Customer(customer) => *self.customers.get(*customer)?.ready.front()?,
+        };
+        self.items.get(id).map(|item| item.due)
+    }
+
+    #[cfg(test)]
+    pub(super) fn work(&self) -> u64 {
+        self.work
+    }
+}
+
+fn standing(item: &Item) -> Standing {
+    Standing {
+        attempts: item.attempts,
+        last_error: item.last_error(),
+        outcome_unknown: item.outcome_unknown,
+        closed_by: item.closed_by,
+        dead: item.extra.as_deref().and_then(|extra| extra.dead.clone()),
+    }
+}
