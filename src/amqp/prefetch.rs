@@ -57,8 +57,9 @@ impl Prefetch {
         1
     }
 
-    /// A new channel, on a queue with this many messages ready. They may be of any size: so where there are more than a
-    /// few it begins small. Where there are none, what comes is taken as it has been, or as ordinary.
+    /// A new channel, on a queue with this many messages ready. They may be of any size: so where there are
+    /// more than a few it begins small. Where there are none, what comes is taken as it has been, or as
+    /// ordinary.
     pub(super) fn restart(&mut self, ready: u32) -> u16 {
         let fits = u16::try_from(self.budget / self.max_body.max(1)).unwrap_or(u16::MAX).max(1);
         let ordinary = u16::try_from(self.budget / ORDINARY_COST).unwrap_or(u16::MAX).max(1);

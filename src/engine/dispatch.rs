@@ -6,8 +6,8 @@
 //! of its own, of which there are few; what becomes of it hinders nothing else. So does a batch that was
 //! under way on a channel that the broker closed.
 //!
-//! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same batch id;
-//! receivers drop the repeat by item id. What an outcome means is judged in [`super::core`].
+//! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same
+//! batch id; receivers drop the repeat by item id. What an outcome means is judged in [`super::core`].
 
 use super::event::Load;
 use super::items::{Item, ItemId, NumberMap, Stage};
@@ -326,8 +326,8 @@ impl Dispatch {
         live.suspects -= usize::from(suspect);
         let waits = !lacking.is_empty() || !live.fetching.is_empty();
         if waits {
-            // What is sent again goes before what is new, in the order in which it was formed; what the broker may have
-            // refused goes first.
+            // What is sent again goes before what is new, in the order in which it was formed; what the
+            // broker may have refused goes first.
             let flights = &self.flights;
             let is_alone = |other: &u64| {
                 let state = flights.get(other).map(|flight| flight.state);

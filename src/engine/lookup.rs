@@ -82,8 +82,8 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         self.entries.contains_key(key)
     }
 
-    /// The value of a key; where it has none yet, `value` makes one first. Look up with [`Lookup::get_mut`] where the
-    /// key would have to be made for the question.
+    /// The value of a key; where it has none yet, `value` makes one first. Look up with [`Lookup::get_mut`]
+    /// where the key would have to be made for the question.
     pub(super) fn get_or_insert_with(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
         self.entries.entry(key).or_insert_with(value)
     }
@@ -102,8 +102,8 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         self.entries.remove(key)
     }
 
-    /// Takes the key out if its value is as `condition` says: for values whose key may since have been given to
-    /// another.
+    /// Takes the key out if its value is as `condition` says: for values whose key may since have been given
+    /// to another.
     pub(super) fn remove_if<Q>(&mut self, key: &Q, condition: impl FnOnce(&V) -> bool) -> Option<V>
     where
         K: Borrow<Q>,
@@ -116,8 +116,8 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         }
     }
 
-    /// Gives memory back after a peak: once less than an eighth of the room is in use, down to twice what is needed.
-    /// Costs a comparison otherwise, so that it may be called after each removal.
+    /// Gives memory back after a peak: once less than an eighth of the room is in use, down to twice what is
+    /// needed. Costs a comparison otherwise, so that it may be called after each removal.
     pub(super) fn shrink(&mut self) {
         if self.entries.capacity() >= SHRINK_FROM && self.entries.len() < self.entries.capacity() / 8 {
             self.entries.shrink_to(2 * self.entries.len());

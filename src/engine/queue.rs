@@ -78,7 +78,8 @@ pub(super) struct Live {
     pub(super) health: Health,
     /// A probe has been out for longer than a healthy queue takes.
     pub(super) hindered: bool,
-    /// While it is held back: since when (wall clock), and how many items in the store alone were not due then.
+    /// While it is held back: since when (wall clock), and how many items in the store alone were not due
+    /// then.
     held: Option<(u64, u64)>,
     /// Flights to be sent again, oldest first; they go before anything new.
     pub(super) resend: VecDeque<u64>,
@@ -175,8 +176,8 @@ impl Queue {
         self.paused || self.is_failing() || self.live.as_ref().is_some_and(|live| live.hindered)
     }
 
-    /// Items in the store alone that are due, as far as that is known without a look: of a queue that is held back those
-    /// that were due when that began, or have come since and were due then.
+    /// Items in the store alone that are due, as far as that is known without a look: of a queue that is
+    /// held back those that were due when that began, or have come since and were due then.
     pub(super) fn far_due(&self, wall: u64) -> u64 {
         let later = self.live.as_ref().and_then(|live| live.held).map(|(_, later)| later);
         let first_due = self.near_until().due <= wall;

@@ -66,9 +66,13 @@ fn json() {
         r#"{"application":"orders","customer":"c\"1","batch":""#,
         &id,
         r#"","items":["#,
-        r#"{"id":"ä\n","due":1780272000001,"received":1780272000000,"content_type":"application/json","payload":{"a":   1}},"#,
-        r#"{"id":"000000000000abcd-2-19e807aec02","due":1780272000002,"received":1780272000000,"content_type":"application/json","content_encoding":"gzip","payload_base64":"MTIzNA=="},"#,
-        r#"{"id":"000000000000abcd-1f-19e807aec1f","due":1780272000031,"received":1780272000000,"content_type":null,"payload_base64":""}"#,
+        r#"{"id":"ä\n","due":1780272000001,"received":1780272000000,"#,
+        r#""content_type":"application/json","payload":{"a":   1}},"#,
+        r#"{"id":"000000000000abcd-2-19e807aec02","due":1780272000002,"#,
+        r#""received":1780272000000,"content_type":"application/json","#,
+        r#""content_encoding":"gzip","payload_base64":"MTIzNA=="},"#,
+        r#"{"id":"000000000000abcd-1f-19e807aec1f","due":1780272000031,"#,
+        r#""received":1780272000000,"content_type":null,"payload_base64":""}"#,
         "]}",
     ];
     assert_eq!(body(&out), expected.concat());
@@ -108,7 +112,9 @@ fn ndjson() {
         r#"{"id":"ä\n","due":1780272000001,"received":1780272000000,"content_type":"application/json","#,
         r#""payload":{"a":   1}}"#,
         "\n",
-        r#"{"id":"000000000000abcd-2-19e807aec02","due":1780272000002,"received":1780272000000,"content_type":"application/json","content_encoding":"gzip","payload_base64":"MTIzNA=="}"#,
+        r#"{"id":"000000000000abcd-2-19e807aec02","due":1780272000002,"#,
+        r#""received":1780272000000,"content_type":"application/json","#,
+        r#""content_encoding":"gzip","payload_base64":"MTIzNA=="}"#,
         "\n",
     ];
     assert_eq!(body(&out), expected.concat());
@@ -131,7 +137,8 @@ fn cloud_events() {
         same,
         r#""type":"order.paid","#,
         time,
-        r#""datacontenttype":"application/json","contentencoding":"gzip","due":"1780272000002","data_base64":"MTIzNA=="},"#,
+        r#""datacontenttype":"application/json","contentencoding":"gzip","#,
+        r#""due":"1780272000002","data_base64":"MTIzNA=="},"#,
         r#"{"specversion":"1.0","id":"000000000000abcd-1f-19e807aec1f","#,
         same,
         r#""type":"tidegate.item","#,
