@@ -59,7 +59,7 @@ setup:
 
 # Worlds of the simulator: the seed of one that fails is printed, and SEED=... SEEDS=1 repeats it.
 SEED ?= 1
-SEEDS ?= 10000
+SEEDS ?= 400
 
 .PHONY: sim
 sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug found
