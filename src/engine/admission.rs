@@ -66,7 +66,7 @@ impl Limits {
         if let Some(queue) = known {
             match self.judge_count(stock, queue) {
                 Verdict::Admit => {}
-                other => return other,
+                other @ (Verdict::Wait | Verdict::Dead(_)) => return other,
             }
         }
         self.judge_windows(stock, settings, item, known, timing, now)

@@ -17,7 +17,7 @@ use super::mutant::{mutated, Mutant};
 use super::reads::{Asked, Watch};
 use super::stock::Origin;
 use super::types::{Asker, Command, Delivery, Ended, Identity, NewItem, Now, Rejected, Target};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most identities asked for in one read.
 const ASK: usize = 1_024;
@@ -55,6 +55,18 @@ impl Arrival {
         match self {
             Arrival::Item(_, origin) | Arrival::Rejected(_, origin) => Some(origin.delivery),
             Arrival::Command { .. } => None,
+        }
+    }
+
+    /// The customer whose items it adds to or is about.
+    pub(super) fn customer(&self) -> Option<(&str, &str)> {
+        match self {
+            Arrival::Item(item, _) => Some((&item.application, item.customer.as_deref()?)),
+            Arrival::Command {
+                command: Command::Flush(of) | Command::CancelAll(of) | Command::Count(of),
+                ..
+            } => Some((&of.application, &of.customer)),
+            Arrival::Command { .. } | Arrival::Rejected(..) => None,
         }
     }
 
@@ -129,6 +141,8 @@ pub(super) struct Arrivals {
     /// When commands stop waiting, monotonic.
     until: BTreeSet<(u64, Identity)>,
     waiting_count: usize,
+    /// What came behind a cancel of its own customer, by that scan's number: it waits until the scan is through.
+    behind_scans: BTreeMap<u64, VecDeque<Arrival>>,
 }
 
 impl Arrivals {
@@ -288,6 +302,22 @@ impl Arrivals {
         self.waiting.get_or_insert_with(identity, VecDeque::new).push_back(arrival);
     }
 
+    /// It came behind a cancel of its own customer, and waits until that has gone over all items.
+    pub(super) fn await_scan(&mut self, number: u64, arrival: Arrival) {
+        self.behind_scans.entry(number).or_default().push_back(arrival);
+    }
+
+    /// Scans that something waits for are through, where `is_through` says so: that is judged next, in order.
+    pub(super) fn scans_ended(&mut self, is_through: impl Fn(u64) -> bool) {
+        let through: Vec<u64> =
+            self.behind_scans.keys().copied().filter(|number| is_through(*number)).collect();
+        for number in through {
+            for arrival in self.behind_scans.remove(&number).unwrap_or_default() {
+                self.returned.entries.push_back(Entry { arrival, knowledge: Knowledge::Unasked });
+            }
+        }
+    }
+
     /// Something waits for an outcome.
     pub(super) fn awaits_any(&self) -> bool {
         self.waiting_count > 0
@@ -330,7 +360,9 @@ impl Arrivals {
                         self.waiting_count -= 1;
                         over.push((command, asker));
                     }
-                    arrival => left.push_back(arrival),
+                    arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
+                        left.push_back(arrival);
+                    }
                 }
             }
             *waiting = left;
@@ -364,6 +396,9 @@ impl Arrivals {
                     self.push(entry.arrival);
                 }
             }
+        }
+        for waiting in self.behind_scans.values_mut() {
+            waiting.retain(Arrival::is_local);
         }
         let kept: BTreeSet<(u64, Identity)> = std::mem::take(&mut self.until);
         let mut waiting = std::mem::take(&mut self.waiting);

@@ -170,7 +170,11 @@ impl Bench<'_> {
         let verdict = match duplicates::judge(rule, known, origin.redelivered, item.fingerprint, old) {
             _ if mutated(Mutant::RulesDoKeep) => Verdict::Drop,
             Verdict::Anew if mutated(Mutant::MarkAloneDrops) && origin.redelivered => Verdict::Drop,
-            verdict => verdict,
+            verdict @ (Verdict::Drop
+            | Verdict::Replace
+            | Verdict::Anew
+            | Verdict::Reject
+            | Verdict::Await) => verdict,
         };
         match verdict {
             Verdict::Drop => {
@@ -236,7 +240,7 @@ impl Bench<'_> {
         }
         core.stock.counters.replaced += 1;
         core.stock.counters.duplicates[rule as usize].replaced += 1;
-        self.take_in(core, item, origin, timing, inherited, now);
+        self.take_in(core, *item, origin, timing, inherited, now);
         Judged::Done
     }
 
@@ -248,12 +252,12 @@ impl Bench<'_> {
         let timing = timing(settings, &item, now);
         match self.limits.judge(&mut core.stock, self.settings, &item, timing, now) {
             LimitVerdict::Admit => {
-                self.take_in(core, item, origin, timing, None, now);
+                self.take_in(core, *item, origin, timing, None, now);
                 Judged::Done
             }
             LimitVerdict::Wait => Judged::NoRoom(item),
             LimitVerdict::Dead(dead) => {
-                refuse(core, item, dead, origin, now);
+                refuse(core, *item, dead, origin, now);
                 Judged::Done
             }
         }
@@ -262,7 +266,7 @@ impl Bench<'_> {
     fn take_in(
         &mut self,
         core: &mut Core,
-        item: Box<NewItem>,
+        item: NewItem,
         origin: Origin,
         timing: Timing,
         inherited: Option<u64>,
@@ -272,7 +276,7 @@ impl Bench<'_> {
         let may_defer = item.customer.is_none()
             && !self.draining
             && queue.is_some_and(|queue| core.dispatch.is_free_for(&core.stock, queue));
-        core.stock.admit(*item, Admission { origin, timing, inherited, may_defer }, now);
+        core.stock.admit(item, Admission { origin, timing, inherited, may_defer }, now);
     }
 }
 
@@ -296,7 +300,7 @@ fn inherited_window(core: &Core, item: &NewItem, live: &Live, now: Now) -> Optio
 }
 
 /// There is no room for it: it is dead, and its id remembered as that of a dead item.
-fn refuse(core: &mut Core, item: Box<NewItem>, dead: Dead, origin: Origin, now: Now) {
+fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) {
     let (identity, fingerprint) = (item.identity, item.fingerprint);
     let application: Arc<str> = (&*item.application).into();
     let ended = Ended {

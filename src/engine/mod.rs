@@ -429,6 +429,8 @@ impl Engine {
     fn advance_scans(&mut self, now: Now) {
         let (done, more) = self.scans.advance(&mut self.core, &mut self.fx.loads, now);
         self.course.more |= more;
+        self.arrivals.scans_ended(|number| self.scans.is_through(number));
+        self.course.more |= self.arrivals.peek(LineName::Returned).is_some();
         for (asker, command, answer) in done {
             self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
         }
@@ -474,10 +476,10 @@ impl Engine {
         let stopped =
             self.limits.store_full || !self.core.stock.journal.has_numbers() || self.course.draining;
         let blocked = self.course.no_room || self.core.stock.journal.is_under_pressure();
-        let taking = match self.course.taking {
-            true => !stopped && !(blocked && !self.arrivals.is_clear()),
-            false => !stopped && !blocked && self.arrivals.is_clear(),
-        };
+        let clear = self.arrivals.is_clear();
+        // It begins again only once the line is clear: else it would stop and go with every request.
+        let flows = if self.course.taking { !blocked || clear } else { !blocked && clear };
+        let taking = flows && !stopped;
         if taking != self.course.taking {
             self.course.taking = taking;
             self.fx.intake = Some(if taking { Intake::Resume } else { Intake::Pause });
@@ -531,6 +533,12 @@ impl Engine {
         found: Vec<(types::Identity, event::Found)>,
         now: Now,
     ) -> bool {
+        let customer = arrival.customer();
+        let cancel = customer.and_then(|(application, name)| self.scans.cancel_under_way(application, name));
+        if let Some(number) = cancel {
+            self.arrivals.await_scan(number, arrival);
+            return true;
+        }
         match arrival {
             Arrival::Rejected(rejected, origin) => {
                 judge::reject(&mut self.core, *rejected, origin, now);

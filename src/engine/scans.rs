@@ -145,6 +145,22 @@ impl Scans {
         None
     }
 
+    /// The cancel of this customer that has not gone over all items yet.
+    pub(super) fn cancel_under_way(&self, application: &str, customer: &str) -> Option<u64> {
+        let found = self.running.iter().find(|(_, scan)| match &scan.kind {
+            Kind::CancelAll(of) => {
+                *of.application == *application && *of.customer == *customer && !scan.is_through()
+            }
+            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) => false,
+        });
+        found.map(|(number, _)| *number)
+    }
+
+    /// It has gone over all items.
+    pub(super) fn is_through(&self, number: u64) -> bool {
+        self.running.get(&number).is_none_or(Running::is_through)
+    }
+
     /// Whether anything waits for the end of an attempt.
     pub(super) fn awaits_any(&self) -> bool {
         self.running.values().any(|scan| !scan.in_flight.is_empty())
@@ -323,6 +339,10 @@ impl Scans {
 }
 
 impl Running {
+    fn is_through(&self) -> bool {
+        self.legs.as_ref().is_some_and(VecDeque::is_empty)
+    }
+
     /// An item in memory.
     fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
         if core.stock.items[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {

@@ -20,7 +20,7 @@ impl Stock {
                     accepted_due: (stored.accepted_due != stored.key.due).then_some(stored.accepted_due),
                     last_error: stored.last_error,
                     dead: stored.dead,
-                    meant_for: is_dead.then(|| (stored.application, stored.customer)),
+                    meant_for: is_dead.then_some((stored.application, stored.customer)),
                     former_identity: None,
                 })
             });
@@ -204,7 +204,8 @@ impl Stock {
             return;
         }
         let live = self.queues.live(queue);
-        if !live.evicting && !(live.line.is_empty() && live.stalled.is_empty()) {
+        let holds = !live.line.is_empty() || !live.stalled.is_empty();
+        if holds && !live.evicting {
             live.evicting = true;
             self.evicting.push_back(queue);
         }

@@ -8,7 +8,6 @@ use super::windows::Windows;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Why one item may arrive once more than once. Each is given to the very items that it happened to, and covers one
 /// repeat.
