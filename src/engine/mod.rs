@@ -262,6 +262,7 @@ impl Engine {
         debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
         let expected = last.wall + now.mono.saturating_sub(last.mono);
         let stock = &mut self.core.stock;
+        stock.queues.wall = now.wall;
         let forward = now.wall > expected + STEP_MS;
         let backward = now.wall + STEP_MS < expected;
         stock.counters.clock_forward += u64::from(forward);

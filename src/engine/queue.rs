@@ -179,7 +179,7 @@ impl Queue {
     /// Items in the store alone that are due, as far as that is known without a look: of a queue that is
     /// held back those that were due when that began, or have come since and were due then.
     pub(super) fn far_due(&self, wall: u64) -> u64 {
-        let later = self.live.as_ref().and_then(|live| live.held).map(|(_, later)| later);
+        let later = self.live.as_ref().and_then(|live| live.later);
         let first_due = self.near_until().due <= wall;
         self.far().saturating_sub(later.unwrap_or(0)) * u64::from(first_due)
     }
@@ -187,8 +187,8 @@ impl Queue {
     /// It is held back from now on, or goes on being so.
     pub(super) fn begin_hold(&mut self, wall: u64) {
         let later = if self.near_until().due > wall { self.far() } else { 0 };
-        if let Some(live) = self.live.as_mut().filter(|live| live.held.is_none()) {
-            live.held = Some((wall, later));
+        if let Some(live) = self.live.as_mut() {
+            live.later.get_or_insert(later);
         }
     }
 
@@ -196,14 +196,14 @@ impl Queue {
     pub(super) fn end_hold(&mut self) {
         let held = self.is_held_back();
         if let Some(live) = self.live.as_mut().filter(|_| !held) {
-            live.held = None;
+            live.later = None;
         }
     }
 
-    fn count_later(&mut self, key: Key, comes: bool) {
-        if let Some((_, later)) =
-            self.live.as_mut().and_then(|live| live.held.as_mut()).filter(|(since, _)| key.due > *since)
-        {
+    /// An item that is not due yet has gone to the store alone, or come from there.
+    fn count_later(&mut self, key: Key, wall: u64, comes: bool) {
+        let later = self.live.as_mut().and_then(|live| live.later.as_mut()).filter(|_| key.due > wall);
+        if let Some(later) = later {
             *later = if comes { *later + 1 } else { later.saturating_sub(1) };
         }
     }
@@ -342,7 +342,7 @@ impl Live {
             evicting: false,
             health: Health::new(),
             hindered: false,
-            held: None,
+            later: None,
             resend: VecDeque::new(),
             fetching: VecDeque::new(),
             slots: 0,
@@ -400,6 +400,8 @@ pub(super) struct Queues {
     occupied: u64,
     paused: u64,
     dead_letters: QueueId,
+    /// Wall clock at the last call.
+    pub(super) wall: u64,
     /// Over all queues: items, items with a row in the store, due items.
     total: u64,
     stored: u64,
@@ -580,7 +582,7 @@ impl Queues {
     pub(super) fn add_far(&mut self, id: QueueId, key: Key) {
         self.count_in(id);
         let queue = &mut self.table[id];
-        queue.count_later(key, true);
+        queue.count_later(key, self.wall, true);
         queue.lower(key);
         queue.stored += 1;
         self.stored += 1;
@@ -591,14 +593,14 @@ impl Queues {
     /// A stored item has come into memory.
     pub(super) fn add_restored(&mut self, id: QueueId, key: Key) {
         self.live(id);
-        self.table[id].count_later(key, false);
+        self.table[id].count_later(key, self.wall, false);
         self.table[id].count_resident(key);
     }
 
     /// A stored item has left memory, and has this key now.
     pub(super) fn evicted(&mut self, id: QueueId, old: Key, new: Key) {
         let queue = &mut self.table[id];
-        queue.count_later(new, true);
+        queue.count_later(new, self.wall, true);
         queue.lower(new);
         queue.uncount_resident(old);
         if old != new {
@@ -612,7 +614,7 @@ impl Queues {
         let queue = &mut self.table[id];
         queue.stored -= 1;
         if !resident {
-            queue.count_later(key, false);
+            queue.count_later(key, self.wall, false);
         }
         if resident {
             queue.uncount_resident(key);

@@ -1,6 +1,12 @@
 //! Tests of the engine: transcripts (this input, exactly these effects), stories (what was sent, what arrived and when),
 //! and a seeded world of a store, a broker and two clocks around the real engine, with a reference that judges every call.
 
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    clippy::type_complexity,
+    reason = "a test names what it judges; the rest is the model's"
+)]
+
 mod bounded;
 mod check;
 mod fake_store;

@@ -127,7 +127,6 @@ pub(super) struct Flight {
     pub(super) items: Vec<u64>,
     pub(super) dead: bool,
     pub(super) alone: bool,
-    pub(super) since: u64,
 }
 
 #[derive(Default)]
