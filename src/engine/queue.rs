@@ -78,9 +78,8 @@ pub(super) struct Live {
     pub(super) health: Health,
     /// A probe has been out for longer than a healthy queue takes.
     pub(super) hindered: bool,
-    /// While it is held back: since when (wall clock), and how many items in the store alone were not due
-    /// then.
-    held: Option<(u64, u64)>,
+    /// While it is held back: items in the store alone that were not due when that was last known of them.
+    later: Option<u64>,
     /// Flights to be sent again, oldest first; they go before anything new.
     pub(super) resend: VecDeque<u64>,
     /// Flights formed and waiting for payloads, in order; nothing overtakes them.
@@ -425,6 +424,7 @@ impl Queues {
             occupied: 0,
             paused: 0,
             dead_letters: super::slab::Handle::new(0, 0),
+            wall: 0,
             total: 0,
             stored: 0,
             ready_rows: 0,
