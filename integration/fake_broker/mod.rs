@@ -343,7 +343,8 @@ impl Peer {
             AMQPClass::Queue(queue::AMQPMethod::Declare(declare)) => {
                 AMQPClass::Queue(queue::AMQPMethod::DeclareOk(queue::DeclareOk {
                     queue: declare.queue,
-                    message_count: 0,
+                    // A backlog: a consumer begins small.
+                    message_count: 1_000,
                     consumer_count: 0,
                 }))
             }

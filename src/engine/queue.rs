@@ -33,6 +33,14 @@ pub(super) const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
 /// Queues without items that are remembered; beyond, an idle one is forgotten.
 const IDLE_QUEUES: usize = 1_024;
 
+/// Seconds by which the items of a queue that is held back are counted; what is due later counts with the last.
+const LATER_SECONDS: usize = 4_096;
+
+/// The second that has begun when an item with this due is due.
+fn due_second(due: u64) -> u64 {
+    due.div_ceil(1_000)
+}
+
 /// What stands in a queue's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
@@ -78,8 +86,9 @@ pub(super) struct Live {
     pub(super) health: Health,
     /// A probe has been out for longer than a healthy queue takes.
     pub(super) hindered: bool,
-    /// While it is held back: items in the store alone that were not due when that was last known of them.
-    later: Option<u64>,
+    /// While it is held back: items in the store alone that were not due when they went there, by the second in which
+    /// they will be.
+    later: Option<BTreeMap<u64, u64>>,
     /// Flights to be sent again, oldest first; they go before anything new.
     pub(super) resend: VecDeque<u64>,
     /// Flights formed and waiting for payloads, in order; nothing overtakes them.
@@ -178,16 +187,20 @@ impl Queue {
     /// Items in the store alone that are due, as far as that is known without a look: of a queue that is
     /// held back those that were due when that began, or have come since and were due then.
     pub(super) fn far_due(&self, wall: u64) -> u64 {
-        let later = self.live.as_ref().and_then(|live| live.later);
-        let first_due = self.near_until().due <= wall;
-        self.far().saturating_sub(later.unwrap_or(0)) * u64::from(first_due)
+        if self.near_until().due > wall {
+            return 0;
+        }
+        let later = self.live.as_ref().and_then(|live| live.later.as_ref());
+        let later = later.map_or(0, |later| later.range(wall / 1_000 + 1..).map(|(_, count)| count).sum());
+        self.far().saturating_sub(later)
     }
 
     /// It is held back from now on, or goes on being so.
     pub(super) fn begin_hold(&mut self, wall: u64) {
-        let later = if self.near_until().due > wall { self.far() } else { 0 };
-        if let Some(live) = self.live.as_mut() {
-            live.later.get_or_insert(later);
+        let (far, first) = (self.far(), self.near_until().due);
+        if let Some(live) = self.live.as_mut().filter(|live| live.later.is_none()) {
+            let known = (far > 0 && first > wall).then_some((due_second(first), far));
+            live.later = Some(known.into_iter().collect());
         }
     }
 
@@ -201,10 +214,22 @@ impl Queue {
 
     /// An item that is not due yet has gone to the store alone, or come from there.
     fn count_later(&mut self, key: Key, wall: u64, comes: bool) {
-        let later = self.live.as_mut().and_then(|live| live.later.as_mut()).filter(|_| key.due > wall);
-        if let Some(later) = later {
-            *later = if comes { *later + 1 } else { later.saturating_sub(1) };
+        let Some(later) = self.live.as_mut().and_then(|live| live.later.as_mut()) else { return };
+        while later.first_key_value().is_some_and(|(second, _)| *second <= wall / 1_000) {
+            later.pop_first();
         }
+        if key.due <= wall {
+            return;
+        }
+        if !comes {
+            if let Some(count) = later.get_mut(&due_second(key.due)) {
+                *count = count.saturating_sub(1);
+            }
+            return;
+        }
+        let last = later.last_key_value().map(|(second, _)| *second);
+        let second = last.filter(|_| later.len() >= LATER_SECONDS).unwrap_or(due_second(key.due));
+        *later.entry(second).or_default() += 1;
     }
 
     /// No item that memory lacks lies below. What is due at or above it waits for what has to be loaded.
