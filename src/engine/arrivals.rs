@@ -343,7 +343,9 @@ impl Arrivals {
                     Knowledge::Known(begun, answers)
                 }
             };
-            self.returned.entries.push_back(Entry { arrival, knowledge });
+            // What is asked within this process waits for no room that requests need.
+            let name = if arrival.is_local() { LineName::Local } else { LineName::Returned };
+            self.line(name).entries.push_back(Entry { arrival, knowledge });
         }
     }
 

@@ -424,7 +424,9 @@ impl Engine {
         for (identity, ended) in &outcomes {
             self.arrivals.outcome_known(*identity, ended.as_ref(), &mut self.core.stock.watch);
         }
-        self.course.more |= self.arrivals.peek(LineName::Returned).is_some();
+        let known =
+            [LineName::Returned, LineName::Local].into_iter().any(|name| self.arrivals.peek(name).is_some());
+        self.course.more |= known;
     }
 
     fn advance_scans(&mut self, now: Now) {

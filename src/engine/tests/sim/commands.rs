@@ -100,7 +100,7 @@ impl Model {
         for number in &found {
             self.commands.get_mut(number).expect("found").took.insert(seq);
         }
-        !found.is_empty()
+        !found.is_empty() || self.orphaned.values().any(|asked| asked.covers(self, seq))
     }
 
     /// Every answer is judged against all that was true between question and answer.

@@ -148,6 +148,8 @@ pub(super) struct Model {
     pub(super) prompt: bool,
     /// Identities whose item was replaced by one that has not been seen, and since when, monotonic.
     pub(super) owed: BTreeMap<Identity, u64>,
+    /// Commands by message whose connection went before they were answered: what they took back is deleted all the same.
+    pub(super) orphaned: BTreeMap<u64, Asked>,
     /// Identities to which that has ever happened: what came of them is not known one by one.
     pub(super) ever_owed: BTreeSet<Identity>,
     /// Tell every call on the error output.
@@ -194,6 +196,7 @@ impl Model {
             durable: settings.hold_max.is_none(),
             prompt: false,
             owed: BTreeMap::new(),
+            orphaned: BTreeMap::new(),
             ever_owed: BTreeSet::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
@@ -375,6 +378,7 @@ impl Model {
         self.lives_begun += 1;
         (self.egress, self.committed) = ((false, false), 0);
         self.owed.clear();
+        self.orphaned.clear();
         self.fresh.clear();
         // What is there has the last word on an identity.
         let (there, gone): (Vec<u64>, Vec<u64>) =
@@ -527,8 +531,9 @@ impl Model {
             }
         }
         self.forget_deliveries();
-        let remote = |asked: &Asked| !asked.local;
-        self.commands.retain(|_, asked| !remote(asked));
+        let (kept, gone) = std::mem::take(&mut self.commands).into_iter().partition(|(_, asked)| asked.local);
+        self.commands = kept;
+        self.orphaned.extend(gone);
     }
 
     /// Another request of this id is in line, or taken and not seen yet.
