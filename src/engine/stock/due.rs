@@ -57,8 +57,10 @@ impl Stock {
         let entry = match customer {
             None => Some(Entry::Single(id)),
             Some(customer) => {
-                let last = self.customers[customer].ready.back().and_then(|last| self.items.get(*last));
-                let sorted = last.is_none_or(|last| last.place() <= place);
+                // The place of one that has ended is not known, and others before it may be due later.
+                let last = self.customers[customer].ready.back();
+                let sorted =
+                    last.is_none_or(|last| self.items.get(*last).is_some_and(|last| last.place() <= place));
                 self.customers.push_ready(customer, id, sorted)
             }
         };
