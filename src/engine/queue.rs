@@ -212,6 +212,13 @@ impl Queue {
         }
     }
 
+    fn due_sooner(&mut self, end: u64, count: u64) {
+        let later = self.live.as_mut().and_then(|live| live.later.as_mut());
+        if let Some(waiting) = later.and_then(|later| later.get_mut(&due_second(end))) {
+            *waiting = waiting.saturating_sub(count);
+        }
+    }
+
     /// An item that is not due yet has gone to the store alone, or come from there.
     fn count_later(&mut self, key: Key, wall: u64, comes: bool) {
         let Some(later) = self.live.as_mut().and_then(|live| live.later.as_mut()) else { return };
@@ -654,6 +661,11 @@ impl Queues {
         self.table[id].rekeyed(to);
         self.touch_row(id);
         self.look_at(id);
+    }
+
+    /// That many items in the store alone, which were to be due at `end`, are due now.
+    pub(super) fn due_sooner(&mut self, id: QueueId, end: u64, count: u64) {
+        self.table[id].due_sooner(end, count);
     }
 
     /// A read of the queue's next rows has ended, and has not looked at `next`. What it was; `None`: there

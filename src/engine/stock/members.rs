@@ -157,6 +157,7 @@ impl Stock {
         let to = Key { due, seq: 0 };
         self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
         self.queues.rekeyed(queue, to);
+        self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
     }
 
     /// Tells of queues whose items got other keys in the store since the last call, and from which key on.
