@@ -752,7 +752,6 @@ impl Model {
             items: batch.items.iter().map(|item| item.seq).collect(),
             dead: batch.dead.is_some(),
             alone: batch.alone,
-            since: self.now.mono,
         };
         if !flight.dead {
             self.app(&name).flights.insert(batch.number);

@@ -8,7 +8,6 @@ use super::windows::Windows;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Why one item may arrive once more than once. Each is given to the very items that it happened to, and covers one
 /// repeat.
@@ -128,7 +127,6 @@ pub(super) struct Flight {
     pub(super) items: Vec<u64>,
     pub(super) dead: bool,
     pub(super) alone: bool,
-    pub(super) since: u64,
 }
 
 #[derive(Default)]
@@ -616,8 +614,4 @@ pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall
     } else {
         rounded
     }
-}
-
-pub(super) fn shared(text: &str) -> Arc<str> {
-    text.into()
 }
