@@ -696,8 +696,15 @@ const OPEN: &[(u64, &str)] = &[
     (349, "an item is listed as waiting that the reference does not expect there"),
 ];
 
-/// Mutants that the worlds do not find, and why.
-const OPEN_MUTANTS: &[(Mutant, &str)] = &[];
+const UNFOUND: &str = "no world of the first 300 fails by it; why is not established";
+
+/// Mutants that the worlds do not find.
+const OPEN_MUTANTS: &[(Mutant, &str)] = &[
+    (Mutant::LeaseForgotten, UNFOUND),
+    (Mutant::PauseForgotten, UNFOUND),
+    (Mutant::CancelAllTakesDead, UNFOUND),
+    (Mutant::FlushEarlyFlushesNothing, UNFOUND),
+];
 
 /// To the terminal, though the test passes.
 fn say(line: &str) {
