@@ -58,12 +58,11 @@ setup:
 	@$(call install,strace faketime $(if $(TIDEGATE_CI),systemd-analyze=systemd))
 
 # Worlds of the simulator: the seed of one that fails is printed, and SEED=... SEEDS=1 repeats it.
-SEED ?= 1
 SEEDS ?= 400
 
 .PHONY: sim
 sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug found
-	SEED=$(SEED) SEEDS=$(SEEDS) $(CARGO) test --lib --locked --offline \
+	$(if $(SEED),SEED=$(SEED)) SEEDS=$(SEEDS) $(CARGO) test --lib --locked --offline \
 		$(call bounded,$(shell echo $$((600 + $(SEEDS) / 10)))) engine::tests::sim -- --nocapture
 
 # What tests say of themselves that cannot run here; in a CI (TIDEGATE_CI=1) they fail instead, unless TIDEGATE_LACKS
