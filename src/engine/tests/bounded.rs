@@ -143,8 +143,9 @@ fn windows_that_close_together_with_members_partly_far() {
         let looked = begin(&mut w);
         run_out(&mut w, 130_000);
         assert_eq!(sent(&w) as u64, n);
-        let whole = w.delivered.iter().filter(|(_, batch)| batch.items.len() == 2).count() as u64;
-        assert!(whole * 2 >= n / 20 * 19, "a window is a batch: {whole} of {}", n / 2);
+        // Memory holds half of them at the most: what comes into it later leaves in a batch of its own.
+        let most = w.delivered.iter().map(|(_, batch)| batch.items.len()).max();
+        assert!(most <= Some(2), "a batch of one window's members alone");
         end(&w, n, looked)
     });
 }
