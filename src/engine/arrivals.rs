@@ -307,15 +307,18 @@ impl Arrivals {
         self.behind_scans.entry(number).or_default().push_back(arrival);
     }
 
-    /// Scans that something waits for are through, where `is_through` says so: that is judged next, in order.
-    pub(super) fn scans_ended(&mut self, is_through: impl Fn(u64) -> bool) {
+    /// Scans that something waits for are through, where `is_through` says so: that is judged next, in order. Whether
+    /// there was any.
+    pub(super) fn scans_ended(&mut self, is_through: impl Fn(u64) -> bool) -> bool {
         let through: Vec<u64> =
             self.behind_scans.keys().copied().filter(|number| is_through(*number)).collect();
+        let any = !through.is_empty();
         for number in through {
             for arrival in self.behind_scans.remove(&number).unwrap_or_default() {
                 self.returned.entries.push_back(Entry { arrival, knowledge: Knowledge::Unasked });
             }
         }
+        any
     }
 
     /// Something waits for an outcome.

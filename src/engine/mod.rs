@@ -432,8 +432,7 @@ impl Engine {
     fn advance_scans(&mut self, now: Now) {
         let (done, more) = self.scans.advance(&mut self.core, &mut self.fx.loads, now);
         self.course.more |= more;
-        self.arrivals.scans_ended(|number| self.scans.is_through(number));
-        self.course.more |= self.arrivals.peek(LineName::Returned).is_some();
+        self.course.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
         for (asker, command, answer) in done {
             self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
         }
