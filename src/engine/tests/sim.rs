@@ -705,6 +705,11 @@ const OPEN_MUTANTS: &[(Mutant, &str)] = &[
     (Mutant::PauseForgotten, UNFOUND),
     (Mutant::CancelAllTakesDead, UNFOUND),
     (Mutant::FlushEarlyFlushesNothing, UNFOUND),
+    (Mutant::FarOvertaken, "only world 173 shows it, which is open"),
+    (
+        Mutant::CancelAllTakesLater,
+        "what comes behind a cancel of its customer waits for it: nothing later is there",
+    ),
 ];
 
 /// To the terminal, though the test passes.
