@@ -141,7 +141,8 @@ pub(super) struct Arrivals {
     /// When commands stop waiting, monotonic.
     until: BTreeSet<(u64, Identity)>,
     waiting_count: usize,
-    /// What came behind a cancel of its own customer, by that scan's number: it waits until the scan is through.
+    /// What came behind a cancel of its own customer, by that scan's number: it waits until the scan is
+    /// through.
     behind_scans: BTreeMap<u64, VecDeque<Arrival>>,
 }
 
@@ -307,8 +308,8 @@ impl Arrivals {
         self.behind_scans.entry(number).or_default().push_back(arrival);
     }
 
-    /// Scans that something waits for are through, where `is_through` says so: that is judged next, in order. Whether
-    /// there was any.
+    /// Scans that something waits for are through, where `is_through` says so: that is judged next, in
+    /// order. Whether there was any.
     pub(super) fn scans_ended(&mut self, is_through: impl Fn(u64) -> bool) -> bool {
         let through: Vec<u64> =
             self.behind_scans.keys().copied().filter(|number| is_through(*number)).collect();

@@ -33,7 +33,8 @@ pub(super) const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
 /// Queues without items that are remembered; beyond, an idle one is forgotten.
 const IDLE_QUEUES: usize = 1_024;
 
-/// Seconds by which the items of a queue that is held back are counted; what is due later counts with the last.
+/// Seconds by which the items of a queue that is held back are counted; what is due later counts with the
+/// last.
 const LATER_SECONDS: usize = 4_096;
 
 /// The second that has begun when an item with this due is due.
@@ -86,8 +87,8 @@ pub(super) struct Live {
     pub(super) health: Health,
     /// A probe has been out for longer than a healthy queue takes.
     pub(super) hindered: bool,
-    /// While it is held back: items in the store alone that were not due when they went there, by the second in which
-    /// they will be.
+    /// While it is held back: items in the store alone that were not due when they went there, by the second
+    /// in which they will be.
     later: Option<BTreeMap<u64, u64>>,
     /// Flights to be sent again, oldest first; they go before anything new.
     pub(super) resend: VecDeque<u64>,
