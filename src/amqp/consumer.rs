@@ -22,7 +22,7 @@ use super::shared::Shared;
 use super::supervise::{
     requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
 };
-use super::topology::{count_consumers, count_ready, prepare_ingest};
+use super::topology::{count_queue, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
 use super::{Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
 use crate::clock;
@@ -177,7 +177,8 @@ impl Ingest {
             true => self.prefetch.restart_at_one(),
             false => {
                 // Unknown is many: what waits there may be of any size.
-                let ready = count_ready(session, &queue, limit).await.unwrap_or(u32::MAX);
+                let counts = count_queue(session, &queue, limit).await;
+                let ready = counts.map_or(u32::MAX, |counts| counts.ready);
                 self.prefetch.restart(ready)
             }
         };
@@ -268,7 +269,7 @@ impl Ingest {
         let (queue, limit) = (self.options.ingest.queue.clone(), self.options.timeouts.connect);
         async move {
             tokio::time::sleep(pause).await;
-            count_consumers(&session, &queue, limit).await
+            count_queue(&session, &queue, limit).await.map(|counts| counts.consumers)
         }
         .boxed()
     }

@@ -7,7 +7,7 @@
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use super::topology::{count_consumers, declare_exclusive};
+use super::topology::{count_queue, declare_exclusive};
 use std::time::Duration;
 
 const PREFIX: &str = "tidegate.lock.";
@@ -50,7 +50,8 @@ pub(super) async fn acquire(
         )),
         Err(fault) => return Err(fault),
     };
-    check_consumers(count_consumers(session, queue, limit).await, 0, queue, heartbeat)?;
+    let consumers = count_queue(session, queue, limit).await.map(|counts| counts.consumers);
+    check_consumers(consumers, 0, queue, heartbeat)?;
     Ok(lock)
 }
 

@@ -126,26 +126,22 @@ pub(super) async fn prepare_dead(
     Ok(setup.finish().await)
 }
 
-/// Consumers of a queue at present.
-pub(super) async fn count_consumers(session: &Session, queue: &str, limit: Duration) -> Result<u32, Fault> {
+/// Consumers and ready messages of a queue at present.
+pub(super) async fn count_queue(
+    session: &Session,
+    queue: &str,
+    limit: Duration,
+) -> Result<QueueCounts, Fault> {
     let mut setup = Setup::new(session, limit);
-    let count = setup.check_queue(queue).await?;
+    let counts = setup.check_queue(queue).await?;
     setup.finish().await;
-    Ok(count.consumers)
-}
-
-/// Messages that are ready in a queue.
-pub(super) async fn count_ready(session: &Session, queue: &str, limit: Duration) -> Result<u32, Fault> {
-    let mut setup = Setup::new(session, limit);
-    let count = setup.check_queue(queue).await?;
-    setup.finish().await;
-    Ok(count.ready)
+    Ok(counts)
 }
 
 /// What a queue holds, as the broker answers a passive declaration.
-struct QueueCounts {
-    consumers: u32,
-    ready: u32,
+pub(super) struct QueueCounts {
+    pub(super) consumers: u32,
+    pub(super) ready: u32,
 }
 
 /// Declares a queue that only this connection may use, and that ends with it. A queue of this name that

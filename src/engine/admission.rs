@@ -42,19 +42,29 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Whether this item may come in. It is counted by the caller.
+    /// Whether this item may come in. `replaces`: in the place of another of its application, so that the
+    /// number of items stays.
     pub(super) fn judge(
         &mut self,
         stock: &mut Stock,
         settings: &Settings,
-        item: &NewItem,
-        timing: Timing,
+        (item, timing): (&NewItem, Timing),
+        replaces: bool,
         now: Now,
     ) -> Verdict {
         if let Some(dead) = beyond_hold_max(settings, timing, now) {
             return Verdict::Dead(dead);
         }
         let known = stock.queues.find(&item.application);
+        let counted = if replaces { Verdict::Admit } else { self.judge_number(stock, settings, known) };
+        match counted {
+            Verdict::Admit => self.judge_windows(stock, settings, item, known, timing, now),
+            other @ (Verdict::Wait | Verdict::Dead(_)) => other,
+        }
+    }
+
+    /// Of one item more: applications there may be, and items of this one.
+    fn judge_number(&mut self, stock: &mut Stock, settings: &Settings, known: Option<QueueId>) -> Verdict {
         let is_new = known.is_none_or(|queue| stock.queues[queue].total() == 0);
         // The queue of dead letters belongs to no application.
         let letters = stock.queues[stock.queues.dead_letters()].total() > 0;
@@ -63,29 +73,7 @@ impl Limits {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);
             return Verdict::Dead(Dead { reason: Reason::Full, error: error.into() });
         }
-        if let Some(queue) = known {
-            match self.judge_count(stock, queue) {
-                Verdict::Admit => {}
-                other @ (Verdict::Wait | Verdict::Dead(_)) => return other,
-            }
-        }
-        self.judge_windows(stock, settings, item, known, timing, now)
-    }
-
-    /// Whether this item may take the place of another of its application.
-    pub(super) fn judge_replacement(
-        &mut self,
-        stock: &mut Stock,
-        settings: &Settings,
-        item: &NewItem,
-        timing: Timing,
-        now: Now,
-    ) -> Verdict {
-        if let Some(dead) = beyond_hold_max(settings, timing, now) {
-            return Verdict::Dead(dead);
-        }
-        let queue = stock.queues.find(&item.application);
-        self.judge_windows(stock, settings, item, queue, timing, now)
+        known.map_or(Verdict::Admit, |queue| self.judge_count(stock, queue))
     }
 
     fn judge_count(&mut self, stock: &mut Stock, queue: QueueId) -> Verdict {

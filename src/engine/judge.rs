@@ -225,7 +225,7 @@ impl Bench<'_> {
         let rule = item.on_duplicate;
         let queue = core.stock.queues.id(&item.application);
         let timing = timing(core.stock.queues.settings_of(queue), &item, now);
-        match self.limits.judge_replacement(&mut core.stock, self.settings, &item, timing, now) {
+        match self.limits.judge(&mut core.stock, self.settings, (&item, timing), true, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Judged::NoRoom(item),
             LimitVerdict::Dead(dead) => {
@@ -250,7 +250,7 @@ impl Bench<'_> {
         let settings =
             known.map_or(self.settings.of(&item.application), |id| core.stock.queues.settings_of(id));
         let timing = timing(settings, &item, now);
-        match self.limits.judge(&mut core.stock, self.settings, &item, timing, now) {
+        match self.limits.judge(&mut core.stock, self.settings, (&item, timing), false, now) {
             LimitVerdict::Admit => {
                 self.take_in(core, *item, origin, timing, None, now);
                 Judged::Done
