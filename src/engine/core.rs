@@ -537,7 +537,8 @@ impl Core {
         let Some(found) = found else { return Whereabouts::Nowhere };
         if let Some(mut stored) = found.item {
             if stored.dead.is_none() && stored.application == *self.stock.queues[queue].name() {
-                stored.key = self.stock.reads.present_key(&stored);
+                // What has ended since is not believed (`Watch`): this one has another key at the most.
+                stored.key = self.stock.reads.present_key(&stored).unwrap_or(stored.key);
                 return Whereabouts::Live(Live::Far(Box::new(stored)));
             }
         }

@@ -16,13 +16,22 @@ use std::sync::Arc;
 pub(super) struct Reads {
     begun: u64,
     ended: u64,
-    /// Arrival numbers whose row ended or moved, with the last read begun before.
-    gone: NumberMap<u64, u64>,
+    /// Arrival numbers whose row ended or changed, with the last read begun before.
+    changed: NumberMap<u64, Changed>,
     /// The same in order, so that each is forgotten with the last read that it matters to.
     order: VecDeque<(u64, u64)>,
     /// Members of windows that got other keys without passing through memory, with the last read begun
     /// before.
     rekeyed: VecDeque<(u64, Rekeyed)>,
+}
+
+/// What became of a row since reads under way may have read it.
+#[derive(Clone, Copy, Debug)]
+struct Changed {
+    /// The last read begun before.
+    read: u64,
+    /// Its key now; `None`: it is not in that queue any more.
+    key: Option<Key>,
 }
 
 /// Windowed items of one customer and planned end that are due at another moment now.
@@ -46,7 +55,7 @@ impl Rekeyed {
 
 impl Reads {
     pub(super) fn new() -> Self {
-        Reads { begun: 0, ended: 0, gone: Lookup::new(), order: VecDeque::new(), rekeyed: VecDeque::new() }
+        Reads { begun: 0, ended: 0, changed: Lookup::new(), order: VecDeque::new(), rekeyed: VecDeque::new() }
     }
 
     pub(super) fn begin(&mut self) {
@@ -60,9 +69,9 @@ impl Reads {
                 break;
             }
             self.order.pop_front();
-            self.gone.remove_if(&seq, |last| *last == read);
+            self.changed.remove_if(&seq, |last| last.read == read);
         }
-        self.gone.shrink();
+        self.changed.shrink();
     }
 
     /// Forgets what no answer can be out of date by. `answers_wait`: some have come and have not been used.
@@ -78,23 +87,38 @@ impl Reads {
         self.rekeyed.push_back((self.begun, rekeyed));
     }
 
-    /// The key that a row has now which was read with another one, perhaps.
-    pub(super) fn present_key(&self, stored: &Stored) -> Key {
-        let moved = self.rekeyed.iter().rev().find(|(_, rekeyed)| rekeyed.covers(stored));
-        moved.map_or(stored.key, |(_, rekeyed)| Key { due: rekeyed.members.due, seq: stored.key.seq })
+    /// The key that a row has now, which a read under way has brought or an answer tells of; `None`: it is not there any
+    /// more.
+    pub(super) fn present_key(&self, stored: &Stored) -> Option<Key> {
+        if let Some(changed) = self.changed.get(&stored.key.seq) {
+            return changed.key;
+        }
+        // The first that covers it: of later windows with the same planned end it was no member any more.
+        let moved = self.rekeyed.iter().find(|(_, rekeyed)| rekeyed.covers(stored));
+        let due = moved.map_or(stored.key.due, |(_, rekeyed)| rekeyed.members.due);
+        Some(Key { due, ..stored.key })
     }
 
-    /// The row with this arrival number has ended, or has another key now.
+    /// The row with this arrival number is not in its queue any more.
     pub(super) fn note_gone(&mut self, seq: u64) {
+        self.note(seq, None);
+    }
+
+    /// The row with this key was written anew, perhaps under this key for the first time.
+    pub(super) fn note_rewritten(&mut self, key: Key) {
+        self.note(key.seq, Some(key));
+    }
+
+    fn note(&mut self, seq: u64, key: Option<Key>) {
         if self.begun > self.ended {
-            self.gone.insert(seq, self.begun);
+            self.changed.insert(seq, Changed { read: self.begun, key });
             self.order.push_back((self.begun, seq));
         }
     }
 
     /// Whether a row that the oldest read under way has brought is still as it was read.
     pub(super) fn is_current(&self, seq: u64) -> bool {
-        !self.gone.contains_key(&seq)
+        !self.changed.contains_key(&seq)
     }
 }
 
@@ -161,6 +185,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use super::super::types::ClosedBy;
     use super::*;
 
     #[test]
@@ -174,10 +199,55 @@ mod tests {
         reads.note_gone(3);
         reads.note_gone(2);
         assert!(!reads.is_current(2) && !reads.is_current(3) && reads.is_current(1));
+        reads.note_rewritten(Key { due: 9, seq: 4 });
+        let read = |seq| reads.present_key(&row(Key { due: 5, seq }));
+        assert_eq!(
+            [read(1), read(2), read(4)],
+            [Some(Key { due: 5, seq: 1 }), None, Some(Key { due: 9, seq: 4 })]
+        );
         reads.end();
         assert!(!reads.is_current(2) && !reads.is_current(3), "the second may have begun before");
         reads.end();
         assert!(reads.is_current(2) && reads.is_current(3));
+    }
+
+    /// A member of a window that closed, and of one that opened behind it with the same planned end.
+    #[test]
+    fn a_row_has_the_key_that_the_first_rekey_gave_it() {
+        let mut reads = Reads::new();
+        let queue: Arc<str> = "shop".into();
+        for (through_seq, due) in [(10, 50), (20, 80)] {
+            let cause = ClosedBy::Flush;
+            let customer = "c".into();
+            reads.note_rekey(
+                &queue,
+                100,
+                &RekeyMembers { customer, through_seq, due, cause, except: vec![8] },
+            );
+        }
+        let key = |seq| reads.present_key(&row(Key { due: 100, seq })).map(|key| key.due);
+        assert_eq!([key(7), key(15), key(25)], [Some(50), Some(80), Some(100)]);
+    }
+
+    fn row(key: Key) -> Stored {
+        Stored {
+            key,
+            accepted_due: key.due,
+            application: "shop".into(),
+            customer: Some("c".into()),
+            given: None,
+            fingerprint: 0,
+            received: 0,
+            own_time: false,
+            expiry: None,
+            weight: 0,
+            closed_by: ClosedBy::Time,
+            attempts: 0,
+            last_error: None,
+            outcome_unknown: false,
+            dead: None,
+            content: None,
+        }
     }
 
     #[test]

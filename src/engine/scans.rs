@@ -209,8 +209,8 @@ impl Scans {
             let seq = stored.key.seq;
             if let Some(id) = core.stock.items.by_seq(seq) {
                 scan.meet(core, id, stored, now);
-            } else if core.stock.reads.is_current(seq) {
-                stored.key = core.stock.reads.present_key(&stored);
+            } else if let Some(key) = core.stock.reads.present_key(&stored) {
+                stored.key = key;
                 scan.look_at_far(core, stored, now);
             }
         }

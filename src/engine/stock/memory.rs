@@ -108,7 +108,7 @@ impl Stock {
             let (removed, written) =
                 if moved { (removed, written.clone()) } else { (IndexRows::default(), IndexRows::default()) };
             self.journal.push(Op::Move { from, to, removed, written, standing });
-            self.reads.note_gone(item.key.seq);
+            self.reads.note_rewritten(item.key);
         }
         if !moved && !item.indexed && written.customer.is_some() && !mutated(Mutant::IndexForgotten) {
             let rows = IndexRows { identity: None, ..written };
