@@ -79,11 +79,7 @@ impl Config {
         env.sort();
         let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
         let findings = section::Findings::default();
-        let mut tree = match &file {
-            None => tree::Table::new(),
-            Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
-        };
-        let around = lay_over(&mut tree, &env, file.as_ref(), &findings);
+        let (tree, around) = laid_over(file.as_ref(), &env, &findings)?;
         let config = read::config(&tree, &findings, &around);
         let (mut faults, mut warnings) = (findings.faults.take(), findings.warnings.take());
         faults.sort();
@@ -109,11 +105,7 @@ impl Config {
             env.filter(|(k, _)| k.starts_with("TIDEGATE__ADMIN__") || k == CREDENTIALS).collect();
         let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
         let findings = section::Findings::default();
-        let mut tree = match &file {
-            None => tree::Table::new(),
-            Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
-        };
-        let around = lay_over(&mut tree, &env, file.as_ref(), &findings);
+        let (tree, around) = laid_over(file.as_ref(), &env, &findings)?;
         let admin = read::admin_of_client(&tree, &findings, &around, with_token);
         let mut faults = findings.faults.take();
         faults.sort();
@@ -147,22 +139,25 @@ impl Config {
 /// Set by systemd: the directory of the service's credentials.
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 
-/// Lays the variables over what the file says, in their order, and tells what else the environment holds.
-fn lay_over<'t>(
-    tree: &mut tree::Table<'t>,
+/// What the file says with the variables laid over it, in their order, and what else the environment holds.
+fn laid_over<'t>(
+    file: Option<&'t File>,
     env: &'t [(String, String)],
-    file: Option<&File>,
     findings: &section::Findings,
-) -> login::Surroundings {
+) -> Result<(tree::Table<'t>, login::Surroundings), Faults> {
+    let mut tree = match file {
+        None => tree::Table::new(),
+        Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
+    };
     let mut around = login::Surroundings { file_exposed: file.is_some_and(|f| f.exposed), credentials: None };
     for (name, value) in env {
         if name == CREDENTIALS {
             around.credentials = (!value.is_empty()).then(|| value.into());
-        } else if let Err(fault) = tree::overlay(tree, name, value) {
+        } else if let Err(fault) = tree::overlay(&mut tree, name, value) {
             findings.faults.borrow_mut().push(fault);
         }
     }
-    around
+    Ok((tree, around))
 }
 
 /// Most bytes of unconfirmed batches: what lapin holds twice, and what a lost connection repeats.

@@ -690,7 +690,6 @@ fn failures(
 /// and named whenever the test runs; `SEED=N SEEDS=1` runs one of them.
 const OPEN: &[(u64, &str)] = &[
     (3, "drop-oldest after a restart: an item due later than one with an own time made room"),
-    (37, "a list of all applications misses an item that waits"),
     (169, "an item is deleted, and no successor or command for it was seen"),
     (173, "a window is judged longer than `window`: its first item waited behind a cancel of its customer"),
     (347, "an item is dead, `full`, of an application with nothing live: limits.applications, as the reference counts it"),
