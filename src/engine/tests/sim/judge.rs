@@ -189,7 +189,11 @@ impl Model {
             }
             _ => None,
         };
-        let successors: Vec<(Identity, u64)> = ops.iter().filter_map(put).chain(unwritten).collect();
+        // One may be published, confirmed and gone before the commit that removes what it replaced.
+        let passed = self.lives.values().filter(|life| life.put.is_none() && life.published.is_some());
+        let passed = passed.map(|life| (life.identity, life.seq));
+        let successors: Vec<(Identity, u64)> =
+            ops.iter().filter_map(put).chain(unwritten).chain(passed).collect();
         let remembered: BTreeSet<Identity> = ops
             .iter()
             .filter_map(|op| match op {
@@ -923,6 +927,7 @@ impl Model {
             if !self.durable {
                 self.end_unseen(number);
             }
+            self.end_unwritten(number);
             self.check_ack(number);
             if let Some(command) = self.messages[&number].command {
                 // Nobody is told.
@@ -960,6 +965,23 @@ impl Model {
         }
     }
 
+    /// One that was published and never written leaves no delete when another takes its place; that is safe.
+    fn end_unwritten(&mut self, number: usize) {
+        let taken = self.messages[&number].taken.clone();
+        for seq in taken.into_iter().flatten() {
+            let life = &self.lives[&seq];
+            let given = life.put.is_none() && life.identity.is_given();
+            if given && life.state == State::Waiting && self.has_safe_heir(life) {
+                self.set(seq, State::Replaced);
+            }
+        }
+    }
+
+    fn has_safe_heir(&self, life: &Life) -> bool {
+        let heirs = self.lives.values().filter(|heir| heir.identity == life.identity && heir.seq > life.seq);
+        heirs.map(|heir| heir.seq).any(|seq| self.is_safe(seq))
+    }
+
     fn check_ack(&self, number: usize) {
         let message = &self.messages[&number];
         if let Some(command) = message.command {
@@ -975,10 +997,6 @@ impl Model {
                 None => self.judge_dropped(*ask),
                 Some(seq) => {
                     let life = &self.lives[&seq];
-                    let known = life.identity.is_given()
-                        && life.put.is_none()
-                        && self.settings.of(self.application(seq)).dedupe_tail > 0;
-                    let _ = known;
                     assert!(self.is_safe(seq), "{ask} was acked while {:?} and not durable", life.state);
                 }
             }
