@@ -422,12 +422,19 @@ impl Arrivals {
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
         format!(
-            "{} returned, {} requests, {} local, {} waiting; first {:?}",
+            "{} returned, {} requests, {} local, {} waiting, behind scans {:?}; first {:?}",
             self.returned.entries.len(),
             self.requests.entries.len(),
             self.local.entries.len(),
             self.waiting_count,
+            self.behind_scans.iter().map(|(scan, waiting)| (scan, waiting.len())).collect::<Vec<_>>(),
             self.requests.entries.front()
         )
+    }
+
+    /// How many wait for the outcome of this identity, for messages of tests.
+    #[cfg(test)]
+    pub(super) fn awaiting(&self, identity: Identity) -> usize {
+        self.waiting.get(&identity).map_or(0, VecDeque::len)
     }
 }

@@ -613,6 +613,17 @@ impl Engine {
         self.core.stock.work()
     }
 
+    /// What memory knows of an identity, for messages of tests.
+    pub(in crate::engine) fn describe_identity(&self, identity: types::Identity) -> String {
+        let item = self
+            .core
+            .stock
+            .items
+            .by_identity(identity)
+            .map(|id| (self.core.is_in_flight(id), &self.core.stock.items[id]));
+        format!("{} wait for the outcome of (in flight, item) {item:?}", self.arrivals.awaiting(identity))
+    }
+
     /// The heads of the lines, for messages of tests.
     pub(in crate::engine) fn describe(&self) -> String {
         let queues = &self.core.stock.queues;

@@ -17,7 +17,7 @@ pub(super) struct Reads {
     begun: u64,
     ended: u64,
     /// Arrival numbers whose row ended or changed, with the last read begun before.
-    changed: NumberMap<u64, Changed>,
+    changed: NumberMap<u64, RowChange>,
     /// The same in order, so that each is forgotten with the last read that it matters to.
     order: VecDeque<(u64, u64)>,
     /// Members of windows that got other keys without passing through memory, with the last read begun
@@ -27,7 +27,7 @@ pub(super) struct Reads {
 
 /// What became of a row since reads under way may have read it.
 #[derive(Clone, Copy, Debug)]
-struct Changed {
+struct RowChange {
     /// The last read begun before.
     read: u64,
     /// Its key now; `None`: it is not in that queue any more.
@@ -87,8 +87,8 @@ impl Reads {
         self.rekeyed.push_back((self.begun, rekeyed));
     }
 
-    /// The key that a row has now, which a read under way has brought or an answer tells of; `None`: it is not there any
-    /// more.
+    /// The key that a row has now, which a read under way has brought or an answer tells of; `None`: it is
+    /// not there any more.
     pub(super) fn present_key(&self, stored: &Stored) -> Option<Key> {
         if let Some(changed) = self.changed.get(&stored.key.seq) {
             return changed.key;
@@ -111,7 +111,7 @@ impl Reads {
 
     fn note(&mut self, seq: u64, key: Option<Key>) {
         if self.begun > self.ended {
-            self.changed.insert(seq, Changed { read: self.begun, key });
+            self.changed.insert(seq, RowChange { read: self.begun, key });
             self.order.push_back((self.begun, seq));
         }
     }

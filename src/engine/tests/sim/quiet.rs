@@ -76,8 +76,8 @@ impl Sim {
             }
             let engine = self.world.engine.describe();
             panic!(
-                "{} of {name} is due since {} and does not move at {:?}; {engine}",
-                life.ask, life.due, model.now
+                "{} of {name} is due since {} and does not move at {:?}; {:?}; {engine}",
+                life.ask, life.due, model.now, model.asks[life.ask].new
             );
         }
     }
@@ -144,9 +144,12 @@ impl Sim {
                 let new = &model.asks[*ask].new;
                 let Some(reason) = self.undecided(*ask, &waits) else {
                     panic!(
-                        "{ask} of {} is not decided at {:?}; {} live; {}",
-                        new.application,
+                        "{ask} is not decided at {:?}: {new:?} of message {} {:?}, known {:?}, {:?}; {} live; {}",
                         model.now,
+                        model.asks[*ask].message,
+                        message.delivered,
+                        new.identity.map(|identity| model.timeline.get(&identity).and_then(|line| line.last())),
+                        new.identity.map(|identity| self.world.engine.describe_identity(identity)),
                         model.live(&new.application),
                         self.world.engine.describe()
                     );
