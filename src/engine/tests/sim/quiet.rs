@@ -164,23 +164,27 @@ impl Sim {
         self.check_intake();
     }
 
+    /// It depends on what is in flight under its id, or stands behind one that does.
+    fn awaits(&self, ask: usize, waits: &BTreeSet<Identity>) -> bool {
+        let model = &self.model;
+        let new = &model.asks[ask].new;
+        let Some(identity) = new.identity else { return false };
+        let rule = !matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
+        match model.timeline.get(&identity).and_then(|line| line.last()) {
+            _ if waits.contains(&identity) => true,
+            Some((_, Known::Out(seq))) => rule || model.lives[seq].orphaned,
+            // Published once, and to be sent again.
+            Some((_, Known::Waiting(seq))) => model.lives[seq].published.is_some(),
+            Some(_) | None => false,
+        }
+    }
+
     fn undecided(&self, ask: usize, waits: &BTreeSet<Identity>) -> Option<Undecided> {
         let model = &self.model;
         let new = &model.asks[ask].new;
         let settings = model.settings.of(&new.application);
-        if let Some(identity) = new.identity {
-            let known = model.timeline.get(&identity).and_then(|line| line.last()).map(|(_, known)| *known);
-            let rule = !matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
-            let orphan = |seq: &u64| model.lives[seq].orphaned;
-            if waits.contains(&identity) || matches!(&known, Some(Known::Out(seq)) if rule || orphan(seq)) {
-                return Some(Undecided::Awaits);
-            }
-            // Published once, and to be sent again.
-            if let Some(Known::Waiting(seq)) = known {
-                if model.lives[&seq].published.is_some() {
-                    return Some(Undecided::Awaits);
-                }
-            }
+        if self.awaits(ask, waits) {
+            return Some(Undecided::Awaits);
         }
         if !model.durable {
             return Some(Undecided::Unseen);
@@ -200,9 +204,7 @@ impl Sim {
         }
         // Another part of its message is not decided, and this one was dropped.
         let message = &model.messages[&model.asks[ask].message];
-        let others = message.asks.iter().any(|other| {
-            *other != ask && model.asks[*other].new.identity.is_some_and(|id| waits.contains(&id))
-        });
+        let others = message.asks.iter().any(|other| *other != ask && self.awaits(*other, waits));
         others.then_some(Undecided::Unseen)
     }
 
