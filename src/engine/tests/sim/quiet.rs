@@ -179,33 +179,38 @@ impl Sim {
         }
     }
 
-    fn undecided(&self, ask: usize, waits: &BTreeSet<Identity>) -> Option<Undecided> {
+    /// There is no room for it, or the place of another is made free for it only now.
+    fn is_held(&self, ask: usize) -> bool {
         let model = &self.model;
         let new = &model.asks[ask].new;
         let settings = model.settings.of(&new.application);
+        let full = settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
+        let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
+        // Windows of former lives are not known one by one.
+        let known = model.windows.open.len() as u64 + u64::from(model.lives_begun > 1) * 100_000;
+        let windows = waits_for_room && new.at.is_none() && known >= model.settings.customers;
+        let dropping = settings.on_full == OnFull::DropOldest;
+        full && (waits_for_room || dropping) || windows || self.store_full || model.before.is_some()
+    }
+
+    fn undecided(&self, ask: usize, waits: &BTreeSet<Identity>) -> Option<Undecided> {
+        let model = &self.model;
         if self.awaits(ask, waits) {
             return Some(Undecided::Awaits);
         }
         if !model.durable {
             return Some(Undecided::Unseen);
         }
-        let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
-        let full = waits_for_room
-            && settings.max_waiting > 0
-            && model.live(&new.application) >= settings.max_waiting;
-        // Windows of former lives are not known one by one.
-        let known = model.windows.open.len() as u64 + u64::from(model.lives_begun > 1) * 100_000;
-        let windows = waits_for_room && new.at.is_none() && known >= model.settings.customers;
-        let dropping = settings.on_full == OnFull::DropOldest
-            && settings.max_waiting > 0
-            && model.live(&new.application) >= settings.max_waiting;
-        if full || windows || dropping || self.store_full || model.before.is_some() {
+        if self.is_held(ask) {
             return Some(Undecided::Held);
         }
-        // Another part of its message is not decided, and this one was dropped.
+        // It was dropped, and another part of its message is not decided.
+        model.asks[ask].new.identity?;
         let message = &model.messages[&model.asks[ask].message];
-        let others = message.asks.iter().any(|other| *other != ask && self.awaits(*other, waits));
-        others.then_some(Undecided::Unseen)
+        let mut others = message.asks.iter().zip(&message.taken).filter(|(other, _)| **other != ask);
+        others
+            .any(|(other, taken)| taken.is_none() && (self.awaits(*other, waits) || self.is_held(*other)))
+            .then_some(Undecided::Unseen)
     }
 
     /// The intake is closed only while something is full.
