@@ -955,14 +955,18 @@ impl Model {
             .filter_map(|(ask, seq)| Some((ask, seq?)))
             .collect();
         for (ask, seq) in taken {
-            if self.lives[&seq].state != State::Waiting {
-                continue;
-            }
-            let identity = self.asks[ask].new.identity;
-            if self.may_be_cancelled(ask) || identity.is_some_and(|identity| self.met_unseen(ask, identity)) {
+            if self.lives[&seq].state == State::Waiting && self.may_have_ended_unseen(ask) {
                 self.set(seq, State::Cancelled);
             }
         }
+    }
+
+    /// With nothing stored: a command or another of its id may have ended it, and the ack waits for the rest
+    /// of its message.
+    pub(super) fn may_have_ended_unseen(&self, ask: usize) -> bool {
+        let identity = self.asks[ask].new.identity;
+        let met = || identity.is_some_and(|identity| self.met_unseen(ask, identity));
+        !self.durable && (self.may_be_cancelled(ask) || met())
     }
 
     /// One that was published and never written leaves no delete when another takes its place; that is safe.

@@ -71,7 +71,8 @@ impl Sim {
                 || app.pausing > 0
                 || app.left_alone_until > model.now.mono
                 || !app.flights.is_empty();
-            if slots || alone || hindered || !self.is_due(life.seq) {
+            let unseen = !life.acked && model.may_have_ended_unseen(life.ask);
+            if slots || alone || hindered || unseen || !self.is_due(life.seq) {
                 continue;
             }
             let engine = self.world.engine.describe();
