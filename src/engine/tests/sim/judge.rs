@@ -910,7 +910,7 @@ impl Model {
         }
     }
 
-    fn is_safe(&self, seq: u64) -> bool {
+    pub(super) fn is_safe(&self, seq: u64) -> bool {
         let life = &self.lives[&seq];
         life.durable || life.state.is_over()
     }

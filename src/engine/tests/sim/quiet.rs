@@ -142,7 +142,7 @@ impl Sim {
             }
             for (part, ask) in message.asks.iter().enumerate() {
                 if let Some(seq) = message.taken[part] {
-                    assert!(!model.durable || model.lives[&seq].durable, "{ask} is still not written");
+                    assert!(!model.durable || model.is_safe(seq), "{ask} is still not written");
                     continue;
                 }
                 let new = &model.asks[*ask].new;
