@@ -25,6 +25,8 @@ pub(super) enum Excuse {
     ChannelClosed,
     /// Its request was not acked when the ingest connection was lost, and had no id.
     AckLost,
+    /// Likewise, and another item of its id came before it came again: an id remembers its last end alone.
+    IdTaken,
 }
 
 /// One entry of a message, as its producer sees it.
@@ -327,6 +329,9 @@ impl Model {
             acked: false,
             orphaned: false,
         };
+        if self.is_id_taken_since(ask, identity) {
+            self.asks[ask].excuses.push(Excuse::IdTaken);
+        }
         let before = self.lives.insert(key.seq, life);
         assert!(before.is_none(), "arrival number {} is given out twice", key.seq);
         self.fresh.insert(key.seq);
@@ -350,6 +355,14 @@ impl Model {
                 self.note(given, Known::Ended(key.seq));
             }
         }
+    }
+
+    /// It has been taken in before, and another of its id has been since.
+    fn is_id_taken_since(&self, ask: usize, identity: Identity) -> bool {
+        let of_id = || self.lives.values().filter(|life| life.identity == identity && identity.is_given());
+        let own = of_id().filter(|life| life.ask == ask && life.state != State::Forgotten);
+        let Some(own) = own.map(|life| life.seq).max() else { return false };
+        of_id().any(|life| life.ask != ask && life.seq > own)
     }
 
     /// Whether an end of so long ago is remembered: certainly not, certainly.
