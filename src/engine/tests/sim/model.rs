@@ -283,7 +283,8 @@ impl Model {
             }
         };
         let identity = life.identity;
-        if !matches!(before, State::Dead(_) | State::DeadOut(..)) || state == State::Forgotten {
+        let dead = matches!(state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
+        if !matches!(before, State::Dead(_) | State::DeadOut(..)) || !dead {
             self.note(identity, known);
         }
         let name = self.asks[ask].new.application.clone();
