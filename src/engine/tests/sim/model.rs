@@ -353,6 +353,10 @@ impl Model {
         if let Some(given) = given {
             let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
             if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
+                if state == State::Dead(Reason::Expired) {
+                    // It waited until it could leave, and others may have met it.
+                    self.note(given, Known::Waiting(key.seq));
+                }
                 self.note(given, Known::Ended(key.seq));
             }
         }
