@@ -957,7 +957,8 @@ impl Model {
             .collect();
         for (ask, seq) in taken {
             if self.lives[&seq].state == State::Waiting && self.may_have_ended_unseen(ask) {
-                self.set(seq, State::Cancelled);
+                let cancelled = self.may_be_cancelled(ask);
+                self.set(seq, if cancelled { State::Cancelled } else { State::Replaced });
             }
         }
     }
