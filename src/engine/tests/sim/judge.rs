@@ -6,7 +6,7 @@ use super::windows::{length, Member};
 use crate::engine::event::*;
 use crate::engine::size;
 use crate::engine::types::*;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 impl Model {
     pub(super) fn call(&mut self, call: Call) {
@@ -59,8 +59,8 @@ impl Model {
             Op::Put { item, indexed } => {
                 let payload = item.content.as_ref().map(|content| text(content));
                 eprintln!(
-                    "    put {payload:?} {:?} of {}/{:?} {indexed} {:?}",
-                    item.key, item.application, item.customer, item.dead
+                    "    put {payload:?} {:?} of {}/{:?} {:?} {indexed} {:?}",
+                    item.key, item.application, item.customer, item.given, item.dead
                 );
             }
             op => eprintln!("    {op:?}"),
@@ -194,10 +194,10 @@ impl Model {
         let passed = passed.map(|life| (life.identity, life.seq));
         let successors: Vec<(Identity, u64)> =
             ops.iter().filter_map(put).chain(unwritten).chain(passed).collect();
-        let remembered: BTreeSet<Identity> = ops
+        let remembered: BTreeMap<Identity, &Ended> = ops
             .iter()
             .filter_map(|op| match op {
-                Op::Remember { identity, .. } => Some(*identity),
+                Op::Remember { identity, ended, .. } => Some((*identity, &**ended)),
                 _ => None,
             })
             .collect();
@@ -361,7 +361,12 @@ impl Model {
         );
     }
 
-    fn deleted(&mut self, place: &Place, successors: &[(Identity, u64)], remembered: &BTreeSet<Identity>) {
+    fn deleted(
+        &mut self,
+        place: &Place,
+        successors: &[(Identity, u64)],
+        remembered: &BTreeMap<Identity, &Ended>,
+    ) {
         let seq = place.key.seq;
         let life = self.lives.get_mut(&seq).expect("deleted what was written");
         life.deleted = true;
@@ -370,12 +375,17 @@ impl Model {
             State::Sent | State::DeadSent(_) | State::Cancelled | State::Forgotten => {}
             State::Replaced => {}
             State::Waiting => {
+                // One that was cancelled may have an heir as well, which came behind the cancel.
+                let cancelled = remembered.get(&identity).is_some_and(|ended| {
+                    let own = ended.fingerprint == self.asks[ask].new.fingerprint;
+                    own && matches!(ended.end, End::Cancelled | End::CancelledAgain)
+                });
                 let heir = successors.iter().any(|(other, by)| *other == identity && *by > seq);
-                if heir {
+                if heir && !cancelled {
                     return self.set(seq, State::Replaced);
                 }
                 let tail = self.settings.of(&self.asks[ask].new.application).dedupe_tail;
-                let forgets = identity.is_given() && tail > 0 && !remembered.contains(&identity);
+                let forgets = identity.is_given() && tail > 0 && !remembered.contains_key(&identity);
                 if !(forgets && self.met_pending(ask, identity)) && self.taken_back(seq) {
                     self.set(seq, State::Cancelled);
                 } else {
@@ -399,7 +409,10 @@ impl Model {
         let tail = self.settings.of(&new.application).dedupe_tail;
         let ends = matches!(self.lives[&seq].state, State::Sent | State::Cancelled);
         if ends && identity.is_given() && tail > 0 && self.before.is_none() {
-            assert!(remembered.contains(&identity), "{ask} ended and is not remembered in the same commit");
+            assert!(
+                remembered.contains_key(&identity),
+                "{ask} ended and is not remembered in the same commit"
+            );
         }
     }
 

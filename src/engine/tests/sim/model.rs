@@ -267,22 +267,21 @@ impl Model {
         let wall = self.now.wall;
         let life = self.lives.get_mut(&seq).expect("a known item");
         let before = std::mem::replace(&mut life.state, state);
-        let ask = life.ask;
+        let (ask, identity) = (life.ask, life.identity);
         if matches!(state, State::Waiting) {
             life.waiting_since = call;
         }
         let known = match state {
             State::Waiting => Known::Waiting(seq),
             State::Out(_) => Known::Out(seq),
-            State::Replaced | State::Forgotten => Known::Nobody,
+            State::Replaced | State::Forgotten => self.heir_of(seq),
             State::Dead(_) | State::DeadOut(..) | State::DeadSent(_) | State::Sent | State::Cancelled => {
                 if !matches!(before, State::Dead(_) | State::DeadOut(..)) {
-                    life.ended_at = wall;
+                    self.lives.get_mut(&seq).expect("there").ended_at = wall;
                 }
                 Known::Ended(seq)
             }
         };
-        let identity = life.identity;
         let dead = matches!(state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
         if !matches!(before, State::Dead(_) | State::DeadOut(..)) || !dead {
             self.note(identity, known);
@@ -300,6 +299,18 @@ impl Model {
         if before.is_live() && !state.is_live() {
             self.windows.leave(seq);
         }
+    }
+
+    /// Who has the id of one that is nowhere any more: its heir may have been seen before.
+    fn heir_of(&self, seq: u64) -> Known {
+        let identity = self.lives[&seq].identity;
+        let heir = self.lives.values().rev().find(|life| {
+            life.identity == identity && life.seq > seq && life.state.is_live() && identity.is_given()
+        });
+        heir.map_or(Known::Nobody, |heir| match heir.state {
+            State::Out(_) => Known::Out(heir.seq),
+            _ => Known::Waiting(heir.seq),
+        })
     }
 
     /// An item is seen for the first time.
@@ -427,6 +438,7 @@ impl Model {
             if !state.is_over() {
                 assert!(!acked, "lost: {ask} was acked, was {state:?}, and is not in the store");
                 self.set(seq, State::Forgotten);
+                self.recall(self.lives[&seq].identity, store);
             }
             if published && (comes_again || !acked) {
                 self.asks[ask].excuses.push(Excuse::Killed);
@@ -470,6 +482,20 @@ impl Model {
         life.attempts = (attempts, attempts);
         (life.due, life.durable, life.put, life.restored, life.deleted) = (due, true, Some(0), true, false);
         life.published = None;
+    }
+
+    /// Who had an id before one that a crash has undone: the store knows how that ended.
+    fn recall(&mut self, identity: Identity, store: &FakeStore) {
+        let ended = store.ended.iter().rev().find(|((_, known), _)| *known == identity);
+        let Some(((_, _), ended)) = ended else { return };
+        let is_it = |life: &&Life| {
+            life.identity == identity
+                && life.state.is_over()
+                && self.asks[life.ask].new.fingerprint == ended.fingerprint
+        };
+        if let Some(seq) = self.lives.values().rev().find(is_it).map(|life| life.seq) {
+            self.note(identity, Known::Ended(seq));
+        }
     }
 
     fn undo_end(&mut self, seq: u64) {
