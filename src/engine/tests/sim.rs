@@ -690,10 +690,7 @@ fn failures(
 /// and named whenever the test runs; `SEED=N SEEDS=1` runs one of them.
 const OPEN: &[(u64, &str)] = &[
     (3, "drop-oldest after a restart: an item due later than one with an own time made room"),
-    (169, "an item is deleted, and no successor or command for it was seen"),
     (173, "a window is judged longer than `window`: its first item waited behind a cancel of its customer"),
-    (347, "an item is dead, `full`, of an application with nothing live: limits.applications, as the reference counts it"),
-    (349, "an item is listed as waiting that the reference does not expect there"),
 ];
 
 const UNFOUND: &str = "no world of the first 300 fails by it; why is not established";

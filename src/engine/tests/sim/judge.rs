@@ -694,7 +694,9 @@ impl Model {
                 && (whole.customers < 10
                     || self.lives_begun > 1
                     || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
-            let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
+            // With those of which something may have been taken and has not been seen.
+            let has_any = |(name, app): &(&String, &App)| app.live > 0 || self.unseen_of(name) > 0;
+            let names = self.apps.iter().filter(has_any).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {
                 OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
