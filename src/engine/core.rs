@@ -537,8 +537,7 @@ impl Core {
         let Some(found) = found else { return Whereabouts::Nowhere };
         if let Some(mut stored) = found.item {
             if stored.dead.is_none() && stored.application == *self.stock.queues[queue].name() {
-                // What has ended since is not believed (`Watch`): this one has another key at the most.
-                stored.key = self.stock.reads.present_key(&stored).unwrap_or(stored.key);
+                self.renew_key(&mut stored);
                 return Whereabouts::Live(Live::Far(Box::new(stored)));
             }
         }
@@ -555,6 +554,12 @@ impl Core {
             }
             Some(_) | None => Whereabouts::Nowhere,
         }
+    }
+
+    /// The key that an item in the store alone has now: a window that closed since it was read gave it
+    /// another. What has ended since is not believed in the first place (`Watch`).
+    pub(super) fn renew_key(&self, stored: &mut Stored) {
+        stored.key = self.stock.reads.present_key(stored).unwrap_or(stored.key);
     }
 
     /// What is to be told of an item in memory.

@@ -218,7 +218,7 @@ impl Bench<'_> {
         &mut self,
         core: &mut Core,
         item: Box<NewItem>,
-        live: Live,
+        mut live: Live,
         origin: Origin,
         now: Now,
     ) -> Judged {
@@ -232,6 +232,10 @@ impl Bench<'_> {
                 reject(core, item.rejected(dead), origin, now);
                 return Judged::Done;
             }
+        }
+        if let Live::Far(stored) = &mut live {
+            // To make room its own window may have been closed just now.
+            core.renew_key(stored);
         }
         let inherited = inherited_window(core, &item, &live, now);
         match &live {

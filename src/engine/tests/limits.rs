@@ -158,3 +158,23 @@ fn dead_letters_wait_where_there_is_room() {
     let dead = w.delivered.iter().filter(|(_, batch)| batch.dead.is_some());
     assert_eq!(dead.map(|(_, batch)| batch.items.len()).sum::<usize>(), 5_000);
 }
+
+/// The room that a replacement needs is made by closing the very window that its forerunner waits in.
+#[test]
+fn what_a_replacement_flushes_is_replaced_all_the_same() {
+    let change = |app: &mut AppSettings| (app.window, app.on_full) = (400_000, OnFull::FlushEarly);
+    let mut w = World::new(Settings { customers: 2, ..with(change) });
+    w.send(vec![with_id("x", DuplicateRule::Replace, item("a", "ann", "old")), item("a", "ann", "other")]);
+    w.drain_jobs();
+    w.send(vec![item("a", "bob", "bob's")]);
+    w.drain_jobs();
+    assert_eq!(w.engine.memory_bytes().0, 0, "all of it lies in the store alone");
+    w.send(vec![with_id("x", DuplicateRule::Replace, item("a", "cid", "new"))]);
+    w.drain_jobs();
+    w.crash();
+    w.run(500_000);
+    let (mut sent, dead) = ends(&w);
+    sent.sort();
+    assert_eq!((sent, dead), (names(&["bob's", "new", "other"]), vec![]));
+    w.store.check_empty();
+}
