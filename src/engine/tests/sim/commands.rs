@@ -230,7 +230,12 @@ impl Model {
         let forgotten = |k: &Known| match k {
             Known::Nobody => true,
             Known::Ended(seq) => self.remembered(*seq, asked.now.wall).1,
-            Known::Waiting(_) | Known::Out(_) => false,
+            // With nothing stored its death is not seen until its letter leaves.
+            Known::Waiting(seq) => {
+                let expiry = self.asks[self.lives[seq].ask].new.expiry;
+                !self.durable && expiry.is_some_and(|at| at <= self.now.wall)
+            }
+            Known::Out(_) => false,
         };
         known.is_empty() || known.iter().any(forgotten)
     }

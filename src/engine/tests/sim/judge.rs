@@ -808,6 +808,8 @@ impl Model {
         let first = life.published.is_none();
         let attempts = life.attempts.0;
         if let Some(at) = new.at {
+            // One that has been sent in its time may be sent again, whatever the clock says.
+            let first = first && life.attempts.1 == 0;
             assert!(
                 !first || now.wall >= at.min(item.due),
                 "{ask} left at {}, before its own time {at}",
