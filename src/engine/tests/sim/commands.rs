@@ -285,10 +285,14 @@ impl Model {
         let known = self.known_since(life.identity, asked.call);
         let right = known.iter().any(|k| match (k, listed.stage) {
             (Known::Waiting(s), Stage::Waiting) | (Known::Out(s), Stage::InFlight) => *s == seq,
-            (Known::Waiting(s), Stage::Parked) => *s == seq && self.apps[&*new.application].failing,
+            (Known::Waiting(s), Stage::Parked) => {
+                let app = &self.apps[&*new.application];
+                *s == seq && (app.failing || app.failed_call >= asked.call)
+            }
             // Formed, and waiting for payloads; or to be sent again.
             (Known::Waiting(s), Stage::InFlight) => {
-                *s == seq && (life.published.is_some() || listed.due <= self.now.wall)
+                let due = listed.due <= self.now.wall || self.stepped_back > 0;
+                *s == seq && (life.published.is_some() || due)
             }
             _ => false,
         });

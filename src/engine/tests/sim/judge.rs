@@ -168,8 +168,12 @@ impl Model {
                 self.dead_left_alone_until
             };
         }
+        let call = self.call;
         let app = self.app(&flight.application);
         app.flights.remove(&settled.number);
+        if app.failing {
+            app.failed_call = call;
+        }
         if !flight.dead && fails {
             (app.failing, app.left_alone_until) = (true, until);
         } else if !flight.dead && confirmed && flight.alone {

@@ -139,6 +139,8 @@ pub(super) struct App {
     pub(super) left_alone_until: u64,
     /// It has failed since its last confirm.
     pub(super) failing: bool,
+    /// The last call in which it was failing.
+    pub(super) failed_call: usize,
     pub(super) paused: bool,
     /// A pause or its end is under way: both are possible.
     pub(super) pausing: u32,
