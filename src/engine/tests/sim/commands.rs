@@ -248,7 +248,10 @@ impl Model {
             Answer::Found(listed) => {
                 let is_it =
                     |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) if *s == listed.key.seq);
-                let unseen = self.may_wait_unseen(target.identity);
+                // What is due at once may be told of before it is published or written.
+                let at_once = listed.due <= self.now.wall && !self.lives.contains_key(&listed.key.seq);
+                let unseen = self.may_wait_unseen(target.identity)
+                    || at_once && self.met_pending(usize::MAX, target.identity);
                 assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
                 if !unseen {
                     self.judge_listed(asked, listed);
