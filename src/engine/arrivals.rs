@@ -316,7 +316,7 @@ impl Arrivals {
         let any = !through.is_empty();
         for number in through {
             for arrival in self.behind_scans.remove(&number).unwrap_or_default() {
-                self.returned.entries.push_back(Entry { arrival, knowledge: Knowledge::Unasked });
+                self.give_back(Entry { arrival, knowledge: Knowledge::Unasked });
             }
         }
         any
@@ -347,10 +347,15 @@ impl Arrivals {
                     Knowledge::Known(begun, answers)
                 }
             };
-            // What is asked within this process waits for no room that requests need.
-            let name = if arrival.is_local() { LineName::Local } else { LineName::Returned };
-            self.line(name).entries.push_back(Entry { arrival, knowledge });
+            self.give_back(Entry { arrival, knowledge });
         }
+    }
+
+    /// What it waited for has happened. What is asked within this process waits for no room that requests
+    /// need.
+    fn give_back(&mut self, entry: Entry) {
+        let name = if entry.arrival.is_local() { LineName::Local } else { LineName::Returned };
+        self.line(name).entries.push_back(entry);
     }
 
     /// Commands whose patience has ended.
@@ -422,13 +427,14 @@ impl Arrivals {
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
         format!(
-            "{} returned, {} requests, {} local, {} waiting, behind scans {:?}; first {:?}",
+            "{} returned, {} requests, {} local, {} waiting, behind scans {:?}; first {:?}; first local {:?}",
             self.returned.entries.len(),
             self.requests.entries.len(),
             self.local.entries.len(),
             self.waiting_count,
             self.behind_scans.iter().map(|(scan, waiting)| (scan, waiting.len())).collect::<Vec<_>>(),
-            self.requests.entries.front()
+            self.requests.entries.front(),
+            self.local.entries.front()
         )
     }
 

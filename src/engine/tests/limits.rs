@@ -1,6 +1,7 @@
 //! What happens at a limit: of an application, and of memory.
 
 use super::world::*;
+use crate::engine::event::Input;
 use crate::engine::types::*;
 
 fn limited(on_full: OnFull) -> World {
@@ -177,4 +178,20 @@ fn what_a_replacement_flushes_is_replaced_all_the_same() {
     sent.sort();
     assert_eq!((sent, dead), (names(&["bob's", "new", "other"]), vec![]));
     w.store.check_empty();
+}
+
+#[test]
+fn what_is_asked_behind_a_cancel_of_its_customer_waits_for_no_room() {
+    let mut w = World::new(settings());
+    w.send((0..50).map(|n| at(T0 + 400_000 + n, item("a", "ann", "far"))).collect());
+    w.drain_jobs();
+    let of = || CustomerOf { application: "a".into(), customer: "ann".into() };
+    let cancel = (Asker::Local(101), Command::CancelAll(of()));
+    let count = (Asker::Local(102), Command::Count(of()));
+    w.input(Input::Commands(vec![cancel, count]));
+    assert_eq!(w.answer_to(102), None, "it waits for the cancel");
+    w.input(Input::StoreFull(true));
+    w.drain_jobs();
+    let none = Answer::Counted { waiting: 0, in_flight: 0, parked: 0, next_due: None };
+    assert_eq!(w.answer_to(102), Some(none));
 }

@@ -71,6 +71,8 @@ pub(super) struct World {
     /// What has been executed, hence is durable.
     pub(super) store: FakeStore,
     pub(super) jobs: VecDeque<Job>,
+    /// The last moment at which the store had not done what it was given before, monotonic.
+    pub(super) stalled: u64,
     /// Contents that have been read and not yet handed back.
     pub(super) late: VecDeque<Loaded>,
     /// Answers to reads of contents come at any time.
@@ -238,6 +240,7 @@ impl World {
             now,
             store,
             jobs: VecDeque::new(),
+            stalled: 0,
             late: VecDeque::new(),
             beside: false,
             out: vec![],
@@ -588,6 +591,9 @@ impl World {
     pub(super) fn advance(&mut self, ms: u64) {
         self.now.wall += ms;
         self.now.mono += ms;
+        if !self.jobs.is_empty() {
+            self.stalled = self.now.mono;
+        }
         self.input(Input::Tick);
     }
 

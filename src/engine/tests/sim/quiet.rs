@@ -237,14 +237,22 @@ impl Sim {
         let model = &self.model;
         for (number, asked) in &model.commands {
             let may_wait = match &asked.command {
+                // It may have met what is in flight only once the store had told of it.
                 Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_) => {
-                    model.now.mono <= asked.now.mono + 5_200
+                    model.now.mono <= asked.now.mono.max(self.world.stalled) + 5_200
                 }
                 // Behind others in the line.
                 _ => false,
             };
             let in_line = !asked.local && (self.store_full || !model.open.is_empty());
-            assert!(may_wait || in_line, "{number} is not answered: {:?} of {:?}", asked.command, asked.now);
+            let engine = || self.world.engine.describe();
+            assert!(
+                may_wait || in_line,
+                "{number} is not answered: {:?} of {:?}; {}",
+                asked.command,
+                asked.now,
+                engine()
+            );
         }
     }
 
