@@ -209,16 +209,24 @@ impl Model {
         // What is replaced makes place first.
         for op in ops {
             if let Op::Delete { place, .. } = op {
+                if self.lives.get(&place.key.seq).is_some_and(|life| life.state.is_live()) {
+                    *self.leaving.entry(place.queue.to_string()).or_default() += 1;
+                }
                 if self.lives.contains_key(&place.key.seq) {
                     self.deleted(place, &successors, &remembered);
                 }
             }
         }
         for op in ops {
-            if let Op::Put { item, .. } = op {
-                self.put(item, token);
+            match op {
+                Op::Put { item, .. } => self.put(item, token),
+                Op::Delete { place, .. } => {
+                    self.leaving.entry(place.queue.to_string()).and_modify(|n| *n = n.saturating_sub(1));
+                }
+                _ => {}
             }
         }
+        self.leaving.clear();
         // And who is there for a moment only.
         for op in ops {
             if let Op::Delete { place, .. } = op {
@@ -651,7 +659,10 @@ impl Model {
         let live = self.live(&asked.new.application);
         let right = match reason {
             Reason::Invalid => asked.rejected && seq.is_none(),
-            Reason::Expired => asked.new.expiry.is_some_and(|at| self.now.wall >= at),
+            // It may have died before the clock was set back.
+            Reason::Expired => {
+                asked.new.expiry.is_some_and(|at| self.now.wall >= at || self.stepped_back > 0)
+            }
             Reason::Attempts => {
                 let least = std::iter::once(settings)
                     .chain(self.before.as_ref().map(|b| b.of(&asked.new.application)));
@@ -667,7 +678,8 @@ impl Model {
             }
             Reason::TooLarge => false,
         };
-        assert!(right, "{ask} is dead without reason: {reason:?}, {live} live");
+        let new = &asked.new;
+        assert!(right, "{ask} is dead without reason: {reason:?}, {live} live, {settings:?}; {new:?}");
     }
 
     fn may_be_rejected(&self, ask: usize) -> bool {
@@ -692,6 +704,8 @@ impl Model {
             let settings = whole.of(&new.application);
             let limit = settings.max_waiting;
             let unseen = self.unseen_of(&new.application).saturating_sub(1);
+            let leaving = self.leaving.get(&*new.application).copied().unwrap_or(0);
+            let live = live + leaving;
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = new.at.is_none()
                 && new.customer.is_some()
@@ -706,9 +720,8 @@ impl Model {
                 OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
                 // Given up before it was ever written, because it is due before all others.
                 OnFull::DropOldest if !was_accepted => {
-                    let at_once = new.at.is_none_or(|at| at <= self.now.wall)
-                        && (new.at.is_some() || new.customer.is_none());
-                    (at_limit && at_once) || many
+                    let soon = new.at.is_none_or(|at| at <= self.now.wall);
+                    (at_limit && soon) || many
                 }
                 OnFull::DropOldest => limit > 0 && live + self.unseen_of(&new.application) > limit,
                 OnFull::DropNewest => !was_accepted && (at_limit || windows || many),

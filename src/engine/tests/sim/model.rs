@@ -172,6 +172,8 @@ pub(super) struct Model {
     pub(super) open: BTreeSet<usize>,
     /// Not durable yet.
     pub(super) fresh: BTreeSet<u64>,
+    /// Items by application that a commit removes behind the write that is judged: they were there then.
+    pub(super) leaving: BTreeMap<String, u64>,
     /// Commands that travel by message.
     pub(super) mailed: BTreeMap<u64, Command>,
     /// Those of them that somebody waits for.
@@ -214,6 +216,7 @@ impl Model {
             windows: Windows::default(),
             open: BTreeSet::new(),
             fresh: BTreeSet::new(),
+            leaving: BTreeMap::new(),
             mailed: BTreeMap::new(),
             replies_to: BTreeSet::new(),
             commands: BTreeMap::new(),
