@@ -217,6 +217,7 @@ impl Model {
                 }
             }
         }
+        let leaving = self.leaving.clone();
         for op in ops {
             match op {
                 Op::Put { item, .. } => self.put(item, token),
@@ -226,7 +227,7 @@ impl Model {
                 _ => {}
             }
         }
-        self.leaving.clear();
+        self.leaving = leaving;
         // And who is there for a moment only.
         for op in ops {
             if let Op::Delete { place, .. } = op {
@@ -258,6 +259,7 @@ impl Model {
                 _ => {}
             }
         }
+        self.leaving.clear();
     }
 
     fn put(&mut self, item: &Stored, token: Token) {
