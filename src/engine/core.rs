@@ -100,7 +100,11 @@ impl Core {
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
         let resident = self.stock.items.by_seq(letter);
         match resident.filter(|id| !self.stock.items[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
-            Some(id) => self.stock.items[id].extra_mut().former_identity = Some(identity),
+            Some(id) => {
+                let item = &mut self.stock.items[id];
+                item.fingerprint = ended.fingerprint;
+                item.extra_mut().former_identity = Some(identity);
+            }
             None => self.remember(queue, identity, ended),
         }
     }

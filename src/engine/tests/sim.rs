@@ -432,7 +432,12 @@ impl Sim {
                 None => ask.arrivals += 1,
             }
             let copies = (ask.arrivals + ask.letters) as usize;
-            assert!(copies <= 1 + ask.excuses.len(), "{number} came {copies} times; {:?}", ask.excuses);
+            assert!(
+                copies <= 1 + ask.excuses.len(),
+                "{number} came {copies} times; {:?} {:?}",
+                ask.excuses,
+                ask.new
+            );
         }
     }
 

@@ -346,7 +346,7 @@ impl Model {
             acked: false,
             orphaned: false,
         };
-        if self.is_id_taken_since(ask, identity) {
+        if self.is_id_taken_since(ask) {
             self.asks[ask].excuses.push(Excuse::IdTaken);
         }
         let before = self.lives.insert(key.seq, life);
@@ -379,8 +379,9 @@ impl Model {
     }
 
     /// It has been taken in before, and another of its id has been since.
-    fn is_id_taken_since(&self, ask: usize, identity: Identity) -> bool {
-        let of_id = || self.lives.values().filter(|life| life.identity == identity && identity.is_given());
+    fn is_id_taken_since(&self, ask: usize) -> bool {
+        let Some(identity) = self.asks[ask].new.identity else { return false };
+        let of_id = || self.lives.values().filter(|life| self.asks[life.ask].new.identity == Some(identity));
         let own = of_id().filter(|life| life.ask == ask && life.state != State::Forgotten);
         let Some(own) = own.map(|life| life.seq).max() else { return false };
         of_id().any(|life| life.ask != ask && life.seq > own)
