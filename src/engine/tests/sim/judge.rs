@@ -638,7 +638,7 @@ impl Model {
     }
 
     /// With nothing stored: another of the same id that has not been published yet.
-    fn met_unseen(&self, ask: usize, identity: Identity) -> bool {
+    pub(super) fn met_unseen(&self, ask: usize, identity: Identity) -> bool {
         self.asks.iter().enumerate().any(|(other, a)| other != ask && a.new.identity == Some(identity))
     }
 

@@ -348,6 +348,12 @@ impl Model {
         };
         if self.is_id_taken_since(ask) {
             self.asks[ask].excuses.push(Excuse::IdTaken);
+        } else if self.lives.values().any(|life| life.ask == ask) && !self.is_known(ask) {
+            // The tail has been shortened since its ack was lost.
+            let excuses = &mut self.asks[ask].excuses;
+            if !excuses.contains(&Excuse::AckLost) {
+                excuses.push(Excuse::AckLost);
+            }
         }
         let before = self.lives.insert(key.seq, life);
         assert!(before.is_none(), "arrival number {} is given out twice", key.seq);
@@ -384,7 +390,9 @@ impl Model {
         let of_id = || self.lives.values().filter(|life| self.asks[life.ask].new.identity == Some(identity));
         let own = of_id().filter(|life| life.ask == ask && life.state != State::Forgotten);
         let Some(own) = own.map(|life| life.seq).max() else { return false };
-        of_id().any(|life| life.ask != ask && life.seq > own)
+        // With nothing stored one that waits has not been seen.
+        let unseen = !self.durable && self.met_unseen(ask, identity);
+        unseen || of_id().any(|life| life.ask != ask && life.seq > own)
     }
 
     /// Whether an end of so long ago is remembered: certainly not, certainly.
