@@ -11,6 +11,8 @@ pub(super) struct Asked {
     /// The call with which it came, and the moment.
     pub(super) call: usize,
     pub(super) now: Now,
+    /// The call in which it was answered.
+    pub(super) answered: usize,
     /// Its message's tag, where it came by message: what arrived behind is not meant.
     pub(super) tag: Option<u64>,
     /// Items that it took back.
@@ -54,6 +56,7 @@ impl Model {
             tag,
             call: self.call,
             now: self.now,
+            answered: usize::MAX,
             took: BTreeSet::new(),
             least: u64::MAX,
             most: 0,
@@ -105,10 +108,11 @@ impl Model {
 
     /// Every answer is judged against all that was true between question and answer.
     pub(super) fn answered(&mut self, number: u64, answer: &Answer) {
-        let Some(asked) = self.commands.remove(&number) else {
+        let Some(mut asked) = self.commands.remove(&number) else {
             panic!("an answer to nobody's question, or a second one: {number} {answer:?}");
         };
         self.judge_answer(&asked, answer);
+        asked.answered = self.call;
         self.answered.insert(number, asked);
     }
 

@@ -107,6 +107,8 @@ pub(super) struct Life {
     pub(super) restored: bool,
     /// When it ended, UTC ms, and the call.
     pub(super) ended_at: u64,
+    /// For how long its id was to be remembered when it ended.
+    pub(super) tail: Option<u64>,
     pub(super) ended_call: usize,
     pub(super) deleted: bool,
     /// The delivery that it came with was acked.
@@ -282,7 +284,9 @@ impl Model {
             State::Replaced | State::Forgotten => self.heir_of(seq),
             State::Dead(_) | State::DeadOut(..) | State::DeadSent(_) | State::Sent | State::Cancelled => {
                 if !matches!(before, State::Dead(_) | State::DeadOut(..)) {
-                    self.lives.get_mut(&seq).expect("there").ended_at = wall;
+                    let tail = self.settings.of(&self.asks[ask].new.application).dedupe_tail;
+                    let life = self.lives.get_mut(&seq).expect("there");
+                    (life.ended_at, life.tail) = (wall, Some(tail));
                 }
                 Known::Ended(seq)
             }
@@ -341,6 +345,7 @@ impl Model {
             window: None,
             restored: false,
             ended_at: 0,
+            tail: None,
             ended_call: 0,
             deleted: false,
             acked: false,
@@ -403,7 +408,8 @@ impl Model {
             return (true, true);
         }
         let tail = |settings: &Settings| settings.of(&ask.new.application).dedupe_tail;
-        let tails: Vec<u64> = std::iter::once(&self.settings).chain(&self.before).map(tail).collect();
+        let now = std::iter::once(&self.settings).chain(&self.before).map(tail);
+        let tails: Vec<u64> = now.chain(life.tail).collect();
         let shortest = tails.iter().min().copied().unwrap_or(0);
         let longest = tails.iter().max().copied().unwrap_or(0);
         let may = longest > 0 && (self.stepped || from_wall <= life.ended_at.saturating_add(longest));
@@ -629,7 +635,7 @@ impl Model {
         };
         let cancels =
             |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
-        let answered = self.answered.values().filter(|asked| asked.call >= since);
+        let answered = self.answered.values().filter(|asked| asked.answered >= since);
         known.iter().any(replaces)
             || self.owed.contains_key(&identity)
             || self.commands.values().chain(answered).any(cancels)
