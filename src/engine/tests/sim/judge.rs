@@ -205,6 +205,9 @@ impl Model {
                 _ => None,
             })
             .collect();
+        for (identity, ended) in &remembered {
+            self.ended_before_it_was_seen(*identity, ended);
+        }
         let token = token.unwrap_or(0);
         // What is replaced makes place first.
         for op in ops {
@@ -260,6 +263,17 @@ impl Model {
             }
         }
         self.leaving.clear();
+    }
+
+    /// One that came and was taken back between two writes: its id is free again, but for its own return.
+    fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) {
+        let seen = self.lives.values().any(|life| {
+            let new = &self.asks[life.ask].new;
+            new.identity == Some(identity) && new.fingerprint == ended.fingerprint
+        });
+        if matches!(ended.end, End::Cancelled | End::CancelledAgain) && !seen {
+            self.note(identity, Known::Nobody);
+        }
     }
 
     fn put(&mut self, item: &Stored, token: Token) {
@@ -541,7 +555,10 @@ impl Model {
                 }
             }
         });
-        assert!(allowed, "{ask} ({rule:?}) was accepted though its id is {known:?}");
+        // It may have taken the place of one before it in line, which was never written.
+        let replaces = !matches!(rule, DuplicateRule::Keep | DuplicateRule::Reject);
+        let unseen = replaces && self.met_pending(ask, identity);
+        assert!(allowed || unseen, "{ask} ({rule:?}) was accepted though its id is {known:?}");
         // In the order of arrival: nothing before it in the line with the same id is undecided.
     }
 

@@ -257,7 +257,7 @@ impl Model {
         &self.asks[self.lives[&seq].ask].new.application
     }
 
-    fn note(&mut self, identity: Identity, known: Known) {
+    pub(super) fn note(&mut self, identity: Identity, known: Known) {
         self.timeline.entry(identity).or_default().push((self.call, known));
     }
 
@@ -395,8 +395,8 @@ impl Model {
         let of_id = || self.lives.values().filter(|life| self.asks[life.ask].new.identity == Some(identity));
         let own = of_id().filter(|life| life.ask == ask && life.state != State::Forgotten);
         let Some(own) = own.map(|life| life.seq).max() else { return false };
-        // With nothing stored one that waits has not been seen.
-        let unseen = !self.durable && self.met_unseen(ask, identity);
+        // With nothing stored one that waits has not been seen; nor has one that was replaced at once.
+        let unseen = !self.durable && self.met_unseen(ask, identity) || self.met_pending(ask, identity);
         unseen || of_id().any(|life| life.ask != ask && life.seq > own)
     }
 
