@@ -694,7 +694,6 @@ fn failures(
 /// Worlds in which engine and reference differ for a reason that is not known yet, with what is seen. They are left out,
 /// and named whenever the test runs; `SEED=N SEEDS=1` runs one of them.
 const OPEN: &[(u64, &str)] = &[
-    (3, "drop-oldest after a restart: an item due later than one with an own time made room"),
     (173, "a window is judged longer than `window`: its first item waited behind a cancel of its customer"),
 ];
 
