@@ -14,16 +14,16 @@ impl Stock {
         let customer = stored.customer.as_deref().filter(|_| stored.dead.is_none());
         let customer = customer.map(|name| self.customers.id(&mut self.queues, queue, name));
         let is_dead = stored.dead.is_some();
-        let extra =
-            (is_dead || stored.last_error.is_some() || stored.accepted_due != stored.key.due).then(|| {
-                Box::new(Extra {
-                    accepted_due: (stored.accepted_due != stored.key.due).then_some(stored.accepted_due),
-                    last_error: stored.last_error,
-                    dead: stored.dead,
-                    meant_for: is_dead.then_some((stored.application, stored.customer)),
-                    former_identity: None,
-                })
-            });
+        let moved = stored.accepted_due != stored.key.due;
+        let extra = (is_dead || stored.last_error.is_some() || moved).then(|| {
+            Box::new(Extra {
+                accepted_due: moved.then_some(stored.accepted_due),
+                last_error: stored.last_error,
+                dead: stored.dead,
+                meant_for: is_dead.then_some((stored.application, stored.customer)),
+                former_identity: None,
+            })
+        });
         let key = stored.key;
         let item = Item {
             key,
@@ -52,7 +52,9 @@ impl Stock {
         self.queues.add_restored(queue, key);
         let id = self.insert(item);
         let later = key.due > now.wall && !is_dead;
-        match customer.filter(|_| windowed && later) {
+        // One that was moved lies at the moment at which its window closed. That is ahead where the clock was
+        // set back, and the window stays closed.
+        match customer.filter(|_| windowed && later && !moved) {
             Some(customer) if self.rejoin_window(id, customer, now) => self.add_member(id, now),
             Some(_) | None if later => {
                 self.items[id].stage = Stage::Scheduled;

@@ -307,6 +307,23 @@ fn wall_clock_steps_neither_release_early_nor_oversleep() {
 }
 
 #[test]
+fn a_closed_window_stays_closed_when_the_clock_is_set_back() {
+    let mut w = World::new(with(|app| app.quiet = 1_000));
+    w.ask(Command::Pause("a".into()));
+    w.send(vec![item("a", "c", "1")]);
+    w.drain_jobs();
+    w.advance(500);
+    let of = CustomerOf { application: "a".into(), customer: "c".into() };
+    assert_eq!(w.ask(Command::Flush(of)), Answer::Flushed(1));
+    w.run(1);
+    w.now.wall -= 5_000;
+    w.ask(Command::Resume("a".into()));
+    w.run(10_000);
+    let (now, batch) = &w.delivered[0];
+    assert_eq!((now.wall, batch.due, batch.closed_by), (T0 + 500, T0 + 500, ClosedBy::Flush));
+}
+
+#[test]
 fn after_a_restart_a_window_has_at_most_its_length_left() {
     let mut w = World::new(settings());
     w.send(vec![item("a", "c", "1")]);
