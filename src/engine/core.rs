@@ -449,7 +449,7 @@ impl Core {
                 let rows = self.screen(rows, now);
                 self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
                 let known = &self.stock.queues[queue];
-                if known.is_parked() || (known.is_failing() && !self.dispatch.is_alone(number)) {
+                if known.is_parked() || self.dispatch.is_recalled(number) {
                     self.withdraw(queue, number, rows, now);
                     continue;
                 }
@@ -470,7 +470,9 @@ impl Core {
         for id in rows {
             self.return_to_queue(id, false, "", now);
         }
-        self.stock.begin_evicting(queue, now);
+        if self.stock.queues[queue].is_held_back() {
+            self.stock.begin_evicting(queue, now);
+        }
     }
 
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back

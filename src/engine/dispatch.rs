@@ -50,6 +50,8 @@ pub(super) struct Flight {
     format: Format,
     publishes: u32,
     state: FlightState,
+    /// Its queue was given up while payloads were fetched: its members go back once these have come.
+    recalled: bool,
 }
 
 /// The state of the egress end, as last reported.
@@ -312,7 +314,8 @@ impl Dispatch {
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
         let count = rows.len() as u64;
-        self.flights.insert(number, Flight { queue, rows, bytes, format, publishes, state });
+        let flight = Flight { queue, rows, bytes, format, publishes, state, recalled: false };
+        self.flights.insert(number, flight);
         self.slots += 1;
         self.bytes += bytes;
         if alone {
@@ -424,10 +427,9 @@ impl Dispatch {
         self.look_again(stock, queue);
     }
 
-    /// Whether a flight whose payloads are being fetched will go alone.
-    pub(super) fn is_alone(&self, number: u64) -> bool {
-        let state = self.flights.get(&number).map(|flight| flight.state);
-        matches!(state, Some(FlightState::Fetching { alone: true, .. }))
+    /// Whether its queue has been given up since it was formed.
+    pub(super) fn is_recalled(&self, number: u64) -> bool {
+        self.flights.get(&number).is_some_and(|flight| flight.recalled)
     }
 
     /// Whether a flight holds a slot.
@@ -590,7 +592,13 @@ impl Dispatch {
     }
 
     /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
+    /// Those that wait for payloads follow when these have come: what has failed goes before them.
     pub(super) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
+        for number in &stock.queues.live(queue).fetching {
+            if let Some(flight) = self.flights.get_mut(number) {
+                flight.recalled = true;
+            }
+        }
         let mut numbers: Vec<u64> = std::mem::take(&mut stock.queues.live(queue).resend).into();
         if stock.queues.live(queue).suspects > 0 {
             let flights = &self.flights;

@@ -178,6 +178,35 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
     w.store.check_empty();
 }
 
+/// The payload of 2 comes when 1 has failed, its pause is over, and one that was out beside it has been confirmed.
+#[test]
+fn what_waits_for_its_payload_does_not_overtake_what_has_failed() {
+    let mut settings = with(|app| {
+        app.max_items = 1;
+        app.retry = Retry { min: 100, max: 100, attempts: 0 };
+    });
+    settings.budget.contents = 0;
+    let mut w = World::new(settings);
+    w.send((0..3).map(|n| item("a", "", &format!("before {n}"))).collect());
+    w.run(100);
+    w.send(vec![item("a", "", "beside")]);
+    w.send([200, 300].map(|ms| at(T0 + ms, item("a", "c", &ms.to_string()))).into());
+    w.drain_jobs();
+    w.beside = true;
+    for _ in 0..2 {
+        w.advance(100);
+        while w.do_job() {}
+    }
+    w.do_late();
+    let first = w.out.iter().position(|(_, batch)| name(&batch.items[0]) == "200").expect("published");
+    w.settle(first, Outcome::Nacked);
+    w.advance(150);
+    w.settle(0, CONFIRMED);
+    w.run(1_000);
+    let (sent, _) = ends(&w);
+    assert_eq!(sent[3..], ["beside", "200", "300"]);
+}
+
 #[test]
 fn after_the_last_attempt_items_are_dead() {
     let mut w = World::new(with(|app| app.retry = Retry { min: 100, max: 100, attempts: 3 }));
