@@ -79,6 +79,18 @@ impl Model {
         self.commands = commands;
     }
 
+    /// A window has one member more, and a flush may be judged before the next.
+    pub(super) fn recount_window(&mut self, application: &str, customer: &str) {
+        let n = self.windows.count(application, customer) as u64;
+        for asked in self.commands.values_mut() {
+            let Command::Flush(of) = &asked.command else { continue };
+            if *of.application == *application && *of.customer == *customer {
+                asked.least = asked.least.min(n);
+                asked.most = asked.most.max(n);
+            }
+        }
+    }
+
     /// Somebody may be flushing this window: by command, or because there is no room.
     pub(super) fn may_flush(&self, application: &str, customer: &str) -> bool {
         let settings = self.settings.of(application);

@@ -384,6 +384,7 @@ impl Model {
         };
         let settings = self.settings.clone();
         self.windows.join(&member, &settings, self.now, self.call);
+        self.recount_window(&new.application, customer);
         let life = self.lives.get_mut(&key.seq).expect("there");
         life.window = Some(0);
         let longest = length(&settings.of(&new.application).clone(), self.now.wall);
