@@ -390,7 +390,9 @@ impl Model {
         let longest = length(&settings.of(&new.application).clone(), self.now.wall);
         assert!(
             key.due <= self.now.wall + longest || former || new.identity.is_some(),
-            "a window longer than `window`"
+            "a window longer than `window`: {key:?} of {}/{customer} at {:?}, {longest}",
+            new.application,
+            self.now
         );
     }
 
