@@ -526,6 +526,9 @@ impl Model {
                 .of(seq)
                 .is_some_and(|win| win.closed.as_ref().is_some_and(|close| close.due < due))
             {
+                // Or it came in the call that closed that one, and a window of its own has closed now.
+                let life = self.lives.get_mut(&seq).expect("there");
+                life.due = life.due.min(due);
                 continue;
             }
             self.windows_moved(seq, due, cause);
