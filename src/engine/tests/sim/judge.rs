@@ -19,6 +19,7 @@ impl Model {
             self.windows.doubt_all();
         }
         self.now = call.now;
+        self.latest_wall = self.latest_wall.max(call.now.wall);
         if self.trace {
             self.tell(&call);
         }
@@ -488,7 +489,7 @@ impl Model {
         let name = self.application(seq);
         let older = |other: &&Life| {
             other.state == State::Waiting
-                && other.due > self.now.wall
+                && other.due > self.latest_wall
                 && other.published.is_none()
                 && other.accepted < self.call
                 && other.due.max(other.accepted_due) < life.due.min(life.accepted_due)

@@ -193,6 +193,8 @@ pub(super) struct Model {
     pub(super) generation: u32,
     pub(super) stepped: bool,
     pub(super) stepped_back: usize,
+    /// The latest that the wall clock has been in this life: what was due then may be on its way.
+    pub(super) latest_wall: u64,
     pub(super) lives_begun: u32,
     pub(super) ingest_lost: bool,
     pub(super) dead_left_alone_until: u64,
@@ -232,6 +234,7 @@ impl Model {
             generation: 0,
             stepped: false,
             stepped_back: 0,
+            latest_wall: now.wall,
             lives_begun: 1,
             ingest_lost: false,
             dead_left_alone_until: 0,
@@ -424,6 +427,7 @@ impl Model {
     pub(super) fn crash(&mut self, store: &FakeStore, now: Now) {
         self.call += 1;
         self.now = now;
+        self.latest_wall = now.wall;
         self.lives_begun += 1;
         (self.egress, self.committed) = ((false, false), 0);
         self.owed.clear();
