@@ -169,7 +169,7 @@ impl Model {
                 let app = self.app(name);
                 assert!(!changed || app.failing, "tried again what is not parked");
                 if *changed {
-                    app.left_alone_until = 0;
+                    (app.left_alone_until, app.parked_until) = (0, 0);
                 }
             }
             Command::DropParked(name) => {

@@ -170,8 +170,18 @@ impl Model {
             };
         }
         let call = self.call;
+        let retry = self.settings.of(&flight.application).retry;
+        let least = retry.min.min(retry.max) * 3 / 4;
+        let parks =
+            matches!(settled.outcome, Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_));
+        let now = self.now.mono;
         let app = self.app(&flight.application);
         app.flights.remove(&settled.number);
+        if !flight.dead && parks && app.parked_until <= now {
+            app.parked_until = now + least;
+        } else if !flight.dead && confirmed {
+            app.parked_until = 0;
+        }
         if app.failing {
             app.failed_call = call;
         }
@@ -836,6 +846,11 @@ impl Model {
             self.check_size(batch, fresh);
             let app = &self.apps[&name];
             assert!(!app.paused || app.pausing > 0, "published while paused");
+            // A suspect has a channel of its own, and goes on being tried.
+            let retried =
+                self.commands.values().any(|a| matches!(&a.command, Command::Retry(of) if **of == *name));
+            let parked = self.now.mono < app.parked_until && !retried;
+            assert!(batch.alone || !parked, "published to {name}, which is parked");
         }
         assert_eq!(batch.due, batch.items[0].due.min(batch.due), "its earliest due");
         let flight = Flight {

@@ -139,6 +139,8 @@ pub(super) struct App {
     pub(super) flights: BTreeSet<u64>,
     /// The last failed attempt: until when it may be left alone, monotonic.
     pub(super) left_alone_until: u64,
+    /// The same: until when it certainly is, with no confirm since.
+    pub(super) parked_until: u64,
     /// It has failed since its last confirm.
     pub(super) failing: bool,
     /// The last call in which it was failing.
@@ -442,6 +444,7 @@ impl Model {
         for (name, app) in &mut self.apps {
             app.flights.clear();
             (app.failing, app.left_alone_until, app.pausing) = (false, 0, 0);
+            app.parked_until = 0;
             let paused = store.queues.get(name.as_str()).is_some_and(|row| row.paused);
             app.paused = paused;
         }
