@@ -124,7 +124,7 @@ impl Model {
             Heard::Egress { ready, blocked } => self.egress = (ready, blocked),
             Heard::Configure(settings) => {
                 self.windows.doubt_all();
-                self.before = Some(std::mem::replace(&mut self.settings, *settings));
+                self.before.push(std::mem::replace(&mut self.settings, *settings));
             }
             Heard::Crash | Heard::Other => {}
         }
@@ -153,8 +153,10 @@ impl Model {
             self.set(*seq, state);
         }
         let pause = self.settings.of(&flight.application).retry.max;
-        let pause =
-            self.before.as_ref().map_or(pause, |before| pause.max(before.of(&flight.application).retry.max));
+        let pause = self
+            .before
+            .iter()
+            .fold(pause, |pause, before| pause.max(before.of(&flight.application).retry.max));
         let until = self.now.mono + pause;
         let fails = match settled.outcome {
             Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) | Outcome::Overdue => true,
@@ -454,7 +456,7 @@ impl Model {
         let new = &self.asks[ask].new;
         let tail = self.settings.of(&new.application).dedupe_tail;
         let ends = matches!(self.lives[&seq].state, State::Sent | State::Cancelled);
-        if ends && identity.is_given() && tail > 0 && self.before.is_none() {
+        if ends && identity.is_given() && tail > 0 && self.before.is_empty() {
             assert!(
                 remembered.contains_key(&identity),
                 "{ask} ended and is not remembered in the same commit"
@@ -687,7 +689,7 @@ impl Model {
     fn stays(&self, seq: u64, ask: usize) -> bool {
         let (life, new) = (&self.lives[&seq], &self.asks[ask].new);
         let Some(at) = new.at else { return true };
-        let before = life.window.is_some() || self.before.is_some() || self.stepped;
+        let before = life.window.is_some() || !self.before.is_empty() || self.stepped;
         let due = own_due(self.settings.of(&new.application), at, new.expiry, self.now.wall);
         match new.on_duplicate {
             DuplicateRule::Earliest => before || at >= life.due || due >= life.due,
@@ -728,8 +730,8 @@ impl Model {
                 asked.new.expiry.is_some_and(|at| self.now.wall >= at || self.stepped_back > 0)
             }
             Reason::Attempts => {
-                let least = std::iter::once(settings)
-                    .chain(self.before.as_ref().map(|b| b.of(&asked.new.application)));
+                let least =
+                    std::iter::once(settings).chain(self.before.iter().map(|b| b.of(&asked.new.application)));
                 let least = least.map(|s| s.retry.attempts).filter(|n| *n > 0).min();
                 life.is_some_and(|life| least.is_some_and(|least| life.attempts.1 >= least))
             }
@@ -864,7 +866,7 @@ impl Model {
         }
         assert!(self.flights.insert(batch.number, flight).is_none(), "one number, two batches");
         let most =
-            self.before.as_ref().map_or(0, |before| before.max_in_flight).max(self.settings.max_in_flight);
+            self.before.iter().map(|before| before.max_in_flight).fold(self.settings.max_in_flight, Ord::max);
         assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
     }
 
@@ -905,7 +907,7 @@ impl Model {
         }
         assert!(new.expiry.is_none_or(|at| now.wall < at), "{ask} left after its expiry");
         let settings = self.settings.of(&new.application);
-        let most = std::iter::once(settings).chain(self.before.as_ref().map(|b| b.of(&new.application)));
+        let most = std::iter::once(settings).chain(self.before.iter().map(|b| b.of(&new.application)));
         let most = most.map(|s| if s.retry.attempts == 0 { u32::MAX } else { s.retry.attempts }).max();
         assert!(most.is_none_or(|most| attempts < most), "{ask} was tried {attempts} times already");
         let windowed = new.at.is_none() && new.customer.is_some();
@@ -1133,7 +1135,7 @@ impl Model {
                 matches!(a.command, Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_))
             });
             let over = limited && app.live > settings.max_waiting;
-            if over && self.before.is_none() && self.lives_begun == 1 && !asked {
+            if over && self.before.is_empty() && self.lives_begun == 1 && !asked {
                 let waiting = app.live - self.succeeded(name);
                 assert!(
                     waiting <= settings.max_waiting,
@@ -1143,8 +1145,8 @@ impl Model {
             }
         }
         let open = self.windows.certain() as u64;
-        assert!(open <= self.settings.customers || self.before.is_some(), "{open} windows are open");
-        if self.before.is_none() && self.lives_begun == 1 {
+        assert!(open <= self.settings.customers || !self.before.is_empty(), "{open} windows are open");
+        if self.before.is_empty() && self.lives_begun == 1 {
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;
             assert!(names <= self.settings.max_applications, "{names} applications have something waiting");
         }

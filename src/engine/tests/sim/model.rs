@@ -163,8 +163,8 @@ pub(super) struct Model {
     /// Tell every call on the error output.
     pub(super) trace: bool,
     pub(super) settings: Settings,
-    /// Settings of before, for what was begun under them.
-    pub(super) before: Option<Settings>,
+    /// All settings of before, for what was begun under them.
+    pub(super) before: Vec<Settings>,
     pub(super) asks: Vec<Ask>,
     pub(super) messages: BTreeMap<usize, Message>,
     pub(super) lives: BTreeMap<u64, Life>,
@@ -212,7 +212,7 @@ impl Model {
             ever_owed: BTreeSet::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
-            before: None,
+            before: vec![],
             asks: vec![],
             messages: BTreeMap::new(),
             lives: BTreeMap::new(),

@@ -194,7 +194,7 @@ impl Sim {
         let known = model.windows.open.len() as u64 + u64::from(model.lives_begun > 1) * 100_000;
         let windows = waits_for_room && new.at.is_none() && known >= model.settings.customers;
         let dropping = settings.on_full == OnFull::DropOldest;
-        full && (waits_for_room || dropping) || windows || self.store_full || model.before.is_some()
+        full && (waits_for_room || dropping) || windows || self.store_full || !model.before.is_empty()
     }
 
     fn undecided(&self, ask: usize, waits: &BTreeSet<Identity>) -> Option<Undecided> {
@@ -219,7 +219,7 @@ impl Sim {
 
     /// The intake is closed only while something is full.
     fn check_intake(&self) {
-        if self.world.intake_open || !self.model.durable || self.store_full || self.model.before.is_some() {
+        if self.world.intake_open || !self.model.durable || self.store_full || !self.model.before.is_empty() {
             return;
         }
         let settings = &self.model.settings;
