@@ -277,9 +277,11 @@ impl Model {
                 let right =
                     known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
                 assert!(right || !self.durable, "{ended:?}: {known:?}");
-                let within = known
-                    .iter()
-                    .any(|k| matches!(k, Known::Ended(seq) if self.remembered(*seq, asked.now.wall).0));
+                // It ended since the question, or within the tail.
+                let told = |seq: u64| {
+                    self.lives[&seq].ended_call >= asked.call || self.remembered(seq, asked.now.wall).0
+                };
+                let within = known.iter().any(|k| matches!(k, Known::Ended(seq) if told(*seq)));
                 assert!(within || !self.durable, "told beyond the tail: {ended:?}");
             }
             Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
