@@ -318,12 +318,16 @@ impl Model {
     /// Who has the id of one that is nowhere any more: its heir may have been seen before.
     fn heir_of(&self, seq: u64) -> Known {
         let identity = self.lives[&seq].identity;
-        let heir = self.lives.values().rev().find(|life| {
-            life.identity == identity && life.seq > seq && life.state.is_live() && identity.is_given()
-        });
+        let gone = |life: &Life| matches!(life.state, State::Replaced | State::Forgotten);
+        let heir = self
+            .lives
+            .range(seq + 1..)
+            .map(|(_, life)| life)
+            .rfind(|life| life.identity == identity && identity.is_given() && !gone(life));
         heir.map_or(Known::Nobody, |heir| match heir.state {
             State::Out(_) => Known::Out(heir.seq),
-            _ => Known::Waiting(heir.seq),
+            State::Waiting => Known::Waiting(heir.seq),
+            _ => Known::Ended(heir.seq),
         })
     }
 
