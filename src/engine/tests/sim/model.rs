@@ -557,6 +557,11 @@ impl Model {
             && !refused
             && new.identity.is_some()
             && self.settings.of(&new.application).dedupe_tail >= 600_000
+            && self
+                .lives
+                .values()
+                .filter(|life| life.ask == ask)
+                .all(|life| life.tail.is_none_or(|tail| tail >= 600_000))
     }
 
     /// These are still with the broker, whose acks went with the connection.
