@@ -447,10 +447,12 @@ impl Model {
         self.windows.crash(store, now);
         for (name, app) in &mut self.apps {
             app.flights.clear();
-            (app.failing, app.left_alone_until, app.pausing) = (false, 0, 0);
-            app.parked_until = 0;
+            // What was answered is durable, and nothing but a command pauses or resumes.
             let paused = store.queues.get(name.as_str()).is_some_and(|row| row.paused);
-            app.paused = paused;
+            let sure = self.durable && app.pausing == 0;
+            assert!(!sure || paused == app.paused, "{name} was paused: {}, now {paused}", app.paused);
+            (app.failing, app.left_alone_until, app.pausing, app.paused) = (false, 0, 0, paused);
+            app.parked_until = 0;
         }
         self.dead_left_alone_until = 0;
         self.forget_deliveries();

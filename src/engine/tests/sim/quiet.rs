@@ -159,13 +159,23 @@ impl Sim {
                     );
                 };
                 match reason {
-                    Undecided::Held => return,
+                    Undecided::Held => return self.check_flushed(&new.application),
                     Undecided::Awaits => waits.extend(new.identity),
                     Undecided::Unseen => {}
                 }
             }
         }
         self.check_intake();
+    }
+
+    /// Where windows are closed to make room, none stays open while something waits for it.
+    fn check_flushed(&self, name: &str) {
+        let model = &self.model;
+        let settings = model.settings.of(name);
+        let full = settings.max_waiting > 0 && model.live(name) >= settings.max_waiting;
+        let flushes = settings.on_full == OnFull::FlushEarly && full && model.before.is_empty();
+        let open = flushes.then(|| model.windows.open_in(name)).flatten();
+        assert!(open.is_none(), "{name} is full, and the window of {open:?} is open");
     }
 
     /// It depends on what is in flight under its id, or stands behind one that does.

@@ -82,6 +82,12 @@ impl Windows {
         self.open.values().filter(|id| !self.all[id].unsure).count()
     }
 
+    /// A customer of an application whose window is certainly open.
+    pub(super) fn open_in(&self, application: &str) -> Option<&str> {
+        let is_open = |win: &&Win| win.name.0 == application && !win.unsure && !win.members.is_empty();
+        self.open.values().map(|id| &self.all[id]).find(is_open).map(|win| win.name.1.as_str())
+    }
+
     pub(super) fn count(&self, application: &str, customer: &str) -> usize {
         let id = self.open.get(&(application.into(), customer.into()));
         id.map_or(0, |id| self.all[id].members.len())
