@@ -52,6 +52,10 @@ struct Plan {
     reloads: bool,
     /// Begins with far more than memory has room for.
     crowd: usize,
+    /// The crowd expires before it can leave, and nobody takes dead letters.
+    dying: bool,
+    /// Two applications with two customers each, and next to no memory.
+    tight: bool,
 }
 
 /// What the dead exchange does at present.
@@ -92,14 +96,20 @@ impl Plan {
         Plan {
             calm,
             prompt: calm || one_in(3),
-            customers: if one_in(6) { 40 } else { 3 },
+            customers: match (seed % 20 == 13, one_in(6)) {
+                (true, _) => 2,
+                (false, true) => 40,
+                (false, false) => 3,
+            },
             ids: if one_in(2) { 4 } else { 200 },
             pauses: !calm && one_in(2),
             poison: !calm && one_in(3),
             steps_of_the_clock: !calm && one_in(4),
             crashes: !calm && one_in(2),
             reloads: !calm && one_in(6),
-            crowd: if seed % 40 == 9 { 1_000 } else { 0 },
+            crowd: if matches!(seed % 40, 9 | 29) { 1_000 } else { 0 },
+            dying: seed % 40 == 29,
+            tight: seed % 20 == 13,
         }
     }
 }
@@ -110,20 +120,33 @@ impl Sim {
         let plan = Plan::of(seed, &mut random);
         let durable = !random.draw().is_multiple_of(8);
         let many = random.draw().is_multiple_of(12);
-        let apps: Vec<String> = (0..if many { 80 } else { 4 }).map(|n| format!("a{n}")).collect();
+        let count = if plan.tight {
+            2
+        } else if many {
+            80
+        } else {
+            4
+        };
+        let apps: Vec<String> = (0..count).map(|n| format!("a{n}")).collect();
         let limits = random.draw().is_multiple_of(3);
         let mut draw = |n| random.draw() % n;
         let mut applications = BTreeMap::new();
         for name in apps.iter().take(3) {
             applications.insert(name.clone(), shared(app_settings(&mut draw, limits)));
         }
-        let crowded = plan.crowd > 0;
+        let least = if plan.tight {
+            4
+        } else if plan.crowd > 0 {
+            250
+        } else {
+            12
+        };
         let settings = Settings {
             defaults: shared(app_settings(&mut draw, limits)),
             applications,
             hold_max: (!durable).then_some(100_000),
             budget: Budget {
-                rows: [if crowded { 250 } else { 12 }, 60, 10_000][draw(3) as usize],
+                rows: [least, 60, 10_000][draw(3) as usize % if plan.tight { 1 } else { 3 }],
                 contents: [0, 200, 2_000, 1 << 20][draw(4) as usize],
                 filters: [0, 1 << 16][draw(2) as usize],
             },
@@ -574,6 +597,9 @@ impl Sim {
         for _ in 0..self.plan.crowd {
             self.request();
         }
+        if self.plan.dying {
+            self.dead_exchange = DeadExchange::Hangs;
+        }
         for _ in 0..self.plan.crowd {
             if !self.world.intake_open || !self.world.queue.iter().any(|p| p.tag.is_none()) {
                 return;
@@ -755,7 +781,7 @@ fn every_mutant_is_found() {
     let mut unseen = vec![];
     for mutant in Mutant::ALL.iter().filter(is_wanted) {
         // Seeds that fail without a mutant say nothing.
-        let found = failures(1, MUTANT_SEEDS, STEPS, Some(*mutant), &open_seeds());
+        let found = failures(1, number("MSEEDS", MUTANT_SEEDS), STEPS, Some(*mutant), &open_seeds());
         let open = OPEN_MUTANTS.iter().find(|(open, _)| open == mutant);
         match (found.first(), open) {
             (Some(seed), _) => println!("{mutant:?}: seed {seed}"),

@@ -76,6 +76,10 @@ impl Sim {
             let spread = [50, 5_000, 100_000][self.pick(3) as usize];
             new.expiry = Some(wall + self.pick(spread));
         }
+        if self.plan.dying && self.world.sent < self.plan.crowd {
+            new.at = Some(wall + 5_000 + self.pick(20_000));
+            new.expiry = Some(wall + 4_000);
+        }
         if self.pick(3) == 0 {
             let id = self.pick(self.plan.ids).to_string();
             let rule = RULES[self.pick(5) as usize];
