@@ -408,6 +408,11 @@ impl Engine {
     /// Items beyond the limit of an application that gives up its first ones.
     fn trim(&mut self, now: Now) {
         for (id, sentence) in self.limits.trim(&mut self.core.stock) {
+            if self.core.stock.items.get(id).is_none() {
+                // It had to leave memory for the dead letter of another: the next turn looks where it is.
+                self.course.more = true;
+                continue;
+            }
             self.core.take_off(id);
             self.core.kill(id, types::Reason::Full, &sentence, now);
         }
