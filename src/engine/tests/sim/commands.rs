@@ -168,7 +168,8 @@ impl Model {
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };
                 let app = self.app(name);
                 assert!(!changed || app.failing, "tried again what is not parked");
-                if *changed {
+                // It may have failed again before the answer was durable.
+                if *changed && app.failure < asked.call {
                     (app.left_alone_until, app.parked_until) = (0, 0);
                 }
             }

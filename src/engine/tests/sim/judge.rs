@@ -188,7 +188,7 @@ impl Model {
             app.failed_call = call;
         }
         if !flight.dead && fails {
-            (app.failing, app.left_alone_until) = (true, until);
+            (app.failing, app.left_alone_until, app.failure) = (true, until, call);
         } else if !flight.dead && confirmed && flight.alone {
             (app.failing, app.left_alone_until) = (false, 0);
         }
@@ -1117,11 +1117,11 @@ impl Model {
 
     /// Items whose successor under the same id was published before the commit that deletes them.
     fn succeeded(&self, application: &str) -> u64 {
-        let lives = || self.lives.values().filter(|life| life.state.is_live() && life.identity.is_given());
+        let of_ids = || self.lives.values().filter(|life| life.identity.is_given());
         let is_heir = |heir: &Life, seq: u64| heir.seq > seq && heir.published.is_some();
-        lives()
-            .filter(|life| self.application(life.seq) == application)
-            .filter(|life| lives().any(|heir| heir.identity == life.identity && is_heir(heir, life.seq)))
+        of_ids()
+            .filter(|life| life.state.is_live() && self.application(life.seq) == application)
+            .filter(|life| of_ids().any(|heir| heir.identity == life.identity && is_heir(heir, life.seq)))
             .count() as u64
     }
 

@@ -143,8 +143,9 @@ pub(super) struct App {
     pub(super) parked_until: u64,
     /// It has failed since its last confirm.
     pub(super) failing: bool,
-    /// The last call in which it was failing.
+    /// The last call in which it was failing, and that of its last failure.
     pub(super) failed_call: usize,
+    pub(super) failure: usize,
     pub(super) paused: bool,
     /// A pause or its end is under way: both are possible.
     pub(super) pausing: u32,

@@ -148,13 +148,14 @@ impl Sim {
                 let new = &model.asks[*ask].new;
                 let Some(reason) = self.undecided(*ask, &waits) else {
                     panic!(
-                        "{ask} is not decided at {:?}: {new:?} of message {} {:?}, known {:?}, {:?}; {} live; {}",
+                        "{ask} is not decided at {:?}: {new:?} of message {} {:?}, known {:?}, {:?}; {} live, {:?}; {}",
                         model.now,
                         model.asks[*ask].message,
                         message.delivered,
                         new.identity.map(|identity| model.timeline.get(&identity).and_then(|line| line.last())),
                         new.identity.map(|identity| self.world.engine.describe_identity(identity)),
                         model.live(&new.application),
+                        model.settings.of(&new.application),
                         self.world.engine.describe()
                     );
                 };
