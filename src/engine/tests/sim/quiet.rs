@@ -201,8 +201,9 @@ impl Sim {
         let settings = model.settings.of(&new.application);
         let full = settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
         let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
-        // Windows of former lives are not known one by one.
-        let known = model.windows.open.len() as u64 + u64::from(model.lives_begun > 1) * 100_000;
+        // Windows of former lives are not known one by one, and what closes one is not always seen.
+        let known = model.windows.open.len().max(self.world.store.windows.len()) as u64
+            + u64::from(model.lives_begun > 1) * 100_000;
         let windows = waits_for_room && new.at.is_none() && known >= model.settings.customers;
         let dropping = settings.on_full == OnFull::DropOldest;
         full && (waits_for_room || dropping) || windows || self.store_full || !model.before.is_empty()
