@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 /// A safe delivery waits so long for those before it, ms.
 const ACK_MS: u64 = 100;
 
-/// Rows beyond the budget: loads for queues whose due items are far.
-const ROWS_BEYOND: usize = 64 * 6 + 16;
+/// Rows beyond the budget: loads for queues whose due items are far, of that many rows each, and some.
+const ROWS_BEYOND: usize = 64;
+const SOME_ROWS: usize = 16;
 
 /// Bytes of contents beyond the budget and what is not durable or in flight: what a load brings.
 const CONTENTS_BEYOND: u64 = 300 * 200;
@@ -308,7 +309,9 @@ impl Sim {
         let model = &self.model;
         let flying: usize = model.flights.values().map(|flight| flight.items.len()).sum();
         let budget = self.world.settings.budget;
-        let room = budget.rows + flying + model.fresh.len() + ROWS_BEYOND;
+        let queues = (self.apps.len() + 2).min(6);
+        let beyond = ROWS_BEYOND * queues + SOME_ROWS;
+        let room = budget.rows + flying + model.fresh.len() + beyond;
         let engine = || self.world.engine.describe();
         assert!(rows <= room, "{rows} rows in memory, {room} may be; {budget:?}; {}", engine());
         let most = budget.contents + 200 * (flying + model.fresh.len()) as u64 + CONTENTS_BEYOND;
