@@ -57,7 +57,7 @@ const RULES: [Rule; 14] = [
     rule("the engine has 15 fields at most", engine::few_fields, Everywhere),
     rule("a part's fields are its own", engine::fields_are_private, Later(NEW_ENGINE)),
     rule("the engine's parts stand in layers", engine::parts_in_layers, Later(NEW_ENGINE)),
-    rule("methods stand beside their type", engine::methods_beside_their_type, Later(NEW_ENGINE)),
+    rule("methods stand beside their type", engine::methods_beside_their_type, Everywhere),
 ];
 
 const fn rule(name: &'static str, faults: fn(&[Source]) -> Vec<String>, holds: Holds) -> Rule {

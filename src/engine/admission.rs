@@ -5,9 +5,8 @@
 //! lost, and nothing comes in before there is room. The other policies hold nothing back. Where the oldest
 //! items are to be given up, that happens at the head of the queue, in bounded steps behind the admission.
 
-use super::customers::CustomerId;
+use super::ids::{CustomerId, ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
-use super::queue::QueueId;
 use super::stock::{Stock, Timing};
 use super::types::{ClosedBy, Dead, NewItem, Now, OnFull, Reason, Settings};
 use std::collections::BTreeSet;
@@ -169,7 +168,7 @@ impl Limits {
 
     /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory;
     /// the loader is told where they are not. With the sentence that says why.
-    pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(super::items::ItemId, String)> {
+    pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(ItemId, String)> {
         let mut victims = Vec::new();
         for queue in self.trimming.clone() {
             let Some((max, name)) = stock.queues.get(queue).map(|known| {

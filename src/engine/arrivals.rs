@@ -16,7 +16,7 @@ use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::reads::{Asked, Watch};
 use super::stock::Origin;
-use super::types::{Asker, Command, Delivery, Ended, Identity, NewItem, Now, Rejected, Target};
+use super::types::{Asker, Command, Delivery, Ended, Identity, NewItem, Now, Rejected};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most identities asked for in one read.
@@ -72,13 +72,6 @@ impl Arrival {
 
     fn is_local(&self) -> bool {
         matches!(self, Arrival::Command { asker: Asker::Local(_), .. })
-    }
-}
-
-impl Target {
-    /// What is looked for, in this order.
-    pub(super) fn identities(&self) -> [Option<Identity>; 2] {
-        [Some(self.identity), self.assigned.map(|assigned| Identity::assigned(assigned.seq))]
     }
 }
 

@@ -7,15 +7,12 @@
 use super::core::{Core, Live, Whereabouts};
 use super::event::Found;
 use super::health::State;
+use super::ids::QueueId;
 use super::mutant::{mutated, Mutant};
-use super::queue::QueueId;
 use super::scans::{end_of_cancel, Scans};
 use super::types::{
     Answer, Asker, ClosedBy, Command, CustomerOf, End, Ended, Identity, Now, Settings, Target,
 };
-
-/// How long a cancel waits for the outcome of an item in flight, ms.
-pub(super) const OUTCOME_MS: u64 = 5_000;
 
 /// What a command comes to.
 #[derive(Debug)]

@@ -7,9 +7,9 @@
 use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
 use super::event::{Found, Stored};
-use super::items::{ItemId, Residence, Stage};
+use super::ids::{ItemId, QueueId};
+use super::items::{Residence, Stage};
 use super::mutant::{mutated, Mutant};
-use super::queue::QueueId;
 use super::recent::Recent;
 use super::stock::Stock;
 use super::types::{

@@ -1,18 +1,14 @@
 //! The customers of each application, as long as anything of theirs is in memory or their window is open.
 
-use super::items::{ItemId, Items};
-use super::queue::{Entry, QueueId, Queues};
+use super::ids::{CustomerId, ItemId, QueueId};
+use super::items::Items;
+use super::queue::{Entry, Queues};
 use super::size::{self, Overhead};
-use super::slab::{handle, Handle, Slab};
+use super::slab::{Handle, Slab};
 use super::windows::Window;
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
-
-handle!(
-    /// A customer of one application.
-    CustomerId
-);
 
 /// See the module's page.
 #[derive(Debug)]

@@ -10,11 +10,11 @@
 //! batch id; receivers drop the repeat by item id. What an outcome means is judged in [`super::core`].
 
 use super::event::Load;
-use super::items::{Item, ItemId, NumberMap, Stage};
+use super::ids::{ItemId, QueueId};
+use super::items::{Item, NumberMap, Stage};
 use super::loader::PROBE_ROWS;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::queue::QueueId;
 use super::stock::Stock;
 use super::types::{Batch, BatchItem, Content, Format, Now, Settings, ALONE_CHANNELS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -3,22 +3,15 @@
 //!
 //! Deliberately absent: where an item stands in line. Queues, windows and flights hold handles.
 
-use super::customers::CustomerId;
 use super::event::Token;
+use super::ids::{ClosingId, CustomerId, ItemId, QueueId};
 use super::lookup::Lookup;
-use super::queue::QueueId;
-use super::slab::{handle, Handle, Slab};
+use super::slab::{Handle, Slab};
 use super::types::{ClosedBy, Content, Dead, Identity, Key};
-use super::windows::ClosingId;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
-
-handle!(
-    /// An item in memory.
-    ItemId
-);
 
 /// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every
 /// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the

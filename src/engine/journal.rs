@@ -5,7 +5,7 @@
 //! written, and what would wait for a commit waits for nothing.
 
 use super::event::{IndexRows, Marks, Op, Place, QueueRow, Stored, Token};
-use super::items::ItemId;
+use super::ids::ItemId;
 use super::ledger::Ledger;
 use super::mutant::{mutated, Mutant};
 use super::types::{Ack, Asker, Delivery, Now, Reply};

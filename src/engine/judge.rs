@@ -5,9 +5,9 @@ use super::arrivals::{Arrival, Questions};
 use super::core::{Core, Live, Whereabouts};
 use super::duplicates::{self, Known, Verdict};
 use super::event::{Found, Wanted};
+use super::ids::QueueId;
 use super::items::{Extra, Stage};
 use super::mutant::{mutated, Mutant};
-use super::queue::QueueId;
 use super::scans::Scans;
 use super::stock::{Admission, Origin, Timing};
 use super::types::{

@@ -5,9 +5,9 @@
 //! for what is due sooner; and where all that is there waits for what is not, a few rows more are taken.
 
 use super::event::{Load, Range, RangeRows};
-use super::items::ItemId;
+use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
-use super::queue::{Loading, QueueId};
+use super::queue::Loading;
 use super::stock::{Stock, HORIZON_MS};
 use super::types::Now;
 use std::collections::{BTreeSet, VecDeque};

@@ -39,6 +39,7 @@ mod dispatch;
 mod duplicates;
 pub mod event;
 mod health;
+mod ids;
 mod items;
 mod journal;
 mod judge;
@@ -589,7 +590,7 @@ impl Engine {
                 self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
             }
             Executed::Await(identity) => {
-                let until = Some(until.unwrap_or(now.mono + commands::OUTCOME_MS));
+                let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
                 self.arrivals.await_outcome(identity, Arrival::Command { command, asker, until });
             }
             Executed::Scan => {

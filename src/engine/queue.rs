@@ -9,23 +9,17 @@
 //! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is
 //! its [`Live`] part.
 
-use super::customers::CustomerId;
 use super::event::{QueueRow, DEAD_LETTERS};
 use super::health::{Health, State};
-use super::items::ItemId;
+use super::ids::{CustomerId, ItemId, QueueId};
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::size::{self, Overhead};
-use super::slab::{handle, Slab};
+use super::slab::Slab;
 use super::types::{AppSettings, Key, Settings};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
-
-handle!(
-    /// Handle of a queue.
-    QueueId
-);
 
 /// Above every key.
 pub(super) const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };

@@ -26,6 +26,13 @@ pub struct Target {
     pub assigned: Option<AssignedId>,
 }
 
+impl Target {
+    /// What is looked for, in this order.
+    pub(super) fn identities(&self) -> [Option<Identity>; 2] {
+        [Some(self.identity), self.assigned.map(|assigned| Identity::assigned(assigned.seq))]
+    }
+}
+
 /// What an assigned id says of its item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssignedId {
@@ -60,6 +67,17 @@ pub struct Filter {
     pub until: Option<u64>,
     /// Most rows of one page, at least 1.
     pub limit: usize,
+}
+
+impl Filter {
+    /// Whether the item belongs on a page of this list.
+    pub(super) fn takes(&self, item: &Listed) -> bool {
+        self.application.as_ref().is_none_or(|name| *name == item.application)
+            && self.customer.as_ref().is_none_or(|name| Some(name) == item.customer.as_ref())
+            && self.state.is_none_or(|stage| stage == item.stage)
+            && item.key >= self.from
+            && self.until.is_none_or(|until| item.key.due < until)
+    }
 }
 
 /// What is asked of the daemon, beside requests. `I` is how one item is named.

@@ -10,9 +10,9 @@
 
 use super::core::{Core, Live, Whereabouts};
 use super::event::{Along, Load, Scan, Stored};
-use super::items::ItemId;
+use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
-use super::queue::{Entry, QueueId};
+use super::queue::Entry;
 use super::types::{
     Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now, Stage,
 };
@@ -34,8 +34,8 @@ const LIST_QUEUES: usize = 2_000;
 /// Scans at one time.
 const SCANS: usize = 64;
 
-/// How long a scan waits for the outcome of items in flight, ms.
-const OUTCOME_MS: u64 = super::commands::OUTCOME_MS;
+/// How long a command waits for the outcome of items in flight, ms.
+pub(super) const OUTCOME_MS: u64 = 5_000;
 
 /// What is done to, or asked of, the items.
 #[derive(Debug)]
@@ -655,14 +655,4 @@ fn list_legs(core: &Core, filter: &Filter, now: Now) -> VecDeque<Leg> {
     legs.sort_by_key(|leg| leg.low);
     legs.truncate(LIST_QUEUES);
     legs.into()
-}
-
-impl Filter {
-    fn takes(&self, item: &Listed) -> bool {
-        self.application.as_ref().is_none_or(|name| *name == item.application)
-            && self.customer.as_ref().is_none_or(|name| Some(name) == item.customer.as_ref())
-            && self.state.is_none_or(|stage| stage == item.stage)
-            && item.key >= self.from
-            && self.until.is_none_or(|until| item.key.due < until)
-    }
 }

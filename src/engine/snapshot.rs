@@ -8,7 +8,8 @@
 
 use super::core::Core;
 use super::health::State;
-use super::queue::{Queue, QueueId};
+use super::ids::QueueId;
+use super::queue::Queue;
 use super::types::{ClosedBy, DuplicateRule, Now, Reason};
 use serde::{Deserialize, Serialize};
 

@@ -8,13 +8,13 @@
 //! Here is when windows close, and what is written of them. What happens to their members is the stock's
 //! business.
 
-use super::customers::{self, CustomerId, Customers};
+use super::customers::{self, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
-use super::items::ItemId;
+use super::ids::{ClosingId, CustomerId, ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
-use super::queue::{QueueId, Queues};
+use super::queue::Queues;
 use super::schedule::Schedule;
-use super::slab::{handle, Slab};
+use super::slab::Slab;
 use super::types::{AppSettings, ClosedBy, Key, Now};
 use std::sync::Arc;
 
@@ -24,11 +24,6 @@ pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 /// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not
 /// turn at the same moment, and one may be slewed.
 const CLOCK_SLACK_MS: u64 = 5;
-
-handle!(
-    /// A window that closed early, with members in memory under their old keys.
-    ClosingId
-);
 
 /// One open window.
 #[derive(Debug)]

@@ -10,12 +10,13 @@ mod due;
 mod members;
 mod memory;
 
-use super::customers::{CustomerId, Customers};
+use super::customers::Customers;
 use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Standing, Stored};
-use super::items::{self, Extra, Item, ItemId, Items, Residence, Stage};
+use super::ids::{CustomerId, ItemId, QueueId};
+use super::items::{self, Extra, Item, Items, Residence, Stage};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
-use super::queue::{Entry, QueueId, Queues};
+use super::queue::{Entry, Queues};
 use super::reads::{Reads, Watch};
 use super::schedule::Schedule;
 use super::snapshot::Counters;
