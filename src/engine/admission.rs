@@ -37,10 +37,20 @@ pub(super) struct Limits {
     trimming: BTreeSet<QueueId>,
     flushing: BTreeSet<QueueId>,
     /// The disk is nearly full.
-    pub(super) store_full: bool,
+    store_full: bool,
 }
 
 impl Limits {
+    /// The disk is nearly full, or is not any more.
+    pub(super) fn set_store_full(&mut self, full: bool) {
+        self.store_full = full;
+    }
+
+    /// The disk is nearly full: nothing is taken in.
+    pub(super) fn is_store_full(&self) -> bool {
+        self.store_full
+    }
+
     /// Whether this item may come in. `replaces`: in the place of another of its application, so that the
     /// number of items stays.
     pub(super) fn judge(

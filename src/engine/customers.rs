@@ -5,7 +5,7 @@ use super::items::Items;
 use super::queue::{Entry, Queues};
 use super::size::{self, Overhead};
 use super::slab::{Handle, Slab};
-use super::windows::Window;
+use super::window::Window;
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;

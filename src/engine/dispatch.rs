@@ -321,11 +321,9 @@ impl Dispatch {
         if alone {
             self.alone.insert(number, now.mono);
         }
+        stock.queues.add_flying(queue, count);
         let live = stock.queues.live(queue);
         live.slots += 1;
-        live.flying += count;
-        stock.queues.flying_rows += count;
-        let live = stock.queues.live(queue);
         live.suspects -= usize::from(suspect);
         let waits = !lacking.is_empty() || !live.fetching.is_empty();
         if waits {
@@ -445,9 +443,7 @@ impl Dispatch {
 
     /// Members of a flight that holds a slot were taken out: the queue counts them no more.
     pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
-        let live = stock.queues.live(queue);
-        live.flying = live.flying.saturating_sub(gone as u64);
-        stock.queues.flying_rows = stock.queues.flying_rows.saturating_sub(gone as u64);
+        stock.queues.remove_flying(queue, gone as u64);
     }
 
     /// Hands a flight to the publisher.
@@ -505,11 +501,9 @@ impl Dispatch {
         self.slots -= 1;
         self.bytes -= flight.bytes;
         let (queue, was_alone) = (flight.queue, self.alone.remove(&number).is_some());
+        stock.queues.remove_flying(queue, rows);
         let live = stock.queues.live(queue);
         live.slots -= 1;
-        live.flying = live.flying.saturating_sub(rows);
-        stock.queues.flying_rows = stock.queues.flying_rows.saturating_sub(rows);
-        let live = stock.queues.live(queue);
         if was_alone && std::mem::take(&mut live.hindered) {
             stock.unstall(queue);
         }

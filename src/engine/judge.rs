@@ -14,7 +14,7 @@ use super::types::{
     Answer, AppSettings, Asker, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity, Key, NewItem,
     Now, Reason, Rejected, Reply, Settings,
 };
-use super::windows;
+use super::window;
 use std::sync::Arc;
 
 /// What has been decided of a request.
@@ -29,10 +29,10 @@ pub(super) enum Judged {
 
 /// Everything that a judgement needs beside the core.
 pub(super) struct Bench<'a> {
-    pub(super) settings: &'a Settings,
-    pub(super) limits: &'a mut Limits,
-    pub(super) scans: &'a mut Scans,
-    pub(super) draining: bool,
+    settings: &'a Settings,
+    limits: &'a mut Limits,
+    scans: &'a mut Scans,
+    draining: bool,
 }
 
 /// What has to be asked before an arrival can be judged: nothing, where memory knows, or the store cannot.
@@ -95,7 +95,17 @@ fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now: Now) -> u6
     }
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// `draining`: a shutdown has begun, and nothing is put off any more.
+    pub(super) fn new(
+        settings: &'a Settings,
+        limits: &'a mut Limits,
+        scans: &'a mut Scans,
+        draining: bool,
+    ) -> Self {
+        Bench { settings, limits, scans, draining }
+    }
+
     /// A request, in its turn.
     pub(super) fn item(
         &mut self,
@@ -149,7 +159,7 @@ impl Bench<'_> {
                 let name = item.customer.as_deref().unwrap_or_default();
                 let customer = core.stock.customers.find(&core.stock.queues, queue, name);
                 let window = customer.and_then(|id| core.stock.customers[id].window.as_ref());
-                window.map_or_else(|| now.wall + windows::length(settings, now), |window| window.end())
+                window.map_or_else(|| now.wall + window::length(settings, now), |window| window.end())
             }
         };
         (Known::Waiting { due, new_due }, old)

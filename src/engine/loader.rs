@@ -72,11 +72,10 @@ impl Loader {
     }
 
     fn want(&mut self, stock: &mut Stock, id: QueueId, at: u64) {
-        let queue = &mut stock.queues[id];
-        if queue.wake != u64::MAX {
-            self.wanted.remove(&(queue.wake, id));
+        let before = stock.queues[id].wake_at(at);
+        if before != u64::MAX {
+            self.wanted.remove(&(before, id));
         }
-        queue.wake = at;
         if at != u64::MAX {
             self.wanted.insert((at, id));
         }

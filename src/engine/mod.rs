@@ -58,6 +58,7 @@ mod slab;
 pub mod snapshot;
 mod stock;
 pub mod types;
+mod window;
 mod windows;
 
 #[cfg(test)]
@@ -204,7 +205,7 @@ impl Engine {
             Input::EgressReady => self.core.dispatch.set_ready(true),
             Input::EgressLost => self.core.dispatch.set_ready(false),
             Input::EgressBlocked(blocked) => self.core.dispatch.set_blocked(blocked),
-            Input::StoreFull(full) => self.limits.store_full = full,
+            Input::StoreFull(full) => self.limits.set_store_full(full),
             Input::Configure(settings) => self.configure(*settings, now),
             Input::Drain => self.course.draining = true,
             Input::Tick => {}
@@ -246,7 +247,7 @@ impl Engine {
     /// Items that have not ended, items that are due and in memory, and open windows.
     pub fn sums(&self) -> (u64, u64, u64) {
         let stock = &self.core.stock;
-        (stock.queues.total(), stock.queues.ready_rows, stock.windows.open_count())
+        (stock.queues.total(), stock.queues.ready_rows(), stock.windows.open_count())
     }
 
     /// The state at this moment. Costs time in the number of applications that have something, not of items.
@@ -263,7 +264,7 @@ impl Engine {
         debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
         let expected = last.wall + now.mono.saturating_sub(last.mono);
         let stock = &mut self.core.stock;
-        stock.queues.wall = now.wall;
+        stock.queues.observe(now.wall);
         let forward = now.wall > expected + STEP_MS;
         let backward = now.wall + STEP_MS < expected;
         stock.counters.clock_forward += u64::from(forward);
@@ -401,7 +402,7 @@ impl Engine {
                 break;
             }
             let window = stock.customers.get(customer).and_then(|customer| customer.window.as_ref());
-            rows += window.map_or(0, |window| window.members.len());
+            rows += window.map_or(0, |window| window.members().len());
             stock.close_window(customer, cause, now);
         }
     }
@@ -482,7 +483,7 @@ impl Engine {
     /// returned.
     fn steer_intake(&mut self) {
         let stopped =
-            self.limits.store_full || !self.core.stock.journal.has_numbers() || self.course.draining;
+            self.limits.is_store_full() || !self.core.stock.journal.has_numbers() || self.course.draining;
         let blocked = self.course.no_room || self.core.stock.journal.is_under_pressure();
         let clear = self.arrivals.is_clear();
         // It begins again only once the line is clear: else it would stop and go with every request.
@@ -500,7 +501,7 @@ impl Engine {
     fn judge_arrivals(&mut self, now: Now) {
         self.course.no_room = false;
         let mut left = TURN_ARRIVALS;
-        let open = !self.limits.store_full && self.core.stock.journal.has_numbers();
+        let open = !self.limits.is_store_full() && self.core.stock.journal.has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
             self.judge_line(LineName::Requests, &mut left, now);
         }
@@ -553,12 +554,7 @@ impl Engine {
             }
             Arrival::Item(item, origin) => {
                 let draining = self.course.draining;
-                let mut bench = Bench {
-                    settings: &self.settings,
-                    limits: &mut self.limits,
-                    scans: &mut self.scans,
-                    draining,
-                };
+                let mut bench = Bench::new(&self.settings, &mut self.limits, &mut self.scans, draining);
                 match bench.item(&mut self.core, item, origin, found, now) {
                     Judged::Done => {}
                     Judged::Await(identity, item) => {

@@ -9,23 +9,21 @@
 //! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is
 //! its [`Live`] part.
 
-use super::event::{QueueRow, DEAD_LETTERS};
+mod table;
+
+use super::event::QueueRow;
 use super::health::{Health, State};
-use super::ids::{CustomerId, ItemId, QueueId};
+use super::ids::{CustomerId, ItemId};
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::size::{self, Overhead};
-use super::slab::Slab;
-use super::types::{AppSettings, Key, Settings};
+use super::types::{AppSettings, Key};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::{Index, IndexMut};
 use std::sync::Arc;
+pub(super) use table::Queues;
 
 /// Above every key.
 pub(super) const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
-
-/// Queues without items that are remembered; beyond, an idle one is forgotten.
-const IDLE_QUEUES: usize = 1_024;
 
 /// Seconds by which the items of a queue that is held back are counted; what is due later counts with the
 /// last.
@@ -120,7 +118,7 @@ pub(super) struct Queue {
     /// The same for all lives.
     unindexed_until: u64,
     /// When the loader looks at it next, wall clock; `u64::MAX` = not at all.
-    pub(super) wake: u64,
+    wake: u64,
     live: Option<Box<Live>>,
 }
 
@@ -155,6 +153,11 @@ impl Queue {
 
     pub(super) fn former_unindexed(&self) -> u64 {
         self.former_unindexed
+    }
+
+    /// The loader looks at it at `at`, wall clock; `u64::MAX`: not at all. When it was to do so before.
+    pub(super) fn wake_at(&mut self, at: u64) -> u64 {
+        std::mem::replace(&mut self.wake, at)
     }
 
     pub(super) fn live(&self) -> Option<&Live> {
@@ -404,377 +407,5 @@ impl Live {
             && !self.running
             && !self.health.is_failing()
             && quiet
-    }
-}
-
-/// All queues, by name and by handle.
-#[derive(Debug)]
-pub(super) struct Queues {
-    table: Slab<QueueId, Queue>,
-    names: Lookup<Arc<str>, QueueId>,
-    settings: Arc<Settings>,
-    /// Queues whose row is out of date; queues that the loader has to look at.
-    dirty: Vec<QueueId>,
-    review: Vec<QueueId>,
-    /// Queues that may have something to send, in turn.
-    run: VecDeque<QueueId>,
-    /// Queues with a [`Live`] part: those that have been idle are looked for when they are many.
-    live: usize,
-    tidy_at: usize,
-    tidy_names_at: usize,
-    /// Queues with items, and queues that are paused.
-    occupied: u64,
-    paused: u64,
-    dead_letters: QueueId,
-    /// Wall clock at the last call.
-    pub(super) wall: u64,
-    /// Over all queues: items, items with a row in the store, due items.
-    total: u64,
-    stored: u64,
-    pub(super) ready_rows: u64,
-    /// Items under way, of all queues.
-    pub(super) flying_rows: u64,
-}
-
-impl Queues {
-    pub(super) fn new(settings: Arc<Settings>, rows: &[QueueRow]) -> Self {
-        let mut queues = Queues {
-            table: Slab::new(),
-            names: Lookup::new(),
-            settings,
-            dirty: Vec::new(),
-            review: Vec::new(),
-            run: VecDeque::new(),
-            live: 0,
-            tidy_at: IDLE_QUEUES,
-            tidy_names_at: 2 * IDLE_QUEUES,
-            occupied: 0,
-            paused: 0,
-            dead_letters: super::slab::Handle::new(0, 0),
-            wall: 0,
-            total: 0,
-            stored: 0,
-            ready_rows: 0,
-            flying_rows: 0,
-        };
-        queues.dead_letters = queues.id(DEAD_LETTERS);
-        for row in rows {
-            let id = queues.id(&row.queue);
-            let queue = &mut queues.table[id];
-            queue.stored = row.count;
-            queue.near_until = row.low;
-            queue.paused = row.paused;
-            queue.former_unindexed = row.unindexed_until;
-            queue.unindexed_until = row.unindexed_until;
-            queues.total += row.count;
-            queues.stored += row.count;
-            queues.occupied += u64::from(row.count > 0);
-            queues.paused += u64::from(row.paused);
-            queues.look_at(id);
-        }
-        queues
-    }
-
-    /// The queue of this name.
-    pub(super) fn find(&self, name: &str) -> Option<QueueId> {
-        self.names.get(name).copied()
-    }
-
-    /// The queue of this name, made known if it is not.
-    pub(super) fn id(&mut self, name: &str) -> QueueId {
-        if let Some(id) = self.names.get(name) {
-            return *id;
-        }
-        let name: Arc<str> = name.into();
-        let id = self.table.insert(Queue {
-            name: Arc::clone(&name),
-            stored: 0,
-            pending: 0,
-            near_until: LAST,
-            paused: false,
-            dirty: false,
-            reviewed: false,
-            former_unindexed: 0,
-            unindexed_until: 0,
-            wake: u64::MAX,
-            live: None,
-        });
-        self.names.insert(name, id);
-        id
-    }
-
-    pub(super) fn dead_letters(&self) -> QueueId {
-        self.dead_letters
-    }
-
-    /// Queues that have items.
-    pub(super) fn occupied(&self) -> u64 {
-        self.occupied
-    }
-
-    /// Queues that are paused.
-    pub(super) fn paused(&self) -> u64 {
-        self.paused
-    }
-
-    pub(super) fn total(&self) -> u64 {
-        self.total
-    }
-
-    pub(super) fn get(&self, id: QueueId) -> Option<&Queue> {
-        self.table.get(id)
-    }
-
-    /// In order of place. Its cost is that of all queues.
-    pub(super) fn ids(&self) -> impl Iterator<Item = QueueId> + '_ {
-        self.table.handles()
-    }
-
-    /// What the queue needs at work, made where it is not there.
-    pub(super) fn live(&mut self, id: QueueId) -> &mut Live {
-        let queue = &mut self.table[id];
-        if queue.live.is_none() {
-            self.live += 1;
-        }
-        let (settings, name) = (&self.settings, &queue.name);
-        queue.live.get_or_insert_with(|| Box::new(Live::new(Arc::clone(settings.of(name)), name)))
-    }
-
-    /// Settings of a queue's application, whether it is at work or not.
-    pub(super) fn settings_of(&self, id: QueueId) -> &Arc<AppSettings> {
-        let queue = &self.table[id];
-        queue.live.as_ref().map_or_else(|| self.settings.of(&queue.name), |live| &live.settings)
-    }
-
-    /// New settings, for all that are at work. The cost is that of all queues.
-    pub(super) fn configure(&mut self, settings: Arc<Settings>) {
-        self.settings = settings;
-        for id in self.table.handles().collect::<Vec<_>>() {
-            let queue = &mut self.table[id];
-            if let Some(live) = &mut queue.live {
-                live.settings = Arc::clone(self.settings.of(&queue.name));
-                live.overhead = size::overhead(live.settings.format, &queue.name, None);
-                live.droppable.clear();
-            }
-        }
-    }
-
-    // ---- counts -------------------------------------------------------------------------------------------
-
-    fn touch_row(&mut self, id: QueueId) {
-        let queue = &mut self.table[id];
-        if !queue.dirty {
-            queue.dirty = true;
-            self.dirty.push(id);
-        }
-    }
-
-    /// An item came into memory that the broker alone keeps.
-    pub(super) fn add_pending(&mut self, id: QueueId) {
-        self.live(id);
-        self.count_in(id);
-        self.table[id].pending += 1;
-    }
-
-    pub(super) fn remove_pending(&mut self, id: QueueId) {
-        self.table[id].pending -= 1;
-        self.count_out(id);
-    }
-
-    /// Before an item is added.
-    fn count_in(&mut self, id: QueueId) {
-        self.occupied += u64::from(self.table[id].total() == 0);
-        self.total += 1;
-    }
-
-    /// After an item was removed.
-    fn count_out(&mut self, id: QueueId) {
-        self.occupied -= u64::from(self.table[id].total() == 0);
-        self.total -= 1;
-    }
-
-    /// An item is written that stays in memory, without a customer row.
-    pub(super) fn add_resident(&mut self, id: QueueId, key: Key) {
-        self.live(id);
-        self.count_in(id);
-        let queue = &mut self.table[id];
-        queue.stored += 1;
-        queue.count_resident(key);
-        queue.lacks_customer_row(key);
-        self.stored += 1;
-        self.touch_row(id);
-    }
-
-    /// An item is written that is in the store alone from now on.
-    pub(super) fn add_far(&mut self, id: QueueId, key: Key) {
-        self.count_in(id);
-        let queue = &mut self.table[id];
-        queue.count_later(key, self.wall, true);
-        queue.lower(key);
-        queue.stored += 1;
-        self.stored += 1;
-        self.touch_row(id);
-        self.look_at(id);
-    }
-
-    /// A stored item has come into memory.
-    pub(super) fn add_restored(&mut self, id: QueueId, key: Key) {
-        self.live(id);
-        self.table[id].count_later(key, self.wall, false);
-        self.table[id].count_resident(key);
-    }
-
-    /// A stored item has left memory, and has this key now.
-    pub(super) fn evicted(&mut self, id: QueueId, old: Key, new: Key) {
-        let queue = &mut self.table[id];
-        queue.count_later(new, self.wall, true);
-        queue.lower(new);
-        queue.uncount_resident(old);
-        if old != new {
-            self.touch_row(id);
-        }
-        self.look_at(id);
-    }
-
-    /// A stored item is not in this queue any more.
-    pub(super) fn remove_stored(&mut self, id: QueueId, key: Key, resident: bool) {
-        let queue = &mut self.table[id];
-        queue.stored -= 1;
-        if !resident {
-            queue.count_later(key, self.wall, false);
-        }
-        if resident {
-            queue.uncount_resident(key);
-        }
-        self.stored -= 1;
-        self.count_out(id);
-        self.touch_row(id);
-    }
-
-    /// Rows got other keys in the store, from `to` on.
-    pub(super) fn rekeyed(&mut self, id: QueueId, to: Key) {
-        self.table[id].rekeyed(to);
-        self.touch_row(id);
-        self.look_at(id);
-    }
-
-    /// That many items in the store alone, which were to be due at `end`, are due now.
-    pub(super) fn due_sooner(&mut self, id: QueueId, end: u64, count: u64) {
-        self.table[id].due_sooner(end, count);
-    }
-
-    /// A read of the queue's next rows has ended, and has not looked at `next`. What it was; `None`: there
-    /// was none.
-    pub(super) fn loaded(&mut self, id: QueueId, next: Option<Key>) -> Option<Loading> {
-        self.table[id].loaded(next)
-    }
-
-    /// Whether that changed anything.
-    pub(super) fn set_paused(&mut self, id: QueueId, paused: bool) -> bool {
-        if self.table[id].paused == paused {
-            return false;
-        }
-        self.table[id].paused = paused;
-        self.paused = if paused { self.paused + 1 } else { self.paused - 1 };
-        self.touch_row(id);
-        self.look_at(id);
-        true
-    }
-
-    /// The rows that have changed since the last call.
-    pub(super) fn take_dirty_rows(&mut self) -> Vec<QueueRow> {
-        let mut rows = Vec::with_capacity(self.dirty.len());
-        for id in std::mem::take(&mut self.dirty) {
-            let Some(queue) = self.table.get_mut(id) else { continue };
-            queue.dirty = false;
-            rows.push(queue.row());
-        }
-        rows
-    }
-
-    // ---- who has work -------------------------------------------------------------------------------------
-
-    /// The loader has to look at this queue.
-    pub(super) fn look_at(&mut self, id: QueueId) {
-        let queue = &mut self.table[id];
-        if !queue.reviewed {
-            queue.reviewed = true;
-            self.review.push(id);
-        }
-    }
-
-    pub(super) fn take_review(&mut self) -> Vec<QueueId> {
-        let review = std::mem::take(&mut self.review);
-        for id in &review {
-            if let Some(queue) = self.table.get_mut(*id) {
-                queue.reviewed = false;
-            }
-        }
-        review
-    }
-
-    /// Puts a queue into the run queue if it has something to send and is not held back.
-    pub(super) fn run(&mut self, id: QueueId) {
-        let queue = &mut self.table[id];
-        let Some(live) = queue.live.as_mut() else { return };
-        if !queue.paused && !live.running && live.has_work() {
-            live.running = true;
-            self.run.push_back(id);
-        }
-    }
-
-    pub(super) fn next_to_run(&mut self) -> Option<QueueId> {
-        while let Some(id) = self.run.pop_front() {
-            if let Some(live) = self.table.get_mut(id).and_then(|queue| queue.live.as_mut()) {
-                live.running = false;
-                return Some(id);
-            }
-        }
-        None
-    }
-
-    pub(super) fn is_anything_running(&self) -> bool {
-        !self.run.is_empty()
-    }
-
-    /// Gives back what idle queues hold. A queue at rest keeps what it has for a while: they are looked
-    /// through only once there are twice as many as were left the last time.
-    pub(super) fn tidy(&mut self) {
-        if self.live <= self.tidy_at && self.table.len() <= self.tidy_names_at {
-            return;
-        }
-        for id in self.table.handles().collect::<Vec<_>>() {
-            self.rest(id);
-        }
-        self.tidy_at = IDLE_QUEUES.max(self.live * 2);
-        self.tidy_names_at = 2 * IDLE_QUEUES.max(self.table.len());
-    }
-
-    /// Gives back what this queue holds, where it is idle.
-    fn rest(&mut self, id: QueueId) {
-        let dead_letters = self.dead_letters;
-        let queue = &mut self.table[id];
-        if queue.live.as_ref().is_some_and(|live| live.is_idle(queue.pending == 0)) {
-            queue.live = None;
-            self.live -= 1;
-        }
-        if queue.is_forgettable() && !queue.reviewed && queue.wake == u64::MAX && id != dead_letters {
-            let name = Arc::clone(&queue.name);
-            self.names.remove(&name);
-            self.table.remove(id);
-        }
-    }
-}
-
-impl Index<QueueId> for Queues {
-    type Output = Queue;
-    fn index(&self, id: QueueId) -> &Queue {
-        &self.table[id]
-    }
-}
-
-impl IndexMut<QueueId> for Queues {
-    fn index_mut(&mut self, id: QueueId) -> &mut Queue {
-        &mut self.table[id]
     }
 }

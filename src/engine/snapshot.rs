@@ -263,7 +263,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
         items: Items {
             waiting: queues.total().saturating_sub(parked),
             in_memory: stock.items.len() as u64,
-            due: queues.ready_rows,
+            due: queues.ready_rows(),
             in_flight,
             parked,
             windows: stock.windows.open_count(),

@@ -10,88 +10,13 @@
 
 use super::customers::{self, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
-use super::ids::{ClosingId, CustomerId, ItemId, QueueId};
-use super::mutant::{mutated, Mutant};
+use super::ids::{ClosingId, CustomerId, QueueId};
 use super::queue::Queues;
 use super::schedule::Schedule;
 use super::slab::Slab;
-use super::types::{AppSettings, ClosedBy, Key, Now};
+use super::types::{ClosedBy, Now};
+use super::window::{Member, Plan, Window};
 use std::sync::Arc;
-
-/// A window closes this long before its most urgent expiry, ms: time to be sent.
-pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
-
-/// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not
-/// turn at the same moment, and one may be slewed.
-const CLOCK_SLACK_MS: u64 = 5;
-
-/// One open window.
-#[derive(Debug)]
-pub(super) struct Window {
-    /// When it closes, monotonic ms.
-    close: u64,
-    /// The same moment on the wall clock, as planned when it opened: the due in its members' keys.
-    end: u64,
-    /// Key under which the customer stands among the timers.
-    check: Key,
-    /// Monotonic moment of the last arrival.
-    last: u64,
-    count: u32,
-    weight: u64,
-    /// Most urgent expiry, wall clock; `u64::MAX` = none.
-    expiry: u64,
-    /// Members in memory, in no order.
-    pub(super) members: Vec<ItemId>,
-    /// Members in the store alone.
-    far: u32,
-    /// It has a row of its own in the store, or will have.
-    long: bool,
-    /// That row is out of date.
-    dirty: bool,
-}
-
-impl Window {
-    pub(super) fn end(&self) -> u64 {
-        self.end
-    }
-
-    pub(super) fn count(&self) -> u32 {
-        self.count
-    }
-
-    pub(super) fn far(&self) -> u32 {
-        self.far
-    }
-
-    /// When it must close as things stand, monotonic, and why.
-    fn deadline(&self, quiet: u64, now: Now) -> (u64, ClosedBy) {
-        let mut deadline = (self.close, ClosedBy::Time);
-        if self.close <= now.mono && self.end > now.wall && self.end <= now.wall + CLOCK_SLACK_MS {
-            // The other clock is not there yet: nothing leaves before the due that it carries.
-            deadline.0 = now.mono + (self.end - now.wall);
-        }
-        if quiet > 0 && self.last + quiet < self.close && !mutated(Mutant::QuietIgnored) {
-            deadline = (self.last + quiet, ClosedBy::Quiet);
-        }
-        if self.expiry != u64::MAX && !mutated(Mutant::WindowIgnoresExpiry) {
-            let left = self.expiry.saturating_sub(EXPIRY_MARGIN_MS).saturating_sub(now.wall);
-            if now.mono + left < deadline.0 {
-                deadline = (now.mono + left, ClosedBy::Expiry);
-            }
-        }
-        deadline
-    }
-
-    /// The due of its members if it closes now for this cause.
-    pub(super) fn due_at_close(&self, cause: ClosedBy, now: Now) -> u64 {
-        let to_its_end = cause == ClosedBy::Time && self.end <= now.wall + CLOCK_SLACK_MS;
-        if to_its_end {
-            self.end
-        } else {
-            self.end.min(now.wall)
-        }
-    }
-}
 
 /// A window that closed early.
 #[derive(Debug)]
@@ -109,24 +34,6 @@ pub(super) struct Windows {
     /// Windows whose row is out of date.
     dirty: Vec<CustomerId>,
     closings: Slab<ClosingId, Closing>,
-}
-
-/// How long a window lasts that opens now, ms.
-pub(super) fn length(settings: &AppSettings, now: Now) -> u64 {
-    if settings.align {
-        settings.window - now.wall % settings.window.max(1)
-    } else {
-        settings.window
-    }
-}
-
-/// What a new member brings into its window.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
-    pub(super) weight: u32,
-    /// Wall clock; `u64::MAX` = none.
-    pub(super) expiry: u64,
-    pub(super) seq: u64,
 }
 
 impl Windows {
@@ -155,24 +62,10 @@ impl Windows {
         seq: u64,
         now: Now,
     ) {
-        let close = now.mono + plan.length;
-        let check = Key { due: close, seq };
         let customer = &mut customers[id];
         debug_assert!(customer.window.is_none(), "a customer has one window at a time");
-        customer.window = Some(Window {
-            close,
-            end: plan.end,
-            check,
-            last: now.mono,
-            count: 0,
-            weight: 0,
-            expiry: u64::MAX,
-            members: Vec::new(),
-            far: 0,
-            long: plan.long,
-            dirty: false,
-        });
-        self.timers.insert(customers::place_of(id), check);
+        let window = customer.window.insert(Window::new(plan, seq, now));
+        self.timers.insert(customers::place_of(id), window.check());
         self.open += 1;
         queues.live(customer.queue).windows.insert(id);
     }
@@ -190,10 +83,7 @@ impl Windows {
         let length = row.end.saturating_sub(now.wall).min(longest);
         self.open(customers, queues, id, Plan { length, end: row.end, long: true }, 0, now);
         if let Some(window) = customers[id].window.as_mut() {
-            window.count = row.count;
-            window.far = row.count;
-            window.weight = row.weight;
-            window.expiry = row.expiry.unwrap_or(u64::MAX);
+            window.recount(row);
         }
         self.plan_check(customers, queues, id, now);
     }
@@ -207,11 +97,8 @@ impl Windows {
     ) -> bool {
         let customer = &customers[id];
         let max_bytes = queues.settings_of(customer.queue).max_bytes;
-        let overhead = customer.overhead;
-        customer.window.as_ref().is_some_and(|window| {
-            let bytes = overhead.batch + window.weight + u64::from(weight) + overhead.item;
-            window.count > 0 && bytes > max_bytes && !mutated(Mutant::BytesIgnored)
-        })
+        let window = customer.window.as_ref();
+        window.is_some_and(|window| window.would_overflow(weight, customer.overhead, max_bytes))
     }
 
     /// Counts a new item into the customer's open window; the planned end, which is the due in its key.
@@ -225,11 +112,8 @@ impl Windows {
     ) -> u64 {
         let item_overhead = customers[id].overhead.item;
         let Some(window) = customers[id].window.as_mut() else { return now.wall };
-        window.count += 1;
-        window.weight += u64::from(member.weight) + item_overhead;
-        window.last = now.mono;
-        window.expiry = window.expiry.min(member.expiry);
-        let end = window.end;
+        window.join(member, item_overhead, now);
+        let end = window.end();
         self.mark(customers, id);
         self.plan_check(customers, queues, id, now);
         end
@@ -247,13 +131,7 @@ impl Windows {
     ) {
         let item_overhead = customers[id].overhead.item;
         let Some(window) = customers[id].window.as_mut() else { return };
-        if window.far > 0 {
-            window.far -= 1;
-        } else {
-            window.count += 1;
-            window.weight += u64::from(member.weight) + item_overhead;
-        }
-        window.expiry = window.expiry.min(member.expiry);
+        window.rejoin(member, item_overhead);
         self.plan_check(customers, queues, id, now);
     }
 
@@ -261,9 +139,7 @@ impl Windows {
     /// look at it in time: then the window gets a row.
     pub(super) fn add_far(&mut self, customers: &mut Customers, id: CustomerId, horizon: u64) {
         let Some(window) = customers[id].window.as_mut() else { return };
-        window.far += 1;
-        if window.end > horizon && !window.long {
-            window.long = true;
+        if window.add_far(horizon) {
             self.mark(customers, id);
         }
     }
@@ -280,10 +156,7 @@ impl Windows {
     ) {
         let item_overhead = customers[id].overhead.item;
         let Some(window) = customers[id].window.as_mut() else { return };
-        window.count = window.count.saturating_sub(1);
-        window.weight = window.weight.saturating_sub(u64::from(weight) + item_overhead);
-        window.far -= u32::from(was_far && window.far > 0);
-        if window.count == 0 {
+        if window.leave(weight, item_overhead, was_far) {
             self.end(customers, queues, id, ops);
         } else {
             self.mark(customers, id);
@@ -291,11 +164,8 @@ impl Windows {
     }
 
     fn mark(&mut self, customers: &mut Customers, id: CustomerId) {
-        if let Some(window) = customers[id].window.as_mut() {
-            if window.long && !window.dirty {
-                window.dirty = true;
-                self.dirty.push(id);
-            }
+        if customers[id].window.as_mut().is_some_and(Window::mark) {
+            self.dirty.push(id);
         }
     }
 
@@ -312,11 +182,10 @@ impl Windows {
         let quiet = queues.settings_of(customers[id].queue).quiet;
         let Some(window) = customers[id].window.as_mut() else { return };
         let at = window.deadline(quiet, now).0;
-        if at < window.check.due {
+        if at < window.check().due {
             let place = customers::place_of(id);
-            self.timers.remove(place, window.check);
-            window.check.due = at;
-            self.timers.insert(place, window.check);
+            self.timers.remove(place, window.check_at(at));
+            self.timers.insert(place, window.check());
         }
     }
 
@@ -324,16 +193,7 @@ impl Windows {
     pub(super) fn is_full(customers: &Customers, queues: &Queues, id: CustomerId) -> Option<ClosedBy> {
         let customer = &customers[id];
         let settings = queues.settings_of(customer.queue);
-        let window = customer.window.as_ref()?;
-        if window.count >= settings.max_items && !mutated(Mutant::CountIgnored) {
-            Some(ClosedBy::Count)
-        } else if customer.overhead.batch + window.weight >= settings.max_bytes
-            && !mutated(Mutant::BytesIgnored)
-        {
-            Some(ClosedBy::Bytes)
-        } else {
-            None
-        }
+        customer.window.as_ref()?.is_full(settings, customer.overhead)
     }
 
     /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are
@@ -353,9 +213,8 @@ impl Windows {
             let quiet = queues.settings_of(customers[id].queue).quiet;
             let Some(window) = customers[id].window.as_mut() else { continue };
             let (at, cause) = window.deadline(quiet, now);
-            let was = window.check;
-            window.check.due = at.max(now.mono);
-            self.timers.insert(customers::place_of(id), window.check);
+            let was = window.check_at(at.max(now.mono));
+            self.timers.insert(customers::place_of(id), window.check());
             if at <= now.mono {
                 due.push((was, id, cause));
             }
@@ -379,10 +238,10 @@ impl Windows {
     ) -> Option<Window> {
         let customer = &mut customers[id];
         let window = customer.window.take()?;
-        self.timers.remove(customers::place_of(id), window.check);
+        self.timers.remove(customers::place_of(id), window.check());
         self.open -= 1;
         queues.live(customer.queue).windows.remove(&id);
-        if window.long {
+        if window.is_long() {
             ops.push(Op::DeleteWindow {
                 application: Arc::clone(queues[customer.queue].name()),
                 customer: Arc::clone(&customer.name),
@@ -414,16 +273,11 @@ impl Windows {
         for id in std::mem::take(&mut self.dirty) {
             let Some(customer) = customers.get(id) else { continue };
             let (queue, name) = (customer.queue, Arc::clone(&customer.name));
-            let Some(window) = customers[id].window.as_mut().filter(|window| window.dirty) else { continue };
-            window.dirty = false;
-            ops.push(Op::PutWindow(WindowRow {
-                application: Arc::clone(queues[queue].name()),
-                customer: name,
-                end: window.end,
-                count: window.count,
-                weight: window.weight,
-                expiry: (window.expiry != u64::MAX).then_some(window.expiry),
-            }));
+            let row = customers[id]
+                .window
+                .as_mut()
+                .and_then(|window| window.take_dirty_row(queues[queue].name(), &name));
+            ops.extend(row.map(Op::PutWindow));
         }
     }
 
@@ -438,17 +292,6 @@ impl Windows {
             }
         }
     }
-}
-
-/// How a window is planned when it opens.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
-    /// Length in ms.
-    pub(super) length: u64,
-    /// End by the wall clock, UTC ms.
-    pub(super) end: u64,
-    /// It gets a row of its own in the store.
-    pub(super) long: bool,
 }
 
 /// Removes a closing's row.

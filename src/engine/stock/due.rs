@@ -65,17 +65,8 @@ impl Stock {
             }
         };
         self.queues.live(queue).line.extend(entry);
-        self.count_ready(queue, 1);
+        self.queues.count_ready(queue, 1);
         self.queues.run(queue);
-    }
-
-    pub(super) fn count_ready(&mut self, queue: QueueId, change: i64) {
-        let live = self.queues.live(queue);
-        live.ready_rows = live.ready_rows.saturating_add_signed(change);
-        self.queues.ready_rows = self.queues.ready_rows.saturating_add_signed(change);
-        if change < 0 {
-            self.queues.look_at(queue);
-        }
     }
 
     /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
@@ -105,7 +96,7 @@ impl Stock {
                 self.queues.look_at(queue);
                 continue;
             }
-            self.count_ready(queue, -(taken.len() as i64));
+            self.queues.count_ready(queue, -(taken.len() as i64));
             self.work += taken.len() as u64;
             return taken;
         }

@@ -24,7 +24,7 @@ impl Stock {
             let length = match inherited {
                 // Bounded, should the clock have gone back between the two.
                 Some(end) => end.saturating_sub(now.wall).min(settings.window),
-                None => windows::length(settings, now),
+                None => window::length(settings, now),
             };
             let plan = Plan { length, end: now.wall + length, long: length > HORIZON_MS };
             self.windows.open(&mut self.customers, &mut self.queues, id, plan, member.seq, now);
@@ -63,15 +63,13 @@ impl Stock {
             debug_assert!(false, "a member has an open window");
             return;
         };
-        self.items[id].stage = Stage::Windowed { pos: window.members.len() as u32, scheduled };
-        window.members.push(id);
+        self.items[id].stage = Stage::Windowed { pos: window.push_member(id), scheduled };
     }
 
     /// Closes the gap in a window's list.
     pub(super) fn forget_member(&mut self, customer: CustomerId, pos: u32) {
         let Some(window) = self.customers[customer].window.as_mut() else { return };
-        window.members.swap_remove(pos as usize);
-        if let Some(moved) = window.members.get(pos as usize).copied() {
+        if let Some(moved) = window.remove_member(pos) {
             if let Stage::Windowed { pos: place, .. } = &mut self.items[moved].stage {
                 *place = pos;
             }
@@ -89,38 +87,32 @@ impl Stock {
         self.customers.unpin(id, &mut self.queues);
     }
 
-    pub(super) fn release_members(
-        &mut self,
-        id: CustomerId,
-        mut window: windows::Window,
-        cause: ClosedBy,
-        now: Now,
-    ) {
+    pub(super) fn release_members(&mut self, id: CustomerId, mut window: Window, cause: ClosedBy, now: Now) {
         let due = window.due_at_close(cause, now);
         let early = due < window.end() && self.journal.is_durable();
         let items = &self.items;
-        window.members.sort_unstable_by_key(|member| items[*member].key.seq);
+        let mut members = window.take_members();
+        members.sort_unstable_by_key(|member| items[*member].key.seq);
         let through_seq = self.journal.next_number().saturating_sub(1);
         let queue = self.customers[id].queue;
         if early && window.far() > 0 {
             self.rekey_far_members(id, &window, due, cause, through_seq);
         }
-        let closing =
-            (early && !window.members.is_empty() && !mutated(Mutant::ClosingForgotten)).then(|| {
-                let row = ClosingRow {
-                    application: Arc::clone(self.queues[queue].name()),
-                    customer: Arc::clone(&self.customers[id].name),
-                    end: window.end(),
-                    through_seq,
-                    due,
-                    cause,
-                };
-                let members = window.members.len() as u32;
-                let ops = self.journal.ops();
-                self.windows.begin_closing(row, members, ops)
-            });
-        self.work += window.members.len() as u64;
-        for member in window.members {
+        let closing = (early && !members.is_empty() && !mutated(Mutant::ClosingForgotten)).then(|| {
+            let row = ClosingRow {
+                application: Arc::clone(self.queues[queue].name()),
+                customer: Arc::clone(&self.customers[id].name),
+                end: window.end(),
+                through_seq,
+                due,
+                cause,
+            };
+            let members = members.len() as u32;
+            let ops = self.journal.ops();
+            self.windows.begin_closing(row, members, ops)
+        });
+        self.work += members.len() as u64;
+        for member in members {
             let item = &mut self.items[member];
             if let Stage::Windowed { scheduled: true, .. } = item.stage {
                 self.schedule.remove(items::place_of(member), item.key);
@@ -135,7 +127,7 @@ impl Stock {
     pub(super) fn rekey_far_members(
         &mut self,
         id: CustomerId,
-        window: &windows::Window,
+        window: &Window,
         due: u64,
         cause: ClosedBy,
         through_seq: u64,

@@ -188,7 +188,7 @@ impl Stock {
             *left = left.saturating_sub(ids.len().max(1));
             for id in ids {
                 if self.items.get(id).is_some_and(|item| item.stage == Stage::Ready) {
-                    self.count_ready(queue, -1);
+                    self.queues.count_ready(queue, -1);
                     self.evict(id, now);
                 }
             }
@@ -256,7 +256,7 @@ impl Stock {
                 }
             }
             // Its entry is passed over when it is met.
-            Stage::Ready => self.count_ready(queue, -1),
+            Stage::Ready => self.queues.count_ready(queue, -1),
             Stage::Flying(_) => return,
         }
         self.items[id].stage = Stage::Flying(0);
@@ -293,7 +293,7 @@ impl Stock {
 
     /// Rows beyond the bound of memory, those under way apart.
     pub(in crate::engine) fn rows_beyond(&self) -> usize {
-        let flying = usize::try_from(self.queues.flying_rows).unwrap_or(usize::MAX);
+        let flying = usize::try_from(self.queues.flying_rows()).unwrap_or(usize::MAX);
         (self.items.len() + self.reserved.0).saturating_sub(self.budget.rows.saturating_add(flying))
     }
 
