@@ -120,15 +120,15 @@ fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let Some(item) = id.map(|id| &core.stock.items[id]).filter(|item| item.is_dead()) else {
         return Answer::Unknown;
     };
-    let dead = item.extra.as_deref().and_then(|extra| extra.dead.clone());
+    let dead = item.dead().cloned();
     let (application, customer) = core.stock.address(item);
     match dead {
         Some(dead) if *application == *target.application => Answer::Ended(Box::new(Ended {
             end: End::Dead(dead),
-            at: item.received,
-            due: item.due,
-            attempts: item.attempts,
-            fingerprint: item.fingerprint,
+            at: item.received(),
+            due: item.due(),
+            attempts: item.attempts(),
+            fingerprint: item.fingerprint(),
             customer,
         })),
         Some(_) | None => Answer::Unknown,

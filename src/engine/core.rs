@@ -8,7 +8,7 @@ use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
 use super::event::{Found, Stored};
 use super::ids::{ItemId, QueueId};
-use super::items::{Residence, Stage};
+use super::items::{Item, Residence, Stage};
 use super::mutant::{mutated, Mutant};
 use super::recent::Recent;
 use super::stock::Stock;
@@ -79,9 +79,9 @@ impl Core {
         Ended {
             end,
             at: now.wall,
-            due: item.due,
-            attempts: item.attempts,
-            fingerprint: item.fingerprint,
+            due: item.due(),
+            attempts: item.attempts(),
+            fingerprint: item.fingerprint(),
             customer,
         }
     }
@@ -100,11 +100,7 @@ impl Core {
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
         let resident = self.stock.items.by_seq(letter);
         match resident.filter(|id| !self.stock.items[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
-            Some(id) => {
-                let item = &mut self.stock.items[id];
-                item.fingerprint = ended.fingerprint;
-                item.extra_mut().former_identity = Some(identity);
-            }
+            Some(id) => self.stock.items[id].set_former(identity, ended.fingerprint),
             None => self.remember(queue, identity, ended),
         }
     }
@@ -120,7 +116,7 @@ impl Core {
         self.stock.counters.dead[reason as usize] += 1;
         let dead = Dead { reason, error: error.into() };
         let ended = self.ended(id, End::Dead(Arc::new(dead.clone())), now);
-        let (queue, identity) = (self.stock.items[id].queue, self.stock.items[id].identity);
+        let (queue, identity) = (self.stock.items[id].queue(), self.stock.items[id].identity());
         let later = !self.stock.journal.is_durable() && identity.is_given();
         self.stock.items.lose_identity(id);
         self.stock.bury(id, identity, dead, later.then_some(identity), now);
@@ -133,7 +129,7 @@ impl Core {
 
     /// Takes items back that are not in flight, wherever they stand.
     pub(super) fn cancel(&mut self, id: ItemId, end: End, now: Now) {
-        let (queue, identity) = (self.stock.items[id].queue, self.stock.items[id].identity);
+        let (queue, identity) = (self.stock.items[id].queue(), self.stock.items[id].identity());
         let ended = self.ended(id, end, now);
         self.remember(queue, identity, ended);
         self.stock.counters.cancelled += 1;
@@ -181,7 +177,7 @@ impl Core {
     }
 
     fn give_back(&mut self, id: ItemId) {
-        let identity = self.stock.items[id].identity;
+        let identity = self.stock.items[id].identity();
         self.tell(identity, None);
         self.stock.give_back(id);
     }
@@ -254,7 +250,7 @@ impl Core {
             if dead_letters {
                 self.remember_letter(id, now);
             } else {
-                let identity = self.stock.items[id].identity;
+                let identity = self.stock.items[id].identity();
                 if identity.is_given() || self.outcomes_wanted {
                     let ended = self.ended(id, End::Sent(batch), now);
                     self.remember(queue, identity, ended);
@@ -275,10 +271,10 @@ impl Core {
 
     /// As [`Core::remember_dead`] says.
     fn remember_letter(&mut self, id: ItemId, now: Now) {
-        let extra = self.stock.items[id].extra.as_deref();
-        let Some(identity) = extra.and_then(|extra| extra.former_identity) else { return };
-        let Some(dead) = extra.and_then(|extra| extra.dead.clone()) else { return };
-        let (application, _) = self.stock.address(&self.stock.items[id]);
+        let item = &self.stock.items[id];
+        let Some(identity) = item.former_identity() else { return };
+        let Some(dead) = item.dead().cloned() else { return };
+        let (application, _) = self.stock.address(item);
         let ended = self.ended(id, End::Dead(dead), now);
         let queue = self.stock.queues.id(&application);
         self.remember(queue, identity, ended);
@@ -292,8 +288,10 @@ impl Core {
         let text: Arc<str> = error.into();
         for id in flight.rows {
             self.stock.amend(id, |item| {
-                item.attempts += u32::from(attempted && !mutated(Mutant::AttemptForgotten));
-                item.extra_mut().last_error = Some(Arc::clone(&text));
+                if attempted && !mutated(Mutant::AttemptForgotten) {
+                    item.count_attempt();
+                }
+                item.set_last_error(Arc::clone(&text));
             });
             self.return_to_queue(id, attempted, error, now);
         }
@@ -302,11 +300,11 @@ impl Core {
 
     /// A member of a failed batch waits again, unless it has had its last attempt.
     fn return_to_queue(&mut self, id: ItemId, attempted: bool, error: &str, now: Now) {
-        let queue = self.stock.items[id].queue;
+        let queue = self.stock.items[id].queue();
         let allowed = self.stock.queues.settings_of(queue).retry.attempts;
         let limited = attempted && allowed > 0 && queue != self.stock.queues.dead_letters();
         let item = &self.stock.items[id];
-        let (identity, attempts) = (item.identity, item.attempts);
+        let (identity, attempts) = (item.identity(), item.attempts());
         if item.is_orphaned() {
             return self.give_back(id);
         }
@@ -345,7 +343,7 @@ impl Core {
         }
         let Some(flight) = self.dispatch.end(number) else { return };
         for id in flight.rows {
-            self.stock.amend(id, |item| item.attempts += 1);
+            self.stock.amend(id, Item::count_attempt);
             if flight.queue == self.stock.queues.dead_letters() {
                 self.step_aside(id, text, now);
             } else {
@@ -360,9 +358,9 @@ impl Core {
         if self.stock.items[id].is_orphaned() {
             return self.give_back(id);
         }
-        let doubled = FIRST_ASIDE_MS << self.stock.items[id].attempts.saturating_sub(1).min(10);
+        let doubled = FIRST_ASIDE_MS << self.stock.items[id].attempts().saturating_sub(1).min(10);
         let until = now.wall + doubled.min(LAST_ASIDE_MS);
-        self.stock.amend(id, |item| item.extra_mut().last_error = Some(text.into()));
+        self.stock.amend(id, |item| item.set_last_error(text.into()));
         self.stock.defer_letter(id, until);
     }
 
@@ -394,7 +392,7 @@ impl Core {
             return rows.into_iter().for_each(|id| self.give_back(id));
         }
         let identities: Vec<Identity> = if self.outcomes_wanted {
-            flight.rows.iter().map(|id| self.stock.items[*id].identity).collect()
+            flight.rows.iter().map(|id| self.stock.items[*id].identity()).collect()
         } else {
             Vec::new()
         };
@@ -410,7 +408,7 @@ impl Core {
     fn note_unknown(&mut self, number: u64) {
         let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
         for id in rows {
-            self.stock.amend(id, |item| item.outcome_unknown = true);
+            self.stock.amend(id, Item::set_outcome_unknown);
         }
     }
 
@@ -454,7 +452,7 @@ impl Core {
                     continue;
                 }
                 let identities: Vec<Identity> =
-                    rows.iter().map(|id| self.stock.items[*id].identity).collect();
+                    rows.iter().map(|id| self.stock.items[*id].identity()).collect();
                 self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
                 if !self.dispatch.is_under_way(number) {
                     // Nobody has it: whoever waits for its outcome need not.
@@ -478,13 +476,13 @@ impl Core {
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back
     /// made early waits again, and what the broker will deliver anew is forgotten.
     fn screen(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
-        let is_early = |item: &super::items::Item| {
-            let early = item.own_time && item.key.due > now.wall && item.attempts == 0;
+        let is_early = |item: &Item| {
+            let early = item.own_time() && item.key().due > now.wall && item.attempts() == 0;
             early && !mutated(Mutant::EarlyAfterStepBack)
         };
-        let is_good = |item: &super::items::Item| {
+        let is_good = |item: &Item| {
             let sooner = if mutated(Mutant::ExpiredTooSoon) { 1_000 } else { 0 };
-            let expired = item.expiry.saturating_sub(sooner) <= now.wall && !mutated(Mutant::ExpiryIgnored);
+            let expired = item.expiry().saturating_sub(sooner) <= now.wall && !mutated(Mutant::ExpiryIgnored);
             !item.is_orphaned() && (item.is_dead() || (!expired && !is_early(item)))
         };
         if rows.iter().all(|id| is_good(&self.stock.items[*id])) {
@@ -494,7 +492,7 @@ impl Core {
             rows.into_iter().partition(|id| is_good(&self.stock.items[*id]));
         for id in bad {
             let item = &self.stock.items[id];
-            let expiry = item.expiry;
+            let expiry = item.expiry();
             if item.is_orphaned() {
                 self.give_back(id);
             } else if expiry <= now.wall || mutated(Mutant::ExpiredTooSoon) {
@@ -502,7 +500,7 @@ impl Core {
                     format!("x-deliver-before {expiry} was over when it could leave, at {}", now.wall);
                 self.kill(id, Reason::Expired, &error, now);
             } else {
-                let identity = item.identity;
+                let identity = item.identity();
                 self.stock.set_flying(id, None);
                 self.stock.postpone(id);
                 self.tell(identity, None);
@@ -519,7 +517,7 @@ impl Core {
 
     /// In flight, or perhaps delivered: it cannot be said yet how it ends.
     pub(super) fn is_undecided(&self, id: ItemId) -> bool {
-        self.is_in_flight(id) || self.stock.items[id].outcome_unknown
+        self.is_in_flight(id) || self.stock.items[id].outcome_unknown()
     }
 
     /// Where an identity of this queue is, or how it ended. `found`: what the store says, where it was asked.
@@ -531,7 +529,7 @@ impl Core {
         now: Now,
     ) -> Whereabouts {
         if let Some(id) =
-            self.stock.items.by_identity(identity).filter(|id| self.stock.items[*id].queue == queue)
+            self.stock.items.by_identity(identity).filter(|id| self.stock.items[*id].queue() == queue)
         {
             if !self.stock.items[id].is_orphaned() || self.is_in_flight(id) {
                 return Whereabouts::Live(Live::Resident(id));
@@ -575,22 +573,22 @@ impl Core {
         let stage = if self.is_in_flight(id) {
             ListedStage::InFlight
         } else {
-            match item.stage {
+            match item.stage() {
                 Stage::Scheduled | Stage::Windowed { .. } => ListedStage::Waiting,
-                Stage::Ready | Stage::Flying(_) => self.stage_of_due(item.queue),
+                Stage::Ready | Stage::Flying(_) => self.stage_of_due(item.queue()),
             }
         };
         Listed {
             stage,
-            key: item.key,
+            key: item.key(),
             accepted_due: item.accepted_due(),
-            due: item.due,
+            due: item.due(),
             application,
             customer,
-            received: item.received,
-            attempts: item.attempts,
+            received: item.received(),
+            attempts: item.attempts(),
             last_error: item.last_error(),
-            properties: item.content.clone(),
+            properties: item.content().cloned(),
         }
     }
 
@@ -624,7 +622,7 @@ impl Core {
     pub(super) fn pending(&self) -> Vec<ItemId> {
         let is_pending = |id: &ItemId| {
             let item = &self.stock.items[*id];
-            matches!(item.residence, Residence::Pending(_)) && !item.is_dead()
+            matches!(item.residence(), Residence::Pending(_)) && !item.is_dead()
         };
         if self.stock.journal.is_durable() {
             self.stock

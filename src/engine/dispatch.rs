@@ -153,7 +153,7 @@ impl Dispatch {
 
     /// Published and not settled, or on its way to the publisher.
     pub(super) fn is_in_flight(&self, item: &Item) -> bool {
-        let Stage::Flying(number) = item.stage else { return false };
+        let Stage::Flying(number) = item.stage() else { return false };
         self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())
     }
 
@@ -305,9 +305,9 @@ impl Dispatch {
         for id in &rows {
             stock.set_flying(*id, Some(number));
             let item = &stock.items[*id];
-            bytes += item.content.as_ref().map_or(u64::from(item.weight), |content| content.size());
-            if item.content.is_none() {
-                lacking.push(item.key.seq);
+            bytes += item.content().map_or(u64::from(item.weight()), |content| content.size());
+            if item.content().is_none() {
+                lacking.push(item.key().seq);
             }
         }
         let settings_format = stock.queues.settings_of(queue).format;
@@ -366,10 +366,10 @@ impl Dispatch {
         let mut queues = BTreeSet::new();
         for (seq, content) in contents {
             let Some(id) = stock.items.by_seq(seq) else { continue };
-            if stock.items[id].content.is_some() {
+            if stock.items[id].content().is_some() {
                 continue;
             }
-            let Stage::Flying(number) = stock.items[id].stage else { continue };
+            let Stage::Flying(number) = stock.items[id].stage() else { continue };
             let Some(flight) = self.flights.get_mut(&number) else { continue };
             let FlightState::Fetching { missing, .. } = &mut flight.state else { continue };
             *missing = missing.saturating_sub(1);
@@ -457,19 +457,19 @@ impl Dispatch {
         for id in &flight.rows {
             let content = stock.lend_content(*id);
             let item = &stock.items[*id];
-            attempt = attempt.max(item.attempts + 1);
+            attempt = attempt.max(item.attempts() + 1);
             debug_assert!(content.is_some(), "a batch is published whole");
             items.push(BatchItem {
-                seq: item.key.seq,
+                seq: item.key().seq,
                 accepted_due: item.accepted_due(),
-                due: if item.is_dead() && item.own_time { item.accepted_due() } else { item.due },
-                received: item.received,
-                attempts: item.attempts,
+                due: if item.is_dead() && item.own_time() { item.accepted_due() } else { item.due() },
+                received: item.received(),
+                attempts: item.attempts(),
                 content: content.unwrap_or_default(),
             });
         }
         let first = &stock.items[flight.rows[0]];
-        let dead = first.extra.as_deref().and_then(|extra| extra.dead.clone());
+        let dead = first.dead().cloned();
         let (application, customer) = stock.address(first);
         stock.counters.batches_published += 1;
         out.push(Batch {
@@ -478,7 +478,7 @@ impl Dispatch {
             customer,
             dead,
             format: flight.format,
-            closed_by: first.closed_by,
+            closed_by: first.closed_by(),
             attempt,
             due: items[0].due,
             alone,
@@ -564,7 +564,7 @@ impl Dispatch {
 
     /// An item that ends leaves its flight, which waits for its next try; the last one takes it along.
     pub(super) fn leave(&mut self, stock: &mut Stock, id: ItemId) {
-        let Stage::Flying(number) = stock.items[id].stage else { return };
+        let Stage::Flying(number) = stock.items[id].stage() else { return };
         let Some(flight) = self.flights.get_mut(&number) else { return };
         debug_assert!(!flight.state.holds_slot(), "what is in flight has no end yet");
         flight.rows.retain(|other| *other != id);

@@ -3,15 +3,19 @@
 //!
 //! Deliberately absent: where an item stands in line. Queues, windows and flights hold handles.
 
-use super::event::Token;
-use super::ids::{ClosingId, CustomerId, ItemId, QueueId};
+mod item;
+
+use super::ids::ItemId;
 use super::lookup::Lookup;
 use super::slab::{Handle, Slab};
-use super::types::{ClosedBy, Content, Dead, Identity, Key};
+use super::types::{Content, Identity};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
+
+use item::Siblings;
+pub(super) use item::{Address, Incoming, Item, Residence, Stage};
 
 /// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every
 /// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the
@@ -38,124 +42,6 @@ impl Hasher for SeqHasher {
 /// By arrival number or identity.
 pub(super) type NumberMap<K, V> = Lookup<K, V, BuildHasherDefault<SeqHasher>>;
 
-/// Where an item in memory stands on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Waits for its own time, in the schedule.
-    Scheduled,
-    /// Member of its customer's open window, at `pos` of its list. While `scheduled` it is in the schedule
-    /// too, so that memory can be given back in order of key.
-    Windowed { pos: u32, scheduled: bool },
-    /// Due, in its queue.
-    Ready,
-    /// Member of the flight with this number.
-    Flying(u64),
-}
-
-/// Where the only safe copy of an item is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Residence {
-    /// The broker's unacked message with this tag, of the present generation.
-    Pending(NonZeroU64),
-    /// The broker's message, which it will deliver again: the item here is to be forgotten.
-    Orphaned,
-    /// The store's row, written with this commit; 0 = before this life.
-    Stored(Token),
-}
-
-/// One item in memory. The payload is apart, and may be in the store alone.
-#[derive(Debug)]
-pub(super) struct Item {
-    /// Its place in its queue's order in the store.
-    pub(super) key: Key,
-    /// When it is really due: earlier than `key.due` where its window closed sooner, UTC ms.
-    pub(super) due: u64,
-    /// When it arrived, UTC ms.
-    pub(super) received: u64,
-    /// UTC ms; `u64::MAX` = none.
-    pub(super) expiry: u64,
-    pub(super) identity: Identity,
-    pub(super) fingerprint: u64,
-    pub(super) queue: QueueId,
-    pub(super) customer: Option<CustomerId>,
-    /// Of the window it was a member of, which closed early: its key has still the planned end.
-    pub(super) closing: Option<ClosingId>,
-    pub(super) weight: u32,
-    pub(super) attempts: u32,
-    pub(super) stage: Stage,
-    pub(super) residence: Residence,
-    pub(super) closed_by: ClosedBy,
-    pub(super) own_time: bool,
-    /// Its row may have a row under its customer.
-    pub(super) indexed: bool,
-    /// The outcome of an attempt stayed unknown: it may have been delivered.
-    pub(super) outcome_unknown: bool,
-    /// Attempts and the like differ from what its row says.
-    pub(super) amended: bool,
-    pub(super) content: Option<Arc<Content>>,
-    pub(super) extra: Option<Box<Extra>>,
-    /// Its neighbours in the list of its customer's items.
-    pub(super) siblings: Siblings,
-}
-
-/// Places of neighbours in a list that runs through the table.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Siblings {
-    before: Option<NonZeroU32>,
-    after: Option<NonZeroU32>,
-}
-
-/// What few items have.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Extra {
-    /// Where it differs from the due in the key, UTC ms.
-    pub(super) accepted_due: Option<u64>,
-    pub(super) last_error: Option<Arc<str>>,
-    /// It is a dead letter.
-    pub(super) dead: Option<Arc<Dead>>,
-    /// Of a dead letter: whom it was meant for.
-    pub(super) meant_for: Option<(Arc<str>, Option<Arc<str>>)>,
-    /// Of a dead letter that nothing stores: its identity while it lived, to be remembered with its confirm.
-    pub(super) former_identity: Option<Identity>,
-}
-
-impl Item {
-    /// Its place among what is due: by this it leaves, and by this it is held against its queue's bound.
-    pub(super) fn place(&self) -> Key {
-        Key { due: self.due, seq: self.key.seq }
-    }
-
-    pub(super) fn is_stored(&self) -> bool {
-        matches!(self.residence, Residence::Stored(_))
-    }
-
-    pub(super) fn is_orphaned(&self) -> bool {
-        self.residence == Residence::Orphaned
-    }
-
-    pub(super) fn is_dead(&self) -> bool {
-        self.extra.as_deref().is_some_and(|extra| extra.dead.is_some())
-    }
-
-    pub(super) fn accepted_due(&self) -> u64 {
-        self.extra.as_deref().and_then(|extra| extra.accepted_due).unwrap_or(self.key.due)
-    }
-
-    pub(super) fn last_error(&self) -> Option<Arc<str>> {
-        self.extra.as_deref().and_then(|extra| extra.last_error.clone())
-    }
-
-    pub(super) fn extra_mut(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_with(Box::default)
-    }
-
-    /// The identity row that it has in the store.
-    pub(super) fn identity_row(&self) -> Option<Identity> {
-        let moved = self.extra.as_deref().is_some_and(|extra| extra.accepted_due.is_some());
-        (!self.is_dead() && (self.identity.is_given() || moved)).then_some(self.identity)
-    }
-}
-
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Items {
@@ -172,8 +58,8 @@ impl Items {
     }
 
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
-        self.content_bytes += item.content.as_ref().map_or(0, |content| content.size());
-        let (seq, identity, dead) = (item.key.seq, item.identity, item.is_dead());
+        self.content_bytes += item.content().map_or(0, |content| content.size());
+        let (seq, identity, dead) = (item.key().seq, item.identity(), item.is_dead());
         let id = self.rows.insert(item);
         let before = self.by_seq.insert(seq, id);
         debug_assert!(before.is_none(), "an arrival number is in memory once");
@@ -186,11 +72,11 @@ impl Items {
 
     pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
         let item = self.rows.remove(id)?;
-        self.by_seq.remove(&item.key.seq);
+        self.by_seq.remove(&item.key().seq);
         self.by_seq.shrink();
-        self.by_identity.remove_if(&item.identity, |other| *other == id);
+        self.by_identity.remove_if(&item.identity(), |other| *other == id);
         self.by_identity.shrink();
-        self.content_bytes -= item.content.as_ref().map_or(0, |content| content.size());
+        self.content_bytes -= item.content().map_or(0, |content| content.size());
         Some(item)
     }
 
@@ -213,29 +99,27 @@ impl Items {
             None => self.by_identity.get(&identity).copied(),
             Some(seq) => self.by_seq(seq).filter(|id| {
                 let item = &self.rows[*id];
-                item.identity == identity && !item.is_dead()
+                item.identity() == identity && !item.is_dead()
             }),
         }
     }
 
     /// A dead item is known by its arrival number alone: its id may be used again.
     pub(super) fn lose_identity(&mut self, id: ItemId) {
-        let item = &mut self.rows[id];
-        let (identity, seq) = (item.identity, item.key.seq);
-        item.identity = Identity::assigned(seq);
+        let identity = self.rows[id].lose_identity();
         self.by_identity.remove_if(&identity, |other| *other == id);
     }
 
     pub(super) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {
         let item = &mut self.rows[id];
-        if item.content.is_none() {
+        if item.content().is_none() {
             self.content_bytes += content.size();
-            item.content = Some(content);
+            item.set_content(content);
         }
     }
 
     pub(super) fn take_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
-        let content = self.rows[id].content.take()?;
+        let content = self.rows[id].take_content()?;
         self.content_bytes -= content.size();
         Some(content)
     }
@@ -247,24 +131,24 @@ impl Items {
     /// Puts an item before the first of its customer's, which it replaces as the head of their list.
     pub(super) fn link(&mut self, id: ItemId, first: Option<ItemId>) {
         let place = NonZeroU32::new(id.place() + 1);
-        self.rows[id].siblings =
+        *self.rows[id].siblings() =
             Siblings { before: None, after: first.and_then(|first| NonZeroU32::new(first.place() + 1)) };
         if let Some(first) = first {
-            self.rows[first].siblings.before = place;
+            self.rows[first].siblings().before = place;
         }
     }
 
     /// Takes an item out of that list. The head of what is left, if the item was the head: then `Some`.
     pub(super) fn unlink(&mut self, id: ItemId) -> Option<Option<ItemId>> {
-        let Siblings { before, after } = std::mem::take(&mut self.rows[id].siblings);
+        let Siblings { before, after } = std::mem::take(self.rows[id].siblings());
         let at = |place: Option<NonZeroU32>| place.and_then(|place| self.rows.at(place.get() - 1));
         let (before_id, after_id) = (at(before), at(after));
         if let Some(id) = after_id {
-            self.rows[id].siblings.before = before;
+            self.rows[id].siblings().before = before;
         }
         match before_id {
             Some(id) => {
-                self.rows[id].siblings.after = after;
+                self.rows[id].siblings().after = after;
                 None
             }
             None => Some(after_id),
@@ -273,7 +157,7 @@ impl Items {
 
     /// The item behind this one in that list.
     pub(super) fn sibling(&self, id: ItemId) -> Option<ItemId> {
-        self.rows[id].siblings.after.and_then(|place| self.rows.at(place.get() - 1))
+        self.rows[id].place_behind().and_then(|place| self.rows.at(place.get() - 1))
     }
 
     /// Payload bytes in memory.

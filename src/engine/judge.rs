@@ -6,7 +6,7 @@ use super::core::{Core, Live, Whereabouts};
 use super::duplicates::{self, Known, Verdict};
 use super::event::{Found, Wanted};
 use super::ids::QueueId;
-use super::items::{Extra, Stage};
+use super::items::Stage;
 use super::mutant::{mutated, Mutant};
 use super::scans::Scans;
 use super::stock::{Admission, Origin, Timing};
@@ -142,12 +142,12 @@ impl<'a> Bench<'a> {
             Live::Resident(id) => {
                 let resident = &core.stock.items[*id];
                 if resident.is_orphaned() {
-                    return (Known::Undecided { orphaned: true }, resident.fingerprint);
+                    return (Known::Undecided { orphaned: true }, resident.fingerprint());
                 }
                 if core.is_in_flight(*id) && !mutated(Mutant::InFlightIsReplaced) {
-                    return (Known::Undecided { orphaned: false }, resident.fingerprint);
+                    return (Known::Undecided { orphaned: false }, resident.fingerprint());
                 }
-                (resident.due, resident.fingerprint)
+                (resident.due(), resident.fingerprint())
             }
             Live::Far(stored) => (stored.key.due, stored.fingerprint),
         };
@@ -301,8 +301,8 @@ fn inherited_window(core: &Core, item: &NewItem, live: &Live, now: Now) -> Optio
     match live {
         Live::Resident(id) => {
             let old = &core.stock.items[*id];
-            let same = old.customer.filter(|id| *core.stock.customers[*id].name == *customer)?;
-            matches!(old.stage, Stage::Windowed { .. })
+            let same = old.customer().filter(|id| *core.stock.customers[*id].name == *customer)?;
+            matches!(old.stage(), Stage::Windowed { .. })
                 .then(|| core.stock.customers[same].window.as_ref().map(|window| window.end()))
                 .flatten()
         }
@@ -339,14 +339,8 @@ pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: N
     core.stock.counters.dead[rejected.dead.reason as usize] += 1;
     let answer = rejected.reply_to.is_some().then(|| Answer::Rejected(rejected.dead.error.clone()));
     let application: Arc<str> = rejected.application.map_or_else(|| "".into(), Arc::from);
-    let extra = Extra {
-        accepted_due: None,
-        last_error: None,
-        dead: Some(Arc::new(rejected.dead)),
-        meant_for: Some((application, rejected.customer.map(Arc::from))),
-        former_identity: None,
-    };
-    let letter = core.stock.admit_dead(extra, rejected.content, origin, now);
+    let meant_for = (application, rejected.customer.map(Arc::from));
+    let letter = core.stock.admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
     if let (Some(reply_to), Some(answer)) = (rejected.reply_to, answer) {
         // The dead letter has the delivery in its care: the answer acks nothing.
         let delivery = Delivery { generation: 0, tag: 0 };

@@ -272,7 +272,7 @@ impl Scans {
                 }
                 let item = &core.stock.items[*id];
                 let (application, customer) = core.stock.address(item);
-                (application, customer, item.key.seq)
+                (application, customer, item.key().seq)
             }
             Live::Far(stored) => (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq),
         };
@@ -282,7 +282,7 @@ impl Scans {
         let ended = match live {
             Live::Resident(id) => {
                 let item = &core.stock.items[*id];
-                let ended = (item.due, item.attempts, item.fingerprint);
+                let ended = (item.due(), item.attempts(), item.fingerprint());
                 core.cancel(*id, end.clone(), now);
                 ended
             }
@@ -348,13 +348,13 @@ impl Running {
         if core.stock.items[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
             return;
         }
-        let seq = core.stock.items[id].key.seq;
+        let seq = core.stock.items[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 if core.is_undecided(id) {
-                    self.in_flight.insert(core.stock.items[id].identity);
+                    self.in_flight.insert(core.stock.items[id].identity());
                 } else {
                     self.cancelled += 1;
                     core.cancel(id, end_of_cancel(&self.asker), now);
@@ -535,7 +535,7 @@ fn narrow(core: &Core, mut filter: Filter) -> Filter {
     }
     let keys = || {
         let flying = core.stock.items.ids().filter(|id| core.is_in_flight(*id));
-        flying.map(|id| core.stock.items[id].key)
+        flying.map(|id| core.stock.items[id].key())
     };
     filter.from = filter.from.max(keys().min().unwrap_or(super::queue::LAST));
     let end = keys().max().map_or(0, |key| key.due.saturating_add(1));
@@ -546,7 +546,7 @@ fn narrow(core: &Core, mut filter: Filter) -> Filter {
 /// Arrival numbers of the items in memory that a command is about.
 fn residents(core: &Core, kind: &Kind) -> Vec<u64> {
     let stock = &core.stock;
-    let seq = |id: ItemId| stock.items[id].key.seq;
+    let seq = |id: ItemId| stock.items[id].key().seq;
     match kind {
         Kind::CancelAll(of) | Kind::Count(of) => {
             let queue = stock.queues.find(&of.application);
@@ -584,7 +584,7 @@ fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
     for number in live.resend.iter() {
         out.extend(core.dispatch.get(*number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
     }
-    out.into_iter().filter_map(|id| stock.items.get(id)).map(|item| item.key.seq).collect()
+    out.into_iter().filter_map(|id| stock.items.get(id)).map(|item| item.key().seq).collect()
 }
 
 /// What of the store has to be gone over: nothing, where memory holds all.

@@ -9,14 +9,14 @@ impl Stock {
         let early = if mutated(Mutant::Early) { 7 } else { 0 };
         let all = self.schedule.take_due(now.wall + early, limit, &mut places);
         let mut due: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
-        due.sort_unstable_by_key(|id| self.items[*id].key);
+        due.sort_unstable_by_key(|id| self.items[*id].key());
         self.work += due.len() as u64;
         for id in due {
-            match self.items[id].stage {
+            match self.items[id].stage() {
                 Stage::Scheduled => self.make_ready(id, now),
                 // Its window's end is a matter of the monotonic clock.
                 Stage::Windowed { pos, .. } => {
-                    self.items[id].stage = Stage::Windowed { pos, scheduled: false }
+                    self.items[id].set_stage(Stage::Windowed { pos, scheduled: false });
                 }
                 Stage::Ready | Stage::Flying(_) => {
                     debug_assert!(false, "what is due twice was not taken out of the schedule");
@@ -38,9 +38,9 @@ impl Stock {
 
     /// An item is due: it goes into its queue's line, or out of memory where older ones have gone before it.
     pub(in crate::engine) fn make_ready(&mut self, id: ItemId, now: Now) {
-        self.items[id].stage = Stage::Ready;
+        self.items[id].set_stage(Stage::Ready);
         let item = &self.items[id];
-        let queue = item.queue;
+        let queue = item.queue();
         let leaves = item.place() >= self.queues[queue].memory_bound() || self.is_crowded(queue);
         if leaves && item.is_stored() && !mutated(Mutant::FarOvertaken) {
             self.evict(id, now);
@@ -51,9 +51,9 @@ impl Stock {
 
     /// Puts a due item into its queue's line.
     pub(in crate::engine) fn push_ready(&mut self, id: ItemId) {
-        self.items[id].stage = Stage::Ready;
+        self.items[id].set_stage(Stage::Ready);
         let (queue, customer, place) =
-            (self.items[id].queue, self.items[id].customer, self.items[id].place());
+            (self.items[id].queue(), self.items[id].customer(), self.items[id].place());
         let entry = match customer {
             None => Some(Entry::Single(id)),
             Some(customer) => {
@@ -77,7 +77,7 @@ impl Stock {
             let Some(entry) = self.queues.live(queue).line.pop_front() else { return Vec::new() };
             let taken = match entry {
                 Entry::Single(id) => {
-                    let Some(item) = self.items.get(id).filter(|item| item.stage == Stage::Ready) else {
+                    let Some(item) = self.items.get(id).filter(|item| item.stage() == Stage::Ready) else {
                         continue;
                     };
                     if item.place() >= bound {
@@ -110,7 +110,7 @@ impl Stock {
         most: usize,
     ) -> Option<Vec<ItemId>> {
         let items = &self.items;
-        let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage == Stage::Ready);
+        let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
         let owner = self.customers.get(customer)?;
         let (queue, overhead) = (owner.queue, owner.overhead);
         let settings = self.queues.settings_of(queue);
@@ -136,7 +136,7 @@ impl Stock {
                 continue;
             }
             let item = &items[id];
-            bytes += u64::from(item.weight) + overhead.item;
+            bytes += u64::from(item.weight()) + overhead.item;
             let full = taken.len() >= max_items.min(most).max(1) || (!taken.is_empty() && bytes > max_bytes);
             let full = full && !mutated(Mutant::BatchUnbounded);
             if item.place() >= bound || full {
@@ -172,8 +172,8 @@ impl Stock {
 
     /// The clock went back while it was due: it waits for its time anew.
     pub(in crate::engine) fn postpone(&mut self, id: ItemId) {
-        let key = self.items[id].key;
-        self.items[id].stage = Stage::Scheduled;
+        let key = self.items[id].key();
+        self.items[id].set_stage(Stage::Scheduled);
         self.schedule.insert(items::place_of(id), key);
     }
 
@@ -181,22 +181,18 @@ impl Stock {
     pub(in crate::engine) fn defer_letter(&mut self, id: ItemId, until: u64) {
         let from = self.place_in_store(&self.items[id]);
         let Some(mut item) = self.remove(id) else { return };
-        let (queue, old) = (item.queue, item.key);
-        let accepted = item.accepted_due();
-        item.extra_mut().accepted_due = Some(accepted);
-        (item.key.due, item.due) = (until, until);
-        item.stage = Stage::Scheduled;
+        let (queue, old) = (item.queue(), item.key());
+        item.defer(until);
         if item.is_stored() {
-            item.residence = Residence::Stored(self.journal.next_token());
-            item.amended = false;
+            item.set_stored(self.journal.next_token());
             let (to, none) = (self.place_in_store(&item), IndexRows::default());
-            let standing = Box::new(standing(&item));
+            let standing = Box::new(item.standing());
             self.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
             self.queues.remove_stored(queue, old, true);
-            self.queues.add_resident(queue, item.key);
-            self.reads.note_rewritten(item.key);
+            self.queues.add_resident(queue, item.key());
+            self.reads.note_rewritten(item.key());
         }
-        let key = item.key;
+        let key = item.key();
         let id = self.insert(item);
         self.schedule.insert(items::place_of(id), key);
     }
@@ -208,15 +204,13 @@ impl Stock {
 
     /// An attempt has failed: what is known of the item now goes to the store when it leaves memory.
     pub(in crate::engine) fn amend(&mut self, id: ItemId, change: impl FnOnce(&mut Item)) {
-        let item = &mut self.items[id];
-        item.amended = true;
-        change(item);
+        change(&mut self.items[id]);
     }
 
     /// An item is under way, or is not any more: what is may not be dropped.
     pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
-        let (queue, key) = (self.items[id].queue, self.items[id].key);
-        self.items[id].stage = flight.map_or(Stage::Ready, Stage::Flying);
+        let (queue, key) = (self.items[id].queue(), self.items[id].key());
+        self.items[id].set_stage(flight.map_or(Stage::Ready, Stage::Flying));
         let live = self.queues.live(queue);
         if live.settings.drops_oldest() {
             match flight {

@@ -36,8 +36,8 @@ impl Stock {
     /// anew with at most its old time left, and at most `window`. False: another window is open.
     pub(super) fn rejoin_window(&mut self, id: ItemId, customer: CustomerId, now: Now) -> bool {
         let item = &self.items[id];
-        let member = Member { weight: item.weight, expiry: item.expiry, seq: item.key.seq };
-        let end = item.key.due;
+        let member = Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq };
+        let end = item.key().due;
         if self.customers[customer].window.is_none() {
             let longest = self.queues.settings_of(self.customers[customer].queue).window;
             let length = end.saturating_sub(now.wall).min(longest);
@@ -53,7 +53,7 @@ impl Stock {
 
     /// A member of an open window that stays in memory.
     pub(super) fn add_member(&mut self, id: ItemId, now: Now) {
-        let (key, customer) = (self.items[id].key, self.items[id].customer);
+        let (key, customer) = (self.items[id].key(), self.items[id].customer());
         let scheduled = key.due > now.wall;
         if scheduled {
             self.schedule.insert(items::place_of(id), key);
@@ -63,15 +63,15 @@ impl Stock {
             debug_assert!(false, "a member has an open window");
             return;
         };
-        self.items[id].stage = Stage::Windowed { pos: window.push_member(id), scheduled };
+        self.items[id].set_stage(Stage::Windowed { pos: window.push_member(id), scheduled });
     }
 
     /// Closes the gap in a window's list.
     pub(super) fn forget_member(&mut self, customer: CustomerId, pos: u32) {
         let Some(window) = self.customers[customer].window.as_mut() else { return };
         if let Some(moved) = window.remove_member(pos) {
-            if let Stage::Windowed { pos: place, .. } = &mut self.items[moved].stage {
-                *place = pos;
+            if let Stage::Windowed { scheduled, .. } = self.items[moved].stage() {
+                self.items[moved].set_stage(Stage::Windowed { pos, scheduled });
             }
         }
     }
@@ -92,7 +92,7 @@ impl Stock {
         let early = due < window.end() && self.journal.is_durable();
         let items = &self.items;
         let mut members = window.take_members();
-        members.sort_unstable_by_key(|member| items[*member].key.seq);
+        members.sort_unstable_by_key(|member| items[*member].key().seq);
         let through_seq = self.journal.next_number().saturating_sub(1);
         let queue = self.customers[id].queue;
         if early && window.far() > 0 {
@@ -114,12 +114,10 @@ impl Stock {
         self.work += members.len() as u64;
         for member in members {
             let item = &mut self.items[member];
-            if let Stage::Windowed { scheduled: true, .. } = item.stage {
-                self.schedule.remove(items::place_of(member), item.key);
+            if let Stage::Windowed { scheduled: true, .. } = item.stage() {
+                self.schedule.remove(items::place_of(member), item.key());
             }
-            item.due = due;
-            item.closed_by = cause;
-            item.closing = closing;
+            item.close(due, cause, closing);
             self.make_ready(member, now);
         }
     }
@@ -135,7 +133,7 @@ impl Stock {
         let queue = self.customers[id].queue;
         let name = Arc::clone(self.queues[queue].name());
         // Members of an earlier window with the same planned end may still be in memory under that key.
-        let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key);
+        let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key());
         let mut except: Vec<u64> = keys.filter(|key| key.due == window.end()).map(|key| key.seq).collect();
         except.sort_unstable();
         let members =

@@ -13,42 +13,9 @@ impl Stock {
         let windowed = stored.is_windowed();
         let customer = stored.customer.as_deref().filter(|_| stored.dead.is_none());
         let customer = customer.map(|name| self.customers.id(&mut self.queues, queue, name));
-        let is_dead = stored.dead.is_some();
-        let moved = stored.accepted_due != stored.key.due;
-        let extra = (is_dead || stored.last_error.is_some() || moved).then(|| {
-            Box::new(Extra {
-                accepted_due: moved.then_some(stored.accepted_due),
-                last_error: stored.last_error,
-                dead: stored.dead,
-                meant_for: is_dead.then_some((stored.application, stored.customer)),
-                former_identity: None,
-            })
-        });
-        let key = stored.key;
-        let item = Item {
-            key,
-            due: key.due,
-            received: stored.received,
-            expiry: stored.expiry.unwrap_or(u64::MAX),
-            identity: stored.given.filter(|_| !is_dead).unwrap_or(Identity::assigned(seq)),
-            fingerprint: stored.fingerprint,
-            queue,
-            customer,
-            closing: None,
-            weight: stored.weight,
-            attempts: stored.attempts,
-            stage: Stage::Ready,
-            residence: Residence::Stored(0),
-            closed_by: stored.closed_by,
-            own_time: stored.own_time,
-            // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
-            indexed: customer.is_some(),
-            outcome_unknown: stored.outcome_unknown,
-            amended: false,
-            content: stored.content,
-            extra,
-            siblings: items::Siblings::default(),
-        };
+        let (key, is_dead) = (stored.key, stored.dead.is_some());
+        let item = Item::restored(stored, queue, customer);
+        let moved = item.has_moved();
         self.queues.add_restored(queue, key);
         let id = self.insert(item);
         let later = key.due > now.wall && !is_dead;
@@ -57,7 +24,7 @@ impl Stock {
         match customer.filter(|_| windowed && later && !moved) {
             Some(customer) if self.rejoin_window(id, customer, now) => self.add_member(id, now),
             Some(_) | None if later => {
-                self.items[id].stage = Stage::Scheduled;
+                self.items[id].set_stage(Stage::Scheduled);
                 self.schedule.insert(items::place_of(id), key);
             }
             Some(_) | None => self.push_ready(id),
@@ -72,30 +39,26 @@ impl Stock {
             return self.give_back(id);
         }
         let item = &self.items[id];
-        let (queue, customer, old) = (item.queue, item.customer, item.key);
+        let (queue, customer, old) = (item.queue(), item.customer(), item.key());
         let (from, removed) = (self.place_in_store(item), self.index_rows(item));
         let customer_row = self.customer_row(item);
         customer.into_iter().for_each(|customer| self.customers.pin(customer));
-        if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, item.stage) {
+        if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, item.stage()) {
             self.forget_member(customer, pos);
             self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
         }
         let Some(mut item) = self.remove(id) else { return };
-        self.watch.changed(item.identity);
-        if item.due != item.key.due {
-            let accepted = item.accepted_due();
-            item.key.due = item.due;
-            item.extra_mut().accepted_due = Some(accepted);
-        }
+        self.watch.changed(item.identity());
+        item.settle_key();
         if item.is_stored() {
             let written = IndexRows { identity: item.identity_row(), customer: customer_row };
             self.rewrite(&item, from, removed, written);
-            self.queues.evicted(queue, old, item.key);
+            self.queues.evicted(queue, old, item.key());
         } else {
-            item.indexed = customer_row.is_some();
+            item.set_indexed(customer_row.is_some());
             self.write(&mut item);
             self.queues.remove_pending(queue);
-            self.queues.add_far(queue, item.key);
+            self.queues.add_far(queue, item.key());
         }
         customer.into_iter().for_each(|customer| self.customers.unpin(customer, &mut self.queues));
     }
@@ -103,18 +66,18 @@ impl Stock {
     /// What the row of an item that leaves memory lacks: another key, its standing, or its row under the
     /// customer.
     pub(super) fn rewrite(&mut self, item: &Item, from: Place, removed: IndexRows, written: IndexRows) {
-        let moved = from.key != item.key;
-        if moved || item.amended {
+        let moved = from.key != item.key();
+        if moved || item.amended() {
             let to = self.place_in_store(item);
-            let standing = Box::new(standing(item));
+            let standing = Box::new(item.standing());
             let (removed, written) =
                 if moved { (removed, written.clone()) } else { (IndexRows::default(), IndexRows::default()) };
             self.journal.push(Op::Move { from, to, removed, written, standing });
-            self.reads.note_rewritten(item.key);
+            self.reads.note_rewritten(item.key());
         }
-        if !moved && !item.indexed && written.customer.is_some() && !mutated(Mutant::IndexForgotten) {
+        if !moved && !item.indexed() && written.customer.is_some() && !mutated(Mutant::IndexForgotten) {
             let rows = IndexRows { identity: None, ..written };
-            self.journal.push_lazy(Op::Index { key: item.key, rows });
+            self.journal.push_lazy(Op::Index { key: item.key(), rows });
         }
     }
 
@@ -124,12 +87,12 @@ impl Stock {
             return 0;
         }
         let items = &self.items;
-        let key_of = |place: u32| items.at(place).map_or(Key::default(), |id| items[id].key);
+        let key_of = |place: u32| items.at(place).map_or(Key::default(), |id| items[id].key());
         let places = self.schedule.take_furthest(count.min(EVICT_ROWS), after, key_of);
         let ids: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
         for id in &ids {
-            if let Stage::Windowed { pos, .. } = self.items[*id].stage {
-                self.items[*id].stage = Stage::Windowed { pos, scheduled: false };
+            if let Stage::Windowed { pos, .. } = self.items[*id].stage() {
+                self.items[*id].set_stage(Stage::Windowed { pos, scheduled: false });
             }
             self.evict(*id, now);
         }
@@ -187,7 +150,7 @@ impl Stock {
             };
             *left = left.saturating_sub(ids.len().max(1));
             for id in ids {
-                if self.items.get(id).is_some_and(|item| item.stage == Stage::Ready) {
+                if self.items.get(id).is_some_and(|item| item.stage() == Stage::Ready) {
                     self.queues.count_ready(queue, -1);
                     self.evict(id, now);
                 }
@@ -216,7 +179,7 @@ impl Stock {
 
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
         self.work += 1;
-        let (queue, key, customer) = (item.queue, item.key, item.customer);
+        let (queue, key, customer) = (item.queue(), item.key(), item.customer());
         let id = self.items.insert(item);
         customer.into_iter().for_each(|customer| self.customers.add_row(customer, id, &mut self.items));
         if self.queues.live(queue).settings.drops_oldest() {
@@ -227,12 +190,12 @@ impl Stock {
 
     pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
         self.work += 1;
-        if let Some(customer) = self.items.get(id)?.customer {
+        if let Some(customer) = self.items.get(id)?.customer() {
             self.customers.remove_row(customer, id, &mut self.items, &mut self.queues);
         }
         let item = self.items.remove(id)?;
-        self.queues.live(item.queue).droppable.remove(&(item.key, id));
-        if let Some(closing) = item.closing {
+        self.queues.live(item.queue()).droppable.remove(&(item.key(), id));
+        if let Some(closing) = item.closing() {
             let ops = self.journal.ops();
             self.windows.leave_closing(closing, ops);
         }
@@ -242,8 +205,8 @@ impl Stock {
     /// Takes an item off its list, whatever that is; what is in flight stays there.
     pub(in crate::engine) fn unlist(&mut self, id: ItemId) {
         let item = &self.items[id];
-        let (key, queue, customer, weight) = (item.key, item.queue, item.customer, item.weight);
-        match item.stage {
+        let (key, queue, customer, weight) = (item.key(), item.queue(), item.customer(), item.weight());
+        match item.stage() {
             Stage::Scheduled => self.schedule.remove(items::place_of(id), key),
             Stage::Windowed { pos, scheduled } => {
                 if scheduled {
@@ -259,7 +222,7 @@ impl Stock {
             Stage::Ready => self.queues.count_ready(queue, -1),
             Stage::Flying(_) => return,
         }
-        self.items[id].stage = Stage::Flying(0);
+        self.items[id].set_stage(Stage::Flying(0));
     }
 
     pub(in crate::engine) fn configure(&mut self, budget: Budget, now: Now) {
@@ -271,8 +234,8 @@ impl Stock {
             }
         }
         for id in self.items.ids().collect::<Vec<_>>() {
-            let (queue, key) = (self.items[id].queue, self.items[id].key);
-            let flying = matches!(self.items[id].stage, Stage::Flying(_));
+            let (queue, key) = (self.items[id].queue(), self.items[id].key());
+            let flying = matches!(self.items[id].stage(), Stage::Flying(_));
             let live = self.queues.live(queue);
             if live.settings.drops_oldest() && !flying {
                 live.droppable.insert((key, id));
@@ -283,7 +246,7 @@ impl Stock {
     /// The wall clock went back: everything waits for its time anew.
     pub(in crate::engine) fn rebase(&mut self, now: Now) {
         let items = &self.items;
-        self.schedule.rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].key));
+        self.schedule.rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].key()));
     }
 
     /// Rows that find room in memory, beside those that are on their way from the store.
@@ -315,8 +278,8 @@ impl Stock {
     /// Decides whether the payload of an item that is being written stays in memory afterwards.
     pub(super) fn keep_content(&mut self, id: ItemId, now: Now) {
         let item = &self.items[id];
-        let Residence::Stored(token) = item.residence else { return };
-        let soon = item.key.due <= now.wall + KEEP_MS;
+        let Residence::Stored(token) = item.residence() else { return };
+        let soon = item.key().due <= now.wall + KEEP_MS;
         if !soon || self.items.content_bytes() >= self.budget.contents / 4 * 3 {
             self.journal.fresh(token, id);
         }
@@ -325,7 +288,7 @@ impl Stock {
     /// A commit became durable: what waited for it is safe, and payloads may go.
     pub(in crate::engine) fn committed(&mut self, token: u64) {
         for id in self.journal.committed(token) {
-            let idle = self.items.get(id).is_some_and(|item| !matches!(item.stage, Stage::Flying(_)));
+            let idle = self.items.get(id).is_some_and(|item| !matches!(item.stage(), Stage::Flying(_)));
             if idle {
                 self.drop_content(id);
             }
@@ -337,19 +300,19 @@ impl Stock {
         if mutated(Mutant::ContentsStay) {
             return;
         }
-        if matches!(self.items[id].residence, Residence::Stored(token) if self.journal.is_committed(token)) {
+        if matches!(self.items[id].residence(), Residence::Stored(token) if self.journal.is_committed(token))
+        {
             self.items.take_content(id);
         }
     }
 
     /// The payload for a publish; one that can be read again does not stay.
     pub(in crate::engine) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
-        let gone =
-            matches!(self.items[id].residence, Residence::Stored(token) if self.journal.is_committed(token));
+        let gone = matches!(self.items[id].residence(), Residence::Stored(token) if self.journal.is_committed(token));
         if gone {
             self.items.take_content(id)
         } else {
-            self.items[id].content.clone()
+            self.items[id].content().cloned()
         }
     }
 
@@ -357,7 +320,7 @@ impl Stock {
     pub(in crate::engine) fn store_deferred(&mut self, now: Now) {
         while let Some((at, id)) = self.deferred.front().copied() {
             let pending =
-                self.items.get(id).is_some_and(|item| matches!(item.residence, Residence::Pending(_)));
+                self.items.get(id).is_some_and(|item| matches!(item.residence(), Residence::Pending(_)));
             if pending && at > now.mono {
                 break;
             }
@@ -373,14 +336,13 @@ impl Stock {
         if !self.journal.is_durable() {
             return;
         }
-        let (queue, key) = (self.items[id].queue, self.items[id].key);
+        let (queue, key) = (self.items[id].queue(), self.items[id].key());
         let stored = self.stored_from(&self.items[id]);
         let token = self.journal.put(stored, false);
-        if let Residence::Pending(tag) = self.items[id].residence {
+        if let Residence::Pending(tag) = self.items[id].residence() {
             self.journal.safe_with(token, tag);
         }
-        self.items[id].residence = Residence::Stored(token);
-        self.items[id].amended = false;
+        self.items[id].set_stored(token);
         self.queues.add_resident(queue, key);
         self.queues.remove_pending(queue);
         self.keep_content(id, now);
@@ -395,7 +357,7 @@ impl Stock {
     pub(in crate::engine) fn orphan_pending(&mut self) -> Vec<ItemId> {
         let pending: Vec<ItemId> = self.items.ids().filter(|id| !self.items[*id].is_stored()).collect();
         for id in &pending {
-            self.items[*id].residence = Residence::Orphaned;
+            self.items[*id].orphan();
         }
         pending
     }
@@ -406,7 +368,7 @@ impl Stock {
         let mut resident: std::collections::BTreeMap<QueueId, (u64, u64)> = std::collections::BTreeMap::new();
         for id in self.items.ids() {
             let item = &self.items[id];
-            let counts = resident.entry(item.queue).or_default();
+            let counts = resident.entry(item.queue()).or_default();
             if item.is_stored() {
                 counts.0 += 1;
             } else {

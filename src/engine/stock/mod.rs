@@ -11,9 +11,9 @@ mod members;
 mod memory;
 
 use super::customers::Customers;
-use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Standing, Stored};
+use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Stored};
 use super::ids::{CustomerId, ItemId, QueueId};
-use super::items::{self, Extra, Item, Items, Residence, Stage};
+use super::items::{self, Address, Incoming, Item, Items, Residence, Stage};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Entry, Queues};
@@ -24,7 +24,6 @@ use super::types::{Budget, ClosedBy, Content, Dead, Delivery, Format, Identity, 
 use super::window::{self, Member, Plan, Window};
 use super::windows::Windows;
 use std::collections::VecDeque;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// How far ahead items are kept in memory, ms. Less where memory is short.
@@ -141,30 +140,10 @@ impl Stock {
             }
             (Timing::Immediate | Timing::Windowed, _) => now.wall,
         };
-        let item = Item {
-            key: Key { due, seq },
-            due,
-            received: admission.origin.received,
-            expiry,
-            identity: new.identity.unwrap_or(Identity::assigned(seq)),
-            fingerprint: if new.identity.is_some() { new.fingerprint } else { 0 },
-            queue,
-            customer,
-            closing: None,
-            weight: new.weight,
-            attempts: 0,
-            stage: Stage::Ready,
-            residence: NonZeroU64::new(admission.origin.delivery.tag)
-                .map_or(Residence::Orphaned, Residence::Pending),
-            closed_by: ClosedBy::Time,
-            own_time: matches!(admission.timing, Timing::Own(_)),
-            indexed: false,
-            outcome_unknown: false,
-            amended: false,
-            content: Some(new.content),
-            extra: None,
-            siblings: items::Siblings::default(),
-        };
+        let own_time = matches!(admission.timing, Timing::Own(_));
+        let Origin { delivery, received, .. } = admission.origin;
+        let incoming = Incoming { key: Key { due, seq }, queue, customer, received, tag: delivery.tag };
+        let item = Item::arrived(new, own_time, incoming);
         self.counters.accepted += 1;
         self.place(item, windowed.is_some(), admission.may_defer, now);
         if let Some(id) = windowed {
@@ -179,42 +158,28 @@ impl Stock {
     /// Takes a request in that is a dead letter from the start; its arrival number.
     pub(super) fn admit_dead(
         &mut self,
-        extra: Extra,
+        dead: Dead,
+        meant_for: Address,
         content: Arc<Content>,
         origin: Origin,
         now: Now,
     ) -> u64 {
         let seq = self.journal.number();
-        let item = Item {
+        let incoming = Incoming {
             key: Key { due: now.wall, seq },
-            due: now.wall,
-            received: origin.received,
-            expiry: u64::MAX,
-            identity: Identity::assigned(seq),
-            fingerprint: 0,
             queue: self.queues.dead_letters(),
             customer: None,
-            closing: None,
-            weight: 0,
-            attempts: 0,
-            stage: Stage::Ready,
-            residence: NonZeroU64::new(origin.delivery.tag).map_or(Residence::Orphaned, Residence::Pending),
-            closed_by: ClosedBy::Time,
-            own_time: false,
-            indexed: false,
-            outcome_unknown: false,
-            amended: false,
-            content: Some(content),
-            extra: Some(Box::new(extra)),
-            siblings: items::Siblings::default(),
+            received: origin.received,
+            tag: origin.delivery.tag,
         };
+        let item = Item::letter(Arc::new(dead), meant_for, content, incoming);
         self.place(item, false, false, now);
         seq
     }
 
     /// Decides where a new item lives, writes it if anything is written, and puts it on its list.
     fn place(&mut self, mut item: Item, windowed: bool, may_defer: bool, now: Now) {
-        let (queue, key) = (item.queue, item.key);
+        let (queue, key) = (item.queue(), item.key());
         if !self.journal.is_durable() {
             self.queues.add_pending(queue);
             let id = self.insert(item);
@@ -231,12 +196,12 @@ impl Stock {
             || key.due > now.wall + HORIZON_MS
             || (due_now && self.is_crowded(queue))
             || !self.make_room(key, now);
-        item.indexed = far && item.customer.is_some() && !mutated(Mutant::IndexForgotten);
+        item.set_indexed(far && item.customer().is_some() && !mutated(Mutant::IndexForgotten));
         self.write(&mut item);
         if far {
             self.queues.add_far(queue, key);
-            self.watch.changed(item.identity);
-            if let (Some(customer), true) = (item.customer, windowed) {
+            self.watch.changed(item.identity());
+            if let (Some(customer), true) = (item.customer(), windowed) {
                 self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
             }
             return;
@@ -250,21 +215,20 @@ impl Stock {
     /// Hands an item's row over to the store; its delivery is safe with that.
     fn write(&mut self, item: &mut Item) {
         let stored = self.stored_from(item);
-        let token = self.journal.put(stored, item.indexed);
-        if let Residence::Pending(tag) = item.residence {
+        let token = self.journal.put(stored, item.indexed());
+        if let Residence::Pending(tag) = item.residence() {
             self.journal.safe_with(token, tag);
         }
-        item.residence = Residence::Stored(token);
-        item.amended = false;
+        item.set_stored(token);
     }
 
     /// Puts an item that has just come on its list.
     fn enlist(&mut self, id: ItemId, windowed: bool, now: Now) {
-        let key = self.items[id].key;
+        let key = self.items[id].key();
         if windowed {
             self.add_member(id, now);
         } else if key.due > now.wall {
-            self.items[id].stage = Stage::Scheduled;
+            self.items[id].set_stage(Stage::Scheduled);
             self.schedule.insert(items::place_of(id), key);
         } else {
             self.make_ready(id, now);
@@ -286,51 +250,35 @@ impl Stock {
         if self.items[id].is_orphaned() {
             return self.give_back(id);
         }
-        let (application, customer) = self.address(&self.items[id]);
+        let meant_for = self.address(&self.items[id]);
         let from = self.place_in_store(&self.items[id]);
-        let moved = self.items[id].extra.as_deref().is_some_and(|extra| extra.accepted_due.is_some());
+        let moved = self.items[id].has_moved();
         let removed = IndexRows {
             identity: (identity.is_given() || moved).then_some(identity),
             ..self.index_rows(&self.items[id])
         };
         self.watch.changed(identity);
         let Some(mut item) = self.remove(id) else { return };
-        let from_queue = item.queue;
-        let accepted_due = item.accepted_due();
-        let extra = item.extra_mut();
-        extra.accepted_due = Some(accepted_due);
-        extra.dead = Some(Arc::new(dead));
-        extra.meant_for = Some((application, customer));
-        extra.former_identity = former;
-        let old = item.key;
-        item.identity = Identity::assigned(old.seq);
-        item.queue = self.queues.dead_letters();
-        item.customer = None;
-        item.closing = None;
-        item.stage = Stage::Ready;
-        // In order of their due, and due at once: an item may be given up before its time.
-        item.key.due = item.due.min(now.wall);
-        item.due = item.key.due;
-        item.indexed = false;
-        item.amended = false;
+        let (from_queue, old) = (item.queue(), item.key());
+        item.bury(dead, meant_for, former, self.queues.dead_letters(), now.wall);
         if !item.is_stored() {
             self.queues.remove_pending(from_queue);
             return self.place(item, false, false, now);
         }
-        item.residence = Residence::Stored(self.journal.next_token());
+        item.set_stored(self.journal.next_token());
         let to = self.place_in_store(&item);
-        let standing = Box::new(standing(&item));
+        let standing = Box::new(item.standing());
         self.journal.push(Op::Move { from, to, removed, written: IndexRows::default(), standing });
         self.queues.remove_stored(from_queue, old, true);
         self.reads.note_gone(old.seq);
-        let queue = item.queue;
-        if item.key >= self.queues[queue].memory_bound()
+        let queue = item.queue();
+        if item.key() >= self.queues[queue].memory_bound()
             || self.is_crowded(queue)
             || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn))
         {
-            self.queues.add_far(queue, item.key);
+            self.queues.add_far(queue, item.key());
         } else {
-            self.queues.add_resident(queue, item.key);
+            self.queues.add_resident(queue, item.key());
             let id = self.insert(item);
             self.make_ready(id, now);
         }
@@ -342,24 +290,24 @@ impl Stock {
     pub(super) fn finish(&mut self, id: ItemId) {
         let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
         let Some(item) = self.remove(id) else { return };
-        self.watch.changed(item.identity);
-        match item.residence {
+        self.watch.changed(item.identity());
+        match item.residence() {
             Residence::Pending(tag) => {
-                self.queues.remove_pending(item.queue);
+                self.queues.remove_pending(item.queue());
                 let delivery = self.journal.delivery(tag);
-                if item.identity.is_given() {
+                if item.identity().is_given() {
                     // Else a crash could forget that the id was known, with the request acked.
                     self.journal.safe_once_durable(delivery);
                 } else {
                     self.journal.safe(delivery);
                 }
             }
-            Residence::Orphaned => self.queues.remove_pending(item.queue),
+            Residence::Orphaned => self.queues.remove_pending(item.queue()),
             Residence::Stored(_) => {
-                self.queues.remove_stored(item.queue, item.key, true);
+                self.queues.remove_stored(item.queue(), item.key(), true);
                 self.journal.delete(place, rows);
                 if !mutated(Mutant::LoadFromThePast) {
-                    self.reads.note_gone(item.key.seq);
+                    self.reads.note_gone(item.key().seq);
                 }
             }
         }
@@ -393,8 +341,8 @@ impl Stock {
     pub(super) fn give_back(&mut self, id: ItemId) {
         debug_assert!(!self.items[id].is_stored(), "what is stored is not given back to the broker");
         if let Some(item) = self.remove(id) {
-            self.watch.changed(item.identity);
-            self.queues.remove_pending(item.queue);
+            self.watch.changed(item.identity());
+            self.queues.remove_pending(item.queue());
             self.counters.given_back += 1;
         }
     }
@@ -402,50 +350,30 @@ impl Stock {
     // ---- as others see it ---------------------------------------------------------------------------------
 
     pub(super) fn stored_from(&self, item: &Item) -> Stored {
-        let (application, customer) = self.address(item);
-        Stored {
-            key: item.key,
-            accepted_due: item.accepted_due(),
-            application,
-            customer,
-            given: item.identity.is_given().then_some(item.identity),
-            fingerprint: item.fingerprint,
-            received: item.received,
-            own_time: item.own_time,
-            expiry: (item.expiry != u64::MAX).then_some(item.expiry),
-            weight: item.weight,
-            closed_by: item.closed_by,
-            attempts: item.attempts,
-            last_error: item.last_error(),
-            outcome_unknown: item.outcome_unknown,
-            dead: item.extra.as_deref().and_then(|extra| extra.dead.clone()),
-            content: item.content.clone(),
-        }
+        item.to_stored(self.address(item))
     }
 
     /// Application and customer by name; of a dead item, those that it was meant for.
-    pub(super) fn address(&self, item: &Item) -> (Arc<str>, Option<Arc<str>>) {
-        if let Some((application, customer)) =
-            item.extra.as_deref().and_then(|extra| extra.meant_for.as_ref())
-        {
-            return (Arc::clone(application), customer.clone());
+    pub(super) fn address(&self, item: &Item) -> Address {
+        if let Some(meant_for) = item.meant_for() {
+            return meant_for.clone();
         }
-        let customer = item.customer.map(|customer| Arc::clone(&self.customers[customer].name));
-        (Arc::clone(self.queues[item.queue].name()), customer)
+        let customer = item.customer().map(|customer| Arc::clone(&self.customers[customer].name));
+        (Arc::clone(self.queues[item.queue()].name()), customer)
     }
 
     pub(super) fn place_in_store(&self, item: &Item) -> Place {
-        Place { queue: Arc::clone(self.queues[item.queue].name()), key: item.key }
+        Place { queue: Arc::clone(self.queues[item.queue()].name()), key: item.key() }
     }
 
     fn customer_row(&self, item: &Item) -> Option<(Arc<str>, Arc<str>)> {
-        let customer = Arc::clone(&self.customers[item.customer?].name);
-        Some((Arc::clone(self.queues[item.queue].name()), customer))
+        let customer = Arc::clone(&self.customers[item.customer()?].name);
+        Some((Arc::clone(self.queues[item.queue()].name()), customer))
     }
 
     /// Index rows that the item's row may have.
     fn index_rows(&self, item: &Item) -> IndexRows {
-        let customer = if item.indexed { self.customer_row(item) } else { None };
+        let customer = if item.indexed() { self.customer_row(item) } else { None };
         IndexRows { identity: item.identity_row(), customer }
     }
 
@@ -457,21 +385,11 @@ impl Stock {
             Entry::Single(id) => *id,
             Entry::Customer(customer) => *self.customers.get(*customer)?.ready.front()?,
         };
-        self.items.get(id).map(|item| item.due)
+        self.items.get(id).map(|item| item.due())
     }
 
     #[cfg(test)]
     pub(super) fn work(&self) -> u64 {
         self.work
-    }
-}
-
-fn standing(item: &Item) -> Standing {
-    Standing {
-        attempts: item.attempts,
-        last_error: item.last_error(),
-        outcome_unknown: item.outcome_unknown,
-        closed_by: item.closed_by,
-        dead: item.extra.as_deref().and_then(|extra| extra.dead.clone()),
     }
 }

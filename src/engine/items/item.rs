@@ -1,0 +1,487 @@
+//! One item in memory: what the store keeps of it, and what stands here beside that.
+
+use crate::engine::event::{Standing, Stored, Token};
+use crate::engine::ids::{ClosingId, CustomerId, QueueId};
+use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, NewItem};
+use std::num::{NonZeroU32, NonZeroU64};
+use std::sync::Arc;
+
+/// Where an item in memory stands on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Stage {
+    /// Waits for its own time, in the schedule.
+    Scheduled,
+    /// Member of its customer's open window, at `pos` of its list. While `scheduled` it is in the schedule
+    /// too, so that memory can be given back in order of key.
+    Windowed { pos: u32, scheduled: bool },
+    /// Due, in its queue.
+    Ready,
+    /// Member of the flight with this number.
+    Flying(u64),
+}
+
+/// Where the only safe copy of an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Residence {
+    /// The broker's unacked message with this tag, of the present generation.
+    Pending(NonZeroU64),
+    /// The broker's message, which it will deliver again: the item here is to be forgotten.
+    Orphaned,
+    /// The store's row, written with this commit; 0 = before this life.
+    Stored(Token),
+}
+
+/// One item in memory. The payload is apart, and may be in the store alone.
+#[derive(Debug)]
+pub(in crate::engine) struct Item {
+    /// Its place in its queue's order in the store.
+    key: Key,
+    /// When it is really due: earlier than `key.due` where its window closed sooner, UTC ms.
+    due: u64,
+    /// When it arrived, UTC ms.
+    received: u64,
+    /// UTC ms; `u64::MAX` = none.
+    expiry: u64,
+    identity: Identity,
+    fingerprint: u64,
+    queue: QueueId,
+    customer: Option<CustomerId>,
+    /// Of the window it was a member of, which closed early: its key has still the planned end.
+    closing: Option<ClosingId>,
+    weight: u32,
+    attempts: u32,
+    stage: Stage,
+    residence: Residence,
+    closed_by: ClosedBy,
+    own_time: bool,
+    /// Its row may have a row under its customer.
+    indexed: bool,
+    /// The outcome of an attempt stayed unknown: it may have been delivered.
+    outcome_unknown: bool,
+    /// Attempts and the like differ from what its row says.
+    amended: bool,
+    content: Option<Arc<Content>>,
+    extra: Option<Box<Extra>>,
+    /// Its neighbours in the list of its customer's items.
+    siblings: Siblings,
+}
+
+/// Places of neighbours in a list that runs through the table.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Siblings {
+    pub(super) before: Option<NonZeroU32>,
+    pub(super) after: Option<NonZeroU32>,
+}
+
+/// What few items have.
+#[derive(Clone, Debug, Default)]
+struct Extra {
+    /// Where it differs from the due in the key, UTC ms.
+    accepted_due: Option<u64>,
+    last_error: Option<Arc<str>>,
+    /// It is a dead letter.
+    dead: Option<Arc<Dead>>,
+    /// Of a dead letter: whom it was meant for.
+    meant_for: Option<Address>,
+    /// Of a dead letter that nothing stores: its identity while it lived, to be remembered with its confirm.
+    former_identity: Option<Identity>,
+}
+
+/// Application and customer by name.
+pub(in crate::engine) type Address = (Arc<str>, Option<Arc<str>>);
+
+/// Where an item that comes in is put, and where it came from.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct Incoming {
+    pub(in crate::engine) key: Key,
+    pub(in crate::engine) queue: QueueId,
+    pub(in crate::engine) customer: Option<CustomerId>,
+    /// When it arrived, UTC ms.
+    pub(in crate::engine) received: u64,
+    /// Of its delivery; 0 = the broker has it no more.
+    pub(in crate::engine) tag: u64,
+}
+
+impl Item {
+    // ---- how it comes to be -------------------------------------------------------------------------------
+
+    /// Of a request. `own_time`: it named its due.
+    pub(in crate::engine) fn arrived(new: NewItem, own_time: bool, incoming: Incoming) -> Self {
+        Item {
+            expiry: new.expiry.unwrap_or(u64::MAX),
+            identity: new.identity.unwrap_or(Identity::assigned(incoming.key.seq)),
+            fingerprint: if new.identity.is_some() { new.fingerprint } else { 0 },
+            weight: new.weight,
+            own_time,
+            content: Some(new.content),
+            ..Item::bare(incoming)
+        }
+    }
+
+    /// Of a request that is a dead letter from the start.
+    pub(in crate::engine) fn letter(
+        dead: Arc<Dead>,
+        meant_for: Address,
+        content: Arc<Content>,
+        incoming: Incoming,
+    ) -> Self {
+        let (dead, meant_for) = (Some(dead), Some(meant_for));
+        let extra = Some(Box::new(Extra { dead, meant_for, ..Extra::default() }));
+        Item { content: Some(content), extra, ..Item::bare(incoming) }
+    }
+
+    /// As the store has kept it.
+    pub(in crate::engine) fn restored(stored: Stored, queue: QueueId, customer: Option<CustomerId>) -> Self {
+        let is_dead = stored.dead.is_some();
+        let key = stored.key;
+        let moved = stored.accepted_due != key.due;
+        let extra = (is_dead || stored.last_error.is_some() || moved).then(|| {
+            Box::new(Extra {
+                accepted_due: moved.then_some(stored.accepted_due),
+                last_error: stored.last_error,
+                dead: stored.dead,
+                meant_for: is_dead.then_some((stored.application, stored.customer)),
+                former_identity: None,
+            })
+        });
+        Item {
+            expiry: stored.expiry.unwrap_or(u64::MAX),
+            identity: stored.given.filter(|_| !is_dead).unwrap_or(Identity::assigned(key.seq)),
+            fingerprint: stored.fingerprint,
+            weight: stored.weight,
+            attempts: stored.attempts,
+            residence: Residence::Stored(0),
+            closed_by: stored.closed_by,
+            own_time: stored.own_time,
+            // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
+            indexed: customer.is_some(),
+            outcome_unknown: stored.outcome_unknown,
+            content: stored.content,
+            extra,
+            ..Item::bare(Incoming { key, queue, customer, received: stored.received, tag: 0 })
+        }
+    }
+
+    fn bare(incoming: Incoming) -> Self {
+        let Incoming { key, queue, customer, received, tag } = incoming;
+        Item {
+            key,
+            due: key.due,
+            received,
+            expiry: u64::MAX,
+            identity: Identity::assigned(key.seq),
+            fingerprint: 0,
+            queue,
+            customer,
+            closing: None,
+            weight: 0,
+            attempts: 0,
+            stage: Stage::Ready,
+            residence: NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending),
+            closed_by: ClosedBy::Time,
+            own_time: false,
+            indexed: false,
+            outcome_unknown: false,
+            amended: false,
+            content: None,
+            extra: None,
+            siblings: Siblings::default(),
+        }
+    }
+
+    // ---- what it is ---------------------------------------------------------------------------------------
+
+    /// Its place in its queue's order in the store.
+    pub(in crate::engine) fn key(&self) -> Key {
+        self.key
+    }
+
+    /// When it is really due: earlier than its key says where its window closed sooner, UTC ms.
+    pub(in crate::engine) fn due(&self) -> u64 {
+        self.due
+    }
+
+    /// When it arrived, UTC ms.
+    pub(in crate::engine) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// UTC ms; `u64::MAX` = none.
+    pub(in crate::engine) fn expiry(&self) -> u64 {
+        self.expiry
+    }
+
+    pub(in crate::engine) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    pub(in crate::engine) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    pub(in crate::engine) fn queue(&self) -> QueueId {
+        self.queue
+    }
+
+    pub(in crate::engine) fn customer(&self) -> Option<CustomerId> {
+        self.customer
+    }
+
+    /// Of the window it was a member of, which closed early: its key has still the planned end.
+    pub(in crate::engine) fn closing(&self) -> Option<ClosingId> {
+        self.closing
+    }
+
+    pub(in crate::engine) fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    pub(in crate::engine) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    pub(in crate::engine) fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    pub(in crate::engine) fn residence(&self) -> Residence {
+        self.residence
+    }
+
+    pub(in crate::engine) fn closed_by(&self) -> ClosedBy {
+        self.closed_by
+    }
+
+    /// It named its due.
+    pub(in crate::engine) fn own_time(&self) -> bool {
+        self.own_time
+    }
+
+    /// Its row may have a row under its customer.
+    pub(in crate::engine) fn indexed(&self) -> bool {
+        self.indexed
+    }
+
+    /// The outcome of an attempt stayed unknown: it may have been delivered.
+    pub(in crate::engine) fn outcome_unknown(&self) -> bool {
+        self.outcome_unknown
+    }
+
+    /// Attempts and the like differ from what its row says.
+    pub(in crate::engine) fn amended(&self) -> bool {
+        self.amended
+    }
+
+    /// `None`: in the store alone.
+    pub(in crate::engine) fn content(&self) -> Option<&Arc<Content>> {
+        self.content.as_ref()
+    }
+
+    /// Its place among what is due: by this it leaves, and by this it is held against its queue's bound.
+    pub(in crate::engine) fn place(&self) -> Key {
+        Key { due: self.due, seq: self.key.seq }
+    }
+
+    pub(in crate::engine) fn is_stored(&self) -> bool {
+        matches!(self.residence, Residence::Stored(_))
+    }
+
+    pub(in crate::engine) fn is_orphaned(&self) -> bool {
+        self.residence == Residence::Orphaned
+    }
+
+    /// It is a dead letter: why.
+    pub(in crate::engine) fn dead(&self) -> Option<&Arc<Dead>> {
+        self.extra.as_deref()?.dead.as_ref()
+    }
+
+    pub(in crate::engine) fn is_dead(&self) -> bool {
+        self.dead().is_some()
+    }
+
+    /// Of a dead letter: whom it was meant for.
+    pub(in crate::engine) fn meant_for(&self) -> Option<&Address> {
+        self.extra.as_deref()?.meant_for.as_ref()
+    }
+
+    /// Of a dead letter that nothing stores: its identity while it lived.
+    pub(in crate::engine) fn former_identity(&self) -> Option<Identity> {
+        self.extra.as_deref()?.former_identity
+    }
+
+    pub(in crate::engine) fn accepted_due(&self) -> u64 {
+        self.extra.as_deref().and_then(|extra| extra.accepted_due).unwrap_or(self.key.due)
+    }
+
+    /// Its key is not the one that it was accepted under.
+    pub(in crate::engine) fn has_moved(&self) -> bool {
+        self.extra.as_deref().is_some_and(|extra| extra.accepted_due.is_some())
+    }
+
+    pub(in crate::engine) fn last_error(&self) -> Option<Arc<str>> {
+        self.extra.as_deref().and_then(|extra| extra.last_error.clone())
+    }
+
+    /// The identity row that it has in the store.
+    pub(in crate::engine) fn identity_row(&self) -> Option<Identity> {
+        (!self.is_dead() && (self.identity.is_given() || self.has_moved())).then_some(self.identity)
+    }
+
+    /// What may change of its row while it waits.
+    pub(in crate::engine) fn standing(&self) -> Standing {
+        Standing {
+            attempts: self.attempts,
+            last_error: self.last_error(),
+            outcome_unknown: self.outcome_unknown,
+            closed_by: self.closed_by,
+            dead: self.dead().cloned(),
+        }
+    }
+
+    /// Its row, under this address.
+    pub(in crate::engine) fn to_stored(&self, (application, customer): Address) -> Stored {
+        Stored {
+            key: self.key,
+            accepted_due: self.accepted_due(),
+            application,
+            customer,
+            given: self.identity.is_given().then_some(self.identity),
+            fingerprint: self.fingerprint,
+            received: self.received,
+            own_time: self.own_time,
+            expiry: (self.expiry != u64::MAX).then_some(self.expiry),
+            weight: self.weight,
+            closed_by: self.closed_by,
+            attempts: self.attempts,
+            last_error: self.last_error(),
+            outcome_unknown: self.outcome_unknown,
+            dead: self.dead().cloned(),
+            content: self.content.clone(),
+        }
+    }
+
+    // ---- what becomes of it -------------------------------------------------------------------------------
+
+    fn extra_mut(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_with(Box::default)
+    }
+
+    pub(in crate::engine) fn set_stage(&mut self, stage: Stage) {
+        self.stage = stage;
+    }
+
+    /// Its window has closed: it is due then. `closing`: the one that covers it, where its key says later.
+    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy, closing: Option<ClosingId>) {
+        self.due = due;
+        self.closed_by = cause;
+        self.closing = closing;
+    }
+
+    /// Its row is written with this commit, and says all.
+    pub(in crate::engine) fn set_stored(&mut self, token: Token) {
+        self.residence = Residence::Stored(token);
+        self.amended = false;
+    }
+
+    /// The broker delivers its request again.
+    pub(in crate::engine) fn orphan(&mut self) {
+        self.residence = Residence::Orphaned;
+    }
+
+    /// Whether its row has, or is given, a row under its customer.
+    pub(in crate::engine) fn set_indexed(&mut self, indexed: bool) {
+        self.indexed = indexed;
+    }
+
+    /// Its key says from now on when it is really due.
+    pub(in crate::engine) fn settle_key(&mut self) {
+        if self.due != self.key.due {
+            self.move_key(self.due);
+        }
+    }
+
+    /// It is due then, and waits for that.
+    pub(in crate::engine) fn defer(&mut self, until: u64) {
+        self.move_key(until);
+        self.due = until;
+        self.stage = Stage::Scheduled;
+    }
+
+    fn move_key(&mut self, due: u64) {
+        let accepted = self.accepted_due();
+        self.extra_mut().accepted_due = Some(accepted);
+        self.key.due = due;
+    }
+
+    /// An attempt has failed that counts.
+    pub(in crate::engine) fn count_attempt(&mut self) {
+        self.attempts += 1;
+        self.amended = true;
+    }
+
+    pub(in crate::engine) fn set_last_error(&mut self, error: Arc<str>) {
+        self.extra_mut().last_error = Some(error);
+        self.amended = true;
+    }
+
+    /// It may have been delivered.
+    pub(in crate::engine) fn set_outcome_unknown(&mut self) {
+        self.outcome_unknown = true;
+        self.amended = true;
+    }
+
+    /// What this dead letter's request had for an id and a fingerprint is to be remembered with its confirm.
+    pub(in crate::engine) fn set_former(&mut self, identity: Identity, fingerprint: u64) {
+        self.fingerprint = fingerprint;
+        self.extra_mut().former_identity = Some(identity);
+    }
+
+    /// It is a dead letter from now on, in their queue: in the order of its due, and due at once, for an item
+    /// may be given up before its time.
+    pub(in crate::engine) fn bury(
+        &mut self,
+        dead: Dead,
+        meant_for: Address,
+        former: Option<Identity>,
+        dead_letters: QueueId,
+        wall: u64,
+    ) {
+        self.move_key(self.due.min(wall));
+        let extra = self.extra_mut();
+        extra.dead = Some(Arc::new(dead));
+        extra.meant_for = Some(meant_for);
+        extra.former_identity = former;
+        self.identity = Identity::assigned(self.key.seq);
+        self.queue = dead_letters;
+        self.customer = None;
+        self.closing = None;
+        self.stage = Stage::Ready;
+        self.due = self.key.due;
+        self.indexed = false;
+        self.amended = false;
+    }
+
+    // ---- what the table of items counts and indexes -------------------------------------------------------
+
+    /// A dead item is known by its arrival number alone. The identity that it had.
+    pub(super) fn lose_identity(&mut self) -> Identity {
+        std::mem::replace(&mut self.identity, Identity::assigned(self.key.seq))
+    }
+
+    pub(super) fn set_content(&mut self, content: Arc<Content>) {
+        self.content = Some(content);
+    }
+
+    pub(super) fn take_content(&mut self) -> Option<Arc<Content>> {
+        self.content.take()
+    }
+
+    pub(super) fn siblings(&mut self) -> &mut Siblings {
+        &mut self.siblings
+    }
+
+    /// Place of the item behind it in the list of its customer's items.
+    pub(super) fn place_behind(&self) -> Option<NonZeroU32> {
+        self.siblings.after
+    }
+}
