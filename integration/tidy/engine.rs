@@ -126,10 +126,14 @@ fn owners(code: &str) -> BTreeSet<&str> {
 /// What an owner holds is its own; others ask its methods. A record, which has no method that changes it, may show all.
 pub fn fields_are_private(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
-    for (source, _) in parts(sources).filter(|(_, part)| !PLAIN.contains(part)) {
-        let owners = owners(&source.shipped);
+    // A type's methods may stand in several files of its part.
+    let mut all: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (source, part) in parts(sources) {
+        all.entry(part).or_default().extend(owners(&source.shipped));
+    }
+    for (source, part) in parts(sources).filter(|(_, part)| !PLAIN.contains(part)) {
         for (name, list) in fields(&source.shipped) {
-            if !owners.contains(name.as_str()) {
+            if !all[part].contains(name.as_str()) {
                 continue;
             }
             for (_, at) in list.iter().filter(|(visible, _)| *visible) {

@@ -21,10 +21,11 @@ impl Source {
         self.path.contains("/tests/") || self.path.ends_with("tests.rs")
     }
 
-    /// Its module in `engine`; `None` outside and for tests.
+    /// Its module in `engine`, that of a folder for the files in it; `None` outside and for tests.
     pub fn engine_part(&self) -> Option<&str> {
         let part = self.path.strip_prefix("src/engine/")?.strip_suffix(".rs")?;
-        (!self.is_test() && !part.contains('/')).then_some(part)
+        let part = part.split_once('/').map_or(part, |(folder, _)| folder);
+        (!self.is_test()).then_some(part)
     }
 
     /// Where in the file a byte of `code` stands.

@@ -15,7 +15,7 @@ use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use item::Siblings;
-pub(super) use item::{Address, Incoming, Item, Residence, Stage};
+pub(super) use item::{Address, Item, Placement, Residence, Stage};
 
 /// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every
 /// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the

@@ -50,6 +50,7 @@ mod mutant;
 mod queue;
 mod reads;
 mod recent;
+mod report;
 mod request;
 mod scans;
 mod schedule;
@@ -252,7 +253,7 @@ impl Engine {
 
     /// The state at this moment. Costs time in the number of applications that have something, not of items.
     pub fn snapshot(&self, now: Now) -> Snapshot {
-        snapshot::take(&self.core, !self.course.taking, now)
+        report::take(&self.core, !self.course.taking, now)
     }
 
     // ---- what happens -------------------------------------------------------------------------------------

@@ -6,11 +6,7 @@
 //! what has no unit is a count. Reading forgives: what is left out is its default, what is unknown is passed
 //! over.
 
-use super::core::Core;
-use super::health::State;
-use super::ids::QueueId;
-use super::queue::Queue;
-use super::types::{ClosedBy, DuplicateRule, Now, Reason};
+use super::types::{ClosedBy, DuplicateRule, Reason};
 use serde::{Deserialize, Serialize};
 
 /// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of
@@ -235,101 +231,3 @@ macro_rules! object_by {
 object_by!(by_reason, Reason::ALL, Reason, u64);
 object_by!(by_cause, CAUSES, ClosedBy, u64);
 object_by!(by_rule, RULES, DuplicateRule, Duplicates);
-
-/// The state at this moment. Costs time in the number of applications that have something, not of items.
-pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
-    let stock = &core.stock;
-    let queues = &stock.queues;
-    let dead = queues.dead_letters();
-    let wanted = |id: &QueueId| {
-        let queue = &queues[*id];
-        queue.total() > 0 || queue.is_paused() || queue.live().is_some()
-    };
-    let mut applications = Vec::new();
-    let (mut parked, mut in_flight, mut oldest) = (0, 0, None::<u64>);
-    for id in queues.ids().filter(|id| *id != dead).filter(wanted) {
-        let application = application(core, id, now);
-        parked += application.parked;
-        in_flight += application.in_flight;
-        if !queues[id].is_held_back() {
-            oldest = [oldest, application.oldest_due_at].into_iter().flatten().min();
-        }
-        applications.push(application);
-    }
-    applications.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    let applications_total = applications.len() as u64;
-    applications.truncate(Snapshot::MAX_APPLICATIONS);
-    Snapshot {
-        items: Items {
-            waiting: queues.total().saturating_sub(parked),
-            in_memory: stock.items.len() as u64,
-            due: queues.ready_rows(),
-            in_flight,
-            parked,
-            windows: stock.windows.open_count(),
-            next_due_at: stock.next_due(),
-            oldest_due_at: oldest,
-            loaded_until_at: now.wall.saturating_add(super::stock::HORIZON_MS),
-            payload_bytes: stock.items.content_bytes(),
-        },
-        in_flight_batches: core.dispatch.slots() as u64,
-        intake_paused,
-        uncommitted: stock.journal.uncommitted(),
-        longest_turn_us: 0,
-        totals: stock.counters.clone(),
-        applications,
-        applications_total,
-        dead_letters: (queues[dead].total() > 0).then(|| application(core, dead, now)),
-    }
-}
-
-fn application(core: &Core, id: QueueId, now: Now) -> Application {
-    let queue = &core.stock.queues[id];
-    let delivery = delivery(queue, now);
-    let Some(live) = queue.live() else {
-        return Application {
-            name: queue.name().to_string(),
-            delivery,
-            total: queue.total(),
-            paused: queue.is_paused(),
-            waiting: queue.total(),
-            oldest_due_at: Some(queue.low().due).filter(|due| *due <= now.wall && queue.total() > 0),
-            ..Application::default()
-        };
-    };
-    let parked = if queue.is_failing() { due_behind(queue, live.ready_rows, now) } else { 0 };
-    let first = core.stock.first_due(id).into_iter().chain(Some(queue.low().due).filter(|_| queue.far() > 0));
-    Application {
-        name: queue.name().to_string(),
-        delivery,
-        total: queue.total(),
-        paused: queue.is_paused(),
-        waiting: queue.total().saturating_sub(live.ready_rows + live.flying + parked),
-        due: live.ready_rows,
-        in_flight: live.flying,
-        parked,
-        windows: live.windows.len() as u64,
-        confirmed: live.sent,
-        oldest_due_at: first.min().filter(|due| *due <= now.wall && queue.total() > 0),
-    }
-}
-
-/// Items of a queue that cannot be delivered to: all that is due.
-fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
-    ready + queue.far_due(now.wall)
-}
-
-fn delivery(queue: &Queue, now: Now) -> Delivery {
-    let Some(health) = queue.live().map(|live| &live.health) else { return Delivery::Unproven };
-    let until = match health.state() {
-        State::Proven { .. } => return Delivery::Open,
-        State::Unproven if !health.is_failing() => return Delivery::Unproven,
-        State::Unproven => now.mono,
-        State::Parked { until } => *until,
-    };
-    Delivery::Parked {
-        next_try_in_ms: until.saturating_sub(now.mono),
-        failures: health.failures(),
-        last_error: health.last_error().map(ToString::to_string).unwrap_or_default(),
-    }
-}

@@ -92,7 +92,7 @@ pub(in crate::engine) type Address = (Arc<str>, Option<Arc<str>>);
 
 /// Where an item that comes in is put, and where it came from.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct Incoming {
+pub(in crate::engine) struct Placement {
     pub(in crate::engine) key: Key,
     pub(in crate::engine) queue: QueueId,
     pub(in crate::engine) customer: Option<CustomerId>,
@@ -106,15 +106,15 @@ impl Item {
     // ---- how it comes to be -------------------------------------------------------------------------------
 
     /// Of a request. `own_time`: it named its due.
-    pub(in crate::engine) fn arrived(new: NewItem, own_time: bool, incoming: Incoming) -> Self {
+    pub(in crate::engine) fn arrived(new: NewItem, own_time: bool, placement: Placement) -> Self {
         Item {
             expiry: new.expiry.unwrap_or(u64::MAX),
-            identity: new.identity.unwrap_or(Identity::assigned(incoming.key.seq)),
+            identity: new.identity.unwrap_or(Identity::assigned(placement.key.seq)),
             fingerprint: if new.identity.is_some() { new.fingerprint } else { 0 },
             weight: new.weight,
             own_time,
             content: Some(new.content),
-            ..Item::bare(incoming)
+            ..Item::bare(placement)
         }
     }
 
@@ -123,11 +123,11 @@ impl Item {
         dead: Arc<Dead>,
         meant_for: Address,
         content: Arc<Content>,
-        incoming: Incoming,
+        placement: Placement,
     ) -> Self {
         let (dead, meant_for) = (Some(dead), Some(meant_for));
         let extra = Some(Box::new(Extra { dead, meant_for, ..Extra::default() }));
-        Item { content: Some(content), extra, ..Item::bare(incoming) }
+        Item { content: Some(content), extra, ..Item::bare(placement) }
     }
 
     /// As the store has kept it.
@@ -158,12 +158,12 @@ impl Item {
             outcome_unknown: stored.outcome_unknown,
             content: stored.content,
             extra,
-            ..Item::bare(Incoming { key, queue, customer, received: stored.received, tag: 0 })
+            ..Item::bare(Placement { key, queue, customer, received: stored.received, tag: 0 })
         }
     }
 
-    fn bare(incoming: Incoming) -> Self {
-        let Incoming { key, queue, customer, received, tag } = incoming;
+    fn bare(placement: Placement) -> Self {
+        let Placement { key, queue, customer, received, tag } = placement;
         Item {
             key,
             due: key.due,

@@ -295,21 +295,27 @@ impl Stock {
         }
     }
 
+    /// The store has the item for good: its payload can be read from there.
+    fn is_readable(&self, id: ItemId) -> bool {
+        match self.items[id].residence() {
+            Residence::Stored(token) => self.journal.is_committed(token),
+            Residence::Pending(_) | Residence::Orphaned => false,
+        }
+    }
+
     /// Lets a payload go that can be read again.
     pub(super) fn drop_content(&mut self, id: ItemId) {
         if mutated(Mutant::ContentsStay) {
             return;
         }
-        if matches!(self.items[id].residence(), Residence::Stored(token) if self.journal.is_committed(token))
-        {
+        if self.is_readable(id) {
             self.items.take_content(id);
         }
     }
 
     /// The payload for a publish; one that can be read again does not stay.
     pub(in crate::engine) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
-        let gone = matches!(self.items[id].residence(), Residence::Stored(token) if self.journal.is_committed(token));
-        if gone {
+        if self.is_readable(id) {
             self.items.take_content(id)
         } else {
             self.items[id].content().cloned()

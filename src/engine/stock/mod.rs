@@ -13,7 +13,7 @@ mod memory;
 use super::customers::Customers;
 use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Stored};
 use super::ids::{CustomerId, ItemId, QueueId};
-use super::items::{self, Address, Incoming, Item, Items, Residence, Stage};
+use super::items::{self, Address, Item, Items, Placement, Residence, Stage};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Entry, Queues};
@@ -142,8 +142,8 @@ impl Stock {
         };
         let own_time = matches!(admission.timing, Timing::Own(_));
         let Origin { delivery, received, .. } = admission.origin;
-        let incoming = Incoming { key: Key { due, seq }, queue, customer, received, tag: delivery.tag };
-        let item = Item::arrived(new, own_time, incoming);
+        let placement = Placement { key: Key { due, seq }, queue, customer, received, tag: delivery.tag };
+        let item = Item::arrived(new, own_time, placement);
         self.counters.accepted += 1;
         self.place(item, windowed.is_some(), admission.may_defer, now);
         if let Some(id) = windowed {
@@ -165,14 +165,14 @@ impl Stock {
         now: Now,
     ) -> u64 {
         let seq = self.journal.number();
-        let incoming = Incoming {
+        let placement = Placement {
             key: Key { due: now.wall, seq },
             queue: self.queues.dead_letters(),
             customer: None,
             received: origin.received,
             tag: origin.delivery.tag,
         };
-        let item = Item::letter(Arc::new(dead), meant_for, content, incoming);
+        let item = Item::letter(Arc::new(dead), meant_for, content, placement);
         self.place(item, false, false, now);
         seq
     }
