@@ -1,9 +1,8 @@
 //! The design's rules that a compiler does not check, in one table.
 //!
-//! A rule that does not hold everywhere yet names the files that are excepted, or says why it waits. Both only shrink:
-//! an exception that nobody needs, and a rule that waits for nothing, fail here too.
+//! A rule that does not hold everywhere yet names the files that are excepted. They only get fewer: an exception that
+//! nobody needs fails here too.
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
-#![expect(clippy::print_stdout, reason = "how far a rule is that waits is worth a line")]
 
 #[path = "tidy/engine.rs"]
 mod engine;
@@ -18,11 +17,9 @@ enum Holds {
     Everywhere,
     /// But not in these files, or below these folders.
     Except(&'static [&'static str]),
-    /// Not yet, for this reason.
-    Later(&'static str),
 }
 
-use Holds::{Everywhere, Except, Later};
+use Holds::{Everywhere, Except};
 
 struct Rule {
     name: &'static str,
@@ -30,8 +27,6 @@ struct Rule {
     faults: fn(&[Source]) -> Vec<String>,
     holds: Holds,
 }
-
-const NEW_ENGINE: &str = "the engine of parts";
 
 /// Parts of the engine that have still to be cut, and the simulator.
 const LONG_FILES: &[&str] = &[
@@ -54,7 +49,7 @@ const RULES: [Rule; 14] = [
     rule("the engine hashes by Lookup alone", engine::hashes_by_lookup_only, Everywhere),
     rule("the engine is composed in mod.rs alone", engine::composed_in_one_file, Everywhere),
     rule("the engine has 15 fields at most", engine::few_fields, Everywhere),
-    rule("a part's fields are its own", engine::fields_are_private, Later(NEW_ENGINE)),
+    rule("a part's fields are its own", engine::fields_are_private, Everywhere),
     rule("the engine's parts stand in layers", engine::parts_in_layers, Everywhere),
     rule("methods stand beside their type", engine::methods_beside_their_type, Everywhere),
 ];
@@ -79,16 +74,6 @@ fn judge(rule: &Rule, sources: &[Source]) -> Vec<String> {
             let excepted = |fault: &String| files.iter().any(|file| fault.starts_with(file));
             wrong.extend(faults.iter().filter(|fault| !excepted(fault)).cloned());
             wrong
-        }
-        Later(why) => {
-            println!("{}: waits for {why}, {} breaches", rule.name, faults.len());
-            let all = faults.iter().map(|fault| format!("  {fault}"));
-            all.for_each(|fault| println!("{fault}"));
-            if faults.is_empty() {
-                vec!["holds now: write Everywhere".to_owned()]
-            } else {
-                vec![]
-            }
         }
     }
 }

@@ -64,7 +64,7 @@ impl Limits {
         if let Some(dead) = beyond_hold_max(settings, timing, now) {
             return Verdict::Dead(dead);
         }
-        let known = stock.queues.find(&item.application);
+        let known = stock.queues().find(&item.application);
         let counted = if replaces { Verdict::Admit } else { self.judge_number(stock, settings, known) };
         match counted {
             Verdict::Admit => self.judge_windows(stock, settings, item, known, timing, now),
@@ -74,10 +74,10 @@ impl Limits {
 
     /// Of one item more: applications there may be, and items of this one.
     fn judge_number(&mut self, stock: &mut Stock, settings: &Settings, known: Option<QueueId>) -> Verdict {
-        let is_new = known.is_none_or(|queue| stock.queues[queue].total() == 0);
+        let is_new = known.is_none_or(|queue| stock.queues()[queue].total() == 0);
         // The queue of dead letters belongs to no application.
-        let letters = stock.queues[stock.queues.dead_letters()].total() > 0;
-        let full = stock.queues.occupied() - u64::from(letters) >= settings.max_applications;
+        let letters = stock.queues()[stock.queues().dead_letters()].total() > 0;
+        let full = stock.queues().occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);
             return Verdict::Dead(Dead { reason: Reason::Full, error: error.into() });
@@ -86,7 +86,7 @@ impl Limits {
     }
 
     fn judge_count(&mut self, stock: &mut Stock, queue: QueueId) -> Verdict {
-        let settings = stock.queues.settings_of(queue);
+        let settings = stock.queues().settings_of(queue);
         let (max, policy) = (settings.max_waiting, settings.on_full);
         let mut full_at = max;
         if mutated(Mutant::FullTooSoon) {
@@ -94,11 +94,12 @@ impl Limits {
         } else if mutated(Mutant::FullTooLate) {
             full_at = max + 1;
         }
-        let total = stock.queues[queue].total();
+        let total = stock.queues()[queue].total();
         if max == 0 || total < full_at {
             return Verdict::Admit;
         }
-        let limit = || format!("applications.{}.max_waiting = {max} is reached", stock.queues[queue].name());
+        let limit =
+            || format!("applications.{}.max_waiting = {max} is reached", stock.queues()[queue].name());
         match policy {
             OnFull::Pause => Verdict::Wait,
             OnFull::FlushEarly => {
@@ -129,19 +130,19 @@ impl Limits {
         timing: Timing,
         now: Now,
     ) -> Verdict {
-        if timing != Timing::Windowed || stock.windows.open_count() < settings.customers {
+        if timing != Timing::Windowed || stock.windows().open_count() < settings.customers {
             return Verdict::Admit;
         }
         let customer = queue.zip(item.customer.as_deref());
-        let customer = customer.and_then(|(queue, name)| stock.customers.find(&stock.queues, queue, name));
-        let opens = customer.is_none_or(|id| stock.customers[id].window.is_none());
+        let customer = customer.and_then(|(queue, name)| stock.customers().find(stock.queues(), queue, name));
+        let opens = customer.is_none_or(|id| stock.customers()[id].window.is_none());
         if !opens || mutated(Mutant::WindowsUnlimited) {
             return Verdict::Admit;
         }
         match settings.of(&item.application).on_full {
             OnFull::Pause => Verdict::Wait,
             OnFull::FlushEarly | OnFull::DropOldest => {
-                if let Some(id) = stock.windows.first(&stock.customers) {
+                if let Some(id) = stock.windows().first(stock.customers()) {
                     stock.close_window(id, ClosedBy::Flush, now);
                 }
                 Verdict::Admit
@@ -158,7 +159,7 @@ impl Limits {
         let mut left = FLUSH_WINDOWS;
         while let Some(queue) = self.flushing.first().copied() {
             let open: Vec<CustomerId> = stock
-                .queues
+                .queues()
                 .get(queue)
                 .and_then(|queue| queue.live())
                 .map(|live| live.windows.iter().take(left).copied().collect())
@@ -181,25 +182,25 @@ impl Limits {
     pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(ItemId, String)> {
         let mut victims = Vec::new();
         for queue in self.trimming.clone() {
-            let Some((max, name)) = stock.queues.get(queue).map(|known| {
-                (stock.queues.settings_of(queue).max_waiting, std::sync::Arc::clone(known.name()))
+            let Some((max, name)) = stock.queues().get(queue).map(|known| {
+                (stock.queues().settings_of(queue).max_waiting, std::sync::Arc::clone(known.name()))
             }) else {
                 self.trimming.remove(&queue);
                 continue;
             };
-            let over = stock.queues[queue].total().saturating_sub(max);
+            let over = stock.queues()[queue].total().saturating_sub(max);
             let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
             if over == 0 || max == 0 {
                 self.trimming.remove(&queue);
-                if stock.queues.live(queue).trimming {
-                    stock.queues.live(queue).trimming = false;
-                    stock.queues.look_at(queue);
-                    stock.queues.run(queue);
+                if stock.queues_mut().live(queue).trimming {
+                    stock.queues_mut().live(queue).trimming = false;
+                    stock.queues_mut().look_at(queue);
+                    stock.queues_mut().run(queue);
                 }
                 continue;
             }
-            let bound = stock.queues[queue].near_until();
-            let live = stock.queues.live(queue);
+            let bound = stock.queues()[queue].near_until();
+            let live = stock.queues_mut().live(queue);
             let most = (over as usize).min(TRIM_ROWS.saturating_sub(victims.len()));
             let first = live.droppable.iter().take_while(|(key, _)| *key < bound).take(most);
             let sentence =
@@ -210,7 +211,7 @@ impl Limits {
             if live.trimming != lacking {
                 live.trimming = lacking;
             }
-            stock.queues.look_at(queue);
+            stock.queues_mut().look_at(queue);
         }
         victims
     }
@@ -218,8 +219,8 @@ impl Limits {
     /// More is to be given up than one turn does, and it is in memory.
     pub(super) fn is_trimming(&self, stock: &Stock) -> bool {
         self.trimming.iter().any(|queue| {
-            stock.queues.get(*queue).is_some_and(|known| {
-                let over = known.total() > stock.queues.settings_of(*queue).max_waiting;
+            stock.queues().get(*queue).is_some_and(|known| {
+                let over = known.total() > stock.queues().settings_of(*queue).max_waiting;
                 let near = known.near_until();
                 let first = known.live().and_then(|live| live.droppable.first());
                 over && first.is_some_and(|(key, _)| *key < near)
@@ -230,9 +231,9 @@ impl Limits {
     /// After a reload the limits are others: they are found out again by the next item.
     pub(super) fn configure(&mut self, stock: &mut Stock) {
         for queue in std::mem::take(&mut self.trimming) {
-            if stock.queues.get(queue).is_some() {
-                stock.queues.live(queue).trimming = false;
-                stock.queues.look_at(queue);
+            if stock.queues().get(queue).is_some() {
+                stock.queues_mut().live(queue).trimming = false;
+                stock.queues_mut().look_at(queue);
             }
         }
         self.flushing.clear();

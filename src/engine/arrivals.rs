@@ -190,7 +190,7 @@ impl Arrivals {
             Knowledge::Known(asked, found) => {
                 let mut fresh = true;
                 for one in &asked {
-                    fresh &= core.stock.watch.end(*one) || mutated(Mutant::AnswersFromThePast);
+                    fresh &= core.stock_mut().watch_mut().end(*one) || mutated(Mutant::AnswersFromThePast);
                 }
                 fresh.then(|| asked.into_iter().map(|one| one.identity).zip(found).collect::<Vec<_>>())
             }
@@ -253,7 +253,10 @@ impl Arrivals {
                     continue;
                 }
                 asked.push((name, first + place as u64, questions.len()));
-                let begun = questions.iter().map(|wanted| core.stock.watch.begin(wanted.identity)).collect();
+                let begun = questions
+                    .iter()
+                    .map(|wanted| core.stock_mut().watch_mut().begin(wanted.identity))
+                    .collect();
                 entry.knowledge = Knowledge::Asked(begun);
                 wanted.append(&mut questions);
             }
@@ -262,7 +265,7 @@ impl Arrivals {
             return None;
         }
         self.asked.push_back(asked);
-        core.stock.reads.begin();
+        core.stock_mut().reads_mut().begin();
         Some(Load::Find(wanted))
     }
 

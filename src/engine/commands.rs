@@ -55,9 +55,10 @@ fn find(
     now: Now,
 ) -> (Identity, Whereabouts) {
     let known = found.iter().any(|(_, found)| found.item.is_some() || found.ended.is_some());
-    let queue = core.stock.queues.find(&target.application);
+    let queue = core.stock().queues().find(&target.application);
     // Where nothing of the application is in memory the answer may still tell of something in the store.
-    let Some(queue) = queue.or_else(|| known.then(|| core.stock.queues.id(&target.application))) else {
+    let Some(queue) = queue.or_else(|| known.then(|| core.stock_mut().queues_mut().id(&target.application)))
+    else {
         return (target.identity, Whereabouts::Nowhere);
     };
     let mut found = found;
@@ -116,12 +117,12 @@ fn look_up(
 /// An item without an id that is dead already is known by its arrival number while its dead letter is in
 /// memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
-    let id = target.assigned.and_then(|assigned| core.stock.items.by_seq(assigned.seq));
-    let Some(item) = id.map(|id| &core.stock.items[id]).filter(|item| item.is_dead()) else {
+    let id = target.assigned.and_then(|assigned| core.stock().items().by_seq(assigned.seq));
+    let Some(item) = id.map(|id| &core.stock().items()[id]).filter(|item| item.is_dead()) else {
         return Answer::Unknown;
     };
     let dead = item.dead().cloned();
-    let (application, customer) = core.stock.address(item);
+    let (application, customer) = core.stock().address(item);
     match dead {
         Some(dead) if *application == *target.application => Answer::Ended(Box::new(Ended {
             end: End::Dead(dead),
@@ -137,19 +138,20 @@ fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
 
 /// Closes the customer's open window; how many items were in it.
 fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
-    let queue = core.stock.queues.find(&of.application);
-    let customer = queue.and_then(|queue| core.stock.customers.find(&core.stock.queues, queue, &of.customer));
+    let queue = core.stock().queues().find(&of.application);
+    let customer =
+        queue.and_then(|queue| core.stock().customers().find(core.stock().queues(), queue, &of.customer));
     let Some(id) = customer else { return 0 };
-    let Some(window) = &core.stock.customers[id].window else { return 0 };
+    let Some(window) = &core.stock().customers()[id].window else { return 0 };
     let count = u64::from(window.count());
     if !mutated(Mutant::FlushDoesNothing) {
-        core.stock.close_window(id, ClosedBy::Flush, now);
+        core.stock_mut().close_window(id, ClosedBy::Flush, now);
     }
     count + u64::from(mutated(Mutant::FlushCountsOneMore))
 }
 
 fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: bool, now: Now) -> Answer {
-    let queues = &mut core.stock.queues;
+    let queues = core.stock_mut().queues_mut();
     if queues.find(application).is_none() {
         if !paused {
             return Answer::Done { changed: false };
@@ -162,27 +164,26 @@ fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: b
     if !queues.set_paused(queue, paused) {
         return Answer::Done { changed: false };
     }
-    core.stock.journal.hurry();
+    core.stock_mut().journal_mut().hurry();
     if paused {
-        core.stock.begin_evicting(queue, now);
+        core.stock_mut().begin_evicting(queue, now);
     } else {
-        core.stock.queues[queue].end_hold();
-        core.stock.unstall(queue);
-        core.dispatch.look_again(&mut core.stock, queue);
+        core.resume(queue);
     }
     Answer::Done { changed: true }
 }
 
 /// A parked application's next probe goes now.
 fn retry(core: &mut Core, application: &str) -> Answer {
-    let parked = core.stock.queues.find(application).and_then(|id| until(core, id).map(|until| (id, until)));
+    let parked =
+        core.stock().queues().find(application).and_then(|id| until(core, id).map(|until| (id, until)));
     let Some((queue, until)) = parked else { return Answer::Done { changed: false } };
-    core.dispatch.retry_now(&mut core.stock, queue, until);
+    core.retry_now(queue, until);
     Answer::Done { changed: true }
 }
 
 fn until(core: &Core, queue: QueueId) -> Option<u64> {
-    match core.stock.queues[queue].live()?.health.state() {
+    match core.stock().queues()[queue].live()?.health.state() {
         State::Parked { until } => Some(*until),
         State::Unproven | State::Proven { .. } => None,
     }

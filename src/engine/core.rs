@@ -6,7 +6,7 @@
 
 use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
-use super::event::{Found, Stored};
+use super::event::{Found, Load, Stored};
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, Residence, Stage};
 use super::mutant::{mutated, Mutant};
@@ -40,9 +40,9 @@ pub(super) enum Whereabouts {
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) stock: Stock,
-    pub(super) dispatch: Dispatch,
-    pub(super) recent: Recent,
+    stock: Stock,
+    dispatch: Dispatch,
+    recent: Recent,
     random: Random,
     /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while
     /// something waits for such.
@@ -53,6 +53,30 @@ pub(super) struct Core {
 impl Core {
     pub(super) fn new(stock: Stock, dispatch: Dispatch, recent: Recent, seed: u64) -> Self {
         Core { stock, dispatch, recent, random: Random(seed), outcomes: Vec::new(), outcomes_wanted: false }
+    }
+
+    pub(super) fn stock(&self) -> &Stock {
+        &self.stock
+    }
+
+    pub(super) fn stock_mut(&mut self) -> &mut Stock {
+        &mut self.stock
+    }
+
+    pub(super) fn dispatch(&self) -> &Dispatch {
+        &self.dispatch
+    }
+
+    pub(super) fn dispatch_mut(&mut self) -> &mut Dispatch {
+        &mut self.dispatch
+    }
+
+    pub(super) fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
+    pub(super) fn recent_mut(&mut self) -> &mut Recent {
+        &mut self.recent
     }
 
     // ---- how items end ------------------------------------------------------------------------------------
@@ -74,7 +98,7 @@ impl Core {
 
     /// How an item in memory ends now.
     fn ended(&self, id: ItemId, end: End, now: Now) -> Ended {
-        let item = &self.stock.items[id];
+        let item = &self.stock.items()[id];
         let (_, customer) = self.stock.address(item);
         Ended {
             end,
@@ -87,10 +111,10 @@ impl Core {
     }
 
     fn remember(&mut self, queue: QueueId, identity: Identity, ended: Ended) {
-        let remembers = self.stock.queues.settings_of(queue).dedupe_tail > 0;
+        let remembers = self.stock.queues().settings_of(queue).dedupe_tail > 0;
         self.tell(identity, Some(&ended));
         if identity.is_given() && remembers {
-            self.recent.remember(&mut self.stock.journal, identity, ended);
+            self.recent.remember(self.stock.journal_mut(), identity, ended);
         }
     }
 
@@ -98,28 +122,27 @@ impl Core {
     /// commit that makes its dead letter safe, and never sooner: the request would be taken for the old one
     /// coming back.
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
-        let resident = self.stock.items.by_seq(letter);
-        match resident.filter(|id| !self.stock.items[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
-            Some(id) => self.stock.items[id].set_former(identity, ended.fingerprint),
+        let resident = self.stock.items().by_seq(letter);
+        match resident.filter(|id| !self.stock.items()[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
+            Some(id) => self.stock.amend(id, |item| item.set_former(identity, ended.fingerprint)),
             None => self.remember(queue, identity, ended),
         }
     }
 
     /// Gives an item up. It is on no list.
     pub(super) fn kill(&mut self, id: ItemId, reason: Reason, error: &str, now: Now) {
-        if self.stock.items[id].is_orphaned() {
+        if self.stock.items()[id].is_orphaned() {
             return self.give_back(id);
         }
         if mutated(Mutant::DeadForgotten) {
             return self.stock.finish(id);
         }
-        self.stock.counters.dead[reason as usize] += 1;
+        self.stock.counters_mut().dead[reason as usize] += 1;
         let dead = Dead { reason, error: error.into() };
         let ended = self.ended(id, End::Dead(Arc::new(dead.clone())), now);
-        let (queue, identity) = (self.stock.items[id].queue(), self.stock.items[id].identity());
-        let later = !self.stock.journal.is_durable() && identity.is_given();
-        self.stock.items.lose_identity(id);
-        self.stock.bury(id, identity, dead, later.then_some(identity), now);
+        let (queue, identity) = (self.stock.items()[id].queue(), self.stock.items()[id].identity());
+        let later = !self.stock.journal().is_durable() && identity.is_given();
+        self.stock.bury(id, dead, later.then_some(identity), now);
         if later {
             self.tell(identity, Some(&ended));
         } else {
@@ -129,16 +152,16 @@ impl Core {
 
     /// Takes items back that are not in flight, wherever they stand.
     pub(super) fn cancel(&mut self, id: ItemId, end: End, now: Now) {
-        let (queue, identity) = (self.stock.items[id].queue(), self.stock.items[id].identity());
+        let (queue, identity) = (self.stock.items()[id].queue(), self.stock.items()[id].identity());
         let ended = self.ended(id, end, now);
         self.remember(queue, identity, ended);
-        self.stock.counters.cancelled += 1;
+        self.stock.counters_mut().cancelled += 1;
         self.take_out(id);
     }
 
     /// Takes an item back that is in the store alone.
     pub(super) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
-        let Some(queue) = self.stock.queues.find(stored.queue()) else { return };
+        let Some(queue) = self.stock.queues().find(stored.queue()) else { return };
         let ended = Ended {
             end,
             at: now.wall,
@@ -148,7 +171,7 @@ impl Core {
             customer: stored.customer.clone(),
         };
         self.remember(queue, stored.identity(), ended);
-        self.stock.counters.cancelled += 1;
+        self.stock.counters_mut().cancelled += 1;
         self.stock.finish_far(stored);
     }
 
@@ -177,7 +200,7 @@ impl Core {
     }
 
     fn give_back(&mut self, id: ItemId) {
-        let identity = self.stock.items[id].identity();
+        let identity = self.stock.items()[id].identity();
         self.tell(identity, None);
         self.stock.give_back(id);
     }
@@ -202,11 +225,11 @@ impl Core {
                 self.delivered(number, BatchId::default(), now);
             }
             Outcome::Nacked => {
-                self.stock.counters.nacked += 1;
+                self.stock.counters_mut().nacked += 1;
                 self.failed(number, "nacked by the broker: a bound queue is full or unavailable", true, now);
             }
             Outcome::Returned(text) => {
-                self.stock.counters.returned += 1;
+                self.stock.counters_mut().returned += 1;
                 self.failed(number, &format!("returned by the broker: {text}"), true, now);
             }
             Outcome::Unavailable(text) => {
@@ -214,16 +237,16 @@ impl Core {
                 self.failed(number, &text, mutated(Mutant::UnavailableCounts), now);
             }
             Outcome::Refused(text) => {
-                self.stock.counters.refused += 1;
+                self.stock.counters_mut().refused += 1;
                 self.refused(number, alone, &text, now);
             }
             Outcome::Overdue => {
-                self.stock.counters.unknown += 1;
+                self.stock.counters_mut().unknown += 1;
                 self.note_unknown(number);
                 self.overdue(number, alone, now);
             }
             Outcome::Unknown => {
-                self.stock.counters.unknown += 1;
+                self.stock.counters_mut().unknown += 1;
                 self.note_unknown(number);
                 self.try_again(number, alone);
             }
@@ -239,18 +262,18 @@ impl Core {
         let Some(flight) = self.dispatch.end(number) else { return };
         let queue = flight.queue;
         let count = flight.rows.len() as u64;
-        let dead_letters = queue == self.stock.queues.dead_letters();
+        let dead_letters = queue == self.stock.queues().dead_letters();
         if dead_letters {
-            self.stock.counters.dead_confirmed += count;
+            self.stock.counters_mut().dead_confirmed += count;
         } else {
-            self.stock.counters.confirmed += count;
-            self.stock.counters.batches_confirmed += 1;
+            self.stock.counters_mut().confirmed += count;
+            self.stock.counters_mut().batches_confirmed += 1;
         }
         for id in flight.rows {
             if dead_letters {
                 self.remember_letter(id, now);
             } else {
-                let identity = self.stock.items[id].identity();
+                let identity = self.stock.items()[id].identity();
                 if identity.is_given() || self.outcomes_wanted {
                     let ended = self.ended(id, End::Sent(batch), now);
                     self.remember(queue, identity, ended);
@@ -259,24 +282,24 @@ impl Core {
             self.stock.finish(id);
         }
         let share = self.dispatch.share();
-        let live = self.stock.queues.live(queue);
+        let live = self.stock.queues_mut().live(queue);
         live.sent += count;
         live.health.confirmed(now.mono, share);
         if std::mem::take(&mut live.hindered) {
             self.stock.unstall(queue);
         }
-        self.stock.queues[queue].end_hold();
+        self.stock.queues_mut()[queue].end_hold();
         self.dispatch.look_again(&mut self.stock, queue);
     }
 
     /// As [`Core::remember_dead`] says.
     fn remember_letter(&mut self, id: ItemId, now: Now) {
-        let item = &self.stock.items[id];
+        let item = &self.stock.items()[id];
         let Some(identity) = item.former_identity() else { return };
         let Some(dead) = item.dead().cloned() else { return };
         let (application, _) = self.stock.address(item);
         let ended = self.ended(id, End::Dead(dead), now);
-        let queue = self.stock.queues.id(&application);
+        let queue = self.stock.queues_mut().id(&application);
         self.remember(queue, identity, ended);
     }
 
@@ -300,10 +323,10 @@ impl Core {
 
     /// A member of a failed batch waits again, unless it has had its last attempt.
     fn return_to_queue(&mut self, id: ItemId, attempted: bool, error: &str, now: Now) {
-        let queue = self.stock.items[id].queue();
-        let allowed = self.stock.queues.settings_of(queue).retry.attempts;
-        let limited = attempted && allowed > 0 && queue != self.stock.queues.dead_letters();
-        let item = &self.stock.items[id];
+        let queue = self.stock.items()[id].queue();
+        let allowed = self.stock.queues().settings_of(queue).retry.attempts;
+        let limited = attempted && allowed > 0 && queue != self.stock.queues().dead_letters();
+        let item = &self.stock.items()[id];
         let (identity, attempts) = (item.identity(), item.attempts());
         if item.is_orphaned() {
             return self.give_back(id);
@@ -321,8 +344,8 @@ impl Core {
     /// The queue is left alone for a while; then one probe tries it. What waits for its next try goes back to
     /// its head.
     fn park(&mut self, queue: QueueId, error: &str, now: Now) {
-        let retry = self.stock.queues.settings_of(queue).retry;
-        let live = self.stock.queues.live(queue);
+        let retry = self.stock.queues().settings_of(queue).retry;
+        let live = self.stock.queues_mut().live(queue);
         live.hindered = false;
         if let Some(until) = live.health.failed(error, &retry, &mut self.random, now.mono) {
             self.dispatch.begin_backoff(queue, until);
@@ -344,7 +367,7 @@ impl Core {
         let Some(flight) = self.dispatch.end(number) else { return };
         for id in flight.rows {
             self.stock.amend(id, Item::count_attempt);
-            if flight.queue == self.stock.queues.dead_letters() {
+            if flight.queue == self.stock.queues().dead_letters() {
                 self.step_aside(id, text, now);
             } else {
                 self.kill(id, Reason::Refused, &format!("refused by the broker: {text}"), now);
@@ -355,10 +378,10 @@ impl Core {
     /// The dead exchange is the last resort: a letter that the broker refuses waits and is tried again,
     /// alone, and those behind it go on.
     fn step_aside(&mut self, id: ItemId, text: &str, now: Now) {
-        if self.stock.items[id].is_orphaned() {
+        if self.stock.items()[id].is_orphaned() {
             return self.give_back(id);
         }
-        let doubled = FIRST_ASIDE_MS << self.stock.items[id].attempts().saturating_sub(1).min(10);
+        let doubled = FIRST_ASIDE_MS << self.stock.items()[id].attempts().saturating_sub(1).min(10);
         let until = now.wall + doubled.min(LAST_ASIDE_MS);
         self.stock.amend(id, |item| item.set_last_error(text.into()));
         self.stock.defer_letter(id, until);
@@ -376,7 +399,7 @@ impl Core {
                 now,
             );
         } else {
-            self.stock.queues.live(queue).health.doubt();
+            self.stock.queues_mut().live(queue).health.doubt();
             self.dispatch.suspect(&mut self.stock, number, false);
         }
     }
@@ -385,19 +408,19 @@ impl Core {
     fn try_again(&mut self, number: u64, alone: bool) {
         let Some(flight) = self.dispatch.get(number) else { return };
         let queue = flight.queue;
-        let lost = flight.rows.iter().all(|id| self.stock.items[*id].is_orphaned());
+        let lost = flight.rows.iter().all(|id| self.stock.items()[*id].is_orphaned());
         if lost {
             // The broker has these requests back and delivers them again.
             let rows = self.dispatch.end(number).map(|flight| flight.rows).unwrap_or_default();
             return rows.into_iter().for_each(|id| self.give_back(id));
         }
         let identities: Vec<Identity> = if self.outcomes_wanted {
-            flight.rows.iter().map(|id| self.stock.items[*id].identity()).collect()
+            flight.rows.iter().map(|id| self.stock.items()[*id].identity()).collect()
         } else {
             Vec::new()
         };
         identities.into_iter().for_each(|identity| self.tell(identity, None));
-        if alone && !self.stock.queues.live(queue).health.needs_probe() {
+        if alone && !self.stock.queues_mut().live(queue).health.needs_probe() {
             self.dispatch.suspect(&mut self.stock, number, true);
         } else {
             self.dispatch.send_again(&mut self.stock, number);
@@ -417,7 +440,7 @@ impl Core {
     /// Hands out batches while there are slots and queues that have something.
     pub(super) fn pump(&mut self, now: Now, out: &mut Vec<Batch>) {
         for queue in self.dispatch.late_probes(&self.stock, now) {
-            self.stock.queues.live(queue).hindered = true;
+            self.stock.queues_mut().live(queue).hindered = true;
             self.stock.begin_evicting(queue, now);
         }
         while let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) {
@@ -446,13 +469,13 @@ impl Core {
                 let before = rows.len();
                 let rows = self.screen(rows, now);
                 self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
-                let known = &self.stock.queues[queue];
+                let known = &self.stock.queues()[queue];
                 if known.is_parked() || self.dispatch.is_recalled(number) {
                     self.withdraw(queue, number, rows, now);
                     continue;
                 }
                 let identities: Vec<Identity> =
-                    rows.iter().map(|id| self.stock.items[*id].identity()).collect();
+                    rows.iter().map(|id| self.stock.items()[*id].identity()).collect();
                 self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
                 if !self.dispatch.is_under_way(number) {
                     // Nobody has it: whoever waits for its outcome need not.
@@ -468,7 +491,7 @@ impl Core {
         for id in rows {
             self.return_to_queue(id, false, "", now);
         }
-        if self.stock.queues[queue].is_held_back() {
+        if self.stock.queues()[queue].is_held_back() {
             self.stock.begin_evicting(queue, now);
         }
     }
@@ -485,13 +508,13 @@ impl Core {
             let expired = item.expiry().saturating_sub(sooner) <= now.wall && !mutated(Mutant::ExpiryIgnored);
             !item.is_orphaned() && (item.is_dead() || (!expired && !is_early(item)))
         };
-        if rows.iter().all(|id| is_good(&self.stock.items[*id])) {
+        if rows.iter().all(|id| is_good(&self.stock.items()[*id])) {
             return rows;
         }
         let (good, bad): (Vec<ItemId>, Vec<ItemId>) =
-            rows.into_iter().partition(|id| is_good(&self.stock.items[*id]));
+            rows.into_iter().partition(|id| is_good(&self.stock.items()[*id]));
         for id in bad {
-            let item = &self.stock.items[id];
+            let item = &self.stock.items()[id];
             let expiry = item.expiry();
             if item.is_orphaned() {
                 self.give_back(id);
@@ -509,15 +532,52 @@ impl Core {
         good
     }
 
+    /// The payloads that flights wait for.
+    pub(super) fn take_lacking(&mut self) -> Option<Load> {
+        self.dispatch.take_lacking(&self.stock)
+    }
+
+    /// Queues whose pause has ended.
+    pub(super) fn end_backoffs(&mut self, now: Now) {
+        self.dispatch.end_backoffs(&mut self.stock, now);
+    }
+
+    /// A command ends the pause of a queue now.
+    pub(super) fn retry_now(&mut self, queue: QueueId, until: u64) {
+        self.dispatch.retry_now(&mut self.stock, queue, until);
+    }
+
+    /// A queue is drained again that was not.
+    pub(super) fn resume(&mut self, queue: QueueId) {
+        self.stock.queues_mut()[queue].end_hold();
+        self.stock.unstall(queue);
+        self.dispatch.look_again(&mut self.stock, queue);
+    }
+
+    /// When something on the way out is to be done without any event, monotonic.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.dispatch.deadline(&self.stock)
+    }
+
+    /// Nothing is on its way out, nor waits for a slot.
+    pub(super) fn is_idle(&self) -> bool {
+        self.dispatch.is_idle(&self.stock)
+    }
+
+    /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
+    pub(super) fn is_free_for(&self, queue: QueueId) -> bool {
+        self.dispatch.is_free_for(&self.stock, queue)
+    }
+
     // ---- where an identity is -----------------------------------------------------------------------------
 
     pub(super) fn is_in_flight(&self, id: ItemId) -> bool {
-        self.dispatch.is_in_flight(&self.stock.items[id])
+        self.dispatch.is_in_flight(&self.stock.items()[id])
     }
 
     /// In flight, or perhaps delivered: it cannot be said yet how it ends.
     pub(super) fn is_undecided(&self, id: ItemId) -> bool {
-        self.is_in_flight(id) || self.stock.items[id].outcome_unknown()
+        self.is_in_flight(id) || self.stock.items()[id].outcome_unknown()
     }
 
     /// Where an identity of this queue is, or how it ended. `found`: what the store says, where it was asked.
@@ -529,9 +589,9 @@ impl Core {
         now: Now,
     ) -> Whereabouts {
         if let Some(id) =
-            self.stock.items.by_identity(identity).filter(|id| self.stock.items[*id].queue() == queue)
+            self.stock.items().by_identity(identity).filter(|id| self.stock.items()[*id].queue() == queue)
         {
-            if !self.stock.items[id].is_orphaned() || self.is_in_flight(id) {
+            if !self.stock.items()[id].is_orphaned() || self.is_in_flight(id) {
                 return Whereabouts::Live(Live::Resident(id));
             }
             // Its request is delivered again, and nothing of it is under way.
@@ -540,12 +600,12 @@ impl Core {
         }
         let Some(found) = found else { return Whereabouts::Nowhere };
         if let Some(mut stored) = found.item {
-            if stored.dead.is_none() && stored.application == *self.stock.queues[queue].name() {
+            if stored.dead.is_none() && stored.application == *self.stock.queues()[queue].name() {
                 self.renew_key(&mut stored);
                 return Whereabouts::Live(Live::Far(Box::new(stored)));
             }
         }
-        let mut tail = self.stock.queues.settings_of(queue).dedupe_tail;
+        let mut tail = self.stock.queues().settings_of(queue).dedupe_tail;
         if mutated(Mutant::TailHalf) {
             tail /= 2;
         }
@@ -563,12 +623,12 @@ impl Core {
     /// The key that an item in the store alone has now: a window that closed since it was read gave it
     /// another. What has ended since is not believed in the first place (`Watch`).
     pub(super) fn renew_key(&self, stored: &mut Stored) {
-        stored.key = self.stock.reads.present_key(stored).unwrap_or(stored.key);
+        stored.key = self.stock.reads().present_key(stored).unwrap_or(stored.key);
     }
 
     /// What is to be told of an item in memory.
     pub(super) fn listed(&self, id: ItemId) -> Listed {
-        let item = &self.stock.items[id];
+        let item = &self.stock.items()[id];
         let (application, customer) = self.stock.address(item);
         let stage = if self.is_in_flight(id) {
             ListedStage::InFlight
@@ -594,7 +654,7 @@ impl Core {
 
     /// Of an item that is due and not in flight.
     fn stage_of_due(&self, queue: QueueId) -> ListedStage {
-        if self.stock.queues[queue].is_failing() {
+        if self.stock.queues()[queue].is_failing() {
             ListedStage::Parked
         } else {
             ListedStage::Waiting
@@ -603,7 +663,7 @@ impl Core {
 
     /// What is to be told of an item in the store alone.
     pub(super) fn listed_far(&self, stored: Stored, now: Now) -> Listed {
-        let queue = self.stock.queues.find(stored.queue()).filter(|_| stored.key.due <= now.wall);
+        let queue = self.stock.queues().find(stored.queue()).filter(|_| stored.key.due <= now.wall);
         Listed {
             stage: queue.map_or(ListedStage::Waiting, |queue| self.stage_of_due(queue)),
             key: stored.key,
@@ -621,17 +681,17 @@ impl Core {
     /// Items that nothing but the broker keeps, for lists.
     pub(super) fn pending(&self) -> Vec<ItemId> {
         let is_pending = |id: &ItemId| {
-            let item = &self.stock.items[*id];
+            let item = &self.stock.items()[*id];
             matches!(item.residence(), Residence::Pending(_)) && !item.is_dead()
         };
-        if self.stock.journal.is_durable() {
+        if self.stock.journal().is_durable() {
             self.stock
                 .deferred()
-                .filter(|id| self.stock.items.get(*id).is_some())
+                .filter(|id| self.stock.items().get(*id).is_some())
                 .filter(is_pending)
                 .collect()
         } else {
-            self.stock.items.ids().filter(is_pending).collect()
+            self.stock.items().ids().filter(is_pending).collect()
         }
     }
 }

@@ -159,7 +159,7 @@ impl Dispatch {
 
     /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
     pub(super) fn is_free_for(&self, stock: &Stock, queue: QueueId) -> bool {
-        let queue = &stock.queues[queue];
+        let queue = &stock.queues()[queue];
         let Some(live) = queue.live() else { return false };
         self.is_open()
             && !queue.is_held_back()
@@ -186,7 +186,7 @@ impl Dispatch {
     }
 
     fn may_send(&self, stock: &Stock, id: QueueId) -> bool {
-        let queue = &stock.queues[id];
+        let queue = &stock.queues()[id];
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
             && (live.suspects == 0 || mutated(Mutant::SuspectsOvertaken))
@@ -205,15 +205,15 @@ impl Dispatch {
             }
             self.call_for_channel(stock);
         }
-        while let Some(queue) = stock.queues.next_to_run() {
-            let live = stock.queues.live(queue);
+        while let Some(queue) = stock.queues_mut().next_to_run() {
+            let live = stock.queues_mut().live(queue);
             if live.slots == 0 {
                 live.health.rest(now.mono);
             }
             if !self.may_send(stock, queue) {
                 continue;
             }
-            let alone = stock.queues.live(queue).health.needs_probe();
+            let alone = stock.queues_mut().live(queue).health.needs_probe();
             if alone && !self.has_channel(now) {
                 self.for_channel.insert(queue);
                 continue;
@@ -221,7 +221,7 @@ impl Dispatch {
             if let Some(candidate) = self.next_of(stock, queue, alone) {
                 return Some(candidate);
             }
-            stock.queues.look_at(queue);
+            stock.queues_mut().look_at(queue);
         }
         None
     }
@@ -235,15 +235,15 @@ impl Dispatch {
         let Some(queue) = next.or_else(|| self.for_channel.first().copied()) else { return };
         self.for_channel.remove(&queue);
         self.last_for_channel = Some(queue);
-        if stock.queues.get(queue).is_some() {
-            stock.queues.run(queue);
+        if stock.queues().get(queue).is_some() {
+            stock.queues_mut().run(queue);
         }
     }
 
     /// The first suspect whose queue is not paused.
     fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {
         let waits = |number: &u64| {
-            self.flights.get(number).is_some_and(|flight| !stock.queues[flight.queue].is_paused())
+            self.flights.get(number).is_some_and(|flight| !stock.queues()[flight.queue].is_paused())
         };
         let place = self.suspects.iter().position(waits)?;
         let number = self.suspects.remove(place)?;
@@ -264,13 +264,13 @@ impl Dispatch {
     }
 
     fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool) -> Option<Candidate> {
-        let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues.live(queue).line.is_empty();
-        while let Some(number) = stock.queues.live(queue).resend.pop_front().filter(|_| !later) {
+        let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues_mut().live(queue).line.is_empty();
+        while let Some(number) = stock.queues_mut().live(queue).resend.pop_front().filter(|_| !later) {
             if let Some(candidate) = self.again(number, alone) {
                 return Some(candidate);
             }
         }
-        let most = if stock.queues[queue].is_failing() { PROBE_ROWS } else { usize::MAX };
+        let most = if stock.queues()[queue].is_failing() { PROBE_ROWS } else { usize::MAX };
         let rows = stock.take_batch(queue, most);
         let new = Candidate { number: None, queue, rows, alone, before: None, suspect: false };
         (!new.rows.is_empty()).then_some(new)
@@ -282,15 +282,15 @@ impl Dispatch {
             self.flights.remove(&number);
         });
         if candidate.suspect {
-            stock.queues.live(candidate.queue).suspects -= 1;
+            stock.queues_mut().live(candidate.queue).suspects -= 1;
         }
         self.look_again(stock, candidate.queue);
     }
 
     /// Something has changed for the queue: it stands in line again, and the loader looks at it.
     pub(super) fn look_again(&mut self, stock: &mut Stock, queue: QueueId) {
-        stock.queues.look_at(queue);
-        stock.queues.run(queue);
+        stock.queues_mut().look_at(queue);
+        stock.queues_mut().run(queue);
     }
 
     /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one
@@ -304,13 +304,13 @@ impl Dispatch {
         let (mut bytes, mut lacking) = (0, Vec::new());
         for id in &rows {
             stock.set_flying(*id, Some(number));
-            let item = &stock.items[*id];
+            let item = &stock.items()[*id];
             bytes += item.content().map_or(u64::from(item.weight()), |content| content.size());
             if item.content().is_none() {
                 lacking.push(item.key().seq);
             }
         }
-        let settings_format = stock.queues.settings_of(queue).format;
+        let settings_format = stock.queues().settings_of(queue).format;
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
         let count = rows.len() as u64;
@@ -321,8 +321,8 @@ impl Dispatch {
         if alone {
             self.alone.insert(number, now.mono);
         }
-        stock.queues.add_flying(queue, count);
-        let live = stock.queues.live(queue);
+        stock.queues_mut().add_flying(queue, count);
+        let live = stock.queues_mut().live(queue);
         live.slots += 1;
         live.suspects -= usize::from(suspect);
         let waits = !lacking.is_empty() || !live.fetching.is_empty();
@@ -344,7 +344,7 @@ impl Dispatch {
         } else {
             self.launch(stock, number, out);
         }
-        stock.queues.run(queue);
+        stock.queues_mut().run(queue);
     }
 
     /// The payloads that flights wait for.
@@ -353,7 +353,7 @@ impl Dispatch {
             return None;
         }
         let lacking = std::mem::take(&mut self.lacking);
-        let place = |seq: u64| Some((seq, stock.place_in_store(&stock.items[stock.items.by_seq(seq)?])));
+        let place = |seq: u64| Some((seq, stock.place_in_store(&stock.items()[stock.items().by_seq(seq)?])));
         Some(Load::Contents(lacking.into_iter().filter_map(place).collect()))
     }
 
@@ -365,16 +365,16 @@ impl Dispatch {
     ) -> BTreeSet<QueueId> {
         let mut queues = BTreeSet::new();
         for (seq, content) in contents {
-            let Some(id) = stock.items.by_seq(seq) else { continue };
-            if stock.items[id].content().is_some() {
+            let Some(id) = stock.items().by_seq(seq) else { continue };
+            if stock.items()[id].content().is_some() {
                 continue;
             }
-            let Stage::Flying(number) = stock.items[id].stage() else { continue };
+            let Stage::Flying(number) = stock.items()[id].stage() else { continue };
             let Some(flight) = self.flights.get_mut(&number) else { continue };
             let FlightState::Fetching { missing, .. } = &mut flight.state else { continue };
             *missing = missing.saturating_sub(1);
             queues.insert(flight.queue);
-            stock.items.set_content(id, content);
+            stock.set_content(id, content);
         }
         queues
     }
@@ -382,15 +382,15 @@ impl Dispatch {
     /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its
     /// number and members, to be looked at once more: time has passed.
     pub(super) fn next_fetched(&mut self, stock: &mut Stock, queue: QueueId) -> Option<(u64, Vec<ItemId>)> {
-        let number = *stock.queues.live(queue).fetching.front()?;
+        let number = *stock.queues_mut().live(queue).fetching.front()?;
         let Some(flight) = self.flights.get_mut(&number) else {
-            stock.queues.live(queue).fetching.pop_front();
+            stock.queues_mut().live(queue).fetching.pop_front();
             return self.next_fetched(stock, queue);
         };
         if !matches!(flight.state, FlightState::Fetching { missing: 0, .. }) {
             return None;
         }
-        stock.queues.live(queue).fetching.pop_front();
+        stock.queues_mut().live(queue).fetching.pop_front();
         Some((number, std::mem::take(&mut flight.rows)))
     }
 
@@ -407,7 +407,7 @@ impl Dispatch {
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.rows = rows;
         // What has failed meanwhile goes before it.
-        let known = &stock.queues[queue];
+        let known = &stock.queues()[queue];
         let first = |live: &super::queue::Live| live.resend.front().is_some_and(|first| *first < number);
         let behind = !alone && known.live().is_some_and(|live| live.suspects > 0 || first(live));
         if left > 0 && self.is_open() && !known.is_paused() && !behind {
@@ -416,7 +416,7 @@ impl Dispatch {
             self.free_slot(stock, number, left);
             if left == 0 {
                 self.flights.remove(&number);
-            } else if alone && !stock.queues.live(queue).health.needs_probe() {
+            } else if alone && !stock.queues_mut().live(queue).health.needs_probe() {
                 self.suspect(stock, number, true);
             } else {
                 self.send_again(stock, number);
@@ -443,7 +443,7 @@ impl Dispatch {
 
     /// Members of a flight that holds a slot were taken out: the queue counts them no more.
     pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
-        stock.queues.remove_flying(queue, gone as u64);
+        stock.queues_mut().remove_flying(queue, gone as u64);
     }
 
     /// Hands a flight to the publisher.
@@ -456,7 +456,7 @@ impl Dispatch {
         let mut attempt = flight.publishes;
         for id in &flight.rows {
             let content = stock.lend_content(*id);
-            let item = &stock.items[*id];
+            let item = &stock.items()[*id];
             attempt = attempt.max(item.attempts() + 1);
             debug_assert!(content.is_some(), "a batch is published whole");
             items.push(BatchItem {
@@ -468,10 +468,10 @@ impl Dispatch {
                 content: content.unwrap_or_default(),
             });
         }
-        let first = &stock.items[flight.rows[0]];
+        stock.counters_mut().batches_published += 1;
+        let first = &stock.items()[flight.rows[0]];
         let dead = first.dead().cloned();
         let (application, customer) = stock.address(first);
-        stock.counters.batches_published += 1;
         out.push(Batch {
             number,
             application,
@@ -501,8 +501,8 @@ impl Dispatch {
         self.slots -= 1;
         self.bytes -= flight.bytes;
         let (queue, was_alone) = (flight.queue, self.alone.remove(&number).is_some());
-        stock.queues.remove_flying(queue, rows);
-        let live = stock.queues.live(queue);
+        stock.queues_mut().remove_flying(queue, rows);
+        let live = stock.queues_mut().live(queue);
         live.slots -= 1;
         if was_alone && std::mem::take(&mut live.hindered) {
             stock.unstall(queue);
@@ -525,7 +525,7 @@ impl Dispatch {
     pub(super) fn send_again(&mut self, stock: &mut Stock, number: u64) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.state = FlightState::Resend;
-        let resend = &mut stock.queues.live(flight.queue).resend;
+        let resend = &mut stock.queues_mut().live(flight.queue).resend;
         let at = resend.partition_point(|other| *other < number);
         resend.insert(at, number);
         let queue = flight.queue;
@@ -536,7 +536,7 @@ impl Dispatch {
     pub(super) fn suspect(&mut self, stock: &mut Stock, number: u64, first: bool) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.state = FlightState::Suspect;
-        stock.queues.live(flight.queue).suspects += 1;
+        stock.queues_mut().live(flight.queue).suspects += 1;
         if first {
             self.suspects.push_front(number);
         } else {
@@ -564,7 +564,7 @@ impl Dispatch {
 
     /// An item that ends leaves its flight, which waits for its next try; the last one takes it along.
     pub(super) fn leave(&mut self, stock: &mut Stock, id: ItemId) {
-        let Stage::Flying(number) = stock.items[id].stage() else { return };
+        let Stage::Flying(number) = stock.items()[id].stage() else { return };
         let Some(flight) = self.flights.get_mut(&number) else { return };
         debug_assert!(!flight.state.holds_slot(), "what is in flight has no end yet");
         flight.rows.retain(|other| *other != id);
@@ -573,7 +573,7 @@ impl Dispatch {
         }
         let (queue, state) = (flight.queue, flight.state);
         self.flights.remove(&number);
-        let live = stock.queues.live(queue);
+        let live = stock.queues_mut().live(queue);
         match state {
             FlightState::Suspect => {
                 live.suspects -= 1;
@@ -588,19 +588,19 @@ impl Dispatch {
     /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
     /// Those that wait for payloads follow when these have come: what has failed goes before them.
     pub(super) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
-        for number in &stock.queues.live(queue).fetching {
+        for number in &stock.queues_mut().live(queue).fetching {
             if let Some(flight) = self.flights.get_mut(number) {
                 flight.recalled = true;
             }
         }
-        let mut numbers: Vec<u64> = std::mem::take(&mut stock.queues.live(queue).resend).into();
-        if stock.queues.live(queue).suspects > 0 {
+        let mut numbers: Vec<u64> = std::mem::take(&mut stock.queues_mut().live(queue).resend).into();
+        if stock.queues_mut().live(queue).suspects > 0 {
             let flights = &self.flights;
             let is_mine = |number: &u64| flights.get(number).is_some_and(|flight| flight.queue == queue);
             let (mine, others): (VecDeque<u64>, VecDeque<u64>) =
                 self.suspects.iter().partition(|number| is_mine(number));
             self.suspects = others;
-            stock.queues.live(queue).suspects -= mine.len();
+            stock.queues_mut().live(queue).suspects -= mine.len();
             numbers.extend(mine);
         }
         numbers.sort_unstable();
@@ -630,7 +630,7 @@ impl Dispatch {
     }
 
     fn end_backoff(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
-        if stock.queues.get(queue).is_some() && stock.queues.live(queue).health.end_pause(until) {
+        if stock.queues().get(queue).is_some() && stock.queues_mut().live(queue).health.end_pause(until) {
             self.look_again(stock, queue);
         }
     }
@@ -645,7 +645,7 @@ impl Dispatch {
     pub(super) fn late_probes(&self, stock: &Stock, now: Now) -> Vec<QueueId> {
         let late = self.alone.iter().filter(|(_, since)| *since + LATE_PROBE_MS <= now.mono);
         let queues = late.filter_map(|(number, _)| self.flights.get(number).map(|flight| flight.queue));
-        queues.filter(|queue| stock.queues[*queue].live().is_some_and(|live| !live.hindered)).collect()
+        queues.filter(|queue| stock.queues()[*queue].live().is_some_and(|live| !live.hindered)).collect()
     }
 
     /// When something is to be done without any event, monotonic.
@@ -659,7 +659,7 @@ impl Dispatch {
             .filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.has_slot());
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.alone.iter().filter(|(number, _)| {
-            let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));
+            let queue = self.flights.get(*number).and_then(|flight| stock.queues().get(flight.queue));
             queue.and_then(|queue| queue.live()).is_some_and(|live| !live.hindered)
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
@@ -669,7 +669,7 @@ impl Dispatch {
     /// Nothing is on its way out, nor waits for a slot.
     pub(super) fn is_idle(&self, stock: &Stock) -> bool {
         !self.is_open()
-            || (self.slots == 0 && !stock.queues.is_anything_running() && self.suspects.is_empty())
+            || (self.slots == 0 && !stock.queues().is_anything_running() && self.suspects.is_empty())
     }
 }
 

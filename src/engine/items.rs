@@ -104,10 +104,11 @@ impl Items {
         }
     }
 
-    /// A dead item is known by its arrival number alone: its id may be used again.
-    pub(super) fn lose_identity(&mut self, id: ItemId) {
+    /// A dead item is known by its arrival number alone: its id may be used again. The identity it had.
+    pub(super) fn lose_identity(&mut self, id: ItemId) -> Identity {
         let identity = self.rows[id].lose_identity();
         self.by_identity.remove_if(&identity, |other| *other == id);
+        identity
     }
 
     pub(super) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {

@@ -38,14 +38,14 @@ pub(super) struct Bench<'a> {
 /// What has to be asked before an arrival can be judged: nothing, where memory knows, or the store cannot.
 pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Questions {
     let Some((application, identities)) = arrival.subject() else { return Vec::new() };
-    let known = |identity: &Identity| core.stock.items.by_identity(*identity).is_some();
+    let known = |identity: &Identity| core.stock().items().by_identity(*identity).is_some();
     if identities.iter().flatten().any(known) {
         return Vec::new();
     }
-    let queue = core.stock.queues.find(application);
+    let queue = core.stock().queues().find(application);
     let tail =
-        queue.map_or(settings.of(application), |queue| core.stock.queues.settings_of(queue)).dedupe_tail;
-    let far = queue.is_some_and(|queue| core.stock.queues[queue].far() > 0);
+        queue.map_or(settings.of(application), |queue| core.stock().queues().settings_of(queue)).dedupe_tail;
+    let far = queue.is_some_and(|queue| core.stock().queues()[queue].far() > 0);
     let assigned = match arrival {
         Arrival::Command { command: Command::Cancel(target) | Command::Lookup(target), .. } => {
             target.assigned
@@ -55,7 +55,7 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
     let mut out = Vec::new();
     for identity in identities.into_iter().flatten() {
         let given = identity.is_given();
-        let buckets = if given { core.recent.buckets_of(identity, tail, now.wall) } else { Vec::new() };
+        let buckets = if given { core.recent().buckets_of(identity, tail, now.wall) } else { Vec::new() };
         if far || !buckets.is_empty() {
             let key =
                 assigned.filter(|_| !given).map(|assigned| Key { due: assigned.due, seq: assigned.seq });
@@ -116,7 +116,7 @@ impl<'a> Bench<'a> {
         now: Now,
     ) -> Judged {
         let Some(identity) = item.identity else { return self.admit(core, item, origin, now) };
-        let queue = core.stock.queues.id(&item.application);
+        let queue = core.stock_mut().queues_mut().id(&item.application);
         let found = found.into_iter().next().map(|(_, found)| found);
         let whereabouts = core.whereabouts(identity, queue, found, now);
         let whereabouts = self.scans.claim(core, whereabouts, now);
@@ -140,7 +140,7 @@ impl<'a> Bench<'a> {
     ) -> (Known<'static>, u64) {
         let (due, old) = match live {
             Live::Resident(id) => {
-                let resident = &core.stock.items[*id];
+                let resident = &core.stock().items()[*id];
                 if resident.is_orphaned() {
                     return (Known::Undecided { orphaned: true }, resident.fingerprint());
                 }
@@ -151,14 +151,14 @@ impl<'a> Bench<'a> {
             }
             Live::Far(stored) => (stored.key.due, stored.fingerprint),
         };
-        let settings = core.stock.queues.settings_of(queue);
+        let settings = core.stock().queues().settings_of(queue);
         let new_due = match timing(settings, item, now) {
             Timing::Own(due) => due,
             Timing::Immediate => now.wall,
             Timing::Windowed => {
                 let name = item.customer.as_deref().unwrap_or_default();
-                let customer = core.stock.customers.find(&core.stock.queues, queue, name);
-                let window = customer.and_then(|id| core.stock.customers[id].window.as_ref());
+                let customer = core.stock().customers().find(core.stock().queues(), queue, name);
+                let window = customer.and_then(|id| core.stock().customers()[id].window.as_ref());
                 window.map_or_else(|| now.wall + window::length(settings, now), |window| window.end())
             }
         };
@@ -188,18 +188,18 @@ impl<'a> Bench<'a> {
         };
         match verdict {
             Verdict::Drop => {
-                core.stock.counters.duplicates[rule as usize].dropped += 1;
+                core.stock_mut().counters_mut().duplicates[rule as usize].dropped += 1;
                 // It may be the same message once more: then the one that it is dropped for must be safe
                 // first.
                 if mutated(Mutant::DuplicateAckedTooSoon) {
-                    core.stock.journal.safe(origin.delivery);
+                    core.stock_mut().journal_mut().safe(origin.delivery);
                 } else {
-                    core.stock.journal.safe_once_durable(origin.delivery);
+                    core.stock_mut().journal_mut().safe_once_durable(origin.delivery);
                 }
                 Judged::Done
             }
             Verdict::Reject => {
-                core.stock.counters.duplicates[rule as usize].dead += 1;
+                core.stock_mut().counters_mut().duplicates[rule as usize].dead += 1;
                 let error = "an item with this id is known, and x-on-duplicate is reject";
                 let dead = Dead { reason: Reason::Duplicate, error: error.into() };
                 reject(core, item.rejected(dead), origin, now);
@@ -207,7 +207,7 @@ impl<'a> Bench<'a> {
             }
             Verdict::Anew => {
                 let judged = self.admit(core, item, origin, now);
-                core.stock.counters.duplicates[rule as usize].accepted +=
+                core.stock_mut().counters_mut().duplicates[rule as usize].accepted +=
                     u64::from(matches!(judged, Judged::Done));
                 judged
             }
@@ -233,9 +233,9 @@ impl<'a> Bench<'a> {
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
-        let queue = core.stock.queues.id(&item.application);
-        let timing = timing(core.stock.queues.settings_of(queue), &item, now);
-        match self.limits.judge(&mut core.stock, self.settings, (&item, timing), true, now) {
+        let queue = core.stock_mut().queues_mut().id(&item.application);
+        let timing = timing(core.stock().queues().settings_of(queue), &item, now);
+        match self.limits.judge(core.stock_mut(), self.settings, (&item, timing), true, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Judged::NoRoom(item),
             LimitVerdict::Dead(dead) => {
@@ -250,21 +250,21 @@ impl<'a> Bench<'a> {
         let inherited = inherited_window(core, &item, &live, now);
         match &live {
             Live::Resident(id) => core.take_out(*id),
-            Live::Far(stored) => core.stock.finish_far(stored),
+            Live::Far(stored) => core.stock_mut().finish_far(stored),
         }
-        core.stock.counters.replaced += 1;
-        core.stock.counters.duplicates[rule as usize].replaced += 1;
+        core.stock_mut().counters_mut().replaced += 1;
+        core.stock_mut().counters_mut().duplicates[rule as usize].replaced += 1;
         self.take_in(core, *item, origin, timing, inherited, now);
         Judged::Done
     }
 
     /// A request whose id nothing has, if the limits let it in.
     fn admit(&mut self, core: &mut Core, item: Box<NewItem>, origin: Origin, now: Now) -> Judged {
-        let known = core.stock.queues.find(&item.application);
+        let known = core.stock().queues().find(&item.application);
         let settings =
-            known.map_or(self.settings.of(&item.application), |id| core.stock.queues.settings_of(id));
+            known.map_or(self.settings.of(&item.application), |id| core.stock().queues().settings_of(id));
         let timing = timing(settings, &item, now);
-        match self.limits.judge(&mut core.stock, self.settings, (&item, timing), false, now) {
+        match self.limits.judge(core.stock_mut(), self.settings, (&item, timing), false, now) {
             LimitVerdict::Admit => {
                 self.take_in(core, *item, origin, timing, None, now);
                 Judged::Done
@@ -286,11 +286,10 @@ impl<'a> Bench<'a> {
         inherited: Option<u64>,
         now: Now,
     ) {
-        let queue = core.stock.queues.find(&item.application);
-        let may_defer = item.customer.is_none()
-            && !self.draining
-            && queue.is_some_and(|queue| core.dispatch.is_free_for(&core.stock, queue));
-        core.stock.admit(item, Admission { origin, timing, inherited, may_defer }, now);
+        let queue = core.stock().queues().find(&item.application);
+        let may_defer =
+            item.customer.is_none() && !self.draining && queue.is_some_and(|queue| core.is_free_for(queue));
+        core.stock_mut().admit(item, Admission { origin, timing, inherited, may_defer }, now);
     }
 }
 
@@ -300,10 +299,10 @@ fn inherited_window(core: &Core, item: &NewItem, live: &Live, now: Now) -> Optio
     let customer = item.customer.as_deref()?;
     match live {
         Live::Resident(id) => {
-            let old = &core.stock.items[*id];
-            let same = old.customer().filter(|id| *core.stock.customers[*id].name == *customer)?;
+            let old = &core.stock().items()[*id];
+            let same = old.customer().filter(|id| *core.stock().customers()[*id].name == *customer)?;
             matches!(old.stage(), Stage::Windowed { .. })
-                .then(|| core.stock.customers[same].window.as_ref().map(|window| window.end()))
+                .then(|| core.stock().customers()[same].window.as_ref().map(|window| window.end()))
                 .flatten()
         }
         Live::Far(stored) => {
@@ -327,7 +326,7 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
     };
     let letter = reject(core, item.rejected(dead), origin, now);
     if let Some(identity) = identity {
-        let queue = core.stock.queues.id(&application);
+        let queue = core.stock_mut().queues_mut().id(&application);
         core.remember_dead(queue, identity, letter, ended);
     }
 }
@@ -335,17 +334,17 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
 /// A request that was not understood, or cannot be taken, becomes a dead letter of its own; its arrival
 /// number.
 pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
-    core.stock.counters.rejected += 1;
-    core.stock.counters.dead[rejected.dead.reason as usize] += 1;
+    core.stock_mut().counters_mut().rejected += 1;
+    core.stock_mut().counters_mut().dead[rejected.dead.reason as usize] += 1;
     let answer = rejected.reply_to.is_some().then(|| Answer::Rejected(rejected.dead.error.clone()));
     let application: Arc<str> = rejected.application.map_or_else(|| "".into(), Arc::from);
     let meant_for = (application, rejected.customer.map(Arc::from));
-    let letter = core.stock.admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
+    let letter = core.stock_mut().admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
     if let (Some(reply_to), Some(answer)) = (rejected.reply_to, answer) {
         // The dead letter has the delivery in its care: the answer acks nothing.
         let delivery = Delivery { generation: 0, tag: 0 };
         let asker = Asker::Remote { delivery, redelivered: false, reply_to: Some(reply_to) };
-        core.stock.journal.reply(Reply { asker, command: None, answer });
+        core.stock_mut().journal_mut().reply(Reply { asker, command: None, answer });
     }
     letter
 }

@@ -58,8 +58,8 @@ impl Loader {
 
     /// Looks again at the queues about which something has changed, and reads from those whose time has come.
     pub(super) fn advance(&mut self, stock: &mut Stock, now: Now, loads: &mut Vec<Load>) {
-        for id in stock.queues.take_review() {
-            if stock.queues.get(id).is_some() {
+        for id in stock.queues_mut().take_review() {
+            if stock.queues().get(id).is_some() {
                 let at = wanted_at(stock, id, now);
                 self.want(stock, id, at);
             }
@@ -72,7 +72,7 @@ impl Loader {
     }
 
     fn want(&mut self, stock: &mut Stock, id: QueueId, at: u64) {
-        let before = stock.queues[id].wake_at(at);
+        let before = stock.queues_mut()[id].wake_at(at);
         if before != u64::MAX {
             self.wanted.remove(&(before, id));
         }
@@ -90,7 +90,7 @@ impl Loader {
             if ranges.len() >= RANGES || few {
                 break;
             }
-            let near = stock.queues[id].near_until().due;
+            let near = stock.queues()[id].near_until().due;
             let rows = match self.room(stock, id, now) {
                 Some(room) => room,
                 None if self.may_take_few(stock, id, now) => {
@@ -112,14 +112,14 @@ impl Loader {
         }
         let bytes = stock.free_bytes() / 2;
         stock.reserve(0, bytes);
-        stock.reads.begin();
+        stock.reads_mut().begin();
         self.under_way.push_back(Share { bytes, few });
         Some(Load::Ranges { ranges, max_bytes: bytes })
     }
 
     /// How many rows of this queue find room. Others make way where it is urgent.
     fn room(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> Option<usize> {
-        let near = stock.queues[id].near_until();
+        let near = stock.queues()[id].near_until();
         if stock.free_rows() == 0 {
             let urgent_at = near.due.saturating_sub(URGENT_MS);
             if urgent_at > now.wall {
@@ -136,11 +136,11 @@ impl Loader {
 
     /// What the queue has in memory waits for what it has not.
     fn is_stuck(&self, stock: &Stock, id: QueueId) -> bool {
-        stock.queues[id].live().is_none_or(|live| live.line.is_empty())
+        stock.queues()[id].live().is_none_or(|live| live.line.is_empty())
     }
 
     fn may_take_few(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
-        let queue = &stock.queues[id];
+        let queue = &stock.queues()[id];
         self.is_stuck(stock, id)
             && queue.near_until().due <= now.wall
             && !self.under_way.iter().any(|share| share.few)
@@ -151,12 +151,12 @@ impl Loader {
     pub(super) fn loaded(&mut self, stock: &mut Stock, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
         let mut restored = Vec::new();
         for RangeRows { queue: name, rows, next } in ranges {
-            let Some(id) = stock.queues.find(&name) else {
+            let Some(id) = stock.queues().find(&name) else {
                 debug_assert!(false, "a queue that is being read stays known");
                 continue;
             };
-            let held = stock.queues[id].is_held_back();
-            let Some(loading) = stock.queues.live(id).loading.as_mut() else { continue };
+            let held = stock.queues()[id].is_held_back();
+            let Some(loading) = stock.queues_mut().live(id).loading.as_mut() else { continue };
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
@@ -167,11 +167,11 @@ impl Loader {
             } else {
                 next
             };
-            if let Some(loading) = stock.queues.loaded(id, next) {
+            if let Some(loading) = stock.queues_mut().loaded(id, next) {
                 stock.fulfil(loading.rows, 0);
             }
             stock.unstall(id);
-            stock.queues.look_at(id);
+            stock.queues_mut().look_at(id);
         }
         if let Some(share) = self.under_way.pop_front() {
             stock.fulfil(0, share.bytes);
@@ -188,7 +188,7 @@ impl Loader {
 
 /// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
 fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
-    let queue = &stock.queues[id];
+    let queue = &stock.queues()[id];
     if queue.far() == 0 || queue.live().is_some_and(|live| live.loading.is_some() || live.evicting) {
         return u64::MAX;
     }
@@ -216,7 +216,7 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
 
 /// Asks for the queue's next rows; the place they take is reserved.
 fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
-    let queue = &stock.queues[id];
+    let queue = &stock.queues()[id];
     let from = queue.near_until();
     let trimming = queue.live().is_some_and(|live| live.trimming);
     let head = trimming || queue.is_held_back();
@@ -231,6 +231,7 @@ fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let until = if trimming { u64::MAX } else { (now.wall + HORIZON_MS).max(from.due.saturating_add(1)) };
     let name = Arc::clone(queue.name());
     stock.reserve(rows, 0);
-    stock.queues.live(id).loading = Some(Loading { from, until, rows, behind: None, void: false, head });
+    stock.queues_mut().live(id).loading =
+        Some(Loading { from, until, rows, behind: None, void: false, head });
     Range { queue: name, from, until, max_rows: rows }
 }

@@ -70,7 +70,7 @@ use admission::Limits;
 use arrivals::{Arrival, Arrivals, LineName, Next};
 use commands::Executed;
 use dispatch::Dispatch;
-use event::{Deadline, Effects, Input, Intake, Loaded, Op, Opened, RekeyMembers};
+use event::{Deadline, Effects, Input, Intake, Loaded, Opened};
 use journal::Journal;
 use judge::{Bench, Judged};
 use loader::Loader;
@@ -78,7 +78,6 @@ use queue::Queues;
 use recent::Recent;
 use scans::Scans;
 use snapshot::{Counters, Snapshot};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use stock::{Origin, Stock};
 use types::{Asker, Command, Delivery, Now, Reply, Request, RequestBody, Settings};
@@ -142,39 +141,8 @@ impl Engine {
             fx: Effects::default(),
             settings,
         };
-        engine.reopen(opened, now);
+        engine.core.stock_mut().reopen(opened, now);
         engine
-    }
-
-    /// Windows as the former life left them: open ones go on, and closed ones stay closed.
-    fn reopen(&mut self, opened: &Opened, now: Now) {
-        let stock = &mut self.core.stock;
-        let mut closed: BTreeMap<(Arc<str>, u64), Vec<RekeyMembers>> = BTreeMap::new();
-        for row in &opened.closings {
-            let members = RekeyMembers {
-                customer: Arc::clone(&row.customer),
-                through_seq: row.through_seq,
-                due: row.due,
-                cause: row.cause,
-                except: Vec::new(),
-            };
-            closed.entry((Arc::clone(&row.application), row.end)).or_default().push(members);
-            stock.journal.push(windows::delete_closing(row));
-        }
-        for ((queue, end), mut members) in closed {
-            // Of two windows of one customer with the same planned end, the one that closed first is looked
-            // at first.
-            members.sort_by_key(|one| one.through_seq);
-            let id = stock.queues.id(&queue);
-            let first = members.iter().map(|one| one.due).min().unwrap_or(end);
-            stock.queues.rekeyed(id, types::Key { due: first, seq: 0 });
-            stock.journal.push(Op::Rekey { queue, end, members, indexed: false });
-        }
-        for row in &opened.windows {
-            let queue = stock.queues.id(&row.application);
-            let customer = stock.customers.id(&mut stock.queues, queue, &row.customer);
-            stock.windows.reopen(&mut stock.customers, &mut stock.queues, customer, row, now);
-        }
     }
 
     /// Something happened, or a deadline came. Returns what must be done.
@@ -183,9 +151,10 @@ impl Engine {
         match input {
             Input::Requests(requests) => requests.into_iter().for_each(|request| self.take_request(request)),
             Input::Committed(token) => {
-                let before = self.core.stock.journal.uncommitted();
-                self.core.stock.committed(token);
-                self.core.stock.counters.commits += before - self.core.stock.journal.uncommitted();
+                let before = self.core.stock().journal().uncommitted();
+                self.core.stock_mut().committed(token);
+                self.core.stock_mut().counters_mut().commits +=
+                    before - self.core.stock().journal().uncommitted();
             }
             Input::Loaded(loaded) => self.loaded(loaded, now),
             Input::Settled(settled) => {
@@ -198,14 +167,16 @@ impl Engine {
                 }
             }
             Input::Answered(deliveries) => {
-                self.core.stock.journal.answered(deliveries.len());
-                deliveries.into_iter().for_each(|delivery| self.core.stock.journal.safe(delivery));
+                self.core.stock_mut().journal_mut().answered(deliveries.len());
+                deliveries
+                    .into_iter()
+                    .for_each(|delivery| self.core.stock_mut().journal_mut().safe(delivery));
             }
             Input::IngestReady { generation } => self.restart_ingest(generation),
             Input::IngestLost => self.restart_ingest(0),
-            Input::EgressReady => self.core.dispatch.set_ready(true),
-            Input::EgressLost => self.core.dispatch.set_ready(false),
-            Input::EgressBlocked(blocked) => self.core.dispatch.set_blocked(blocked),
+            Input::EgressReady => self.core.dispatch_mut().set_ready(true),
+            Input::EgressLost => self.core.dispatch_mut().set_ready(false),
+            Input::EgressBlocked(blocked) => self.core.dispatch_mut().set_blocked(blocked),
             Input::StoreFull(full) => self.limits.set_store_full(full),
             Input::Configure(settings) => self.configure(*settings, now),
             Input::Drain => self.course.draining = true,
@@ -220,13 +191,13 @@ impl Engine {
         if self.course.more {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
-        let (core, stock) = (&self.core, &self.core.stock);
+        let (core, stock) = (&self.core, self.core.stock());
         let wall = [stock.next_due(), self.loader.deadline(self.course.last)];
         let mono = [
-            stock.windows.next(),
-            stock.journal.deadline(),
+            stock.windows().next(),
+            stock.journal().deadline(),
             stock.deferred_until(),
-            core.dispatch.deadline(stock),
+            core.deadline(),
             self.arrivals.deadline(),
             self.scans.deadline(),
         ];
@@ -237,18 +208,18 @@ impl Engine {
     /// delivered at present does not count; with a durable store it is safe, and without one its request was
     /// never acked.
     pub fn is_idle(&self) -> bool {
-        !self.course.more && self.core.stock.journal.is_idle() && self.core.dispatch.is_idle(&self.core.stock)
+        !self.course.more && self.core.stock().journal().is_idle() && self.core.is_idle()
     }
 
     /// Totals since the start.
     pub fn counters(&self) -> &Counters {
-        &self.core.stock.counters
+        self.core.stock().counters()
     }
 
     /// Items that have not ended, items that are due and in memory, and open windows.
     pub fn sums(&self) -> (u64, u64, u64) {
-        let stock = &self.core.stock;
-        (stock.queues.total(), stock.queues.ready_rows(), stock.windows.open_count())
+        let stock = self.core.stock();
+        (stock.queues().total(), stock.queues().ready_rows(), stock.windows().open_count())
     }
 
     /// The state at this moment. Costs time in the number of applications that have something, not of items.
@@ -264,16 +235,14 @@ impl Engine {
         let last = std::mem::replace(&mut self.course.last, now);
         debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
         let expected = last.wall + now.mono.saturating_sub(last.mono);
-        let stock = &mut self.core.stock;
-        stock.queues.observe(now.wall);
+        let stock = self.core.stock_mut();
+        stock.queues_mut().observe(now.wall);
         let forward = now.wall > expected + STEP_MS;
         let backward = now.wall + STEP_MS < expected;
-        stock.counters.clock_forward += u64::from(forward);
-        stock.counters.clock_backward += u64::from(backward);
+        stock.counters_mut().clock_forward += u64::from(forward);
+        stock.counters_mut().clock_backward += u64::from(backward);
         if forward || backward {
-            let queues: Vec<_> = stock.queues.ids().collect();
-            stock.windows.recheck(&mut stock.customers, &stock.queues, &queues, now);
-            queues.into_iter().for_each(|queue| stock.queues.look_at(queue));
+            stock.recheck(now);
         }
         if now.wall < last.wall {
             stock.rebase(now);
@@ -282,13 +251,13 @@ impl Engine {
 
     fn take_request(&mut self, request: Request) {
         let Request { delivery, redelivered, received, body } = request;
-        let journal = &mut self.core.stock.journal;
+        let journal = self.core.stock_mut().journal_mut();
         if !journal.is_current(delivery) {
             return;
         }
-        self.core.stock.counters.received += 1;
-        self.core.stock.counters.redelivered += u64::from(redelivered);
-        let journal = &mut self.core.stock.journal;
+        self.core.stock_mut().counters_mut().received += 1;
+        self.core.stock_mut().counters_mut().redelivered += u64::from(redelivered);
+        let journal = self.core.stock_mut().journal_mut();
         let origin = Origin { delivery, received, redelivered };
         match body {
             RequestBody::Items(items) => {
@@ -316,7 +285,7 @@ impl Engine {
                 return self.core.contents_loaded(contents, now, &mut self.fx.publishes);
             }
             Loaded::Ranges(ranges) => {
-                let restored = self.loader.loaded(&mut self.core.stock, ranges, now);
+                let restored = self.loader.loaded(self.core.stock_mut(), ranges, now);
                 self.scans.claim_restored(&mut self.core, &restored, now);
             }
             Loaded::Found(found) => self.arrivals.found(found),
@@ -324,14 +293,14 @@ impl Engine {
                 self.scans.scanned(&mut self.core, number, rows, next, &mut self.fx.loads, now);
             }
         }
-        self.core.stock.reads.end();
+        self.core.stock_mut().reads_mut().end();
     }
 
     /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or
     /// they would be there twice.
     fn restart_ingest(&mut self, generation: u32) {
-        self.core.stock.journal.restart_deliveries(generation);
-        self.arrivals.forget_deliveries(&mut self.core.stock.watch);
+        self.core.stock_mut().journal_mut().restart_deliveries(generation);
+        self.arrivals.forget_deliveries(self.core.stock_mut().watch_mut());
         self.scans.forget_deliveries();
         self.core.orphan_pending();
         self.course.no_room = false;
@@ -339,11 +308,11 @@ impl Engine {
 
     fn configure(&mut self, settings: Settings, now: Now) {
         self.settings = Arc::new(settings);
-        self.core.recent.configure(self.settings.longest_tail(), self.settings.budget.filters);
-        self.core.dispatch.configure(&self.settings);
-        self.limits.configure(&mut self.core.stock);
-        self.core.stock.queues.configure(Arc::clone(&self.settings));
-        self.core.stock.configure(self.settings.budget, now);
+        self.core.recent_mut().configure(self.settings.longest_tail(), self.settings.budget.filters);
+        self.core.dispatch_mut().configure(&self.settings);
+        self.limits.configure(self.core.stock_mut());
+        self.core.stock_mut().queues_mut().configure(Arc::clone(&self.settings));
+        self.core.stock_mut().configure(self.settings.budget, now);
     }
 
     fn want_outcomes(&mut self) {
@@ -361,39 +330,40 @@ impl Engine {
         self.end_waits(now);
         self.judge_arrivals(now);
         self.pass_time(now);
-        self.core.dispatch.end_backoffs(&mut self.core.stock, now);
+        self.core.end_backoffs(now);
         self.core.pump(now, &mut self.fx.publishes);
         self.trim(now);
         self.tell_outcomes(now);
         self.advance_scans(now);
-        self.core.stock.tell_rekeys(|application, to| self.scans.rekeyed(application, to));
-        self.course.more |= self.core.stock.evict_held_back(now);
-        self.loader.advance(&mut self.core.stock, now, &mut self.fx.loads);
-        self.fx.loads.extend(self.core.dispatch.take_lacking(&self.core.stock));
+        self.core.stock_mut().tell_rekeys(|application, to| self.scans.rekeyed(application, to));
+        self.course.more |= self.core.stock_mut().evict_held_back(now);
+        self.loader.advance(self.core.stock_mut(), now, &mut self.fx.loads);
+        self.fx.loads.extend(self.core.take_lacking());
         self.ask(now);
         self.commit(now);
-        self.core.stock.queues.tidy();
-        self.core.stock.reads.tidy(!self.core.stock.watch.is_empty());
+        self.core.stock_mut().queues_mut().tidy();
+        let answers_wait = !self.core.stock().watch().is_empty();
+        self.core.stock_mut().reads_mut().tidy(answers_wait);
         self.steer_intake();
     }
 
     /// Items and windows whose time has come.
     fn pass_time(&mut self, now: Now) {
-        let stock = &mut self.core.stock;
+        let stock = self.core.stock_mut();
         let all_due = stock.take_due(TURN_ROWS, now);
         self.course.more |= !all_due;
         if all_due {
             // Else items that were due before them would leave after them.
             self.close_windows(now);
         }
-        let stock = &mut self.core.stock;
+        let stock = self.core.stock_mut();
         self.course.more |= self.limits.flush(stock, now);
         stock.store_deferred(now);
     }
 
     fn close_windows(&mut self, now: Now) {
-        let stock = &mut self.core.stock;
-        let (due, all) = stock.windows.take_due(&mut stock.customers, &stock.queues, TURN_WINDOWS, now);
+        let stock = self.core.stock_mut();
+        let (due, all) = stock.windows_due(TURN_WINDOWS, now);
         self.course.more |= !all;
         let mut rows = 0;
         for (customer, cause) in due {
@@ -402,7 +372,7 @@ impl Engine {
                 self.course.more = true;
                 break;
             }
-            let window = stock.customers.get(customer).and_then(|customer| customer.window.as_ref());
+            let window = stock.customers().get(customer).and_then(|customer| customer.window.as_ref());
             rows += window.map_or(0, |window| window.members().len());
             stock.close_window(customer, cause, now);
         }
@@ -410,8 +380,8 @@ impl Engine {
 
     /// Items beyond the limit of an application that gives up its first ones.
     fn trim(&mut self, now: Now) {
-        for (id, sentence) in self.limits.trim(&mut self.core.stock) {
-            if self.core.stock.items.get(id).is_none() {
+        for (id, sentence) in self.limits.trim(self.core.stock_mut()) {
+            if self.core.stock().items().get(id).is_none() {
                 // It had to leave memory for the dead letter of another: the next turn looks where it is.
                 self.course.more = true;
                 continue;
@@ -419,7 +389,7 @@ impl Engine {
             self.core.take_off(id);
             self.core.kill(id, types::Reason::Full, &sentence, now);
         }
-        self.course.more |= self.limits.is_trimming(&self.core.stock);
+        self.course.more |= self.limits.is_trimming(self.core.stock());
     }
 
     /// Attempts have ended that something waits for: that is judged now, before anything new.
@@ -430,7 +400,7 @@ impl Engine {
         }
         self.scans.outcomes(&mut self.core, &outcomes, now);
         for (identity, ended) in &outcomes {
-            self.arrivals.outcome_known(*identity, ended.as_ref(), &mut self.core.stock.watch);
+            self.arrivals.outcome_known(*identity, ended.as_ref(), self.core.stock_mut().watch_mut());
         }
         let known =
             [LineName::Returned, LineName::Local].into_iter().any(|name| self.arrivals.peek(name).is_some());
@@ -442,7 +412,11 @@ impl Engine {
         self.course.more |= more;
         self.course.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
         for (asker, command, answer) in done {
-            self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+            self.core.stock_mut().journal_mut().reply(Reply {
+                asker,
+                command: Some(Box::new(command)),
+                answer,
+            });
         }
     }
 
@@ -450,7 +424,11 @@ impl Engine {
     fn end_waits(&mut self, now: Now) {
         for (command, asker) in self.arrivals.end_waits(now) {
             let answer = types::Answer::InFlight;
-            self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+            self.core.stock_mut().journal_mut().reply(Reply {
+                asker,
+                command: Some(Box::new(command)),
+                answer,
+            });
         }
     }
 
@@ -465,27 +443,26 @@ impl Engine {
 
     /// Hands what was collected over as one commit, and lets go what waited for earlier ones.
     fn commit(&mut self, now: Now) {
-        let stock = &mut self.core.stock;
-        let ops = stock.journal.ops();
-        stock.windows.flush(&mut stock.customers, &stock.queues, ops);
-        stock.journal.observe(now);
+        let stock = self.core.stock_mut();
+        stock.flush_windows();
+        stock.journal_mut().observe(now);
         let hurry = !self.fx.loads.is_empty() || self.course.draining;
-        if stock.journal.is_due(hurry, now) {
-            let rows = stock.queues.take_dirty_rows();
-            let commit = stock.journal.take(rows);
+        if stock.journal().is_due(hurry, now) {
+            let rows = stock.queues_mut().take_dirty_rows();
+            let commit = stock.journal_mut().take(rows);
             self.fx.store = commit.ops;
             self.fx.commit = Some((commit.token, commit.marks));
         }
-        self.fx.replies = stock.journal.take_replies();
-        stock.journal.acks(now, &mut self.fx.acks);
+        self.fx.replies = stock.journal_mut().take_replies();
+        stock.journal_mut().acks(now, &mut self.fx.acks);
     }
 
     /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is
     /// returned.
     fn steer_intake(&mut self) {
         let stopped =
-            self.limits.is_store_full() || !self.core.stock.journal.has_numbers() || self.course.draining;
-        let blocked = self.course.no_room || self.core.stock.journal.is_under_pressure();
+            self.limits.is_store_full() || !self.core.stock().journal().has_numbers() || self.course.draining;
+        let blocked = self.course.no_room || self.core.stock().journal().is_under_pressure();
         let clear = self.arrivals.is_clear();
         // It begins again only once the line is clear: else it would stop and go with every request.
         let flows = if self.course.taking { !blocked || clear } else { !blocked && clear };
@@ -502,7 +479,7 @@ impl Engine {
     fn judge_arrivals(&mut self, now: Now) {
         self.course.no_room = false;
         let mut left = TURN_ARRIVALS;
-        let open = !self.limits.is_store_full() && self.core.stock.journal.has_numbers();
+        let open = !self.limits.is_store_full() && self.core.stock().journal().has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
             self.judge_line(LineName::Requests, &mut left, now);
         }
@@ -519,7 +496,7 @@ impl Engine {
             let delivery = next.delivery();
             // The entries of one message become durable in one commit.
             let same = delivery.is_some() && delivery == last;
-            if !same && (*left == 0 || self.core.stock.journal.is_under_pressure()) {
+            if !same && (*left == 0 || self.core.stock().journal().is_under_pressure()) {
                 self.course.more |= *left == 0;
                 return false;
             }
@@ -584,7 +561,11 @@ impl Engine {
         let asked = (&command, &asker);
         match commands::execute(&mut self.core, &mut self.scans, &self.settings, asked, found, now) {
             Executed::Answer(answer) => {
-                self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+                self.core.stock_mut().journal_mut().reply(Reply {
+                    asker,
+                    command: Some(Box::new(command)),
+                    answer,
+                });
             }
             Executed::Await(identity) => {
                 let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
@@ -592,7 +573,11 @@ impl Engine {
             }
             Executed::Scan => {
                 if let Some((asker, command, answer)) = self.scans.begin(&self.core, command, asker, now) {
-                    self.core.stock.journal.reply(Reply { asker, command: Some(Box::new(command)), answer });
+                    self.core.stock_mut().journal_mut().reply(Reply {
+                        asker,
+                        command: Some(Box::new(command)),
+                        answer,
+                    });
                 }
             }
         }
@@ -603,41 +588,41 @@ impl Engine {
 impl Engine {
     /// Panics where an invariant is broken.
     pub(in crate::engine) fn check_invariants(&self) {
-        self.core.stock.check();
+        self.core.stock().check();
     }
 
     /// Rows in memory, and bytes of payloads.
     pub(in crate::engine) fn memory_bytes(&self) -> (usize, u64) {
-        (self.core.stock.items.len(), self.core.stock.items.content_bytes())
+        (self.core.stock().items().len(), self.core.stock().items().content_bytes())
     }
 
     /// Rows touched since the start.
     pub(in crate::engine) fn work(&self) -> u64 {
-        self.core.stock.work()
+        self.core.stock().work()
     }
 
     /// What memory knows of an identity, for messages of tests.
     pub(in crate::engine) fn describe_identity(&self, identity: types::Identity) -> String {
         let item = self
             .core
-            .stock
-            .items
+            .stock()
+            .items()
             .by_identity(identity)
-            .map(|id| (self.core.is_in_flight(id), &self.core.stock.items[id]));
+            .map(|id| (self.core.is_in_flight(id), &self.core.stock().items()[id]));
         format!("{} wait for the outcome of (in flight, item) {item:?}", self.arrivals.awaiting(identity))
     }
 
     /// The heads of the lines, for messages of tests.
     pub(in crate::engine) fn describe(&self) -> String {
-        let queues = &self.core.stock.queues;
+        let queues = self.core.stock().queues();
         let queues: Vec<String> =
             queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
-        let (stock, dispatch) = (&self.core.stock, &self.core.dispatch);
+        let stock = self.core.stock();
         let deadlines = [
-            stock.windows.next(),
-            stock.journal.deadline(),
+            stock.windows().next(),
+            stock.journal().deadline(),
             stock.deferred_until(),
-            dispatch.deadline(stock),
+            self.core.deadline(),
             self.arrivals.deadline(),
             self.scans.deadline(),
         ];

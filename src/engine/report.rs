@@ -9,8 +9,8 @@ use super::types::Now;
 
 /// The state at this moment. Costs time in the number of applications that have something, not of items.
 pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
-    let stock = &core.stock;
-    let queues = &stock.queues;
+    let stock = core.stock();
+    let queues = stock.queues();
     let dead = queues.dead_letters();
     let wanted = |id: &QueueId| {
         let queue = &queues[*id];
@@ -33,21 +33,21 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     Snapshot {
         items: Items {
             waiting: queues.total().saturating_sub(parked),
-            in_memory: stock.items.len() as u64,
+            in_memory: stock.items().len() as u64,
             due: queues.ready_rows(),
             in_flight,
             parked,
-            windows: stock.windows.open_count(),
+            windows: stock.windows().open_count(),
             next_due_at: stock.next_due(),
             oldest_due_at: oldest,
             loaded_until_at: now.wall.saturating_add(super::stock::HORIZON_MS),
-            payload_bytes: stock.items.content_bytes(),
+            payload_bytes: stock.items().content_bytes(),
         },
-        in_flight_batches: core.dispatch.slots() as u64,
+        in_flight_batches: core.dispatch().slots() as u64,
         intake_paused,
-        uncommitted: stock.journal.uncommitted(),
+        uncommitted: stock.journal().uncommitted(),
         longest_turn_us: 0,
-        totals: stock.counters.clone(),
+        totals: stock.counters().clone(),
         applications,
         applications_total,
         dead_letters: (queues[dead].total() > 0).then(|| application(core, dead, now)),
@@ -55,7 +55,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
 }
 
 fn application(core: &Core, id: QueueId, now: Now) -> Application {
-    let queue = &core.stock.queues[id];
+    let queue = &core.stock().queues()[id];
     let delivery = delivery(queue, now);
     let Some(live) = queue.live() else {
         return Application {
@@ -69,7 +69,8 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         };
     };
     let parked = if queue.is_failing() { due_behind(queue, live.ready_rows, now) } else { 0 };
-    let first = core.stock.first_due(id).into_iter().chain(Some(queue.low().due).filter(|_| queue.far() > 0));
+    let first =
+        core.stock().first_due(id).into_iter().chain(Some(queue.low().due).filter(|_| queue.far() > 0));
     Application {
         name: queue.name().to_string(),
         delivery,

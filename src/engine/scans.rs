@@ -126,7 +126,7 @@ impl Scans {
             kind,
             asker,
             command,
-            before: core.stock.journal.next_number(),
+            before: core.stock().journal().next_number(),
             resident,
             counted,
             legs: None,
@@ -175,7 +175,7 @@ impl Scans {
             }
             let rest = scan.resident.len().saturating_sub(STEP_ROWS);
             for seq in scan.resident.split_off(rest) {
-                if let Some(id) = core.stock.items.by_seq(seq) {
+                if let Some(id) = core.stock().items().by_seq(seq) {
                     scan.look_at(core, id, now);
                 }
             }
@@ -207,9 +207,9 @@ impl Scans {
                 continue;
             }
             let seq = stored.key.seq;
-            if let Some(id) = core.stock.items.by_seq(seq) {
+            if let Some(id) = core.stock().items().by_seq(seq) {
                 scan.meet(core, id, stored, now);
-            } else if let Some(key) = core.stock.reads.present_key(&stored) {
+            } else if let Some(key) = core.stock().reads().present_key(&stored) {
                 stored.key = key;
                 scan.look_at_far(core, stored, now);
             }
@@ -225,7 +225,7 @@ impl Scans {
                 if !scan.in_flight.remove(identity) || ended.is_some() {
                     continue;
                 }
-                if let Some(id) = core.stock.items.by_identity(*identity) {
+                if let Some(id) = core.stock().items().by_identity(*identity) {
                     scan.look_at(core, id, now);
                 }
             }
@@ -270,8 +270,8 @@ impl Scans {
                 if core.is_undecided(*id) {
                     return found;
                 }
-                let item = &core.stock.items[*id];
-                let (application, customer) = core.stock.address(item);
+                let item = &core.stock().items()[*id];
+                let (application, customer) = core.stock().address(item);
                 (application, customer, item.key().seq)
             }
             Live::Far(stored) => (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq),
@@ -281,7 +281,7 @@ impl Scans {
         scan.cancelled += 1;
         let ended = match live {
             Live::Resident(id) => {
-                let item = &core.stock.items[*id];
+                let item = &core.stock().items()[*id];
                 let ended = (item.due(), item.attempts(), item.fingerprint());
                 core.cancel(*id, end.clone(), now);
                 ended
@@ -302,7 +302,7 @@ impl Scans {
             return;
         }
         for id in restored.iter().copied() {
-            if core.stock.items.get(id).is_some_and(|item| !item.is_dead()) {
+            if core.stock().items().get(id).is_some_and(|item| !item.is_dead()) {
                 self.claim(core, Whereabouts::Live(Live::Resident(id)), now);
             }
         }
@@ -345,16 +345,16 @@ impl Running {
 
     /// An item in memory.
     fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
-        if core.stock.items[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
+        if core.stock().items()[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
             return;
         }
-        let seq = core.stock.items[id].key().seq;
+        let seq = core.stock().items()[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 if core.is_undecided(id) {
-                    self.in_flight.insert(core.stock.items[id].identity());
+                    self.in_flight.insert(core.stock().items()[id].identity());
                 } else {
                     self.cancelled += 1;
                     core.cancel(id, end_of_cancel(&self.asker), now);
@@ -377,7 +377,7 @@ impl Running {
     /// An item in the store that is in memory as well.
     fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
         match &self.kind {
-            Kind::List(filter) if !core.stock.items[id].is_dead() => {
+            Kind::List(filter) if !core.stock().items()[id].is_dead() => {
                 let listed = Listed { properties: stored.content, ..core.listed(id) };
                 if filter.takes(&listed) {
                     self.page.push(listed);
@@ -473,7 +473,7 @@ impl Running {
     fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
         let leg = self.legs.as_ref()?.front()?.clone();
         self.steps += 1;
-        core.stock.reads.begin();
+        core.stock_mut().reads_mut().begin();
         let list = match &self.kind {
             Kind::List(filter) => Some(filter.limit),
             Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => None,
@@ -530,12 +530,12 @@ fn legs_len(kind: &Kind) -> u32 {
 
 /// What is in flight is in memory: its keys say where in the store it can be.
 fn narrow(core: &Core, mut filter: Filter) -> Filter {
-    if filter.state != Some(Stage::InFlight) || !core.stock.journal.is_durable() {
+    if filter.state != Some(Stage::InFlight) || !core.stock().journal().is_durable() {
         return filter;
     }
     let keys = || {
-        let flying = core.stock.items.ids().filter(|id| core.is_in_flight(*id));
-        flying.map(|id| core.stock.items[id].key())
+        let flying = core.stock().items().ids().filter(|id| core.is_in_flight(*id));
+        flying.map(|id| core.stock().items()[id].key())
     };
     filter.from = filter.from.max(keys().min().unwrap_or(super::queue::LAST));
     let end = keys().max().map_or(0, |key| key.due.saturating_add(1));
@@ -545,18 +545,21 @@ fn narrow(core: &Core, mut filter: Filter) -> Filter {
 
 /// Arrival numbers of the items in memory that a command is about.
 fn residents(core: &Core, kind: &Kind) -> Vec<u64> {
-    let stock = &core.stock;
-    let seq = |id: ItemId| stock.items[id].key().seq;
+    let stock = core.stock();
+    let seq = |id: ItemId| stock.items()[id].key().seq;
     match kind {
         Kind::CancelAll(of) | Kind::Count(of) => {
-            let queue = stock.queues.find(&of.application);
-            let customer = queue.and_then(|queue| stock.customers.find(&stock.queues, queue, &of.customer));
-            customer.map(|id| stock.customers.items(id, &stock.items).map(seq).collect()).unwrap_or_default()
+            let queue = stock.queues().find(&of.application);
+            let customer =
+                queue.and_then(|queue| stock.customers().find(stock.queues(), queue, &of.customer));
+            customer
+                .map(|id| stock.customers().items(id, stock.items()).map(seq).collect())
+                .unwrap_or_default()
         }
         Kind::DropParked(application) => {
-            let queue = stock.queues.find(application);
+            let queue = stock.queues().find(application);
             let parked = queue
-                .filter(|queue| stock.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
+                .filter(|queue| stock.queues()[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
             parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
         }
         // What is stored is met in the store.
@@ -568,39 +571,43 @@ fn residents(core: &Core, kind: &Kind) -> Vec<u64> {
 }
 
 fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
-    let stock = &core.stock;
-    let Some(live) = stock.queues[queue].live() else { return Vec::new() };
+    let stock = core.stock();
+    let Some(live) = stock.queues()[queue].live() else { return Vec::new() };
     let mut out = Vec::new();
     for entry in live.line.iter().chain(&live.stalled) {
         match entry {
             Entry::Single(id) => out.push(*id),
             Entry::Customer(customer) => {
                 out.extend(
-                    stock.customers.get(*customer).into_iter().flat_map(|owner| owner.ready.iter().copied()),
+                    stock
+                        .customers()
+                        .get(*customer)
+                        .into_iter()
+                        .flat_map(|owner| owner.ready.iter().copied()),
                 );
             }
         }
     }
     for number in live.resend.iter() {
-        out.extend(core.dispatch.get(*number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
+        out.extend(core.dispatch().get(*number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
     }
-    out.into_iter().filter_map(|id| stock.items.get(id)).map(|item| item.key().seq).collect()
+    out.into_iter().filter_map(|id| stock.items().get(id)).map(|item| item.key().seq).collect()
 }
 
 /// What of the store has to be gone over: nothing, where memory holds all.
 fn legs(core: &Core, kind: &Kind, now: Now) -> VecDeque<Leg> {
-    let stock = &core.stock;
+    let stock = core.stock();
     let mut out = VecDeque::new();
-    if !stock.journal.is_durable() {
+    if !stock.journal().is_durable() {
         return out;
     }
     match kind {
         Kind::CancelAll(of) | Kind::Count(of) => {
-            let Some(queue) = stock.queues.find(&of.application).filter(|id| stock.queues[*id].far() > 0)
+            let Some(queue) = stock.queues().find(&of.application).filter(|id| stock.queues()[*id].far() > 0)
             else {
                 return out;
             };
-            let known = &stock.queues[queue];
+            let known = &stock.queues()[queue];
             let (name, customer): (_, Arc<str>) = (Arc::clone(known.name()), (&*of.customer).into());
             let (low, near, former) = (known.low(), known.near_until(), known.former_unindexed());
             let mut from = low;
@@ -614,12 +621,12 @@ fn legs(core: &Core, kind: &Kind, now: Now) -> VecDeque<Leg> {
             out.push_back(Leg { along, from, until: u64::MAX, customer: None, low: from });
         }
         Kind::DropParked(application) => {
-            let queue = stock.queues.find(application);
+            let queue = stock.queues().find(application);
             let all = mutated(Mutant::DropParkedTakesAll);
-            let Some(queue) = queue.filter(|id| stock.queues[*id].is_failing() || all) else { return out };
-            let from = stock.queues[queue].low();
+            let Some(queue) = queue.filter(|id| stock.queues()[*id].is_failing() || all) else { return out };
+            let from = stock.queues()[queue].low();
             let until = if all { u64::MAX } else { now.wall + 1 };
-            let along = Along::Queue(Arc::clone(stock.queues[queue].name()));
+            let along = Along::Queue(Arc::clone(stock.queues()[queue].name()));
             out.push_back(Leg { along, from, until, customer: None, low: from });
         }
         Kind::List(filter) => out = list_legs(core, filter, now),
@@ -628,7 +635,7 @@ fn legs(core: &Core, kind: &Kind, now: Now) -> VecDeque<Leg> {
 }
 
 fn list_legs(core: &Core, filter: &Filter, now: Now) -> VecDeque<Leg> {
-    let queues = &core.stock.queues;
+    let queues = core.stock().queues();
     let ids: Vec<QueueId> = match &filter.application {
         Some(name) => queues.find(name).into_iter().collect(),
         None => queues.ids().filter(|id| *id != queues.dead_letters()).collect(),

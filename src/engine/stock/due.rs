@@ -202,7 +202,8 @@ impl Stock {
         self.deferred.iter().map(|(_, id)| *id)
     }
 
-    /// An attempt has failed: what is known of the item now goes to the store when it leaves memory.
+    /// Changes what is known of an item, as by an attempt that has failed: that goes to the store when it
+    /// leaves memory.
     pub(in crate::engine) fn amend(&mut self, id: ItemId, change: impl FnOnce(&mut Item)) {
         change(&mut self.items[id]);
     }

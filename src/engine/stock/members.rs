@@ -1,8 +1,41 @@
 //! Members of windows: how they join, and what their window's end makes of them.
 
 use super::*;
+use crate::engine::event::Opened;
+use crate::engine::windows;
+use std::collections::BTreeMap;
 
 impl Stock {
+    /// Windows as the former life left them: open ones go on, and closed ones stay closed.
+    pub(in crate::engine) fn reopen(&mut self, opened: &Opened, now: Now) {
+        let mut closed: BTreeMap<(Arc<str>, u64), Vec<RekeyMembers>> = BTreeMap::new();
+        for row in &opened.closings {
+            let members = RekeyMembers {
+                customer: Arc::clone(&row.customer),
+                through_seq: row.through_seq,
+                due: row.due,
+                cause: row.cause,
+                except: Vec::new(),
+            };
+            closed.entry((Arc::clone(&row.application), row.end)).or_default().push(members);
+            self.journal.push(windows::delete_closing(row));
+        }
+        for ((queue, end), mut members) in closed {
+            // Of two windows of one customer with the same planned end, the one that closed first is looked
+            // at first.
+            members.sort_by_key(|one| one.through_seq);
+            let id = self.queues.id(&queue);
+            let first = members.iter().map(|one| one.due).min().unwrap_or(end);
+            self.queues.rekeyed(id, Key { due: first, seq: 0 });
+            self.journal.push(Op::Rekey { queue, end, members, indexed: false });
+        }
+        for row in &opened.windows {
+            let queue = self.queues.id(&row.application);
+            let customer = self.customers.id(&mut self.queues, queue, &row.customer);
+            self.windows.reopen(&mut self.customers, &mut self.queues, customer, row, now);
+        }
+    }
+
     /// An item that would take its customer's window over its bytes closes it first.
     pub(super) fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
         if Windows::would_overflow(&self.customers, &self.queues, id, weight) {
@@ -148,6 +181,30 @@ impl Stock {
         self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
         self.queues.rekeyed(queue, to);
         self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
+    }
+
+    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are
+    /// all.
+    pub(in crate::engine) fn windows_due(
+        &mut self,
+        limit: usize,
+        now: Now,
+    ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
+        self.windows.take_due(&mut self.customers, &self.queues, limit, now)
+    }
+
+    /// Hands over the rows of windows that have changed.
+    pub(in crate::engine) fn flush_windows(&mut self) {
+        let ops = self.journal.ops();
+        self.windows.flush(&mut self.customers, &self.queues, ops);
+    }
+
+    /// After a step of the wall clock: expiries lie elsewhere, and other rows are to be loaded. The cost is
+    /// that of all queues and windows.
+    pub(in crate::engine) fn recheck(&mut self, now: Now) {
+        let queues: Vec<_> = self.queues.ids().collect();
+        self.windows.recheck(&mut self.customers, &self.queues, &queues, now);
+        queues.into_iter().for_each(|queue| self.queues.look_at(queue));
     }
 
     /// Tells of queues whose items got other keys in the store since the last call, and from which key on.

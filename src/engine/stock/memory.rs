@@ -313,6 +313,11 @@ impl Stock {
         }
     }
 
+    /// A payload has come from the store.
+    pub(in crate::engine) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {
+        self.items.set_content(id, content);
+    }
+
     /// The payload for a publish; one that can be read again does not stay.
     pub(in crate::engine) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
         if self.is_readable(id) {

@@ -76,14 +76,14 @@ pub(super) struct Admission {
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Stock {
-    pub(super) items: Items,
-    pub(super) queues: Queues,
-    pub(super) customers: Customers,
-    pub(super) windows: Windows,
-    pub(super) journal: Journal,
-    pub(super) reads: Reads,
-    pub(super) watch: Watch,
-    pub(super) counters: Counters,
+    items: Items,
+    queues: Queues,
+    customers: Customers,
+    windows: Windows,
+    journal: Journal,
+    reads: Reads,
+    watch: Watch,
+    counters: Counters,
     /// What waits for its own time, and members of windows, by key; wall clock.
     schedule: Schedule,
     /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.
@@ -118,6 +118,63 @@ impl Stock {
             rekeys: Vec::new(),
             work: 0,
         }
+    }
+
+    // ---- its tables ---------------------------------------------------------------------------------------
+
+    /// To be looked at: what is in memory changes by the ways below.
+    pub(super) fn items(&self) -> &Items {
+        &self.items
+    }
+
+    pub(super) fn customers(&self) -> &Customers {
+        &self.customers
+    }
+
+    pub(super) fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
+    pub(super) fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    pub(super) fn queues_mut(&mut self) -> &mut Queues {
+        &mut self.queues
+    }
+
+    pub(super) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    pub(super) fn journal_mut(&mut self) -> &mut Journal {
+        &mut self.journal
+    }
+
+    /// What reads of rows under way cannot know.
+    pub(super) fn reads(&self) -> &Reads {
+        &self.reads
+    }
+
+    pub(super) fn reads_mut(&mut self) -> &mut Reads {
+        &mut self.reads
+    }
+
+    /// What has been asked about identities.
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    pub(super) fn watch_mut(&mut self) -> &mut Watch {
+        &mut self.watch
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(super) fn counters_mut(&mut self) -> &mut Counters {
+        &mut self.counters
     }
 
     // ---- in -----------------------------------------------------------------------------------------------
@@ -237,19 +294,13 @@ impl Stock {
 
     // ---- across -------------------------------------------------------------------------------------------
 
-    /// Gives an item up: from now on it is a dead letter. It is on no list. `identity`: the one it lived
-    /// under; `former`: the same, where that is to be remembered with the confirm of the dead letter.
-    pub(super) fn bury(
-        &mut self,
-        id: ItemId,
-        identity: Identity,
-        dead: Dead,
-        former: Option<Identity>,
-        now: Now,
-    ) {
+    /// Gives an item up: from now on it is a dead letter. It is on no list. `former`: the identity it lived
+    /// under, where that is to be remembered with the confirm of the dead letter.
+    pub(super) fn bury(&mut self, id: ItemId, dead: Dead, former: Option<Identity>, now: Now) {
         if self.items[id].is_orphaned() {
             return self.give_back(id);
         }
+        let identity = self.items.lose_identity(id);
         let meant_for = self.address(&self.items[id]);
         let from = self.place_in_store(&self.items[id]);
         let moved = self.items[id].has_moved();
