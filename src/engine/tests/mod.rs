@@ -11,6 +11,7 @@ mod bounded;
 mod check;
 mod fake_store;
 mod identity;
+mod inspect;
 mod limits;
 mod sim;
 mod stories;

@@ -1,0 +1,243 @@
+//! What became of a publish, and what that means for the items of its batch and for their queue.
+
+use super::Core;
+use crate::engine::ids::{ItemId, QueueId};
+use crate::engine::items::Item;
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::types::{BatchId, End, Identity, Now, Outcome, Reason, Settled};
+use std::sync::Arc;
+
+/// First pause of a dead letter that the broker refuses, ms; doubled with each further refusal, up to
+/// [`LAST_ASIDE_MS`].
+const FIRST_ASIDE_MS: u64 = 5_000;
+const LAST_ASIDE_MS: u64 = 300_000;
+
+impl Core {
+    /// A publish has ended.
+    pub(in crate::engine) fn settle(&mut self, Settled { number, outcome }: Settled, now: Now) {
+        let Some(alone) = self.dispatch.landed(&mut self.stock, number) else { return };
+        match outcome {
+            Outcome::Confirmed(batch) => self.delivered(number, batch, now),
+            Outcome::Returned(_) if mutated(Mutant::ReturnedIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
+            Outcome::Unknown if mutated(Mutant::UnknownIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
+            Outcome::Nacked if mutated(Mutant::NackedIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
+            Outcome::Overdue if mutated(Mutant::OverdueIsDelivered) => {
+                self.delivered(number, BatchId::default(), now);
+            }
+            Outcome::Nacked => {
+                self.stock.counters_mut().nacked += 1;
+                self.failed(number, "nacked by the broker: a bound queue is full or unavailable", true, now);
+            }
+            Outcome::Returned(text) => {
+                self.stock.counters_mut().returned += 1;
+                self.failed(number, &format!("returned by the broker: {text}"), true, now);
+            }
+            Outcome::Unavailable(text) => {
+                self.dispatch.not_published(number);
+                self.failed(number, &text, mutated(Mutant::UnavailableCounts), now);
+            }
+            Outcome::Refused(text) => {
+                self.stock.counters_mut().refused += 1;
+                self.refused(number, alone, &text, now);
+            }
+            Outcome::Overdue => {
+                self.stock.counters_mut().unknown += 1;
+                self.note_unknown(number);
+                self.overdue(number, alone, now);
+            }
+            Outcome::Unknown => {
+                self.stock.counters_mut().unknown += 1;
+                self.note_unknown(number);
+                self.try_again(number, alone);
+            }
+            Outcome::Unsent => {
+                self.dispatch.not_published(number);
+                self.try_again(number, alone);
+            }
+        }
+    }
+
+    /// Confirmed and not returned: this, and nothing else, ends an item well.
+    fn delivered(&mut self, number: u64, batch: BatchId, now: Now) {
+        let Some(flight) = self.dispatch.end(number) else { return };
+        let queue = flight.queue;
+        let count = flight.rows.len() as u64;
+        let dead_letters = queue == self.stock.queues().dead_letters();
+        if dead_letters {
+            self.stock.counters_mut().dead_confirmed += count;
+        } else {
+            self.stock.counters_mut().confirmed += count;
+            self.stock.counters_mut().batches_confirmed += 1;
+        }
+        for id in flight.rows {
+            if dead_letters {
+                self.remember_letter(id, now);
+            } else {
+                let identity = self.stock.items()[id].identity();
+                if identity.is_given() || self.outcomes_wanted {
+                    let ended = self.ended(id, End::Sent(batch), now);
+                    self.remember(queue, identity, ended);
+                }
+            }
+            self.stock.finish(id);
+        }
+        let share = self.dispatch.share();
+        let live = self.stock.queues_mut().live(queue);
+        live.sent += count;
+        live.health.confirmed(now.mono, share);
+        if std::mem::take(&mut live.hindered) {
+            self.stock.unstall(queue);
+        }
+        self.stock.queues_mut()[queue].end_hold();
+        self.dispatch.look_again(&mut self.stock, queue);
+    }
+
+    /// As [`Core::remember_dead`] says.
+    fn remember_letter(&mut self, id: ItemId, now: Now) {
+        let item = &self.stock.items()[id];
+        let Some(identity) = item.former_identity() else { return };
+        let Some(dead) = item.dead().cloned() else { return };
+        let (application, _) = self.stock.address(item);
+        let ended = self.ended(id, End::Dead(dead), now);
+        let queue = self.stock.queues_mut().id(&application);
+        self.remember(queue, identity, ended);
+    }
+
+    /// Could not be delivered: its members go back to the head of their queue, which is left alone for a
+    /// while. `attempted`: the attempt counts.
+    fn failed(&mut self, number: u64, error: &str, attempted: bool, now: Now) {
+        let Some(flight) = self.dispatch.end(number) else { return };
+        let queue = flight.queue;
+        let text: Arc<str> = error.into();
+        for id in flight.rows {
+            self.stock.amend(id, |item| {
+                if attempted && !mutated(Mutant::AttemptForgotten) {
+                    item.count_attempt();
+                }
+                item.set_last_error(Arc::clone(&text));
+            });
+            self.return_to_queue(id, attempted, error, now);
+        }
+        self.park(queue, error, now);
+    }
+
+    /// A member of a failed batch waits again, unless it has had its last attempt.
+    pub(super) fn return_to_queue(&mut self, id: ItemId, attempted: bool, error: &str, now: Now) {
+        let queue = self.stock.items()[id].queue();
+        let allowed = self.stock.queues().settings_of(queue).retry.attempts;
+        let limited = attempted && allowed > 0 && queue != self.stock.queues().dead_letters();
+        let item = &self.stock.items()[id];
+        let (identity, attempts) = (item.identity(), item.attempts());
+        if item.is_orphaned() {
+            return self.give_back(id);
+        }
+        let tried = attempts + u32::from(mutated(Mutant::AttemptsOneTooFew));
+        if limited && tried >= allowed && !mutated(Mutant::AttemptsIgnored) {
+            let error = format!("given up after {allowed} attempts (retry.attempts): {error}");
+            return self.kill(id, Reason::Attempts, &error, now);
+        }
+        self.stock.set_flying(id, None);
+        self.stock.push_ready(id);
+        self.tell(identity, None);
+    }
+
+    /// The queue is left alone for a while; then one probe tries it. What waits for its next try goes back to
+    /// its head.
+    fn park(&mut self, queue: QueueId, error: &str, now: Now) {
+        let retry = self.stock.queues().settings_of(queue).retry;
+        let live = self.stock.queues_mut().live(queue);
+        live.hindered = false;
+        if let Some(until) = live.health.failed(error, &retry, &mut self.random, now.mono) {
+            self.dispatch.begin_backoff(queue, until);
+        }
+        for id in self.dispatch.recall(&mut self.stock, queue) {
+            self.return_to_queue(id, false, error, now);
+        }
+        self.stock.begin_evicting(queue, now);
+    }
+
+    /// The broker closed the channel over this batch, or perhaps over another that was out with it.
+    fn refused(&mut self, number: u64, alone: bool, text: &str, now: Now) {
+        if !alone {
+            return self.dispatch.suspect(&mut self.stock, number, false);
+        }
+        if self.dispatch.split(&mut self.stock, number) {
+            return;
+        }
+        let Some(flight) = self.dispatch.end(number) else { return };
+        for id in flight.rows {
+            self.stock.amend(id, Item::count_attempt);
+            if flight.queue == self.stock.queues().dead_letters() {
+                self.step_aside(id, text, now);
+            } else {
+                self.kill(id, Reason::Refused, &format!("refused by the broker: {text}"), now);
+            }
+        }
+    }
+
+    /// The dead exchange is the last resort: a letter that the broker refuses waits and is tried again,
+    /// alone, and those behind it go on.
+    fn step_aside(&mut self, id: ItemId, text: &str, now: Now) {
+        if self.stock.items()[id].is_orphaned() {
+            return self.give_back(id);
+        }
+        let doubled = FIRST_ASIDE_MS << self.stock.items()[id].attempts().saturating_sub(1).min(10);
+        let until = now.wall + doubled.min(LAST_ASIDE_MS);
+        self.stock.amend(id, |item| item.set_last_error(text.into()));
+        self.stock.defer_letter(id, until);
+    }
+
+    /// No confirm came in time. Where others were out with it, it is one of the suspects; where it was alone,
+    /// its queue is left alone, and the attempt does not count.
+    fn overdue(&mut self, number: u64, alone: bool, now: Now) {
+        let Some(queue) = self.dispatch.get(number).map(|flight| flight.queue) else { return };
+        if alone {
+            self.failed(
+                number,
+                "no confirm came in time: a bound queue may have lost its majority",
+                mutated(Mutant::OverdueCounts),
+                now,
+            );
+        } else {
+            self.stock.queues_mut().live(queue).health.doubt();
+            self.dispatch.suspect(&mut self.stock, number, false);
+        }
+    }
+
+    /// The connection is to blame: the same members go again, under the same batch id.
+    fn try_again(&mut self, number: u64, alone: bool) {
+        let Some(flight) = self.dispatch.get(number) else { return };
+        let queue = flight.queue;
+        let lost = flight.rows.iter().all(|id| self.stock.items()[*id].is_orphaned());
+        if lost {
+            // The broker has these requests back and delivers them again.
+            let rows = self.dispatch.end(number).map(|flight| flight.rows).unwrap_or_default();
+            return rows.into_iter().for_each(|id| self.give_back(id));
+        }
+        let identities: Vec<Identity> = if self.outcomes_wanted {
+            flight.rows.iter().map(|id| self.stock.items()[*id].identity()).collect()
+        } else {
+            Vec::new()
+        };
+        identities.into_iter().for_each(|identity| self.tell(identity, None));
+        if alone && !self.stock.queues_mut().live(queue).health.needs_probe() {
+            self.dispatch.suspect(&mut self.stock, number, true);
+        } else {
+            self.dispatch.send_again(&mut self.stock, number);
+        }
+    }
+
+    /// Whether its members were delivered cannot be known.
+    fn note_unknown(&mut self, number: u64) {
+        let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
+        for id in rows {
+            self.stock.amend(id, Item::set_outcome_unknown);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What tests see of an engine that nobody else does.
+
+use super::super::{queue, types, Engine};
+
+impl Engine {
+    /// Panics where an invariant is broken.
+    pub(in crate::engine) fn check_invariants(&self) {
+        self.core.stock().check();
+    }
+
+    /// Rows in memory, and bytes of payloads.
+    pub(in crate::engine) fn memory_bytes(&self) -> (usize, u64) {
+        (self.core.stock().items().len(), self.core.stock().items().content_bytes())
+    }
+
+    /// Rows touched since the start.
+    pub(in crate::engine) fn work(&self) -> u64 {
+        self.core.stock().work()
+    }
+
+    /// What memory knows of an identity, for messages of tests.
+    pub(in crate::engine) fn describe_identity(&self, identity: types::Identity) -> String {
+        let item = self
+            .core
+            .stock()
+            .items()
+            .by_identity(identity)
+            .map(|id| (self.core.is_in_flight(id), &self.core.stock().items()[id]));
+        format!("{} wait for the outcome of (in flight, item) {item:?}", self.arrivals.awaiting(identity))
+    }
+
+    /// The heads of the lines, for messages of tests.
+    pub(in crate::engine) fn describe(&self) -> String {
+        let queues = self.core.stock().queues();
+        let queues: Vec<String> =
+            queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
+        let stock = self.core.stock();
+        let deadlines = [
+            stock.windows().next(),
+            stock.journal().deadline(),
+            stock.deferred_until(),
+            self.core.deadline(),
+            self.arrivals.deadline(),
+            self.scans.deadline(),
+        ];
+        let (course, arrivals, loader) = (&self.course, self.arrivals.describe(), &self.loader);
+        format!("{course:?}; {arrivals}; {loader:?}; {deadlines:?}; {queues:#?}")
+    }
+}
