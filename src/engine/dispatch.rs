@@ -9,6 +9,10 @@
 //! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same
 //! batch id; receivers drop the repeat by item id. What an outcome means is judged in [`super::core`].
 
+mod channels;
+mod egress;
+mod flight;
+
 use super::event::Load;
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, NumberMap, Stage};
@@ -16,63 +20,18 @@ use super::loader::PROBE_ROWS;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::stock::Stock;
-use super::types::{Batch, BatchItem, Content, Format, Now, Settings, ALONE_CHANNELS};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Bound;
+use super::types::{Batch, BatchItem, Content, Now, Settings};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+
+use channels::SoloChannels;
+use egress::Egress;
+use flight::FlightState;
+pub(super) use flight::{Candidate, Flight};
 
 /// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it
 /// in memory, ms.
 const LATE_PROBE_MS: u64 = 500;
-
-/// How far a batch is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FlightState {
-    /// Formed; that many payloads are still to come from the store. Holds a slot.
-    Fetching { missing: usize, alone: bool },
-    /// With the publisher. Holds a slot.
-    Out { alone: bool },
-    /// To be sent again, in its queue's list.
-    Resend,
-    /// To be sent again alone.
-    Suspect,
-}
-
-/// A batch from the moment it is formed until it is settled for good.
-#[derive(Debug)]
-pub(super) struct Flight {
-    pub(super) queue: QueueId,
-    /// In order of (due, seq). Never empty.
-    pub(super) rows: Vec<ItemId>,
-    /// Payload bytes, against the publisher's bound.
-    bytes: u64,
-    /// Fixed when it is formed: a repeat is the same message, whatever the settings have become meanwhile.
-    format: Format,
-    publishes: u32,
-    state: FlightState,
-    /// Its queue was given up while payloads were fetched: its members go back once these have come.
-    recalled: bool,
-}
-
-/// The state of the egress end, as last reported.
-#[derive(Clone, Copy, Debug, Default)]
-struct Egress {
-    ready: bool,
-    blocked: bool,
-}
-
-/// What could be sent next.
-#[derive(Debug)]
-pub(super) struct Candidate {
-    /// Its number, where it has been out before.
-    number: Option<u64>,
-    pub(super) queue: QueueId,
-    pub(super) rows: Vec<ItemId>,
-    alone: bool,
-    /// Its format, bytes and publishes, where it has been out before.
-    before: Option<(Format, u32)>,
-    suspect: bool,
-}
 
 /// See the module's page.
 #[derive(Debug)]
@@ -80,17 +39,10 @@ pub(super) struct Dispatch {
     egress: Egress,
     flights: NumberMap<u64, Flight>,
     next_number: u64,
-    slots: usize,
-    bytes: u64,
-    max_in_flight: usize,
-    max_bytes: u64,
     confirm_timeout: u64,
-    /// Flights to be sent alone, in order; and those that are, by number, since when (monotonic).
+    /// Flights to be sent alone, in order; and the channels for that.
     suspects: VecDeque<u64>,
-    alone: BTreeMap<u64, u64>,
-    /// Queues whose probe waits for a channel, and the one that got the last free one: they take turns.
-    for_channel: BTreeSet<QueueId>,
-    last_for_channel: Option<QueueId>,
+    channels: SoloChannels,
     /// Queues that are left alone, by when their pause ends, monotonic.
     backoffs: BTreeSet<(u64, QueueId)>,
     /// Arrival numbers of items whose payloads must be fetched.
@@ -103,15 +55,9 @@ impl Dispatch {
             egress: Egress::default(),
             flights: Lookup::new(),
             next_number: 1,
-            slots: 0,
-            bytes: 0,
-            max_in_flight: 0,
-            max_bytes: 0,
             confirm_timeout: 0,
             suspects: VecDeque::new(),
-            alone: BTreeMap::new(),
-            for_channel: BTreeSet::new(),
-            last_for_channel: None,
+            channels: SoloChannels::new(),
             backoffs: BTreeSet::new(),
             lacking: Vec::new(),
         };
@@ -120,31 +66,30 @@ impl Dispatch {
     }
 
     pub(super) fn configure(&mut self, settings: &Settings) {
-        self.max_in_flight = settings.max_in_flight;
-        self.max_bytes = settings.max_in_flight_bytes;
+        self.egress.configure(settings);
         self.confirm_timeout = settings.confirm_timeout;
     }
 
     pub(super) fn set_ready(&mut self, ready: bool) {
-        self.egress = Egress { ready, blocked: false };
+        self.egress.set_ready(ready);
     }
 
     pub(super) fn set_blocked(&mut self, blocked: bool) {
-        self.egress.blocked = blocked;
+        self.egress.set_blocked(blocked);
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.egress.ready && !self.egress.blocked
+        self.egress.is_open()
     }
 
     /// Batches that hold a slot.
     pub(super) fn slots(&self) -> usize {
-        self.slots
+        self.egress.slots()
     }
 
     /// A queue may not take all slots: another's batch finds one free within a confirm.
     pub(super) fn share(&self) -> usize {
-        (self.max_in_flight * 3 / 4).max(1)
+        self.egress.share()
     }
 
     pub(super) fn get(&self, number: u64) -> Option<&Flight> {
@@ -166,23 +111,11 @@ impl Dispatch {
             && !live.health.needs_probe()
             && live.resend.is_empty()
             && live.suspects == 0
-            && self.slots + live.line.len() < self.max_in_flight
+            && self.egress.has_slots_behind(live.line.len())
     }
 
-    fn has_slot(&self) -> bool {
-        self.is_open() && self.slots < self.max_in_flight && (self.slots == 0 || self.bytes < self.max_bytes)
-    }
-
-    /// A channel is free for a batch that goes alone, or the one that has waited longest for its confirm may
-    /// lose its own.
     fn has_channel(&self, now: Now) -> bool {
-        let oldest = self.alone.values().min();
-        // One more at a time: whoever loses its channel is settled for it.
-        let gives_way = oldest.is_some_and(|since| since + self.confirm_timeout <= now.mono);
-        if mutated(Mutant::HungBatchHindersAll) {
-            return self.alone.is_empty();
-        }
-        self.alone.len() < ALONE_CHANNELS || (self.alone.len() == ALONE_CHANNELS && gives_way)
+        self.channels.has_room(self.confirm_timeout, now)
     }
 
     fn may_send(&self, stock: &Stock, id: QueueId) -> bool {
@@ -196,7 +129,7 @@ impl Dispatch {
     /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing
     /// to send.
     pub(super) fn next(&mut self, stock: &mut Stock, now: Now) -> Option<Candidate> {
-        if !self.has_slot() {
+        if !self.egress.has_slot() {
             return None;
         }
         if self.has_channel(now) {
@@ -215,7 +148,7 @@ impl Dispatch {
             }
             let alone = stock.queues_mut().live(queue).health.needs_probe();
             if alone && !self.has_channel(now) {
-                self.for_channel.insert(queue);
+                self.channels.wait(queue);
                 continue;
             }
             if let Some(candidate) = self.next_of(stock, queue, alone) {
@@ -228,13 +161,7 @@ impl Dispatch {
 
     /// The next queue that waits for a channel stands in line again.
     fn call_for_channel(&mut self, stock: &mut Stock) {
-        let next = self.last_for_channel.and_then(|last| {
-            let behind = (Bound::Excluded(last), Bound::Unbounded);
-            self.for_channel.range(behind).next().copied()
-        });
-        let Some(queue) = next.or_else(|| self.for_channel.first().copied()) else { return };
-        self.for_channel.remove(&queue);
-        self.last_for_channel = Some(queue);
+        let Some(queue) = self.channels.next_waiting() else { return };
         if stock.queues().get(queue).is_some() {
             stock.queues_mut().run(queue);
         }
@@ -316,10 +243,9 @@ impl Dispatch {
         let count = rows.len() as u64;
         let flight = Flight { queue, rows, bytes, format, publishes, state, recalled: false };
         self.flights.insert(number, flight);
-        self.slots += 1;
-        self.bytes += bytes;
+        self.egress.take_slot(bytes);
         if alone {
-            self.alone.insert(number, now.mono);
+            self.channels.take(number, now);
         }
         stock.queues_mut().add_flying(queue, count);
         let live = stock.queues_mut().live(queue);
@@ -498,9 +424,8 @@ impl Dispatch {
 
     fn free_slot(&mut self, stock: &mut Stock, number: u64, rows: u64) {
         let Some(flight) = self.flights.get(&number) else { return };
-        self.slots -= 1;
-        self.bytes -= flight.bytes;
-        let (queue, was_alone) = (flight.queue, self.alone.remove(&number).is_some());
+        self.egress.free_slot(flight.bytes);
+        let (queue, was_alone) = (flight.queue, self.channels.give_back(number));
         stock.queues_mut().remove_flying(queue, rows);
         let live = stock.queues_mut().live(queue);
         live.slots -= 1;
@@ -643,23 +568,19 @@ impl Dispatch {
 
     /// Queues whose probe has been out for long, and that were not known to be hindered.
     pub(super) fn late_probes(&self, stock: &Stock, now: Now) -> Vec<QueueId> {
-        let late = self.alone.iter().filter(|(_, since)| *since + LATE_PROBE_MS <= now.mono);
-        let queues = late.filter_map(|(number, _)| self.flights.get(number).map(|flight| flight.queue));
+        let late = self.channels.taken().filter(|(_, since)| since + LATE_PROBE_MS <= now.mono);
+        let queues = late.filter_map(|(number, _)| self.flights.get(&number).map(|flight| flight.queue));
         queues.filter(|queue| stock.queues()[*queue].live().is_some_and(|live| !live.hindered)).collect()
     }
 
     /// When something is to be done without any event, monotonic.
     pub(super) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
-        let waits = !self.suspects.is_empty() || !self.for_channel.is_empty();
-        let channel = self
-            .alone
-            .values()
-            .min()
-            .filter(|_| waits && self.alone.len() == ALONE_CHANNELS && self.has_slot());
+        let waits = !self.suspects.is_empty() || self.channels.has_waiting();
+        let channel = self.channels.oldest_of_all().filter(|_| waits && self.egress.has_slot());
         let channel = channel.map(|since| since + self.confirm_timeout);
-        let late = self.alone.iter().filter(|(number, _)| {
-            let queue = self.flights.get(*number).and_then(|flight| stock.queues().get(flight.queue));
+        let late = self.channels.taken().filter(|(number, _)| {
+            let queue = self.flights.get(number).and_then(|flight| stock.queues().get(flight.queue));
             queue.and_then(|queue| queue.live()).is_some_and(|live| !live.hindered)
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
@@ -669,15 +590,6 @@ impl Dispatch {
     /// Nothing is on its way out, nor waits for a slot.
     pub(super) fn is_idle(&self, stock: &Stock) -> bool {
         !self.is_open()
-            || (self.slots == 0 && !stock.queues().is_anything_running() && self.suspects.is_empty())
-    }
-}
-
-impl FlightState {
-    fn holds_slot(self) -> bool {
-        match self {
-            FlightState::Fetching { .. } | FlightState::Out { .. } => true,
-            FlightState::Resend | FlightState::Suspect => false,
-        }
+            || (self.egress.slots() == 0 && !stock.queues().is_anything_running() && self.suspects.is_empty())
     }
 }

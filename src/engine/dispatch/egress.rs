@@ -1,0 +1,67 @@
+//! The egress end, as far as it is known: whether it takes batches, and how many more.
+
+use crate::engine::types::Settings;
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Egress {
+    /// As last reported.
+    ready: bool,
+    blocked: bool,
+    /// Batches that hold a slot, and bytes of their payloads.
+    slots: usize,
+    bytes: u64,
+    max_in_flight: usize,
+    max_bytes: u64,
+}
+
+impl Egress {
+    pub(super) fn configure(&mut self, settings: &Settings) {
+        self.max_in_flight = settings.max_in_flight;
+        self.max_bytes = settings.max_in_flight_bytes;
+    }
+
+    /// A new connection is not blocked.
+    pub(super) fn set_ready(&mut self, ready: bool) {
+        self.ready = ready;
+        self.blocked = false;
+    }
+
+    pub(super) fn set_blocked(&mut self, blocked: bool) {
+        self.blocked = blocked;
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.ready && !self.blocked
+    }
+
+    /// Batches that hold a slot.
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// The first batch always fits, however large.
+    pub(super) fn has_slot(&self) -> bool {
+        self.is_open() && self.slots < self.max_in_flight && (self.slots == 0 || self.bytes < self.max_bytes)
+    }
+
+    /// A slot is free behind that many more batches.
+    pub(super) fn has_slots_behind(&self, batches: usize) -> bool {
+        self.slots + batches < self.max_in_flight
+    }
+
+    /// A queue may not take all slots: another's batch finds one free within a confirm.
+    pub(super) fn share(&self) -> usize {
+        (self.max_in_flight * 3 / 4).max(1)
+    }
+
+    pub(super) fn take_slot(&mut self, bytes: u64) {
+        self.slots += 1;
+        self.bytes += bytes;
+    }
+
+    pub(super) fn free_slot(&mut self, bytes: u64) {
+        self.slots -= 1;
+        self.bytes -= bytes;
+    }
+}
