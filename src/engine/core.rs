@@ -1,8 +1,8 @@
 //! What happens to items, whoever asks for it: how each ends, what became of a publish, and where an identity
 //! is.
 //!
-//! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided here and nowhere
-//! else.
+//! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided in [`outcome`]
+//! and nowhere else.
 
 mod outcome;
 

@@ -6,7 +6,8 @@
 //! wants to be called again though nothing happens. The same inputs at the same moments give the same
 //! effects, bit for bit.
 //!
-//! Its parts, each with its own state, which no other part changes but by its methods:
+//! Its parts, each with its own state, which no other part changes but by its methods, and none of which
+//! knows one that knows it:
 //!
 //! | part | owns | decides |
 //! | --- | --- | --- |
@@ -20,6 +21,7 @@
 //! | [`arrivals`], [`judge`], [`duplicates`] | what has come in | what becomes of a request |
 //! | [`admission`] | limits | whether there is room |
 //! | [`commands`], [`scans`] | commands on their way | what is answered |
+//! | [`report`] | nothing | what is told |
 //! | [`recent`] | ended identities | where an end may be remembered |
 //!
 //! What the caller must keep to:
@@ -251,13 +253,13 @@ impl Engine {
 
     fn take_request(&mut self, request: Request) {
         let Request { delivery, redelivered, received, body } = request;
-        let journal = self.core.stock_mut().journal_mut();
-        if !journal.is_current(delivery) {
+        let stock = self.core.stock_mut();
+        if !stock.journal().is_current(delivery) {
             return;
         }
-        self.core.stock_mut().counters_mut().received += 1;
-        self.core.stock_mut().counters_mut().redelivered += u64::from(redelivered);
-        let journal = self.core.stock_mut().journal_mut();
+        stock.counters_mut().received += 1;
+        stock.counters_mut().redelivered += u64::from(redelivered);
+        let journal = stock.journal_mut();
         let origin = Origin { delivery, received, redelivered };
         match body {
             RequestBody::Items(items) => {
