@@ -332,6 +332,7 @@ impl Running {
     /// An item in memory.
     fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
         if core.stock().items()[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
+            // It has died since the scan began.
             return;
         }
         let seq = core.stock().items()[id].key().seq;
