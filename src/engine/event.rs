@@ -274,12 +274,33 @@ pub enum Op {
     BeginBucket(BucketRow),
 }
 
+/// Windows that end within this time have no row of their own, and what is due within it is held in memory,
+/// ms.
+pub const HORIZON_MS: u64 = 20_000;
+
+/// Items of one customer that lie under one due ahead of the clock, found by a start before whose time the
+/// clock was set back.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AheadRow {
+    /// Name of the application.
+    pub application: Arc<str>,
+    /// Name of the customer.
+    pub customer: Arc<str>,
+    /// The due in their keys, UTC ms.
+    pub due: u64,
+    /// What had closed their window; `None`: it was open, or had ended in its time.
+    pub closed_by: Option<ClosedBy>,
+}
+
 /// Recorded with every commit, so that a start needs no scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
     /// The first arrival number that has certainly not been given out: a life begins there. It runs ahead of
     /// those that have been, by a lease.
     pub next_seq: u64,
+    /// The latest moment that the wall clock has shown in this life, UTC ms: keys of short windows lie below
+    /// it and [`HORIZON_MS`].
+    pub wall: u64,
 }
 
 /// What a store knew when it was opened.
@@ -295,6 +316,9 @@ pub struct Opened {
     pub closings: Vec<ClosingRow>,
     /// Buckets of ended items.
     pub buckets: Vec<BucketRow>,
+    /// Where the clock is behind [`Marks::wall`]: members of windows that are due in the time between, and
+    /// within [`HORIZON_MS`] of it.
+    pub ahead: Vec<AheadRow>,
 }
 
 /// The next rows of one queue.

@@ -52,6 +52,9 @@ pub(super) struct Commit {
 #[derive(Debug)]
 pub(super) struct Journal {
     durable: bool,
+    /// The latest moment of this life, wall clock. What a former life left ahead of the clock is moved with
+    /// the first commit.
+    wall: u64,
     ops: Vec<Op>,
     /// There is an operation that does not wait, and the monotonic moment of the first one.
     urgent: bool,
@@ -79,11 +82,12 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// `next_seq`: [`Marks::next_seq`] as the store had it.
-    pub(super) fn new(durable: bool, next_seq: u64) -> Self {
-        let next = next_seq.max(1);
+    /// `marks`: as the store had them.
+    pub(super) fn new(durable: bool, marks: Marks, now: Now) -> Self {
+        let next = marks.next_seq.max(1);
         Journal {
             durable,
+            wall: now.wall,
             ops: Vec::new(),
             urgent: true,
             since: 0,
@@ -356,7 +360,8 @@ impl Journal {
     }
 
     /// Everything collected, as one commit; `rows`: of the queues that it changes.
-    pub(super) fn take(&mut self, rows: Vec<QueueRow>) -> Commit {
+    pub(super) fn take(&mut self, rows: Vec<QueueRow>, now: Now) -> Commit {
+        self.wall = self.wall.max(now.wall);
         self.token += 1;
         self.urgent = false;
         self.rows_changed = false;
@@ -370,7 +375,7 @@ impl Journal {
         if self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none() {
             self.numbers.asked_with = Some(self.token);
         }
-        Commit { ops, token: self.token, marks: Marks { next_seq: self.numbers.asked } }
+        Commit { ops, token: self.token, marks: Marks { next_seq: self.numbers.asked, wall: self.wall } }
     }
 
     /// When the next commit is due without any event, monotonic.

@@ -127,7 +127,7 @@ impl Engine {
     pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
         let settings = Arc::new(settings);
         let queues = Queues::new(Arc::clone(&settings), &opened.queues);
-        let journal = Journal::new(settings.hold_max.is_none(), opened.marks.next_seq);
+        let journal = Journal::new(settings.hold_max.is_none(), opened.marks, now);
         let stock = Stock::new(queues, journal, settings.budget, now);
         let mut recent = Recent::new(&opened.buckets);
         recent.configure(settings.longest_tail(), settings.budget.filters);
@@ -451,7 +451,7 @@ impl Engine {
         let hurry = !self.fx.loads.is_empty() || self.course.draining;
         if stock.journal().is_due(hurry, now) {
             let rows = stock.queues_mut().take_dirty_rows();
-            let commit = stock.journal_mut().take(rows);
+            let commit = stock.journal_mut().take(rows, now);
             self.fx.store = commit.ops;
             self.fx.commit = Some((commit.token, commit.marks));
         }

@@ -8,11 +8,12 @@ use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
 use super::directory::{Committed, Directory};
 use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
-use super::{logs, reclaim};
+use super::{ahead, logs, reclaim};
 use super::{
     new_identity, CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
 };
+use crate::clock;
 use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
 use fjall::config::{BlockSizePolicy, FilterPolicy};
 use fjall::{AbstractTree, Database, KeyspaceCreateOptions, PersistMode};
@@ -104,9 +105,11 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
     let (buckets, epochs) = read_buckets(&keyspaces)?;
+    let queues = keyspaces.all(KeyspaceId::Queues, rows::read_queue)?;
     let opened = Opened {
         marks,
-        queues: keyspaces.all(KeyspaceId::Queues, rows::read_queue)?,
+        ahead: ahead::ahead(&keyspaces, &queues, marks, clock::wall_ms())?,
+        queues,
         windows: keyspaces.all(KeyspaceId::Windows, rows::read_window)?,
         closings: keyspaces.all(KeyspaceId::Closings, rows::read_closing)?,
         buckets,

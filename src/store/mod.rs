@@ -5,6 +5,7 @@
 //! decision. The engine says what is written, moved, removed and read; the store does that, durably and in
 //! order.
 
+mod ahead;
 mod changes;
 mod database;
 mod directory;

@@ -41,8 +41,7 @@ fn marks_and_small_rows_survive() {
         due: 88,
         cause,
     };
-    let bucket = |bucket, from| BucketRow { bucket, from };
-    let marks = Marks { next_seq: 77 };
+    let (bucket, marks) = (|bucket, from| BucketRow { bucket, from }, Marks { next_seq: 77, wall: 0 });
     let no_closing = |end, through_seq| Op::DeleteClosing {
         application: "app".into(),
         customer: "a".into(),
@@ -98,6 +97,7 @@ fn marks_and_small_rows_survive() {
         windows: vec![window("a", 2)],
         closings: vec![closing(98, 2, ClosedBy::Expiry), closing(99, 2, ClosedBy::Flush)],
         buckets: vec![bucket(2, 70), bucket(7, 80)],
+        ..Opened::default()
     };
     assert_eq!(first.opened, expected);
     assert_ne!(first.identity, 0);

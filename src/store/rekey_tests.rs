@@ -9,7 +9,7 @@ use super::tests::{
     delete, fresh, given, group, index, item, items, key, named, open_at, place, put_item, APP,
 };
 use super::*;
-use crate::engine::event::{RekeyMembers, Stored, Wanted};
+use crate::engine::event::{AheadRow, Marks, QueueRow, RekeyMembers, Stored, Wanted};
 use crate::engine::types::{ClosedBy, Identity, Key};
 
 /// A member of the window of customer `name` that ends at `end`.
@@ -160,4 +160,43 @@ fn damage_on_the_way_is_named_and_nothing_is_moved() {
     let op = rekey(100, vec![window("c", 9, 50, &[])], true);
     let error = store.commit(&[group(2, vec![op])]).unwrap_err();
     assert!(matches!(&error, CommitError::Read(ReadError::Damaged { keyspace: "customers", .. })), "{error}");
+}
+
+/// Members of windows, and nothing else, that a clock which was set back has not come to: told of by the
+/// start that finds it so.
+#[test]
+fn what_lies_ahead_of_the_clock_is_told_of() {
+    let now = crate::clock::wall_ms();
+    let (soon, later, beyond) = (now + 100_000, now + 200_000, now + 900_000);
+    let (dir, mut store) = fresh();
+    let held =
+        QueueRow { queue: APP.into(), count: 6, low: key(1, 0), paused: false, unindexed_until: u64::MAX };
+    let early = closed(member(beyond, 4, "c"), soon);
+    let own_time = Stored { own_time: true, ..member(soon, 5, "c") };
+    let all = [
+        member(soon, 1, "c"),
+        member(soon, 2, "c"),
+        member(later, 3, "c2"),
+        early,
+        own_time,
+        member(9, 6, "c"),
+    ];
+    let beyond = member(beyond, 7, "c");
+    let mut ops: Vec<Op> = all.into_iter().chain([beyond]).map(|item| put_item(item, false)).collect();
+    ops.push(Op::PutQueue(held));
+    let row = |customer: &str, due, closed_by| AheadRow {
+        application: APP.into(),
+        customer: customer.into(),
+        due,
+        closed_by,
+    };
+    let expected = [row("c", soon, None), row("c", soon, Some(ClosedBy::Count)), row("c2", later, None)];
+    for (token, wall, expected) in [(1, now + 300_000, &expected[..]), (2, now - 1, &[])] {
+        let marks = Marks { next_seq: 100, wall };
+        store.commit(&[CommitGroup { ops: std::mem::take(&mut ops), token, marks }]).unwrap();
+        drop(store);
+        let OpenStore { store: again, opened, .. } = open_at(dir.path());
+        assert_eq!((opened.marks, &opened.ahead[..]), (marks, expected));
+        store = again;
+    }
 }

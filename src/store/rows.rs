@@ -24,7 +24,7 @@ pub const META_IDENTITY: &[u8] = b"identity";
 /// Key in `meta` of the marks of the last commit.
 pub const META_MARKS: &[u8] = b"marks";
 /// Bytes of the row of the marks; see [`marks_row`].
-pub const MARKS_LEN: usize = 20;
+pub const MARKS_LEN: usize = 28;
 /// Key of the row about the bucket, in the bucket's own keyspace. It is shorter than an identity.
 pub const BUCKET: &[u8] = b"bucket";
 
@@ -152,7 +152,7 @@ pub fn read_number(key: &[u8], bytes: &[u8]) -> Result<u64, String> {
 
 /// The marks of commit number `commit`.
 pub fn marks_row(commit: u64, marks: &Marks) -> Vec<u8> {
-    seal_numbers(META_MARKS, &[commit, marks.next_seq])
+    seal_numbers(META_MARKS, &[commit, marks.next_seq, marks.wall])
 }
 
 /// Reads [`marks_row`].
@@ -161,8 +161,8 @@ pub fn marks_row(commit: u64, marks: &Marks) -> Vec<u8> {
 ///
 /// Says what is wrong with it.
 pub fn read_marks(bytes: &[u8]) -> Result<(u64, Marks), String> {
-    let [commit, next_seq] = unseal(META_MARKS, bytes)?;
-    Ok((commit, Marks { next_seq }))
+    let [commit, next_seq, wall] = unseal(META_MARKS, bytes)?;
+    Ok((commit, Marks { next_seq, wall }))
 }
 
 /// The key of a window's row.
@@ -352,7 +352,7 @@ mod tests {
             expires in any::<bool>(),
         ) {
             let [a, b, c, d] = numbers;
-            let marks = Marks { next_seq: b };
+            let marks = Marks { next_seq: b, wall: c };
             prop_assert_eq!(read_marks(&marks_row(a, &marks)).unwrap(), (a, marks));
             let window = WindowRow {
                 application: "app".into(), customer: "c".into(), end: a, count, weight: b,
@@ -405,7 +405,7 @@ mod tests {
                 assert!(read(&bad).unwrap_err().starts_with("checksum mismatch"), "bit {bit}");
             }
         }
-        every_bit(&marks_row(3, &Marks { next_seq: 9 }), read_marks);
+        every_bit(&marks_row(3, &Marks { next_seq: 9, wall: 5 }), read_marks);
         let queue =
             QueueRow { queue: "a".into(), count: 7, low: key(1, 2), paused: true, unindexed_until: 3 };
         let (under, row) = queue_row(&queue).unwrap();
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn the_row_of_the_marks_has_the_length_that_the_log_is_searched_for() {
-        assert_eq!(marks_row(u64::MAX, &Marks { next_seq: 1 }).len(), MARKS_LEN);
+        assert_eq!(marks_row(u64::MAX, &Marks { next_seq: 1, wall: 1 }).len(), MARKS_LEN);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::event::Opened;
 use crate::engine::windows;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Stock {
     /// Windows as the former life left them: open ones go on, and closed ones stay closed.
@@ -29,10 +29,39 @@ impl Stock {
             self.queues.rekeyed(id, Key { due: first, seq: 0 });
             self.journal.push(Op::Rekey { queue, end, members, indexed: false });
         }
+        self.bring_back(opened, now);
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
             let customer = self.customers.id(&mut self.queues, queue, &row.customer);
             self.windows.reopen(&mut self.customers, &mut self.queues, customer, row, now);
+        }
+    }
+
+    /// The clock was set back before this life: members of windows that had closed are due, and those of
+    /// short ones that were open wait for `window` at most. Long windows have rows, which see to their own.
+    fn bring_back(&mut self, opened: &Opened, now: Now) {
+        let long: BTreeSet<(&str, &str, u64)> =
+            opened.windows.iter().map(|row| (&*row.application, &*row.customer, row.end)).collect();
+        for row in &opened.ahead {
+            if row.closed_by.is_none() && long.contains(&(&*row.application, &*row.customer, row.due)) {
+                continue;
+            }
+            let queue = self.queues.id(&row.application);
+            let window = self.queues.settings_of(queue).window;
+            let due = now.wall + if row.closed_by.is_some() { 0 } else { window };
+            if due >= row.due {
+                continue;
+            }
+            let members = RekeyMembers {
+                customer: Arc::clone(&row.customer),
+                through_seq: self.journal.next_number().saturating_sub(1),
+                due,
+                cause: row.closed_by.unwrap_or(ClosedBy::Time),
+                except: Vec::new(),
+            };
+            self.queues.rekeyed(queue, Key { due, seq: 0 });
+            let (queue, end) = (Arc::clone(&row.application), row.due);
+            self.journal.push(Op::Rekey { queue, end, members: vec![members], indexed: false });
         }
     }
 

@@ -11,6 +11,7 @@ mod members;
 mod memory;
 
 use super::customers::Customers;
+pub(super) use super::event::HORIZON_MS;
 use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Stored};
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{self, Address, Item, Items, Placement, Residence, Stage};
@@ -25,9 +26,6 @@ use super::window::{self, Member, Plan, Window};
 use super::windows::Windows;
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// How far ahead items are kept in memory, ms. Less where memory is short.
-pub(super) const HORIZON_MS: u64 = 20_000;
 
 /// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time,
 /// ms.

@@ -371,7 +371,7 @@ impl FakeStore {
         wanted.iter().map(one).collect()
     }
 
-    pub(super) fn opened(&self) -> Opened {
+    pub(super) fn opened(&self, wall: u64) -> Opened {
         let bucket = |(bucket, from): (&u8, &u64)| BucketRow { bucket: *bucket, from: *from };
         Opened {
             marks: self.marks,
@@ -379,7 +379,22 @@ impl FakeStore {
             windows: self.windows.values().cloned().collect(),
             closings: self.closings.values().cloned().collect(),
             buckets: self.buckets.iter().map(bucket).collect(),
+            ahead: self.ahead(wall),
         }
+    }
+
+    fn ahead(&self, wall: u64) -> Vec<AheadRow> {
+        let last = self.marks.wall;
+        let is_ahead =
+            |item: &&Stored| item.is_windowed() && item.key.due > wall && item.key.due <= last + HORIZON_MS;
+        let items = self.items.values().filter(|_| last > wall).filter(is_ahead);
+        let row = |item: &Stored| AheadRow {
+            application: item.application.clone(),
+            customer: item.customer.clone().expect("windowed"),
+            due: item.key.due,
+            closed_by: (item.key.due != item.accepted_due).then_some(item.closed_by),
+        };
+        items.map(row).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Nothing is left of any item.

@@ -364,7 +364,6 @@ fn after_a_restart_a_window_has_at_most_its_length_left() {
 }
 
 #[test]
-#[ignore = "the engine does not keep this yet: a short window leaves no row that tells of it"]
 fn after_a_restart_with_the_clock_set_back_a_window_has_at_most_its_length_left() {
     let mut w = World::new(settings());
     w.send(vec![item("a", "c", "1")]);

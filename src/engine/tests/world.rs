@@ -235,7 +235,7 @@ impl World {
         let now = Now { wall: T0, mono: 1_000 };
         let store = FakeStore::default();
         World {
-            engine: Engine::new(settings.clone(), &store.opened(), 1, now),
+            engine: Engine::new(settings.clone(), &store.opened(now.wall), 1, now),
             settings,
             now,
             store,
@@ -304,7 +304,8 @@ impl World {
         self.answers_out.iter_mut().for_each(Vec::clear);
         self.queue.iter_mut().for_each(|p| p.tag = None);
         self.lives += 1;
-        self.engine = Engine::new(self.settings.clone(), &self.store.opened(), self.lives, self.now);
+        self.engine =
+            Engine::new(self.settings.clone(), &self.store.opened(self.now.wall), self.lives, self.now);
         if let Some(log) = &mut self.log {
             log.push(Call {
                 now: self.now,

@@ -1,0 +1,42 @@
+//! What a clock that was set back leaves ahead of it.
+
+use super::database::{item_bounds, view, Keyspaces};
+use super::keyspace::KeyspaceId;
+use super::ReadError;
+use crate::engine::event::{AheadRow, Marks, QueueRow, HORIZON_MS};
+use crate::engine::types::Key;
+use std::collections::BTreeSet;
+
+/// See [`crate::engine::event::Opened::ahead`]. Reads nothing where `wall` (UTC ms) has gone on; else all
+/// items that are due between it and the end of the last short window: once, for the first commit of the life
+/// that begins moves what was found, and has marks of its own.
+///
+/// # Errors
+///
+/// The storage engine's; a row that does not read as it was written.
+pub(super) fn ahead(
+    keyspaces: &Keyspaces,
+    queues: &[QueueRow],
+    marks: Marks,
+    wall: u64,
+) -> Result<Vec<AheadRow>, ReadError> {
+    let mut found = BTreeSet::new();
+    let queues = queues.iter().filter(|_| marks.wall > wall);
+    for queue in queues {
+        let from = Key { due: wall.saturating_add(1), seq: 0 }.max(queue.low);
+        let until = marks.wall.saturating_add(HORIZON_MS + 1);
+        let (start, end) = item_bounds(&queue.queue, from, until)?;
+        for row in keyspaces.range(KeyspaceId::Items, start, end) {
+            let (row, bytes) = row?;
+            let item = view(&row, &bytes)?;
+            let Some(customer) = item.customer.filter(|_| item.is_windowed()) else { continue };
+            found.insert(AheadRow {
+                application: item.application.into(),
+                customer: customer.into(),
+                due: item.key.due,
+                closed_by: (item.key.due != item.accepted_due).then_some(item.closed_by),
+            });
+        }
+    }
+    Ok(found.into_iter().collect())
+}
