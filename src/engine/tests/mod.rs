@@ -13,6 +13,7 @@ mod fake_store;
 mod identity;
 mod inspect;
 mod limits;
+mod measure;
 mod sim;
 mod stories;
 mod transcripts;
