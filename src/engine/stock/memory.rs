@@ -66,7 +66,7 @@ impl Stock {
     /// What the row of an item that leaves memory lacks: another key, its standing, or its row under the
     /// customer.
     pub(super) fn rewrite(&mut self, item: &Item, from: Place, removed: IndexRows, written: IndexRows) {
-        let moved = from.key != item.key();
+        let (moved, from_due) = (from.key != item.key(), from.key.due);
         if moved || item.amended() {
             let to = self.place_in_store(item);
             let standing = Box::new(item.standing());
@@ -75,7 +75,10 @@ impl Stock {
             self.journal.push(Op::Move { from, to, removed, written, standing });
             self.reads.note_rewritten(item.key());
         }
-        if !moved && !item.indexed() && written.customer.is_some() && !mutated(Mutant::IndexForgotten) {
+        // Of an item of a former life it is not known whether it has one.
+        let unsure = from_due < self.queues[item.queue()].former_unindexed();
+        let lacks = written.customer.is_some() && (unsure || !item.indexed());
+        if !moved && lacks && !mutated(Mutant::IndexForgotten) {
             let rows = IndexRows { identity: None, ..written };
             self.journal.push_lazy(Op::Index { key: item.key(), rows });
         }

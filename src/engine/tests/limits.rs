@@ -195,3 +195,27 @@ fn what_is_asked_behind_a_cancel_of_its_customer_waits_for_no_room() {
     let none = Answer::Counted { waiting: 0, in_flight: 0, parked: 0, next_due: None };
     assert_eq!(w.answer_to(102), Some(none));
 }
+
+/// A member of a former life's window leaves memory before the window is flushed: it goes with the others.
+#[test]
+fn what_left_memory_after_a_restart_is_flushed_with_its_window() {
+    let budget = Budget { rows: 4, ..settings().budget };
+    let mut w = World::new(Settings { budget, ..with(|app| app.window = 15_000) });
+    w.send(vec![item("a", "ann", "windowed")]);
+    w.drain_jobs();
+    w.crash();
+    w.advance(6_000);
+    w.drain_jobs();
+    assert_eq!(w.engine.memory_bytes().0, 1, "it is in memory again");
+    w.send((0..4).map(|n| at(T0 + 9_000 + n, item("a", "", "sooner"))).collect());
+    w.drain_jobs();
+    let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+    w.input(Input::EgressBlocked(true));
+    assert_eq!(w.ask(Command::Flush(of)), Answer::Flushed(1));
+    let flushed = w.now.wall;
+    w.crash();
+    w.run(100);
+    assert_eq!(w.story()[0], (flushed - T0, names(&["windowed"])));
+    w.run(60_000);
+    w.store.check_empty();
+}
