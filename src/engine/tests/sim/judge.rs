@@ -1090,8 +1090,9 @@ impl Model {
     }
 
     fn has_safe_heir(&self, life: &Life) -> bool {
-        let heirs = self.lives.values().filter(|heir| heir.identity == life.identity && heir.seq > life.seq);
-        heirs.map(|heir| heir.seq).any(|seq| self.is_safe(seq))
+        let is_heir = |heir: &&Life| heir.identity == life.identity && heir.seq > life.seq;
+        // The broker has the request of one that is not acked.
+        self.lives.values().filter(is_heir).any(|heir| self.is_safe(heir.seq) || !heir.acked)
     }
 
     fn check_ack(&self, number: usize) {
