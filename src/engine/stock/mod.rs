@@ -34,7 +34,9 @@ const DEFER_MS: u64 = 20;
 /// Payloads due within this time stay in memory as long as there is room for them, ms.
 const KEEP_MS: u64 = 30_000;
 
-/// Due items of one queue in memory. Beyond, they wait in the store: a slow queue does not fill memory.
+/// Due items that any one queue may have in memory, or half of all rows where that is more: a quick one takes
+/// what closes with one window without a detour over the store. Beyond, they wait there: a slow queue does
+/// not fill memory.
 const READY_ROWS: u64 = 16_384;
 
 /// Items evicted in one go.
