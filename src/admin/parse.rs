@@ -6,7 +6,7 @@
 
 use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::types::{CustomerOf, Filter, Key, Stage};
+use crate::engine::types::{CustomerOf, Filter, Key, ListedStage};
 use percent_encoding::percent_decode_str;
 use std::sync::Arc;
 
@@ -163,8 +163,8 @@ fn pairs(query: &str) -> Result<Vec<(String, String)>, BadRequest> {
 ///
 /// # Errors
 /// It is none of them.
-pub fn stage(text: &str) -> Result<Stage, &'static str> {
-    [Stage::Waiting, Stage::InFlight, Stage::Parked]
+pub fn stage(text: &str) -> Result<ListedStage, &'static str> {
+    [ListedStage::Waiting, ListedStage::InFlight, ListedStage::Parked]
         .into_iter()
         .find(|stage| stage.as_str() == text)
         .ok_or("it is none of waiting, in_flight and parked")

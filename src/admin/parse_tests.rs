@@ -66,7 +66,7 @@ fn a_filter_takes_what_the_contract_names() {
     let want = Filter {
         application: Some("a/b".into()),
         customer: Some("c d".into()),
-        state: Some(Stage::InFlight),
+        state: Some(ListedStage::InFlight),
         from: Key { due: 1_800_000_000_500, seq: 7 },
         until: Some(1_800_000_001_000),
         limit: 1_000,

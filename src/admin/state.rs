@@ -5,7 +5,7 @@
 //! here. There are no payloads, no customers and no secrets in it.
 
 pub(crate) use crate::engine::snapshot::Application;
-use crate::engine::snapshot::{Delivery, Snapshot};
+use crate::engine::snapshot::{Deliverability, Snapshot};
 use serde::{Deserialize, Serialize};
 
 /// Something that may leave and has been due for longer than this makes the state `stuck`, ms.
@@ -174,17 +174,17 @@ impl Application {
     /// The word of its state, as in the document.
     pub(crate) fn state(&self) -> &'static str {
         match self.delivery {
-            Delivery::Unproven => "unproven",
-            Delivery::Open => "open",
-            Delivery::Parked { .. } => "parked",
+            Deliverability::Unproven => "unproven",
+            Deliverability::Open => "open",
+            Deliverability::Parked { .. } => "parked",
         }
     }
 
     /// Set when it cannot be delivered to at present.
     pub(crate) fn parked_since(&self) -> Option<Parked<'_>> {
         match &self.delivery {
-            Delivery::Unproven | Delivery::Open => None,
-            Delivery::Parked { next_try_in_ms, failures, last_error } => {
+            Deliverability::Unproven | Deliverability::Open => None,
+            Deliverability::Parked { next_try_in_ms, failures, last_error } => {
                 Some(Parked { next_try_in_ms: *next_try_in_ms, failures: *failures, last_error })
             }
         }
@@ -194,7 +194,7 @@ impl Application {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::engine::snapshot::{Counters, Items};
+    use crate::engine::snapshot::{Counters, ItemCounts};
     use serde_json::json;
 
     /// A daemon with one open and one parked application.
@@ -213,22 +213,22 @@ pub(crate) mod tests {
             delivery,
         };
         let parked =
-            Delivery::Parked { next_try_in_ms: 1_500, failures: 3, last_error: "NO_ROUTE".to_owned() };
+            Deliverability::Parked { next_try_in_ms: 1_500, failures: 3, last_error: "NO_ROUTE".to_owned() };
         let mut totals = Counters { received: 12, confirmed: 100, ..Counters::default() };
         totals.dead[4] = 7;
         totals.windows_closed[1] = 5;
         StateInput {
             snapshot: Snapshot {
-                items: Items {
+                items: ItemCounts {
                     waiting: 40,
                     parked: 9,
                     next_due_at: Some(1_800_000_001_000),
-                    ..Items::default()
+                    ..ItemCounts::default()
                 },
                 totals,
-                applications: vec![app("mail", Delivery::Open), app("sms", parked)],
+                applications: vec![app("mail", Deliverability::Open), app("sms", parked)],
                 applications_total: 2,
-                dead_letters: Some(app("", Delivery::Open)),
+                dead_letters: Some(app("", Deliverability::Open)),
                 ..Snapshot::default()
             },
             links: vec![LinkState {

@@ -8,7 +8,7 @@ use super::status::{self, span};
 use crate::admin::applications::Applications;
 use crate::admin::parse::MAX_PAGE;
 use crate::admin::state::Application;
-use crate::engine::types::Stage;
+use crate::engine::types::ListedStage;
 use serde::Deserialize;
 use serde_json::{json, Value};
 use ureq::http::Method;
@@ -51,7 +51,7 @@ pub(super) fn run(client: &Client, args: &ListArgs, output: Output) -> Result<()
 pub(super) fn parked(client: &Client, args: &ParkedListArgs, output: Output) -> Result<(), Failure> {
     match &args.application {
         Some(application) => {
-            let state = Stage::Parked.as_str().to_owned();
+            let state = ListedStage::Parked.as_str().to_owned();
             items(
                 client,
                 &vec![("application", application.clone()), ("state", state)],

@@ -108,7 +108,7 @@ fn every_filter_reaches_the_daemon() {
         cursor: None,
         application: Some("a/b".to_owned()),
         customer: Some("c+d".to_owned()),
-        state: Some(Stage::InFlight),
+        state: Some(ListedStage::InFlight),
         from: Some(1_800_000_000_000),
         to: Some(1_800_000_001_000),
         limit: 5_000,
@@ -121,12 +121,17 @@ fn every_filter_reaches_the_daemon() {
         Filter {
             application: Some("a/b".into()),
             customer: Some("c+d".into()),
-            state: Some(Stage::InFlight),
+            state: Some(ListedStage::InFlight),
             from: Key { due: 1_800_000_000_000, seq: 0 },
             until: Some(1_800_000_001_000),
             limit: MAX_PAGE,
         },
-        Filter { application: Some("sms".into()), state: Some(Stage::Parked), limit: 7, ..Filter::default() },
+        Filter {
+            application: Some("sms".into()),
+            state: Some(ListedStage::Parked),
+            limit: 7,
+            ..Filter::default()
+        },
     ];
     assert_eq!(*heard.lock().unwrap(), want.map(CommandRequest::List));
 }

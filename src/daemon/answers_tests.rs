@@ -1,7 +1,7 @@
 //! Who is answered, when, and with what.
 
 use super::*;
-use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, Stage};
+use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, ListedStage};
 use std::sync::Arc;
 
 const STORE: u64 = 0x1234;
@@ -53,7 +53,7 @@ fn dead(reason: Reason) -> Answer {
     ended(End::Dead(Arc::new(Dead { reason, error: "it could not be".into() })))
 }
 
-fn listed(stage: Stage) -> Listed {
+fn listed(stage: ListedStage) -> Listed {
     Listed {
         stage,
         key: Key { due: 5_000, seq: 31 },
@@ -111,7 +111,7 @@ fn a_look_up_has_every_key_of_the_contract() {
         let more = json!({ "last_error": error, "reason": reason.as_str() });
         assert_eq!(lookup(dead(reason)), item("dead", more));
     }
-    for stage in [Stage::Waiting, Stage::InFlight, Stage::Parked] {
+    for stage in [ListedStage::Waiting, ListedStage::InFlight, ListedStage::Parked] {
         let want = json!({
             "state": stage.as_str(), "application": "mail", "id": "i/1", "customer": "c",
             "due": 1_800_000_000_500_u64, "attempts": 1, "last_error": "NO_ROUTE",
@@ -131,9 +131,9 @@ fn a_look_up_has_every_key_of_the_contract() {
 #[test]
 fn a_list_is_a_page_and_the_place_of_the_next() {
     let list = |answer| told(Command::List(Filter::default()), answer);
-    let mut bare = listed(Stage::Parked);
+    let mut bare = listed(ListedStage::Parked);
     (bare.customer, bare.last_error, bare.properties) = (None, None, None);
-    let items = vec![listed(Stage::Waiting), bare];
+    let items = vec![listed(ListedStage::Waiting), bare];
     let row = |state: &str, more: Value| {
         let all = json!({
             "state": state, "application": "mail", "id": "0000000000001234-1f-1388", "customer": "c",

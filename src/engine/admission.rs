@@ -22,7 +22,7 @@ const FLUSH_WINDOWS: usize = 256;
 
 /// What a limit says of a new item.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum LimitVerdict {
     Admit,
     /// Not now: it waits in line, and the ones behind it.
     Wait,
@@ -60,32 +60,37 @@ impl Limits {
         (item, timing): (&NewItem, Timing),
         replaces: bool,
         now: Now,
-    ) -> Verdict {
+    ) -> LimitVerdict {
         if let Some(dead) = beyond_hold_max(settings, timing, now) {
-            return Verdict::Dead(dead);
+            return LimitVerdict::Dead(dead);
         }
         let known = stock.queues().find(&item.application);
-        let counted = if replaces { Verdict::Admit } else { self.judge_number(stock, settings, known) };
+        let counted = if replaces { LimitVerdict::Admit } else { self.judge_number(stock, settings, known) };
         match counted {
-            Verdict::Admit => self.judge_windows(stock, settings, item, known, timing, now),
-            other @ (Verdict::Wait | Verdict::Dead(_)) => other,
+            LimitVerdict::Admit => self.judge_windows(stock, settings, item, known, timing, now),
+            other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => other,
         }
     }
 
     /// Of one item more: applications there may be, and items of this one.
-    fn judge_number(&mut self, stock: &mut Stock, settings: &Settings, known: Option<QueueId>) -> Verdict {
+    fn judge_number(
+        &mut self,
+        stock: &mut Stock,
+        settings: &Settings,
+        known: Option<QueueId>,
+    ) -> LimitVerdict {
         let is_new = known.is_none_or(|queue| stock.queues()[queue].total() == 0);
         // The queue of dead letters belongs to no application.
         let letters = stock.queues()[stock.queues().dead_letters()].total() > 0;
         let full = stock.queues().occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);
-            return Verdict::Dead(Dead { reason: Reason::Full, error: error.into() });
+            return LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() });
         }
-        known.map_or(Verdict::Admit, |queue| self.judge_count(stock, queue))
+        known.map_or(LimitVerdict::Admit, |queue| self.judge_count(stock, queue))
     }
 
-    fn judge_count(&mut self, stock: &mut Stock, queue: QueueId) -> Verdict {
+    fn judge_count(&mut self, stock: &mut Stock, queue: QueueId) -> LimitVerdict {
         let settings = stock.queues().settings_of(queue);
         let (max, policy) = (settings.max_waiting, settings.on_full);
         let mut full_at = max;
@@ -96,26 +101,26 @@ impl Limits {
         }
         let total = stock.queues()[queue].total();
         if max == 0 || total < full_at {
-            return Verdict::Admit;
+            return LimitVerdict::Admit;
         }
         let limit =
             || format!("applications.{}.max_waiting = {max} is reached", stock.queues()[queue].name());
         match policy {
-            OnFull::Pause => Verdict::Wait,
+            OnFull::Pause => LimitVerdict::Wait,
             OnFull::FlushEarly => {
                 self.flushing.insert(queue);
-                Verdict::Wait
+                LimitVerdict::Wait
             }
-            OnFull::DropNewest => Verdict::Dead(Dead { reason: Reason::Full, error: limit().into() }),
+            OnFull::DropNewest => LimitVerdict::Dead(Dead { reason: Reason::Full, error: limit().into() }),
             OnFull::DropOldest if mutated(Mutant::DropOldestDropsNewest) => {
-                Verdict::Dead(Dead { reason: Reason::Full, error: limit().into() })
+                LimitVerdict::Dead(Dead { reason: Reason::Full, error: limit().into() })
             }
             OnFull::DropOldest => {
                 self.trimming.insert(queue);
                 if total >= max + TRIM_SLACK {
-                    Verdict::Wait
+                    LimitVerdict::Wait
                 } else {
-                    Verdict::Admit
+                    LimitVerdict::Admit
                 }
             }
         }
@@ -129,27 +134,27 @@ impl Limits {
         queue: Option<QueueId>,
         timing: Timing,
         now: Now,
-    ) -> Verdict {
+    ) -> LimitVerdict {
         if timing != Timing::Windowed || stock.windows().open_count() < settings.customers {
-            return Verdict::Admit;
+            return LimitVerdict::Admit;
         }
         let customer = queue.zip(item.customer.as_deref());
         let customer = customer.and_then(|(queue, name)| stock.customers().find(stock.queues(), queue, name));
         let opens = customer.is_none_or(|id| stock.customers()[id].window.is_none());
         if !opens || mutated(Mutant::WindowsUnlimited) {
-            return Verdict::Admit;
+            return LimitVerdict::Admit;
         }
         match settings.of(&item.application).on_full {
-            OnFull::Pause => Verdict::Wait,
+            OnFull::Pause => LimitVerdict::Wait,
             OnFull::FlushEarly | OnFull::DropOldest => {
                 if let Some(id) = stock.windows().first(stock.customers()) {
                     stock.close_window(id, ClosedBy::Flush, now);
                 }
-                Verdict::Admit
+                LimitVerdict::Admit
             }
             OnFull::DropNewest => {
                 let error = format!("limits.customers = {} windows are open", settings.customers);
-                Verdict::Dead(Dead { reason: Reason::Full, error: error.into() })
+                LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
             }
         }
     }

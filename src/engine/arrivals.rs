@@ -87,7 +87,7 @@ enum Knowledge {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct LineEntry {
     arrival: Arrival,
     knowledge: Knowledge,
 }
@@ -95,7 +95,7 @@ struct Entry {
 /// One line of arrivals. Each entry has a number that stays: answers find their entry by it.
 #[derive(Debug, Default)]
 struct Line {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<LineEntry>,
     /// Number of the first entry.
     first: u64,
     /// Entries from the first on that have been looked at ahead of their turn.
@@ -118,9 +118,6 @@ pub(super) struct Next {
     /// What the store says, for each identity that was asked for.
     pub(super) found: Vec<(Identity, Found)>,
 }
-
-/// What is to be asked of the store about one arrival.
-pub(super) type Questions = Vec<Wanted>;
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -154,7 +151,7 @@ impl Arrivals {
 
     pub(super) fn push(&mut self, arrival: Arrival) {
         let name = if arrival.is_local() { LineName::Local } else { LineName::Requests };
-        self.line(name).entries.push_back(Entry { arrival, knowledge: Knowledge::Unasked });
+        self.line(name).entries.push_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
     }
 
     /// Nothing that the broker delivered waits to be judged.
@@ -178,7 +175,7 @@ impl Arrivals {
         &mut self,
         name: LineName,
         core: &mut Core,
-        questions: impl Fn(&Core, &Arrival) -> Questions,
+        questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
     ) -> Option<Next> {
         let line = self.line(name);
         let entry = line.entries.front_mut()?;
@@ -211,7 +208,7 @@ impl Arrivals {
         let line = self.line(name);
         line.first -= 1;
         line.ahead = 0;
-        line.entries.push_front(Entry { arrival, knowledge: Knowledge::Unasked });
+        line.entries.push_front(LineEntry { arrival, knowledge: Knowledge::Unasked });
     }
 
     /// No entry of the message at the head of a line waits for an answer of the store.
@@ -231,7 +228,7 @@ impl Arrivals {
         &mut self,
         core: &mut Core,
         held: bool,
-        questions: impl Fn(&Core, &Arrival) -> Questions,
+        questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
     ) -> Option<Load> {
         let (mut wanted, mut asked) = (Vec::new(), Vec::new());
         for name in [LineName::Returned, LineName::Requests, LineName::Local] {
@@ -312,7 +309,7 @@ impl Arrivals {
         let any = !through.is_empty();
         for number in through {
             for arrival in self.behind_scans.remove(&number).unwrap_or_default() {
-                self.give_back(Entry { arrival, knowledge: Knowledge::Unasked });
+                self.give_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
             }
         }
         any
@@ -343,13 +340,13 @@ impl Arrivals {
                     Knowledge::Known(begun, answers)
                 }
             };
-            self.give_back(Entry { arrival, knowledge });
+            self.give_back(LineEntry { arrival, knowledge });
         }
     }
 
     /// What it waited for has happened. What is asked within this process waits for no room that requests
     /// need.
-    fn give_back(&mut self, entry: Entry) {
+    fn give_back(&mut self, entry: LineEntry) {
         let name = if entry.arrival.is_local() { LineName::Local } else { LineName::Returned };
         self.line(name).entries.push_back(entry);
     }

@@ -4,9 +4,9 @@
 //! Every answer says what is so once all that was handed over before it is durable, and leaves not sooner: a
 //! crash cannot make it untrue. What is in flight is waited for, within a bound.
 
-use super::core::{Core, Live, Whereabouts};
+use super::core::{Core, LiveItem, Whereabouts};
 use super::event::Found;
-use super::health::State;
+use super::health::HealthState;
 use super::ids::QueueId;
 use super::mutant::{mutated, Mutant};
 use super::scans::{end_of_cancel, Scans};
@@ -88,10 +88,14 @@ fn cancel(
         Whereabouts::Nowhere => return Executed::Answer(dead_or_unknown(core, target)),
         Whereabouts::Ended(ended) => return Executed::Answer(Answer::Ended(ended)),
         _ if mutated(Mutant::CancelAnswersOnly) => {}
-        Whereabouts::Live(Live::Resident(id)) if core.is_undecided(id) => return Executed::Await(identity),
-        Whereabouts::Live(Live::Resident(id)) => core.cancel(id, end, now),
-        Whereabouts::Live(Live::Far(stored)) if stored.outcome_unknown => return Executed::Await(identity),
-        Whereabouts::Live(Live::Far(stored)) => core.cancel_far(&stored, end, now),
+        Whereabouts::Live(LiveItem::Resident(id)) if core.is_undecided(id) => {
+            return Executed::Await(identity)
+        }
+        Whereabouts::Live(LiveItem::Resident(id)) => core.cancel(id, end, now),
+        Whereabouts::Live(LiveItem::Far(stored)) if stored.outcome_unknown => {
+            return Executed::Await(identity)
+        }
+        Whereabouts::Live(LiveItem::Far(stored)) => core.cancel_far(&stored, end, now),
     }
     Executed::Answer(Answer::Cancelled { count: 1, in_flight: 0 })
 }
@@ -109,8 +113,8 @@ fn look_up(
     match find(core, scans, target, found, now).1 {
         Whereabouts::Nowhere => dead_or_unknown(core, target),
         Whereabouts::Ended(ended) => Answer::Ended(ended),
-        Whereabouts::Live(Live::Resident(id)) => Answer::Found(Box::new(core.listed(id))),
-        Whereabouts::Live(Live::Far(stored)) => Answer::Found(Box::new(core.listed_far(*stored, now))),
+        Whereabouts::Live(LiveItem::Resident(id)) => Answer::Found(Box::new(core.listed(id))),
+        Whereabouts::Live(LiveItem::Far(stored)) => Answer::Found(Box::new(core.listed_far(*stored, now))),
     }
 }
 
@@ -184,7 +188,7 @@ fn retry(core: &mut Core, application: &str) -> Answer {
 
 fn until(core: &Core, queue: QueueId) -> Option<u64> {
     match core.stock().queues()[queue].live()?.health.state() {
-        State::Parked { until } => Some(*until),
-        State::Unproven | State::Proven { .. } => None,
+        HealthState::Parked { until } => Some(*until),
+        HealthState::Unproven | HealthState::Proven { .. } => None,
     }
 }

@@ -14,12 +14,12 @@ use super::items::{Item, Residence, Stage};
 use super::mutant::{mutated, Mutant};
 use super::recent::Recent;
 use super::stock::Stock;
-use super::types::{Batch, Dead, End, Ended, Identity, Listed, Now, Reason, Stage as ListedStage};
+use super::types::{Batch, Dead, End, Ended, Identity, Listed, ListedStage, Now, Reason};
 use std::sync::Arc;
 
 /// An item that has not ended: in memory, or in the store alone.
 #[derive(Debug)]
-pub(super) enum Live {
+pub(super) enum LiveItem {
     Resident(ItemId),
     Far(Box<Stored>),
 }
@@ -27,7 +27,7 @@ pub(super) enum Live {
 /// What became of an identity, as far as anything remembers.
 #[derive(Debug)]
 pub(super) enum Whereabouts {
-    Live(Live),
+    Live(LiveItem),
     Ended(Box<Ended>),
     Nowhere,
 }
@@ -357,7 +357,7 @@ impl Core {
             self.stock.items().by_identity(identity).filter(|id| self.stock.items()[*id].queue() == queue)
         {
             if !self.stock.items()[id].is_orphaned() || self.is_in_flight(id) {
-                return Whereabouts::Live(Live::Resident(id));
+                return Whereabouts::Live(LiveItem::Resident(id));
             }
             // Its request is delivered again, and nothing of it is under way.
             self.take_off(id);
@@ -367,7 +367,7 @@ impl Core {
         if let Some(mut stored) = found.item {
             if stored.dead.is_none() && stored.application == *self.stock.queues()[queue].name() {
                 self.renew_key(&mut stored);
-                return Whereabouts::Live(Live::Far(Box::new(stored)));
+                return Whereabouts::Live(LiveItem::Far(Box::new(stored)));
             }
         }
         let mut tail = self.stock.queues().settings_of(queue).dedupe_tail;

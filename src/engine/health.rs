@@ -14,7 +14,7 @@ const PROOF_MS: u64 = 5_000;
 
 /// What is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum HealthState {
     /// Nothing confirmed lately: a probe is to be sent.
     Unproven,
     /// Confirmed lately, at this monotonic moment.
@@ -26,7 +26,7 @@ pub(super) enum State {
 /// See the module's page.
 #[derive(Clone, Debug)]
 pub(super) struct Health {
-    state: State,
+    state: HealthState,
     /// Failed probes in a row, and the text of the last.
     failures: u32,
     last_error: Option<Arc<str>>,
@@ -36,10 +36,10 @@ pub(super) struct Health {
 
 impl Health {
     pub(super) fn new() -> Self {
-        Health { state: State::Unproven, failures: 0, last_error: None, allowance: 1 }
+        Health { state: HealthState::Unproven, failures: 0, last_error: None, allowance: 1 }
     }
 
-    pub(super) fn state(&self) -> &State {
+    pub(super) fn state(&self) -> &HealthState {
         &self.state
     }
 
@@ -58,28 +58,28 @@ impl Health {
 
     /// Batches are sent one at a time, each alone on its channel.
     pub(super) fn needs_probe(&self) -> bool {
-        self.state == State::Unproven
+        self.state == HealthState::Unproven
     }
 
     /// Whether one more batch may go, beside those under way. `share`: the most that one queue may have.
     pub(super) fn may_send(&self, under_way: usize, share: usize) -> bool {
         match self.state {
-            State::Unproven => under_way == 0,
-            State::Proven { .. } => under_way < self.allowance.min(share),
-            State::Parked { .. } => mutated(Mutant::ParkedIsDrained) && under_way == 0,
+            HealthState::Unproven => under_way == 0,
+            HealthState::Proven { .. } => under_way < self.allowance.min(share),
+            HealthState::Parked { .. } => mutated(Mutant::ParkedIsDrained) && under_way == 0,
         }
     }
 
     /// A batch was confirmed. A straggler from before a failure proves nothing: the probe decides.
     pub(super) fn confirmed(&mut self, now_mono: u64, share: usize) {
         match self.state {
-            State::Parked { .. } => return,
-            State::Proven { .. } => self.allowance = (self.allowance * 2).min(share.max(1)),
-            State::Unproven => self.allowance = 2,
+            HealthState::Parked { .. } => return,
+            HealthState::Proven { .. } => self.allowance = (self.allowance * 2).min(share.max(1)),
+            HealthState::Unproven => self.allowance = 2,
         }
         self.failures = 0;
         self.last_error = None;
-        self.state = State::Proven { at: now_mono };
+        self.state = HealthState::Proven { at: now_mono };
     }
 
     /// A batch failed. The moment at which the pause ends, if it begins now.
@@ -92,36 +92,36 @@ impl Health {
     ) -> Option<u64> {
         let draw = random.draw();
         self.allowance = 1;
-        if matches!(self.state, State::Parked { .. }) {
+        if matches!(self.state, HealthState::Parked { .. }) {
             return None;
         }
         self.failures = self.failures.saturating_add(1);
         self.last_error = Some(error.into());
         let until = now_mono + backoff::pause(retry, self.failures, draw);
-        self.state = State::Parked { until };
+        self.state = HealthState::Parked { until };
         Some(until)
     }
 
     /// Nothing can be said any more: the channel went, or a long rest.
     pub(super) fn doubt(&mut self) {
-        if matches!(self.state, State::Proven { .. }) {
-            self.state = State::Unproven;
+        if matches!(self.state, HealthState::Proven { .. }) {
+            self.state = HealthState::Unproven;
             self.allowance = 1;
         }
     }
 
     /// With nothing under way: whether the proof is still good.
     pub(super) fn rest(&mut self, now_mono: u64) {
-        if matches!(self.state, State::Proven { at } if now_mono > at + PROOF_MS) {
+        if matches!(self.state, HealthState::Proven { at } if now_mono > at + PROOF_MS) {
             self.doubt();
         }
     }
 
     /// The pause has ended, or is ended by a command. False: there was none that ends now.
     pub(super) fn end_pause(&mut self, until: u64) -> bool {
-        let ends = self.state == State::Parked { until };
+        let ends = self.state == HealthState::Parked { until };
         if ends {
-            self.state = State::Unproven;
+            self.state = HealthState::Unproven;
         }
         ends
     }

@@ -1,8 +1,8 @@
 //! What an arrival comes to: asked for, admitted, dropped, put in another's place, or made to wait.
 
-use super::admission::{Limits, Verdict as LimitVerdict};
-use super::arrivals::{Arrival, Questions};
-use super::core::{Core, Live, Whereabouts};
+use super::admission::{LimitVerdict, Limits};
+use super::arrivals::Arrival;
+use super::core::{Core, LiveItem, Whereabouts};
 use super::duplicates::{self, Known, Verdict};
 use super::event::{Found, Wanted};
 use super::ids::QueueId;
@@ -36,7 +36,7 @@ pub(super) struct Bench<'a> {
 }
 
 /// What has to be asked before an arrival can be judged: nothing, where memory knows, or the store cannot.
-pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Questions {
+pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Vec<Wanted> {
     let Some((application, identities)) = arrival.subject() else { return Vec::new() };
     let known = |identity: &Identity| core.stock().items().by_identity(*identity).is_some();
     if identities.iter().flatten().any(known) {
@@ -135,11 +135,11 @@ impl<'a> Bench<'a> {
         core: &Core,
         item: &NewItem,
         queue: QueueId,
-        live: &Live,
+        live: &LiveItem,
         now: Now,
     ) -> (Known<'static>, u64) {
         let (due, old) = match live {
-            Live::Resident(id) => {
+            LiveItem::Resident(id) => {
                 let resident = &core.stock().items()[*id];
                 if resident.is_orphaned() {
                     return (Known::Undecided { orphaned: true }, resident.fingerprint());
@@ -149,7 +149,7 @@ impl<'a> Bench<'a> {
                 }
                 (resident.due(), resident.fingerprint())
             }
-            Live::Far(stored) => (stored.key.due, stored.fingerprint),
+            LiveItem::Far(stored) => (stored.key.due, stored.fingerprint),
         };
         let settings = core.stock().queues().settings_of(queue);
         let new_due = match timing(settings, item, now) {
@@ -173,7 +173,7 @@ impl<'a> Bench<'a> {
         origin: Origin,
         known: Known<'_>,
         old: u64,
-        live: Option<Live>,
+        live: Option<LiveItem>,
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
@@ -228,7 +228,7 @@ impl<'a> Bench<'a> {
         &mut self,
         core: &mut Core,
         item: Box<NewItem>,
-        mut live: Live,
+        mut live: LiveItem,
         origin: Origin,
         now: Now,
     ) -> Judged {
@@ -243,14 +243,14 @@ impl<'a> Bench<'a> {
                 return Judged::Done;
             }
         }
-        if let Live::Far(stored) = &mut live {
+        if let LiveItem::Far(stored) = &mut live {
             // To make room its own window may have been closed just now.
             core.renew_key(stored);
         }
         let inherited = inherited_window(core, &item, &live, now);
         match &live {
-            Live::Resident(id) => core.take_out(*id),
-            Live::Far(stored) => core.stock_mut().finish_far(stored),
+            LiveItem::Resident(id) => core.take_out(*id),
+            LiveItem::Far(stored) => core.stock_mut().finish_far(stored),
         }
         core.stock_mut().counters_mut().replaced += 1;
         core.stock_mut().counters_mut().duplicates[rule as usize].replaced += 1;
@@ -295,17 +295,17 @@ impl<'a> Bench<'a> {
 
 /// The planned end of the window that a replaced item leaves: else a producer that replaces its item again
 /// and again would keep its customer's window open for ever.
-fn inherited_window(core: &Core, item: &NewItem, live: &Live, now: Now) -> Option<u64> {
+fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> Option<u64> {
     let customer = item.customer.as_deref()?;
     match live {
-        Live::Resident(id) => {
+        LiveItem::Resident(id) => {
             let old = &core.stock().items()[*id];
             let same = old.customer().filter(|id| *core.stock().customers()[*id].name == *customer)?;
             matches!(old.stage(), Stage::Windowed { .. })
                 .then(|| core.stock().customers()[same].window.as_ref().map(|window| window.end()))
                 .flatten()
         }
-        Live::Far(stored) => {
+        LiveItem::Far(stored) => {
             let same = stored.is_windowed() && stored.customer.as_deref() == Some(customer);
             (same && stored.key.due > now.wall).then_some(stored.key.due)
         }

@@ -18,7 +18,7 @@ const PATIENCE_MS: u64 = 100;
 
 /// How far one delivery is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum DeliveryState {
     /// Number of parts that are not safe.
     Unsafe(u32),
     /// All are safe, and the ack has not gone out.
@@ -32,7 +32,7 @@ pub(super) struct Ledger {
     generation: u32,
     /// Tag of the first entry of `open`.
     first: u64,
-    open: VecDeque<State>,
+    open: VecDeque<DeliveryState>,
     /// Of the prefix taken off since the last [`Ledger::acks`], the last one that has not been acked.
     prefix: Option<u64>,
     /// Safe ones behind an unsafe one, in the order in which they became safe; some may have been acked
@@ -81,7 +81,7 @@ impl Ledger {
             self.first = delivery.tag;
         }
         debug_assert_eq!(delivery.tag, self.first + self.open.len() as u64, "tags come without a gap");
-        self.open.push_back(State::Unsafe(parts.max(1)));
+        self.open.push_back(DeliveryState::Unsafe(parts.max(1)));
         if parts == 0 {
             self.safe(delivery);
         }
@@ -94,22 +94,22 @@ impl Ledger {
         }
         let Some(state) = self.open.get_mut((delivery.tag - self.first) as usize) else { return };
         match *state {
-            State::Unsafe(parts) if parts > 1 => *state = State::Unsafe(parts - 1),
-            State::Unsafe(_) => {
-                *state = State::Safe;
+            DeliveryState::Unsafe(parts) if parts > 1 => *state = DeliveryState::Unsafe(parts - 1),
+            DeliveryState::Unsafe(_) => {
+                *state = DeliveryState::Safe;
                 if delivery.tag == self.first {
                     self.take_prefix();
                 } else {
                     self.held_up.push(delivery.tag);
                 }
             }
-            State::Safe | State::Acked => debug_assert!(false, "a part becomes safe once"),
+            DeliveryState::Safe | DeliveryState::Acked => debug_assert!(false, "a part becomes safe once"),
         }
     }
 
     fn take_prefix(&mut self) {
-        while let Some(state) = self.open.front().filter(|state| !matches!(state, State::Unsafe(_))) {
-            if *state == State::Safe {
+        while let Some(state) = self.open.front().filter(|state| !matches!(state, DeliveryState::Unsafe(_))) {
+            if *state == DeliveryState::Safe {
                 self.prefix = Some(self.first);
             }
             self.open.pop_front();
@@ -143,7 +143,7 @@ impl Ledger {
             return;
         }
         for tag in self.held_up.drain(..).filter(|tag| *tag >= self.first) {
-            self.open[(tag - self.first) as usize] = State::Acked;
+            self.open[(tag - self.first) as usize] = DeliveryState::Acked;
             out.push(ack(tag, false));
         }
     }

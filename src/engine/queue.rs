@@ -12,7 +12,7 @@
 mod table;
 
 use super::event::QueueRow;
-use super::health::{Health, State};
+use super::health::{Health, HealthState};
 use super::ids::{CustomerId, ItemId};
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
@@ -174,7 +174,7 @@ impl Queue {
     }
 
     pub(super) fn is_parked(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| matches!(live.health.state(), State::Parked { .. }))
+        self.live.as_ref().is_some_and(|live| matches!(live.health.state(), HealthState::Parked { .. }))
     }
 
     /// It cannot be delivered to at present, or it must not.

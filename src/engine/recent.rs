@@ -36,7 +36,7 @@ struct Bucket {
     /// Nothing in it ended before, UTC ms.
     from: u64,
     /// `None`: nothing is known, any id may be there.
-    filter: Option<Filter>,
+    filter: Option<BloomFilter>,
 }
 
 impl Recent {
@@ -130,12 +130,12 @@ impl Recent {
     }
 
     fn begin(&mut self, bucket: u8, from: u64) {
-        self.buckets[usize::from(bucket)] = Some(Bucket { from, filter: Some(Filter::default()) });
+        self.buckets[usize::from(bucket)] = Some(Bucket { from, filter: Some(BloomFilter::default()) });
     }
 
     fn note(&mut self, bucket: u8, identity: Identity) {
         let filters = || self.buckets.iter().flatten().filter_map(|bucket| bucket.filter.as_ref());
-        let full = filters().map(Filter::bytes).sum::<usize>() > self.most_bytes;
+        let full = filters().map(BloomFilter::bytes).sum::<usize>() > self.most_bytes;
         let Some(bucket) = &mut self.buckets[usize::from(bucket)] else { return };
         if full {
             bucket.filter = None;
@@ -149,7 +149,7 @@ impl Recent {
 /// A Bloom filter that grows: full parts stay, and a new one of twice the size takes what comes. All bits of
 /// an id lie in one line of the processor's cache.
 #[derive(Debug, Default)]
-struct Filter {
+struct BloomFilter {
     parts: Vec<Part>,
 }
 
@@ -159,7 +159,7 @@ struct Part {
     left: usize,
 }
 
-impl Filter {
+impl BloomFilter {
     fn insert(&mut self, identity: Identity) {
         if self.parts.last().is_none_or(|part| part.left == 0) {
             let ids = FIRST_IDS << self.parts.len().min(20);
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_filter_forgets_nothing_and_seldom_errs() {
         let mut random = Random(1);
-        let mut filter = Filter::default();
+        let mut filter = BloomFilter::default();
         let known: Vec<Identity> = (0..100_000).map(|_| id(&mut random)).collect();
         known.iter().for_each(|id| filter.insert(*id));
         assert!(known.iter().all(|id| filter.may_contain(*id)));

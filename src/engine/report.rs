@@ -1,10 +1,10 @@
 //! The state at one moment, in the words of [`super::snapshot`].
 
 use super::core::Core;
-use super::health::State;
+use super::health::HealthState;
 use super::ids::QueueId;
 use super::queue::Queue;
-use super::snapshot::{Application, Delivery, Items, Snapshot};
+use super::snapshot::{Application, Deliverability, ItemCounts, Snapshot};
 use super::types::Now;
 
 /// The state at this moment. Costs time in the number of applications that have something, not of items.
@@ -31,7 +31,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     let applications_total = applications.len() as u64;
     applications.truncate(Snapshot::MAX_APPLICATIONS);
     Snapshot {
-        items: Items {
+        items: ItemCounts {
             waiting: queues.total().saturating_sub(parked),
             in_memory: stock.items().len() as u64,
             due: queues.ready_rows(),
@@ -86,20 +86,20 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
     }
 }
 
-/// Items of a queue that cannot be delivered to: all that is due.
+/// ItemCounts of a queue that cannot be delivered to: all that is due.
 fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
     ready + queue.far_due(now.wall)
 }
 
-fn delivery(queue: &Queue, now: Now) -> Delivery {
-    let Some(health) = queue.live().map(|live| &live.health) else { return Delivery::Unproven };
+fn delivery(queue: &Queue, now: Now) -> Deliverability {
+    let Some(health) = queue.live().map(|live| &live.health) else { return Deliverability::Unproven };
     let until = match health.state() {
-        State::Proven { .. } => return Delivery::Open,
-        State::Unproven if !health.is_failing() => return Delivery::Unproven,
-        State::Unproven => now.mono,
-        State::Parked { until } => *until,
+        HealthState::Proven { .. } => return Deliverability::Open,
+        HealthState::Unproven if !health.is_failing() => return Deliverability::Unproven,
+        HealthState::Unproven => now.mono,
+        HealthState::Parked { until } => *until,
     };
-    Delivery::Parked {
+    Deliverability::Parked {
         next_try_in_ms: until.saturating_sub(now.mono),
         failures: health.failures(),
         last_error: health.last_error().map(ToString::to_string).unwrap_or_default(),

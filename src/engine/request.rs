@@ -60,7 +60,7 @@ pub struct Filter {
     /// Of this customer alone.
     pub customer: Option<Arc<str>>,
     /// In this state alone.
-    pub state: Option<Stage>,
+    pub state: Option<ListedStage>,
     /// First place wanted: due not before this, and behind the last page.
     pub from: Key,
     /// First due not wanted.
@@ -141,7 +141,7 @@ pub enum Asker {
 
 /// Where an item stands that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum ListedStage {
     /// For its time, its window, a free slot, or its paused application to go on.
     Waiting,
     /// Published, and not settled.
@@ -150,13 +150,13 @@ pub enum Stage {
     Parked,
 }
 
-impl Stage {
+impl ListedStage {
     /// The word in answers.
     pub fn as_str(self) -> &'static str {
         match self {
-            Stage::Waiting => "waiting",
-            Stage::InFlight => "in_flight",
-            Stage::Parked => "parked",
+            ListedStage::Waiting => "waiting",
+            ListedStage::InFlight => "in_flight",
+            ListedStage::Parked => "parked",
         }
     }
 }
@@ -196,7 +196,7 @@ pub struct Ended {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listed {
     /// Where it stands.
-    pub stage: Stage,
+    pub stage: ListedStage,
     /// Its place in the order, and its arrival number.
     pub key: Key,
     /// When it was due as accepted, UTC ms; see [`AssignedId::due`].

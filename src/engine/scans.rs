@@ -10,7 +10,7 @@
 
 mod legs;
 
-use super::core::{Core, Live, Whereabouts};
+use super::core::{Core, LiveItem, Whereabouts};
 use super::event::{Load, Scan, Stored};
 use super::ids::ItemId;
 use super::mutant::{mutated, Mutant};
@@ -252,7 +252,7 @@ impl Scans {
             return found;
         }
         let (application, customer, seq) = match live {
-            Live::Resident(id) => {
+            LiveItem::Resident(id) => {
                 if core.is_undecided(*id) {
                     return found;
                 }
@@ -260,19 +260,21 @@ impl Scans {
                 let (application, customer) = core.stock().address(item);
                 (application, customer, item.key().seq)
             }
-            Live::Far(stored) => (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq),
+            LiveItem::Far(stored) => {
+                (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq)
+            }
         };
         let Some(scan) = self.owner_of(&application, customer.as_deref(), seq) else { return found };
         let end = end_of_cancel(&scan.asker);
         scan.cancelled += 1;
         let ended = match live {
-            Live::Resident(id) => {
+            LiveItem::Resident(id) => {
                 let item = &core.stock().items()[*id];
                 let ended = (item.due(), item.attempts(), item.fingerprint());
                 core.cancel(*id, end.clone(), now);
                 ended
             }
-            Live::Far(stored) => {
+            LiveItem::Far(stored) => {
                 core.cancel_far(stored, end.clone(), now);
                 (stored.key.due, stored.attempts, stored.fingerprint)
             }
@@ -289,7 +291,7 @@ impl Scans {
         }
         for id in restored.iter().copied() {
             if core.stock().items().get(id).is_some_and(|item| !item.is_dead()) {
-                self.claim(core, Whereabouts::Live(Live::Resident(id)), now);
+                self.claim(core, Whereabouts::Live(LiveItem::Resident(id)), now);
             }
         }
     }

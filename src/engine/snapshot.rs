@@ -18,21 +18,21 @@ pub struct Counters {
     pub received: u64,
     /// Of these, marked redelivered.
     pub redelivered: u64,
-    /// Items accepted (array entries counted one by one).
+    /// ItemCounts accepted (array entries counted one by one).
     pub accepted: u64,
     /// Requests that were not understood, and items that could not be accepted: dead letters from the start.
     pub rejected: u64,
-    /// Items cancelled by a command.
+    /// ItemCounts cancelled by a command.
     pub cancelled: u64,
-    /// Items replaced by a later request with the same id.
+    /// ItemCounts replaced by a later request with the same id.
     pub replaced: u64,
-    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a
+    /// ItemCounts and dead requests forgotten because the broker delivers them again: their only copy was a
     /// message that was not acked when the ingest connection was lost.
     pub given_back: u64,
     /// Requests whose id was known, in the order of [`DuplicateRule`]'s declaration.
     #[serde(with = "by_rule")]
     pub duplicates: [Duplicates; RULES.len()],
-    /// Items confirmed at the output exchange.
+    /// ItemCounts confirmed at the output exchange.
     pub confirmed: u64,
     /// Batches confirmed at the output exchange.
     pub batches_confirmed: u64,
@@ -79,7 +79,7 @@ pub struct Duplicates {
 /// How deliverable an application is; in JSON the key `state` of its application, with the fields beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum Delivery {
+pub enum Deliverability {
     /// Healthy: a batch was confirmed lately.
     Open,
     /// It could not be delivered to; one probe when the time comes.
@@ -105,20 +105,20 @@ pub struct Application {
     pub name: String,
     /// State of its delivery.
     #[serde(flatten)]
-    pub delivery: Delivery,
-    /// Items that have not ended, wherever they are.
+    pub delivery: Deliverability,
+    /// ItemCounts that have not ended, wherever they are.
     #[serde(default)]
     pub total: u64,
     /// Held back by an operator's order.
     #[serde(default)]
     pub paused: bool,
-    /// Items in memory that wait for their time.
+    /// ItemCounts in memory that wait for their time.
     #[serde(default)]
     pub waiting: u64,
-    /// Items that are due and wait for a free slot.
+    /// ItemCounts that are due and wait for a free slot.
     #[serde(default)]
     pub due: u64,
-    /// Items published and not settled.
+    /// ItemCounts published and not settled.
     #[serde(default)]
     pub in_flight: u64,
     /// Number of items parked.
@@ -127,7 +127,7 @@ pub struct Application {
     /// Number of open windows.
     #[serde(default)]
     pub windows: u64,
-    /// Items confirmed since the start.
+    /// ItemCounts confirmed since the start.
     #[serde(default)]
     pub confirmed: u64,
     /// Earliest due of its items that are due and not confirmed, UTC ms; parked and paused ones count here.
@@ -135,19 +135,19 @@ pub struct Application {
     pub oldest_due_at: Option<u64>,
 }
 
-/// Items at one moment.
+/// ItemCounts at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Items {
-    /// Items stored or held that are not parked; in flight included.
+pub struct ItemCounts {
+    /// ItemCounts stored or held that are not parked; in flight included.
     pub waiting: u64,
     /// Of these, in memory.
     pub in_memory: u64,
-    /// Items that are due and not yet published.
+    /// ItemCounts that are due and not yet published.
     pub due: u64,
-    /// Items published and not settled.
+    /// ItemCounts published and not settled.
     pub in_flight: u64,
-    /// Items of applications that cannot be delivered to at present.
+    /// ItemCounts of applications that cannot be delivered to at present.
     pub parked: u64,
     /// Number of open windows.
     pub windows: u64,
@@ -167,7 +167,7 @@ pub struct Items {
 #[serde(default)]
 pub struct Snapshot {
     /// Numbers of items by stage.
-    pub items: Items,
+    pub items: ItemCounts,
     /// Number of unconfirmed batches.
     pub in_flight_batches: u64,
     /// The intake is paused.

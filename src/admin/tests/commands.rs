@@ -1,7 +1,7 @@
 //! Commands and applications, over the wire.
 
 use super::*;
-use crate::engine::types::{CustomerOf, Filter, Stage};
+use crate::engine::types::{CustomerOf, Filter, ListedStage};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Mutex;
 
@@ -29,8 +29,12 @@ fn every_path_is_a_command() {
     let item = || ItemOf { application: "a/b".into(), id: "c d".into() };
     let of = || CustomerOf { application: "a".into(), customer: "c/d".into() };
     let app = || "a b".into();
-    let filter =
-        Filter { application: Some("a".into()), state: Some(Stage::Parked), limit: 5, ..Filter::default() };
+    let filter = Filter {
+        application: Some("a".into()),
+        state: Some(ListedStage::Parked),
+        limit: 5,
+        ..Filter::default()
+    };
     for (method, path, want) in [
         ("GET", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Lookup(item())),
         ("DELETE", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Cancel(item())),

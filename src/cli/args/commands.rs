@@ -2,7 +2,7 @@
 
 use super::{id, name};
 use crate::admin::parse::{cursor, moment, stage};
-use crate::engine::types::Stage;
+use crate::engine::types::ListedStage;
 use clap::{Args, Subcommand};
 
 /// Most items of one list: they are held in memory for their columns.
@@ -60,7 +60,7 @@ pub(crate) struct ListArgs {
     pub customer: Option<String>,
     /// In this state alone: waiting, in_flight or parked
     #[arg(long, value_name = "S", value_parser = stage)]
-    pub state: Option<Stage>,
+    pub state: Option<ListedStage>,
     /// Due at or after: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub from: Option<u64>,
@@ -162,7 +162,7 @@ mod tests {
                     --to 1800000001000 --limit 5000";
         let CliCommand::List(args) = parse(line) else { panic!("no list") };
         assert_eq!((args.application.as_deref(), args.customer.as_deref()), (Some("a"), Some("c")));
-        assert_eq!(args.state, Some(Stage::InFlight));
+        assert_eq!(args.state, Some(ListedStage::InFlight));
         assert_eq!((args.from, args.to), (Some(1_800_000_000_000), Some(1_800_000_001_000)));
         assert_eq!((args.limit, args.count), (5_000, false));
         let CliCommand::List(args) = parse("tidegate list --cursor 1800000000000-7") else {

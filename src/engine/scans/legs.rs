@@ -6,7 +6,7 @@ use crate::engine::event::Along;
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::queue::{Entry, LAST};
-use crate::engine::types::{Filter, Key, Now, Stage};
+use crate::engine::types::{Filter, Key, ListedStage, Now};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) struct Leg {
 
 /// What is in flight is in memory: its keys say where in the store it can be.
 pub(super) fn narrow(core: &Core, mut filter: Filter) -> Filter {
-    if filter.state != Some(Stage::InFlight) || !core.stock().journal().is_durable() {
+    if filter.state != Some(ListedStage::InFlight) || !core.stock().journal().is_durable() {
         return filter;
     }
     let keys = || {
@@ -138,10 +138,10 @@ fn list_legs(core: &Core, filter: &Filter, now: Now) -> VecDeque<Leg> {
     };
     let wanted = |id: &QueueId| {
         let queue = &queues[*id];
-        let parked = filter.state != Some(Stage::Parked) || queue.is_failing();
+        let parked = filter.state != Some(ListedStage::Parked) || queue.is_failing();
         queue.stored() > 0 && parked
     };
-    let due_only = if filter.state == Some(Stage::Parked) { now.wall + 1 } else { u64::MAX };
+    let due_only = if filter.state == Some(ListedStage::Parked) { now.wall + 1 } else { u64::MAX };
     let until = filter.until.unwrap_or(u64::MAX).min(due_only);
     let mut legs: Vec<Leg> = ids
         .into_iter()

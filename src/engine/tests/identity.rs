@@ -15,7 +15,7 @@ fn cancel(w: &mut World, id: &str) -> Answer {
     w.ask(Command::Cancel(target("a", id)))
 }
 
-fn stage(w: &mut World, id: &str) -> Option<Stage> {
+fn stage(w: &mut World, id: &str) -> Option<ListedStage> {
     let Answer::Found(listed) = w.ask(Command::Lookup(target("a", id))) else { return None };
     Some(listed.stage)
 }
@@ -189,7 +189,7 @@ fn a_cancelled_item_is_gone_wherever_it_was_and_stays_gone() {
     w.send(vec![far, near, windowed, item("a", "ann", "stays")]);
     w.drain_jobs();
     for id in ["far", "near", "window"] {
-        assert_eq!(stage(&mut w, id), Some(Stage::Waiting), "{id}");
+        assert_eq!(stage(&mut w, id), Some(ListedStage::Waiting), "{id}");
         assert_eq!(cancel(&mut w, id), TAKEN, "{id}");
         assert!(matches!(cancel(&mut w, id), Answer::Ended(e) if e.end == End::Cancelled), "{id}");
     }
@@ -214,7 +214,7 @@ fn a_cancel_is_answered_when_it_is_durable_and_not_sooner() {
     // kill -9 between: nobody was told, and the item is there.
     let mut w = World { store: kept, ..w };
     w.crash();
-    assert_eq!(stage(&mut w, "x"), Some(Stage::Waiting));
+    assert_eq!(stage(&mut w, "x"), Some(ListedStage::Waiting));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn parked_sent_expired_and_dead_items_are_told_apart() {
     w.settle(0, Outcome::Returned("NO_ROUTE".into()));
     w.drain_jobs();
     let Answer::Found(found) = w.ask(Command::Lookup(target("a", "x"))) else { panic!("it waits") };
-    assert_eq!((found.stage, found.attempts), (Stage::Parked, 1));
+    assert_eq!((found.stage, found.attempts), (ListedStage::Parked, 1));
     assert!(found.last_error.is_some_and(|text| text.contains("NO_ROUTE")));
     w.advance(10_000);
     w.drain_jobs();
@@ -282,7 +282,7 @@ fn parked_sent_expired_and_dead_items_are_told_apart() {
     assert_eq!(ended.end, End::Sent(BatchId([7; 16])));
     // The id of a dead item may be used again at once.
     w.send(vec![named(Keep, T0 + 60_000, "again")]);
-    assert_eq!(stage(&mut w, "x"), Some(Stage::Waiting));
+    assert_eq!(stage(&mut w, "x"), Some(ListedStage::Waiting));
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
     w.crash();
     w.run(1_000);
     assert_eq!(ends(&w).0, ["b"]);
-    assert_eq!(stage(&mut w, "50"), Some(Stage::Waiting));
+    assert_eq!(stage(&mut w, "50"), Some(ListedStage::Waiting));
     assert_eq!(cancel(&mut w, "50"), TAKEN);
     assert_eq!(w.ask(Command::Resume("a".into())), Answer::Done { changed: true });
     w.run(1_000);
@@ -430,8 +430,8 @@ fn a_list_comes_in_order_and_page_by_page() {
     assert_eq!((range.len(), expected > 20), (expected, true));
     let none = pages(Filter { application: Some("b".into()), limit: 5, ..Filter::default() });
     assert_eq!(none.len(), 0);
-    assert_eq!(pages(of(Filter { state: Some(Stage::Waiting), ..Filter::default() })).len(), 250);
-    assert_eq!(pages(of(Filter { state: Some(Stage::InFlight), ..Filter::default() })).len(), 0);
+    assert_eq!(pages(of(Filter { state: Some(ListedStage::Waiting), ..Filter::default() })).len(), 250);
+    assert_eq!(pages(of(Filter { state: Some(ListedStage::InFlight), ..Filter::default() })).len(), 0);
 }
 
 #[test]

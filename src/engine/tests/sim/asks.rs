@@ -151,7 +151,8 @@ impl Sim {
 
     fn any_filter(&mut self, application: &str, customer: &str) -> Filter {
         let from = if self.pick(3) == 0 { self.world.now.wall } else { 0 };
-        let state = [None, None, Some(Stage::Waiting), Some(Stage::InFlight), Some(Stage::Parked)];
+        let state =
+            [None, None, Some(ListedStage::Waiting), Some(ListedStage::InFlight), Some(ListedStage::Parked)];
         let named = self.pick(3) > 0;
         Filter {
             application: named.then(|| application.into()),

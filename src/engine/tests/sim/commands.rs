@@ -306,13 +306,13 @@ impl Model {
         assert!(listed.due <= life.accepted_due || life.window.is_none(), "{listed:?}");
         let known = self.known_since(life.identity, asked.call);
         let right = known.iter().any(|k| match (k, listed.stage) {
-            (Known::Waiting(s), Stage::Waiting) | (Known::Out(s), Stage::InFlight) => *s == seq,
-            (Known::Waiting(s), Stage::Parked) => {
+            (Known::Waiting(s), ListedStage::Waiting) | (Known::Out(s), ListedStage::InFlight) => *s == seq,
+            (Known::Waiting(s), ListedStage::Parked) => {
                 let app = &self.apps[&*new.application];
                 *s == seq && (app.failing || app.failed_call >= asked.call)
             }
             // Formed, and waiting for payloads; or to be sent again.
-            (Known::Waiting(s), Stage::InFlight) => {
+            (Known::Waiting(s), ListedStage::InFlight) => {
                 let due = listed.due <= self.now.wall || self.stepped_back > 0;
                 *s == seq && (life.published.is_some() || due)
             }
