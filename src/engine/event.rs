@@ -70,6 +70,29 @@ impl Stored {
     pub fn is_windowed(&self) -> bool {
         !self.own_time && self.customer.is_some() && self.dead.is_none()
     }
+
+    /// One of an application with this key, and nothing else to tell of, for tests.
+    #[cfg(test)]
+    pub(crate) fn blank(application: &str, key: Key) -> Self {
+        Stored {
+            key,
+            accepted_due: key.due,
+            application: application.into(),
+            customer: None,
+            given: None,
+            fingerprint: 0,
+            received: 0,
+            own_time: false,
+            expiry: None,
+            weight: 0,
+            closed_by: ClosedBy::Time,
+            attempts: 0,
+            last_error: None,
+            outcome_unknown: false,
+            dead: None,
+            content: None,
+        }
+    }
 }
 
 /// Where a stored item lies.

@@ -230,24 +230,7 @@ mod tests {
     }
 
     fn row(key: Key) -> Stored {
-        Stored {
-            key,
-            accepted_due: key.due,
-            application: "shop".into(),
-            customer: Some("c".into()),
-            given: None,
-            fingerprint: 0,
-            received: 0,
-            own_time: false,
-            expiry: None,
-            weight: 0,
-            closed_by: ClosedBy::Time,
-            attempts: 0,
-            last_error: None,
-            outcome_unknown: false,
-            dead: None,
-            content: None,
-        }
+        Stored { customer: Some("c".into()), ..Stored::blank("shop", key) }
     }
 
     #[test]

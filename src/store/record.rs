@@ -361,24 +361,7 @@ mod tests {
     }
 
     fn blank() -> Stored {
-        Stored {
-            key: Key { due: 7, seq: 1 },
-            accepted_due: 7,
-            application: "app".into(),
-            customer: None,
-            given: None,
-            fingerprint: 0,
-            received: 0,
-            own_time: false,
-            expiry: None,
-            weight: 0,
-            closed_by: ClosedBy::Time,
-            attempts: 0,
-            last_error: None,
-            outcome_unknown: false,
-            dead: None,
-            content: Some(Arc::new(Content::default())),
-        }
+        Stored { content: Some(Arc::new(Content::default())), ..Stored::blank("app", Key { due: 7, seq: 1 }) }
     }
 
     fn row_of(item: &Stored) -> Vec<u8> {

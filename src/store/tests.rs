@@ -23,22 +23,12 @@ pub(super) fn place(queue: &str, due: u64, seq: u64) -> Place {
 pub(super) fn item(due: u64, seq: u64) -> Stored {
     let content = Content { properties: vec![1, 2], body: format!("body {seq}").into_bytes(), json: true };
     Stored {
-        key: key(due, seq),
-        accepted_due: due,
-        application: APP.into(),
         customer: Some("c".into()),
-        given: None,
-        fingerprint: 0,
         received: 5,
         own_time: true,
-        expiry: None,
         weight: 100,
-        closed_by: ClosedBy::Time,
-        attempts: 0,
-        last_error: None,
-        outcome_unknown: false,
-        dead: None,
         content: Some(Arc::new(content)),
+        ..Stored::blank(APP, key(due, seq))
     }
 }
 
