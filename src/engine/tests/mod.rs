@@ -8,6 +8,7 @@
 )]
 
 mod bounded;
+mod builders;
 mod check;
 mod fake_store;
 mod identity;

@@ -4,19 +4,27 @@
 //! judged by it ([`judge`]); whenever a world comes to rest, nothing may wait without a reason ([`quiet`]); at the end the
 //! faults stop, and everything must have come out.
 
+mod acks;
 mod asks;
+mod broker;
 mod commands;
 mod judge;
 mod model;
+mod plan;
+mod published;
 mod quiet;
+mod restarts;
+mod verdicts;
 mod windows;
+mod writes;
 
 use super::world::*;
 use crate::engine::event::*;
 use crate::engine::mutant::{mutate, Mutant};
 use crate::engine::types::*;
 use asks::{app_settings, shared};
-use model::{Excuse, Model};
+use model::Model;
+use plan::Plan;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Write;
@@ -34,30 +42,6 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-}
-
-/// What kind of world a seed makes.
-struct Plan {
-    /// The store does its work at once, and there are no faults.
-    calm: bool,
-    /// The store does its work at once.
-    prompt: bool,
-    customers: u64,
-    /// Ids for each application: few, which meet all the time, or many.
-    ids: u64,
-    pauses: bool,
-    poison: bool,
-    steps_of_the_clock: bool,
-    crashes: bool,
-    reloads: bool,
-    /// Begins with far more than memory has room for.
-    crowd: usize,
-    /// The crowd expires before it can leave, and nobody takes dead letters.
-    dying: bool,
-    /// Two applications with two customers each, and next to no memory.
-    tight: bool,
-    /// After a crash it takes in what it can at once, and is killed again before the store has done anything.
-    hasty: bool,
 }
 
 /// What the dead exchange does at present.
@@ -90,32 +74,6 @@ const PREFETCH: usize = 100;
 
 /// Channels on which one batch at a time is sent alone.
 const ALONE_CHANNELS: usize = 8;
-
-impl Plan {
-    fn of(seed: u64, random: &mut Random) -> Self {
-        let mut one_in = |n: u64| random.draw().is_multiple_of(n);
-        let calm = seed.is_multiple_of(4);
-        Plan {
-            calm,
-            prompt: calm || one_in(3),
-            customers: match (seed % 20 == 13, one_in(6)) {
-                (true, _) => 2,
-                (false, true) => 40,
-                (false, false) => 3,
-            },
-            ids: if one_in(2) { 4 } else { 200 },
-            pauses: !calm && one_in(2),
-            poison: !calm && one_in(3),
-            steps_of_the_clock: !calm && one_in(4),
-            crashes: !calm && (one_in(2) || seed % 20 == 17),
-            reloads: !calm && one_in(6),
-            crowd: if matches!(seed % 40, 9 | 29) { 1_000 } else { 0 },
-            dying: seed % 40 == 29,
-            tight: seed % 20 == 13,
-            hasty: seed % 20 == 17,
-        }
-    }
-}
 
 impl Sim {
     fn new(seed: u64) -> Self {
@@ -421,192 +379,6 @@ impl Sim {
         if self.pick(2) == 0 {
             self.world.drain_jobs();
         }
-    }
-
-    fn lose_egress(&mut self) {
-        if !self.connected {
-            return;
-        }
-        self.connected = false;
-        self.settle_unknown();
-        self.world.input(Input::EgressLost);
-        // Handed over before the news came.
-        self.settle_unknown();
-        assert!(self.world.out.is_empty(), "sent without a connection");
-    }
-
-    fn settle_unknown(&mut self) {
-        let out = std::mem::take(&mut self.world.out);
-        let mut settled = Vec::new();
-        for (_, batch) in &out {
-            // It may have arrived all the same, or not have been published at all.
-            let fate = self.pick(3);
-            if fate == 0 && self.would_take(batch) {
-                self.receive(batch);
-            }
-            let outcome = if fate == 1 { Outcome::Unsent } else { Outcome::Unknown };
-            if fate != 1 {
-                self.excuse(batch, Excuse::ConnectionLost);
-            }
-            settled.push(Settled { number: batch.number, outcome });
-        }
-        if !settled.is_empty() {
-            self.world.input(Input::Settled(settled));
-        }
-    }
-
-    fn excuse(&mut self, batch: &Batch, excuse: Excuse) {
-        for item in &batch.items {
-            let ask = self.model.ask_of(&item.content);
-            self.model.asks[ask].excuses.push(excuse);
-        }
-    }
-
-    /// A copy has arrived in the consumer's queue, or in that of the dead letters.
-    fn receive(&mut self, batch: &Batch) {
-        for item in &batch.items {
-            let number = self.model.ask_of(&item.content);
-            let ask = &mut self.model.asks[number];
-            match batch.dead {
-                Some(_) => ask.letters += 1,
-                None => ask.arrivals += 1,
-            }
-            let copies = (ask.arrivals + ask.letters) as usize;
-            assert!(
-                copies <= 1 + ask.excuses.len(),
-                "{number} came {copies} times; {:?} {:?}",
-                ask.excuses,
-                ask.new
-            );
-        }
-    }
-
-    fn is_poisoned(&self, batch: &Batch) -> bool {
-        batch.items.iter().any(|item| {
-            let ask = &self.model.asks[self.model.ask_of(&item.content)];
-            if batch.dead.is_some() {
-                ask.poison_dead && !item.content.body.is_empty()
-            } else {
-                ask.poison
-            }
-        })
-    }
-
-    fn hangs(&self, batch: &Batch) -> bool {
-        match batch.dead {
-            Some(_) => self.dead_exchange == DeadExchange::Hangs,
-            None => self.hanging.contains(&*batch.application),
-        }
-    }
-
-    /// Its queue is there, and takes it.
-    fn would_take(&self, batch: &Batch) -> bool {
-        let there = match batch.dead {
-            Some(_) => self.dead_exchange == DeadExchange::Takes,
-            None => !self.broken.contains(&*batch.application),
-        };
-        there && !self.hangs(batch) && !self.is_poisoned(batch)
-    }
-
-    fn settle_one(&mut self) {
-        if self.world.out.is_empty() {
-            return;
-        }
-        let nth = self.pick(self.world.out.len() as u64) as usize;
-        self.settle(if self.plan.calm { 0 } else { nth });
-    }
-
-    fn settle(&mut self, nth: usize) {
-        let batch = self.world.out[nth].1.clone();
-        if self.is_poisoned(&batch) {
-            return self.close_channel(&batch);
-        }
-        if self.hangs(&batch) {
-            return;
-        }
-        let missing = batch.dead.is_some() && self.dead_exchange == DeadExchange::Missing;
-        let outcome = match self.pick(24) {
-            _ if missing => return self.unavailable(&batch),
-            _ if !self.would_take(&batch) => Outcome::Returned("312 NO_ROUTE".into()),
-            0 if !self.plan.calm => Outcome::Nacked,
-            1 if !self.plan.calm => {
-                // One of two queues has taken it.
-                self.receive(&batch);
-                self.excuse(&batch, Excuse::PartlyRefused);
-                Outcome::Nacked
-            }
-            2 if !self.plan.calm && batch.alone => return self.unavailable(&batch),
-            _ => CONFIRMED,
-        };
-        if outcome == CONFIRMED {
-            self.receive(&batch);
-        }
-        self.world.settle(nth, outcome);
-    }
-
-    /// All of one channel end in one way.
-    fn settle_channel(&mut self, batch: &Batch, outcome: &Outcome, excuse: Option<Excuse>, arrives: bool) {
-        let same = |other: &Batch| {
-            if batch.alone {
-                other.number == batch.number
-            } else {
-                !other.alone && other.dead.is_some() == batch.dead.is_some()
-            }
-        };
-        let out = std::mem::take(&mut self.world.out);
-        let (gone, left): (Vec<_>, Vec<_>) = out.into_iter().partition(|(_, other)| same(other));
-        self.world.out = left;
-        let mut settled = vec![];
-        for (_, batch) in &gone {
-            if arrives && self.pick(2) == 0 && self.would_take(batch) {
-                self.receive(batch);
-            }
-            if let Some(excuse) = excuse {
-                self.excuse(batch, excuse);
-            }
-            settled.push(Settled { number: batch.number, outcome: outcome.clone() });
-        }
-        self.world.input(Input::Settled(settled));
-    }
-
-    /// The broker closes the channel over a batch.
-    fn close_channel(&mut self, batch: &Batch) {
-        let outcome = Outcome::Refused("406 PRECONDITION_FAILED".into());
-        self.settle_channel(batch, &outcome, (!batch.alone).then_some(Excuse::ChannelClosed), !batch.alone);
-    }
-
-    /// The exchange is missing: everything on the channel of the dead letters, or the one that was alone.
-    fn unavailable(&mut self, batch: &Batch) {
-        self.settle_channel(batch, &Outcome::Unavailable("404 NOT_FOUND".into()), None, false);
-    }
-
-    /// Confirms are overdue on the channel of one that hangs there.
-    fn overdue(&mut self) {
-        let hangs = |(_, batch): &(u64, Batch)| !batch.alone && self.hangs(batch);
-        let Some((since, batch)) = self.world.out.iter().find(|one| hangs(one)).cloned() else { return };
-        let due = since + CONFIRM_MS;
-        if self.world.now.mono < due {
-            self.world.advance(due - self.world.now.mono);
-        }
-        if self.world.out.iter().any(|(_, other)| other.number == batch.number) {
-            self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
-        }
-    }
-
-    /// One more is to be sent alone than there are channels: the one that has waited longest gives way.
-    fn free_channel(&mut self) {
-        let alone = self.world.out.iter().filter(|(_, batch)| batch.alone);
-        if alone.clone().count() <= ALONE_CHANNELS {
-            return;
-        }
-        let Some((since, batch)) = alone.min_by_key(|(since, batch)| (*since, batch.number)).cloned() else {
-            return;
-        };
-        // The engine counts from the moment at which it began to fetch payloads: the publisher waits.
-        if self.world.now.mono < since + CONFIRM_MS {
-            return;
-        }
-        self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
     }
 
     /// Some thousand items more than memory has room for.

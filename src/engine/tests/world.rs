@@ -1,11 +1,11 @@
 //! A store, a broker and two clocks, as far as the engine can tell: everything happens when a test says so.
 
+pub(super) use super::builders::*;
 use super::fake_store::FakeStore;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use crate::engine::Engine;
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::collections::VecDeque;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
 
@@ -110,106 +110,6 @@ pub(super) struct Meter {
     pub(super) rows: u64,
     /// Most of one call: operations, publishes, rows touched.
     pub(super) most: (usize, usize, u64),
-}
-
-pub(super) fn settings() -> Settings {
-    settings_of(AppSettings::default())
-}
-
-pub(super) fn settings_of(defaults: AppSettings) -> Settings {
-    Settings {
-        defaults: Arc::new(defaults),
-        applications: BTreeMap::new(),
-        hold_max: None,
-        budget: Budget::of(64 << 20),
-        customers: 1_000,
-        max_applications: 1_000,
-        confirm_timeout: CONFIRM_MS,
-        max_in_flight: 100,
-        max_in_flight_bytes: 8 << 20,
-    }
-}
-
-pub(super) fn with(change: impl FnOnce(&mut AppSettings)) -> Settings {
-    let mut app = AppSettings::default();
-    change(&mut app);
-    settings_of(app)
-}
-
-/// A body, and the bytes that stand for it where fingerprints are compared.
-pub(super) fn fingerprint(payload: &str, at: Option<u64>, rule: DuplicateRule) -> u64 {
-    let text = payload.bytes().chain(at.unwrap_or(0).to_be_bytes()).chain([rule as u8]);
-    text.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-/// An item; `id` doubles as its payload.
-pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
-    NewItem {
-        application: application.into(),
-        customer: (!customer.is_empty()).then(|| customer.into()),
-        at: None,
-        expiry: None,
-        identity: None,
-        on_duplicate: DuplicateRule::Keep,
-        fingerprint: fingerprint(id, None, DuplicateRule::Keep),
-        weight: 100,
-        content: Arc::new(Content { properties: vec![], body: id.as_bytes().to_vec(), json: false }),
-    }
-}
-
-/// Names an item by a text, as the border would with a hash of it.
-pub(super) fn identity(application: &str, id: &str) -> Identity {
-    let mut hash = [0u8; 16];
-    for (place, byte) in application.bytes().chain([0]).chain(id.bytes()).enumerate() {
-        hash[place % 16] = hash[place % 16].wrapping_mul(31).wrapping_add(byte).rotate_left(3) ^ place as u8;
-    }
-    Identity::given(hash)
-}
-
-pub(super) fn with_id(id: &str, rule: DuplicateRule, item: NewItem) -> NewItem {
-    let fingerprint = fingerprint(&String::from_utf8_lossy(&item.content.body), item.at, rule);
-    NewItem { identity: Some(identity(&item.application, id)), on_duplicate: rule, fingerprint, ..item }
-}
-
-pub(super) fn target(application: &str, id: &str) -> Target {
-    let identity = identity(application, id);
-    Target { application: application.into(), id: id.into(), identity, assigned: None }
-}
-
-/// Names an item by the id that it was assigned.
-pub(super) fn assigned(application: &str, seq: u64, due: u64) -> Target {
-    let assigned = Some(AssignedId { seq, due });
-    Target { identity: Identity::assigned(seq), assigned, ..target(application, "assigned") }
-}
-
-pub(super) fn at(at: u64, item: NewItem) -> NewItem {
-    NewItem { at: Some(at), ..item }
-}
-
-pub(super) fn names(list: &[&str]) -> Vec<String> {
-    list.iter().map(ToString::to_string).collect()
-}
-
-pub(super) fn text(content: &Content) -> String {
-    String::from_utf8_lossy(&content.body).into_owned()
-}
-
-pub(super) fn name(item: &BatchItem) -> String {
-    text(&item.content)
-}
-
-/// Payloads that left, in that order, and those that are dead with their reasons.
-pub(super) fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
-    let (mut sent, mut dead) = (vec![], vec![]);
-    for (_, batch) in &w.delivered {
-        for item in &batch.items {
-            match &batch.dead {
-                Some(verdict) => dead.push((name(item), verdict.reason)),
-                None => sent.push(name(item)),
-            }
-        }
-    }
-    (sent, dead)
 }
 
 impl Meter {

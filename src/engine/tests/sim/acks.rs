@@ -1,0 +1,119 @@
+//! What is safe, and what may be acked.
+
+use super::model::*;
+use crate::engine::types::*;
+
+impl Model {
+    /// When the last part of a message became safe.
+    pub(super) fn note_safe(&mut self) {
+        let mono = self.now.mono;
+        let waiting = |number: &usize| self.messages[number].safe_since.is_none();
+        for number in self.open.iter().copied().filter(waiting).collect::<Vec<_>>() {
+            let message = &self.messages[&number];
+            let safe = message.command.is_none()
+                && message.taken.iter().all(|taken| taken.is_some_and(|seq| self.is_safe(seq)));
+            if safe {
+                self.messages.get_mut(&number).expect("there").safe_since = Some(mono);
+            }
+        }
+    }
+
+    pub(super) fn is_safe(&self, seq: u64) -> bool {
+        let life = &self.lives[&seq];
+        life.durable || life.state.is_over()
+    }
+
+    pub(super) fn ack(&mut self, ack: Ack) {
+        if ack.delivery.generation != self.generation {
+            return;
+        }
+        let covers = |number: &usize| {
+            let (_, _, tag, _) = self.messages[number].delivered.expect("delivered");
+            tag == ack.delivery.tag || (ack.multiple && tag < ack.delivery.tag)
+        };
+        for number in self.open.iter().copied().filter(covers).collect::<Vec<_>>() {
+            if !self.durable {
+                self.end_unseen(number);
+            }
+            self.end_unwritten(number);
+            self.check_ack(number);
+            if let Some(command) = self.messages[&number].command {
+                // Nobody is told.
+                let silent = self.commands.remove(&command);
+                silent.into_iter().for_each(|asked| drop(self.answered.insert(command, asked)));
+            }
+            let message = self.messages.get_mut(&number).expect("there");
+            message.acked = true;
+            let taken = message.taken.clone();
+            for seq in taken.into_iter().flatten() {
+                self.lives.get_mut(&seq).expect("there").acked = true;
+            }
+            self.open.remove(&number);
+        }
+    }
+
+    /// With nothing stored a cancel or a replacement is seen by the ack of what it ended.
+    fn end_unseen(&mut self, number: usize) {
+        let message = &self.messages[&number];
+        let taken: Vec<(usize, u64)> = message
+            .asks
+            .iter()
+            .copied()
+            .zip(message.taken.clone())
+            .filter_map(|(ask, seq)| Some((ask, seq?)))
+            .collect();
+        for (ask, seq) in taken {
+            if self.lives[&seq].state == State::Waiting && self.may_have_ended_unseen(ask) {
+                let cancelled = self.may_be_cancelled(ask);
+                self.set(seq, if cancelled { State::Cancelled } else { State::Replaced });
+            }
+        }
+    }
+
+    /// With nothing stored: a command or another of its id may have ended it, and the ack waits for the rest
+    /// of its message.
+    pub(super) fn may_have_ended_unseen(&self, ask: usize) -> bool {
+        let identity = self.asks[ask].new.identity;
+        let met = || identity.is_some_and(|identity| self.met_unseen(ask, identity));
+        !self.durable && (self.may_be_cancelled(ask) || met())
+    }
+
+    /// One that was published and never written leaves no delete when another takes its place; that is safe.
+    fn end_unwritten(&mut self, number: usize) {
+        let taken = self.messages[&number].taken.clone();
+        for seq in taken.into_iter().flatten() {
+            let life = &self.lives[&seq];
+            let given = life.put.is_none() && life.identity.is_given();
+            if given && life.state == State::Waiting && self.has_safe_heir(life) {
+                self.set(seq, State::Replaced);
+            }
+        }
+    }
+
+    fn has_safe_heir(&self, life: &Life) -> bool {
+        let is_heir = |heir: &&Life| heir.identity == life.identity && heir.seq > life.seq;
+        // The broker has the request of one that is not acked.
+        self.lives.values().filter(is_heir).any(|heir| self.is_safe(heir.seq) || !heir.acked)
+    }
+
+    fn check_ack(&self, number: usize) {
+        let message = &self.messages[&number];
+        if let Some(command) = message.command {
+            let silent = !self.replies_to.contains(&command);
+            assert!(
+                silent || self.answered.contains_key(&command),
+                "a command is acked before it was executed"
+            );
+            return;
+        }
+        for (part, ask) in message.asks.iter().enumerate() {
+            match message.taken[part] {
+                None => self.judge_dropped(*ask),
+                Some(seq) => {
+                    let life = &self.lives[&seq];
+                    assert!(self.is_safe(seq), "{ask} was acked while {:?} and not durable", life.state);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What the broker makes of the batches that are out.
+
+use super::super::world::*;
+use super::model::Excuse;
+use super::{DeadExchange, Sim};
+use crate::engine::event::*;
+use crate::engine::types::*;
+
+impl Sim {
+    pub(super) fn lose_egress(&mut self) {
+        if !self.connected {
+            return;
+        }
+        self.connected = false;
+        self.settle_unknown();
+        self.world.input(Input::EgressLost);
+        // Handed over before the news came.
+        self.settle_unknown();
+        assert!(self.world.out.is_empty(), "sent without a connection");
+    }
+
+    fn settle_unknown(&mut self) {
+        let out = std::mem::take(&mut self.world.out);
+        let mut settled = Vec::new();
+        for (_, batch) in &out {
+            // It may have arrived all the same, or not have been published at all.
+            let fate = self.pick(3);
+            if fate == 0 && self.would_take(batch) {
+                self.receive(batch);
+            }
+            let outcome = if fate == 1 { Outcome::Unsent } else { Outcome::Unknown };
+            if fate != 1 {
+                self.excuse(batch, Excuse::ConnectionLost);
+            }
+            settled.push(Settled { number: batch.number, outcome });
+        }
+        if !settled.is_empty() {
+            self.world.input(Input::Settled(settled));
+        }
+    }
+
+    fn excuse(&mut self, batch: &Batch, excuse: Excuse) {
+        for item in &batch.items {
+            let ask = self.model.ask_of(&item.content);
+            self.model.asks[ask].excuses.push(excuse);
+        }
+    }
+
+    /// A copy has arrived in the consumer's queue, or in that of the dead letters.
+    pub(super) fn receive(&mut self, batch: &Batch) {
+        for item in &batch.items {
+            let number = self.model.ask_of(&item.content);
+            let ask = &mut self.model.asks[number];
+            match batch.dead {
+                Some(_) => ask.letters += 1,
+                None => ask.arrivals += 1,
+            }
+            let copies = (ask.arrivals + ask.letters) as usize;
+            assert!(
+                copies <= 1 + ask.excuses.len(),
+                "{number} came {copies} times; {:?} {:?}",
+                ask.excuses,
+                ask.new
+            );
+        }
+    }
+
+    pub(super) fn is_poisoned(&self, batch: &Batch) -> bool {
+        batch.items.iter().any(|item| {
+            let ask = &self.model.asks[self.model.ask_of(&item.content)];
+            if batch.dead.is_some() {
+                ask.poison_dead && !item.content.body.is_empty()
+            } else {
+                ask.poison
+            }
+        })
+    }
+
+    fn hangs(&self, batch: &Batch) -> bool {
+        match batch.dead {
+            Some(_) => self.dead_exchange == DeadExchange::Hangs,
+            None => self.hanging.contains(&*batch.application),
+        }
+    }
+
+    /// Its queue is there, and takes it.
+    pub(super) fn would_take(&self, batch: &Batch) -> bool {
+        let there = match batch.dead {
+            Some(_) => self.dead_exchange == DeadExchange::Takes,
+            None => !self.broken.contains(&*batch.application),
+        };
+        there && !self.hangs(batch) && !self.is_poisoned(batch)
+    }
+
+    pub(super) fn settle_one(&mut self) {
+        if self.world.out.is_empty() {
+            return;
+        }
+        let nth = self.pick(self.world.out.len() as u64) as usize;
+        self.settle(if self.plan.calm { 0 } else { nth });
+    }
+
+    pub(super) fn settle(&mut self, nth: usize) {
+        let batch = self.world.out[nth].1.clone();
+        if self.is_poisoned(&batch) {
+            return self.close_channel(&batch);
+        }
+        if self.hangs(&batch) {
+            return;
+        }
+        let missing = batch.dead.is_some() && self.dead_exchange == DeadExchange::Missing;
+        let outcome = match self.pick(24) {
+            _ if missing => return self.unavailable(&batch),
+            _ if !self.would_take(&batch) => Outcome::Returned("312 NO_ROUTE".into()),
+            0 if !self.plan.calm => Outcome::Nacked,
+            1 if !self.plan.calm => {
+                // One of two queues has taken it.
+                self.receive(&batch);
+                self.excuse(&batch, Excuse::PartlyRefused);
+                Outcome::Nacked
+            }
+            2 if !self.plan.calm && batch.alone => return self.unavailable(&batch),
+            _ => CONFIRMED,
+        };
+        if outcome == CONFIRMED {
+            self.receive(&batch);
+        }
+        self.world.settle(nth, outcome);
+    }
+
+    /// All of one channel end in one way.
+    fn settle_channel(&mut self, batch: &Batch, outcome: &Outcome, excuse: Option<Excuse>, arrives: bool) {
+        let same = |other: &Batch| {
+            if batch.alone {
+                other.number == batch.number
+            } else {
+                !other.alone && other.dead.is_some() == batch.dead.is_some()
+            }
+        };
+        let out = std::mem::take(&mut self.world.out);
+        let (gone, left): (Vec<_>, Vec<_>) = out.into_iter().partition(|(_, other)| same(other));
+        self.world.out = left;
+        let mut settled = vec![];
+        for (_, batch) in &gone {
+            if arrives && self.pick(2) == 0 && self.would_take(batch) {
+                self.receive(batch);
+            }
+            if let Some(excuse) = excuse {
+                self.excuse(batch, excuse);
+            }
+            settled.push(Settled { number: batch.number, outcome: outcome.clone() });
+        }
+        self.world.input(Input::Settled(settled));
+    }
+
+    /// The broker closes the channel over a batch.
+    pub(super) fn close_channel(&mut self, batch: &Batch) {
+        let outcome = Outcome::Refused("406 PRECONDITION_FAILED".into());
+        self.settle_channel(batch, &outcome, (!batch.alone).then_some(Excuse::ChannelClosed), !batch.alone);
+    }
+
+    /// The exchange is missing: everything on the channel of the dead letters, or the one that was alone.
+    fn unavailable(&mut self, batch: &Batch) {
+        self.settle_channel(batch, &Outcome::Unavailable("404 NOT_FOUND".into()), None, false);
+    }
+
+    /// Confirms are overdue on the channel of one that hangs there.
+    pub(super) fn overdue(&mut self) {
+        let hangs = |(_, batch): &(u64, Batch)| !batch.alone && self.hangs(batch);
+        let Some((since, batch)) = self.world.out.iter().find(|one| hangs(one)).cloned() else { return };
+        let due = since + CONFIRM_MS;
+        if self.world.now.mono < due {
+            self.world.advance(due - self.world.now.mono);
+        }
+        if self.world.out.iter().any(|(_, other)| other.number == batch.number) {
+            self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
+        }
+    }
+
+    /// One more is to be sent alone than there are channels: the one that has waited longest gives way.
+    pub(super) fn free_channel(&mut self) {
+        let alone = self.world.out.iter().filter(|(_, batch)| batch.alone);
+        if alone.clone().count() <= ALONE_CHANNELS {
+            return;
+        }
+        let Some((since, batch)) = alone.min_by_key(|(since, batch)| (*since, batch.number)).cloned() else {
+            return;
+        };
+        // The engine counts from the moment at which it began to fetch payloads: the publisher waits.
+        if self.world.now.mono < since + CONFIRM_MS {
+            return;
+        }
+        self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
+    }
+}

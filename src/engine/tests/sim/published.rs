@@ -1,0 +1,195 @@
+//! What leaves: whether it may, in which order, and how much at a time.
+
+use super::model::*;
+use crate::engine::size;
+use crate::engine::types::*;
+
+impl Model {
+    pub(super) fn publish(&mut self, batch: &Batch) {
+        assert_eq!(self.egress, (true, false), "published without a connection, or while it was blocked");
+        assert!(!batch.items.is_empty(), "an empty batch");
+        let name = batch.application.to_string();
+        let mut last = None;
+        let mut fresh = false;
+        for item in &batch.items {
+            let ask = self.ask_of(&item.content);
+            assert!(last < Some((item.due, item.seq)), "order within a batch");
+            last = Some((item.due, item.seq));
+            if !self.lives.contains_key(&item.seq) {
+                self.first_seen(ask, item, batch);
+            }
+            let life = &self.lives[&item.seq];
+            assert_eq!(life.ask, ask, "arrival number {} stands for two items", item.seq);
+            assert_eq!(item.accepted_due, life.accepted_due, "what its assigned id says");
+            assert!(
+                (life.attempts.0..=life.attempts.1).contains(&item.attempts) || batch.dead.is_some(),
+                "{ask}: {} attempts, not {:?}",
+                item.attempts,
+                life.attempts
+            );
+            let new = &self.asks[ask].new;
+            assert_eq!(
+                (&*new.application, new.customer.as_deref()),
+                (&*name, batch.customer.as_deref()),
+                "routed elsewhere"
+            );
+            fresh |= life.published.is_none();
+            match &batch.dead {
+                Some(dead) => {
+                    assert_eq!(batch.items.len(), 1, "one dead letter each");
+                    if !self.durable && life.state == State::Waiting {
+                        self.check_verdict(ask, Some(item.seq), dead.reason);
+                        self.set(item.seq, State::Dead(dead.reason));
+                    }
+                    let life = &self.lives[&item.seq];
+                    let State::Dead(reason) = life.state else {
+                        panic!("dead letter of {ask}, which is {:?}", life.state)
+                    };
+                    assert_eq!(reason, dead.reason);
+                    self.set(item.seq, State::DeadOut(batch.number, reason));
+                    let call = self.call;
+                    self.lives.get_mut(&item.seq).expect("there").published.get_or_insert(call);
+                }
+                None => self.publish_item(ask, item, batch),
+            }
+        }
+        if batch.dead.is_none() {
+            self.check_size(batch, fresh);
+            let app = &self.apps[&name];
+            assert!(!app.paused || app.pausing > 0, "published while paused");
+            // A suspect has a channel of its own, and goes on being tried.
+            let retried =
+                self.commands.values().any(|a| matches!(&a.command, Command::Retry(of) if **of == *name));
+            let parked = self.now.mono < app.parked_until && !retried;
+            assert!(batch.alone || !parked, "published to {name}, which is parked");
+        }
+        assert_eq!(batch.due, batch.items[0].due.min(batch.due), "its earliest due");
+        let flight = Flight {
+            application: name.clone(),
+            items: batch.items.iter().map(|item| item.seq).collect(),
+            dead: batch.dead.is_some(),
+            alone: batch.alone,
+        };
+        if !flight.dead {
+            self.app(&name).flights.insert(batch.number);
+        }
+        assert!(self.flights.insert(batch.number, flight).is_none(), "one number, two batches");
+        let most =
+            self.before.iter().map(|before| before.max_in_flight).fold(self.settings.max_in_flight, Ord::max);
+        assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
+    }
+
+    /// It was never written: due at once, or nothing is stored at all.
+    fn first_seen(&mut self, ask: usize, item: &BatchItem, batch: &Batch) {
+        let key = Key { due: item.due, seq: item.seq };
+        match &batch.dead {
+            Some(dead) => {
+                assert!(!self.durable, "a dead letter that was never written");
+                self.check_verdict(ask, None, dead.reason);
+                self.accept(ask, key, item.accepted_due, State::Dead(dead.reason));
+            }
+            None if self.durable => {
+                assert!(item.due <= self.now.wall, "published and not yet due");
+                self.accepted(ask, key, item.accepted_due);
+            }
+            None => self.accept(ask, key, item.accepted_due, State::Waiting),
+        }
+    }
+
+    fn publish_item(&mut self, ask: usize, item: &BatchItem, batch: &Batch) {
+        let (call, now) = (self.call, self.now);
+        let life = &self.lives[&item.seq];
+        assert_eq!(life.state, State::Waiting, "{ask} was published");
+        let new = self.asks[ask].new.clone();
+        assert!(!self.asks[ask].rejected, "a rejected request went out");
+        let first = life.published.is_none();
+        let attempts = life.attempts.0;
+        if let Some(at) = new.at {
+            // One that has been sent in its time may be sent again, whatever the clock says.
+            let first = first && life.attempts.1 == 0;
+            assert!(
+                !first || now.wall >= at.min(item.due),
+                "{ask} left at {}, before its own time {at}",
+                now.wall
+            );
+            assert!(!first || now.wall >= item.due || item.due < at, "{ask} left before its due");
+        }
+        assert!(new.expiry.is_none_or(|at| now.wall < at), "{ask} left after its expiry");
+        let settings = self.settings.of(&new.application);
+        let most = std::iter::once(settings).chain(self.before.iter().map(|b| b.of(&new.application)));
+        let most = most.map(|s| if s.retry.attempts == 0 { u32::MAX } else { s.retry.attempts }).max();
+        assert!(most.is_none_or(|most| attempts < most), "{ask} was tried {attempts} times already");
+        let windowed = new.at.is_none() && new.customer.is_some();
+        if windowed && first && self.durable && !life.restored {
+            self.windows.close_ripe(call, now);
+            let may_flush = self.may_flush(&new.application, new.customer.as_deref().unwrap_or(""));
+            self.windows.has_closed(item.seq, item.due, batch.closed_by, may_flush, call);
+        }
+        if windowed {
+            assert!(item.due <= item.accepted_due, "a window that closed after its end");
+        } else {
+            assert_eq!(item.due, self.lives[&item.seq].due, "{ask}: its due");
+        }
+        self.lives.get_mut(&item.seq).expect("there").due = item.due;
+        if let Some(customer) = &new.customer {
+            self.check_order(item, &new.application, customer, windowed, first);
+        }
+        self.lives.get_mut(&item.seq).expect("there").published.get_or_insert(call);
+        self.set(item.seq, State::Out(batch.number));
+    }
+
+    /// Nothing of its customer that comes later has left since it began to wait.
+    fn check_order(
+        &mut self,
+        item: &BatchItem,
+        application: &str,
+        customer: &str,
+        windowed: bool,
+        first: bool,
+    ) {
+        let key = Key { due: item.due, seq: item.seq };
+        let life = &self.lives[&item.seq];
+        let closed =
+            self.windows.of(item.seq).and_then(|win| win.closed.as_ref()).map_or(0, |close| close.call);
+        let since = life.waiting_since.max(if windowed { closed } else { 0 });
+        let unseen = !self.durable && first;
+        let same_ms = |other: &Key| windowed && other.due == key.due;
+        let list = self.published.entry((application.into(), customer.into())).or_default();
+        for (call, other, other_first) in list.iter().rev() {
+            if *call <= since || unseen {
+                break;
+            }
+            // What was in flight when another failed may come before it.
+            let overtaken = *other > key && *other_first;
+            // A window's length is judged by the other clock than what overtakes it.
+            let hidden = same_ms(other) || self.stepped_back > 0 || windowed && self.stepped;
+            assert!(!overtaken || hidden, "{key:?} of {customer} waited when {other:?} left");
+        }
+        list.push((self.call, key, first));
+    }
+
+    fn check_size(&self, batch: &Batch, fresh: bool) {
+        let all = std::iter::once(&self.settings).chain(&self.before);
+        let fits = all.into_iter().any(|settings| {
+            let app = settings.of(&batch.application);
+            let overhead = size::overhead(app.format, &batch.application, batch.customer.as_deref());
+            let weight =
+                |item: &BatchItem| u64::from(self.asks[self.lives[&item.seq].ask].new.weight) + overhead.item;
+            let bytes = overhead.batch + batch.items.iter().map(weight).sum::<u64>();
+            let most = if app.format == Format::Passthrough { 1 } else { app.max_items as usize };
+            batch.items.len() <= most
+                && (batch.items.len() == 1 || bytes <= app.max_bytes || app.format == Format::Passthrough)
+        });
+        assert!(fits || !fresh, "a batch of {} items is too large", batch.items.len());
+        let alone = batch.customer.is_some() || batch.items.len() == 1;
+        assert!(alone, "items without customer are grouped with nobody");
+        let Some(first) = batch.items.first() else { return };
+        if fresh && self.durable {
+            let causes: Vec<ClosedBy> =
+                batch.items.iter().filter_map(|i| self.windows.causes(i.seq)).flatten().copied().collect();
+            let own = batch.items.iter().any(|i| self.windows.causes(i.seq).is_none());
+            let right = causes.contains(&batch.closed_by) || own;
+            assert!(right, "closed by {:?}, not {causes:?}: {}", batch.closed_by, first.seq);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What a kill and a lost connection leave, and which repeats that excuses.
+
+use super::super::fake_store::FakeStore;
+use super::model::*;
+use crate::engine::types::*;
+
+impl Model {
+    /// After a kill: the store's word counts, and must be the truth.
+    pub(super) fn crash(&mut self, store: &FakeStore, now: Now) {
+        self.call += 1;
+        self.now = now;
+        self.latest_wall = now.wall;
+        self.lives_begun += 1;
+        (self.egress, self.committed) = ((false, false), 0);
+        self.owed.clear();
+        self.orphaned.clear();
+        self.fresh.clear();
+        // What is there has the last word on an identity.
+        let (there, gone): (Vec<u64>, Vec<u64>) =
+            self.lives.keys().partition(|seq| store.places.contains_key(seq));
+        gone.into_iter().chain(there).for_each(|seq| self.crash_one(seq, store));
+        self.flights.clear();
+        self.windows.crash(store, now);
+        for (name, app) in &mut self.apps {
+            app.flights.clear();
+            // What was answered is durable, and nothing but a command pauses or resumes.
+            let paused = store.queues.get(name.as_str()).is_some_and(|row| row.paused);
+            let sure = self.durable && app.pausing == 0;
+            assert!(!sure || paused == app.paused, "{name} was paused: {}, now {paused}", app.paused);
+            (app.failing, app.left_alone_until, app.pausing, app.paused) = (false, 0, 0, paused);
+            app.parked_until = 0;
+        }
+        self.dead_left_alone_until = 0;
+        self.forget_deliveries();
+        self.commands.clear();
+        self.published.clear();
+    }
+
+    fn crash_one(&mut self, seq: u64, store: &FakeStore) {
+        let life = &self.lives[&seq];
+        let stored = store.places.get(&seq).map(|place| &store.items[&(place.queue.clone(), place.key)]);
+        let (state, ask, published) = (life.state, life.ask, life.published.is_some());
+        let message = &self.messages[&self.asks[ask].message];
+        let acked = life.acked;
+        let comes_again = !message.acked && message.taken.contains(&Some(seq));
+        let Some(item) = stored else {
+            if !state.is_over() {
+                assert!(!acked, "lost: {ask} was acked, was {state:?}, and is not in the store");
+                self.set(seq, State::Forgotten);
+                self.recall(self.lives[&seq].identity, store);
+            }
+            if published && (comes_again || !acked) {
+                self.asks[ask].excuses.push(Excuse::Killed);
+            }
+            let (identity, was_put) = (self.lives[&seq].identity, self.lives[&seq].durable);
+            let known = store.ended.keys().any(|(_, known)| *known == identity);
+            if state.is_over() && !was_put && !known {
+                // It came and ended between two syncs.
+                self.note(identity, Known::Nobody);
+            }
+            // What it ended with is remembered in the commit that deleted it.
+            if state.is_over() && self.lives[&seq].durable && self.durable {
+                self.check_remembered(seq, store);
+            }
+            return;
+        };
+        let dead = item.dead.as_ref().map(|dead| dead.reason);
+        let due = store.due_of(item);
+        let attempts = item.attempts;
+        match (state, dead) {
+            (State::Cancelled | State::Replaced, None) => {
+                let told = self.answered.values().any(|asked| asked.took.contains(&seq));
+                assert!(!told, "{ask} was said to be cancelled, and is there after a restart");
+            }
+            (State::Dead(_) | State::DeadOut(..) | State::DeadSent(_), _) => {}
+            _ => {}
+        }
+        if published {
+            self.asks[ask].excuses.push(Excuse::Killed);
+        }
+        if comes_again && !self.is_known(ask) {
+            self.asks[ask].excuses.push(Excuse::AckLost);
+        }
+        if state.is_over() {
+            self.undo_end(seq);
+        }
+        let state = dead.map_or(State::Waiting, State::Dead);
+        self.set(seq, state);
+        let life = self.lives.get_mut(&seq).expect("there");
+        assert!(attempts <= life.attempts.1, "attempts out of nowhere: {attempts}");
+        life.attempts = (attempts, attempts);
+        (life.due, life.durable, life.put, life.restored, life.deleted) = (due, true, Some(0), true, false);
+        life.published = None;
+    }
+
+    /// Who had an id before one that a crash has undone: the store knows how that ended.
+    fn recall(&mut self, identity: Identity, store: &FakeStore) {
+        let ended = store.ended.iter().rev().find(|((_, known), _)| *known == identity);
+        let Some(((_, _), ended)) = ended else { return };
+        let is_it = |life: &&Life| {
+            life.identity == identity
+                && life.state.is_over()
+                && self.asks[life.ask].new.fingerprint == ended.fingerprint
+        };
+        if let Some(seq) = self.lives.values().rev().find(is_it).map(|life| life.seq) {
+            self.note(identity, Known::Ended(seq));
+        }
+    }
+
+    fn undo_end(&mut self, seq: u64) {
+        let life = self.lives.get_mut(&seq).expect("there");
+        life.state = State::Forgotten;
+    }
+
+    fn check_remembered(&self, seq: u64, store: &FakeStore) {
+        let life = &self.lives[&seq];
+        let ask = &self.asks[life.ask];
+        let Some(identity) = ask.new.identity.filter(|_| life.identity.is_given()) else { return };
+        let (_, may_not) = self.remembered(seq, self.now.wall);
+        if may_not || matches!(life.state, State::Replaced | State::Forgotten) || !life.deleted {
+            return;
+        }
+        let known = store.ended.keys().any(|(_, known)| *known == identity)
+            || store.identities.contains_key(&identity);
+        assert!(known, "the end of {} is not remembered: {:?}", life.ask, life.state);
+    }
+
+    /// A redelivery of it is recognised.
+    pub(super) fn is_known(&self, ask: usize) -> bool {
+        let new = &self.asks[ask].new;
+        let rule = new.on_duplicate;
+        // That it died at once, while another of its id lives, is not remembered.
+        let refused = self.lives.values().any(|life| life.ask == ask && !life.identity.is_given());
+        rule != DuplicateRule::Reject
+            && !refused
+            && new.identity.is_some()
+            && self.settings.of(&new.application).dedupe_tail >= 600_000
+            && self
+                .lives
+                .values()
+                .filter(|life| life.ask == ask)
+                .all(|life| life.tail.is_none_or(|tail| tail >= 600_000))
+    }
+
+    /// These are still with the broker, whose acks went with the connection.
+    pub(super) fn redelivered(&mut self, numbers: &[usize], killed: bool) {
+        let forgets = killed && !self.durable;
+        for number in numbers {
+            let message = self.messages.get_mut(number).expect("sent");
+            (message.delivered, message.safe_since, message.answered) = (None, None, false);
+            message.taken.iter_mut().for_each(|taken| *taken = None);
+            if std::mem::take(&mut message.acked) {
+                for ask in message.asks.clone() {
+                    if forgets || !self.is_known(ask) {
+                        self.asks[ask].excuses.push(Excuse::AckLost);
+                    }
+                }
+            }
+        }
+    }
+
+    fn forget_deliveries(&mut self) {
+        for number in std::mem::take(&mut self.open) {
+            let message = self.messages.get_mut(&number).expect("there");
+            message.delivered = None;
+            message.safe_since = None;
+            message.answered = false;
+            message.taken.iter_mut().for_each(|taken| *taken = None);
+        }
+    }
+
+    /// The ingest connection is gone: what was not acked comes again.
+    pub(super) fn ingest_gone(&mut self) {
+        self.ingest_lost = true;
+        self.owed.clear();
+        let open = self.open.iter().map(|number| &self.messages[number]);
+        let taken: Vec<u64> = open.flat_map(|message| message.taken.iter().flatten().copied()).collect();
+        for seq in taken {
+            let life = &self.lives[&seq];
+            let ask = life.ask;
+            if !self.is_known(ask) {
+                self.asks[ask].excuses.push(Excuse::AckLost);
+            }
+            let kept = life.put.is_some() || !matches!(life.state, State::Waiting | State::Dead(_));
+            if !kept {
+                self.set(seq, State::Forgotten);
+            } else if self.lives[&seq].put.is_none() {
+                self.lives.get_mut(&seq).expect("there").orphaned = true;
+            }
+        }
+        self.forget_deliveries();
+        let (kept, gone) = std::mem::take(&mut self.commands).into_iter().partition(|(_, asked)| asked.local);
+        self.commands = kept;
+        self.orphaned.extend(gone);
+    }
+}

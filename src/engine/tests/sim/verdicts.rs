@@ -1,0 +1,230 @@
+//! What may become of a request: the contract's tables of duplicates and limits, for all that may have been true.
+
+use super::model::*;
+use crate::engine::types::*;
+
+impl Model {
+    /// The contract's table, for what was accepted: some state since it was delivered must allow it.
+    pub(super) fn judge_accepted(&mut self, ask: usize, identity: Identity, new_due: u64) {
+        let (known, redelivered, from_wall) = self.seen_by(ask, identity);
+        let new = &self.asks[ask].new;
+        let rule = new.on_duplicate;
+        let own = new.at.is_some();
+        let allowed = known.iter().any(|known| match *known {
+            Known::Nobody => true,
+            Known::Waiting(seq) => match rule {
+                DuplicateRule::Replace => true,
+                DuplicateRule::Earliest => {
+                    !own || new_due < self.lives[&seq].due || self.lives[&seq].window.is_some()
+                }
+                DuplicateRule::Latest => {
+                    !own || new_due > self.lives[&seq].due || self.lives[&seq].window.is_some()
+                }
+                DuplicateRule::Keep | DuplicateRule::Reject => false,
+            },
+            Known::Out(_) => false,
+            Known::Ended(seq) => {
+                let (_, may_not) = self.remembered(seq, from_wall);
+                let again = redelivered && self.is_same(seq, ask);
+                match self.lives[&seq].state {
+                    _ if may_not => true,
+                    State::Sent => matches!(rule, DuplicateRule::Replace | DuplicateRule::Latest) && !again,
+                    State::Cancelled => !again || self.cancelled_again(identity),
+                    _ => !again,
+                }
+            }
+        });
+        // It may have taken the place of one before it in line, which was never written.
+        let replaces = !matches!(rule, DuplicateRule::Keep | DuplicateRule::Reject);
+        let unseen = replaces && self.met_pending(ask, identity);
+        assert!(allowed || unseen, "{ask} ({rule:?}) was accepted though its id is {known:?}");
+        // In the order of arrival: nothing before it in the line with the same id is undecided.
+    }
+
+    /// A cancel that the broker had delivered before may have met another item than it was meant for.
+    fn cancelled_again(&self, identity: Identity) -> bool {
+        let is_it = |asked: &super::commands::Asked| {
+            matches!(&asked.command, Command::Cancel(t) if t.identity == identity)
+                || matches!(asked.command, Command::CancelAll(_))
+        };
+        self.answered.values().chain(self.commands.values()).any(|asked| !asked.local && is_it(asked))
+    }
+
+    fn is_same(&self, seq: u64, ask: usize) -> bool {
+        self.asks[self.lives[&seq].ask].new.fingerprint == self.asks[ask].new.fingerprint
+    }
+
+    /// What an entry may have met since it was delivered.
+    fn seen_by(&self, ask: usize, identity: Identity) -> (Vec<Known>, bool, u64) {
+        let message = &self.messages[&self.asks[ask].message];
+        let (call, _, _, redelivered) = message.delivered.expect("delivered");
+        (self.known_since(identity, call), redelivered, 0)
+    }
+
+    /// An entry that left no trace although its message was acked.
+    pub(super) fn judge_dropped(&self, ask: usize) {
+        let new = &self.asks[ask].new;
+        let Some(identity) = new.identity else {
+            assert!(!self.durable, "{ask} has no id, was acked, and is nowhere");
+            let cancelled = self.may_be_cancelled(ask);
+            assert!(cancelled, "{ask} was acked, never sent, and nobody cancelled it");
+            return;
+        };
+        let (known, redelivered, _) = self.seen_by(ask, identity);
+        let rule = new.on_duplicate;
+        let allowed = known.iter().any(|known| match *known {
+            Known::Nobody => false,
+            Known::Waiting(seq) | Known::Out(seq) => {
+                let other = self.asks[self.lives[&seq].ask].message;
+                // Another message that the broker still has is no less safe.
+                let kept = other != self.asks[ask].message && !self.messages[&other].acked;
+                let safe =
+                    self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
+                let drops = match rule {
+                    DuplicateRule::Keep => true,
+                    DuplicateRule::Replace => false,
+                    DuplicateRule::Earliest | DuplicateRule::Latest => {
+                        matches!(known, Known::Waiting(_)) && self.stays(seq, ask)
+                    }
+                    DuplicateRule::Reject => redelivered,
+                };
+                drops && safe
+            }
+            Known::Ended(seq) => {
+                let (may, _) = self.remembered(
+                    seq,
+                    self.messages[&self.asks[ask].message].delivered.map_or(0, |_| self.lives[&seq].ended_at),
+                );
+                let again = redelivered && self.is_same(seq, ask);
+                may && match self.lives[&seq].state {
+                    State::Sent => match rule {
+                        DuplicateRule::Keep | DuplicateRule::Earliest => true,
+                        DuplicateRule::Replace | DuplicateRule::Latest => again,
+                        DuplicateRule::Reject => redelivered,
+                    },
+                    _ => again,
+                }
+            }
+        });
+        let since = self.messages[&self.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
+        let unseen = self.ended_unseen(identity, since, &known)
+            || self.met_pending(ask, identity)
+            || self.ever_owed.contains(&identity)
+            || self.lives.values().any(|life| life.identity == identity && life.state == State::Replaced)
+            || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
+        assert!(
+            allowed || unseen,
+            "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}; {new:?}"
+        );
+    }
+
+    fn stays(&self, seq: u64, ask: usize) -> bool {
+        let (life, new) = (&self.lives[&seq], &self.asks[ask].new);
+        let Some(at) = new.at else { return true };
+        let before = life.window.is_some() || !self.before.is_empty() || self.stepped;
+        let due = own_due(self.settings.of(&new.application), at, new.expiry, self.now.wall);
+        match new.on_duplicate {
+            DuplicateRule::Earliest => before || at >= life.due || due >= life.due,
+            _ => before || at <= life.due || due <= life.due,
+        }
+    }
+
+    pub(super) fn pending_commands(&self) -> Vec<(&Command, Option<u64>, usize)> {
+        self.commands.values().map(|asked| (&asked.command, asked.tag, asked.call)).collect()
+    }
+
+    /// With nothing stored: another of the same id that has not been published yet.
+    pub(super) fn met_unseen(&self, ask: usize, identity: Identity) -> bool {
+        self.asks.iter().enumerate().any(|(other, a)| other != ask && a.new.identity == Some(identity))
+    }
+
+    pub(super) fn may_be_cancelled(&self, ask: usize) -> bool {
+        let new = &self.asks[ask].new;
+        self.commands.values().chain(self.answered.values()).any(|asked| match &asked.command {
+            Command::Cancel(target) => new.identity == Some(target.identity) || new.identity.is_none(),
+            Command::CancelAll(of) => {
+                new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
+            }
+            Command::DropParked(application) => new.application == *application,
+            _ => false,
+        })
+    }
+
+    pub(super) fn check_verdict(&self, ask: usize, seq: Option<u64>, reason: Reason) {
+        let asked = &self.asks[ask];
+        let settings = self.settings.of(&asked.new.application);
+        let life = seq.map(|seq| &self.lives[&seq]);
+        let live = self.live(&asked.new.application);
+        let right = match reason {
+            Reason::Invalid => asked.rejected && seq.is_none(),
+            // It may have died before the clock was set back.
+            Reason::Expired => {
+                asked.new.expiry.is_some_and(|at| self.now.wall >= at || self.stepped_back > 0)
+            }
+            Reason::Attempts => {
+                let least =
+                    std::iter::once(settings).chain(self.before.iter().map(|b| b.of(&asked.new.application)));
+                let least = least.map(|s| s.retry.attempts).filter(|n| *n > 0).min();
+                life.is_some_and(|life| least.is_some_and(|least| life.attempts.1 >= least))
+            }
+            Reason::Refused => asked.poison,
+            Reason::Full => !self.durable || self.may_be_full(ask, life.is_some(), live),
+            Reason::Duplicate => self.may_be_rejected(ask),
+            Reason::Unsupported => {
+                let hold = self.settings.hold_max.unwrap_or(u64::MAX);
+                asked.new.at.is_some_and(|at| !self.durable && at.saturating_add(settings.coalesce) > hold)
+            }
+            Reason::TooLarge => false,
+        };
+        let new = &asked.new;
+        assert!(right, "{ask} is dead without reason: {reason:?}, {live} live, {settings:?}; {new:?}");
+    }
+
+    fn may_be_rejected(&self, ask: usize) -> bool {
+        let new = &self.asks[ask].new;
+        let Some(identity) = new.identity else { return false };
+        let (known, ..) = self.seen_by(ask, identity);
+        let met = |known: &Known| match *known {
+            Known::Nobody => false,
+            Known::Waiting(_) | Known::Out(_) => true,
+            Known::Ended(seq) => {
+                self.lives[&seq].state == State::Sent && self.remembered(seq, self.lives[&seq].ended_at).0
+            }
+        };
+        let seen = known.iter().any(met) || self.met_unseen(ask, identity);
+        new.on_duplicate == DuplicateRule::Reject && (seen || !self.durable)
+    }
+
+    fn may_be_full(&self, ask: usize, was_accepted: bool, live: u64) -> bool {
+        let new = &self.asks[ask].new;
+        let all = std::iter::once(&self.settings).chain(&self.before);
+        all.into_iter().any(|whole| {
+            let settings = whole.of(&new.application);
+            let limit = settings.max_waiting;
+            let unseen = self.unseen_of(&new.application).saturating_sub(1);
+            let leaving = self.leaving.get(&*new.application).copied().unwrap_or(0);
+            let live = live + leaving;
+            let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
+            let windows = new.at.is_none()
+                && new.customer.is_some()
+                && (whole.customers < 10
+                    || self.lives_begun > 1
+                    || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
+            // With those of which something may have been taken and has not been seen.
+            let has_any = |(name, app): &(&String, &App)| app.live > 0 || self.unseen_of(name) > 0;
+            let names = self.apps.iter().filter(has_any).count() as u64;
+            let many = live == 0 && names >= whole.max_applications;
+            match settings.on_full {
+                OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
+                // Given up before it was ever written, because it is due before all others.
+                OnFull::DropOldest if !was_accepted => {
+                    let soon = new.at.is_none_or(|at| at <= self.now.wall);
+                    (at_limit && soon) || many
+                }
+                OnFull::DropOldest => limit > 0 && live + self.unseen_of(&new.application) > limit,
+                OnFull::DropNewest => !was_accepted && (at_limit || windows || many),
+                OnFull::Pause | OnFull::FlushEarly => !was_accepted && many,
+            }
+        })
+    }
+}

@@ -1,0 +1,387 @@
+//! What a commit writes, and what has become of each item by it.
+
+use super::model::*;
+use super::windows::{length, Member};
+use crate::engine::event::*;
+use crate::engine::types::*;
+use std::collections::BTreeMap;
+
+impl Model {
+    /// `unwritten`: what is published in the same call, and may never have been written.
+    pub(super) fn ops(&mut self, ops: &[Op], token: Option<Token>, unwritten: Vec<(Identity, u64)>) {
+        let put = |op: &Op| match op {
+            // A successor may be dead at once.
+            Op::Put { item, .. }
+                if item.dead.as_ref().is_none_or(|dead| dead.reason != Reason::Duplicate) =>
+            {
+                let ask = self.ask_of(item.content.as_ref().expect("a write carries its content"));
+                self.asks[ask].new.identity.map(|given| (given, item.key.seq))
+            }
+            _ => None,
+        };
+        // One may be published, confirmed and gone before the commit that removes what it replaced.
+        let passed = self.lives.values().filter(|life| life.put.is_none() && life.published.is_some());
+        let passed = passed.map(|life| (life.identity, life.seq));
+        let successors: Vec<(Identity, u64)> =
+            ops.iter().filter_map(put).chain(unwritten).chain(passed).collect();
+        let remembered: BTreeMap<Identity, &Ended> = ops
+            .iter()
+            .filter_map(|op| match op {
+                Op::Remember { identity, ended, .. } => Some((*identity, &**ended)),
+                _ => None,
+            })
+            .collect();
+        for (identity, ended) in &remembered {
+            self.ended_before_it_was_seen(*identity, ended);
+        }
+        let token = token.unwrap_or(0);
+        // What is replaced makes place first.
+        for op in ops {
+            if let Op::Delete { place, .. } = op {
+                if self.lives.get(&place.key.seq).is_some_and(|life| life.state.is_live()) {
+                    *self.leaving.entry(place.queue.to_string()).or_default() += 1;
+                }
+                if self.lives.contains_key(&place.key.seq) {
+                    self.deleted(place, &successors, &remembered);
+                }
+            }
+        }
+        let leaving = self.leaving.clone();
+        for op in ops {
+            match op {
+                Op::Put { item, .. } => self.put(item, token),
+                Op::Delete { place, .. } => {
+                    self.leaving.entry(place.queue.to_string()).and_modify(|n| *n = n.saturating_sub(1));
+                }
+                _ => {}
+            }
+        }
+        self.leaving = leaving;
+        // And who is there for a moment only.
+        for op in ops {
+            if let Op::Delete { place, .. } = op {
+                let known = self.lives.get(&place.key.seq);
+                let again = !known.unwrap_or_else(|| panic!("deleted what nobody knows: {place:?}")).deleted;
+                if again {
+                    self.deleted(place, &successors, &remembered);
+                }
+            }
+        }
+        for op in ops {
+            match op {
+                Op::Move { from, to, standing, .. } => self.moved(from, to, standing),
+                Op::Rekey { queue, end, members, .. } => {
+                    for moved in members {
+                        self.rekeyed(queue, *end, &moved.customer, moved.through_seq, moved.due, moved.cause);
+                        let (customer, except) = (&moved.customer, &moved.except);
+                        self.rekeyed_restored(queue, *end, customer, moved.through_seq, moved.due, except);
+                    }
+                }
+                Op::PutClosing(row) => {
+                    let (queue, customer) = (&row.application, &row.customer);
+                    self.rekeyed_restored(queue, row.end, customer, row.through_seq, row.due, &[]);
+                    self.rekeyed(
+                        &row.application,
+                        row.end,
+                        &row.customer,
+                        row.through_seq,
+                        row.due,
+                        row.cause,
+                    );
+                }
+                _ => {}
+            }
+        }
+        self.leaving.clear();
+    }
+
+    /// One that came and was taken back between two writes: its id is free again, but for its own return.
+    fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) {
+        let seen = self.lives.values().any(|life| {
+            let new = &self.asks[life.ask].new;
+            new.identity == Some(identity) && new.fingerprint == ended.fingerprint
+        });
+        if matches!(ended.end, End::Cancelled | End::CancelledAgain) && !seen {
+            self.note(identity, Known::Nobody);
+        }
+    }
+
+    fn put(&mut self, item: &Stored, token: Token) {
+        let ask = self.ask_of(item.content.as_ref().expect("a write carries its content"));
+        let (seq, new) = (item.key.seq, &self.asks[ask].new);
+        assert_eq!(
+            item.fingerprint,
+            if new.identity.is_some() && item.dead.is_none() { new.fingerprint } else { item.fingerprint }
+        );
+        if item.dead.is_none() {
+            assert_eq!(
+                (&*item.application, item.customer.as_deref()),
+                (&*new.application, new.customer.as_deref())
+            );
+            assert_eq!(
+                (item.given, item.expiry, item.weight),
+                (new.identity, new.expiry, new.weight),
+                "{ask}"
+            );
+            assert_eq!(item.own_time, new.at.is_some(), "{ask}");
+        }
+        match (&item.dead, self.lives.contains_key(&seq)) {
+            (None, true) => {
+                let life = self.lives.get_mut(&seq).expect("there");
+                assert!(life.put.is_none(), "written twice: {ask}");
+                life.due = item.key.due;
+            }
+            (None, false) => self.accepted(ask, item.key, item.accepted_due),
+            (Some(dead), false) => {
+                self.check_verdict(ask, None, dead.reason);
+                self.accept(ask, item.key, item.accepted_due, State::Dead(dead.reason));
+            }
+            (Some(dead), true) => {
+                if !matches!(self.lives[&seq].state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_))
+                {
+                    self.check_verdict(ask, Some(seq), dead.reason);
+                    self.set(seq, State::Dead(dead.reason));
+                }
+            }
+        }
+        self.lives.get_mut(&seq).expect("there").put = Some(token);
+    }
+
+    /// A new item: whether it may be one, and when it is due.
+    pub(super) fn accepted(&mut self, ask: usize, key: Key, accepted_due: u64) {
+        let new = self.asks[ask].new.clone();
+        assert!(!self.asks[ask].rejected, "a rejected request was accepted");
+        if let Some(identity) = new.identity {
+            self.judge_accepted(ask, identity, key.due);
+        }
+        let settings = self.settings.of(&new.application).clone();
+        let wall = self.now.wall;
+        match (new.at, &new.customer) {
+            (Some(at), _) => {
+                let due = own_due(&settings, at, new.expiry, wall);
+                // It may have been accepted some milliseconds before it is seen.
+                let past = at <= key.due && key.due <= wall;
+                assert!(
+                    key.due == due || past || self.stepped || !self.durable,
+                    "own time {at} became {}, not {due}",
+                    key.due
+                );
+                assert!(key.due >= at.min(wall), "before its own time");
+            }
+            // It may have been accepted before the clock was set back.
+            (None, None) => assert!(key.due <= wall || self.stepped_back > 0, "it is due at once"),
+            (None, Some(_)) => {}
+        }
+        self.accept(ask, key, accepted_due, State::Waiting);
+        if let (None, Some(customer), true) = (new.at, &new.customer, self.durable) {
+            self.joins(&new, customer, key);
+        }
+    }
+
+    fn is_of(&self, life: &Life, new: &NewItem, customer: &str) -> bool {
+        let other = &self.asks[life.ask].new;
+        other.at.is_none()
+            && other.application == new.application
+            && other.customer.as_deref() == Some(customer)
+    }
+
+    fn joins(&mut self, new: &NewItem, customer: &str, key: Key) {
+        let former = self.lives.values().any(|life| {
+            let other = &self.asks[life.ask].new;
+            life.accepted_due == key.due
+                && life.seq != key.seq
+                && other.application == new.application
+                && other.customer.as_deref() == Some(customer)
+        });
+        let member = Member {
+            seq: key.seq,
+            application: &new.application,
+            customer,
+            key_due: key.due,
+            weight: new.weight,
+            expiry: new.expiry,
+            other_end: former || new.identity.is_some() || self.stepped || self.lives_begun > 1,
+            may_flush: self.may_flush(&new.application, customer),
+            unsure: self.stepped
+                || self
+                    .lives
+                    .values()
+                    .any(|life| life.restored && life.state.is_live() && self.is_of(life, new, customer)),
+        };
+        let settings = self.settings.clone();
+        self.windows.join(&member, &settings, self.now, self.call);
+        self.recount_window(&new.application, customer);
+        let life = self.lives.get_mut(&key.seq).expect("there");
+        life.window = Some(0);
+        let longest = length(&settings.of(&new.application).clone(), self.now.wall);
+        assert!(
+            key.due <= self.now.wall + longest || former || new.identity.is_some(),
+            "a window longer than `window`: {key:?} of {}/{customer} at {:?}, {longest}",
+            new.application,
+            self.now
+        );
+    }
+
+    fn deleted(
+        &mut self,
+        place: &Place,
+        successors: &[(Identity, u64)],
+        remembered: &BTreeMap<Identity, &Ended>,
+    ) {
+        let seq = place.key.seq;
+        let life = self.lives.get_mut(&seq).expect("deleted what was written");
+        life.deleted = true;
+        let (ask, identity, state) = (life.ask, life.identity, life.state);
+        match state {
+            State::Sent | State::DeadSent(_) | State::Cancelled | State::Forgotten => {}
+            State::Replaced => {}
+            State::Waiting => {
+                // One that was cancelled may have an heir as well, which came behind the cancel.
+                let cancelled = remembered.get(&identity).is_some_and(|ended| {
+                    let own = ended.fingerprint == self.asks[ask].new.fingerprint;
+                    own && matches!(ended.end, End::Cancelled | End::CancelledAgain)
+                });
+                let heir = successors.iter().any(|(other, by)| *other == identity && *by > seq);
+                if heir && !cancelled {
+                    return self.set(seq, State::Replaced);
+                }
+                let tail = self.settings.of(&self.asks[ask].new.application).dedupe_tail;
+                let forgets = identity.is_given() && tail > 0 && !remembered.contains_key(&identity);
+                if !(forgets && self.met_pending(ask, identity)) && self.taken_back(seq) {
+                    self.set(seq, State::Cancelled);
+                } else {
+                    // By one that may be confirmed before it is written; perhaps by its own request that came again.
+                    let pending = identity.is_given() && self.met_pending(usize::MAX, identity);
+                    assert!(
+                        pending,
+                        "{ask} was deleted: not confirmed, not cancelled, not replaced; {:?}",
+                        self.pending_commands()
+                    );
+                    self.owed.insert(identity, self.now.mono);
+                    self.ever_owed.insert(identity);
+                    return self.set(seq, State::Replaced);
+                }
+            }
+            State::Out(_) | State::Dead(_) | State::DeadOut(..) => {
+                panic!("{ask} was deleted while {state:?}");
+            }
+        }
+        let new = &self.asks[ask].new;
+        let tail = self.settings.of(&new.application).dedupe_tail;
+        let ends = matches!(self.lives[&seq].state, State::Sent | State::Cancelled);
+        if ends && identity.is_given() && tail > 0 && self.before.is_empty() {
+            assert!(
+                remembered.contains_key(&identity),
+                "{ask} ended and is not remembered in the same commit"
+            );
+        }
+    }
+
+    fn moved(&mut self, from: &Place, to: &Place, standing: &Standing) {
+        let seq = from.key.seq;
+        let life = &self.lives[&seq];
+        let (ask, state, attempts) = (life.ask, life.state, life.attempts);
+        let range = attempts.0..=attempts.1;
+        assert!(
+            range.contains(&standing.attempts) || life.state.is_over(),
+            "{ask}: attempts {} of {range:?}",
+            standing.attempts
+        );
+        match (&standing.dead, state) {
+            (Some(_), State::Dead(_) | State::DeadOut(..) | State::DeadSent(_)) => {}
+            (Some(dead), _) => {
+                self.check_verdict(ask, Some(seq), dead.reason);
+                if dead.reason == Reason::Full {
+                    self.check_oldest(seq);
+                }
+                self.set(seq, State::Dead(dead.reason));
+            }
+            (None, State::Dead(_) | State::DeadOut(..)) => panic!("{ask} is alive again"),
+            (None, _) => {
+                let new = &self.asks[ask].new;
+                let windowed = new.at.is_none() && new.customer.is_some();
+                assert!(windowed || from.key == to.key, "an own time was moved: {from:?}, {to:?}");
+                if from.key != to.key && state.is_live() {
+                    self.windows_moved(seq, to.key.due, standing.closed_by);
+                }
+            }
+        }
+    }
+
+    /// Who makes room is the one that is due first, of those that are not on their way.
+    fn check_oldest(&self, seq: u64) {
+        let life = &self.lives[&seq];
+        let name = self.application(seq);
+        let older = |other: &&Life| {
+            other.state == State::Waiting
+                && other.due > self.latest_wall
+                && other.published.is_none()
+                && other.accepted < self.call
+                && other.due.max(other.accepted_due) < life.due.min(life.accepted_due)
+                && self.application(other.seq) == name
+        };
+        let older = self.lives.values().find(older);
+        assert!(older.is_none(), "{:?} is due before {:?}, which made room", older.map(|o| o.due), life.due);
+    }
+
+    fn windows_moved(&mut self, seq: u64, due: u64, cause: ClosedBy) {
+        let new = self.asks[self.lives[&seq].ask].new.clone();
+        let may_flush = self.may_flush(&new.application, new.customer.as_deref().unwrap_or(""));
+        let call = self.call;
+        self.windows.close_ripe(call, self.now);
+        self.windows.has_closed(seq, due, cause, may_flush, call);
+        self.lives.get_mut(&seq).expect("there").due = due;
+    }
+
+    fn rekeyed(&mut self, queue: &str, end: u64, customer: &str, through: u64, due: u64, cause: ClosedBy) {
+        let members: Vec<u64> = self
+            .of_customer(queue, customer)
+            .filter(|life| {
+                life.accepted_due == end
+                    && life.seq <= through
+                    && life.state == State::Waiting
+                    && life.published.is_none()
+            })
+            .filter(|life| life.window.is_some() && !life.restored)
+            .map(|life| life.seq)
+            .collect();
+        for seq in members {
+            // Of an older window of the same end.
+            if self
+                .windows
+                .of(seq)
+                .is_some_and(|win| win.closed.as_ref().is_some_and(|close| close.due < due))
+            {
+                // Or it came in the call that closed that one, and a window of its own has closed now.
+                let life = self.lives.get_mut(&seq).expect("there");
+                life.due = life.due.min(due);
+                continue;
+            }
+            self.windows_moved(seq, due, cause);
+        }
+    }
+
+    /// The same for members that a former life left: from now on they are due when their window closed. Those of a window
+    /// that had closed before are due at another moment than its planned end.
+    fn rekeyed_restored(
+        &mut self,
+        queue: &str,
+        end: u64,
+        customer: &str,
+        through: u64,
+        due: u64,
+        except: &[u64],
+    ) {
+        assert!(due <= end, "a window's due {due} after its end {end}");
+        let is_member = |life: &&Life| {
+            let windowed = self.asks[life.ask].new.at.is_none();
+            let waits = life.state == State::Waiting && life.published.is_none();
+            let here = life.restored && life.due == end && life.seq <= through && !except.contains(&life.seq);
+            windowed && waits && here
+        };
+        let members = self.of_customer(queue, customer).filter(is_member).map(|life| life.seq);
+        for seq in members.collect::<Vec<_>>() {
+            self.lives.get_mut(&seq).expect("there").due = due;
+        }
+    }
+}
