@@ -39,7 +39,11 @@ impl Asked {
             Command::CancelAll(of) => {
                 new.customer.as_deref() == Some(&*of.customer) && new.application == of.application
             }
-            Command::DropParked(application) => *application == new.application,
+            Command::DropParked(application) => {
+                // It is no cancel of a customer, behind which that customer's requests wait.
+                let later = self.local && came.is_some_and(|(call, ..)| call > self.call);
+                *application == new.application && !later
+            }
             _ => false,
         }
     }
