@@ -1,7 +1,7 @@
 //! `make bench`: tidegate beside a bare consumer and a naive bridge, in one run on one machine.
 //!
 //! Absolute figures drift from machine to machine; the ratios count. The kinds are run in turn, several times over,
-//! and the median of each is told. Time runs from the first message taken off the ingest queue to the last one at
+//! and the median of each is told. Names on the command line (`windowed at-once`) choose rows. Time runs from the first message taken off the ingest queue to the last one at
 //! its goal; a delay that was asked for is not counted. With windows it runs until the ingest queue is empty and all of
 //! it is durable and acked: batches leave with their windows, a second apart, which would be the unit of the result.
 #![expect(clippy::print_stdout, reason = "a program for people to read")]
@@ -41,7 +41,9 @@ struct Run {
 }
 
 fn main() -> ExitCode {
-    let long = std::env::args().any(|a| a == "--long");
+    let (options, names): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|a| a.starts_with("--"));
+    let long = options.iter().any(|a| a == "--long");
     let plan = if long {
         Plan { messages: 1_000_000, repeats: 5, backlog: 1_000_000, rate: 10_000, seconds: 30 }
     } else {
@@ -55,40 +57,105 @@ fn main() -> ExitCode {
             plan.repeats,
             std::thread::available_parallelism().map_or(0, std::num::NonZero::get)
         );
-        throughput(&node, &plan);
-        lateness(&node, &plan);
+        throughput(&node, &plan, &names);
+        if names.is_empty() || names.iter().any(|n| n == "lateness") {
+            lateness(&node, &plan);
+        }
     });
     ExitCode::SUCCESS
 }
 
-fn throughput(node: &Node, plan: &Plan) {
-    let mut runs: [Vec<Run>; 7] = Default::default();
+/// What is measured: its name on the command line, how it is told, how one run of it is made, the row that it stands
+/// beside, and the share of that one's rate that it is to reach.
+struct Row {
+    name: &'static str,
+    title: &'static str,
+    run: fn(&Node, u64) -> Run,
+    beside: Option<&'static str>,
+    goal: Option<f64>,
+}
+
+const ROWS: [Row; 7] = [
+    Row {
+        name: "bare",
+        title: "bare consumer drain (lapin, ack every 200)",
+        run: bare,
+        beside: None,
+        goal: None,
+    },
+    Row { name: "naive", title: "naive 1:1 bridge (lapin)", run: naive, beside: None, goal: None },
+    Row {
+        name: "windowed",
+        title: "tidegate windowed, disk, 1,000 customers",
+        run: |node, count| windowed(node, count, Ids::None),
+        beside: Some("bare"),
+        goal: Some(0.7),
+    },
+    Row {
+        name: "windowed-ids",
+        title: "windowed, a message_id on each request",
+        run: |node, count| windowed(node, count, Ids::Each),
+        beside: Some("bare"),
+        goal: None,
+    },
+    Row {
+        name: "delayed",
+        title: "tidegate passthrough, disk, delay 1 s",
+        run: |node, count| passthrough(node, count, 1000, Ids::None),
+        beside: Some("naive"),
+        goal: Some(0.85),
+    },
+    Row {
+        name: "at-once",
+        title: "tidegate passthrough, disk, due at once",
+        run: |node, count| passthrough(node, count, 0, Ids::None),
+        beside: Some("naive"),
+        goal: Some(0.95),
+    },
+    Row {
+        name: "at-once-ids",
+        title: "due at once, a message_id on each request",
+        run: |node, count| passthrough(node, count, 0, Ids::Each),
+        beside: Some("naive"),
+        goal: None,
+    },
+];
+
+/// The rows of these names, or all; with each the one that it stands beside.
+fn chosen(names: &[String]) -> Vec<&'static Row> {
+    let named = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    let beside = |name: &str| ROWS.iter().any(|row| named(row.name) && row.beside == Some(name));
+    ROWS.iter().filter(|row| named(row.name) || beside(row.name)).collect()
+}
+
+fn throughput(node: &Node, plan: &Plan, names: &[String]) {
+    let rows = chosen(names);
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); rows.len()];
     for repeat in 0..plan.repeats {
         println!("repeat {} of {} ..", repeat + 1, plan.repeats);
-        runs[0].push(bare(node, plan.messages));
-        runs[1].push(naive(node, plan.messages));
-        runs[2].push(windowed(node, plan.messages, Ids::None));
-        runs[3].push(windowed(node, plan.messages, Ids::Each));
-        runs[4].push(passthrough(node, plan.messages, 1000, Ids::None));
-        runs[5].push(passthrough(node, plan.messages, 0, Ids::None));
-        runs[6].push(passthrough(node, plan.messages, 0, Ids::Each));
+        for (row, runs) in rows.iter().zip(&mut runs) {
+            runs.push((row.run)(node, plan.messages));
+        }
     }
-    let medians = runs.map(|mut kind| {
-        kind.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
-        kind[kind.len() / 2]
-    });
-    let [bare, naive, windowed, windowed_ids, delayed, at_once, at_once_ids] = medians;
+    let medians: Vec<Run> = runs.into_iter().map(median).collect();
     println!(
         "\n{:<44} {:>10} {:>9} {:>8} {:>9} {:>9}",
         "", "msg/s", "ratio", "to reach", "CPU us/m", "RSS MiB"
     );
-    line("bare consumer drain (lapin, ack every 200)", bare, None, None);
-    line("naive 1:1 bridge (lapin)", naive, None, None);
-    line("tidegate windowed, disk, 1,000 customers", windowed, Some(bare), Some(0.7));
-    line("the same, a message_id on each request", windowed_ids, Some(bare), None);
-    line("tidegate passthrough, disk, delay 1 s", delayed, Some(naive), Some(0.85));
-    line("tidegate passthrough, disk, due at once", at_once, Some(naive), Some(0.95));
-    line("the same, a message_id on each request", at_once_ids, Some(naive), None);
+    for (row, run) in rows.iter().zip(&medians) {
+        let reference = rows.iter().position(|other| Some(other.name) == row.beside).map(|at| medians[at]);
+        line(row.title, *run, reference, row.goal);
+    }
+}
+
+/// Each figure the median of its own.
+fn median(runs: Vec<Run>) -> Run {
+    let of = |figure: fn(&Run) -> f64| {
+        let mut figures: Vec<f64> = runs.iter().map(figure).collect();
+        figures.sort_by(f64::total_cmp);
+        figures[figures.len() / 2]
+    };
+    Run { per_second: of(|r| r.per_second), cpu_us: of(|r| r.cpu_us), rss_mib: of(|r| r.rss_mib) }
 }
 
 fn line(name: &str, run: Run, reference: Option<Run>, goal: Option<f64>) {

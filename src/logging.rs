@@ -73,7 +73,13 @@ pub fn init(format: LogFormat) -> Result<(), tracing_subscriber::util::TryInitEr
 /// target for returned messages prints their whole bodies. TRACE of other libraries shows what goes over
 /// their wires, too.
 fn allowed<S: Subscriber>(filter: EnvFilter) -> impl tracing_subscriber::layer::Filter<S> {
-    filter.and(filter_fn(harmless))
+    // Told, or what nobody wants would be looked at all the same: at each record of each library.
+    let most = filter.max_level_hint();
+    let harmless = filter_fn(harmless);
+    filter.and(match most {
+        Some(level) => harmless.with_max_level_hint(level),
+        None => harmless,
+    })
 }
 
 fn harmless(meta: &Metadata<'_>) -> bool {
@@ -275,6 +281,19 @@ mod tests {
             tracing::info!(target: "tidegate", "shown");
         });
         assert_eq!(text, "<6>tidegate: shown\n");
+    }
+
+    /// Else each of the many records that libraries make for each message would be looked at.
+    #[test]
+    fn what_no_part_of_a_filter_wants_is_not_even_looked_at() {
+        use tracing_subscriber::filter::LevelFilter;
+        use tracing_subscriber::layer::Filter;
+        let most = |filter: &str| {
+            let allowed = allowed::<tracing_subscriber::Registry>(EnvFilter::new(filter));
+            Filter::<tracing_subscriber::Registry>::max_level_hint(&allowed)
+        };
+        assert_eq!(most(DEFAULT_FILTER), Some(LevelFilter::INFO));
+        assert_eq!(most("warn,tidegate=debug"), Some(LevelFilter::DEBUG));
     }
 
     #[test]

@@ -7,6 +7,10 @@ use std::process::ExitCode;
 /// stack can be set in no other way: 10 kB of nesting overflow the usual 2 MiB and abort the process.
 const MIN_STACK: usize = 64 << 20;
 
+/// What one thread allocates, another frees: for each message some ten times. See `docs/DECISIONS.md`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // First of all, because the standard library reads it once, at the first thread. Before any thread
     // exists, setting a variable races with nothing; edition 2021 has it as a safe function.

@@ -12,11 +12,30 @@ use super::{ended, rekey, rows, CommitError, ReadError};
 use crate::engine::event::{BucketRow, IndexRows, Op, Place, Standing, Stored};
 use crate::engine::types::{Ended, Identity, Key};
 use fjall::Slice;
+use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// What will be written to one keyspace; `None` removes the row.
-type Pending = BTreeMap<Slice, Option<Slice>>;
+/// What becomes of a row.
+enum Change {
+    /// It is written for the first time ever: once it is removed, there is nothing left to write.
+    Add(Slice),
+    Write(Slice),
+    Remove,
+}
+
+impl Change {
+    /// The row as it will be.
+    fn value(&self) -> Option<&Slice> {
+        match self {
+            Change::Add(value) | Change::Write(value) => Some(value),
+            Change::Remove => None,
+        }
+    }
+}
+
+/// What will be written to one keyspace.
+type Pending = BTreeMap<Slice, Change>;
 
 /// What will be written.
 pub(super) struct Changes<'a> {
@@ -45,7 +64,7 @@ impl<'a> Changes<'a> {
         match op {
             Op::Put { item, indexed } => Ok(self.put_item(item, *indexed)?),
             Op::Delete { place, rows } => {
-                self.remove(KeyspaceId::Items, rows::item_key(&place.queue, place.key)?);
+                self.remove_item(rows::item_key(&place.queue, place.key)?);
                 Ok(self.remove_index(place.key, rows)?)
             }
             Op::Index { key, rows } => Ok(self.index(*key, rows)?),
@@ -94,11 +113,30 @@ impl<'a> Changes<'a> {
 
     /// Removes one row; one that is not there is no fault.
     pub(super) fn remove(&mut self, id: KeyspaceId, key: impl Into<Slice>) {
-        self.set(id, key, None::<Slice>);
+        self.pending[id.index()].insert(key.into(), Change::Remove);
     }
 
     fn set(&mut self, id: KeyspaceId, key: impl Into<Slice>, value: Option<impl Into<Slice>>) {
-        self.pending[id.index()].insert(key.into(), value.map(Into::into));
+        let change = value.map_or(Change::Remove, |value| Change::Write(value.into()));
+        self.pending[id.index()].insert(key.into(), change);
+    }
+
+    /// Adds an item under a key that no other had before: an arrival number is given out once.
+    fn add_item(&mut self, key: Vec<u8>, record: Vec<u8>) {
+        match self.pending[KeyspaceId::Items.index()].entry(key.into()) {
+            Entry::Vacant(row) => drop(row.insert(Change::Add(record.into()))),
+            Entry::Occupied(mut row) => drop(row.insert(Change::Write(record.into()))),
+        }
+    }
+
+    /// Removes an item. One that is added and removed in one call is not written at all.
+    fn remove_item(&mut self, key: Vec<u8>) {
+        let pending = &mut self.pending[KeyspaceId::Items.index()];
+        if matches!(pending.get(key.as_slice()), Some(Change::Add(_))) {
+            pending.remove(key.as_slice());
+        } else {
+            pending.insert(key.into(), Change::Remove);
+        }
     }
 
     /// The buckets that begin anew. What they hold on the disk has to go before the rows are written.
@@ -118,14 +156,20 @@ impl<'a> Changes<'a> {
 
     /// The rows, each once, by keyspace and in order of key.
     pub(super) fn into_rows(self) -> impl Iterator<Item = (KeyspaceId, Slice, Option<Slice>)> {
-        let of = |(id, pending): (KeyspaceId, Pending)| pending.into_iter().map(move |(k, v)| (id, k, v));
+        let value = |change| match change {
+            Change::Add(value) | Change::Write(value) => Some(value),
+            Change::Remove => None,
+        };
+        let of = move |(id, pending): (KeyspaceId, Pending)| {
+            pending.into_iter().map(move |(key, change)| (id, key, value(change)))
+        };
         KeyspaceId::ALL.into_iter().zip(self.pending).flat_map(of)
     }
 
     /// One row as it will be.
     pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<Slice>, ReadError> {
         match self.pending[id.index()].get(key) {
-            Some(pending) => Ok(pending.clone()),
+            Some(pending) => Ok(pending.value().cloned()),
             None => self.keyspaces.get(id, key),
         }
     }
@@ -145,8 +189,8 @@ impl<'a> Changes<'a> {
         }
         let pending = &self.pending[id.index()];
         let bounds = (Bound::Included(start.as_slice()), Bound::Excluded(end.as_slice()));
-        for (key, value) in pending.range::<[u8], _>(bounds) {
-            let Some(value) = value else { continue };
+        for (key, change) in pending.range::<[u8], _>(bounds) {
+            let Some(value) = change.value() else { continue };
             let row = (key.clone(), value.clone());
             if wanted(&row)? {
                 out.push(row);
@@ -170,7 +214,7 @@ impl<'a> Changes<'a> {
         };
         let row = rows::item_key(item.queue(), item.key)?;
         let record = record::encode(&row, &View::of(item, content));
-        self.put(KeyspaceId::Items, row, record);
+        self.add_item(row, record);
         let waits = item.dead.is_none();
         let customer = item.customer.clone().filter(|_| waits && indexed);
         let index = IndexRows {
@@ -226,7 +270,7 @@ impl<'a> Changes<'a> {
         let target = rows::item_key(&to.queue, to.key)?;
         let record = record::encode(&target, &moved);
         // In this order: old and new may be the same row.
-        self.remove(KeyspaceId::Items, row);
+        self.remove_item(row);
         self.put(KeyspaceId::Items, target, record);
         Ok(())
     }

@@ -267,6 +267,21 @@ fn groups_take_effect_in_order() {
 }
 
 #[test]
+fn what_comes_and_goes_in_one_call_is_not_written() {
+    let (dir, mut store) = fresh();
+    let came = group(1, vec![put(1, 1), put(2, 2), put(3, 3), put(5, 5)]);
+    let moved = moved(place(APP, 5, 5), place(APP, 6, 5), Standing::default());
+    let went = group(2, vec![delete(1, 1), failed(3, 3, 1), delete(3, 3), moved, delete(6, 5)]);
+    store.commit(&[came, went]).unwrap();
+    assert_eq!(everything(&mut *store), vec![key(2, 2)]);
+    let log = fs::read(dir.path().join("db/0.jnl")).unwrap();
+    let written = |body: &str| log.windows(body.len()).any(|bytes| bytes == body.as_bytes());
+    assert!(written("body 2") && !["body 1", "body 3", "body 5"].into_iter().any(written));
+    store.commit(&[group(3, vec![failed(2, 2, 1), delete(2, 2)])]).unwrap();
+    assert_eq!(everything(&mut *store), vec![], "what was there before is removed");
+}
+
+#[test]
 fn a_move_takes_the_content_along_and_says_what_is_known_now() {
     let (dir, mut store) = fresh();
     store.commit(&[group(1, vec![put_indexed(1, 1, "c"), put(2, 2)])]).unwrap();
