@@ -165,7 +165,7 @@ impl Core {
     /// The broker closed the channel over this batch, or perhaps over another that was out with it.
     fn refused(&mut self, number: u64, alone: bool, text: &str, now: Now) {
         if !alone {
-            return self.dispatch.suspect(&mut self.stock, number, false);
+            return self.suspect(number);
         }
         if self.dispatch.split(&mut self.stock, number) {
             return;
@@ -206,20 +206,36 @@ impl Core {
             );
         } else {
             self.stock.queues_mut().live(queue).health.doubt();
+            self.suspect(number);
+        }
+    }
+
+    /// It goes again, alone.
+    fn suspect(&mut self, number: u64) {
+        if !self.forget_lost(number) {
             self.dispatch.suspect(&mut self.stock, number, false);
         }
     }
 
-    /// The connection is to blame: the same members go again, under the same batch id.
-    fn try_again(&mut self, number: u64, alone: bool) {
-        let Some(flight) = self.dispatch.get(number) else { return };
-        let queue = flight.queue;
+    /// The broker has these requests back and delivers them again: nothing of the flight goes again. Until
+    /// its turn came, its members would count as waiting beside what has come in their place.
+    fn forget_lost(&mut self, number: u64) -> bool {
+        let Some(flight) = self.dispatch.get(number) else { return false };
         let lost = flight.rows.iter().all(|id| self.stock.items()[*id].is_orphaned());
         if lost {
-            // The broker has these requests back and delivers them again.
             let rows = self.dispatch.end(number).map(|flight| flight.rows).unwrap_or_default();
-            return rows.into_iter().for_each(|id| self.give_back(id));
+            rows.into_iter().for_each(|id| self.give_back(id));
         }
+        lost
+    }
+
+    /// The connection is to blame: the same members go again, under the same batch id.
+    fn try_again(&mut self, number: u64, alone: bool) {
+        if self.forget_lost(number) {
+            return;
+        }
+        let Some(flight) = self.dispatch.get(number) else { return };
+        let queue = flight.queue;
         let identities: Vec<Identity> = if self.outcomes_wanted {
             flight.rows.iter().map(|id| self.stock.items()[*id].identity()).collect()
         } else {

@@ -219,3 +219,27 @@ fn what_left_memory_after_a_restart_is_flushed_with_its_window() {
     w.run(60_000);
     w.store.check_empty();
 }
+
+/// The old attempt is overdue, and would be made again; its request has come in anew meanwhile.
+#[test]
+fn what_the_broker_delivers_again_counts_once() {
+    let mut w = World::new(with(|app| {
+        app.max_waiting = 2;
+        app.on_full = OnFull::DropNewest;
+    }));
+    w.send(vec![item("a", "", "proof")]);
+    w.run(10);
+    w.send(vec![item("a", "", "x")]);
+    assert_eq!((w.out.len(), w.store.items.len()), (1, 0), "published, and not stored yet");
+    w.lose_ingest();
+    w.deliver(1);
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(true));
+    w.settle(0, Outcome::Overdue);
+    w.send(vec![item("a", "", "y")]);
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(false));
+    w.run(1_000);
+    assert_eq!(ends(&w), (names(&["proof", "x", "y"]), vec![]));
+    w.store.check_empty();
+}
