@@ -64,6 +64,11 @@ impl Stock {
                 self.customers.push_ready(customer, id, sorted)
             }
         };
+        let stalls = self.queues[queue].live().is_some_and(|live| !live.stalled.is_empty());
+        if stalls && entry.is_none() && place < self.queues[queue].near_until() {
+            // What else its customer has may wait for a load; this one need not.
+            self.unstall(queue);
+        }
         self.queues.live(queue).line.extend(entry);
         self.queues.count_ready(queue, 1);
         self.queues.run(queue);

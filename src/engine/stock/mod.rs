@@ -384,6 +384,10 @@ impl Stock {
         let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
         self.journal.delete(place, IndexRows { identity, customer });
         self.queues.remove_stored(queue, stored.key, false);
+        if self.queues[queue].far() == 0 {
+            // Nothing is left that what is stalled could wait for, and nothing will be loaded.
+            self.unstall(queue);
+        }
         self.reads.note_gone(stored.key.seq);
         self.watch.changed(stored.identity());
     }

@@ -352,6 +352,40 @@ fn a_closed_window_stays_closed_when_the_clock_is_set_back() {
     assert_eq!((now.wall, batch.due, batch.closed_by), (T0 + 500, T0 + 500, ClosedBy::Flush));
 }
 
+/// A window has closed, its item has not left, and the clock is set back: what lies in the store alone is due before it.
+fn stalled_by_a_step_back() -> World {
+    let mut w = World::new(settings());
+    w.input(Input::EgressBlocked(true));
+    w.send(vec![item("a", "c", "closed")]);
+    w.run(3_000);
+    w.now.wall -= 50_000;
+    let later = at(w.now.wall + 30_000, item("a", "", "later"));
+    w.send(vec![with_id("later", DuplicateRule::Keep, later)]);
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(false));
+    w.run(1);
+    assert!(w.delivered.is_empty(), "the other may have to go first");
+    w
+}
+
+#[test]
+fn what_is_due_first_does_not_wait_with_its_customers_other_items() {
+    let mut w = stalled_by_a_step_back();
+    let due = w.now.wall + 1_000;
+    w.send(vec![at(due, item("a", "c", "first"))]);
+    w.run(2_000);
+    assert_eq!(ends(&w).0, ["first"]);
+    assert_eq!(w.delivered[0].0.wall, due);
+}
+
+#[test]
+fn what_waits_for_others_leaves_when_these_are_taken_back() {
+    let mut w = stalled_by_a_step_back();
+    assert_eq!(w.ask(Command::Cancel(target("a", "later"))), Answer::Cancelled { count: 1, in_flight: 0 });
+    w.run(1_000);
+    assert_eq!(ends(&w).0, ["closed"]);
+}
+
 #[test]
 fn after_a_restart_a_window_has_at_most_its_length_left() {
     let mut w = World::new(settings());
