@@ -234,7 +234,7 @@ impl Windows {
     pub(super) fn has_closed(&mut self, seq: u64, due: u64, cause: ClosedBy, may_flush: bool, call: usize) {
         let Some(id) = self.of.get(&seq).copied() else { return };
         let win = self.all.get_mut(&id).expect("there");
-        let Some(close) = &win.closed else {
+        let Some(close) = &mut win.closed else {
             let justified =
                 win.unsure || win.may_close.contains(&cause) || may_flush || cause != ClosedBy::Time;
             assert!(justified, "{seq} left its window of {:?} before that closed, by {cause:?}", win.name);
@@ -244,6 +244,10 @@ impl Windows {
             self.all.get_mut(&id).expect("there").unsure = unsure;
             return;
         };
+        if close.call == call && may_flush && cause == ClosedBy::Flush {
+            // Its time had come in this call, and whoever needed room was judged before the time.
+            close.causes.insert(cause);
+        }
         // What was replaced before it was written counted for a moment.
         let counted = close.causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes));
         if win.unsure || self.stepped || counted {
