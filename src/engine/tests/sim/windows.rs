@@ -256,6 +256,31 @@ impl Windows {
         assert_eq!(due, close.due, "{seq} of {:?}: closed by {:?}, said {cause:?}", win.name, close.causes);
     }
 
+    /// Its row was moved. Once the clock has been set back another window may have the planned end of one that closed by
+    /// its time, and takes its members along when it closes sooner.
+    pub(super) fn moved_along(&mut self, seq: u64, due: u64, cause: ClosedBy) {
+        let Some(win) = self.of.get(&seq).and_then(|id| self.all.get_mut(id)) else { return };
+        if let Some(close) = win.closed.as_mut().filter(|close| self.stepped && due < close.due) {
+            close.causes.insert(cause);
+        }
+    }
+
+    /// A window closed with the members up to `through`. Of one that is unsure those behind it may be in another of
+    /// the same end, which is open.
+    pub(super) fn split(&mut self, seq: u64, through: u64) {
+        let Some(win) = self.of.get(&seq).and_then(|id| self.all.get_mut(id)) else { return };
+        let behind: BTreeSet<u64> = win.members.range(through + 1..).copied().collect();
+        if behind.is_empty() || !win.unsure || self.open.contains_key(&win.name) {
+            return;
+        }
+        win.members.retain(|member| *member <= through);
+        self.next += 1;
+        self.of.extend(behind.iter().map(|member| (*member, self.next)));
+        let next = Win { members: behind, ..win.blank() };
+        self.open.insert(next.name.clone(), self.next);
+        self.all.insert(self.next, next);
+    }
+
     pub(super) fn causes(&self, seq: u64) -> Option<&BTreeSet<ClosedBy>> {
         let exact = |causes: &BTreeSet<ClosedBy>| {
             !causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes))
@@ -309,6 +334,24 @@ impl Windows {
 }
 
 impl Win {
+    /// Another of the same end, of which nothing else is known.
+    fn blank(&self) -> Self {
+        Win {
+            name: self.name.clone(),
+            end: self.end,
+            mono_end: self.mono_end,
+            members: BTreeSet::new(),
+            weight: 0,
+            expiry: u64::MAX,
+            last: self.last,
+            closed: None,
+            unsure: true,
+            ripe: BTreeSet::new(),
+            may_close: BTreeSet::new(),
+            ripe_at_join: 0,
+        }
+    }
+
     fn ripen(&mut self, app: &AppSettings, now: Now) {
         self.ripe.clear();
         if self.ripe_at_join == now.mono {

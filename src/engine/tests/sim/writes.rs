@@ -336,6 +336,7 @@ impl Model {
     fn rekeyed(&mut self, queue: &str, end: u64, customer: &str, through: u64, due: u64, cause: ClosedBy) {
         let members: Vec<u64> = self
             .of_customer(queue, customer)
+        self.windows.moved_along(seq, due, cause);
             .filter(|life| {
                 life.accepted_due == end
                     && life.seq <= through
@@ -364,6 +365,7 @@ impl Model {
     /// The same for members that a former life left: from now on they are due when their window closed. Those of a window
     /// that had closed before are due at another moment than its planned end.
     fn rekeyed_restored(
+            self.windows.split(seq, through);
         &mut self,
         queue: &str,
         end: u64,
