@@ -25,6 +25,16 @@ pub(super) struct Asked {
 impl Asked {
     /// Whether it may take this item back.
     pub(super) fn covers(&self, model: &Model, seq: u64) -> bool {
+    /// The call by which it has begun: in its line it stands behind those that the store is asked for first.
+    fn begun_by(&self, model: &Model) -> usize {
+        let is_before = |other: &&Asked| {
+            let asks = matches!(other.command, Command::Cancel(_) | Command::Lookup(_));
+            asks && other.local && other.call < self.call && other.answered > self.call
+        };
+        let all = model.commands.values().chain(model.answered.values());
+        all.filter(is_before).map(|other| other.answered).fold(self.call, usize::max)
+    }
+
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
         let message = &model.messages[&model.asks[life.ask].message];
@@ -41,7 +51,7 @@ impl Asked {
             }
             Command::DropParked(application) => {
                 // It is no cancel of a customer, behind which that customer's requests wait.
-                let later = self.local && came.is_some_and(|(call, ..)| call > self.call);
+                let later = self.local && came.is_some_and(|(call, ..)| call > self.begun_by(model));
                 *application == new.application && !later
             }
             _ => false,
