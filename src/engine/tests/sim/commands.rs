@@ -150,10 +150,20 @@ impl Model {
             Command::Count(of) => {
                 let Answer::Counted { waiting, in_flight, parked, .. } = answer else { panic!("{answer:?}") };
                 let total = waiting + in_flight + parked;
+        self.keep_told(&mut asked, answer);
                 if !self.durable {
                     return;
                 }
                 let most = self.ever_of(of, asked.call);
+    /// Where it tells of fewer than it may have taken, those that another command may have taken are not told of.
+    fn keep_told(&self, asked: &mut Asked, answer: &Answer) {
+        let Answer::Cancelled { count, .. } = answer else { return };
+        if *count < asked.took.len() as u64 {
+            let others = || self.commands.values().chain(self.answered.values());
+            asked.took.retain(|seq| !others().any(|other| other.took.contains(seq)));
+        }
+    }
+
                 let least = if self.prompt { asked.least } else { 0 };
                 assert!((least..=most).contains(&total), "{answer:?}: {} to {most}", asked.least);
             }
