@@ -238,7 +238,8 @@ impl Model {
             Answer::Ended(ended) => {
                 let right =
                     known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
-                assert!(right || !self.durable, "{ended:?}: {known:?}");
+                let unseen = self.ended_unwritten(target, &known, ended);
+                assert!(right || unseen || !self.durable, "{ended:?}: {known:?}");
             }
             Answer::InFlight => {
                 assert!(known.iter().any(|k| matches!(k, Known::Out(_) | Known::Waiting(_))), "{known:?}");
@@ -279,6 +280,14 @@ impl Model {
             Known::Out(_) => false,
         };
         known.is_empty() || known.iter().any(forgotten)
+    /// It was taken back before it was written: what was remembered of it then is told, within the tail.
+    fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
+        let tail = self.settings.of(&target.application).dedupe_tail;
+        let told = self.stepped || !self.before.is_empty() || self.now.wall <= ended.at + tail;
+        let ends = self.unwritten_ends.get(&target.identity);
+        told && known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.contains(ended))
+    }
+
     }
 
     fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
@@ -320,6 +329,9 @@ impl Model {
             // It may be confirmed before it is written.
             return assert!(listed.due <= self.now.wall, "nothing has number {seq}: {listed:?}");
         };
+                if self.ended_unwritten(target, &known, ended) {
+                    return;
+                }
         let new = &self.asks[life.ask].new;
         assert_eq!(
             (&*listed.application, listed.customer.as_deref()),

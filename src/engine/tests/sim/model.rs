@@ -162,6 +162,8 @@ pub(super) struct Model {
     pub(super) ever_owed: BTreeSet<Identity>,
     /// Tell every call on the error output.
     pub(super) trace: bool,
+    /// How items ended by a cancel that were never written, by identity: an answer may tell of these very ends.
+    pub(super) unwritten_ends: BTreeMap<Identity, Vec<Ended>>,
     pub(super) settings: Settings,
     /// All settings of before, for what was begun under them.
     pub(super) before: Vec<Settings>,
@@ -212,6 +214,7 @@ impl Model {
             ever_owed: BTreeSet::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
+            unwritten_ends: BTreeMap::new(),
             before: vec![],
             asks: vec![],
             messages: BTreeMap::new(),

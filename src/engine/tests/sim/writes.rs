@@ -103,6 +103,7 @@ impl Model {
         });
         if matches!(ended.end, End::Cancelled | End::CancelledAgain) && !seen {
             self.note(identity, Known::Nobody);
+            self.unwritten_ends.entry(identity).or_default().push(ended.clone());
         }
     }
 
