@@ -275,7 +275,8 @@ impl Model {
             // With nothing stored its death is not seen until its letter leaves.
             Known::Waiting(seq) => {
                 let expiry = self.asks[self.lives[seq].ask].new.expiry;
-                !self.durable && expiry.is_some_and(|at| at <= self.now.wall)
+                let died = expiry.is_some_and(|at| at <= self.now.wall);
+                !self.durable && (died || self.taken_back_unseen(*seq))
             }
             Known::Out(_) => false,
         };
@@ -302,6 +303,12 @@ impl Model {
                 let at_once = listed.due <= self.now.wall && !self.lives.contains_key(&listed.key.seq);
                 let unseen = self.may_wait_unseen(target.identity)
                     || at_once && self.met_pending(usize::MAX, target.identity);
+    /// With nothing stored: a command has taken it back since it began to wait, and its end is not remembered.
+    fn taken_back_unseen(&self, seq: u64) -> bool {
+        let (life, name) = (&self.lives[&seq], self.application(seq));
+        let forgets = self.settings.of(name).dedupe_tail == 0;
+        let took = |asked: &&Asked| asked.answered >= life.waiting_since && asked.covers(self, seq);
+        forgets && self.commands.values().chain(self.answered.values()).any(|asked| took(&asked))
                 assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
                 if !unseen {
                     self.judge_listed(asked, listed);
