@@ -17,6 +17,8 @@ pub(super) struct Asked {
     pub(super) tag: Option<u64>,
     /// Items that it took back.
     pub(super) took: BTreeSet<u64>,
+    /// Items of which nothing is remembered: it took them back, or those that came behind it replaced them.
+    pub(super) perhaps: BTreeSet<u64>,
     /// Least and most that a count, or the size of a window, has been meanwhile.
     pub(super) least: u64,
     pub(super) most: u64,
@@ -72,6 +74,7 @@ impl Model {
             now: self.now,
             answered: usize::MAX,
             took: BTreeSet::new(),
+            perhaps: BTreeSet::new(),
             least: u64::MAX,
             most: 0,
         };
@@ -130,6 +133,15 @@ impl Model {
             self.commands.get_mut(number).expect("found").took.insert(seq);
         }
         !found.is_empty() || self.orphaned.values().any(|asked| asked.covers(self, seq))
+    }
+
+    /// An item went for which another has come, and no end of it is remembered: a cancel may have been first.
+    pub(super) fn perhaps_taken_back(&mut self, seq: u64) {
+        let is_cancel = |asked: &Asked| matches!(asked.command, Command::Cancel(_));
+        let found = self.commands.iter().filter(|(_, asked)| is_cancel(asked) && asked.covers(self, seq));
+        for number in found.map(|(number, _)| *number).collect::<Vec<u64>>() {
+            self.commands.get_mut(&number).expect("found").perhaps.insert(seq);
+        }
     }
 
     /// Every answer is judged against all that was true between question and answer.
@@ -224,7 +236,7 @@ impl Model {
                     // Perhaps before it was ever written.
                     let unseen = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
                     assert!(
-                        !asked.took.is_empty() || unseen,
+                        !asked.took.is_empty() || !asked.perhaps.is_empty() || unseen,
                         "{target:?} is said to be cancelled, and was not taken out: {known:?}"
                     );
                     for seq in &asked.took {

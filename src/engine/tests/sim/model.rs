@@ -110,6 +110,8 @@ pub(super) struct Life {
     pub(super) tail: Option<u64>,
     pub(super) ended_call: usize,
     pub(super) deleted: bool,
+    /// It counts as cancelled, and another of its id may have replaced it: nothing is remembered of either.
+    pub(super) perhaps_replaced: bool,
     /// The delivery that it came with was acked.
     pub(super) acked: bool,
     /// Its request comes again, and its attempt has not ended.
@@ -360,6 +362,7 @@ impl Model {
             tail: None,
             ended_call: 0,
             deleted: false,
+            perhaps_replaced: false,
             acked: false,
             orphaned: false,
         };

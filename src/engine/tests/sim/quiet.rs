@@ -1,6 +1,6 @@
 //! A world at rest: the store has done its work, the clock has passed every deadline. Nothing may wait without a reason.
 
-use super::model::{Known, State};
+use super::model::{Known, Life, State};
 use super::{DeadExchange, Sim, ALONE_CHANNELS};
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -372,7 +372,14 @@ impl Sim {
             return;
         }
         // What ended before it was written is not seen.
-        assert!(counters.cancelled >= count(|state| *state == State::Cancelled), "cancelled");
+        let is_gone = |life: &&Life| life.state == State::Cancelled && !life.perhaps_replaced;
+        let gone = model.lives.values().filter(is_gone);
+        let gone: Vec<u64> = gone.map(|life| life.seq).collect();
+        assert!(
+            counters.cancelled >= gone.len() as u64,
+            "{} are said to be cancelled, {gone:?} were",
+            counters.cancelled
+        );
         if !model.ingest_lost {
             let dropped: u64 = counters.duplicates.iter().map(|rule| rule.dropped).sum();
             assert_eq!(taken + dropped, model.asks.len() as u64, "every entry has become something");

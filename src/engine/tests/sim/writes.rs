@@ -243,13 +243,18 @@ impl Model {
                     own && matches!(ended.end, End::Cancelled | End::CancelledAgain)
                 });
                 let heir = successors.iter().any(|(other, by)| *other == identity && *by > seq);
+                let tail = self.settings.of(&self.asks[ask].new.application).dedupe_tail;
                 if heir && !cancelled {
+                    if tail == 0 {
+                        self.perhaps_taken_back(seq);
+                    }
                     return self.set(seq, State::Replaced);
                 }
-                let tail = self.settings.of(&self.asks[ask].new.application).dedupe_tail;
                 let forgets = identity.is_given() && tail > 0 && !remembered.contains_key(&identity);
-                if !(forgets && self.met_pending(ask, identity)) && self.taken_back(seq) {
+                let pending = identity.is_given() && self.met_pending(ask, identity);
+                if !(forgets && pending) && self.taken_back(seq) {
                     self.set(seq, State::Cancelled);
+                    self.lives.get_mut(&seq).expect("there").perhaps_replaced = pending && tail == 0;
                 } else {
                     // By one that may be confirmed before it is written; perhaps by its own request that came again.
                     let pending = identity.is_given() && self.met_pending(usize::MAX, identity);
@@ -331,13 +336,13 @@ impl Model {
         let call = self.call;
         self.windows.close_ripe(call, self.now);
         self.windows.has_closed(seq, due, cause, may_flush, call);
+        self.windows.moved_along(seq, due, cause);
         self.lives.get_mut(&seq).expect("there").due = due;
     }
 
     fn rekeyed(&mut self, queue: &str, end: u64, customer: &str, through: u64, due: u64, cause: ClosedBy) {
         let members: Vec<u64> = self
             .of_customer(queue, customer)
-        self.windows.moved_along(seq, due, cause);
             .filter(|life| {
                 life.accepted_due == end
                     && life.seq <= through
@@ -360,13 +365,13 @@ impl Model {
                 continue;
             }
             self.windows_moved(seq, due, cause);
+            self.windows.split(seq, through);
         }
     }
 
     /// The same for members that a former life left: from now on they are due when their window closed. Those of a window
     /// that had closed before are due at another moment than its planned end.
     fn rekeyed_restored(
-            self.windows.split(seq, through);
         &mut self,
         queue: &str,
         end: u64,
