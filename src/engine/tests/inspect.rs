@@ -44,6 +44,7 @@ impl Engine {
             self.scans.deadline(),
         ];
         let (course, arrivals, loader) = (&self.course, self.arrivals.describe(), &self.loader);
-        format!("{course:?}; {arrivals}; {loader:?}; {deadlines:?}; {queues:#?}")
+        let open = stock.windows().open_count();
+        format!("{course:?}; {arrivals}; {loader:?}; {deadlines:?}; {open} windows; {queues:#?}")
     }
 }

@@ -25,8 +25,6 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Whether it may take this item back.
-    pub(super) fn covers(&self, model: &Model, seq: u64) -> bool {
     /// The call by which it has begun: in its line it stands behind those that the store is asked for first.
     fn begun_by(&self, model: &Model) -> usize {
         let is_before = |other: &&Asked| {
@@ -37,6 +35,8 @@ impl Asked {
         all.filter(is_before).map(|other| other.answered).fold(self.call, usize::max)
     }
 
+    /// Whether it may take this item back.
+    pub(super) fn covers(&self, model: &Model, seq: u64) -> bool {
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
         let message = &model.messages[&model.asks[life.ask].message];
@@ -150,8 +150,18 @@ impl Model {
             panic!("an answer to nobody's question, or a second one: {number} {answer:?}");
         };
         self.judge_answer(&asked, answer);
+        self.keep_told(&mut asked, answer);
         asked.answered = self.call;
         self.answered.insert(number, asked);
+    }
+
+    /// Where it tells of fewer than it may have taken, those that another command may have taken are not told of.
+    fn keep_told(&self, asked: &mut Asked, answer: &Answer) {
+        let Answer::Cancelled { count, .. } = answer else { return };
+        if *count < asked.took.len() as u64 {
+            let others = || self.commands.values().chain(self.answered.values());
+            asked.took.retain(|seq| !others().any(|other| other.took.contains(seq)));
+        }
     }
 
     fn judge_answer(&mut self, asked: &Asked, answer: &Answer) {
@@ -162,20 +172,10 @@ impl Model {
             Command::Count(of) => {
                 let Answer::Counted { waiting, in_flight, parked, .. } = answer else { panic!("{answer:?}") };
                 let total = waiting + in_flight + parked;
-        self.keep_told(&mut asked, answer);
                 if !self.durable {
                     return;
                 }
                 let most = self.ever_of(of, asked.call);
-    /// Where it tells of fewer than it may have taken, those that another command may have taken are not told of.
-    fn keep_told(&self, asked: &mut Asked, answer: &Answer) {
-        let Answer::Cancelled { count, .. } = answer else { return };
-        if *count < asked.took.len() as u64 {
-            let others = || self.commands.values().chain(self.answered.values());
-            asked.took.retain(|seq| !others().any(|other| other.took.contains(seq)));
-        }
-    }
-
                 let least = if self.prompt { asked.least } else { 0 };
                 assert!((least..=most).contains(&total), "{answer:?}: {} to {most}", asked.least);
             }
@@ -280,6 +280,14 @@ impl Model {
         }
     }
 
+    /// It was taken back before it was written: what was remembered of it then is told, within the tail.
+    fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
+        let tail = self.settings.of(&target.application).dedupe_tail;
+        let told = self.stepped || !self.before.is_empty() || self.now.wall <= ended.at + tail;
+        let ends = self.unwritten_ends.get(&target.identity);
+        told && known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.contains(ended))
+    }
+
     fn may_be_unknown(&self, asked: &Asked, known: &[Known]) -> bool {
         let forgotten = |k: &Known| match k {
             Known::Nobody => true,
@@ -293,14 +301,14 @@ impl Model {
             Known::Out(_) => false,
         };
         known.is_empty() || known.iter().any(forgotten)
-    /// It was taken back before it was written: what was remembered of it then is told, within the tail.
-    fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
-        let tail = self.settings.of(&target.application).dedupe_tail;
-        let told = self.stepped || !self.before.is_empty() || self.now.wall <= ended.at + tail;
-        let ends = self.unwritten_ends.get(&target.identity);
-        told && known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.contains(ended))
     }
 
+    /// With nothing stored: a command has taken it back since it began to wait, and its end is not remembered.
+    fn taken_back_unseen(&self, seq: u64) -> bool {
+        let (life, name) = (&self.lives[&seq], self.application(seq));
+        let forgets = self.settings.of(name).dedupe_tail == 0;
+        let took = |asked: &&Asked| asked.answered >= life.waiting_since && asked.covers(self, seq);
+        forgets && self.commands.values().chain(self.answered.values()).any(|asked| took(&asked))
     }
 
     fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
@@ -315,18 +323,15 @@ impl Model {
                 let at_once = listed.due <= self.now.wall && !self.lives.contains_key(&listed.key.seq);
                 let unseen = self.may_wait_unseen(target.identity)
                     || at_once && self.met_pending(usize::MAX, target.identity);
-    /// With nothing stored: a command has taken it back since it began to wait, and its end is not remembered.
-    fn taken_back_unseen(&self, seq: u64) -> bool {
-        let (life, name) = (&self.lives[&seq], self.application(seq));
-        let forgets = self.settings.of(name).dedupe_tail == 0;
-        let took = |asked: &&Asked| asked.answered >= life.waiting_since && asked.covers(self, seq);
-        forgets && self.commands.values().chain(self.answered.values()).any(|asked| took(&asked))
                 assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
                 if !unseen {
                     self.judge_listed(asked, listed);
                 }
             }
             Answer::Ended(ended) => {
+                if self.ended_unwritten(target, &known, ended) {
+                    return;
+                }
                 let right =
                     known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
                 assert!(right || !self.durable, "{ended:?}: {known:?}");
@@ -348,9 +353,6 @@ impl Model {
             // It may be confirmed before it is written.
             return assert!(listed.due <= self.now.wall, "nothing has number {seq}: {listed:?}");
         };
-                if self.ended_unwritten(target, &known, ended) {
-                    return;
-                }
         let new = &self.asks[life.ask].new;
         assert_eq!(
             (&*listed.application, listed.customer.as_deref()),

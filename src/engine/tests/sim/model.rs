@@ -162,10 +162,10 @@ pub(super) struct Model {
     pub(super) orphaned: BTreeMap<u64, Asked>,
     /// Identities to which that has ever happened: what came of them is not known one by one.
     pub(super) ever_owed: BTreeSet<Identity>,
-    /// Tell every call on the error output.
-    pub(super) trace: bool,
     /// How items ended by a cancel that were never written, by identity: an answer may tell of these very ends.
     pub(super) unwritten_ends: BTreeMap<Identity, Vec<Ended>>,
+    /// Tell every call on the error output.
+    pub(super) trace: bool,
     pub(super) settings: Settings,
     /// All settings of before, for what was begun under them.
     pub(super) before: Vec<Settings>,
@@ -214,9 +214,9 @@ impl Model {
             owed: BTreeMap::new(),
             orphaned: BTreeMap::new(),
             ever_owed: BTreeSet::new(),
+            unwritten_ends: BTreeMap::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
-            unwritten_ends: BTreeMap::new(),
             before: vec![],
             asks: vec![],
             messages: BTreeMap::new(),
