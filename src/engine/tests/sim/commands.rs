@@ -86,7 +86,11 @@ impl Model {
         let mut commands = std::mem::take(&mut self.commands);
         for asked in commands.values_mut() {
             let n = match &asked.command {
-                Command::Count(of) => self.of_customer(&of.application, &of.customer).count() as u64,
+                // What came behind it is not its own, and need not make up for one that has gone.
+                Command::Count(of) => {
+                    let its = self.of_customer(&of.application, &of.customer);
+                    its.filter(|life| life.accepted < asked.call).count() as u64
+                }
                 Command::Flush(of) => self.windows.count(&of.application, &of.customer) as u64,
                 _ => continue,
             };
