@@ -48,6 +48,7 @@ impl Model {
                 assert!(!acked, "lost: {ask} was acked, was {state:?}, and is not in the store");
                 self.set(seq, State::Forgotten);
                 self.recall(self.lives[&seq].identity, store);
+                self.recall_rejected(seq, store);
             }
             if published && (comes_again || !acked) {
                 self.asks[ask].excuses.push(Excuse::Killed);
@@ -98,13 +99,27 @@ impl Model {
         let ended = store.ended.iter().rev().find(|((_, known), _)| *known == identity);
         let Some(((_, _), ended)) = ended else { return };
         let is_it = |life: &&Life| {
-            life.identity == identity
-                && life.state.is_over()
-                && self.asks[life.ask].new.fingerprint == ended.fingerprint
+            let new = &self.asks[life.ask].new;
+            let dead = matches!(life.state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
+            // Who was dead from the start has the id no more, though it is remembered under it.
+            let its = life.identity == identity && life.state.is_over();
+            let rejected = !life.identity.is_given() && new.identity == Some(identity) && dead;
+            (its || rejected) && new.fingerprint == ended.fingerprint
         };
         if let Some(seq) = self.lives.values().rev().find(is_it).map(|life| life.seq) {
             self.note(identity, Known::Ended(seq));
         }
+    }
+
+    /// One that was dead from the start had its id's last word: that is again with whoever had it before.
+    fn recall_rejected(&mut self, seq: u64, store: &FakeStore) {
+        let Some(given) = self.asks[self.lives[&seq].ask].new.identity else { return };
+        let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
+        if self.lives[&seq].identity.is_given() || last != Some(Known::Ended(seq)) {
+            return;
+        }
+        self.note(given, Known::Nobody);
+        self.recall(given, store);
     }
 
     fn undo_end(&mut self, seq: u64) {
