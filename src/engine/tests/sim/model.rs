@@ -91,8 +91,9 @@ pub(super) struct Life {
     pub(super) accepted_due: u64,
     pub(super) due: u64,
     pub(super) state: State,
-    /// The call in which it was first seen.
+    /// The call in which it was first seen, and the moment, monotonic.
     pub(super) accepted: usize,
+    pub(super) seen: u64,
     /// The call since which it has waited without interruption.
     pub(super) waiting_since: usize,
     pub(super) put: Option<Token>,
@@ -351,6 +352,7 @@ impl Model {
             due: key.due,
             state: State::Forgotten,
             accepted: self.call,
+            seen: self.now.mono,
             waiting_since: self.call,
             put: None,
             durable: false,
