@@ -137,6 +137,8 @@ impl Model {
         };
         for seq in &flight.items {
             let life = self.lives.get_mut(seq).expect("there");
+            let refused = matches!(settled.outcome, Outcome::Refused(_));
+            life.refused |= refused && flight.alone && flight.items.len() == 1;
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
             let state = match (life.state, confirmed) {
                 (State::DeadOut(_, reason), true) => State::DeadSent(reason),

@@ -98,6 +98,8 @@ pub(super) struct Life {
     pub(super) waiting_since: usize,
     pub(super) put: Option<Token>,
     pub(super) durable: bool,
+    /// The broker has refused it alone: it is dead, which without a store is not seen until its letter leaves.
+    pub(super) refused: bool,
     /// Failed attempts: those that certainly count, and those that may.
     pub(super) attempts: (u32, u32),
     pub(super) published: Option<usize>,
@@ -356,6 +358,7 @@ impl Model {
             waiting_since: self.call,
             put: None,
             durable: false,
+            refused: false,
             attempts: (0, 0),
             published: None,
             window: None,

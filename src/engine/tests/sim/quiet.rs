@@ -75,10 +75,10 @@ impl Sim {
                 || app.pausing > 0
                 || app.left_alone_until > model.now.mono
                 || !app.flights.is_empty();
-            // With nothing stored an expired one is seen again when its dead letter leaves.
-            let expiry = model.asks[life.ask].new.expiry.filter(|_| !model.durable);
-            let unseen = !life.acked && model.may_have_ended_unseen(life.ask)
-                || expiry.is_some_and(|at| at <= model.now.wall);
+            // With nothing stored one that has died is seen again when its dead letter leaves.
+            let expiry = model.asks[life.ask].new.expiry;
+            let dead = life.refused || expiry.is_some_and(|at| at <= model.now.wall);
+            let unseen = !life.acked && model.may_have_ended_unseen(life.ask) || dead && !model.durable;
             if slots || alone || hindered || unseen || !self.is_due(life.seq) {
                 continue;
             }
