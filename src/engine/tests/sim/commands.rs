@@ -300,7 +300,7 @@ impl Model {
             Known::Waiting(seq) => {
                 let expiry = self.asks[self.lives[seq].ask].new.expiry;
                 let died = expiry.is_some_and(|at| at <= self.now.wall);
-                !self.durable && (died || self.taken_back_unseen(*seq))
+                !self.durable && (died || self.taken_back_unseen(*seq) || self.heir_is_forgotten(*seq))
             }
             Known::Out(_) => false,
         };
@@ -313,6 +313,21 @@ impl Model {
         let forgets = self.settings.of(name).dedupe_tail == 0;
         let took = |asked: &&Asked| asked.answered >= life.waiting_since && asked.covers(self, seq);
         forgets && self.commands.values().chain(self.answered.values()).any(|asked| took(&asked))
+    }
+
+    /// With nothing stored: another took its place unseen, while the rest of its message was not safe, and was taken
+    /// back so long ago that its id is forgotten.
+    fn heir_is_forgotten(&self, seq: u64) -> bool {
+        let life = &self.lives[&seq];
+        let name = &self.asks[life.ask].new.application;
+        let tails = std::iter::once(&self.settings).chain(&self.before).map(|s| s.of(name).dedupe_tail);
+        let tail = tails.min().unwrap_or(0);
+        let cancels = |asked: &Asked| {
+            let it = matches!(&asked.command, Command::Cancel(target) if target.identity == life.identity);
+            it && asked.answered > life.accepted && self.now.wall >= asked.now.wall.saturating_add(tail)
+        };
+        let heir = !life.acked && self.met_unseen(life.ask, life.identity);
+        heir && self.answered.values().any(cancels)
     }
 
     fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
