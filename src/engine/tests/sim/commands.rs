@@ -114,6 +114,11 @@ impl Model {
 
     /// Somebody may be flushing this window: by command, or because there is no room.
     pub(super) fn may_flush(&self, application: &str, customer: &str) -> bool {
+        self.may_flush_one_of(application, customer, self.windows.open.len())
+    }
+
+    /// The same, with so many windows open.
+    pub(super) fn may_flush_one_of(&self, application: &str, customer: &str, open: usize) -> bool {
         let settings = self.settings.of(application);
         let asked = self.commands.values().any(|asked| {
             matches!(&asked.command, Command::Flush(of) if *of.application == *application && *of.customer == *customer)
@@ -123,8 +128,7 @@ impl Model {
             && self.live(application) >= settings.max_waiting.saturating_sub(1);
         let policies = std::iter::once(&self.settings.defaults).chain(self.settings.applications.values());
         let closes = |app: &AppSettings| matches!(app.on_full, OnFull::FlushEarly | OnFull::DropOldest);
-        let many = self.windows.open.len() as u64 + 1 >= self.settings.customers
-            && policies.into_iter().any(|app| closes(app));
+        let many = open as u64 + 1 >= self.settings.customers && policies.into_iter().any(|app| closes(app));
         asked || full || many
     }
 

@@ -37,6 +37,7 @@ impl Model {
         call.publishes.iter().for_each(|batch| self.publish(batch));
         self.windows.close_ripe(self.call, self.now);
         self.windows.tidy(self.now);
+        self.note_flushes(call.token.is_some());
         self.recount();
         self.note_safe();
         call.replies.iter().for_each(|reply| self.reply(reply));
@@ -125,6 +126,15 @@ impl Model {
             }
             Heard::Crash | Heard::Other => {}
         }
+    }
+
+    fn note_flushes(&mut self, written: bool) {
+        let mut windows = std::mem::take(&mut self.windows);
+        let open = windows.open.len();
+        windows.note_flushes(written, self.now.wall, |(application, customer)| {
+            self.may_flush_one_of(application, customer, open)
+        });
+        self.windows = windows;
     }
 
     fn settled(&mut self, settled: Settled) {

@@ -33,6 +33,8 @@ pub(super) struct Win {
     /// Something happened to it of which the contract does not say how its limits count on.
     pub(super) unsure: bool,
     ripe: BTreeSet<ClosedBy>,
+    /// Moments at which somebody may have flushed it with nothing written since, UTC ms.
+    flushes: BTreeSet<u64>,
     /// It may close in this call.
     may_close: BTreeSet<ClosedBy>,
     ripe_at_join: u64,
@@ -108,6 +110,17 @@ impl Windows {
         for id in self.open.values() {
             let win = self.all.get_mut(id).expect("open");
             win.ripen(settings.of(&win.name.0), now);
+        }
+    }
+
+    /// What has closed is in a commit now; or this may be what closes next.
+    pub(super) fn note_flushes(&mut self, written: bool, wall: u64, may_flush: impl Fn(&Name) -> bool) {
+        for win in self.all.values_mut() {
+            if written {
+                win.flushes.clear();
+            } else if win.closed.is_none() && may_flush(&win.name) {
+                win.flushes.insert(wall);
+            }
         }
     }
 
@@ -211,6 +224,7 @@ impl Windows {
             closed: None,
             unsure: !same,
             ripe: BTreeSet::new(),
+            flushes: BTreeSet::new(),
             may_close: BTreeSet::new(),
             ripe_at_join: 0,
         };
@@ -252,6 +266,10 @@ impl Windows {
         let counted = close.causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes));
         if win.unsure || self.stepped || counted {
             return assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
+        }
+        if cause == ClosedBy::Flush && win.flushes.contains(&due) {
+            // Its close was written late, when its end had passed as well.
+            (close.due, close.causes) = (due, [cause].into());
         }
         assert_eq!(due, close.due, "{seq} of {:?}: closed by {:?}, said {cause:?}", win.name, close.causes);
     }
@@ -308,6 +326,7 @@ impl Windows {
                 closed: None,
                 unsure: true,
                 ripe: BTreeSet::new(),
+                flushes: BTreeSet::new(),
                 may_close: BTreeSet::new(),
                 ripe_at_join: 0,
             };
@@ -347,6 +366,7 @@ impl Win {
             closed: None,
             unsure: true,
             ripe: BTreeSet::new(),
+            flushes: BTreeSet::new(),
             may_close: BTreeSet::new(),
             ripe_at_join: 0,
         }
