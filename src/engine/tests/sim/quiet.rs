@@ -231,12 +231,15 @@ impl Sim {
         if self.is_held(ask) {
             return Some(Undecided::Held);
         }
-        // It was dropped, and another part of its message is not decided.
+        // It was dropped, and another part of its message is not decided, or published just now.
         model.asks[ask].new.identity?;
         let message = &model.messages[&model.asks[ask].message];
         let mut others = message.asks.iter().zip(&message.taken).filter(|(other, _)| **other != ask);
         others
-            .any(|(other, taken)| taken.is_none() && (self.awaits(*other, waits) || self.is_held(*other)))
+            .any(|(other, taken)| match taken {
+                None => self.awaits(*other, waits) || self.is_held(*other),
+                Some(seq) => !model.is_safe(*seq) && self.may_be_unwritten(*seq),
+            })
             .then_some(Undecided::Unseen)
     }
 
