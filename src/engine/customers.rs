@@ -10,6 +10,17 @@ use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
+/// Where a customer with due items stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CustomerTurn {
+    /// Nowhere: none of theirs is due.
+    None,
+    /// In its queue's line.
+    InLine,
+    /// Among the stalled: older ones than its first have still to be loaded.
+    Stalled,
+}
+
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Customer {
@@ -20,8 +31,7 @@ pub(super) struct Customer {
     /// Due items, in order of (due, seq) unless `unsorted`.
     pub(super) ready: VecDeque<ItemId>,
     pub(super) unsorted: bool,
-    /// It stands in its queue's line, or among the stalled.
-    pub(super) in_line: bool,
+    pub(super) turn: CustomerTurn,
     /// Items in memory, and the first of the list that runs through them.
     rows: u32,
     first: Option<ItemId>,
@@ -59,7 +69,7 @@ impl Customers {
             window: None,
             ready: VecDeque::new(),
             unsorted: false,
-            in_line: false,
+            turn: CustomerTurn::None,
             rows: 0,
             first: None,
             pins: 0,
@@ -117,8 +127,8 @@ impl Customers {
     /// Forgets a customer that nothing needs any more.
     pub(super) fn release(&mut self, id: CustomerId, queues: &mut Queues) {
         let Some(customer) = self.table.get(id) else { return };
-        let idle = customer.rows == 0 && customer.pins == 0 && customer.window.is_none() && !customer.in_line;
-        if idle {
+        let unused = customer.rows == 0 && customer.pins == 0 && customer.window.is_none();
+        if unused && customer.turn == CustomerTurn::None {
             let live = queues.live(customer.queue);
             live.customers.remove(&*customer.name);
             live.customers.shrink();
@@ -144,8 +154,11 @@ impl Customers {
         let customer = &mut self.table[id];
         customer.unsorted |= !sorted;
         customer.ready.push_back(item);
-        let joins = !std::mem::replace(&mut customer.in_line, true);
-        joins.then_some(Entry::Customer(id))
+        let joins = customer.turn == CustomerTurn::None;
+        joins.then(|| {
+            customer.turn = CustomerTurn::InLine;
+            Entry::Customer(id)
+        })
     }
 }
 

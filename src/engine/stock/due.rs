@@ -64,8 +64,8 @@ impl Stock {
                 self.customers.push_ready(customer, id, sorted)
             }
         };
-        let stalls = self.queues[queue].live().is_some_and(|live| !live.stalled.is_empty());
-        if stalls && entry.is_none() && place < self.queues[queue].near_until() {
+        let stalled = customer.is_some_and(|customer| self.customers[customer].turn == CustomerTurn::Stalled);
+        if stalled && place < self.queues[queue].near_until() {
             // What else its customer has may wait for a load; this one need not.
             self.unstall(queue);
         }
@@ -97,6 +97,7 @@ impl Stock {
                 }
             };
             if taken.is_empty() {
+                self.turn_to(entry, CustomerTurn::Stalled);
                 self.queues.live(queue).stalled.push(entry);
                 self.queues.look_at(queue);
                 continue;
@@ -152,7 +153,7 @@ impl Stock {
         let gone = taken.len() + if taken.is_empty() { 0 } else { passed };
         owner.ready.drain(..gone);
         if owner.ready.is_empty() {
-            owner.in_line = false;
+            owner.turn = CustomerTurn::None;
             if owner.ready.capacity() > 64 {
                 owner.ready = VecDeque::new();
             }
@@ -168,11 +169,19 @@ impl Stock {
 
     /// More of the queue has been loaded: what waited for that stands in line again, before the others.
     pub(in crate::engine) fn unstall(&mut self, queue: QueueId) {
-        let live = self.queues.live(queue);
-        for entry in std::mem::take(&mut live.stalled).into_iter().rev() {
-            live.line.push_front(entry);
+        let stalled = std::mem::take(&mut self.queues.live(queue).stalled);
+        self.work += stalled.len() as u64;
+        for entry in stalled.into_iter().rev() {
+            self.turn_to(entry, CustomerTurn::InLine);
+            self.queues.live(queue).line.push_front(entry);
         }
         self.queues.run(queue);
+    }
+
+    fn turn_to(&mut self, entry: Entry, turn: CustomerTurn) {
+        if let Entry::Customer(customer) = entry {
+            self.customers[customer].turn = turn;
+        }
     }
 
     /// The clock went back while it was due: it waits for its time anew.

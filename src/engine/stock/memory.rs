@@ -143,9 +143,10 @@ impl Stock {
                     let owner = &mut self.customers[customer];
                     let ids = owner.ready.split_off(keep).into();
                     if owner.ready.is_empty() {
-                        owner.in_line = false;
+                        owner.turn = CustomerTurn::None;
                         owner.ready = VecDeque::new();
                     } else {
+                        owner.turn = CustomerTurn::InLine;
                         self.queues.live(queue).line.push_back(entry);
                     }
                     ids

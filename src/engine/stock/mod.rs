@@ -10,7 +10,7 @@ mod due;
 mod members;
 mod memory;
 
-use super::customers::Customers;
+use super::customers::{CustomerTurn, Customers};
 pub(super) use super::event::HORIZON_MS;
 use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Stored};
 use super::ids::{CustomerId, ItemId, QueueId};
