@@ -187,17 +187,7 @@ impl<'a> Bench<'a> {
             | Verdict::Await) => verdict,
         };
         match verdict {
-            Verdict::Drop => {
-                core.stock_mut().counters_mut().duplicates[rule as usize].dropped += 1;
-                // It may be the same message once more: then the one that it is dropped for must be safe
-                // first.
-                if mutated(Mutant::DuplicateAckedTooSoon) {
-                    core.stock_mut().journal_mut().safe(origin.delivery);
-                } else {
-                    core.stock_mut().journal_mut().safe_once_durable(origin.delivery);
-                }
-                Judged::Done
-            }
+            Verdict::Drop => drop_duplicate(core, rule, origin),
             Verdict::Reject => {
                 core.stock_mut().counters_mut().duplicates[rule as usize].dead += 1;
                 let error = "an item with this id is known, and x-on-duplicate is reject";
@@ -216,20 +206,23 @@ impl<'a> Bench<'a> {
                 None => Judged::NoRoom(item),
             },
             Verdict::Replace => match live {
-                Some(live) => self.replace(core, item, live, origin, now),
+                Some(live) => {
+                    let comes_back = origin.redelivered && old == item.fingerprint;
+                    self.replace(core, item, live, (origin, comes_back), now)
+                }
                 None => self.admit(core, item, origin, now),
             },
         }
     }
 
     /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's
-    /// window, the old one stays.
+    /// window, the old one stays. `comes_back`: the new one is the old one, delivered once more.
     fn replace(
         &mut self,
         core: &mut Core,
         item: Box<NewItem>,
         mut live: LiveItem,
-        origin: Origin,
+        (origin, comes_back): (Origin, bool),
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
@@ -238,6 +231,8 @@ impl<'a> Bench<'a> {
         match self.limits.judge(core.stock_mut(), self.settings, (&item, timing), true, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Judged::NoRoom(item),
+            // It has its place already: one request would end both as sent and as dead.
+            LimitVerdict::Dead(_) if comes_back => return drop_duplicate(core, rule, origin),
             LimitVerdict::Dead(dead) => {
                 reject(core, item.rejected(dead), origin, now);
                 return Judged::Done;
@@ -310,6 +305,18 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
             (same && stored.key.due > now.wall).then_some(stored.key.due)
         }
     }
+}
+
+/// The one that is known stays, and this one leaves no trace.
+fn drop_duplicate(core: &mut Core, rule: DuplicateRule, origin: Origin) -> Judged {
+    core.stock_mut().counters_mut().duplicates[rule as usize].dropped += 1;
+    // It may be the same message once more: then the one that it is dropped for must be safe first.
+    if mutated(Mutant::DuplicateAckedTooSoon) {
+        core.stock_mut().journal_mut().safe(origin.delivery);
+    } else {
+        core.stock_mut().journal_mut().safe_once_durable(origin.delivery);
+    }
+    Judged::Done
 }
 
 /// There is no room for it: it is dead, and its id remembered as that of a dead item.

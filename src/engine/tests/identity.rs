@@ -128,6 +128,31 @@ fn what_comes_back_redelivered_is_known_for_the_old_one() {
 }
 
 #[test]
+fn what_comes_back_keeps_its_place_where_there_is_no_room_for_its_window() {
+    for rule in [Replace, Earliest, Latest] {
+        let mut w = World::new(Settings { customers: 1, ..with(|app| app.on_full = OnFull::DropNewest) });
+        w.ask(Command::Pause("a".into()));
+        let first = || with_id("x", rule, item("a", "c", "1"));
+        w.send(vec![first()]);
+        w.drain_jobs();
+        w.ask(Command::Flush(of("c")));
+        w.send(vec![item("a", "d", "2")]);
+        w.drain_jobs();
+        // The ack was lost with the connection.
+        w.enqueue(RequestBody::Items(vec![first()]));
+        w.queue.iter_mut().for_each(|pending| pending.seen = true);
+        w.deliver(1);
+        w.drain_jobs();
+        // Another content under that id is another request.
+        w.send(vec![with_id("x", Replace, item("a", "c", "3"))]);
+        w.ask(Command::Resume("a".into()));
+        w.run(10_000);
+        assert_eq!(ends(&w), (names(&["1", "2"]), vec![("3".into(), Reason::Full)]), "{rule:?}");
+        assert!(w.queue.is_empty());
+    }
+}
+
+#[test]
 fn a_sent_id_is_known_over_a_crash_and_so_is_a_waiting_one() {
     let mut w = World::new(settings());
     w.send(vec![named(Keep, T0, "sent"), with_id("y", Keep, at(T0 + 60_000, item("a", "", "waits")))]);

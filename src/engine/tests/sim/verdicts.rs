@@ -82,7 +82,11 @@ impl Model {
                     self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
                 let drops = match rule {
                     DuplicateRule::Keep => true,
-                    DuplicateRule::Replace => false,
+                    // One that comes back does not lose to itself where there is no room for its window.
+                    DuplicateRule::Replace => {
+                        let comes_back = redelivered && self.is_same(seq, ask);
+                        matches!(known, Known::Waiting(_)) && comes_back && self.may_lack_window(ask)
+                    }
                     DuplicateRule::Earliest | DuplicateRule::Latest => {
                         matches!(known, Known::Waiting(_)) && self.stays(seq, ask)
                     }
@@ -195,6 +199,24 @@ impl Model {
         new.on_duplicate == DuplicateRule::Reject && (seen || !self.durable)
     }
 
+    /// As many windows are open as may be, and it needs one.
+    fn may_be_full_of_windows(&self, new: &NewItem, whole: &Settings) -> bool {
+        new.at.is_none()
+            && new.customer.is_some()
+            && (whole.customers < 10
+                || self.lives_begun > 1
+                || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers)
+    }
+
+    /// It is refused for want of a window, where that is the policy.
+    fn may_lack_window(&self, ask: usize) -> bool {
+        let new = &self.asks[ask].new;
+        std::iter::once(&self.settings).chain(&self.before).any(|whole| {
+            let refuses = whole.of(&new.application).on_full == OnFull::DropNewest;
+            refuses && self.may_be_full_of_windows(new, whole)
+        })
+    }
+
     fn may_be_full(&self, ask: usize, was_accepted: bool, live: u64) -> bool {
         let new = &self.asks[ask].new;
         let all = std::iter::once(&self.settings).chain(&self.before);
@@ -205,11 +227,7 @@ impl Model {
             let leaving = self.leaving.get(&*new.application).copied().unwrap_or(0);
             let live = live + leaving;
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
-            let windows = new.at.is_none()
-                && new.customer.is_some()
-                && (whole.customers < 10
-                    || self.lives_begun > 1
-                    || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers);
+            let windows = self.may_be_full_of_windows(new, whole);
             // With those of which something may have been taken and has not been seen.
             let has_any = |(name, app): &(&String, &App)| app.live > 0 || self.unseen_of(name) > 0;
             let names = self.apps.iter().filter(has_any).count() as u64;
