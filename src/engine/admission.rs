@@ -245,6 +245,11 @@ impl Limits {
     }
 }
 
+/// What counts towards a limit: a line that waits for room goes on once one of these is less.
+pub(super) fn occupied(stock: &Stock) -> [u64; 3] {
+    [stock.windows().open_count(), stock.queues().total(), stock.queues().occupied()]
+}
+
 /// The memory store holds nothing for longer than the broker waits for an ack.
 fn beyond_hold_max(settings: &Settings, timing: Timing, now: Now) -> Option<Dead> {
     let (Some(hold_max), Timing::Own(due)) = (settings.hold_max, timing) else { return None };

@@ -330,13 +330,14 @@ impl Engine {
         self.course.more = false;
         self.want_outcomes();
         self.end_waits(now);
-        self.judge_arrivals(now);
+        let stopped_at = self.judge_arrivals(now);
         self.pass_time(now);
         self.core.end_backoffs(now);
         self.core.pump(now, &mut self.fx.publishes);
         self.trim(now);
         self.tell_outcomes(now);
         self.advance_scans(now);
+        self.notice_room(stopped_at);
         self.core.stock_mut().tell_rekeys(|application, to| self.scans.rekeyed(application, to));
         self.course.more |= self.core.stock_mut().evict_held_back(now);
         self.loader.advance(self.core.stock_mut(), now, &mut self.fx.loads);
@@ -361,6 +362,14 @@ impl Engine {
         let stock = self.core.stock_mut();
         self.course.more |= self.limits.flush(stock, now);
         stock.store_deferred(now);
+    }
+
+    /// Room has been made behind the line's back, which has been judged: perhaps nothing else happens that
+    /// would tell it.
+    fn notice_room(&mut self, before: [u64; 3]) {
+        let made =
+            admission::occupied(self.core.stock()).iter().zip(before).any(|(now, before)| *now < before);
+        self.course.more |= self.course.no_room && made;
     }
 
     fn close_windows(&mut self, now: Now) {
@@ -477,16 +486,18 @@ impl Engine {
 
     // ---- what has come in ---------------------------------------------------------------------------------
 
-    /// Judges what has arrived, as far as what is known allows.
-    fn judge_arrivals(&mut self, now: Now) {
+    /// Judges what has arrived, as far as what is known allows. What was full then.
+    fn judge_arrivals(&mut self, now: Now) -> [u64; 3] {
         self.course.no_room = false;
         let mut left = TURN_ARRIVALS;
         let open = !self.limits.is_store_full() && self.core.stock().journal().has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
             self.judge_line(LineName::Requests, &mut left, now);
         }
+        let occupied = admission::occupied(self.core.stock());
         let mut left = TURN_ARRIVALS;
         self.judge_line(LineName::Local, &mut left, now);
+        occupied
     }
 
     /// Whether the line is empty now.

@@ -61,6 +61,18 @@ fn at_its_limit_an_application_closes_its_windows_early() {
 }
 
 #[test]
+fn what_waits_for_a_window_goes_on_when_one_has_closed() {
+    // Nothing leaves, and no row changes: nothing but the end of the window tells that there is room.
+    let mut w = World::new(Settings { customers: 1, ..settings() });
+    w.ask(Command::Pause("a".into()));
+    w.send(vec![item("a", "c", "1"), item("a", "d", "2")]);
+    w.run(3_500);
+    w.ask(Command::Resume("a".into()));
+    w.run(5_000);
+    assert_eq!(w.story().last(), Some(&(6_000, names(&["2"]))));
+}
+
+#[test]
 fn memory_stays_within_its_budget_and_nothing_is_late() {
     let budget = Budget { rows: 1_000, contents: 100_000, ..settings().budget };
     let mut w = World::new(Settings { budget, ..settings() });
