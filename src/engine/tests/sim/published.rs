@@ -89,7 +89,10 @@ impl Model {
                 self.accept(ask, key, item.accepted_due, State::Dead(dead.reason));
             }
             None if self.durable => {
-                assert!(item.due <= self.now.wall, "published and not yet due");
+                // What is due at once stays so when the clock is set back meanwhile.
+                let at_once = self.asks[ask].new.at.is_none();
+                let wall = if at_once { self.latest_wall } else { self.now.wall };
+                assert!(item.due <= wall, "published and not yet due");
                 self.accepted(ask, key, item.accepted_due);
             }
             None => self.accept(ask, key, item.accepted_due, State::Waiting),
