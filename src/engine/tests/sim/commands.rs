@@ -300,7 +300,8 @@ impl Model {
         let forgotten = |k: &Known| match k {
             Known::Nobody => true,
             Known::Ended(seq) => self.remembered(*seq, asked.now.wall).1,
-            // With nothing stored its death is not seen until its letter leaves.
+            // With nothing stored its death is not seen until its letter leaves, nor that it was taken back until
+            // its message is acked.
             Known::Waiting(seq) => {
                 let expiry = self.asks[self.lives[seq].ask].new.expiry;
                 let died = expiry.is_some_and(|at| at <= self.now.wall);
@@ -311,12 +312,13 @@ impl Model {
         known.is_empty() || known.iter().any(forgotten)
     }
 
-    /// With nothing stored: a command has taken it back since it began to wait, and its end is not remembered.
+    /// By a command since it began to wait as it does now: one that was answered, or any where no end is remembered.
     fn taken_back_unseen(&self, seq: u64) -> bool {
         let (life, name) = (&self.lives[&seq], self.application(seq));
         let forgets = self.settings.of(name).dedupe_tail == 0;
         let took = |asked: &&Asked| asked.answered >= life.waiting_since && asked.covers(self, seq);
-        forgets && self.commands.values().chain(self.answered.values()).any(|asked| took(&asked))
+        self.answered.values().any(|asked| took(&asked))
+            || (forgets && self.commands.values().any(|asked| took(&asked)))
     }
 
     /// With nothing stored: another took its place unseen, while the rest of its message was not safe, and was taken
