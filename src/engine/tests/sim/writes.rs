@@ -34,6 +34,7 @@ impl Model {
         for (identity, ended) in &remembered {
             self.ended_before_it_was_seen(*identity, ended);
         }
+        let ends = ends(ops);
         let token = token.unwrap_or(0);
         // What is replaced makes place first.
         for op in ops {
@@ -42,7 +43,7 @@ impl Model {
                     *self.leaving.entry(place.queue.to_string()).or_default() += 1;
                 }
                 if self.lives.contains_key(&place.key.seq) {
-                    self.deleted(place, &successors, &remembered);
+                    self.deleted(place, &successors, ends.get(&place.key.seq).copied());
                 }
             }
         }
@@ -63,7 +64,7 @@ impl Model {
                 let known = self.lives.get(&place.key.seq);
                 let again = !known.unwrap_or_else(|| panic!("deleted what nobody knows: {place:?}")).deleted;
                 if again {
-                    self.deleted(place, &successors, &remembered);
+                    self.deleted(place, &successors, ends.get(&place.key.seq).copied());
                 }
             }
         }
@@ -223,12 +224,7 @@ impl Model {
         );
     }
 
-    fn deleted(
-        &mut self,
-        place: &Place,
-        successors: &[(Identity, u64)],
-        remembered: &BTreeMap<Identity, &Ended>,
-    ) {
+    fn deleted(&mut self, place: &Place, successors: &[(Identity, u64)], remembered: Option<&Ended>) {
         let seq = place.key.seq;
         let life = self.lives.get_mut(&seq).expect("deleted what was written");
         life.deleted = true;
@@ -238,7 +234,7 @@ impl Model {
             State::Replaced => {}
             State::Waiting => {
                 // One that was cancelled may have an heir as well, which came behind the cancel.
-                let cancelled = remembered.get(&identity).is_some_and(|ended| {
+                let cancelled = remembered.is_some_and(|ended| {
                     let own = ended.fingerprint == self.asks[ask].new.fingerprint;
                     own && matches!(ended.end, End::Cancelled | End::CancelledAgain)
                 });
@@ -250,7 +246,7 @@ impl Model {
                     }
                     return self.set(seq, State::Replaced);
                 }
-                let forgets = identity.is_given() && tail > 0 && !remembered.contains_key(&identity);
+                let forgets = identity.is_given() && tail > 0 && remembered.is_none();
                 let pending = identity.is_given() && self.met_pending(ask, identity);
                 if !(forgets && pending) && self.taken_back(seq) {
                     self.set(seq, State::Cancelled);
@@ -276,10 +272,7 @@ impl Model {
         let tail = self.settings.of(&new.application).dedupe_tail;
         let ends = matches!(self.lives[&seq].state, State::Sent | State::Cancelled);
         if ends && identity.is_given() && tail > 0 && self.before.is_empty() {
-            assert!(
-                remembered.contains_key(&identity),
-                "{ask} ended and is not remembered in the same commit"
-            );
+            assert!(remembered.is_some(), "{ask} ended and is not remembered in the same commit");
         }
     }
 
@@ -392,4 +385,23 @@ impl Model {
             self.lives.get_mut(&seq).expect("there").due = due;
         }
     }
+}
+
+/// How each item that a commit removes is remembered: by what comes before its removal, and behind that of another of its
+/// id.
+fn ends(ops: &[Op]) -> BTreeMap<u64, &Ended> {
+    let (mut told, mut ends) = (BTreeMap::new(), BTreeMap::new());
+    for op in ops {
+        match op {
+            Op::Remember { identity, ended, .. } => {
+                told.insert(*identity, &**ended);
+            }
+            Op::Delete { place, rows } => {
+                let ended = rows.identity.and_then(|identity| told.remove(&identity));
+                ends.extend(ended.map(|ended| (place.key.seq, ended)));
+            }
+            _ => {}
+        }
+    }
+    ends
 }
