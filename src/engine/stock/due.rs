@@ -1,6 +1,7 @@
 //! What is due: into the lines of queues, and from them into batches.
 
 use super::*;
+use crate::engine::queue::LAST;
 
 impl Stock {
     /// Items whose time has come, at most `limit` of them. Whether these are all.
@@ -77,7 +78,7 @@ impl Stock {
     /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
     /// Nothing at or above the queue's bound: older ones have still to be loaded.
     pub(in crate::engine) fn take_batch(&mut self, queue: QueueId, most: usize) -> Vec<ItemId> {
-        let bound = self.queues[queue].near_until();
+        let bound = if mutated(Mutant::FarOvertaken) { LAST } else { self.queues[queue].near_until() };
         loop {
             let Some(entry) = self.queues.live(queue).line.pop_front() else { return Vec::new() };
             let taken = match entry {
