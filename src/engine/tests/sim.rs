@@ -386,9 +386,6 @@ impl Sim {
         for _ in 0..self.plan.crowd {
             self.request();
         }
-        if self.plan.dying {
-            self.dead_exchange = DeadExchange::Hangs;
-        }
         for _ in 0..self.plan.crowd {
             if !self.world.intake_open || !self.world.queue.iter().any(|p| p.tag.is_none()) {
                 return;
@@ -398,6 +395,29 @@ impl Sim {
             self.take_acks();
             self.judge();
         }
+    }
+
+    /// All of it is due at once, none of it may leave any more, and the dead exchange, which has taken what there was,
+    /// does not answer.
+    fn expire(&mut self) {
+        self.confirm_what_is_out();
+        self.dead_exchange = DeadExchange::Hangs;
+        self.world.advance(30_000);
+        self.rest();
+    }
+
+    fn confirm_what_is_out(&mut self) {
+        for _ in 0..2_000 {
+            let Some(batch) = self.world.first_out() else { break };
+            if self.is_poisoned(&batch) {
+                self.close_channel(&batch);
+            } else {
+                self.receive(&batch);
+                self.world.settle(0, CONFIRMED);
+            }
+            self.judge();
+        }
+        assert!(self.world.out.is_empty(), "sent again and again");
     }
 
     /// The faults stop: everything must come out within a bound.
@@ -420,17 +440,7 @@ impl Sim {
             self.world.deliver(50);
             self.world.drain_jobs();
             self.judge();
-            for _ in 0..2_000 {
-                let Some(batch) = self.world.first_out() else { break };
-                if self.is_poisoned(&batch) {
-                    self.close_channel(&batch);
-                } else {
-                    self.receive(&batch);
-                    self.world.settle(0, CONFIRMED);
-                }
-                self.judge();
-            }
-            assert!(self.world.out.is_empty(), "sent again and again");
+            self.confirm_what_is_out();
             let live = self.model.lives.values().filter(|life| !life.state.is_over()).count();
             if self.world.queue.is_empty() && self.model.commands.is_empty() && live == 0 {
                 break;
@@ -454,6 +464,9 @@ fn run(seed: u64, steps: usize) {
     let mut sim = Sim::new(seed);
     if sim.plan.crowd > 0 {
         sim.crowd();
+    }
+    if sim.plan.dying {
+        sim.expire();
     }
     for _ in 0..steps {
         sim.step();
