@@ -120,7 +120,7 @@ pub(super) enum Mutant {
     CancelAnswersOnly,
     /// A cancel of a customer counts its far items and takes none back.
     CancelAllAnswersOnly,
-    /// A cancel of a customer takes what arrived behind it as well.
+    /// A cancel of a customer, or of what is parked, takes what arrived behind it as well.
     CancelAllTakesLater,
     /// A cancel of a customer swallows items that died meanwhile.
     CancelAllTakesDead,

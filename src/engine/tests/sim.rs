@@ -13,6 +13,7 @@ mod model;
 mod plan;
 mod published;
 mod quiet;
+mod races;
 mod restarts;
 mod verdicts;
 mod windows;
@@ -57,6 +58,7 @@ struct Sim {
     world: World,
     model: Model,
     random: Random,
+    races: Random,
     plan: Plan,
     apps: Vec<String>,
     /// Applications that cannot be delivered to at present.
@@ -135,6 +137,7 @@ impl Sim {
             world,
             model,
             random,
+            races: Random(!seed),
             plan,
             apps,
             broken: BTreeSet::new(),
@@ -193,6 +196,9 @@ impl Sim {
             89..91 => self.rest(),
             91..93 => self.take_acks(),
             n => self.fault(n),
+        }
+        if self.plan.races && self.toss(6) == 0 {
+            self.race();
         }
         if self.plan.prompt {
             self.world.drain_jobs();

@@ -489,12 +489,17 @@ impl World {
         }
     }
 
-    pub(super) fn advance(&mut self, ms: u64) {
+    /// Time passes, and something else is heard before the tick.
+    pub(super) fn pass(&mut self, ms: u64) {
         self.now.wall += ms;
         self.now.mono += ms;
         if !self.jobs.is_empty() {
             self.stalled = self.now.mono;
         }
+    }
+
+    pub(super) fn advance(&mut self, ms: u64) {
+        self.pass(ms);
         self.input(Input::Tick);
     }
 

@@ -36,7 +36,7 @@ impl Sim {
         self.mail(body, asks, None);
     }
 
-    fn mail(&mut self, body: RequestBody, asks: Vec<usize>, command: Option<u64>) {
+    pub(super) fn mail(&mut self, body: RequestBody, asks: Vec<usize>, command: Option<u64>) {
         let taken = vec![None; asks.len()];
         let number = self.world.enqueue(body);
         let message = Message {
@@ -90,7 +90,21 @@ impl Sim {
         if rejected {
             new.identity = None;
         }
-        Ask { message, new, poison, poison_dead, rejected, arrivals: 0, letters: 0, excuses: vec![] }
+        Ask { poison, poison_dead, rejected, ..self.plain_ask(message, new) }
+    }
+
+    /// One that is understood, and that the broker takes.
+    pub(super) fn plain_ask(&self, message: usize, new: NewItem) -> Ask {
+        Ask {
+            message,
+            new,
+            poison: false,
+            poison_dead: false,
+            rejected: false,
+            arrivals: 0,
+            letters: 0,
+            excuses: vec![],
+        }
     }
 
     /// One that is known by its producer's id, by its assigned one, or not at all.

@@ -24,6 +24,8 @@ pub(super) struct Plan {
     pub(super) tight: bool,
     /// After a crash it takes in what it can at once, and is killed again before the store has done anything.
     pub(super) hasty: bool,
+    /// What seldom meets meets often.
+    pub(super) races: bool,
 }
 
 impl Plan {
@@ -48,6 +50,7 @@ impl Plan {
             dying: seed % 40 == 29,
             tight: seed % 20 == 13,
             hasty: seed % 20 == 17,
+            races: seed % 20 == 7,
         }
     }
 }

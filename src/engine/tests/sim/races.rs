@@ -1,0 +1,102 @@
+//! What meets at one moment: a command over many items, and those that die in its turn or come behind it; a request, and
+//! itself once more before it is written.
+
+use super::super::world::*;
+use super::Sim;
+use crate::engine::types::*;
+
+impl Sim {
+    /// Of a generator of its own: the draws of everything else stay what they are.
+    pub(super) fn toss(&mut self, n: u64) -> u64 {
+        self.races.draw() % n
+    }
+
+    /// Something, and what it is to meet.
+    pub(super) fn race(&mut self) {
+        let n = self.toss(self.apps.len() as u64) as usize;
+        let parked = self.toss(2) == 0;
+        let fails = |name: &&String| self.model.apps.get(name.as_str()).is_some_and(|app| app.failing);
+        let found = self.apps.iter().find(|name| parked && fails(name));
+        let app = found.unwrap_or(&self.apps[n]).clone();
+        let customer = format!("c{}", self.toss(self.plan.customers));
+        match self.toss(4) {
+            0 => self.race_with_expiry(&app, &customer),
+            1 => self.race_with_itself(&app, &customer),
+            2 => self.race_with_newcomers(&app, &customer, Command::DropParked(app.as_str().into())),
+            _ => {
+                let of = CustomerOf { application: app.as_str().into(), customer: customer.as_str().into() };
+                self.race_with_newcomers(&app, &customer, Command::CancelAll(of));
+            }
+        }
+    }
+
+    /// The command comes at the very moment at which an item is due and has expired.
+    fn race_with_expiry(&mut self, app: &str, customer: &str) {
+        let wall = self.world.now.wall;
+        for _ in 0..3 {
+            let at = wall + 20 + self.toss(60);
+            let expiry = at + self.toss(20);
+            self.request_of(app, customer, Some(at), Some(expiry));
+        }
+        self.hand_over_all();
+        self.world.pass(120);
+        let of = CustomerOf { application: app.into(), customer: customer.into() };
+        self.ask(Command::CancelAll(of));
+    }
+
+    /// The connection goes before they are written, and they come again.
+    fn race_with_itself(&mut self, app: &str, customer: &str) {
+        for n in 0..3 {
+            let id = format!("{}-{n}", self.world.sent);
+            let at = Some(self.world.now.wall + 1_000);
+            self.mail_plain(with_id(
+                &id,
+                DuplicateRule::Keep,
+                NewItem { at, ..self.plain_item(app, customer) },
+            ));
+        }
+        self.world.deliver(10);
+        self.lose_ingest();
+        self.world.deliver(10);
+    }
+
+    /// While it goes over the store, row by row, more of the same comes in.
+    fn race_with_newcomers(&mut self, app: &str, customer: &str, command: Command) {
+        if matches!(command, Command::DropParked(_)) && self.toss(2) == 0 {
+            self.broken.insert(app.into());
+        }
+        for _ in 0..3 {
+            self.request_of(app, customer, Some(self.world.now.wall), None);
+        }
+        self.hand_over_all();
+        self.ask(command);
+        for _ in 0..2 {
+            self.request_of(app, customer, Some(self.world.now.wall), None);
+        }
+        self.world.deliver(10);
+        for _ in 0..8 {
+            self.world.do_job_in_pieces(1);
+        }
+    }
+
+    fn hand_over_all(&mut self) {
+        self.world.deliver(10);
+        self.world.drain_jobs();
+    }
+
+    fn request_of(&mut self, app: &str, customer: &str, at: Option<u64>, expiry: Option<u64>) {
+        self.mail_plain(NewItem { at, expiry, ..self.plain_item(app, customer) });
+    }
+
+    fn plain_item(&self, app: &str, customer: &str) -> NewItem {
+        item(app, customer, &self.model.asks.len().to_string())
+    }
+
+    fn mail_plain(&mut self, new: NewItem) {
+        let ask = self.plain_ask(self.world.sent + 1, new);
+        let asks = vec![self.model.asks.len()];
+        let body = RequestBody::Items(vec![ask.new.clone()]);
+        self.model.asks.push(ask);
+        self.mail(body, asks, None);
+    }
+}
