@@ -529,18 +529,8 @@ fn failures(
 /// and named whenever the test runs; `SEED=N SEEDS=1` runs one of them.
 const OPEN: &[(u64, &str)] = &[];
 
-const UNFOUND: &str = "no world of the first 300 fails by it; why is not established";
-
-/// Mutants that the worlds do not find.
-const OPEN_MUTANTS: &[(Mutant, &str)] = &[
-    (Mutant::DeadCrowdIn, UNFOUND),
-    (Mutant::CancelAllTakesDead, UNFOUND),
-    (Mutant::FarOvertaken, UNFOUND),
-    (
-        Mutant::CancelAllTakesLater,
-        "what comes behind a cancel of its customer waits for it: nothing later is there",
-    ),
-];
+/// Mutants that the worlds do not find, with the reason.
+const OPEN_MUTANTS: &[(Mutant, &str)] = &[];
 
 /// To the terminal, though the test passes.
 fn say(line: &str) {
