@@ -133,3 +133,29 @@ pub fn docs_say_something(sources: &[Source]) -> Vec<String> {
     }
     faults
 }
+
+/// What the documents say was planted is there to be found: each name behind "Mutants:", and in a table of them.
+pub fn told_mutants_exist(sources: &[Source]) -> Vec<String> {
+    let planted = sources.iter().find(|source| source.path == "src/engine/mutant.rs").expect("the mutants");
+    let known: Vec<&str> = words(&planted.code).map(|(_, word)| word).collect();
+    let (mut faults, mut told) = (vec![], 0);
+    for path in ["docs/GUARANTEES.md", "docs/RELIABILITY.md"] {
+        let text = std::fs::read_to_string(path).expect("the document");
+        for paragraph in text.split("\n\n") {
+            let heads = ["Mutants:", "Mutant:", "| mutants of"];
+            let Some(at) = heads.iter().filter_map(|head| paragraph.find(head)).min() else { continue };
+            for name in paragraph[at..].split('`').skip(1).step_by(2).filter(|name| is_type_name(name)) {
+                told += 1;
+                if !known.contains(&name) {
+                    faults.push(format!("{path}: {name} is not planted"));
+                }
+            }
+        }
+    }
+    assert!(told > 30, "{told} mutants are told of");
+    faults
+}
+
+fn is_type_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_uppercase()) && name.chars().all(char::is_alphanumeric)
+}
