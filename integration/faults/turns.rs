@@ -250,8 +250,10 @@ pub fn drops_oldest(context: &Context) -> Row {
         let queue = scene.site.ingest_queue();
         let node = scene.site.node;
         wait(scene, "all are taken", |_| node.messages(&queue) == Some(0));
-        let waiting = scene.daemon.items("waiting");
-        scene.check((19_000..=20_000).contains(&waiting), format!("{waiting} wait, the limit is 20000"));
+        let big = |scene: &Scene<'_>| scene.daemon.ask("GET", "/api/v1/applications/big").1["total"].as_u64();
+        wait(scene, "what is beyond the limit is given up", |s| big(s).is_some_and(|total| total <= 20_000));
+        let left = big(scene);
+        scene.check(left == Some(20_000), format!("{left:?} are left, the limit is 20000"));
     };
     let config = |c: Config| {
         c.text("applications.big.on_full", "drop-oldest").set("applications.big.max_waiting", "20000")
