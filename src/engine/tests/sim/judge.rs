@@ -198,7 +198,8 @@ impl Model {
         }
         if !flight.dead && fails {
             (app.failing, app.left_alone_until, app.failure) = (true, until, call);
-        } else if !flight.dead && confirmed && flight.alone {
+        } else if !flight.dead && confirmed && flight.alone && flight.sent >= app.failure {
+            // What was out before the failure proves nothing.
             (app.failing, app.left_alone_until) = (false, 0);
         }
     }

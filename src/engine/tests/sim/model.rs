@@ -135,6 +135,8 @@ pub(super) struct Flight {
     pub(super) items: Vec<u64>,
     pub(super) dead: bool,
     pub(super) alone: bool,
+    /// The call in which it was published.
+    pub(super) sent: usize,
 }
 
 #[derive(Default)]

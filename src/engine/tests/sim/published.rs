@@ -69,6 +69,7 @@ impl Model {
             items: batch.items.iter().map(|item| item.seq).collect(),
             dead: batch.dead.is_some(),
             alone: batch.alone,
+            sent: self.call,
         };
         if !flight.dead {
             self.app(&name).flights.insert(batch.number);

@@ -101,10 +101,9 @@ impl Model {
         let is_it = |life: &&Life| {
             let new = &self.asks[life.ask].new;
             let dead = matches!(life.state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
-            // Who was dead from the start has the id no more, though it is remembered under it.
+            // Who is dead has the id no more, though it is remembered under it.
             let its = life.identity == identity && life.state.is_over();
-            let rejected = !life.identity.is_given() && new.identity == Some(identity) && dead;
-            (its || rejected) && new.fingerprint == ended.fingerprint
+            (its || dead && new.identity == Some(identity)) && new.fingerprint == ended.fingerprint
         };
         if let Some(seq) = self.lives.values().rev().find(is_it).map(|life| life.seq) {
             self.note(identity, Known::Ended(seq));

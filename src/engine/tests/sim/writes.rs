@@ -31,9 +31,10 @@ impl Model {
                 _ => None,
             })
             .collect();
-        for (identity, ended) in &remembered {
-            self.ended_before_it_was_seen(*identity, ended);
-        }
+        let unseen = |(identity, ended): (&Identity, &&Ended)| {
+            self.ended_before_it_was_seen(*identity, ended).then_some(*identity)
+        };
+        let ended_unseen: Vec<Identity> = remembered.iter().filter_map(unseen).collect();
         let ends = ends(ops);
         let token = token.unwrap_or(0);
         // What is replaced makes place first.
@@ -68,6 +69,8 @@ impl Model {
                 }
             }
         }
+        // What took an item's place and was taken back in the same commit is not awaited.
+        self.owed.retain(|identity, _| !ended_unseen.contains(identity));
         for op in ops {
             match op {
                 Op::Move { from, to, standing, .. } => self.moved(from, to, standing),
@@ -97,15 +100,18 @@ impl Model {
     }
 
     /// One that came and was taken back between two writes: its id is free again, but for its own return.
-    fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) {
+    /// Whether it was taken back before it was written.
+    fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) -> bool {
         let seen = self.lives.values().any(|life| {
             let new = &self.asks[life.ask].new;
             new.identity == Some(identity) && new.fingerprint == ended.fingerprint
         });
-        if matches!(ended.end, End::Cancelled | End::CancelledAgain) && !seen {
+        let unseen = matches!(ended.end, End::Cancelled | End::CancelledAgain) && !seen;
+        if unseen {
             self.note(identity, Known::Nobody);
             self.unwritten_ends.entry(identity).or_default().push(ended.clone());
         }
+        unseen
     }
 
     fn put(&mut self, item: &Stored, token: Token) {
