@@ -75,7 +75,7 @@ struct Row {
     goal: Option<f64>,
 }
 
-const ROWS: [Row; 7] = [
+const ROWS: [Row; 9] = [
     Row {
         name: "bare",
         title: "bare consumer drain (lapin, ack every 200)",
@@ -117,6 +117,20 @@ const ROWS: [Row; 7] = [
         title: "due at once, a message_id on each request",
         run: |node, count| passthrough(node, count, 0, Ids::Each),
         beside: Some("naive"),
+        goal: None,
+    },
+    Row {
+        name: "far",
+        title: "tidegate takes in what is due in a day, with ids",
+        run: |node, count| far(node, count),
+        beside: Some("bare"),
+        goal: None,
+    },
+    Row {
+        name: "parked",
+        title: "tidegate takes in what cannot be delivered",
+        run: |node, count| parked(node, count),
+        beside: Some("bare"),
         goal: None,
     },
 ];
@@ -376,6 +390,28 @@ fn passthrough(node: &Node, count: u64, delay_ms: i64, ids: Ids) -> Run {
     let run = measured(&daemon, count, start.elapsed().saturating_sub(wait), cpu);
     clean(&site);
     run
+}
+
+/// Into the store and no further.
+fn far(node: &Node, count: u64) -> Run {
+    let site = Site::on(node, "far");
+    let config = site.config().text("defaults.format", "passthrough");
+    site.application("shop");
+    let headers = delay(86_400_000);
+    let (daemon, start, cpu) = filled(&site, &config, count, Ids::Each, |_| headers.clone());
+    let took = taken_in(&site, &daemon, count).duration_since(start);
+    let run = measured(&daemon, count, took, cpu);
+    clean(&site);
+    run
+}
+
+/// Due at once, and no queue is bound: all of it waits in the store behind a probe now and then.
+fn parked(node: &Node, count: u64) -> Run {
+    let site = Site::on(node, "parked");
+    let config = site.config().text("defaults.format", "passthrough");
+    let (daemon, start, cpu) = filled(&site, &config, count, Ids::None, |_| Vec::new());
+    let took = taken_in(&site, &daemon, count).duration_since(start);
+    measured(&daemon, count, took, cpu)
 }
 
 fn clean(site: &Site<'_>) {

@@ -29,7 +29,7 @@ const JOURNALS: u64 = 64 << 20;
 /// Threads that flush and compact: with one alone, a flush would wait behind a compaction. The first never
 /// compacts, and hands on what it is given without a pause while all others are busy with it: with two it
 /// would take a core for as long as any compaction runs.
-const WORKERS: usize = 4;
+const WORKERS: usize = 3;
 /// Files kept open, far below the usual limit of 1,024 for a process.
 const OPEN_FILES: usize = 200;
 /// Bytes of memory that a row costs in a memtable beside key and value, about.
