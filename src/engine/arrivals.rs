@@ -308,7 +308,11 @@ impl Arrivals {
             self.behind_scans.keys().copied().filter(|number| is_through(*number)).collect();
         let any = !through.is_empty();
         for number in through {
-            for arrival in self.behind_scans.remove(&number).unwrap_or_default() {
+            let mut waited = self.behind_scans.remove(&number).unwrap_or_default();
+            if mutated(Mutant::BehindScanReversed) {
+                waited.make_contiguous().reverse();
+            }
+            for arrival in waited {
                 self.give_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
             }
         }
@@ -323,8 +327,11 @@ impl Arrivals {
     /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it
     /// did.
     pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
-        let Some(waiting) = self.waiting.remove(&identity) else { return };
+        let Some(mut waiting) = self.waiting.remove(&identity) else { return };
         self.waiting_count -= waiting.len();
+        if mutated(Mutant::AwaitersReversed) {
+            waiting.make_contiguous().reverse();
+        }
         for arrival in waiting {
             let knowledge = match ended {
                 None => Knowledge::Unasked,

@@ -208,7 +208,7 @@ impl Dispatch {
         candidate.number.into_iter().for_each(|number| {
             self.flights.remove(&number);
         });
-        if candidate.suspect {
+        if candidate.suspect && !mutated(Mutant::DroppedSuspectCounts) {
             stock.queues_mut().live(candidate.queue).suspects -= 1;
         }
         self.look_again(stock, candidate.queue);
@@ -335,7 +335,9 @@ impl Dispatch {
         // What has failed meanwhile goes before it.
         let known = &stock.queues()[queue];
         let first = |live: &super::queue::Live| live.resend.front().is_some_and(|first| *first < number);
-        let behind = !alone && known.live().is_some_and(|live| live.suspects > 0 || first(live));
+        let behind = !mutated(Mutant::FetchedOvertakesFailed)
+            && !alone
+            && known.live().is_some_and(|live| live.suspects > 0 || first(live));
         if left > 0 && self.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, out);
         } else {

@@ -73,7 +73,8 @@ impl Health {
     /// A batch was confirmed. A straggler from before a failure proves nothing: the probe decides.
     pub(super) fn confirmed(&mut self, now_mono: u64, share: usize) {
         match self.state {
-            HealthState::Parked { .. } => return,
+            HealthState::Parked { .. } if !mutated(Mutant::StragglerProves) => return,
+            HealthState::Parked { .. } => self.allowance = 2,
             HealthState::Proven { .. } => self.allowance = (self.allowance * 2).min(share.max(1)),
             HealthState::Unproven => self.allowance = 2,
         }
@@ -97,7 +98,8 @@ impl Health {
         }
         self.failures = self.failures.saturating_add(1);
         self.last_error = Some(error.into());
-        let until = now_mono + backoff::pause(retry, self.failures, draw);
+        let doubled = if mutated(Mutant::BackoffNotDoubled) { 1 } else { self.failures };
+        let until = now_mono + backoff::pause(retry, doubled, draw);
         self.state = HealthState::Parked { until };
         Some(until)
     }
@@ -112,7 +114,8 @@ impl Health {
 
     /// With nothing under way: whether the proof is still good.
     pub(super) fn rest(&mut self, now_mono: u64) {
-        if matches!(self.state, HealthState::Proven { at } if now_mono > at + PROOF_MS) {
+        let over = matches!(self.state, HealthState::Proven { at } if now_mono > at + PROOF_MS);
+        if over && !mutated(Mutant::ProofForEver) {
             self.doubt();
         }
     }

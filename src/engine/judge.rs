@@ -291,7 +291,7 @@ impl<'a> Bench<'a> {
 /// The planned end of the window that a replaced item leaves: else a producer that replaces its item again
 /// and again would keep its customer's window open for ever.
 fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> Option<u64> {
-    let customer = item.customer.as_deref()?;
+    let customer = item.customer.as_deref().filter(|_| !mutated(Mutant::WindowNotInherited))?;
     match live {
         LiveItem::Resident(id) => {
             let old = &core.stock().items()[*id];

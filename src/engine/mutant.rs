@@ -154,6 +154,36 @@ pub(super) enum Mutant {
     DeadForgotten,
     /// `coalesce` rounds own times down.
     CoalesceRoundsDown,
+    /// An application with more to send goes again before the others.
+    BacklogGoesFirst,
+    /// Each back-off is as long as the first.
+    BackoffNotDoubled,
+    /// A confirm of what was out before a failure ends the back-off.
+    StragglerProves,
+    /// After a long rest batches go as if the queue had been confirmed just now.
+    ProofForEver,
+    /// The row of a long window does not tell of its most urgent expiry.
+    RowWithoutExpiry,
+    /// A closing row is deleted one member too soon.
+    ClosingGoneTooSoon,
+    /// A replacement opens a window of full length.
+    WindowNotInherited,
+    /// A batch that waited for payloads goes before what failed meanwhile.
+    FetchedOvertakesFailed,
+    /// A request that was confirmed before it was written is acked before its id is remembered.
+    AckBeforeRemembered,
+    /// A count of a customer tells the last due as the next.
+    NextDueIsTheLast,
+    /// What waited for a scan is judged in the opposite order.
+    BehindScanReversed,
+    /// What waited for an outcome is judged in the opposite order.
+    AwaitersReversed,
+    /// An item of a window that closed early leaves memory under its old key.
+    EvictKeepsKey,
+    /// A suspect of which nothing is left holds its queue up.
+    DroppedSuspectCounts,
+    /// A cancel of a customer takes back what may have been delivered, where it is in the store alone.
+    CancelAllTakesUnknown,
 }
 
 #[cfg(not(test))]
@@ -251,6 +281,21 @@ mod tests {
             Mutant::DeadTooSoon,
             Mutant::DeadForgotten,
             Mutant::CoalesceRoundsDown,
+            Mutant::BacklogGoesFirst,
+            Mutant::BackoffNotDoubled,
+            Mutant::StragglerProves,
+            Mutant::ProofForEver,
+            Mutant::RowWithoutExpiry,
+            Mutant::ClosingGoneTooSoon,
+            Mutant::WindowNotInherited,
+            Mutant::FetchedOvertakesFailed,
+            Mutant::AckBeforeRemembered,
+            Mutant::NextDueIsTheLast,
+            Mutant::BehindScanReversed,
+            Mutant::AwaitersReversed,
+            Mutant::EvictKeepsKey,
+            Mutant::DroppedSuspectCounts,
+            Mutant::CancelAllTakesUnknown,
         ];
     }
 

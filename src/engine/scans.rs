@@ -260,6 +260,7 @@ impl Scans {
                 let (application, customer) = core.stock().address(item);
                 (application, customer, item.key().seq)
             }
+            LiveItem::Far(stored) if stored.outcome_unknown => return found,
             LiveItem::Far(stored) => {
                 (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq)
             }
@@ -390,6 +391,10 @@ impl Running {
         let later = stored.key.seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
+            // It may have been delivered, as one that is in flight.
+            Kind::CancelAll(_) if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) => {
+                self.in_flight.insert(stored.identity());
+            }
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 self.cancelled += 1;
                 if !mutated(Mutant::CancelAllAnswersOnly) {
@@ -413,7 +418,13 @@ impl Running {
 
     fn tally(&mut self, item: &Listed) {
         self.by_stage[item.stage as usize] += 1;
-        self.next_due = Some(self.next_due.map_or(item.due, |due| due.min(item.due)));
+        self.next_due = Some(self.next_due.map_or(item.due, |due| {
+            if mutated(Mutant::NextDueIsTheLast) {
+                due.max(item.due)
+            } else {
+                due.min(item.due)
+            }
+        }));
     }
 
     /// Where the present leg goes on, or that it is over.

@@ -259,7 +259,7 @@ impl Window {
             end: self.end,
             count: self.count,
             weight: self.weight,
-            expiry: (self.expiry != u64::MAX).then_some(self.expiry),
+            expiry: (self.expiry != u64::MAX && !mutated(Mutant::RowWithoutExpiry)).then_some(self.expiry),
         })
     }
 }

@@ -11,6 +11,7 @@
 use super::customers::{self, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
 use super::ids::{ClosingId, CustomerId, QueueId};
+use super::mutant::{mutated, Mutant};
 use super::queue::Queues;
 use super::schedule::Schedule;
 use super::slab::Slab;
@@ -260,7 +261,7 @@ impl Windows {
     pub(super) fn leave_closing(&mut self, id: ClosingId, ops: &mut Vec<Op>) {
         let Some(closing) = self.closings.get_mut(id) else { return };
         closing.members -= 1;
-        if closing.members > 0 {
+        if closing.members > u32::from(mutated(Mutant::ClosingGoneTooSoon)) {
             return;
         }
         if let Some(Closing { row, .. }) = self.closings.remove(id) {

@@ -4,6 +4,7 @@ use super::{Live, Loading, Queue, LAST};
 use crate::engine::event::{QueueRow, DEAD_LETTERS};
 use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
+use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::size;
 use crate::engine::slab::{Handle, Slab};
 use crate::engine::types::{AppSettings, Key, Settings};
@@ -364,7 +365,11 @@ impl Queues {
         let Some(live) = queue.live.as_mut() else { return };
         if !queue.paused && !live.running && live.has_work() {
             live.running = true;
-            self.run.push_back(id);
+            if mutated(Mutant::BacklogGoesFirst) {
+                self.run.push_front(id);
+            } else {
+                self.run.push_back(id);
+            }
         }
     }
 

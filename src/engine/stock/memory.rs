@@ -49,7 +49,9 @@ impl Stock {
         }
         let Some(mut item) = self.remove(id) else { return };
         self.watch.changed(item.identity());
-        item.settle_key();
+        if !mutated(Mutant::EvictKeepsKey) {
+            item.settle_key();
+        }
         if item.is_stored() {
             let written = IndexRows { identity: item.identity_row(), customer: customer_row };
             self.rewrite(&item, from, removed, written);

@@ -346,7 +346,7 @@ impl Stock {
             Residence::Pending(tag) => {
                 self.queues.remove_pending(item.queue());
                 let delivery = self.journal.delivery(tag);
-                if item.identity().is_given() {
+                if item.identity().is_given() && !mutated(Mutant::AckBeforeRemembered) {
                     // Else a crash could forget that the id was known, with the request acked.
                     self.journal.safe_once_durable(delivery);
                 } else {

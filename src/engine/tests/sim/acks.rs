@@ -96,6 +96,20 @@ impl Model {
         self.lives.values().filter(is_heir).any(|heir| self.is_safe(heir.seq) || !heir.acked)
     }
 
+    /// Nothing but the end of what was never written can tell that its id was known.
+    fn check_end_is_known(&self, life: &Life) {
+        let tail = self.settings.of(self.application(life.seq)).dedupe_tail;
+        let told = self.durable && tail > 0 && self.before.is_empty() && life.identity.is_given();
+        if told && life.state == State::Sent && life.put.is_none() {
+            let with = self.remembered_with.get(&(life.identity, self.asks[life.ask].new.fingerprint));
+            assert!(
+                with.is_some_and(|token| *token <= self.committed),
+                "{} is acked, and its end with {with:?} is not durable",
+                life.ask
+            );
+        }
+    }
+
     fn check_ack(&self, number: usize) {
         let message = &self.messages[&number];
         if let Some(command) = message.command {
@@ -112,6 +126,7 @@ impl Model {
                 Some(seq) => {
                     let life = &self.lives[&seq];
                     assert!(self.is_safe(seq), "{ask} was acked while {:?} and not durable", life.state);
+                    self.check_end_is_known(life);
                 }
             }
         }

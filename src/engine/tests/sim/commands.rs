@@ -1,6 +1,6 @@
 //! What was asked of the engine beside requests, and whether each answer is the truth.
 
-use super::model::{Known, Model, State};
+use super::model::{Known, Life, Model, State};
 use crate::engine::types::*;
 use std::collections::BTreeSet;
 
@@ -143,6 +143,14 @@ impl Model {
         !found.is_empty() || self.orphaned.values().any(|asked| asked.covers(self, seq))
     }
 
+    /// What is parked may be given up whatever became of its last attempt.
+    pub(super) fn may_be_given_up(&self, seq: u64) -> bool {
+        let asked = self.commands.values().chain(self.answered.values());
+        asked
+            .filter(|asked| matches!(asked.command, Command::DropParked(_)))
+            .any(|asked| asked.covers(self, seq))
+    }
+
     /// An item went for which another has come, and no end of it is remembered: a cancel may have been first.
     pub(super) fn perhaps_taken_back(&mut self, seq: u64) {
         let is_cancel = |asked: &Asked| matches!(asked.command, Command::Cancel(_));
@@ -178,13 +186,21 @@ impl Model {
             Command::Lookup(target) => self.judge_lookup(asked, target, answer),
             Command::CancelAll(of) => self.judge_cancel_all(asked, of, answer),
             Command::Count(of) => {
-                let Answer::Counted { waiting, in_flight, parked, .. } = answer else { panic!("{answer:?}") };
+                let Answer::Counted { waiting, in_flight, parked, next_due } = answer else {
+                    panic!("{answer:?}")
+                };
                 let total = waiting + in_flight + parked;
                 if !self.durable {
                     return;
                 }
                 let most = self.ever_of(of, asked.call);
                 let least = if self.prompt { asked.least } else { 0 };
+                assert_eq!(next_due.is_some(), total > 0, "{answer:?}");
+                let first = self.first_due_of(of, asked.call).filter(|_| self.prompt);
+                assert!(
+                    first.is_none_or(|first| next_due.is_none_or(|next| next <= first)),
+                    "{answer:?}: {first:?}"
+                );
                 assert!((least..=most).contains(&total), "{answer:?}: {} to {most}", asked.least);
             }
             Command::Flush(of) => {
@@ -225,6 +241,13 @@ impl Model {
                 }
             }
         }
+    }
+
+    /// When the first of those of a customer is due that have waited since before a call.
+    fn first_due_of(&self, of: &CustomerOf, since: usize) -> Option<u64> {
+        let waited = |life: &&Life| life.accepted < since && life.waiting_since < since;
+        let its = self.of_customer(&of.application, &of.customer).filter(|life| life.state == State::Waiting);
+        its.filter(waited).map(|life| life.due).min()
     }
 
     fn judge_cancel(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
@@ -278,6 +301,16 @@ impl Model {
 
     fn ended_so(&self, seq: u64, ended: &Ended) -> bool {
         let life = &self.lives[&seq];
+        let new = &self.asks[life.ask].new;
+        let (least, most) = life.attempts;
+        let due =
+            if new.at.is_some() { ended.due == life.accepted_due } else { ended.due <= life.accepted_due };
+        // The attempts of a dead one are those of its letter.
+        let told = (least..=most).contains(&ended.attempts) && due;
+        let waited = matches!(life.state, State::Sent | State::Cancelled);
+        if waited && !told || ended.customer.as_deref() != new.customer.as_deref() {
+            return false;
+        }
         match (&ended.end, life.state) {
             (End::Sent(_), State::Sent) => true,
             (End::Cancelled | End::CancelledAgain, State::Cancelled) => true,

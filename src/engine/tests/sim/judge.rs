@@ -150,6 +150,7 @@ impl Model {
             let refused = matches!(settled.outcome, Outcome::Refused(_));
             life.refused |= refused && flight.alone && flight.items.len() == 1;
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
+            life.undecided = matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue);
             let state = match (life.state, confirmed) {
                 (State::DeadOut(_, reason), true) => State::DeadSent(reason),
                 (State::DeadOut(..), false) if life.orphaned => State::Forgotten,
@@ -182,16 +183,27 @@ impl Model {
         }
         let call = self.call;
         let retry = self.settings.of(&flight.application).retry;
-        let least = retry.min.min(retry.max) * 3 / 4;
-        let parks =
-            matches!(settled.outcome, Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_));
+        let parks = match settled.outcome {
+            Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) => true,
+            Outcome::Overdue => flight.alone,
+            Outcome::Confirmed(_) | Outcome::Refused(_) | Outcome::Unknown | Outcome::Unsent => false,
+        };
         let now = self.now.mono;
         let app = self.app(&flight.application);
         app.flights.remove(&settled.number);
-        if !flight.dead && parks && app.parked_until <= now {
-            app.parked_until = now + least;
+        // It was not parked when this one left, nor has it been since.
+        let was_free = flight.sent > app.parked_call && !flight.suspect;
+        if !flight.dead && parks {
+            if was_free {
+                app.failures += 1;
+                let doubled = retry.min << (app.failures - 1).min(20);
+                app.parked_until = now + doubled.min(retry.max) * 3 / 4;
+            }
+            app.parked_call = call;
         } else if !flight.dead && confirmed {
-            app.parked_until = 0;
+            app.failures = 0;
+            // What was out before the failure proves nothing.
+            app.parked_until = if was_free { 0 } else { app.parked_until };
         }
         if app.failing {
             app.failed_call = call;

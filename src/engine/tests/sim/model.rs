@@ -98,6 +98,8 @@ pub(super) struct Life {
     pub(super) waiting_since: usize,
     pub(super) put: Option<Token>,
     pub(super) durable: bool,
+    /// What became of its last attempt is not known: it may have been delivered.
+    pub(super) undecided: bool,
     /// The broker has refused it alone: it is dead, which without a store is not seen until its letter leaves.
     pub(super) refused: bool,
     /// Failed attempts: those that certainly count, and those that may.
@@ -130,6 +132,9 @@ pub(super) enum Known {
     Ended(u64),
 }
 
+/// Those of one id, application and customer.
+pub(super) type Peers = (Option<Identity>, String, Option<String>);
+
 pub(super) struct Flight {
     pub(super) application: String,
     pub(super) items: Vec<u64>,
@@ -137,6 +142,8 @@ pub(super) struct Flight {
     pub(super) alone: bool,
     /// The call in which it was published.
     pub(super) sent: usize,
+    /// It may go though its application is parked: all of it was in flight when that began.
+    pub(super) suspect: bool,
 }
 
 #[derive(Default)]
@@ -145,8 +152,11 @@ pub(super) struct App {
     pub(super) flights: BTreeSet<u64>,
     /// The last failed attempt: until when it may be left alone, monotonic.
     pub(super) left_alone_until: u64,
-    /// The same: until when it certainly is, with no confirm since.
+    /// The same: until when it certainly is, and the call in which that began or may have begun.
     pub(super) parked_until: u64,
+    pub(super) parked_call: usize,
+    /// Probes that have certainly failed since the last confirm.
+    pub(super) failures: u32,
     /// It has failed since its last confirm.
     pub(super) failing: bool,
     /// The last call in which it was failing, and that of its last failure.
@@ -193,6 +203,10 @@ pub(super) struct Model {
     pub(super) replies_to: BTreeSet<u64>,
     pub(super) commands: BTreeMap<u64, Asked>,
     pub(super) answered: BTreeMap<u64, Asked>,
+    /// With which commit the end of a request with this id and fingerprint has been written.
+    pub(super) remembered_with: BTreeMap<(Identity, u64), Token>,
+    /// What has been taken of the present deliveries, by what it must keep its order with: tag, part, number.
+    pub(super) taken_in: BTreeMap<Peers, Vec<(u64, usize, u64)>>,
     /// Publications by application and customer: call, key, first of its item.
     pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
     /// Windows that were open at some moment of this call.
@@ -237,6 +251,8 @@ impl Model {
             replies_to: BTreeSet::new(),
             commands: BTreeMap::new(),
             answered: BTreeMap::new(),
+            remembered_with: BTreeMap::new(),
+            taken_in: BTreeMap::new(),
             published: BTreeMap::new(),
             most_windows: 0,
             call: 0,
@@ -360,6 +376,7 @@ impl Model {
             waiting_since: self.call,
             put: None,
             durable: false,
+            undecided: false,
             refused: false,
             attempts: (0, 0),
             published: None,
@@ -390,6 +407,10 @@ impl Model {
         let part = message.asks.iter().position(|a| *a == ask).expect("one of its parts");
         assert_eq!(message.taken[part], None, "taken twice from one delivery: {ask}");
         message.taken[part] = Some(key.seq);
+        let tag = message.delivered.map(|(_, _, tag, _)| tag);
+        if let (State::Waiting, Some(tag)) = (state, tag) {
+            self.check_arrival(ask, (tag, part, key.seq));
+        }
         self.set(key.seq, state);
         if let Some(given) = self.asks[ask].new.identity {
             self.owed.remove(&given);
@@ -409,6 +430,18 @@ impl Model {
                 self.note(given, Known::Ended(key.seq));
             }
         }
+    }
+
+    /// Of its peers whatever was delivered before it has a lower number.
+    fn check_arrival(&mut self, ask: usize, arrival: (u64, usize, u64)) {
+        let new = &self.asks[ask].new;
+        let customer = new.customer.as_deref().map(str::to_string);
+        let peers = (new.identity, new.application.to_string(), customer);
+        let taken = self.taken_in.entry(peers).or_default();
+        let (tag, part, seq) = arrival;
+        let swapped = taken.iter().find(|(t, p, s)| ((*t, *p) < (tag, part)) != (*s < seq));
+        assert!(swapped.is_none(), "{ask} was taken in as {arrival:?}, and {swapped:?} not in order with it");
+        taken.push(arrival);
     }
 
     /// It has been taken in before, and another of its id has been since.

@@ -9,6 +9,7 @@ impl Model {
         assert_eq!(self.egress, (true, false), "published without a connection, or while it was blocked");
         assert!(!batch.items.is_empty(), "an empty batch");
         let name = batch.application.to_string();
+        let suspect = self.was_out_when_parked(batch);
         let mut last = None;
         let mut fresh = false;
         for item in &batch.items {
@@ -61,7 +62,7 @@ impl Model {
             let retried =
                 self.commands.values().any(|a| matches!(&a.command, Command::Retry(of) if **of == *name));
             let parked = self.now.mono < app.parked_until && !retried;
-            assert!(batch.alone || !parked, "published to {name}, which is parked");
+            assert!(batch.alone && suspect || !parked, "published to {name}, which is parked");
         }
         assert_eq!(batch.due, batch.items[0].due.min(batch.due), "its earliest due");
         let flight = Flight {
@@ -70,6 +71,7 @@ impl Model {
             dead: batch.dead.is_some(),
             alone: batch.alone,
             sent: self.call,
+            suspect,
         };
         if !flight.dead {
             self.app(&name).flights.insert(batch.number);
@@ -78,6 +80,17 @@ impl Model {
         let most =
             self.before.iter().map(|before| before.max_in_flight).fold(self.settings.max_in_flight, Ord::max);
         assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
+    }
+
+    /// All of it was in flight when its application was parked: then it may be tried again all the same.
+    fn was_out_when_parked(&self, batch: &Batch) -> bool {
+        let parked = self.apps.get(&*batch.application).map_or(0, |app| app.parked_call);
+        batch.items.iter().all(|item| {
+            let life = self.lives.get(&item.seq);
+            life.is_some_and(|life| {
+                life.published.is_some_and(|at| at <= parked) && life.waiting_since > parked
+            })
+        })
     }
 
     /// It was never written: due at once, or nothing is stored at all.

@@ -97,6 +97,10 @@ impl Sim {
         if new.at.is_some() || new.customer.is_none() || life.published.is_some() || life.restored {
             return life.due <= model.now.wall;
         }
+        if new.expiry.is_some_and(|at| at <= model.now.wall) {
+            // Its window has hurried for it.
+            return true;
+        }
         let Some(win) = model.windows.of(seq) else { return false };
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);
         (win.closed.is_some() || model.windows.is_overripe(seq, model.now)) && end <= model.now.wall

@@ -28,12 +28,13 @@ impl Model {
             let sure = self.durable && app.pausing == 0;
             assert!(!sure || paused == app.paused, "{name} was paused: {}, now {paused}", app.paused);
             (app.failing, app.left_alone_until, app.pausing, app.paused) = (false, 0, 0, paused);
-            app.parked_until = 0;
+            (app.parked_until, app.failures) = (0, 0);
         }
         self.dead_left_alone_until = 0;
         self.forget_deliveries();
         self.commands.clear();
         self.published.clear();
+        self.remembered_with.clear();
     }
 
     fn crash_one(&mut self, seq: u64, store: &FakeStore) {
@@ -91,7 +92,7 @@ impl Model {
         assert!(attempts <= life.attempts.1, "attempts out of nowhere: {attempts}");
         life.attempts = (attempts, attempts);
         (life.due, life.durable, life.put, life.restored, life.deleted) = (due, true, Some(0), true, false);
-        life.published = None;
+        (life.published, life.undecided) = (None, false);
     }
 
     /// Who had an id before one that a crash has undone: the store knows how that ended.
@@ -174,6 +175,7 @@ impl Model {
     }
 
     fn forget_deliveries(&mut self) {
+        self.taken_in.clear();
         for number in std::mem::take(&mut self.open) {
             let message = self.messages.get_mut(&number).expect("there");
             message.delivered = None;

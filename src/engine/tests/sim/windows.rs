@@ -1,6 +1,7 @@
 //! The reference's windows: when each opens, who is in it, and when it must close.
 
 use super::super::fake_store::FakeStore;
+use crate::engine::event::WindowRow;
 use crate::engine::size;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,8 @@ pub(super) struct Win {
     pub(super) closed: Option<Close>,
     /// Something happened to it of which the contract does not say how its limits count on.
     pub(super) unsure: bool,
+    /// Nothing but that a member left it early.
+    only_left: bool,
     ripe: BTreeSet<ClosedBy>,
     /// Moments at which somebody may have flushed it with nothing written since, UTC ms.
     flushes: BTreeSet<u64>,
@@ -223,6 +226,7 @@ impl Windows {
             last: now.mono,
             closed: None,
             unsure: !same,
+            only_left: false,
             ripe: BTreeSet::new(),
             flushes: BTreeSet::new(),
             may_close: BTreeSet::new(),
@@ -238,10 +242,29 @@ impl Windows {
         let Some(id) = self.of.get(&seq) else { return };
         let win = self.all.get_mut(id).expect("there");
         win.members.remove(&seq);
+        win.only_left |= win.closed.is_none() && !win.unsure;
         win.unsure |= win.closed.is_none();
         if win.members.is_empty() && win.closed.is_some() {
             self.all.remove(id);
         }
+    }
+
+    /// The end of an open window whose only member has just left it.
+    pub(super) fn end_left(&self, seq: u64) -> Option<u64> {
+        let win = self.of(seq).filter(|win| win.closed.is_none() && win.only_left)?;
+        let may_be_closed = !win.ripe.is_empty() || !win.may_close.is_empty() || !win.flushes.is_empty();
+        (win.members.is_empty() && !may_be_closed).then_some(win.end)
+    }
+
+    /// What a restart reads of a long window is so.
+    pub(super) fn check_row(&self, row: &WindowRow) {
+        let name = (row.application.to_string(), row.customer.to_string());
+        let Some(win) = self.open.get(&name).map(|id| &self.all[id]) else { return };
+        if win.unsure || win.end != row.end {
+            return;
+        }
+        let is = (row.count as usize, row.weight, row.expiry.unwrap_or(u64::MAX));
+        assert_eq!(is, (win.members.len(), win.weight, win.expiry), "the row of the window of {name:?}");
     }
 
     /// A member was published, or its row moved: its window has closed then. `may_flush`: somebody may have flushed it.
@@ -325,6 +348,7 @@ impl Windows {
                 last: now.mono,
                 closed: None,
                 unsure: true,
+                only_left: false,
                 ripe: BTreeSet::new(),
                 flushes: BTreeSet::new(),
                 may_close: BTreeSet::new(),
@@ -365,6 +389,7 @@ impl Win {
             last: self.last,
             closed: None,
             unsure: true,
+            only_left: false,
             ripe: BTreeSet::new(),
             flushes: BTreeSet::new(),
             may_close: BTreeSet::new(),

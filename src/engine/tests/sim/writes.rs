@@ -71,6 +71,13 @@ impl Model {
         }
         // What took an item's place and was taken back in the same commit is not awaited.
         self.owed.retain(|identity, _| !ended_unseen.contains(identity));
+        self.moves(ops);
+        self.leaving.clear();
+        self.rows(ops, token);
+    }
+
+    /// What has another key from now on, or is a dead letter.
+    fn moves(&mut self, ops: &[Op]) {
         for op in ops {
             match op {
                 Op::Move { from, to, standing, .. } => self.moved(from, to, standing),
@@ -96,7 +103,19 @@ impl Model {
                 _ => {}
             }
         }
-        self.leaving.clear();
+    }
+
+    /// What a restart or a later request will read of windows and ends.
+    fn rows(&mut self, ops: &[Op], token: Token) {
+        for op in ops {
+            match op {
+                Op::PutWindow(row) => self.windows.check_row(row),
+                Op::Remember { identity, ended, .. } => {
+                    self.remembered_with.entry((*identity, ended.fingerprint)).or_insert(token);
+                }
+                _ => {}
+            }
+        }
     }
 
     /// One that came and was taken back between two writes: its id is free again, but for its own return.
@@ -216,6 +235,7 @@ impl Model {
                     .values()
                     .any(|life| life.restored && life.state.is_live() && self.is_of(life, new, customer)),
         };
+        self.check_inherited(new, customer, key);
         let settings = self.settings.clone();
         self.windows.join(&member, &settings, self.now, self.call);
         self.recount_window(&new.application, customer);
@@ -227,6 +247,23 @@ impl Model {
             "a window longer than `window`: {key:?} of {}/{customer} at {:?}, {longest}",
             new.application,
             self.now
+        );
+    }
+
+    /// One that takes the place of the only member of an open window ends with that window.
+    fn check_inherited(&self, new: &NewItem, customer: &str, key: Key) {
+        let replaced = |life: &&Life| {
+            let now = life.state == State::Replaced && life.ended_call == self.call;
+            now && Some(life.identity) == new.identity && self.is_of(life, new, customer)
+        };
+        let Some(old) = self.lives.values().rev().find(replaced).map(|life| life.seq) else { return };
+        let end = self
+            .windows
+            .end_left(old)
+            .filter(|_| !self.stepped && !self.may_flush(&new.application, customer));
+        assert!(
+            end.is_none_or(|end| key.due <= end),
+            "{key:?} replaces {old}, which was alone in a window until {end:?}"
         );
     }
 
@@ -255,6 +292,8 @@ impl Model {
                 let forgets = identity.is_given() && tail > 0 && remembered.is_none();
                 let pending = identity.is_given() && self.met_pending(ask, identity);
                 if !(forgets && pending) && self.taken_back(seq) {
+                    let undecided = self.lives[&seq].undecided && !self.may_be_given_up(seq);
+                    assert!(!undecided, "{ask} was taken back, and may have been delivered");
                     self.set(seq, State::Cancelled);
                     self.lives.get_mut(&seq).expect("there").perhaps_replaced = pending && tail == 0;
                 } else {
