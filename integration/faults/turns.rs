@@ -169,7 +169,9 @@ pub fn many_applications(context: &Context) -> Row {
         // The seconds after it, with whatever is done once a second.
         std::thread::sleep(Duration::from_secs(3));
     };
-    Shape { name: "applications", count: 20_000, long: 100_000, config: |c| c, work }.run(context)
+    // Room for those others as well.
+    let config = |c: Config| c.set("limits.applications", "200000");
+    Shape { name: "applications", count: 20_000, long: 100_000, config, work }.run(context)
 }
 
 /// All of it is due in the same millisecond.

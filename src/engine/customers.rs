@@ -2,11 +2,13 @@
 
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::Items;
+use super::mutant::{mutated, Mutant};
 use super::queue::{Entry, Queues};
 use super::size::{self, Overhead};
 use super::slab::{Handle, Slab};
+use super::types::Key;
 use super::window::Window;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -28,9 +30,7 @@ pub(super) struct Customer {
     pub(super) name: Arc<str>,
     pub(super) overhead: Overhead,
     pub(super) window: Option<Window>,
-    /// Due items, in order of (due, seq) unless `unsorted`.
-    pub(super) ready: VecDeque<ItemId>,
-    pub(super) unsorted: bool,
+    pub(super) ready: ReadyItems,
     pub(super) turn: CustomerTurn,
     /// Items in memory, and the first of the list that runs through them.
     rows: u32,
@@ -67,8 +67,7 @@ impl Customers {
             overhead: size::overhead(live.settings.format, &application, Some(&name)),
             name: Arc::clone(&name),
             window: None,
-            ready: VecDeque::new(),
-            unsorted: false,
+            ready: ReadyItems::default(),
             turn: CustomerTurn::None,
             rows: 0,
             first: None,
@@ -150,15 +149,75 @@ impl Customers {
 
     /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs
     /// one.
-    pub(super) fn push_ready(&mut self, id: CustomerId, item: ItemId, sorted: bool) -> Option<Entry> {
+    pub(super) fn push_ready(&mut self, id: CustomerId, place: Key, item: ItemId) -> Option<Entry> {
         let customer = &mut self.table[id];
-        customer.unsorted |= !sorted;
-        customer.ready.push_back(item);
+        customer.ready.push(place, item);
         let joins = customer.turn == CustomerTurn::None;
         joins.then(|| {
             customer.turn = CustomerTurn::InLine;
             Entry::Customer(id)
         })
+    }
+}
+
+/// Due items of one customer in order of (due, arrival). Most come in that order and cost nothing but their
+/// place in a line; the others are kept apart, so that no number of them makes a sort in one turn.
+#[derive(Debug, Default)]
+pub(super) struct ReadyItems {
+    in_order: VecDeque<(Key, ItemId)>,
+    late: BTreeMap<Key, ItemId>,
+}
+
+impl ReadyItems {
+    /// Adds one. Some that were added may have ended since; they stay until they are popped.
+    fn push(&mut self, place: Key, item: ItemId) {
+        let last = self.in_order.back().map(|(last, _)| *last);
+        if last.is_none_or(|last| last <= place) || mutated(Mutant::OrderForgotten) {
+            self.in_order.push_back((place, item));
+        } else {
+            self.late.insert(place, item);
+        }
+    }
+
+    /// The one that is first.
+    pub(super) fn first(&self) -> Option<ItemId> {
+        let late = self.late.first_key_value();
+        match (self.in_order.front(), late) {
+            (Some((place, item)), Some((other, _))) if place <= other => Some(*item),
+            (_, Some((_, item))) => Some(*item),
+            (first, None) => first.map(|(_, item)| *item),
+        }
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<ItemId> {
+        let late = self.late.first_key_value().map(|(place, _)| *place);
+        let front = self.in_order.front().map(|(place, _)| *place);
+        if late.is_some_and(|late| front.is_none_or(|front| late < front)) {
+            return self.late.pop_first().map(|(_, item)| item);
+        }
+        let first = self.in_order.pop_front().map(|(_, item)| item);
+        if self.in_order.is_empty() && self.in_order.capacity() > 64 {
+            self.in_order = VecDeque::new();
+        }
+        first
+    }
+
+    pub(super) fn pop_last(&mut self) -> Option<ItemId> {
+        let late = self.late.last_key_value().map(|(place, _)| *place);
+        let back = self.in_order.back().map(|(place, _)| *place);
+        if late.is_some_and(|late| back.is_none_or(|back| late > back)) {
+            return self.late.pop_last().map(|(_, item)| item);
+        }
+        self.in_order.pop_back().map(|(_, item)| item)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_order.is_empty() && self.late.is_empty()
+    }
+
+    /// All of them, in no particular order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = ItemId> + '_ {
+        self.in_order.iter().map(|(_, item)| *item).chain(self.late.values().copied())
     }
 }
 

@@ -74,13 +74,7 @@ fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
         match entry {
             Entry::Single(id) => out.push(*id),
             Entry::Customer(customer) => {
-                out.extend(
-                    stock
-                        .customers()
-                        .get(*customer)
-                        .into_iter()
-                        .flat_map(|owner| owner.ready.iter().copied()),
-                );
+                out.extend(stock.customers().get(*customer).into_iter().flat_map(|owner| owner.ready.iter()));
             }
         }
     }

@@ -57,13 +57,7 @@ impl Stock {
             (self.items[id].queue(), self.items[id].customer(), self.items[id].place());
         let entry = match customer {
             None => Some(Entry::Single(id)),
-            Some(customer) => {
-                // The place of one that has ended is not known, and others before it may be due later.
-                let last = self.customers[customer].ready.back();
-                let sorted =
-                    last.is_none_or(|last| self.items.get(*last).is_some_and(|last| last.place() <= place));
-                self.customers.push_ready(customer, id, sorted)
-            }
+            Some(customer) => self.customers.push_ready(customer, place, id),
         };
         let stalled = customer.is_some_and(|customer| self.customers[customer].turn == CustomerTurn::Stalled);
         if stalled && place < self.queues[queue].near_until() {
@@ -128,18 +122,11 @@ impl Stock {
             }
         };
         let owner = &mut self.customers[customer];
-        while owner.ready.front().is_some_and(|id| !is_ready(id)) {
-            owner.ready.pop_front();
-        }
-        if std::mem::take(&mut owner.unsorted) && !mutated(Mutant::OrderForgotten) {
-            owner.ready.retain(is_ready);
-            owner.ready.make_contiguous().sort_unstable_by_key(|id| items[*id].place());
-        }
         let mut bytes = overhead.batch;
-        let (mut taken, mut passed) = (Vec::new(), 0);
-        for id in owner.ready.iter().copied() {
+        let mut taken = Vec::new();
+        while let Some(id) = owner.ready.first() {
             if !is_ready(&id) {
-                passed += 1;
+                owner.ready.pop_first();
                 continue;
             }
             let item = &items[id];
@@ -150,14 +137,10 @@ impl Stock {
                 break;
             }
             taken.push(id);
+            owner.ready.pop_first();
         }
-        let gone = taken.len() + if taken.is_empty() { 0 } else { passed };
-        owner.ready.drain(..gone);
         if owner.ready.is_empty() {
             owner.turn = CustomerTurn::None;
-            if owner.ready.capacity() > 64 {
-                owner.ready = VecDeque::new();
-            }
             if taken.is_empty() {
                 self.customers.release(customer, &mut self.queues);
                 return None;

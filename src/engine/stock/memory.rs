@@ -140,13 +140,13 @@ impl Stock {
             let ids: Vec<ItemId> = match entry {
                 Entry::Single(id) => vec![id],
                 Entry::Customer(customer) => {
-                    let Some(owner) = self.customers.get(customer) else { continue };
-                    let keep = owner.ready.len().saturating_sub(*left);
+                    if self.customers.get(customer).is_none() {
+                        continue;
+                    }
                     let owner = &mut self.customers[customer];
-                    let ids = owner.ready.split_off(keep).into();
+                    let ids = (0..*left).map_while(|_| owner.ready.pop_last()).collect();
                     if owner.ready.is_empty() {
                         owner.turn = CustomerTurn::None;
-                        owner.ready = VecDeque::new();
                     } else {
                         owner.turn = CustomerTurn::InLine;
                         self.queues.live(queue).line.push_back(entry);

@@ -438,7 +438,7 @@ impl Stock {
         let entry = live.line.front().or(live.stalled.first())?;
         let id = match entry {
             Entry::Single(id) => *id,
-            Entry::Customer(customer) => *self.customers.get(*customer)?.ready.front()?,
+            Entry::Customer(customer) => self.customers.get(*customer)?.ready.first()?,
         };
         self.items.get(id).map(|item| item.due())
     }
