@@ -122,14 +122,14 @@ const ROWS: [Row; 9] = [
     Row {
         name: "far",
         title: "tidegate takes in what is due in a day, with ids",
-        run: |node, count| far(node, count),
+        run: |node, count| stored(node, count, Ids::Each, 86_400_000),
         beside: Some("bare"),
         goal: None,
     },
     Row {
         name: "parked",
         title: "tidegate takes in what cannot be delivered",
-        run: |node, count| parked(node, count),
+        run: |node, count| stored(node, count, Ids::None, 0),
         beside: Some("bare"),
         goal: None,
     },
@@ -392,24 +392,12 @@ fn passthrough(node: &Node, count: u64, delay_ms: i64, ids: Ids) -> Run {
     run
 }
 
-/// Into the store and no further.
-fn far(node: &Node, count: u64) -> Run {
-    let site = Site::on(node, "far");
+/// From the queue into the store, and no further: it is due in a day, or no queue is bound.
+fn stored(node: &Node, count: u64, ids: Ids, delay_ms: i64) -> Run {
+    let site = Site::on(node, "stored");
     let config = site.config().text("defaults.format", "passthrough");
-    site.application("shop");
-    let headers = delay(86_400_000);
-    let (daemon, start, cpu) = filled(&site, &config, count, Ids::Each, |_| headers.clone());
-    let took = taken_in(&site, &daemon, count).duration_since(start);
-    let run = measured(&daemon, count, took, cpu);
-    clean(&site);
-    run
-}
-
-/// Due at once, and no queue is bound: all of it waits in the store behind a probe now and then.
-fn parked(node: &Node, count: u64) -> Run {
-    let site = Site::on(node, "parked");
-    let config = site.config().text("defaults.format", "passthrough");
-    let (daemon, start, cpu) = filled(&site, &config, count, Ids::None, |_| Vec::new());
+    let headers = if delay_ms > 0 { delay(delay_ms) } else { Vec::new() };
+    let (daemon, start, cpu) = filled(&site, &config, count, ids, |_| headers.clone());
     let took = taken_in(&site, &daemon, count).duration_since(start);
     measured(&daemon, count, took, cpu)
 }

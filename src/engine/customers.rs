@@ -181,34 +181,43 @@ impl ReadyItems {
 
     /// The one that is first.
     pub(super) fn first(&self) -> Option<ItemId> {
-        let late = self.late.first_key_value();
-        match (self.in_order.front(), late) {
-            (Some((place, item)), Some((other, _))) if place <= other => Some(*item),
-            (_, Some((_, item))) => Some(*item),
-            (first, None) => first.map(|(_, item)| *item),
-        }
+        let late = self.late.first_key_value().map(|(place, item)| (*place, *item));
+        self.in_order
+            .front()
+            .copied()
+            .into_iter()
+            .chain(late)
+            .min_by_key(|(place, _)| *place)
+            .map(|(_, item)| item)
     }
 
     pub(super) fn pop_first(&mut self) -> Option<ItemId> {
         let late = self.late.first_key_value().map(|(place, _)| *place);
-        let front = self.in_order.front().map(|(place, _)| *place);
-        if late.is_some_and(|late| front.is_none_or(|front| late < front)) {
+        let in_order = self.in_order.front().map(|(place, _)| *place);
+        if late.is_some_and(|late| in_order.is_none_or(|place| late < place)) {
             return self.late.pop_first().map(|(_, item)| item);
         }
-        let first = self.in_order.pop_front().map(|(_, item)| item);
-        if self.in_order.is_empty() && self.in_order.capacity() > 64 {
-            self.in_order = VecDeque::new();
-        }
-        first
+        let first = self.in_order.pop_front();
+        self.shrink();
+        first.map(|(_, item)| item)
     }
 
     pub(super) fn pop_last(&mut self) -> Option<ItemId> {
         let late = self.late.last_key_value().map(|(place, _)| *place);
-        let back = self.in_order.back().map(|(place, _)| *place);
-        if late.is_some_and(|late| back.is_none_or(|back| late > back)) {
+        let in_order = self.in_order.back().map(|(place, _)| *place);
+        if late > in_order {
             return self.late.pop_last().map(|(_, item)| item);
         }
-        self.in_order.pop_back().map(|(_, item)| item)
+        let last = self.in_order.pop_back();
+        self.shrink();
+        last.map(|(_, item)| item)
+    }
+
+    /// After a peak the line holds no memory, once it is empty.
+    fn shrink(&mut self) {
+        if self.in_order.is_empty() && self.in_order.capacity() > 64 {
+            self.in_order = VecDeque::new();
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

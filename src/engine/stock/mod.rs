@@ -384,7 +384,8 @@ impl Stock {
         let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
         self.journal.delete(place, IndexRows { identity, customer });
         self.queues.remove_stored(queue, stored.key, false);
-        if self.queues[queue].far() == 0 {
+        let stalls = self.queues[queue].live().is_some_and(|live| !live.stalled.is_empty());
+        if stalls && self.queues[queue].far() == 0 {
             // Nothing is left that what is stalled could wait for, and nothing will be loaded.
             self.unstall(queue);
         }

@@ -216,22 +216,7 @@ impl Windows {
         assert!(same || member.other_end, "a window of {name:?} ends at {}, not {end}", member.key_due);
         self.next += 1;
         let left = member.key_due.saturating_sub(now.wall).min(length(app, now.wall));
-        let win = Win {
-            name: name.clone(),
-            end: member.key_due,
-            mono_end: now.mono + left,
-            members: BTreeSet::new(),
-            weight: 0,
-            expiry: u64::MAX,
-            last: now.mono,
-            closed: None,
-            unsure: !same,
-            only_left: false,
-            ripe: BTreeSet::new(),
-            flushes: BTreeSet::new(),
-            may_close: BTreeSet::new(),
-            ripe_at_join: 0,
-        };
+        let win = Win::new(name.clone(), member.key_due, now.mono + left, now.mono, !same);
         self.all.insert(self.next, win);
         self.open.insert(name, self.next);
         self.next
@@ -317,7 +302,8 @@ impl Windows {
         win.members.retain(|member| *member <= through);
         self.next += 1;
         self.of.extend(behind.iter().map(|member| (*member, self.next)));
-        let next = Win { members: behind, ..win.blank() };
+        let next = Win::new(win.name.clone(), win.end, win.mono_end, win.last, true);
+        let next = Win { members: behind, ..next };
         self.open.insert(next.name.clone(), self.next);
         self.all.insert(self.next, next);
     }
@@ -338,21 +324,11 @@ impl Windows {
         for row in store.windows.values() {
             self.next += 1;
             let name = (row.application.to_string(), row.customer.to_string());
+            let mono_end = now.mono + row.end.saturating_sub(now.wall);
             let win = Win {
-                name: name.clone(),
-                end: row.end,
-                mono_end: now.mono + row.end.saturating_sub(now.wall),
-                members: BTreeSet::new(),
                 weight: row.weight,
                 expiry: row.expiry.unwrap_or(u64::MAX),
-                last: now.mono,
-                closed: None,
-                unsure: true,
-                only_left: false,
-                ripe: BTreeSet::new(),
-                flushes: BTreeSet::new(),
-                may_close: BTreeSet::new(),
-                ripe_at_join: 0,
+                ..Win::new(name.clone(), row.end, mono_end, now.mono, true)
             };
             self.all.insert(self.next, win);
             self.open.insert(name, self.next);
@@ -377,18 +353,18 @@ impl Windows {
 }
 
 impl Win {
-    /// Another of the same end, of which nothing else is known.
-    fn blank(&self) -> Self {
+    /// One that has no member yet.
+    fn new(name: Name, end: u64, mono_end: u64, last: u64, unsure: bool) -> Self {
         Win {
-            name: self.name.clone(),
-            end: self.end,
-            mono_end: self.mono_end,
+            name,
+            end,
+            mono_end,
             members: BTreeSet::new(),
             weight: 0,
             expiry: u64::MAX,
-            last: self.last,
+            last,
             closed: None,
-            unsure: true,
+            unsure,
             only_left: false,
             ripe: BTreeSet::new(),
             flushes: BTreeSet::new(),
