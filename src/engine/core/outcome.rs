@@ -4,7 +4,7 @@ use super::Core;
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::items::Item;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{BatchId, End, Identity, Now, Outcome, Reason, Settled};
+use crate::engine::types::{BatchId, End, Now, Outcome, Reason, Settled};
 use std::sync::Arc;
 
 /// First pause of a dead letter that the broker refuses, ms; doubled with each further refusal, up to
@@ -167,6 +167,7 @@ impl Core {
         if !alone {
             return self.suspect(number);
         }
+        self.tell_not_out(number);
         if self.dispatch.split(&mut self.stock, number) {
             return;
         }
@@ -213,6 +214,7 @@ impl Core {
     /// It goes again, alone.
     fn suspect(&mut self, number: u64) {
         if !self.forget_lost(number) {
+            self.tell_not_out(number);
             self.dispatch.suspect(&mut self.stock, number, false);
         }
     }
@@ -234,18 +236,24 @@ impl Core {
         if self.forget_lost(number) {
             return;
         }
-        let Some(flight) = self.dispatch.get(number) else { return };
-        let queue = flight.queue;
-        let identities: Vec<Identity> = if self.outcomes_wanted {
-            flight.rows.iter().map(|id| self.stock.items()[*id].identity()).collect()
-        } else {
-            Vec::new()
-        };
-        identities.into_iter().for_each(|identity| self.tell(identity, None));
+        let Some(queue) = self.dispatch.get(number).map(|flight| flight.queue) else { return };
+        self.tell_not_out(number);
         if alone && !self.stock.queues_mut().live(queue).health.needs_probe() {
             self.dispatch.suspect(&mut self.stock, number, true);
         } else {
             self.dispatch.send_again(&mut self.stock, number);
+        }
+    }
+
+    /// Its attempt has ended, and it waits for another: so whoever waits for what becomes of its members is
+    /// judged again, and may find one to replace.
+    fn tell_not_out(&mut self, number: u64) {
+        if !self.outcomes_wanted {
+            return;
+        }
+        let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
+        for id in rows {
+            self.tell(self.stock.items()[id].identity(), None);
         }
     }
 

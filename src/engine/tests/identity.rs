@@ -153,6 +153,25 @@ fn what_comes_back_keeps_its_place_where_there_is_no_room_for_its_window() {
 }
 
 #[test]
+fn who_waits_for_an_attempt_is_judged_before_who_comes_behind_its_end() {
+    for outcome in [Outcome::Overdue, Outcome::Refused("406 PRECONDITION_FAILED".into())] {
+        let mut w = World::new(settings());
+        w.send(vec![item("a", "", "proof")]);
+        w.run(10);
+        w.send(vec![named(Replace, T0, "1")]);
+        w.send(vec![named(Replace, T0, "2")]);
+        w.input(Input::EgressBlocked(true));
+        w.settle(0, outcome.clone());
+        w.drain_jobs();
+        w.send(vec![named(Replace, T0, "3")]);
+        w.drain_jobs();
+        w.input(Input::EgressBlocked(false));
+        w.run(1_000);
+        assert_eq!(ends(&w), (names(&["proof", "3"]), vec![]), "{outcome:?}");
+    }
+}
+
+#[test]
 fn a_sent_id_is_known_over_a_crash_and_so_is_a_waiting_one() {
     let mut w = World::new(settings());
     w.send(vec![named(Keep, T0, "sent"), with_id("y", Keep, at(T0 + 60_000, item("a", "", "waits")))]);

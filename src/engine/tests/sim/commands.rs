@@ -228,9 +228,12 @@ impl Model {
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };
                 let app = self.app(name);
                 assert!(!changed || app.failing, "tried again what is not parked");
+                if *changed {
+                    app.parked_until = 0;
+                }
                 // It may have failed again before the answer was durable.
                 if *changed && app.failure < asked.call {
-                    (app.left_alone_until, app.parked_until) = (0, 0);
+                    app.left_alone_until = 0;
                 }
             }
             Command::DropParked(name) => {
