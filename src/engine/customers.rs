@@ -130,7 +130,6 @@ impl Customers {
         if unused && customer.turn == CustomerTurn::None {
             let live = queues.live(customer.queue);
             live.customers.remove(&*customer.name);
-            live.customers.shrink();
             self.table.remove(id);
         }
     }

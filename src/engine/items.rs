@@ -73,9 +73,7 @@ impl Items {
     pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
         let item = self.rows.remove(id)?;
         self.by_seq.remove(&item.key().seq);
-        self.by_seq.shrink();
         self.by_identity.remove_if(&item.identity(), |other| *other == id);
-        self.by_identity.shrink();
         self.content_bytes -= item.content().map_or(0, |content| content.size());
         Some(item)
     }

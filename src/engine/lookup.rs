@@ -1,47 +1,76 @@
-//! A hash map that can be asked for a key and for nothing else.
+//! A hash map that can be asked for a key and for nothing else, and whose longest step does not grow with it.
 //!
 //! The order of a hash map differs from process to process, and the engine's answers must not: the same
 //! inputs give the same effects, bit for bit. Here the compiler sees to it, because there is no way to walk
 //! over the entries. Deliberately absent: iterators, `retain`, `drain`, `Clone`, and a `Debug` that shows
 //! entries. Whoever needs an order takes a `BTreeMap`.
+//!
+//! A map that doubles moves all of its entries in one step, which takes tens of milliseconds where they are a
+//! million. So the entries lie in small tables, and with every few hundred of them one table is divided in
+//! two, or two are joined again (linear hashing: Litwin, "Linear hashing: a new tool for file and table
+//! addressing", 1980).
 
+use hashbrown::hash_table::{Entry, HashTable};
 use std::borrow::Borrow;
-use std::collections::hash_map::{HashMap, RandomState};
+use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
-/// Tables with room for fewer entries than this keep it.
-const SHRINK_FROM: usize = 1_024;
+/// Entries a table on the average, at most. One that is next to be divided holds about twice as many, and that
+/// many just fit into 1,024 places.
+const FILL: usize = 384;
+/// A table is given up once the entries would fill the others to less than a quarter.
+const SPARSE: usize = FILL / 4;
 
 /// A hash map without an order; see the module. `Lookup<K, ()>` is a set.
 pub(super) struct Lookup<K, V, S = RandomState> {
-    entries: HashMap<K, V, S>,
+    /// In the order in which they were divided off. None before the first entry.
+    tables: Vec<HashTable<(K, V)>>,
+    entries: usize,
+    hasher: S,
+}
+
+/// Which of `count` tables an entry is in. The bits are not those by which a table chooses its places.
+fn table_of(hash: u64, count: usize) -> usize {
+    let mask = count.next_power_of_two() - 1;
+    let place = (hash >> 20) as usize & mask;
+    if place < count {
+        place
+    } else {
+        place & (mask >> 1)
+    }
+}
+
+/// The table that the last of `count` was divided off.
+fn origin_of_last(count: usize) -> usize {
+    let last = count - 1;
+    last - (1 << last.ilog2())
 }
 
 impl<K, V, S> Lookup<K, V, S> {
-    /// An empty table, which holds no memory yet.
+    /// An empty map, which holds no memory yet.
     pub(super) fn new() -> Self
     where
         S: Default,
     {
-        Lookup { entries: HashMap::default() }
+        Lookup { tables: Vec::new(), entries: 0, hasher: S::default() }
     }
 
     /// Number of entries.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.entries
     }
 
     /// Whether there is no entry.
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries == 0
     }
 
     /// Number of entries that memory is held for at present, [`Lookup::len`] or more.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
-        self.entries.capacity()
+        self.tables.iter().map(HashTable::capacity).sum()
     }
 
     /// Drops all entries and gives their memory back.
@@ -50,7 +79,7 @@ impl<K, V, S> Lookup<K, V, S> {
     where
         S: Default,
     {
-        self.entries = HashMap::default();
+        *self = Lookup::new();
     }
 }
 
@@ -61,7 +90,9 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
-        self.entries.get(key)
+        let hash = self.hasher.hash_one(key);
+        let table = self.tables.get(table_of(hash, self.tables.len()))?;
+        table.find(hash, |(other, _)| other.borrow() == key).map(|(_, value)| value)
     }
 
     /// The value of a key, to be changed.
@@ -70,7 +101,10 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
-        self.entries.get_mut(key)
+        let hash = self.hasher.hash_one(key);
+        let place = table_of(hash, self.tables.len());
+        let table = self.tables.get_mut(place)?;
+        table.find_mut(hash, |(other, _)| other.borrow() == key).map(|(_, value)| value)
     }
 
     /// Whether the key has a value.
@@ -79,27 +113,39 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
-        self.entries.contains_key(key)
+        self.get(key).is_some()
     }
 
     /// The value of a key; where it has none yet, `value` makes one first. Look up with [`Lookup::get_mut`]
     /// where the key would have to be made for the question.
     pub(super) fn get_or_insert_with(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
-        self.entries.entry(key).or_insert_with(value)
+        self.divide();
+        let hash = self.hasher.hash_one(&key);
+        let place = table_of(hash, self.tables.len());
+        let (table, hasher) = (&mut self.tables[place], &self.hasher);
+        match table.entry(hash, |(other, _)| *other == key, |(other, _)| hasher.hash_one(other)) {
+            Entry::Occupied(entry) => &mut entry.into_mut().1,
+            Entry::Vacant(entry) => {
+                self.entries += 1;
+                &mut entry.insert((key, value())).into_mut().1
+            }
+        }
     }
 
     /// Sets the value of a key, and gives the one it replaces.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
-        self.entries.insert(key, value)
+        let mut value = Some(value);
+        let place = self.get_or_insert_with(key, || value.take().expect("asked for once"));
+        value.map(|value| std::mem::replace(place, value))
     }
 
-    /// Takes a key and its value out.
+    /// Takes a key and its value out. Memory is given back after a peak.
     pub(super) fn remove<Q>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
-        self.entries.remove(key)
+        self.remove_if(key, |_| true)
     }
 
     /// Takes the key out if its value is as `condition` says: for values whose key may since have been given
@@ -109,19 +155,57 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
-        if self.entries.get(key).is_some_and(condition) {
-            self.entries.remove(key)
-        } else {
-            None
+        let hash = self.hasher.hash_one(key);
+        let place = table_of(hash, self.tables.len());
+        let table = self.tables.get_mut(place)?;
+        let entry = table.find_entry(hash, |(other, _)| other.borrow() == key).ok()?;
+        if !condition(&entry.get().1) {
+            return None;
         }
+        let ((_, value), _) = entry.remove();
+        self.entries -= 1;
+        self.join();
+        Some(value)
     }
 
-    /// Gives memory back after a peak: once less than an eighth of the room is in use, down to twice what is
-    /// needed. Costs a comparison otherwise, so that it may be called after each removal.
-    pub(super) fn shrink(&mut self) {
-        if self.entries.capacity() >= SHRINK_FROM && self.entries.len() < self.entries.capacity() / 8 {
-            self.entries.shrink_to(2 * self.entries.len());
+    /// Before an entry is added: makes another table if those there are have what they may hold.
+    fn divide(&mut self) {
+        if self.entries < self.tables.len() * FILL {
+            return;
         }
+        // Most maps are small and many: they hold one table, not room for four.
+        if self.tables.is_empty() {
+            self.tables.reserve_exact(1);
+        }
+        self.tables.push(HashTable::new());
+        let count = self.tables.len();
+        if count == 1 {
+            return;
+        }
+        let hasher = &self.hasher;
+        let hash_of = |(key, _): &(K, V)| hasher.hash_one(key);
+        let (last, others) = self.tables.split_last_mut().expect("there are two at least");
+        let origin = &mut others[origin_of_last(count)];
+        for entry in origin.extract_if(|entry| table_of(hash_of(entry), count) == count - 1) {
+            last.insert_unique(hash_of(&entry), entry, hash_of);
+        }
+        origin.shrink_to(0, hash_of);
+    }
+
+    /// After an entry has gone: gives a table up if the others have room for far more than there is.
+    fn join(&mut self) {
+        let count = self.tables.len();
+        if count < 2 || self.entries >= count * SPARSE {
+            return;
+        }
+        let hasher = &self.hasher;
+        let hash_of = |(key, _): &(K, V)| hasher.hash_one(key);
+        let last = self.tables.pop().expect("there are two at least");
+        let origin = &mut self.tables[origin_of_last(count)];
+        for entry in last {
+            origin.insert_unique(hash_of(&entry), entry, hash_of);
+        }
+        origin.shrink_to(2 * origin.len(), hash_of);
     }
 }
 
@@ -134,13 +218,14 @@ impl<K, V, S: Default> Default for Lookup<K, V, S> {
 /// The number of entries only: they have no order to be shown in.
 impl<K, V, S> fmt::Debug for Lookup<K, V, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lookup({})", self.entries.len())
+        write!(f, "Lookup({})", self.entries)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
     use std::sync::Arc;
 
     #[test]
@@ -148,6 +233,8 @@ mod tests {
         let mut names: Lookup<Arc<str>, u32> = Lookup::new();
         assert!(names.is_empty());
         assert_eq!(names.capacity(), 0, "no memory before the first entry");
+        assert_eq!(names.get("shop"), None);
+        assert_eq!(names.remove("shop"), None);
         assert_eq!(names.insert("shop".into(), 1), None);
         assert_eq!(names.insert("shop".into(), 2), Some(1));
         assert_eq!(names.get("shop"), Some(&2), "asked without making a key");
@@ -177,6 +264,47 @@ mod tests {
     }
 
     #[test]
+    fn it_holds_what_a_map_of_the_standard_library_holds() {
+        let mut lookup: Lookup<u64, u64> = Lookup::new();
+        let mut model: HashMap<u64, u64> = HashMap::new();
+        let mut random = 1_u64;
+        for step in 0..200_000_u64 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // It grows for the first half and falls for the second.
+            let key = (random >> 33) % 30_000;
+            let adds = (random >> 20) % 10 < if step < 100_000 { 8 } else { 2 };
+            if adds {
+                assert_eq!(lookup.insert(key, step), model.insert(key, step));
+            } else {
+                assert_eq!(lookup.remove(&key), model.remove(&key));
+            }
+            assert_eq!(lookup.len(), model.len());
+        }
+        assert!((0..30_000).all(|key| lookup.get(&key) == model.get(&key)));
+    }
+
+    /// Most entries that one step moves: the largest table.
+    fn largest<K, V, S>(lookup: &Lookup<K, V, S>) -> usize {
+        lookup.tables.iter().map(HashTable::len).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn no_step_moves_more_than_a_table_and_tables_stay_small() {
+        let mut lookup: Lookup<u64, u64> = Lookup::new();
+        let mut most = 0;
+        for key in 0..300_000 {
+            let tables = lookup.tables.len();
+            lookup.insert(key * 1_024, key);
+            assert!(lookup.tables.len() <= tables + 1, "one table is divided a step");
+            if key % 100 == 0 {
+                most = most.max(largest(&lookup));
+            }
+        }
+        assert!(most < 3 * FILL, "{most} entries in one table");
+        assert!(lookup.capacity() < 3 * lookup.len(), "{} places for {}", lookup.capacity(), lookup.len());
+    }
+
+    #[test]
     fn memory_is_given_back_after_a_peak() {
         let mut peak: Lookup<u64, u64> = Lookup::new();
         for key in 0..100_000 {
@@ -184,10 +312,11 @@ mod tests {
         }
         let most = peak.capacity();
         for key in 100..100_000 {
+            let tables = peak.tables.len();
             peak.remove(&key);
-            peak.shrink();
+            assert!(peak.tables.len() + 1 >= tables, "two tables are joined a step");
+            assert!(peak.capacity() <= 12 * peak.len().max(FILL), "{} of {most}", peak.capacity());
         }
-        assert!(peak.capacity() < SHRINK_FROM, "{} of {most}", peak.capacity());
         assert!((0..100).all(|key| peak.get(&key) == Some(&key)));
         peak.clear();
         assert_eq!((peak.len(), peak.capacity()), (0, 0));

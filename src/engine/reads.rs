@@ -71,7 +71,6 @@ impl Reads {
             self.order.pop_front();
             self.changed.remove_if(&seq, |last| last.read == read);
         }
-        self.changed.shrink();
     }
 
     /// Forgets what no answer can be out of date by. `answers_wait`: some have come and have not been used.
@@ -169,7 +168,6 @@ impl Watch {
         questions.count -= 1;
         if questions.count == 0 {
             self.asked.remove(&asked.identity);
-            self.asked.shrink();
         }
         fresh
     }

@@ -1,6 +1,7 @@
 //! A table whose rows have typed handles. A handle outlives its row safely: its version tells that the place
 //! has been taken by another one since.
 
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
@@ -39,8 +40,11 @@ macro_rules! handle {
 }
 pub(super) use handle;
 
-/// Places kept when a table has become empty, so that an ordinary pause frees nothing.
-const KEPT_PLACES: usize = 4_096;
+/// Places of a page. Memory comes and goes by the page, so that no step takes longer for the rows there are:
+/// a single table would be copied whole whenever it is full.
+const PAGE: usize = 1_024;
+/// Pages at the beginning that are kept when nothing is in them, so that an ordinary pause frees nothing.
+const KEPT_PAGES: usize = 4;
 
 #[derive(Debug)]
 struct Slot<T> {
@@ -48,55 +52,105 @@ struct Slot<T> {
     row: Option<T>,
 }
 
+#[derive(Debug)]
+struct Page<T> {
+    slots: Vec<Slot<T>>,
+    /// Slots without a row.
+    free: Vec<u32>,
+    /// Version of a slot used for the first time; above all versions given out before memory was given back.
+    first_version: u32,
+}
+
+impl<T> Page<T> {
+    fn new() -> Self {
+        Page { slots: Vec::new(), free: Vec::new(), first_version: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.free.is_empty() && self.slots.len() == PAGE
+    }
+
+    /// The slot of the row, and its version.
+    fn insert(&mut self, row: T) -> (usize, u32) {
+        if let Some(place) = self.free.pop() {
+            let slot = &mut self.slots[place as usize];
+            slot.row = Some(row);
+            return (place as usize, slot.version);
+        }
+        self.slots.push(Slot { version: self.first_version, row: Some(row) });
+        (self.slots.len() - 1, self.first_version)
+    }
+
+    fn give_back(&mut self) {
+        let highest = self.slots.iter().map(|slot| slot.version).max().unwrap_or_default();
+        *self = Page { first_version: highest.wrapping_add(1), ..Page::new() };
+    }
+}
+
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Slab<H, T> {
-    slots: Vec<Slot<T>>,
-    free: Vec<u32>,
-    /// Version of a place used for the first time; above all versions given out before the last shrinking.
-    first_version: u32,
+    pages: Vec<Page<T>>,
+    /// Pages that are not full. The first is filled first, so that the others become empty.
+    open: BTreeSet<usize>,
+    rows: usize,
     handles: PhantomData<H>,
 }
 
 impl<H: Handle, T> Slab<H, T> {
     pub(super) fn new() -> Self {
-        Slab { slots: Vec::new(), free: Vec::new(), first_version: 0, handles: PhantomData }
+        Slab { pages: Vec::new(), open: BTreeSet::new(), rows: 0, handles: PhantomData }
     }
 
     pub(super) fn insert(&mut self, row: T) -> H {
-        if let Some(place) = self.free.pop() {
-            let slot = &mut self.slots[place as usize];
-            slot.row = Some(row);
-            return H::new(place, slot.version);
+        let number = self.open.first().copied().unwrap_or(self.pages.len());
+        if number == self.pages.len() {
+            self.pages.push(Page::new());
+            self.open.insert(number);
         }
-        self.slots.push(Slot { version: self.first_version, row: Some(row) });
-        H::new((self.slots.len() - 1) as u32, self.first_version)
+        let page = &mut self.pages[number];
+        let (place, version) = page.insert(row);
+        if page.is_full() {
+            self.open.remove(&number);
+        }
+        self.rows += 1;
+        H::new((number * PAGE + place) as u32, version)
     }
 
     pub(super) fn remove(&mut self, handle: H) -> Option<T> {
-        let slot = self.slots.get_mut(handle.place() as usize)?;
+        let (number, place) = parts(handle.place());
+        let page = self.pages.get_mut(number)?;
+        let was_full = page.is_full();
+        let slot = page.slots.get_mut(place)?;
         if slot.version != handle.version() {
             return None;
         }
         let row = slot.row.take()?;
         slot.version = slot.version.wrapping_add(1);
-        self.free.push(handle.place());
-        if self.free.len() == self.slots.len() && self.slots.len() > KEPT_PLACES {
-            let highest = self.slots.iter().map(|slot| slot.version).max().unwrap_or_default();
-            self.first_version = highest.wrapping_add(1);
-            self.slots = Vec::new();
-            self.free = Vec::new();
+        page.free.push(place as u32);
+        if page.free.len() == page.slots.len() && number >= KEPT_PAGES {
+            page.give_back();
         }
+        if was_full {
+            self.open.insert(number);
+        }
+        self.rows -= 1;
         Some(row)
     }
 
+    fn slot(&self, place: u32) -> Option<&Slot<T>> {
+        let (number, place) = parts(place);
+        self.pages.get(number)?.slots.get(place)
+    }
+
     pub(super) fn get(&self, handle: H) -> Option<&T> {
-        let slot = self.slots.get(handle.place() as usize)?;
+        let slot = self.slot(handle.place())?;
         (slot.version == handle.version()).then_some(slot.row.as_ref()).flatten()
     }
 
     pub(super) fn get_mut(&mut self, handle: H) -> Option<&mut T> {
-        let slot = self.slots.get_mut(handle.place() as usize)?;
+        let (number, place) = parts(handle.place());
+        let slot = self.pages.get_mut(number)?.slots.get_mut(place)?;
         if slot.version == handle.version() {
             slot.row.as_mut()
         } else {
@@ -106,19 +160,27 @@ impl<H: Handle, T> Slab<H, T> {
 
     /// The handle of the row that is in this place.
     pub(super) fn at(&self, place: u32) -> Option<H> {
-        let slot = self.slots.get(place as usize)?;
+        let slot = self.slot(place)?;
         slot.row.is_some().then(|| H::new(place, slot.version))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.rows
     }
 
     /// In order of place.
     pub(super) fn handles(&self) -> impl Iterator<Item = H> + '_ {
-        let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.row.is_some());
+        let slots = self.pages.iter().enumerate().flat_map(|(number, page)| {
+            page.slots.iter().enumerate().map(move |(place, slot)| (number * PAGE + place, slot))
+        });
+        let used = slots.filter(|(_, slot)| slot.row.is_some());
         used.map(|(place, slot)| H::new(place as u32, slot.version))
     }
+}
+
+/// The page of a place, and the slot in it.
+fn parts(place: u32) -> (usize, usize) {
+    (place as usize / PAGE, place as usize % PAGE)
 }
 
 impl<H: Handle, T> Index<H> for Slab<H, T> {
@@ -158,12 +220,37 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_from_before_a_peak_stays_dead() {
+    fn a_handle_from_before_a_peak_stays_dead_and_memory_goes_by_the_page() {
         let mut slab: Slab<TestId, usize> = Slab::new();
-        let all: Vec<TestId> = (0..KEPT_PLACES + 1).map(|n| slab.insert(n)).collect();
-        all.iter().for_each(|id| assert!(slab.remove(*id).is_some()));
-        let new = slab.insert(7);
-        assert_eq!(new.place(), all[0].place());
-        assert_eq!(slab.get(all[0]), None);
+        let all: Vec<TestId> = (0..(KEPT_PAGES + 2) * PAGE).map(|n| slab.insert(n)).collect();
+        let held = |slab: &Slab<TestId, usize>| -> usize {
+            slab.pages.iter().map(|page| page.slots.capacity()).sum()
+        };
+        assert_eq!(held(&slab), all.len(), "no page is larger than another");
+        // All but the first row of the last page.
+        let last = (KEPT_PAGES + 1) * PAGE;
+        all.iter().filter(|id| id.place() as usize != last).for_each(|id| {
+            assert!(slab.remove(*id).is_some());
+        });
+        assert_eq!(held(&slab), (KEPT_PAGES + 1) * PAGE, "the page that is in use and those that are kept");
+        assert_eq!((slab.len(), slab.get(all[last])), (1, Some(&last)));
+        assert_eq!(slab.remove(all[last]), Some(last));
+        assert_eq!((slab.len(), held(&slab)), (0, KEPT_PAGES * PAGE));
+        let again: Vec<TestId> = (0..all.len()).map(|n| slab.insert(n)).collect();
+        assert!(all.iter().all(|old| slab.get(*old).is_none()), "a place is given again, a handle never");
+        assert!(again.iter().enumerate().all(|(n, id)| slab.get(*id) == Some(&n)));
+    }
+
+    #[test]
+    fn the_first_pages_are_filled_first() {
+        let mut slab: Slab<TestId, usize> = Slab::new();
+        let all: Vec<TestId> = (0..3 * PAGE).map(|n| slab.insert(n)).collect();
+        for place in [2 * PAGE + 1, 7, PAGE + 3] {
+            slab.remove(all[place]);
+        }
+        let again: Vec<u32> = (0..4).map(|n| slab.insert(n).place()).collect();
+        let expected = [7, PAGE + 3, 2 * PAGE + 1, 3 * PAGE];
+        assert!(again.iter().map(|place| *place as usize).eq(expected), "{again:?}");
+        assert_eq!(slab.handles().count(), slab.len());
     }
 }
