@@ -134,6 +134,8 @@ pub(super) struct Arrivals {
     /// What came behind a cancel of its own customer, by that scan's number: it waits until the scan is
     /// through.
     behind_scans: BTreeMap<u64, VecDeque<Arrival>>,
+    /// The ids of these requests: behind which scan the last of an id stands, and how many do.
+    ids_behind_scans: NumberMap<Identity, (u64, usize)>,
 }
 
 impl Arrivals {
@@ -296,8 +298,27 @@ impl Arrivals {
         self.waiting.get_or_insert_with(identity, VecDeque::new).push_back(arrival);
     }
 
-    /// It came behind a cancel of its own customer, and waits until that has gone over all items.
+    /// The scan that it has to wait for since a request with its id does: who came first is judged first,
+    /// whatever their customers are. A command of this process came with no request in any order.
+    pub(super) fn waits_with_its_id(&self, arrival: &Arrival) -> Option<u64> {
+        if self.ids_behind_scans.is_empty() || arrival.is_local() {
+            return None;
+        }
+        let (_, identities) = arrival.subject()?;
+        let of_id = |identity: Identity| self.ids_behind_scans.get(&identity).map(|(number, _)| *number);
+        identities.into_iter().flatten().find_map(of_id)
+    }
+
+    /// It came behind a cancel of its own customer, or one with its id did: it waits until that has gone over
+    /// all items.
     pub(super) fn await_scan(&mut self, number: u64, arrival: Arrival) {
+        if let Arrival::Item(item, _) = &arrival {
+            if let Some(identity) = item.identity {
+                let (last, count) = self.ids_behind_scans.get_or_insert_with(identity, || (number, 0));
+                *last = number;
+                *count += 1;
+            }
+        }
         self.behind_scans.entry(number).or_default().push_back(arrival);
     }
 
@@ -313,10 +334,21 @@ impl Arrivals {
                 waited.make_contiguous().reverse();
             }
             for arrival in waited {
+                self.leave_scan(&arrival);
                 self.give_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
             }
         }
         any
+    }
+
+    fn leave_scan(&mut self, arrival: &Arrival) {
+        let Arrival::Item(item, _) = arrival else { return };
+        let Some(identity) = item.identity else { return };
+        let Some((_, count)) = self.ids_behind_scans.get_mut(&identity) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.ids_behind_scans.remove(&identity);
+        }
     }
 
     /// Something waits for an outcome.
@@ -411,6 +443,7 @@ impl Arrivals {
         for waiting in self.behind_scans.values_mut() {
             waiting.retain(Arrival::is_local);
         }
+        self.ids_behind_scans = Lookup::new();
         let kept: BTreeSet<(u64, Identity)> = std::mem::take(&mut self.until);
         let mut waiting = std::mem::take(&mut self.waiting);
         self.waiting_count = 0;

@@ -489,6 +489,7 @@ impl Engine {
     /// Judges what has arrived, as far as what is known allows. What was full then.
     fn judge_arrivals(&mut self, now: Now) -> [u64; 3] {
         self.course.no_room = false;
+        self.arrivals.scans_ended(|number| self.scans.is_through(number));
         let mut left = TURN_ARRIVALS;
         let open = !self.limits.is_store_full() && self.core.stock().journal().has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
@@ -535,7 +536,7 @@ impl Engine {
     ) -> bool {
         let customer = arrival.customer();
         let cancel = customer.and_then(|(application, name)| self.scans.cancel_under_way(application, name));
-        if let Some(number) = cancel {
+        if let Some(number) = self.arrivals.waits_with_its_id(&arrival).or(cancel) {
             self.arrivals.await_scan(number, arrival);
             return true;
         }

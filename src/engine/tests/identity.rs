@@ -492,3 +492,19 @@ fn with_nothing_stored_the_rules_hold_too() {
     assert_eq!(ends(&w).0, ["1"], "it was sent within the tail");
     assert!(w.queue.is_empty());
 }
+
+/// The first waits for a cancel of its customer, the second would not have to.
+#[test]
+fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_their_customers() {
+    let mut w = World::new(settings());
+    w.send((0..3_000).map(|n| at(T0 + 400_000 + n, item("a", "ann", "far"))).collect());
+    w.drain_jobs();
+    let request = |customer: &str| with_id("x", Keep, at(T0 + 5_000, item("a", customer, customer)));
+    w.input(Input::Commands(vec![(Asker::Local(101), Command::CancelAll(of("ann")))]));
+    w.send(vec![request("ann"), request("bob")]);
+    w.send(vec![with_id("y", Keep, at(T0 + 6_000, item("a", "bob", "another")))]);
+    w.run(500_000);
+    assert_eq!(ends(&w).0, ["ann", "another"], "what was delivered after the cancel is not its");
+    w.store.check_empty();
+    assert!(w.queue.is_empty());
+}

@@ -435,7 +435,8 @@ impl Model {
     /// Of its peers whatever was delivered before it has a lower number.
     fn check_arrival(&mut self, ask: usize, arrival: (u64, usize, u64)) {
         let new = &self.asks[ask].new;
-        let customer = new.customer.as_deref().map(str::to_string);
+        // Who has no id is told from others by its customer alone.
+        let customer = new.customer.as_deref().filter(|_| new.identity.is_none()).map(str::to_string);
         let peers = (new.identity, new.application.to_string(), customer);
         let taken = self.taken_in.entry(peers).or_default();
         let (tag, part, seq) = arrival;
