@@ -23,7 +23,7 @@ mod uri;
 pub use finding::{Faults, Finding, Location};
 pub use reload::needs_restart;
 
-use crate::engine::types::{AppSettings, Budget, Settings};
+use crate::engine::types::{AppSettings, Budget, Settings, TurnLimits};
 use secrecy::SecretString;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -132,6 +132,7 @@ impl Config {
             confirm_timeout: self.timeouts.confirm.as_millis() as u64,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
+            turn: TurnLimits::default(),
         }
     }
 }

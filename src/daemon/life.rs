@@ -7,6 +7,8 @@
 //! 3. then what the ingest connection brought, in bounded helpings;
 //! 4. what the engine says is carried out after each, in its order;
 //! 5. about once a second, housekeeping.
+//!
+//! What a turn has no time for is first in the next one.
 
 use super::mailbox::{LoopEvent, Mailbox};
 use super::process::Process;
@@ -21,6 +23,7 @@ use crate::engine::types::{Asker, Command, Request, Settled};
 use crate::engine::Engine;
 use crate::signals::Signal;
 use crate::store::{self, thread::StoreEvent};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +32,12 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Of the shutdown budget, what closing needs.
 const CLOSING: Duration = Duration::from_secs(5);
+
+/// A turn that has taken this long leaves the rest to the next one, microseconds.
+const TURN_US: u64 = 10_000;
+
+/// Most calls of the engine at the end, for what it left to its next call. A confirmed batch takes one at most.
+const LAST_CALLS: usize = 2_000;
 
 /// How a life ended.
 #[derive(Debug)]
@@ -153,10 +162,12 @@ impl OpenLife {
 impl Life<'_> {
     /// Lives it to its end.
     pub(super) fn run(mut self) -> Ending {
-        let mut events = Vec::new();
+        let mut events = VecDeque::new();
         self.shard.feed(Input::Tick);
         while self.failure.is_none() && !self.is_over() {
-            self.mailbox.take(self.shard.idle_time(LONGEST_SLEEP), &mut events);
+            if events.is_empty() {
+                self.mailbox.take(self.shard.idle_time(LONGEST_SLEEP), &mut events);
+            }
             let begun = clock::mono_us();
             self.turn(&mut events);
             self.shard.end_turn();
@@ -164,18 +175,20 @@ impl Life<'_> {
             self.process.liveness.turned();
             self.longest_turn_us = self.longest_turn_us.max(clock::mono_us().saturating_sub(begun));
         }
-        self.close();
+        self.close(events);
         match self.failure.take() {
             Some(failure) => Ending::Failed(failure),
             None => Ending::Stopped,
         }
     }
 
-    /// Everything of one turn. Neighbouring events of one kind go to the engine as one input.
-    fn turn(&mut self, events: &mut Vec<LoopEvent>) {
+    /// One turn. Neighbouring events of one kind go to the engine as one input. What is left when the turn has
+    /// taken its time is for the next one: the clock, the watchdog and the housekeeping come between.
+    fn turn(&mut self, events: &mut VecDeque<LoopEvent>) {
         failpoint!("turn");
+        let end = clock::mono_us() + TURN_US;
         let mut turn = Turn::default();
-        for event in events.drain(..) {
+        while let Some(event) = events.pop_front() {
             match event {
                 LoopEvent::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => {
                     turn.requests = chunk
@@ -195,6 +208,9 @@ impl Life<'_> {
                 | LoopEvent::Query(_)) => {
                     self.dispatch(&mut turn);
                     self.handle(event);
+                    if clock::mono_us() > end {
+                        return;
+                    }
                 }
             }
         }
@@ -280,17 +296,24 @@ impl Life<'_> {
     }
 
     /// Confirms are awaited, connections and store closed, each within bounds; says what was left.
-    fn close(&mut self) {
+    fn close(&mut self, mut events: VecDeque<LoopEvent>) {
         let budget = if self.failure.is_some() { Duration::from_secs(2) } else { CLOSING };
         self.process.notify.extend_timeout(budget * 2);
         let left = self.shard.engine.snapshot(clock::now());
         self.process.runtime.block_on(self.shard.amqp.shutdown(budget));
-        let mut events = Vec::new();
         self.mailbox.take(Duration::ZERO, &mut events);
         if self.failure.is_none() {
             // The last confirms save a repeat after the next start.
-            self.turn(&mut events);
+            while !events.is_empty() {
+                self.turn(&mut events);
+            }
             self.shard.feed(Input::Drain);
+            for _ in 0..LAST_CALLS {
+                if !self.shard.engine.is_behind() {
+                    break;
+                }
+                self.shard.feed(Input::Tick);
+            }
         }
         // Nothing is decided any more: open commands end at once, and not at the end of the wait.
         self.shard.queries.reject_all();
@@ -298,7 +321,7 @@ impl Life<'_> {
             tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
         }
         // Questions that came after the last turn: dropped, which ends the wait of their senders.
-        self.mailbox.take(Duration::ZERO, &mut Vec::new());
+        self.mailbox.take(Duration::ZERO, &mut VecDeque::new());
         tracing::info!(
             waiting = left.items.waiting,
             parked = left.items.parked,

@@ -61,7 +61,7 @@ impl Mailbox {
     }
 
     /// Waits until something is there, `timeout` at most, and moves one turn's events to `out`.
-    pub(super) fn take(&self, timeout: Duration, out: &mut Vec<LoopEvent>) {
+    pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
         let mut queues = self.lock();
         if queues.control.is_empty() && queues.ingest.is_empty() && !timeout.is_zero() {
             let waited = self.filled.wait_timeout_while(queues, timeout, |queues| {
@@ -76,7 +76,7 @@ impl Mailbox {
             if let amqp::Event::Requests(chunk) = &event {
                 items += chunk.iter().map(Request::item_count).sum::<usize>();
             }
-            out.push(LoopEvent::Amqp(event));
+            out.push_back(LoopEvent::Amqp(event));
         }
     }
 
@@ -96,11 +96,11 @@ mod tests {
         mailbox.post(LoopEvent::Amqp(amqp::Event::IngestReady { generation: 1 }));
         mailbox.post(LoopEvent::Amqp(amqp::Event::IngestLost));
         mailbox.post(LoopEvent::Signal(Signal::Reload));
-        let mut out = vec![];
+        let mut out = VecDeque::new();
         mailbox.take(Duration::ZERO, &mut out);
         assert!(
             matches!(
-                out[..],
+                out.make_contiguous(),
                 [
                     LoopEvent::Signal(Signal::Reload),
                     LoopEvent::Amqp(amqp::Event::IngestReady { generation: 1 }),
@@ -116,7 +116,7 @@ mod tests {
         let mailbox = Arc::new(Mailbox::default());
         let poster = Arc::clone(&mailbox);
         let thread = std::thread::spawn(move || poster.post(LoopEvent::Signal(Signal::Terminate)));
-        let mut out = vec![];
+        let mut out = VecDeque::new();
         mailbox.take(Duration::from_secs(30), &mut out);
         assert_eq!(out.len(), 1);
         thread.join().unwrap();

@@ -53,7 +53,7 @@ impl Inlet {
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut left = Vec::new();
+        let mut left = std::collections::VecDeque::new();
         present.take(Duration::ZERO, &mut left);
         left.into_iter()
             .filter(|event| matches!(event, LoopEvent::Signal(_)))

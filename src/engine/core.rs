@@ -14,7 +14,8 @@ use super::items::{Item, Residence, Stage};
 use super::mutant::{mutated, Mutant};
 use super::recent::Recent;
 use super::stock::Stock;
-use super::types::{Batch, Dead, End, Ended, Identity, Listed, ListedStage, Now, Reason};
+use super::types::{Batch, Dead, End, Ended, Identity, Listed, ListedStage, Now, Reason, Settled};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// An item that has not ended: in memory, or in the store alone.
@@ -39,6 +40,10 @@ pub(super) struct Core {
     dispatch: Dispatch,
     recent: Recent,
     random: Random,
+    /// Attempts of which it is known how they ended, and which have not been looked at.
+    settled: VecDeque<Settled>,
+    /// Queues whose flights have payloads that have come.
+    fetched: BTreeSet<QueueId>,
     /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while
     /// something waits for such.
     outcomes: Vec<(Identity, Option<Ended>)>,
@@ -47,7 +52,16 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(stock: Stock, dispatch: Dispatch, recent: Recent, seed: u64) -> Self {
-        Core { stock, dispatch, recent, random: Random(seed), outcomes: Vec::new(), outcomes_wanted: false }
+        Core {
+            stock,
+            dispatch,
+            recent,
+            random: Random(seed),
+            settled: VecDeque::new(),
+            fetched: BTreeSet::new(),
+            outcomes: Vec::new(),
+            outcomes_wanted: false,
+        }
     }
 
     pub(super) fn stock(&self) -> &Stock {
@@ -202,16 +216,27 @@ impl Core {
 
     // ---- sending ------------------------------------------------------------------------------------------
 
-    /// Hands out batches while there are slots and queues that have something.
-    pub(super) fn pump(&mut self, now: Now, out: &mut Vec<Batch>) {
+    /// Hands out batches while there are slots and queues that have something, until `rows` items have gone.
+    /// Whether there may be more.
+    pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
         for queue in self.dispatch.late_probes(&self.stock, now) {
             self.stock.queues_mut().live(queue).hindered = true;
             self.stock.begin_evicting(queue, now);
         }
-        while let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) {
+        let mut gone = 0;
+        while let Some(queue) = self.fetched.pop_first() {
+            gone += self.launch_fetched(queue, now, out);
+            if gone >= rows {
+                return true;
+            }
+        }
+        while gone < rows {
+            let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) else { return false };
+            gone += candidate.rows.len();
             candidate.rows = self.screen(std::mem::take(&mut candidate.rows), now);
             self.send(candidate, now, out);
         }
+        true
     }
 
     fn send(&mut self, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
@@ -222,32 +247,37 @@ impl Core {
         }
     }
 
-    /// Payloads have come: flights that waited for them go out, as far as they still may.
-    pub(super) fn contents_loaded(
-        &mut self,
-        contents: Vec<(u64, Arc<super::types::Content>)>,
-        now: Now,
-        out: &mut Vec<Batch>,
-    ) {
-        for queue in self.dispatch.content_loaded(&mut self.stock, contents) {
-            while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue) {
-                let before = rows.len();
-                let rows = self.screen(rows, now);
-                self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
-                let known = &self.stock.queues()[queue];
-                if known.is_parked() || self.dispatch.is_recalled(number) {
-                    self.withdraw(queue, number, rows, now);
-                    continue;
-                }
-                let identities: Vec<Identity> =
-                    rows.iter().map(|id| self.stock.items()[*id].identity()).collect();
-                self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
-                if !self.dispatch.is_under_way(number) {
-                    // Nobody has it: whoever waits for its outcome need not.
-                    identities.into_iter().for_each(|identity| self.tell(identity, None));
-                }
+    /// Payloads have come: [`Core::pump`] looks at the flights that waited for them.
+    pub(super) fn contents_loaded(&mut self, contents: Vec<(u64, Arc<super::types::Content>)>) {
+        self.fetched.append(&mut self.dispatch.content_loaded(&mut self.stock, contents));
+    }
+
+    /// Flights of a queue whose payloads are all there go out, as far as they still may. How many items they
+    /// had.
+    fn launch_fetched(&mut self, queue: QueueId, now: Now, out: &mut Vec<Batch>) -> usize {
+        let mut gone = 0;
+        if self.stock.queues().get(queue).is_none() {
+            return gone;
+        }
+        while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue) {
+            let before = rows.len();
+            gone += before;
+            let rows = self.screen(rows, now);
+            self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
+            let known = &self.stock.queues()[queue];
+            if known.is_parked() || self.dispatch.is_recalled(number) {
+                self.withdraw(queue, number, rows, now);
+                continue;
+            }
+            let identities: Vec<Identity> =
+                rows.iter().map(|id| self.stock.items()[*id].identity()).collect();
+            self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
+            if !self.dispatch.is_under_way(number) {
+                // Nobody has it: whoever waits for its outcome need not.
+                identities.into_iter().for_each(|identity| self.tell(identity, None));
             }
         }
+        gone
     }
 
     /// Its queue was parked while payloads were fetched: its members wait with the others, in order.

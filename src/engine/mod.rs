@@ -36,6 +36,7 @@ mod arrivals;
 mod backoff;
 mod commands;
 mod core;
+mod course;
 mod customers;
 mod dispatch;
 mod duplicates;
@@ -71,6 +72,7 @@ use self::core::Core;
 use admission::Limits;
 use arrivals::{Arrival, Arrivals, LineName, Next};
 use commands::Executed;
+use course::{Course, Passed};
 use dispatch::Dispatch;
 use event::{Deadline, Effects, Input, Intake, Loaded, Opened};
 use journal::Journal;
@@ -83,31 +85,6 @@ use snapshot::{Counters, Snapshot};
 use std::sync::Arc;
 use stock::{Origin, Stock};
 use types::{Asker, Command, Delivery, Now, Reply, Request, RequestBody, Settings};
-
-/// Arrivals judged in a turn, and items that become due in it: bounds how long other work can wait behind it.
-const TURN_ARRIVALS: usize = 4_096;
-const TURN_ROWS: usize = 10_000;
-
-/// Windows that close in a turn.
-const TURN_WINDOWS: usize = 1_000;
-
-/// A difference between the two clocks of more than this is a step of the wall clock, ms.
-const STEP_MS: u64 = 1_000;
-
-/// Where the process stands, as last reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Course {
-    /// Both clocks at the last call, to notice steps.
-    last: Now,
-    /// Set once a shutdown has begun.
-    draining: bool,
-    /// The consumer has been told to hand over.
-    taking: bool,
-    /// The line of requests has stopped for want of room.
-    no_room: bool,
-    /// More is to be done at once than one turn does.
-    more: bool,
-}
 
 /// See the module's page.
 pub struct Engine {
@@ -132,14 +109,13 @@ impl Engine {
         let mut recent = Recent::new(&opened.buckets);
         recent.configure(settings.longest_tail(), settings.budget.filters);
         let dispatch = Dispatch::new(&settings);
-        let course = Course { last: now, draining: false, taking: false, no_room: false, more: true };
         let mut engine = Engine {
             core: Core::new(stock, dispatch, recent, seed),
             arrivals: Arrivals::new(),
             limits: Limits::default(),
             loader: Loader::new(),
             scans: Scans::new(),
-            course,
+            course: Course::new(now),
             fx: Effects::default(),
             settings,
         };
@@ -159,10 +135,7 @@ impl Engine {
                     before - self.core.stock().journal().uncommitted();
             }
             Input::Loaded(loaded) => self.loaded(loaded, now),
-            Input::Settled(settled) => {
-                self.want_outcomes();
-                settled.into_iter().for_each(|settled| self.core.settle(settled, now));
-            }
+            Input::Settled(settled) => self.core.hand_in(settled),
             Input::Commands(commands) => {
                 for (asker, command) in commands {
                     self.arrivals.push(Arrival::Command { command, asker, until: None });
@@ -206,6 +179,11 @@ impl Engine {
         Deadline { wall: wall.into_iter().flatten().min(), mono: mono.into_iter().flatten().min() }
     }
 
+    /// More is to be done at once than the last call did.
+    pub fn is_behind(&self) -> bool {
+        self.course.more
+    }
+
     /// Nothing is due, in flight or waiting for the store: what a graceful shutdown waits for. What cannot be
     /// delivered at present does not count; with a durable store it is safe, and without one its request was
     /// never acked.
@@ -234,19 +212,15 @@ impl Engine {
     /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits
     /// for its time anew.
     fn observe(&mut self, now: Now) {
-        let last = std::mem::replace(&mut self.course.last, now);
-        debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
-        let expected = last.wall + now.mono.saturating_sub(last.mono);
+        let Passed { forward, backward, less } = self.course.observe(now);
         let stock = self.core.stock_mut();
         stock.queues_mut().observe(now.wall);
-        let forward = now.wall > expected + STEP_MS;
-        let backward = now.wall + STEP_MS < expected;
         stock.counters_mut().clock_forward += u64::from(forward);
         stock.counters_mut().clock_backward += u64::from(backward);
         if forward || backward {
             stock.recheck(now);
         }
-        if now.wall < last.wall {
+        if less {
             stock.rebase(now);
         }
     }
@@ -283,9 +257,7 @@ impl Engine {
     fn loaded(&mut self, loaded: Loaded, now: Now) {
         self.want_outcomes();
         match loaded {
-            Loaded::Contents(contents) => {
-                return self.core.contents_loaded(contents, now, &mut self.fx.publishes);
-            }
+            Loaded::Contents(contents) => return self.core.contents_loaded(contents),
             Loaded::Ranges(ranges) => {
                 let restored = self.loader.loaded(self.core.stock_mut(), ranges, now);
                 self.scans.claim_restored(&mut self.core, &restored, now);
@@ -329,11 +301,15 @@ impl Engine {
     fn turn(&mut self, now: Now) {
         self.course.more = false;
         self.want_outcomes();
+        let ended = self.core.settle(self.settings.turn.ended, now);
+        self.tell_outcomes(now);
         self.end_waits(now);
         let stopped_at = self.judge_arrivals(now);
-        self.pass_time(now);
+        let all_due = self.pass_time(now);
         self.core.end_backoffs(now);
-        self.core.pump(now, &mut self.fx.publishes);
+        // What has failed, and is not known to have, would be overtaken.
+        self.course.more |=
+            !ended || !all_due || self.core.pump(self.settings.turn.sent, now, &mut self.fx.publishes);
         self.trim(now);
         self.tell_outcomes(now);
         self.advance_scans(now);
@@ -350,18 +326,15 @@ impl Engine {
         self.steer_intake();
     }
 
-    /// Items and windows whose time has come.
-    fn pass_time(&mut self, now: Now) {
-        let stock = self.core.stock_mut();
-        let all_due = stock.take_due(TURN_ROWS, now);
-        self.course.more |= !all_due;
-        if all_due {
-            // Else items that were due before them would leave after them.
-            self.close_windows(now);
-        }
+    /// Items and windows whose time has come. Whether these are all.
+    fn pass_time(&mut self, now: Now) -> bool {
+        // Windows last: items that were due before them would leave after them.
+        let all = self.core.stock_mut().take_due(self.settings.turn.due, now) && self.close_windows(now);
+        self.course.more |= !all;
         let stock = self.core.stock_mut();
         self.course.more |= self.limits.flush(stock, now);
         stock.store_deferred(now);
+        all
     }
 
     /// Room has been made behind the line's back, which has been judged: perhaps nothing else happens that
@@ -372,21 +345,21 @@ impl Engine {
         self.course.more |= self.course.no_room && made;
     }
 
-    fn close_windows(&mut self, now: Now) {
+    /// Whether all that must close have closed.
+    fn close_windows(&mut self, now: Now) -> bool {
         let stock = self.core.stock_mut();
-        let (due, all) = stock.windows_due(TURN_WINDOWS, now);
-        self.course.more |= !all;
+        let (due, all) = stock.windows_due(self.settings.turn.windows, now);
         let mut rows = 0;
         for (customer, cause) in due {
-            if rows >= TURN_ROWS {
+            if rows >= self.settings.turn.due {
                 // Its timer stands at this moment: it is met again by the next turn.
-                self.course.more = true;
-                break;
+                return false;
             }
             let window = stock.customers().get(customer).and_then(|customer| customer.window.as_ref());
             rows += window.map_or(0, |window| window.members().len());
             stock.close_window(customer, cause, now);
         }
+        all
     }
 
     /// Items beyond the limit of an application that gives up its first ones.
@@ -490,13 +463,13 @@ impl Engine {
     fn judge_arrivals(&mut self, now: Now) -> [u64; 3] {
         self.course.no_room = false;
         self.arrivals.scans_ended(|number| self.scans.is_through(number));
-        let mut left = TURN_ARRIVALS;
+        let mut left = self.settings.turn.arrivals;
         let open = !self.limits.is_store_full() && self.core.stock().journal().has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
             self.judge_line(LineName::Requests, &mut left, now);
         }
         let occupied = admission::occupied(self.core.stock());
-        let mut left = TURN_ARRIVALS;
+        let mut left = self.settings.turn.arrivals;
         self.judge_line(LineName::Local, &mut left, now);
         occupied
     }

@@ -5,8 +5,9 @@
 //! sorted by key and move to the wheel once, when its span reaches them. (The wheel is scheme 4 of Varghese
 //! and Lauck, "Hashed and hierarchical timing wheels", 1987.)
 //!
-//! Entries are handles; the caller keeps the key of each and gives it back at removal. The module reads no
-//! clock.
+//! Entries are handles; the caller gives the key of each back at removal. Entries of one millisecond lie in
+//! the order in which they were added, which is that of their keys but for few; where it is not, the slot is
+//! marked, and put in order when the last ones are asked for. The module reads no clock.
 
 use super::types::Key;
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ const NIL: u32 = u32::MAX;
 struct Link {
     prev: u32,
     next: u32,
+    key: Key,
 }
 
 #[derive(Debug)]
@@ -29,6 +31,9 @@ pub(super) struct Schedule {
     /// First millisecond that has not been taken. Slots of `base..base + SLOTS` are in the wheel.
     base: u64,
     heads: Vec<u32>,
+    tails: Vec<u32>,
+    /// One bit a slot: its entries are not in the order of their keys.
+    disordered: Vec<u64>,
     /// One bit a slot, then one bit a word.
     used: Vec<u64>,
     used_words: Vec<u64>,
@@ -42,6 +47,8 @@ impl Schedule {
         Schedule {
             base: now,
             heads: vec![NIL; SLOTS as usize],
+            tails: vec![NIL; SLOTS as usize],
+            disordered: vec![0; (SLOTS / 64) as usize],
             used: vec![0; (SLOTS / 64) as usize],
             used_words: vec![0; (SLOTS / 64 / 64) as usize],
             links: Vec::new(),
@@ -57,7 +64,7 @@ impl Schedule {
     /// Adds `id`, due at `key.due`. What is due already is taken by the next [`Schedule::take_due`].
     pub(super) fn insert(&mut self, id: u32, key: Key) {
         if key.due < self.base + SLOTS {
-            self.link(id, self.slot(key.due));
+            self.link(id, key, self.slot(key.due));
         } else {
             self.far.insert((key, id));
         }
@@ -120,24 +127,19 @@ impl Schedule {
     }
 
     /// The clock went back to `now`: entries are put where they belong, seen from there.
-    pub(super) fn rebase(&mut self, now: u64, key_of: impl Fn(u32) -> Key) {
+    pub(super) fn rebase(&mut self, now: u64) {
         let mut ids = Vec::with_capacity(self.near);
         while let Some(at) = self.first_used() {
-            self.drain_slot(at, &mut ids);
+            self.drain_slot(at & MASK, &mut ids);
         }
         self.base = now;
         for id in ids {
-            self.insert(id, key_of(id));
+            self.insert(id, self.links[id as usize].key);
         }
     }
 
     /// Takes up to `count` entries that are due after this moment, the very last first.
-    pub(super) fn take_furthest(
-        &mut self,
-        count: usize,
-        after: u64,
-        key_of: impl Fn(u32) -> Key,
-    ) -> Vec<u32> {
+    pub(super) fn take_furthest(&mut self, count: usize, after: u64) -> Vec<u32> {
         let mut out = Vec::with_capacity(count.min(self.len()));
         while out.len() < count {
             if let Some((key, id)) = self.far.last().copied() {
@@ -149,14 +151,17 @@ impl Schedule {
                 continue;
             }
             let Some(at) = self.last_used().filter(|at| *at > after) else { break };
-            let mut slot = Vec::new();
-            self.drain_slot(at, &mut slot);
-            slot.sort_unstable_by_key(|id| std::cmp::Reverse(key_of(*id)));
-            let keep = slot.split_off(slot.len().min(count - out.len()));
-            for id in keep {
-                self.link(id, at & MASK);
+            let slot = at & MASK;
+            if self.is_disordered(slot) {
+                self.sort_slot(slot);
             }
-            out.append(&mut slot);
+            while let Some(tail) = Some(self.tails[slot as usize]).filter(|tail| *tail != NIL) {
+                if out.len() == count {
+                    break;
+                }
+                self.unlink(tail, slot);
+                out.push(tail);
+            }
         }
         out
     }
@@ -165,7 +170,7 @@ impl Schedule {
     fn refill(&mut self) {
         while let Some((key, id)) = self.far.first().copied().filter(|(key, _)| key.due < self.base + SLOTS) {
             self.far.pop_first();
-            self.link(id, self.slot(key.due));
+            self.link(id, key, self.slot(key.due));
         }
     }
 
@@ -175,49 +180,71 @@ impl Schedule {
         due.max(self.base) & MASK
     }
 
-    fn link(&mut self, id: u32, slot: u64) {
+    fn link(&mut self, id: u32, key: Key, slot: u64) {
         if self.links.len() <= id as usize {
-            self.links.resize(id as usize + 1, Link { prev: NIL, next: NIL });
+            self.links.resize(id as usize + 1, Link { prev: NIL, next: NIL, key: Key::default() });
         }
-        let head = self.heads[slot as usize];
-        self.links[id as usize] = Link { prev: NIL, next: head };
-        if head == NIL {
+        let tail = std::mem::replace(&mut self.tails[slot as usize], id);
+        self.links[id as usize] = Link { prev: tail, next: NIL, key };
+        if tail == NIL {
+            self.heads[slot as usize] = id;
             self.used[(slot / 64) as usize] |= 1 << (slot % 64);
             self.used_words[(slot / 4096) as usize] |= 1 << (slot / 64 % 64);
         } else {
-            self.links[head as usize].prev = id;
+            let last = &mut self.links[tail as usize];
+            last.next = id;
+            if last.key > key {
+                self.disordered[(slot / 64) as usize] |= 1 << (slot % 64);
+            }
         }
-        self.heads[slot as usize] = id;
         self.near += 1;
     }
 
     fn unlink(&mut self, id: u32, slot: u64) {
-        let Link { prev, next } = self.links[id as usize];
-        if next != NIL {
+        let Link { prev, next, .. } = self.links[id as usize];
+        if next == NIL {
+            debug_assert_eq!(self.tails[slot as usize], id, "the caller gives back the key it inserted");
+            self.tails[slot as usize] = prev;
+        } else {
             self.links[next as usize].prev = prev;
         }
-        if prev != NIL {
-            self.links[prev as usize].next = next;
-        } else {
+        if prev == NIL {
             debug_assert_eq!(self.heads[slot as usize], id, "the caller gives back the key it inserted");
             self.heads[slot as usize] = next;
             if next == NIL {
                 self.mark_empty(slot);
             }
+        } else {
+            self.links[prev as usize].next = next;
         }
         self.near -= 1;
+    }
+
+    fn is_disordered(&self, slot: u64) -> bool {
+        self.disordered[(slot / 64) as usize] & 1 << (slot % 64) != 0
+    }
+
+    /// Puts the entries of a slot in the order of their keys. The cost is theirs, once.
+    fn sort_slot(&mut self, slot: u64) {
+        let mut ids = Vec::new();
+        self.drain_slot(slot, &mut ids);
+        ids.sort_unstable_by_key(|id| self.links[*id as usize].key);
+        for id in ids {
+            self.link(id, self.links[id as usize].key, slot);
+        }
     }
 
     fn mark_empty(&mut self, slot: u64) {
         let word = (slot / 64) as usize;
         self.used[word] &= !(1 << (slot % 64));
+        self.disordered[word] &= !(1 << (slot % 64));
         if self.used[word] == 0 {
             self.used_words[word / 64] &= !(1 << (word % 64));
         }
     }
 
-    fn drain_slot(&mut self, at: u64, out: &mut Vec<u32>) {
-        let slot = at & MASK;
+    fn drain_slot(&mut self, slot: u64, out: &mut Vec<u32>) {
+        self.tails[slot as usize] = NIL;
         let mut id = std::mem::replace(&mut self.heads[slot as usize], NIL);
         while id != NIL {
             out.push(id);
@@ -327,6 +354,23 @@ mod tests {
         assert_eq!(out.len(), 10);
     }
 
+    #[test]
+    fn of_one_millisecond_the_last_are_taken_off_its_end_and_who_came_out_of_order_is_found() {
+        let mut s = Schedule::new(0);
+        for seq in [1, 2, 5, 3, 7] {
+            s.insert(seq as u32, key(10, seq));
+        }
+        assert!(s.is_disordered(10));
+        assert_eq!(s.take_furthest(2, 0), [7, 5], "by their keys");
+        assert!(!s.is_disordered(10), "they have been put in order for that");
+        s.remove(2, key(10, 2));
+        s.insert(4, key(10, 4));
+        assert_eq!(s.take_furthest(2, 0), [4, 3]);
+        let mut out = vec![];
+        assert!(s.take_due(10, 9, &mut out));
+        assert_eq!(out, [1]);
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Insert(u64),
@@ -394,11 +438,11 @@ mod tests {
                     }
                     Step::Back(by) => {
                         now -= by;
-                        s.rebase(now, |id| keys[id as usize]);
+                        s.rebase(now);
                     }
                     Step::Furthest(n, beyond) => {
                         let after = beyond.map_or(0, |ms| now + ms);
-                        let got = s.take_furthest(n, after, |id| keys[id as usize]);
+                        let got = s.take_furthest(n, after);
                         let got: Vec<Key> = got.iter().map(|id| keys[*id as usize]).collect();
                         let later = model.keys().rev().copied().take_while(|key| key.due > after);
                         let want: Vec<Key> = later.take(n).collect();

@@ -395,6 +395,29 @@ impl Budget {
     }
 }
 
+/// How much the engine does in one call, of each kind: bounds how long other work can wait behind it. What is
+/// left is done by the next calls, at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TurnLimits {
+    /// Requests and commands judged; the entries of one message stay together.
+    pub arrivals: usize,
+    /// Items that become due, also by windows that close.
+    pub due: usize,
+    /// Windows that close.
+    pub windows: usize,
+    /// Items that are handed to the publisher; the last batch may go beyond.
+    pub sent: usize,
+    /// Items whose attempts end; the last batch may go beyond.
+    pub ended: usize,
+}
+
+/// Some ten milliseconds each.
+impl Default for TurnLimits {
+    fn default() -> Self {
+        TurnLimits { arrivals: 4_096, due: 10_000, windows: 1_000, sent: 10_000, ended: 5_000 }
+    }
+}
+
 /// Everything the engine is told about how to work. Replaced whole by a reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -416,6 +439,8 @@ pub struct Settings {
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.
     pub max_in_flight_bytes: u64,
+    /// How much one call does.
+    pub turn: TurnLimits,
 }
 
 impl Settings {

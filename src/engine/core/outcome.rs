@@ -13,8 +13,24 @@ const FIRST_ASIDE_MS: u64 = 5_000;
 const LAST_ASIDE_MS: u64 = 300_000;
 
 impl Core {
-    /// A publish has ended.
-    pub(in crate::engine) fn settle(&mut self, Settled { number, outcome }: Settled, now: Now) {
+    /// Publishes have ended; [`Core::settle`] looks at them.
+    pub(in crate::engine) fn hand_in(&mut self, settled: Vec<Settled>) {
+        self.settled.extend(settled);
+    }
+
+    /// Looks at publishes that have ended, in order, until `rows` items have been in them. Whether that was
+    /// all.
+    pub(in crate::engine) fn settle(&mut self, rows: usize, now: Now) -> bool {
+        let mut done = 0;
+        while done < rows {
+            let Some(settled) = self.settled.pop_front() else { return true };
+            done += self.dispatch.get(settled.number).map_or(0, |flight| flight.rows.len());
+            self.settle_one(settled, now);
+        }
+        self.settled.is_empty()
+    }
+
+    fn settle_one(&mut self, Settled { number, outcome }: Settled, now: Now) {
         let Some(alone) = self.dispatch.landed(&mut self.stock, number) else { return };
         match outcome {
             Outcome::Confirmed(batch) => self.delivered(number, batch, now),

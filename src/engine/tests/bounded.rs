@@ -4,6 +4,7 @@
 use super::world::*;
 use crate::engine::event::*;
 use crate::engine::types::*;
+use DuplicateRule::Keep;
 
 /// A turn may judge 4,096 arrivals or one whole envelope, make 10,000 rows due, and evict 1,000; each of them is touched a
 /// few times and written with a few operations.
@@ -272,4 +273,62 @@ fn an_empty_store_that_was_full() {
         }
         end(&w, 100, looked)
     });
+}
+
+#[test]
+fn batches_that_are_confirmed_together() {
+    flat("confirmed", &SIZES, |n| {
+        let mut w = World::new(Settings { budget: Budget::of(1 << 30), ..roomy() });
+        for _ in 0..40 {
+            w.send((0..4).map(|_| item("a", "", "proof")).collect());
+            w.run(100);
+        }
+        let due = w.now.wall + 50;
+        fill(&mut w, (0..n).map(|i| at(due, with_id(&i.to_string(), Keep, item("a", "ann", "x")))));
+        for _ in 0..1_000 {
+            w.advance(w.wait().unwrap_or(1).min(10));
+            w.drain_jobs();
+        }
+        let out: usize = w.out.iter().map(|(_, batch)| batch.items.len()).sum();
+        assert_eq!(out as u64, n, "all of it is out");
+        let looked = begin(&mut w);
+        let settled = |batch: &Batch| Settled { number: batch.number, outcome: CONFIRMED };
+        w.input(Input::Settled(w.out.iter().map(|(_, batch)| settled(batch)).collect()));
+        assert!(w.meter.most.0 <= 13_000, "{} operations in one turn", w.meter.most.0);
+        w.out.clear();
+        w.run(1_000);
+        w.store.check_empty();
+        end(&w, n, looked)
+    });
+}
+
+/// Neither what failed nor what is due is overtaken by what a call took from its end.
+#[test]
+fn what_is_due_leaves_in_order_however_little_a_call_does() {
+    let turn = TurnLimits { arrivals: 2, due: 2, windows: 1, sent: 1, ended: 1 };
+    let change = |app: &mut AppSettings| (app.window, app.max_items) = (5_000, 3);
+    let mut w = World::new(Settings { turn, max_in_flight: 4, ..with(change) });
+    w.send(vec![item("a", "ann", "w0"), item("a", "bob", "w1"), item("a", "ann", "w2")]);
+    // Behind the windows, and in no order.
+    let name = |n: u64| format!("o{n:02}");
+    w.send((0..20).rev().map(|n| at(T0 + 5_010 + n / 7, item("a", "ann", &name(n)))).collect());
+    w.drain_jobs();
+    // All of it at once.
+    w.advance(6_000);
+    let mut left = Vec::new();
+    for step in 0..1_000 {
+        w.drain_jobs();
+        if let Some(batch) = w.first_out() {
+            // The very first fails, whole, when others are out.
+            let outcome = if step == 3 { Outcome::Nacked } else { CONFIRMED };
+            if matches!(outcome, Outcome::Confirmed(_)) && batch.customer.as_deref() == Some("ann") {
+                left.extend(batch.items.iter().map(|item| (item.due, item.seq)));
+            }
+            w.settle(0, outcome);
+        }
+        w.advance(w.wait().unwrap_or(100).min(100));
+    }
+    assert_eq!(left.len(), 22);
+    assert!(left.is_sorted(), "{left:?}");
+    w.store.check_empty();
 }

@@ -20,6 +20,7 @@ pub(super) fn settings_of(defaults: AppSettings) -> Settings {
         confirm_timeout: CONFIRM_MS,
         max_in_flight: 100,
         max_in_flight_bytes: 8 << 20,
+        turn: TurnLimits::default(),
     }
 }
 

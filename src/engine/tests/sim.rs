@@ -122,6 +122,7 @@ impl Sim {
             customers: if draw(8) == 0 { 3 } else { 100_000 },
             max_applications: if draw(10) == 0 { 3 } else { 100_000 },
             max_in_flight: [3, 10, 100][draw(3) as usize],
+            turn: plan.turn,
             ..settings()
         };
         let mut world = World::unconnected(settings.clone());

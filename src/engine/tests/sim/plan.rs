@@ -1,6 +1,7 @@
 //! Kinds of worlds.
 
 use super::Random;
+use crate::engine::types::TurnLimits;
 
 /// What kind of world a seed makes.
 pub(super) struct Plan {
@@ -26,6 +27,8 @@ pub(super) struct Plan {
     pub(super) hasty: bool,
     /// What seldom meets meets often.
     pub(super) races: bool,
+    /// How much a call does: in a third of the worlds next to nothing.
+    pub(super) turn: TurnLimits,
 }
 
 impl Plan {
@@ -51,6 +54,12 @@ impl Plan {
             tight: seed % 20 == 13,
             hasty: seed % 20 == 17,
             races: seed % 20 == 7,
+            turn: if seed % 3 == 1 { short_turns(seed as usize / 3) } else { TurnLimits::default() },
         }
     }
+}
+
+/// Windows close when their time has come, and not calls later: the reference knows the moment of each.
+fn short_turns(n: usize) -> TurnLimits {
+    TurnLimits { arrivals: 1 + n % 4, sent: 1 + n % 3, ended: 1 + n / 3 % 3, ..TurnLimits::default() }
 }

@@ -95,9 +95,14 @@ impl Sim {
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
         if new.at.is_some() || new.customer.is_none() || life.published.is_some() || life.restored {
-            return life.due <= model.now.wall;
+            let customer = new.customer.as_deref().filter(|_| new.at.is_none()).unwrap_or_default();
+            let joined = life.restored
+                && model.windows.waits_with_others(&new.application, customer, life.due, model.now);
+            return life.due <= model.now.wall && !joined;
         }
-        if new.expiry.is_some_and(|at| at <= model.now.wall) {
+        // Where the clock was set back since, its due may lie ahead again.
+        let ahead = model.stepped_back > 0 && life.due > model.now.wall;
+        if new.expiry.is_some_and(|at| at <= model.now.wall) && !ahead {
             // Its window has hurried for it.
             return true;
         }

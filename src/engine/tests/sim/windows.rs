@@ -147,6 +147,14 @@ impl Windows {
         now.mono > win.mono_end + CLOCK_SLACK_MS
     }
 
+    /// One of a former life, due then: its customer's window, opened anew since, has the same planned end, and
+    /// its length is judged by the monotonic clock.
+    pub(super) fn waits_with_others(&self, application: &str, customer: &str, due: u64, now: Now) -> bool {
+        let open = self.open.get(&(application.to_string(), customer.to_string()));
+        let win = open.map(|id| &self.all[id]).filter(|win| win.end == due);
+        win.is_some_and(|win| now.mono <= win.mono_end + CLOCK_SLACK_MS)
+    }
+
     fn close(&mut self, id: usize, call: usize, wall: u64, causes: BTreeSet<ClosedBy>) {
         let win = self.all.get_mut(&id).expect("open");
         win.closed = Some(Close { call, due: win.end.min(wall), causes });

@@ -49,9 +49,12 @@ impl Model {
             }
         }
         let leaving = self.leaving.clone();
-        for op in ops {
+        for (place, op) in ops.iter().enumerate() {
             match op {
-                Op::Put { item, .. } => self.put(item, token),
+                Op::Put { item, .. } => {
+                    self.died_before(item, &ops[..place]);
+                    self.put(item, token);
+                }
                 Op::Delete { place, .. } => {
                     self.leaving.entry(place.queue.to_string()).and_modify(|n| *n = n.saturating_sub(1));
                 }
@@ -74,6 +77,18 @@ impl Model {
         self.moves(ops);
         self.leaving.clear();
         self.rows(ops, token);
+    }
+
+    /// Of what was written before it in the same commit: one with its id has died, which it waited for.
+    fn died_before(&mut self, item: &Stored, ops: &[Op]) {
+        let Some(given) = item.given.filter(|_| item.dead.is_none()) else { return };
+        for op in ops {
+            let Op::Move { from, to, standing, .. } = op else { continue };
+            let of_id = self.lives.get(&from.key.seq).is_some_and(|life| life.identity == given);
+            if of_id && standing.dead.is_some() {
+                self.moved(from, to, standing);
+            }
+        }
     }
 
     /// What has another key from now on, or is a dead letter.

@@ -1,0 +1,50 @@
+//! Where the engine stands between two calls.
+
+use super::types::Now;
+
+/// A difference between the two clocks of more than this is a step of the wall clock, ms.
+const STEP_MS: u64 = 1_000;
+
+/// What the wall clock has done since the last call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Passed {
+    /// It has stepped, seen from the monotonic clock.
+    pub(super) forward: bool,
+    pub(super) backward: bool,
+    /// It shows less than before, be it by a step or not.
+    pub(super) less: bool,
+}
+
+/// See the module's page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Course {
+    /// Both clocks at the last call, to notice steps.
+    pub(super) last: Now,
+    /// Set once a shutdown has begun.
+    pub(super) draining: bool,
+    /// The consumer has been told to hand over.
+    pub(super) taking: bool,
+    /// The line of requests has stopped for want of room.
+    pub(super) no_room: bool,
+    /// More is to be done at once than one turn does.
+    pub(super) more: bool,
+}
+
+impl Course {
+    /// At the start: there may be something to do.
+    pub(super) fn new(now: Now) -> Self {
+        Course { last: now, draining: false, taking: false, no_room: false, more: true }
+    }
+
+    /// Notes the time of a call.
+    pub(super) fn observe(&mut self, now: Now) -> Passed {
+        let last = std::mem::replace(&mut self.last, now);
+        debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
+        let expected = last.wall + now.mono.saturating_sub(last.mono);
+        Passed {
+            forward: now.wall > expected + STEP_MS,
+            backward: now.wall + STEP_MS < expected,
+            less: now.wall < last.wall,
+        }
+    }
+}
