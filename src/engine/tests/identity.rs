@@ -382,6 +382,19 @@ fn what_is_sent_behind_a_cancel_of_all_is_not_taken_back() {
 }
 
 #[test]
+fn what_waits_behind_a_cancel_of_all_is_not_overtaken_when_that_makes_room() {
+    let mut w = World::new(with(|app| app.max_waiting = 2));
+    w.send(vec![at(T0 + 100_000, item("a", "ann", "old")), at(T0 + 100_000, item("a", "ann", "older"))]);
+    w.drain_jobs();
+    w.enqueue(RequestBody::Command(Command::CancelAll(of("ann")), None));
+    let due = |customer: &str, name: &str| at(T0 + 1_000, item("a", customer, name));
+    w.send(vec![due("ann", "1"), due("bob", "waits for room"), due("ann", "2")]);
+    w.run(200_000);
+    let of_ann = ends(&w).0.into_iter().filter(|name| name.len() == 1).collect::<Vec<_>>();
+    assert_eq!(of_ann, ["1", "2"], "in the order of arrival");
+}
+
+#[test]
 fn flush_closes_the_open_window_now() {
     let mut w = World::new(with(|app| app.window = 60_000));
     w.send(vec![item("a", "ann", "1"), item("a", "ann", "2"), item("a", "bob", "3")]);
