@@ -2,7 +2,7 @@
 
 use super::model::{Known, Life, Model, State};
 use crate::engine::types::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A command on its way, by a number of this world.
 pub(super) struct Asked {
@@ -19,6 +19,8 @@ pub(super) struct Asked {
     pub(super) took: BTreeSet<u64>,
     /// Items of which nothing is remembered: it took them back, or those that came behind it replaced them.
     pub(super) perhaps: BTreeSet<u64>,
+    /// Of a count: when each of those that it is about was due when it came. A window that closes meanwhile makes it sooner.
+    dues: BTreeMap<u64, u64>,
     /// Least and most that a count, or the size of a window, has been meanwhile.
     pub(super) least: u64,
     pub(super) most: u64,
@@ -66,8 +68,16 @@ impl Model {
         if let Command::Pause(name) | Command::Resume(name) = &command {
             self.app(name).pausing += 1;
         }
+        let dues = match &command {
+            Command::Count(of) => {
+                let its = self.of_customer(&of.application, &of.customer);
+                its.map(|life| (life.seq, life.due)).collect()
+            }
+            _ => BTreeMap::new(),
+        };
         let asked = Asked {
             command,
+            dues,
             local: tag.is_none(),
             tag,
             call: self.call,
@@ -196,7 +206,7 @@ impl Model {
                 let most = self.ever_of(of, asked.call);
                 let least = if self.prompt { asked.least } else { 0 };
                 assert_eq!(next_due.is_some(), total > 0, "{answer:?}");
-                let first = self.first_due_of(of, asked.call).filter(|_| self.prompt);
+                let first = self.first_due_of(of, asked).filter(|_| self.prompt);
                 assert!(
                     first.is_none_or(|first| next_due.is_none_or(|next| next <= first)),
                     "{answer:?}: {first:?}"
@@ -246,11 +256,11 @@ impl Model {
         }
     }
 
-    /// When the first of those of a customer is due that have waited since before a call.
-    fn first_due_of(&self, of: &CustomerOf, since: usize) -> Option<u64> {
-        let waited = |life: &&Life| life.accepted < since && life.waiting_since < since;
+    /// When the first of those of a customer was due, at the question, that have waited since before it.
+    fn first_due_of(&self, of: &CustomerOf, asked: &Asked) -> Option<u64> {
+        let waited = |life: &&Life| life.accepted < asked.call && life.waiting_since < asked.call;
         let its = self.of_customer(&of.application, &of.customer).filter(|life| life.state == State::Waiting);
-        its.filter(waited).map(|life| life.due).min()
+        its.filter(waited).filter_map(|life| asked.dues.get(&life.seq).copied()).min()
     }
 
     fn judge_cancel(&mut self, asked: &Asked, target: &Target, answer: &Answer) {

@@ -272,6 +272,11 @@ impl Model {
             now && Some(life.identity) == new.identity && self.is_of(life, new, customer)
         };
         let Some(old) = self.lives.values().rev().find(replaced).map(|life| life.seq) else { return };
+        // Another may have come and gone in between: written, or due at once and replaced before that.
+        let between = self.lives.range(old + 1..key.seq).any(|(_, life)| Some(life.identity) == new.identity);
+        if between || self.follows_at_once(self.lives[&key.seq].ask) {
+            return;
+        }
         let end = self
             .windows
             .end_left(old)
@@ -280,6 +285,20 @@ impl Model {
             end.is_none_or(|end| key.due <= end),
             "{key:?} replaces {old}, which was alone in a window until {end:?}"
         );
+    }
+
+    /// One of its id stands before it in line that was due at once, and may have been replaced before it was written.
+    fn follows_at_once(&self, ask: usize) -> bool {
+        let new = &self.asks[ask].new;
+        let tag = |ask: usize| self.messages[&self.asks[ask].message].delivered.map(|(_, _, tag, _)| tag);
+        let is_it = |(other, taken): (&usize, &Option<u64>)| {
+            let its = &self.asks[*other].new;
+            let at_once = its.customer.is_none() && its.at.is_none_or(|at| at <= self.now.wall);
+            let before = (tag(*other), *other) < (tag(ask), ask);
+            at_once && before && taken.is_none() && its.identity == new.identity
+        };
+        let open = self.open.iter().map(|number| &self.messages[number]);
+        open.flat_map(|message| message.asks.iter().zip(&message.taken)).any(is_it)
     }
 
     fn deleted(&mut self, place: &Place, successors: &[(Identity, u64)], remembered: Option<&Ended>) {
@@ -402,6 +421,8 @@ impl Model {
                     && life.state == State::Waiting
                     && life.published.is_none()
             })
+            // Its own window closed early, and its row was moved, before the clock was set back behind that moment.
+            .filter(|life| !(self.stepped && due < life.due && life.due < end))
             .filter(|life| life.window.is_some() && !life.restored)
             .map(|life| life.seq)
             .collect();
