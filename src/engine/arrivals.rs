@@ -309,6 +309,13 @@ impl Arrivals {
         identities.into_iter().flatten().find_map(of_id)
     }
 
+    /// A command that came by message waits for what becomes of the item of this identity: a request behind it is not
+    /// its own, nor is it judged by an item that the command may take back.
+    pub(super) fn awaits_in_line(&self, identity: Identity) -> bool {
+        let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Command { .. }) && !arrival.is_local();
+        self.waiting.get(&identity).is_some_and(|waiting| waiting.iter().any(is_it))
+    }
+
     /// It came behind a cancel of its own customer, or one with its id did: it waits until that has gone over
     /// all items.
     pub(super) fn await_scan(&mut self, number: u64, arrival: Arrival) {
@@ -390,27 +397,22 @@ impl Arrivals {
         self.line(name).entries.push_back(entry);
     }
 
-    /// Commands whose patience has ended.
+    /// Commands whose patience has ended. What came behind them is judged next, in order.
     pub(super) fn end_waits(&mut self, now: Now) -> Vec<(Command, Asker)> {
         let mut over = Vec::new();
         while let Some((_, identity)) = self.until.first().copied().filter(|(until, _)| *until <= now.mono) {
             self.until.pop_first();
-            let Some(waiting) = self.waiting.get_mut(&identity) else { continue };
-            let mut left = VecDeque::new();
-            for arrival in waiting.drain(..) {
+            let waiting = self.waiting.remove(&identity).unwrap_or_default();
+            self.waiting_count -= waiting.len();
+            for arrival in waiting {
                 match arrival {
                     Arrival::Command { command, asker, until: Some(until) } if until <= now.mono => {
-                        self.waiting_count -= 1;
                         over.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
-                        left.push_back(arrival);
+                        self.give_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
                     }
                 }
-            }
-            *waiting = left;
-            if waiting.is_empty() {
-                self.waiting.remove(&identity);
             }
         }
         over

@@ -418,7 +418,7 @@ impl Core {
     /// The key that an item in the store alone has now: a window that closed since it was read gave it
     /// another. What has ended since is not believed in the first place (`Watch`).
     pub(super) fn renew_key(&self, stored: &mut Stored) {
-        stored.key = self.stock.reads().present_key(stored).unwrap_or(stored.key);
+        self.stock.reads().renew(stored);
     }
 
     /// What is to be told of an item in memory.

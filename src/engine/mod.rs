@@ -395,25 +395,19 @@ impl Engine {
         let (done, more) = self.scans.advance(&mut self.core, &mut self.fx.loads, now);
         self.course.more |= more;
         self.course.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
-        for (asker, command, answer) in done {
-            self.core.stock_mut().journal_mut().reply(Reply {
-                asker,
-                command: Some(Box::new(command)),
-                answer,
-            });
-        }
+        done.into_iter().for_each(|done| self.reply(done));
     }
 
     /// Commands whose patience with an outcome has ended.
     fn end_waits(&mut self, now: Now) {
         for (command, asker) in self.arrivals.end_waits(now) {
-            let answer = types::Answer::InFlight;
-            self.core.stock_mut().journal_mut().reply(Reply {
-                asker,
-                command: Some(Box::new(command)),
-                answer,
-            });
+            self.reply((asker, command, types::Answer::InFlight));
         }
+    }
+
+    fn reply(&mut self, (asker, command, answer): scans::Done) {
+        let command = Some(Box::new(command));
+        self.core.stock_mut().journal_mut().reply(Reply { asker, command, answer });
     }
 
     /// Asks the store for what the next arrivals need.
@@ -518,6 +512,10 @@ impl Engine {
                 judge::reject(&mut self.core, *rejected, origin, now);
             }
             Arrival::Item(item, origin) => {
+                if let Some(identity) = item.identity.filter(|id| self.arrivals.awaits_in_line(*id)) {
+                    self.arrivals.await_outcome(identity, Arrival::Item(item, origin));
+                    return true;
+                }
                 let draining = self.course.draining;
                 let mut bench = Bench::new(&self.settings, &mut self.limits, &mut self.scans, draining);
                 match bench.item(&mut self.core, item, origin, found, now) {
@@ -547,25 +545,14 @@ impl Engine {
     ) {
         let asked = (&command, &asker);
         match commands::execute(&mut self.core, &mut self.scans, &self.settings, asked, found, now) {
-            Executed::Answer(answer) => {
-                self.core.stock_mut().journal_mut().reply(Reply {
-                    asker,
-                    command: Some(Box::new(command)),
-                    answer,
-                });
-            }
+            Executed::Answer(answer) => self.reply((asker, command, answer)),
             Executed::Await(identity) => {
                 let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
                 self.arrivals.await_outcome(identity, Arrival::Command { command, asker, until });
             }
             Executed::Scan => {
-                if let Some((asker, command, answer)) = self.scans.begin(&self.core, command, asker, now) {
-                    self.core.stock_mut().journal_mut().reply(Reply {
-                        asker,
-                        command: Some(Box::new(command)),
-                        answer,
-                    });
-                }
+                let refused = self.scans.begin(&self.core, command, asker, now);
+                refused.into_iter().for_each(|done| self.reply(done));
             }
         }
     }

@@ -30,8 +30,16 @@ pub(super) struct Reads {
 struct RowChange {
     /// The last read begun before.
     read: u64,
-    /// Its key now; `None`: it is not in that queue any more.
-    key: Option<Key>,
+    /// What it says now; `None`: it is not in that queue any more.
+    row: Option<Rewritten>,
+}
+
+/// What a row that was written anew says now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rewritten {
+    pub(super) key: Key,
+    pub(super) attempts: u32,
+    pub(super) outcome_unknown: bool,
 }
 
 /// Windowed items of one customer and planned end that are due at another moment now.
@@ -86,16 +94,21 @@ impl Reads {
         self.rekeyed.push_back((self.begun, rekeyed));
     }
 
-    /// The key that a row has now, which a read under way has brought or an answer tells of; `None`: it is
-    /// not there any more.
-    pub(super) fn present_key(&self, stored: &Stored) -> Option<Key> {
+    /// A row that a read under way has brought, or that an answer tells of, becomes what it is now. False: it is not
+    /// there any more.
+    pub(super) fn renew(&self, stored: &mut Stored) -> bool {
         if let Some(changed) = self.changed.get(&stored.key.seq) {
-            return changed.key;
+            if let Some(row) = changed.row {
+                (stored.key, stored.attempts) = (row.key, row.attempts);
+                stored.outcome_unknown = row.outcome_unknown;
+            }
+            return changed.row.is_some();
         }
         // The first that covers it: of later windows with the same planned end it was no member any more.
-        let moved = self.rekeyed.iter().find(|(_, rekeyed)| rekeyed.covers(stored));
-        let due = moved.map_or(stored.key.due, |(_, rekeyed)| rekeyed.members.due);
-        Some(Key { due, ..stored.key })
+        if let Some((_, moved)) = self.rekeyed.iter().find(|(_, rekeyed)| rekeyed.covers(stored)) {
+            stored.key.due = moved.members.due;
+        }
+        true
     }
 
     /// The row with this arrival number is not in its queue any more.
@@ -103,14 +116,14 @@ impl Reads {
         self.note(seq, None);
     }
 
-    /// The row with this key was written anew, perhaps under this key for the first time.
-    pub(super) fn note_rewritten(&mut self, key: Key) {
-        self.note(key.seq, Some(key));
+    /// A row was written anew, perhaps under this key for the first time.
+    pub(super) fn note_rewritten(&mut self, row: Rewritten) {
+        self.note(row.key.seq, Some(row));
     }
 
-    fn note(&mut self, seq: u64, key: Option<Key>) {
+    fn note(&mut self, seq: u64, row: Option<Rewritten>) {
         if self.begun > self.ended {
-            self.changed.insert(seq, RowChange { read: self.begun, key });
+            self.changed.insert(seq, RowChange { read: self.begun, row });
             self.order.push_back((self.begun, seq));
         }
     }
@@ -197,8 +210,8 @@ mod tests {
         reads.note_gone(3);
         reads.note_gone(2);
         assert!(!reads.is_current(2) && !reads.is_current(3) && reads.is_current(1));
-        reads.note_rewritten(Key { due: 9, seq: 4 });
-        let read = |seq| reads.present_key(&row(Key { due: 5, seq }));
+        reads.note_rewritten(Rewritten { key: Key { due: 9, seq: 4 }, attempts: 2, outcome_unknown: true });
+        let read = |seq| present_key(&reads, Key { due: 5, seq });
         assert_eq!(
             [read(1), read(2), read(4)],
             [Some(Key { due: 5, seq: 1 }), None, Some(Key { due: 9, seq: 4 })]
@@ -223,8 +236,24 @@ mod tests {
                 &RekeyMembers { customer, through_seq, due, cause, except: vec![8] },
             );
         }
-        let key = |seq| reads.present_key(&row(Key { due: 100, seq })).map(|key| key.due);
+        let key = |seq| present_key(&reads, Key { due: 100, seq }).map(|key| key.due);
         assert_eq!([key(7), key(15), key(25)], [Some(50), Some(80), Some(100)]);
+    }
+
+    fn present_key(reads: &Reads, key: Key) -> Option<Key> {
+        let mut stored = row(key);
+        reads.renew(&mut stored).then_some(stored.key)
+    }
+
+    #[test]
+    fn a_row_that_was_read_before_its_attempt_ended_tells_of_it() {
+        let mut reads = Reads::new();
+        reads.begin();
+        let key = Key { due: 5, seq: 4 };
+        reads.note_rewritten(Rewritten { key, attempts: 2, outcome_unknown: true });
+        let mut stored = row(key);
+        assert!(reads.renew(&mut stored));
+        assert_eq!((stored.attempts, stored.outcome_unknown), (2, true));
     }
 
     fn row(key: Key) -> Stored {

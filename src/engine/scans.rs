@@ -195,8 +195,7 @@ impl Scans {
             let seq = stored.key.seq;
             if let Some(id) = core.stock().items().by_seq(seq) {
                 scan.meet(core, id, stored, now);
-            } else if let Some(key) = core.stock().reads().present_key(&stored) {
-                stored.key = key;
+            } else if core.stock().reads().renew(&mut stored) {
                 scan.look_at_far(core, stored, now);
             }
         }

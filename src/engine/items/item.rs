@@ -2,6 +2,7 @@
 
 use crate::engine::event::{Standing, Stored, Token};
 use crate::engine::ids::{ClosingId, CustomerId, QueueId};
+use crate::engine::reads::Rewritten;
 use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, NewItem};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
@@ -336,6 +337,11 @@ impl Item {
             closed_by: self.closed_by,
             dead: self.dead().cloned(),
         }
+    }
+
+    /// What of that reads under way have to know.
+    pub(in crate::engine) fn rewritten(&self) -> Rewritten {
+        Rewritten { key: self.key, attempts: self.attempts, outcome_unknown: self.outcome_unknown }
     }
 
     /// Its row, under this address.

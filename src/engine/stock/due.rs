@@ -188,7 +188,7 @@ impl Stock {
             self.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
             self.queues.remove_stored(queue, old, true);
             self.queues.add_resident(queue, item.key());
-            self.reads.note_rewritten(item.key());
+            self.reads.note_rewritten(item.rewritten());
         }
         let key = item.key();
         let id = self.insert(item);

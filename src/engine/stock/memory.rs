@@ -75,7 +75,7 @@ impl Stock {
             let (removed, written) =
                 if moved { (removed, written.clone()) } else { (IndexRows::default(), IndexRows::default()) };
             self.journal.push(Op::Move { from, to, removed, written, standing });
-            self.reads.note_rewritten(item.key());
+            self.reads.note_rewritten(item.rewritten());
         }
         // Of an item of a former life it is not known whether it has one.
         let unsure = from_due < self.queues[item.queue()].former_unindexed();

@@ -298,6 +298,55 @@ fn a_cancel_that_races_with_the_publish_gets_the_truth() {
     }
 }
 
+/// The connection goes, and nobody knows what has arrived.
+fn lose_egress(w: &mut World) {
+    let unknown = |(_, batch): (u64, Batch)| Settled { number: batch.number, outcome: Outcome::Unknown };
+    let settled = std::mem::take(&mut w.out).into_iter().map(unknown).collect();
+    w.input(Input::EgressLost);
+    w.input(Input::Settled(settled));
+}
+
+#[test]
+fn what_is_sent_behind_a_cancel_that_waits_is_not_taken_back() {
+    let mut w = World::new(settings());
+    w.send(vec![named(Keep, T0, "old")]);
+    w.drain_jobs();
+    lose_egress(&mut w);
+    w.enqueue(RequestBody::Command(Command::Cancel(target("a", "x")), None));
+    w.send(vec![named(DuplicateRule::Replace, T0, "new")]);
+    w.drain_jobs();
+    w.input(Input::EgressReady);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.run(60_000);
+    assert_eq!(ends(&w).0.last().map(String::as_str), Some("new"));
+    assert!(w.queue.is_empty(), "both are acked");
+}
+
+#[test]
+fn a_cancel_of_all_leaves_what_may_have_arrived_though_its_row_was_read_before() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 50_000, item("a", "ann", "unknown")), at(T0 + 900_000, item("a", "ann", "far"))]);
+    w.run(49_000);
+    w.send(vec![at(T0, item("a", "", "first"))]);
+    w.run(100);
+    w.send(vec![at(T0, item("a", "", "probe"))]);
+    w.advance(900);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 2);
+    lose_egress(&mut w);
+    w.run(60_000);
+    w.input(Input::EgressReady);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "one is tried alone");
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::CancelAll(of("ann")))]));
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    w.run(60_000);
+    assert_eq!(ends(&w).0, ["first", "probe", "unknown"]);
+    assert_eq!(w.answer_to(1), Some(TAKEN), "what is far");
+}
+
 #[test]
 fn parked_sent_expired_and_dead_items_are_told_apart() {
     let mut w = World::new(with(|app| app.retry = Retry { min: 10_000, max: 10_000, attempts: 2 }));

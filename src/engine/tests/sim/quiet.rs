@@ -1,5 +1,6 @@
 //! A world at rest: the store has done its work, the clock has passed every deadline. Nothing may wait without a reason.
 
+use super::commands::Asked;
 use super::model::{Known, Life, State};
 use super::{DeadExchange, Sim, ALONE_CHANNELS};
 use crate::engine::event::*;
@@ -100,13 +101,13 @@ impl Sim {
                 && model.windows.waits_with_others(&new.application, customer, life.due, model.now);
             return life.due <= model.now.wall && !joined;
         }
-        // Where the clock was set back since, its due may lie ahead again.
-        let ahead = model.stepped_back > 0 && life.due > model.now.wall;
-        if new.expiry.is_some_and(|at| at <= model.now.wall) && !ahead {
-            // Its window has hurried for it.
-            return true;
+        let win = model.windows.of(seq);
+        if new.expiry.is_some_and(|at| at <= model.now.wall) {
+            // Its window has hurried for it. One that had closed before the clock was set back keeps its moment.
+            let closed = win.and_then(|win| win.closed.as_ref());
+            return closed.is_none_or(|close| close.due <= model.now.wall);
         }
-        let Some(win) = model.windows.of(seq) else { return false };
+        let Some(win) = win else { return false };
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);
         (win.closed.is_some() || model.windows.is_overripe(seq, model.now)) && end <= model.now.wall
     }
@@ -205,8 +206,12 @@ impl Sim {
         let new = &model.asks[ask].new;
         let Some(identity) = new.identity else { return false };
         let rule = !matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
+        let tag = model.messages[&model.asks[ask].message].delivered.map(|(_, _, tag, _)| tag);
+        let cancels =
+            |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
+        let behind = |asked: &Asked| asked.tag.is_some_and(|its| Some(its) < tag) && cancels(asked);
         match model.timeline.get(&identity).and_then(|line| line.last()) {
-            _ if waits.contains(&identity) => true,
+            _ if waits.contains(&identity) || model.commands.values().any(behind) => true,
             Some((_, Known::Out(seq))) => rule || model.lives[seq].orphaned,
             // Published once, and to be sent again.
             Some((_, Known::Waiting(seq))) => model.lives[seq].published.is_some(),
