@@ -101,6 +101,8 @@ impl Model {
                     let its = self.of_customer(&of.application, &of.customer);
                     its.filter(|life| life.accepted < asked.call).count() as u64
                 }
+                // Of one that is unsure it is not known whether it is open.
+                Command::Flush(of) if self.windows.is_unsure(&of.application, &of.customer) => 0,
                 Command::Flush(of) => self.windows.count(&of.application, &of.customer) as u64,
                 _ => continue,
             };
@@ -224,6 +226,14 @@ impl Model {
                 self.flushed(asked, of, *count);
             }
             Command::List(filter) => self.judge_list(asked, filter, answer),
+            Command::Pause(name) if matches!(answer, Answer::Unavailable(_)) => {
+                let all = std::iter::once(&self.settings).chain(&self.before);
+                let most = all.map(|whole| whole.max_applications).min().unwrap_or(0);
+                let paused = self.apps.values().filter(|app| app.paused || app.pausing > 0).count() as u64;
+                // This one's own pause is under way.
+                assert!(paused > most, "{paused} applications are paused, {most} may be");
+                self.app(name).pausing -= 1;
+            }
             Command::Pause(name) | Command::Resume(name) => {
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };
                 let pauses = matches!(asked.command, Command::Pause(_));
@@ -336,10 +346,22 @@ impl Model {
 
     /// It was taken back before it was written: what was remembered of it then is told, within the tail.
     fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
-        let tail = self.settings.of(&target.application).dedupe_tail;
-        let told = self.stepped || !self.before.is_empty() || self.now.wall <= ended.at + tail;
         let ends = self.unwritten_ends.get(&target.identity);
+        let told = self.may_be_told(&target.application, ended);
         told && known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.contains(ended))
+    }
+
+    fn may_be_told(&self, application: &str, ended: &Ended) -> bool {
+        let tail = self.settings.of(application).dedupe_tail;
+        self.stepped || !self.before.is_empty() || self.now.wall <= ended.at + tail
+    }
+
+    /// It was taken back before it was ever written, and comes back within the tail.
+    pub(super) fn comes_back_unwritten(&self, new: &NewItem, known: &[Known]) -> bool {
+        let ends = new.identity.and_then(|identity| self.unwritten_ends.get(&identity));
+        let is_it =
+            |ended: &Ended| ended.fingerprint == new.fingerprint && self.may_be_told(&new.application, ended);
+        known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.iter().any(is_it))
     }
 
     fn may_be_unknown(&self, asked: &Asked, known: &[Known]) -> bool {
@@ -349,8 +371,9 @@ impl Model {
             // With nothing stored its death is not seen until its letter leaves, nor that it was taken back until
             // its message is acked.
             Known::Waiting(seq) => {
-                let expiry = self.asks[self.lives[seq].ask].new.expiry;
-                let died = expiry.is_some_and(|at| at <= self.now.wall);
+                let life = &self.lives[seq];
+                let expiry = self.asks[life.ask].new.expiry;
+                let died = life.refused || expiry.is_some_and(|at| at <= self.now.wall);
                 !self.durable && (died || self.taken_back_unseen(*seq) || self.heir_is_forgotten(*seq))
             }
             Known::Out(_) => false,

@@ -341,6 +341,14 @@ impl Model {
         }
     }
 
+    /// It ended before another of its id came, which has been seen first.
+    pub(super) fn note_heir(&mut self, seq: u64) {
+        let heir = self.heir_of(seq);
+        if heir != Known::Nobody {
+            self.note(self.lives[&seq].identity, heir);
+        }
+    }
+
     /// Who has the id of one that is nowhere any more: its heir may have been seen before.
     fn heir_of(&self, seq: u64) -> Known {
         let identity = self.lives[&seq].identity;
@@ -423,8 +431,11 @@ impl Model {
         if let Some(given) = given {
             let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
             if !matches!(last, Some(Known::Waiting(_) | Known::Out(_))) {
-                if state == State::Dead(Reason::Expired) {
-                    // It waited until it could leave, and others may have met it.
+                let application = &self.asks[ask].new.application;
+                let mut all = std::iter::once(&self.settings).chain(&self.before);
+                let gives_up = all.any(|whole| whole.of(application).on_full == OnFull::DropOldest);
+                if state == State::Dead(Reason::Expired) || state == State::Dead(Reason::Full) && gives_up {
+                    // It waited until it could leave, or another came for which there was no room, and others may have met it.
                     self.note(given, Known::Waiting(key.seq));
                 }
                 self.note(given, Known::Ended(key.seq));

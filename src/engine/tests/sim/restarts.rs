@@ -15,6 +15,10 @@ impl Model {
         self.owed.clear();
         self.orphaned.clear();
         self.fresh.clear();
+        let is_stored = |identity: &Identity, ended: &Ended| {
+            store.ended.iter().any(|((_, known), stored)| known == identity && stored == ended)
+        };
+        self.unwritten_ends.iter_mut().for_each(|(id, ends)| ends.retain(|ended| is_stored(id, ended)));
         // What is there has the last word on an identity.
         let (there, gone): (Vec<u64>, Vec<u64>) =
             self.lives.keys().partition(|seq| store.places.contains_key(seq));
@@ -103,7 +107,8 @@ impl Model {
             let new = &self.asks[life.ask].new;
             let dead = matches!(life.state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
             // Who is dead has the id no more, though it is remembered under it.
-            let its = life.identity == identity && life.state.is_over();
+            let gone = matches!(life.state, State::Forgotten | State::Replaced);
+            let its = life.identity == identity && life.state.is_over() && !gone;
             (its || dead && new.identity == Some(identity)) && new.fingerprint == ended.fingerprint
         };
         if let Some(seq) = self.lives.values().rev().find(is_it).map(|life| life.seq) {

@@ -112,6 +112,7 @@ impl Model {
         });
         let since = self.messages[&self.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
         let unseen = self.ended_unseen(identity, since, &known)
+            || redelivered && self.comes_back_unwritten(new, &known)
             || self.met_pending(ask, identity)
             || self.ever_owed.contains(&identity)
             || self.lives.values().any(|life| life.identity == identity && life.state == State::Replaced)

@@ -67,6 +67,9 @@ pub(super) struct Windows {
     next: usize,
     /// The clock has stepped: what has closed may be due at another moment.
     stepped: bool,
+    /// Windows of which a member left by the wall clock, which had been set forward: planned end, and its end by the other
+    /// clock, until when they go on.
+    going_on: BTreeMap<Name, (u64, u64)>,
 }
 
 pub(super) fn length(settings: &AppSettings, wall: u64) -> u64 {
@@ -224,7 +227,9 @@ impl Windows {
         assert!(same || member.other_end, "a window of {name:?} ends at {}, not {end}", member.key_due);
         self.next += 1;
         let left = member.key_due.saturating_sub(now.wall).min(length(app, now.wall));
-        let win = Win::new(name.clone(), member.key_due, now.mono + left, now.mono, !same);
+        let goes_on = self.going_on.get(&name).filter(|(end, _)| *end == member.key_due);
+        let mono_end = goes_on.map_or(now.mono + left, |(_, mono_end)| *mono_end);
+        let win = Win::new(name.clone(), member.key_due, mono_end, now.mono, !same);
         self.all.insert(self.next, win);
         self.open.insert(name, self.next);
         self.next
@@ -270,6 +275,9 @@ impl Windows {
             assert!(justified, "{seq} left its window of {:?} before that closed, by {cause:?}", win.name);
             assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
             let unsure = win.unsure;
+            if self.stepped && cause == ClosedBy::Time {
+                self.going_on.insert(win.name.clone(), (win.end, win.mono_end));
+            }
             self.close(id, call, due, [cause].into());
             self.all.get_mut(&id).expect("there").unsure = unsure;
             return;

@@ -69,6 +69,7 @@ impl Model {
                 let again = !known.unwrap_or_else(|| panic!("deleted what nobody knows: {place:?}")).deleted;
                 if again {
                     self.deleted(place, &successors, ends.get(&place.key.seq).copied());
+                    self.note_heir(place.key.seq);
                 }
             }
         }
