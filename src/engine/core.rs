@@ -289,6 +289,8 @@ impl Core {
         if self.stock.queues()[queue].is_held_back() {
             self.stock.begin_evicting(queue, now);
         }
+        // What was not to go before them may go now.
+        self.dispatch.look_again(&mut self.stock, queue);
     }
 
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back

@@ -123,6 +123,7 @@ impl Dispatch {
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
             && (live.suspects == 0 || mutated(Mutant::SuspectsOvertaken))
+            && !live.fetching.iter().any(|number| self.is_recalled(*number))
             && live.health.may_send(live.slots, self.share())
     }
 

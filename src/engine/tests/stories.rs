@@ -178,7 +178,8 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
     w.store.check_empty();
 }
 
-/// The payload of 2 comes when 1 has failed, its pause is over, and one that was out beside it has been confirmed.
+/// The payload of 300 comes when 200 has failed, its pause is over, what was out beside it has been confirmed, and
+/// 340 is due as well.
 #[test]
 fn what_waits_for_its_payload_does_not_overtake_what_has_failed() {
     let mut settings = with(|app| {
@@ -189,8 +190,8 @@ fn what_waits_for_its_payload_does_not_overtake_what_has_failed() {
     let mut w = World::new(settings);
     w.send((0..3).map(|n| item("a", "", &format!("before {n}"))).collect());
     w.run(100);
-    w.send(vec![item("a", "", "beside")]);
-    w.send([200, 300].map(|ms| at(T0 + ms, item("a", "c", &ms.to_string()))).into());
+    w.send(vec![item("a", "", "beside"), item("a", "", "too")]);
+    w.send([200, 300, 340].map(|ms| at(T0 + ms, item("a", "c", &ms.to_string()))).into());
     w.drain_jobs();
     w.beside = true;
     for _ in 0..2 {
@@ -202,9 +203,11 @@ fn what_waits_for_its_payload_does_not_overtake_what_has_failed() {
     w.settle(first, Outcome::Nacked);
     w.advance(150);
     w.settle(0, CONFIRMED);
+    w.settle(0, CONFIRMED);
+    while w.do_job() {}
     w.run(1_000);
     let (sent, _) = ends(&w);
-    assert_eq!(sent[3..], ["beside", "200", "300"]);
+    assert_eq!(sent[3..], ["beside", "too", "200", "300", "340"]);
 }
 
 #[test]
