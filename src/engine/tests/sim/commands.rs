@@ -288,13 +288,19 @@ impl Model {
                 let waited = known.iter().any(|k| matches!(k, Known::Waiting(_)));
                 if self.durable {
                     // Perhaps before it was ever written.
-                    let unseen = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
+                    let unwritten = self.end_unwritten_by_cancel(asked, &known);
+                    let pending = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
+                    let unseen = unwritten || pending;
                     assert!(
                         !asked.took.is_empty() || !asked.perhaps.is_empty() || unseen,
                         "{target:?} is said to be cancelled, and was not taken out: {known:?}"
                     );
                     for seq in &asked.took {
                         assert_eq!(self.lives[seq].state, State::Cancelled, "cancelled and then not");
+                    }
+                    if pending {
+                        // It may have been the very one that was awaited.
+                        self.owed.remove(&target.identity);
                     }
                 } else {
                     let unseen = self.may_wait_unseen(target.identity);
@@ -314,6 +320,18 @@ impl Model {
             Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
             _ => panic!("no answer to a cancel: {answer:?}"),
         }
+    }
+
+    /// One that was published, certainly not delivered, and never written leaves no delete.
+    fn end_unwritten_by_cancel(&mut self, asked: &Asked, known: &[Known]) -> bool {
+        let Some(Known::Waiting(seq)) = known.last().filter(|_| asked.took.is_empty()) else { return false };
+        let life = &self.lives[seq];
+        let unwritten = life.state == State::Waiting && life.put.is_none() && life.published.is_some();
+        if unwritten {
+            assert!(!life.undecided, "{} was taken back, and may have been delivered", life.ask);
+            self.set(*seq, State::Cancelled);
+        }
+        unwritten
     }
 
     /// With nothing stored an item is seen for the first time when it is published.
@@ -464,7 +482,7 @@ impl Model {
             }
             // Formed, and waiting for payloads; or to be sent again.
             (Known::Waiting(s), ListedStage::InFlight) => {
-                let due = listed.due <= self.now.wall || self.stepped_back > 0;
+                let due = listed.due <= self.latest_wall;
                 *s == seq && (life.published.is_some() || due)
             }
             _ => false,

@@ -47,7 +47,8 @@ impl Model {
             matches!(&asked.command, Command::Cancel(t) if t.identity == identity)
                 || matches!(asked.command, Command::CancelAll(_))
         };
-        self.answered.values().chain(self.commands.values()).any(|asked| !asked.local && is_it(asked))
+        let known = self.answered.values().chain(self.commands.values()).chain(self.orphaned.values());
+        known.into_iter().any(|asked| !asked.local && is_it(asked))
     }
 
     fn is_same(&self, seq: u64, ask: usize) -> bool {
