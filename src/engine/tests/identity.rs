@@ -444,6 +444,23 @@ fn what_waits_behind_a_cancel_of_all_is_not_overtaken_when_that_makes_room() {
 }
 
 #[test]
+fn what_a_former_life_left_without_a_row_is_taken_back_though_a_window_closes_meanwhile() {
+    let mut w = World::new(with(|app| (app.window, app.align, app.quiet) = (15_000, true, 1_000)));
+    w.send(vec![item("a", "ann", "1")]);
+    w.drain_jobs();
+    w.settings.budget.rows = 0;
+    w.crash();
+    w.send(vec![item("a", "ann", "2")]);
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::CancelAll(of("ann")))]));
+    w.advance(1_000);
+    w.run(60_000);
+    assert_eq!(ends(&w).0, names(&[]));
+    assert_eq!(w.answer_to(1), Some(Answer::Cancelled { count: 2, in_flight: 0 }));
+    w.store.check_empty();
+}
+
+#[test]
 fn flush_closes_the_open_window_now() {
     let mut w = World::new(with(|app| app.window = 60_000));
     w.send(vec![item("a", "ann", "1"), item("a", "ann", "2"), item("a", "bob", "3")]);
