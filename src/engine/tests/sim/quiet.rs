@@ -234,6 +234,31 @@ impl Sim {
         full && (waits_for_room || dropping) || windows || self.store_full || !model.before.is_empty()
     }
 
+    /// It may have waited for a cancel of its customer to go over all items.
+    fn waited_behind_cancel(&self, ask: usize) -> bool {
+        let model = &self.model;
+        let new = &model.asks[ask].new;
+        let delivered =
+            model.messages[&model.asks[ask].message].delivered.map_or(usize::MAX, |(call, ..)| call);
+        let is_it = |asked: &Asked| match &asked.command {
+            Command::CancelAll(of) => {
+                asked.answered >= delivered
+                    && of.application == new.application
+                    && new.customer.as_deref() == Some(&*of.customer)
+            }
+            _ => false,
+        };
+        model.commands.values().chain(model.answered.values()).any(is_it)
+    }
+
+    /// What has waited for cancels is judged cancel by cancel: one of those has no room, and the others stand behind it.
+    fn holds_what_waited(&self) -> bool {
+        let open = self.model.open.iter().map(|number| &self.model.messages[number]);
+        let untaken = open.flat_map(|message| message.asks.iter().zip(&message.taken));
+        let mut untaken = untaken.filter(|(_, taken)| taken.is_none()).map(|(ask, _)| *ask);
+        untaken.any(|ask| self.is_held(ask) && self.waited_behind_cancel(ask))
+    }
+
     fn undecided(&self, ask: usize, waits: &BTreeSet<Identity>) -> Option<Undecided> {
         let model = &self.model;
         if self.awaits(ask, waits) {
@@ -242,7 +267,7 @@ impl Sim {
         if !model.durable {
             return Some(Undecided::Unseen);
         }
-        if self.is_held(ask) {
+        if self.is_held(ask) || self.waited_behind_cancel(ask) && self.holds_what_waited() {
             return Some(Undecided::Held);
         }
         // It was dropped, and another part of its message is not decided, or published just now.
