@@ -309,8 +309,8 @@ impl Arrivals {
         identities.into_iter().flatten().find_map(of_id)
     }
 
-    /// A command that came by message waits for what becomes of the item of this identity: a request behind it is not
-    /// its own, nor is it judged by an item that the command may take back.
+    /// A command that came by message waits for what becomes of the item of this identity: a request behind
+    /// it is not its own, nor is it judged by an item that the command may take back.
     pub(super) fn awaits_in_line(&self, identity: Identity) -> bool {
         let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Command { .. }) && !arrival.is_local();
         self.waiting.get(&identity).is_some_and(|waiting| waiting.iter().any(is_it))

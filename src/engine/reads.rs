@@ -99,8 +99,8 @@ impl Reads {
         self.rekeyed.push_back((self.begun, rekeyed));
     }
 
-    /// A row that a read under way has brought, or that an answer tells of, becomes what it is now. False: it is not
-    /// there any more.
+    /// A row that a read under way has brought, or that an answer tells of, becomes what it is now. False: it
+    /// is not there any more.
     pub(super) fn renew(&self, stored: &mut Stored) -> bool {
         if let Some(changed) = self.changed.get(&stored.key.seq) {
             if let Some(row) = changed.row {

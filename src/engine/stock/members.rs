@@ -202,8 +202,8 @@ impl Stock {
             RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
         if !mutated(Mutant::RekeyForgotten) {
-            // What a former life left there may have no customer row. A read under way brings it all the same, and is told
-            // that it has moved.
+            // What a former life left there may have no customer row. A read under way brings it all the
+            // same, and is told that it has moved.
             let told = !self.reads.is_idle() || !self.watch.is_empty();
             let indexed = !(told && window.end() < self.queues[queue].former_unindexed());
             let (end, members) = (window.end(), vec![members]);

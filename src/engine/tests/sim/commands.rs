@@ -19,7 +19,7 @@ pub(super) struct Asked {
     pub(super) took: BTreeSet<u64>,
     /// Items of which nothing is remembered: it took them back, or those that came behind it replaced them.
     pub(super) perhaps: BTreeSet<u64>,
-    /// Of a count: when each of those that it is about was due when it came. A window that closes meanwhile makes it sooner.
+    /// Of a count: when each of those that it is about was due when it came. A window that closes makes it sooner.
     dues: BTreeMap<u64, u64>,
     /// Least and most that a count, or the size of a window, has been meanwhile.
     pub(super) least: u64,

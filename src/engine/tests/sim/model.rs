@@ -193,6 +193,9 @@ pub(super) struct Model {
     pub(super) windows: Windows,
     /// Delivered and not acked.
     pub(super) open: BTreeSet<usize>,
+    /// Entries by application that went with their connection unseen, and may have been on their way out: they count
+    /// until their attempts have ended.
+    pub(super) given_back: BTreeMap<String, u64>,
     /// Not durable yet.
     pub(super) fresh: BTreeSet<u64>,
     /// Items by application that a commit removes behind the write that is judged: they were there then.
@@ -245,6 +248,7 @@ impl Model {
             apps: BTreeMap::new(),
             windows: Windows::default(),
             open: BTreeSet::new(),
+            given_back: BTreeMap::new(),
             fresh: BTreeSet::new(),
             leaving: BTreeMap::new(),
             mailed: BTreeMap::new(),
@@ -435,7 +439,7 @@ impl Model {
                 let mut all = std::iter::once(&self.settings).chain(&self.before);
                 let gives_up = all.any(|whole| whole.of(application).on_full == OnFull::DropOldest);
                 if state == State::Dead(Reason::Expired) || state == State::Dead(Reason::Full) && gives_up {
-                    // It waited until it could leave, or another came for which there was no room, and others may have met it.
+                    // It waited until it could leave, or another took its room, and others may have met it.
                     self.note(given, Known::Waiting(key.seq));
                 }
                 self.note(given, Known::Ended(key.seq));

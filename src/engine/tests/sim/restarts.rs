@@ -15,6 +15,7 @@ impl Model {
         self.owed.clear();
         self.orphaned.clear();
         self.fresh.clear();
+        self.given_back.clear();
         let is_stored = |identity: &Identity, ended: &Ended| {
             store.ended.iter().any(|((_, known), stored)| known == identity && stored == ended)
         };
@@ -190,10 +191,22 @@ impl Model {
         }
     }
 
+    /// What is due at once is on its way out before it is seen.
+    fn note_given_back(&mut self) {
+        let open = self.open.iter().map(|number| &self.messages[number]);
+        let unseen = open.flat_map(|message| message.asks.iter().zip(&message.taken));
+        let unseen = unseen.filter(|(_, taken)| taken.is_none()).map(|(ask, _)| &self.asks[*ask].new);
+        let at_once = |new: &&NewItem| new.customer.is_none() && new.at.is_none_or(|at| at <= self.now.wall);
+        for application in unseen.filter(at_once).map(|new| new.application.to_string()) {
+            *self.given_back.entry(application).or_default() += 1;
+        }
+    }
+
     /// The ingest connection is gone: what was not acked comes again.
     pub(super) fn ingest_gone(&mut self) {
         self.ingest_lost = true;
         self.owed.clear();
+        self.note_given_back();
         let open = self.open.iter().map(|number| &self.messages[number]);
         let taken: Vec<u64> = open.flat_map(|message| message.taken.iter().flatten().copied()).collect();
         for seq in taken {

@@ -241,7 +241,10 @@ impl Model {
                     let soon = new.at.is_none_or(|at| at <= self.now.wall);
                     (at_limit && soon) || many
                 }
-                OnFull::DropOldest => limit > 0 && live + self.unseen_of(&new.application) > limit,
+                OnFull::DropOldest => {
+                    let given_back = self.given_back.get(&*new.application).copied().unwrap_or(0);
+                    limit > 0 && live + self.unseen_of(&new.application) + given_back > limit
+                }
                 OnFull::DropNewest => !was_accepted && (at_limit || windows || many),
                 OnFull::Pause | OnFull::FlushEarly => !was_accepted && many,
             }
