@@ -228,8 +228,9 @@ impl Sim {
         let full = settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
         let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
         // Windows of former lives are not known one by one, and what closes one is not always seen.
-        let known = model.windows.open.len().max(self.world.store.windows.len()) as u64
-            + u64::from(model.lives_begun > 1) * 100_000;
+        let open = model.windows.open.len() + model.windows.going_on(model.now);
+        let known =
+            open.max(self.world.store.windows.len()) as u64 + u64::from(model.lives_begun > 1) * 100_000;
         let windows = waits_for_room && new.at.is_none() && known >= model.settings.customers;
         let dropping = settings.on_full == OnFull::DropOldest;
         full && (waits_for_room || dropping) || windows || self.store_full || !model.before.is_empty()
@@ -271,7 +272,8 @@ impl Sim {
         if self.is_held(ask) || self.waited_behind_cancel(ask) && self.holds_what_waited() {
             return Some(Undecided::Held);
         }
-        // It was dropped, and another part of its message is not decided, or published just now.
+        // It was dropped, and another part of its message is not decided, or published just now; or it was a moment ago,
+        // and its ack waits for those before it.
         model.asks[ask].new.identity?;
         let message = &model.messages[&model.asks[ask].message];
         let mut others = message.asks.iter().zip(&message.taken).filter(|(other, _)| **other != ask);
@@ -281,6 +283,17 @@ impl Sim {
                 Some(seq) => !model.is_safe(*seq) && self.may_be_unwritten(*seq),
             })
             .then_some(Undecided::Unseen)
+            .or_else(|| self.was_just_reached(ask).then_some(Undecided::Unseen))
+    }
+
+    /// The line has come to it a moment ago: one that is not acked yet stands before it, and was taken then.
+    fn was_just_reached(&self, ask: usize) -> bool {
+        let model = &self.model;
+        let tag = |number: &usize| model.messages[number].delivered.map(|(_, _, tag, _)| tag);
+        let own = tag(&model.asks[ask].message);
+        let before = model.open.iter().filter(|number| tag(number) < own);
+        let mut taken = before.flat_map(|number| model.messages[number].taken.iter().flatten());
+        taken.any(|seq| model.now.mono <= model.lives[seq].seen + ACK_MS)
     }
 
     /// The intake is closed only while something is full.

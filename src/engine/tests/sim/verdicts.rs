@@ -225,7 +225,8 @@ impl Model {
         all.into_iter().any(|whole| {
             let settings = whole.of(&new.application);
             let limit = settings.max_waiting;
-            let unseen = self.unseen_of(&new.application).saturating_sub(1);
+            let given_back = self.given_back.get(&*new.application).copied().unwrap_or(0);
+            let unseen = self.unseen_of(&new.application).saturating_sub(1) + given_back;
             let leaving = self.leaving.get(&*new.application).copied().unwrap_or(0);
             let live = live + leaving;
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
@@ -242,7 +243,6 @@ impl Model {
                     (at_limit && soon) || many
                 }
                 OnFull::DropOldest => {
-                    let given_back = self.given_back.get(&*new.application).copied().unwrap_or(0);
                     limit > 0 && live + self.unseen_of(&new.application) + given_back > limit
                 }
                 OnFull::DropNewest => !was_accepted && (at_limit || windows || many),

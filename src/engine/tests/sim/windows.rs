@@ -90,6 +90,14 @@ impl Windows {
         self.open.values().filter(|id| !self.all[id].unsure).count()
     }
 
+    /// Windows that a member has left by the wall clock, and that are not over by the other.
+    pub(super) fn going_on(&self, now: Now) -> usize {
+        let goes_on = |(name, (_, mono_end)): &(&Name, &(u64, u64))| {
+            now.mono <= mono_end + CLOCK_SLACK_MS && !self.open.contains_key(*name)
+        };
+        self.going_on.iter().filter(goes_on).count()
+    }
+
     /// A customer of an application whose window is certainly open.
     pub(super) fn open_in(&self, application: &str) -> Option<&str> {
         let is_open = |win: &&Win| win.name.0 == application && !win.unsure && !win.members.is_empty();

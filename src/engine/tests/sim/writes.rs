@@ -37,9 +37,13 @@ impl Model {
         let ended_unseen: Vec<Identity> = remembered.iter().filter_map(unseen).collect();
         let ends = ends(ops);
         let token = token.unwrap_or(0);
+        let mut fleeting: BTreeMap<String, u64> = BTreeMap::new();
         // What is replaced makes place first.
         for op in ops {
             if let Op::Delete { place, .. } = op {
+                if !self.lives.contains_key(&place.key.seq) {
+                    *fleeting.entry(place.queue.to_string()).or_default() += 1;
+                }
                 if self.lives.get(&place.key.seq).is_some_and(|life| life.state.is_live()) {
                     *self.leaving.entry(place.queue.to_string()).or_default() += 1;
                 }
@@ -62,7 +66,8 @@ impl Model {
             }
         }
         self.leaving = leaving;
-        // And who is there for a moment only.
+        // And who is there for a moment only: it counted for those that made room.
+        fleeting.into_iter().for_each(|(queue, n)| *self.leaving.entry(queue).or_default() += n);
         for op in ops {
             if let Op::Delete { place, .. } = op {
                 let known = self.lives.get(&place.key.seq);
