@@ -120,6 +120,9 @@ impl<'a> Bench<'a> {
         let found = found.into_iter().next().map(|(_, found)| found);
         let whereabouts = core.whereabouts(identity, queue, found, now);
         let whereabouts = self.scans.claim(core, whereabouts, now);
+        if self.scans.awaits(core, &whereabouts) {
+            return Judged::Await(identity, item);
+        }
         match whereabouts {
             Whereabouts::Nowhere => self.admit(core, item, origin, now),
             Whereabouts::Ended(ended) => self.known(core, item, origin, Known::Ended(&ended), 0, None, now),

@@ -283,6 +283,18 @@ impl Scans {
         Whereabouts::Ended(Box::new(Ended { end, at: now.wall, due, attempts, fingerprint, customer }))
     }
 
+    /// A cancel of its customer takes this item back if its attempt fails: a request that came behind that is
+    /// not judged by it.
+    pub(super) fn awaits(&mut self, core: &Core, found: &Whereabouts) -> bool {
+        let Whereabouts::Live(LiveItem::Resident(id)) = found else { return false };
+        if self.running.is_empty() || !core.is_undecided(*id) {
+            return false;
+        }
+        let item = &core.stock().items()[*id];
+        let (application, customer) = core.stock().address(item);
+        self.owner_of(&application, customer.as_deref(), item.key().seq).is_some()
+    }
+
     /// Items have come into memory: those that belong to a cancel on its way are cancelled.
     pub(super) fn claim_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
         let cancels = self.running.values().any(|scan| matches!(scan.kind, Kind::CancelAll(_)));
@@ -391,7 +403,9 @@ impl Running {
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
             // It may have been delivered, as one that is in flight.
-            Kind::CancelAll(_) if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) => {
+            Kind::CancelAll(_) | Kind::DropParked(_)
+                if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) =>
+            {
                 self.in_flight.insert(stored.identity());
             }
             Kind::CancelAll(_) | Kind::DropParked(_) => {

@@ -213,11 +213,18 @@ impl Sim {
         let behind = |asked: &Asked| asked.tag.is_some_and(|its| Some(its) < tag) && cancels(asked);
         match model.timeline.get(&identity).and_then(|line| line.last()) {
             _ if waits.contains(&identity) || model.commands.values().any(behind) => true,
-            Some((_, Known::Out(seq))) => rule || model.lives[seq].orphaned,
+            Some((_, Known::Out(seq))) => rule || model.lives[seq].orphaned || self.may_be_taken_back(*seq),
             // Published once, and to be sent again.
             Some((_, Known::Waiting(seq))) => model.lives[seq].published.is_some(),
             Some(_) | None => false,
         }
+    }
+
+    /// A cancel of its customer waits for the end of its attempt, or has done so.
+    fn may_be_taken_back(&self, seq: u64) -> bool {
+        let of_all = |asked: &&Asked| matches!(asked.command, Command::CancelAll(_));
+        let mut cancels = self.model.commands.values().chain(self.model.answered.values()).filter(of_all);
+        cancels.any(|asked| asked.covers(&self.model, seq))
     }
 
     /// There is no room for it, or the place of another is made free for it only now.
