@@ -128,7 +128,9 @@ impl Item {
     ) -> Self {
         let (dead, meant_for) = (Some(dead), Some(meant_for));
         let extra = Some(Box::new(Extra { dead, meant_for, ..Extra::default() }));
-        Item { content: Some(content), extra, ..Item::bare(placement) }
+        // What it will cost when it leaves, and has had to be read.
+        let weight = u32::try_from(content.size()).unwrap_or(u32::MAX);
+        Item { weight, content: Some(content), extra, ..Item::bare(placement) }
     }
 
     /// As the store has kept it.

@@ -13,7 +13,8 @@ impl Stock {
             let members = RekeyMembers {
                 customer: Arc::clone(&row.customer),
                 through_seq: row.through_seq,
-                due: row.due,
+                // Where the clock was set back they are due all the same.
+                due: row.due.min(now.wall),
                 cause: row.cause,
                 except: Vec::new(),
             };
@@ -47,7 +48,8 @@ impl Stock {
                 continue;
             }
             let queue = self.queues.id(&row.application);
-            let window = self.queues.settings_of(queue).window;
+            // No later than the next start will look, should the clock be set back once more.
+            let window = self.queues.settings_of(queue).window.min(HORIZON_MS);
             let due = now.wall + if row.closed_by.is_some() { 0 } else { window };
             if due >= row.due {
                 continue;

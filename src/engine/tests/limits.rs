@@ -276,3 +276,22 @@ fn what_is_sent_behind_a_cancel_of_its_customer_that_waits_is_not_taken_for_its_
     assert!(w.queue.is_empty(), "all are acked");
     w.store.check_empty();
 }
+
+#[test]
+fn letters_whose_content_is_in_the_store_alone_count_by_their_size_in_flight() {
+    let budget = Budget { contents: 0, ..Budget::of(64 << 20) };
+    let mut w = World::new(Settings { max_in_flight_bytes: 1_000, budget, ..settings() });
+    w.input(Input::EgressBlocked(true));
+    for _ in 0..20 {
+        let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
+        w.enqueue(RequestBody::Rejected(Box::new(item("a", "", &"x".repeat(600)).rejected(dead))));
+    }
+    w.deliver(20);
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(false));
+    for _ in 0..6 {
+        w.drain_jobs();
+        assert!((1..=2).contains(&w.out.len()), "{} are out", w.out.len());
+        w.settle(0, CONFIRMED);
+    }
+}

@@ -413,6 +413,18 @@ fn after_a_restart_with_the_clock_set_back_a_window_has_at_most_its_length_left(
 }
 
 #[test]
+fn after_a_restart_with_the_clock_set_back_what_had_closed_is_due() {
+    let mut w = World::new(with(|app| app.quiet = 1_000));
+    w.input(Input::EgressBlocked(true));
+    w.send(vec![item("a", "c", "1")]);
+    w.run(1_500);
+    w.now.wall -= 1_000_000;
+    w.crash();
+    w.run(1);
+    assert_eq!(ends(&w).0, ["1"]);
+}
+
+#[test]
 fn a_long_window_counts_on_over_a_restart() {
     let mut w = World::new(with(|app| {
         app.window = 3_600_000;
