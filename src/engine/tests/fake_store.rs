@@ -31,6 +31,8 @@ pub(super) struct FakeStore {
     pub(super) missed: u64,
     /// Rows that reads have looked at.
     pub(super) looked_at: u64,
+    /// Rows of windows are held against their members: while the clocks agree, all of them wait for its end.
+    pub(super) counts_members: bool,
 }
 
 impl FakeStore {
@@ -44,6 +46,9 @@ impl FakeStore {
         self.marks = marks;
         for queue in touched {
             self.check_queue(&queue);
+            if self.counts_members {
+                self.check_windows(&queue);
+            }
         }
     }
 
@@ -65,6 +70,20 @@ impl FakeStore {
         let bare = self.bare.range((queue.clone(), FIRST)..(queue.clone(), Key { due: u64::MAX, seq: 0 }));
         if let Some((_, last)) = bare.last() {
             assert!(last.due < row.unindexed_until, "{last:?} of {queue:?} has no customer row, {row:?}");
+        }
+    }
+
+    /// The row of a window counts its members.
+    fn check_windows(&self, queue: &Name) {
+        for row in self.windows.values().filter(|row| row.application == *queue) {
+            let ends = (queue.clone(), Key { due: row.end, seq: 0 })
+                ..(queue.clone(), Key { due: row.end + 1, seq: 0 });
+            let is_member = |item: &&Stored| {
+                let its = item.is_windowed() && item.customer.as_ref() == Some(&row.customer);
+                its && self.due_of(item) == row.end
+            };
+            let members = self.items.range(ends).map(|(_, item)| item).filter(is_member).count();
+            assert_eq!(row.count as usize, members, "members of {row:?}");
         }
     }
 

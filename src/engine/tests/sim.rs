@@ -15,6 +15,7 @@ mod published;
 mod quiet;
 mod races;
 mod restarts;
+mod scenes;
 mod verdicts;
 mod windows;
 mod writes;
@@ -104,8 +105,13 @@ impl Sim {
         } else {
             12
         };
+        let mut defaults = app_settings(&mut draw, limits);
+        if plan.scenes {
+            (defaults.window, defaults.quiet, defaults.align) = (90_000, 0, false);
+            (defaults.max_items, defaults.max_bytes, defaults.max_waiting) = (1_000, 1 << 20, 0);
+        }
         let settings = Settings {
-            defaults: shared(app_settings(&mut draw, limits)),
+            defaults: shared(defaults),
             applications,
             hold_max: (!durable).then_some(100_000),
             budget: Budget {
@@ -123,11 +129,13 @@ impl Sim {
             max_applications: if draw(10) == 0 { 3 } else { 100_000 },
             max_in_flight: [3, 10, 100][draw(3) as usize],
             turn: plan.turn,
+            max_in_flight_bytes: if seed % 20 == 19 { 200 } else { 8 << 20 },
             ..settings()
         };
         let mut world = World::unconnected(settings.clone());
         world.log = Some(vec![]);
         world.beside = !plan.prompt;
+        world.store.counts_members = !plan.steps_of_the_clock;
         if !plan.calm {
             world.acks_out = Some(VecDeque::new());
             world.answers_out = Some(vec![]);
@@ -200,6 +208,9 @@ impl Sim {
         }
         if self.plan.races && self.toss(6) == 0 {
             self.race();
+        }
+        if self.plan.scenes && self.toss(12) == 0 {
+            self.scene();
         }
         if self.plan.prompt {
             self.world.drain_jobs();
@@ -307,8 +318,8 @@ impl Sim {
                 self.dead_exchange = [Takes, Takes, Returns, Missing, Hangs][self.pick(5) as usize];
             }
             104 => {
-                self.store_full = self.pick(2) == 0;
-                self.world.input(Input::StoreFull(self.store_full));
+                let full = self.pick(2) == 0;
+                self.set_store_full(full);
             }
             105 if self.plan.reloads => self.reload(),
             106 => self.overdue(),
@@ -435,8 +446,7 @@ impl Sim {
         self.model.asks.iter_mut().for_each(|ask| ask.poison_dead = false);
         self.connect_egress();
         self.world.input(Input::EgressBlocked(false));
-        self.store_full = false;
-        self.world.input(Input::StoreFull(false));
+        self.set_store_full(false);
         for application in self.apps.clone() {
             self.ask(Command::Resume(application.as_str().into()));
         }

@@ -48,6 +48,7 @@ pub(super) enum Heard {
         blocked: bool,
     },
     Configure(Box<Settings>),
+    StoreFull(bool),
     /// The process was killed; what follows is another engine's.
     Crash,
     Other,
@@ -243,7 +244,8 @@ impl World {
                 Heard::Egress { ready: self.egress.0, blocked: self.egress.1 }
             }
             Input::Configure(settings) => Heard::Configure(settings.clone()),
-            Input::Loaded(_) | Input::StoreFull(_) | Input::Drain | Input::Tick => Heard::Other,
+            Input::StoreFull(full) => Heard::StoreFull(*full),
+            Input::Loaded(_) | Input::Drain | Input::Tick => Heard::Other,
         }
     }
 

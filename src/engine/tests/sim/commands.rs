@@ -235,6 +235,12 @@ impl Model {
                 self.app(name).pausing -= 1;
             }
             Command::Pause(name) | Command::Resume(name) => {
+                if let Answer::Unavailable(_) = answer {
+                    self.app(name).pausing -= 1;
+                    let paused =
+                        self.apps.values().filter(|app| app.paused || app.pausing > 0).count() as u64;
+                    return assert!(paused >= self.settings.max_applications, "{name} may be paused");
+                }
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };
                 let pauses = matches!(asked.command, Command::Pause(_));
                 let app = self.app(name);
@@ -340,7 +346,7 @@ impl Model {
         !self.durable && self.asks.iter().any(is_it)
     }
 
-    fn ended_so(&self, seq: u64, ended: &Ended) -> bool {
+    pub(super) fn ended_so(&self, seq: u64, ended: &Ended) -> bool {
         let life = &self.lives[&seq];
         let new = &self.asks[life.ask].new;
         let (least, most) = life.attempts;
@@ -514,13 +520,15 @@ impl Model {
             (took..=took + replaced).contains(count) || shared,
             "{count} are said to be taken back, {took} were"
         );
-        let left: Vec<u64> = self
-            .of_customer(&of.application, &of.customer)
-            .filter(|life| {
-                life.accepted < asked.call && life.state == State::Waiting && life.waiting_since < asked.call
-            })
-            .map(|life| life.seq)
-            .collect();
+        assert!(*in_flight == 0 || self.now.mono >= asked.now.mono + 5_000, "it waits 5 s for the outcomes");
+        // What was in flight and has failed meanwhile is its own as well.
+        let waits = |life: &&Life| {
+            let failed = life.put.is_some() && life.waiting_since < self.call;
+            life.state == State::Waiting && (life.waiting_since < asked.call || failed)
+        };
+        let its = self.of_customer(&of.application, &of.customer);
+        let left = its.filter(|life| life.accepted < asked.call).filter(waits);
+        let left: Vec<u64> = left.map(|life| life.seq).collect();
         assert!(
             left.len() as u64 <= *in_flight,
             "left by a cancel of {of:?}: {left:?}, {in_flight} in flight"

@@ -10,9 +10,10 @@ impl Model {
         self.call += 1;
         if call.now.wall + 1_000 < self.now.wall + (call.now.mono - self.now.mono) {
             (self.stepped, self.stepped_back) = (true, self.call);
+            self.last_step = self.call;
             self.windows.doubt_all();
         } else if call.now.wall > self.now.wall + (call.now.mono - self.now.mono) + 1_000 {
-            self.stepped = true;
+            (self.stepped, self.last_step) = (true, self.call);
             self.windows.doubt_all();
         }
         self.now = call.now;
@@ -124,6 +125,11 @@ impl Model {
                 self.windows.doubt_all();
                 self.before.push(std::mem::replace(&mut self.settings, *settings));
             }
+            Heard::StoreFull(full) => {
+                let since = self.full_since.unwrap_or(self.call);
+                self.full_since = full.then_some(since);
+                self.was_full |= full;
+            }
             Heard::Crash | Heard::Other => {}
         }
     }
@@ -151,6 +157,7 @@ impl Model {
             life.refused |= refused && flight.alone && flight.items.len() == 1;
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
             life.undecided = matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue);
+            life.failed = sure > 0;
             let state = match (life.state, confirmed) {
                 (State::DeadOut(_, reason), true) => State::DeadSent(reason),
                 (State::DeadOut(..), false) if life.orphaned => State::Forgotten,
@@ -161,6 +168,10 @@ impl Model {
                 (_, false) => State::Waiting,
             };
             self.set(*seq, state);
+        }
+        if matches!(settled.outcome, Outcome::Unsent | Outcome::Unavailable(_)) {
+            let (least, most) = self.publishes.get_mut(&settled.number).expect("published");
+            (*least, *most) = (*least - 1, *most - 1);
         }
         let pause = self.settings.of(&flight.application).retry.max;
         let pause = self

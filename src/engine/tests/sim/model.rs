@@ -121,6 +121,8 @@ pub(super) struct Life {
     pub(super) acked: bool,
     /// Its request comes again, and its attempt has not ended.
     pub(super) orphaned: bool,
+    /// Its last attempt was nacked or returned.
+    pub(super) failed: bool,
 }
 
 /// What can be known of an identity at one moment.
@@ -221,11 +223,20 @@ pub(super) struct Model {
     pub(super) generation: u32,
     pub(super) stepped: bool,
     pub(super) stepped_back: usize,
+    /// The call of the last step.
+    pub(super) last_step: usize,
     /// The latest that the wall clock has been in this life: what was due then may be on its way.
     pub(super) latest_wall: u64,
     pub(super) lives_begun: u32,
     pub(super) ingest_lost: bool,
     pub(super) dead_left_alone_until: u64,
+    /// The call since which the disk is full; and whether it ever was.
+    pub(super) full_since: Option<usize>,
+    pub(super) was_full: bool,
+    /// How often each batch has been published, by number: at least, at most.
+    pub(super) publishes: BTreeMap<u64, (u32, u32)>,
+    /// The last restart: call, and monotonic moment.
+    pub(super) restarted: (usize, u64),
 }
 
 impl Model {
@@ -266,10 +277,15 @@ impl Model {
             generation: 0,
             stepped: false,
             stepped_back: 0,
+            last_step: 0,
             latest_wall: now.wall,
             lives_begun: 1,
             ingest_lost: false,
             dead_left_alone_until: 0,
+            full_since: None,
+            was_full: false,
+            publishes: BTreeMap::new(),
+            restarted: (0, now.mono),
         }
     }
 
@@ -401,6 +417,7 @@ impl Model {
             perhaps_replaced: false,
             acked: false,
             orphaned: false,
+            failed: false,
         };
         if self.is_id_taken_since(ask) {
             self.asks[ask].excuses.push(Excuse::IdTaken);
@@ -416,6 +433,11 @@ impl Model {
         self.fresh.insert(key.seq);
         let message = self.messages.get_mut(&self.asks[ask].message).expect("sent");
         assert!(message.delivered.is_some(), "taken from nowhere: {ask}");
+        let handed_over = message.delivered.map(|(call, ..)| call);
+        assert!(
+            self.full_since.is_none() || handed_over < self.full_since,
+            "{ask} was taken with the disk full"
+        );
         let part = message.asks.iter().position(|a| *a == ask).expect("one of its parts");
         assert_eq!(message.taken[part], None, "taken twice from one delivery: {ask}");
         message.taken[part] = Some(key.seq);

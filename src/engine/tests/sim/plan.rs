@@ -29,6 +29,8 @@ pub(super) struct Plan {
     pub(super) races: bool,
     /// How much a call does: in a third of the worlds next to nothing.
     pub(super) turn: TurnLimits,
+    /// What takes several steps to come about comes about often.
+    pub(super) scenes: bool,
 }
 
 impl Plan {
@@ -46,8 +48,8 @@ impl Plan {
             ids: if one_in(2) { 4 } else { 200 },
             pauses: !calm && one_in(2),
             poison: !calm && one_in(3),
-            steps_of_the_clock: !calm && one_in(4),
-            crashes: !calm && (one_in(2) || seed % 20 == 17),
+            steps_of_the_clock: !calm && (one_in(4) || seed % 20 == 11),
+            crashes: !calm && (one_in(2) || seed % 20 == 17 || seed % 20 == 11),
             reloads: !calm && one_in(6),
             crowd: if matches!(seed % 40, 9 | 29) { 1_000 } else { 0 },
             dying: seed % 40 == 29,
@@ -55,6 +57,7 @@ impl Plan {
             hasty: seed % 20 == 17,
             races: seed % 20 == 7,
             turn: if seed % 3 == 1 { short_turns(seed as usize / 3) } else { TurnLimits::default() },
+            scenes: matches!(seed % 20, 3 | 11),
         }
     }
 }

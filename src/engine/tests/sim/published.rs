@@ -65,6 +65,8 @@ impl Model {
             assert!(batch.alone && suspect || !parked, "published to {name}, which is parked");
         }
         assert_eq!(batch.due, batch.items[0].due.min(batch.due), "its earliest due");
+        self.check_attempt(batch);
+        self.check_bytes();
         let flight = Flight {
             application: name.clone(),
             items: batch.items.iter().map(|item| item.seq).collect(),
@@ -80,6 +82,31 @@ impl Model {
         let most =
             self.before.iter().map(|before| before.max_in_flight).fold(self.settings.max_in_flight, Ord::max);
         assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
+    }
+
+    /// It tells how often it has been tried. What has been split or formed anew goes on counting.
+    fn check_attempt(&mut self, batch: &Batch) {
+        let failed = batch.items.iter().map(|item| item.attempts).max().unwrap_or(0);
+        let (least, most) = match self.publishes.get(&batch.number) {
+            Some((least, most)) => ((least + 1).max(failed + 1), (most + 1).max(failed + 1)),
+            None => (failed + 1, u32::MAX),
+        };
+        let right = (least..=most).contains(&batch.attempt);
+        assert!(right, "attempt {}, not {least} to {most}", batch.attempt);
+        let known = self
+            .publishes
+            .get(&batch.number)
+            .map_or((1, batch.attempt), |(least, most)| (least + 1, most + 1));
+        self.publishes.insert(batch.number, known);
+    }
+
+    /// Behind the first no more bytes are on their way than may be: no item costs less than this.
+    fn check_bytes(&self) {
+        let least = 20;
+        let sizes = || self.flights.values().map(|flight| flight.items.len());
+        let items = sizes().sum::<usize>() - sizes().max().unwrap_or(0);
+        let most = std::iter::once(&self.settings).chain(&self.before).map(|s| s.max_in_flight_bytes).max();
+        assert!(items as u64 * least <= most.unwrap_or(0), "{items} items in flight");
     }
 
     /// All of it was in flight when its application was parked: then it may be tried again all the same.

@@ -2,6 +2,7 @@
 
 use super::commands::Asked;
 use super::model::{Known, Life, State};
+use super::windows::{CLOCK_SLACK_MS, EXPIRY_MARGIN_MS};
 use super::{DeadExchange, Sim, ALONE_CHANNELS};
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -56,6 +57,7 @@ impl Sim {
 
     fn check_rest(&self) {
         self.check_moving();
+        self.check_dropped();
         self.check_dead_letters();
         self.check_line();
         self.check_commands();
@@ -68,7 +70,8 @@ impl Sim {
         if model.egress != (true, false) {
             return;
         }
-        let slots = model.flights.len() >= model.settings.max_in_flight;
+        let few = model.settings.max_in_flight_bytes < 1_000 && !model.flights.is_empty();
+        let slots = few || model.flights.len() >= model.settings.max_in_flight;
         let alone = model.flights.values().filter(|flight| flight.alone).count() >= ALONE_CHANNELS;
         for life in model.lives.values().filter(|life| life.state == State::Waiting) {
             let name = model.application(life.seq);
@@ -92,18 +95,46 @@ impl Sim {
         }
     }
 
+    /// What is beyond the limit has been given up, as far as it is not on its way.
+    fn check_dropped(&self) {
+        let model = &self.model;
+        // Where memory has room for them.
+        let roomy = self.world.settings.budget.rows >= 10_000;
+        if !roomy || !model.durable || model.lives_begun > 1 || !model.before.is_empty() {
+            return;
+        }
+        for (name, app) in &model.apps {
+            let settings = model.settings.of(name);
+            let over = settings.max_waiting > 0 && app.live > settings.max_waiting;
+            if !over || settings.on_full != OnFull::DropOldest {
+                continue;
+            }
+            let waits = |life: &&Life| {
+                let free = life.state == State::Waiting && (life.published.is_none() || life.failed);
+                free && model.application(life.seq) == name
+            };
+            let waiting = model.lives.values().find(waits).map(|life| life.ask);
+            assert!(waiting.is_none(), "{} of {name} wait, {waiting:?} among them", app.live);
+        }
+    }
+
     fn is_due(&self, seq: u64) -> bool {
         let model = &self.model;
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
-        if new.at.is_some() || new.customer.is_none() || life.published.is_some() || life.restored {
-            let customer = new.customer.as_deref().filter(|_| new.at.is_none()).unwrap_or_default();
-            let joined = life.restored
-                && model.windows.waits_with_others(&new.application, customer, life.due, model.now);
-            return life.due <= model.now.wall && !joined;
+        if new.at.is_some() || new.customer.is_none() || life.published.is_some() {
+            return life.due <= model.now.wall;
+        }
+        if life.restored {
+            let customer = new.customer.as_deref().unwrap_or_default();
+            let joined = model.windows.waits_with_others(&new.application, customer, life.due, model.now);
+            // By the other clock, once they have parted.
+            let past = self.is_a_window_past(&new.application);
+            let parted = model.last_step >= model.restarted.0;
+            return if life.due <= model.now.wall { (past || !parted) && !joined } else { past && !parted };
         }
         let win = model.windows.of(seq);
-        if new.expiry.is_some_and(|at| at <= model.now.wall) {
+        if new.expiry.is_some_and(|at| at <= model.now.wall + EXPIRY_MARGIN_MS) {
             // Its window has hurried for it. One that had closed before the clock was set back keeps its moment.
             let closed = win.and_then(|win| win.closed.as_ref());
             return closed.is_none_or(|close| close.due <= model.now.wall);
@@ -113,10 +144,20 @@ impl Sim {
         (win.closed.is_some() || model.windows.is_overripe(seq, model.now)) && end <= model.now.wall
     }
 
+    /// A window that a former life left has had its length since the restart.
+    fn is_a_window_past(&self, application: &str) -> bool {
+        let model = &self.model;
+        let (_, mono) = model.restarted;
+        let longest = std::iter::once(&model.settings).chain(&model.before).map(|s| s.of(application).window);
+        let end = mono + longest.max().unwrap_or(0) + CLOCK_SLACK_MS;
+        model.now.mono > end
+    }
+
     fn check_dead_letters(&self) {
         let model = &self.model;
         let hindered = model.egress != (true, false)
             || model.flights.len() >= model.settings.max_in_flight
+            || (model.settings.max_in_flight_bytes < 1_000 && !model.flights.is_empty())
             || model.flights.values().any(|flight| flight.dead)
             || model.flights.values().filter(|flight| flight.alone).count() >= ALONE_CHANNELS
             || model.dead_left_alone_until > model.now.mono
@@ -214,8 +255,6 @@ impl Sim {
         match model.timeline.get(&identity).and_then(|line| line.last()) {
             _ if waits.contains(&identity) || model.commands.values().any(behind) => true,
             Some((_, Known::Out(seq))) => rule || model.lives[seq].orphaned || self.may_be_taken_back(*seq),
-            // Published once, and to be sent again.
-            Some((_, Known::Waiting(seq))) => model.lives[seq].published.is_some(),
             Some(_) | None => false,
         }
     }
@@ -435,6 +474,7 @@ impl Sim {
         assert_eq!(taken, ended + counters.cancelled + counters.replaced, "{counters:?}");
         let count =
             |is: fn(&State) -> bool| model.lives.values().filter(|life| is(&life.state)).count() as u64;
+        let count_of = |state| model.lives.values().filter(|life| life.state == state).count() as u64;
         assert_eq!(counters.confirmed, count(|state| *state == State::Sent), "sent");
         assert_eq!(
             counters.dead_confirmed,
@@ -443,6 +483,10 @@ impl Sim {
         );
         if !model.durable {
             return;
+        }
+        for reason in Reason::ALL {
+            let dead = count_of(State::DeadSent(reason));
+            assert_eq!(counters.dead[reason as usize], dead, "dead: {reason:?}");
         }
         // What ended before it was written is not seen.
         let is_gone = |life: &&Life| life.state == State::Cancelled && !life.perhaps_replaced;

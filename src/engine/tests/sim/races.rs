@@ -79,20 +79,20 @@ impl Sim {
         }
     }
 
-    fn hand_over_all(&mut self) {
+    pub(super) fn hand_over_all(&mut self) {
         self.world.deliver(10);
         self.world.drain_jobs();
     }
 
-    fn request_of(&mut self, app: &str, customer: &str, at: Option<u64>, expiry: Option<u64>) {
+    pub(super) fn request_of(&mut self, app: &str, customer: &str, at: Option<u64>, expiry: Option<u64>) {
         self.mail_plain(NewItem { at, expiry, ..self.plain_item(app, customer) });
     }
 
-    fn plain_item(&self, app: &str, customer: &str) -> NewItem {
+    pub(super) fn plain_item(&self, app: &str, customer: &str) -> NewItem {
         item(app, customer, &self.model.asks.len().to_string())
     }
 
-    fn mail_plain(&mut self, new: NewItem) {
+    pub(super) fn mail_plain(&mut self, new: NewItem) {
         let ask = self.plain_ask(self.world.sent + 1, new);
         let asks = vec![self.model.asks.len()];
         let body = RequestBody::Items(vec![ask.new.clone()]);

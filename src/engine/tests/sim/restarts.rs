@@ -11,6 +11,7 @@ impl Model {
         self.now = now;
         self.latest_wall = now.wall;
         self.lives_begun += 1;
+        (self.full_since, self.restarted) = (None, (self.call, now.mono));
         (self.egress, self.committed) = ((false, false), 0);
         self.owed.clear();
         self.orphaned.clear();
@@ -25,6 +26,7 @@ impl Model {
             self.lives.keys().partition(|seq| store.places.contains_key(seq));
         gone.into_iter().chain(there).for_each(|seq| self.crash_one(seq, store));
         self.flights.clear();
+        self.publishes.clear();
         self.windows.crash(store, now);
         for (name, app) in &mut self.apps {
             app.flights.clear();

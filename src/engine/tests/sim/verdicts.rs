@@ -14,6 +14,7 @@ impl Model {
             Known::Nobody => true,
             Known::Waiting(seq) => match rule {
                 DuplicateRule::Replace => true,
+                DuplicateRule::Earliest | DuplicateRule::Latest if self.is_tied(seq, ask) => false,
                 DuplicateRule::Earliest => {
                     !own || new_due < self.lives[&seq].due || self.lives[&seq].window.is_some()
                 }
@@ -39,6 +40,14 @@ impl Model {
         let unseen = replaces && self.met_pending(ask, identity);
         assert!(allowed || unseen, "{ask} ({rule:?}) was accepted though its id is {known:?}");
         // In the order of arrival: nothing before it in the line with the same id is undecided.
+    }
+
+    /// Both are due with the same window.
+    fn is_tied(&self, seq: u64, ask: usize) -> bool {
+        let (new, old) = (&self.asks[ask].new, &self.asks[self.lives[&seq].ask].new);
+        let same =
+            new.at.is_none() && new.customer.is_some() && old.at.is_none() && new.customer == old.customer;
+        same && !self.stepped && self.before.is_empty() && self.windows.is_certainly_open(seq)
     }
 
     /// A cancel that the broker had delivered before may have met another item than it was meant for.

@@ -7,10 +7,10 @@ use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A window closes so long before its most urgent expiry, ms.
-const EXPIRY_MARGIN_MS: u64 = 100;
+pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 
 /// By so much the clocks' milliseconds may turn apart: a window waits for both.
-const CLOCK_SLACK_MS: u64 = 5;
+pub(super) const CLOCK_SLACK_MS: u64 = 5;
 
 type Name = (String, String);
 
@@ -234,7 +234,10 @@ impl Windows {
         let same = member.key_due == end;
         assert!(same || member.other_end, "a window of {name:?} ends at {}, not {end}", member.key_due);
         self.next += 1;
-        let left = member.key_due.saturating_sub(now.wall).min(length(app, now.wall));
+        // Once the clocks have parted its planned end does not tell when it opened.
+        let parted = self.stepped && !same;
+        let left = if parted { u64::MAX } else { member.key_due.saturating_sub(now.wall) };
+        let left = left.min(length(app, now.wall));
         let goes_on = self.going_on.get(&name).filter(|(end, _)| *end == member.key_due);
         let mono_end = goes_on.map_or(now.mono + left, |(_, mono_end)| *mono_end);
         let win = Win::new(name.clone(), member.key_due, mono_end, now.mono, !same);
@@ -260,6 +263,13 @@ impl Windows {
         let win = self.of(seq).filter(|win| win.closed.is_none() && win.only_left)?;
         let may_be_closed = !win.ripe.is_empty() || !win.may_close.is_empty() || !win.flushes.is_empty();
         (win.members.is_empty() && !may_be_closed).then_some(win.end)
+    }
+
+    /// Its window is open, though a member may have left it just now.
+    pub(super) fn is_certainly_open(&self, seq: u64) -> bool {
+        let Some(win) = self.of(seq).filter(|win| win.closed.is_none()) else { return false };
+        let may_be_closed = !win.ripe.is_empty() || !win.may_close.is_empty() || !win.flushes.is_empty();
+        (!win.unsure || win.only_left) && !may_be_closed
     }
 
     /// What a restart reads of a long window is so.

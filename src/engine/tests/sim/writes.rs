@@ -220,10 +220,25 @@ impl Model {
             (None, None) => assert!(key.due <= wall || self.stepped_back > 0, "it is due at once"),
             (None, Some(_)) => {}
         }
+        self.check_hold(ask);
         self.accept(ask, key, accepted_due, State::Waiting);
         if let (None, Some(customer), true) = (new.at, &new.customer, self.durable) {
             self.joins(&new, customer, key);
         }
+    }
+
+    /// With nothing stored: no longer ahead than the broker waits for its ack, with a minute in line.
+    fn check_hold(&self, ask: usize) {
+        let (new, message) = (&self.asks[ask].new, &self.messages[&self.asks[ask].message]);
+        let (Some(hold), Some(at), Some((_, mono, ..))) = (self.settings.hold_max, new.at, message.delivered)
+        else {
+            return;
+        };
+        let mut all = std::iter::once(&self.settings.defaults).chain(self.settings.applications.values());
+        let flows = all.all(|app| app.max_waiting == 0) && self.settings.customers > 10 && !self.was_full;
+        let sure = flows && self.before.is_empty() && !self.stepped && new.identity.is_none();
+        let received = self.now.wall - (self.now.mono - mono);
+        assert!(!sure || at <= received + hold + 60_000, "{ask} waits for {} ms", at - received);
     }
 
     fn is_of(&self, life: &Life, new: &NewItem, customer: &str) -> bool {
@@ -358,6 +373,14 @@ impl Model {
         let ends = matches!(self.lives[&seq].state, State::Sent | State::Cancelled);
         if ends && identity.is_given() && tail > 0 && self.before.is_empty() {
             assert!(remembered.is_some(), "{ask} ended and is not remembered in the same commit");
+        }
+        // What a later answer will tell.
+        if let Some(ended) = remembered.filter(|ended| ends && ended.fingerprint == new.fingerprint) {
+            assert!(
+                self.ended_so(seq, ended),
+                "{ask} is remembered as {ended:?}: {:?}",
+                self.lives[&seq].attempts
+            );
         }
     }
 

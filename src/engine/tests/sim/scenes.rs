@@ -1,0 +1,170 @@
+//! What takes several steps to come about, in an application of its own that nothing else meets.
+
+use super::super::world::*;
+use super::Sim;
+use crate::engine::event::*;
+use crate::engine::types::*;
+
+impl Sim {
+    pub(super) fn scene(&mut self) {
+        self.clear_the_way();
+        let app = format!("s{}", self.world.sent);
+        match self.toss(if self.plan.steps_of_the_clock { 7 } else { 4 }) {
+            0 | 1 => self.suspects_of_a_paused(&app),
+            2 => self.moved_behind_a_scan(&app),
+            3 => self.full_disk(),
+            4 => self.waits_for_what_goes(&app),
+            5 => self.clock_forward_to_an_expiry(&app),
+            _ => self.restart_with_the_clock_set_back(&app),
+        }
+        self.judge();
+    }
+
+    fn clear_the_way(&mut self) {
+        self.connect_egress();
+        self.world.input(Input::EgressBlocked(false));
+        self.set_store_full(false);
+        self.world.drain_jobs();
+    }
+
+    pub(super) fn set_store_full(&mut self, full: bool) {
+        self.store_full = full;
+        self.world.input(Input::StoreFull(full));
+    }
+
+    /// The broker takes all that is out, and nothing more.
+    fn confirm_out(&mut self) {
+        self.world.drain_jobs();
+        for _ in 0..self.world.out.len() {
+            let Some(batch) = self.world.first_out() else { break };
+            if self.is_poisoned(&batch) {
+                self.close_channel(&batch);
+            } else {
+                self.receive(&batch);
+                self.world.settle(0, CONFIRMED);
+            }
+        }
+        self.world.drain_jobs();
+    }
+
+    fn set_back(&mut self, ms: u64) {
+        self.world.now.wall -= ms;
+        self.world.input(Input::Tick);
+    }
+
+    fn at_once(&mut self, app: &str, customer: &str) {
+        let now = Some(self.world.now.wall);
+        self.request_of(app, customer, now, None);
+    }
+
+    /// A channel is closed over batches of an application that has been paused since they left. They wait, and some of
+    /// them are taken back.
+    fn suspects_of_a_paused(&mut self, app: &str) {
+        self.at_once(app, "c0");
+        self.hand_over_all();
+        self.confirm_out();
+        (0..4).for_each(|n| self.at_once(app, &format!("c{n}")));
+        self.hand_over_all();
+        self.ask(Command::Pause(app.into()));
+        self.world.drain_jobs();
+        let own = |(_, batch): &&(u64, Batch)| *batch.application == *app && !batch.alone;
+        if let Some((_, batch)) = self.world.out.iter().find(own).cloned() {
+            self.close_channel(&batch);
+        }
+        self.world.drain_jobs();
+        for n in 0..self.toss(5) {
+            let customer = format!("c{n}").as_str().into();
+            self.ask(Command::CancelAll(CustomerOf { application: app.into(), customer }));
+            self.world.drain_jobs();
+        }
+        self.ask(Command::Resume(app.into()));
+        self.confirm_out();
+        self.at_once(app, "c0");
+        self.hand_over_all();
+        self.confirm_out();
+        self.rest();
+    }
+
+    /// While a cancel of a customer goes over the store, its window closes: members lie before the place that it has come
+    /// to, and are not loaded, because their application is paused.
+    fn moved_behind_a_scan(&mut self, app: &str) {
+        let wall = self.world.now.wall;
+        self.ask(Command::Pause(app.into()));
+        self.request_of(app, "c", None, Some(wall + 1_500));
+        self.request_of(app, "c", None, None);
+        (0..3).for_each(|n| self.request_of(app, "c", Some(wall + 21_000 + n), None));
+        self.hand_over_all();
+        self.ask(Command::CancelAll(CustomerOf { application: app.into(), customer: "c".into() }));
+        for _ in 0..1 + self.toss(4) {
+            self.world.do_job_in_pieces(1);
+        }
+        self.world.advance(1_450);
+        for _ in 0..12 {
+            self.world.do_job_in_pieces(1);
+        }
+        self.world.drain_jobs();
+        self.ask(Command::Resume(app.into()));
+        self.world.drain_jobs();
+    }
+
+    /// What had been handed over when the disk was full waits.
+    fn full_disk(&mut self) {
+        self.set_store_full(true);
+        (0..3).for_each(|_| self.request());
+        self.world.hand_over(3);
+        self.world.drain_jobs();
+        self.world.advance(30);
+        self.world.drain_jobs();
+        self.judge();
+        self.set_store_full(false);
+    }
+
+    /// What is due waits for what the clock's going back has made due before it, and that is taken back.
+    fn waits_for_what_goes(&mut self, app: &str) {
+        self.world.input(Input::EgressBlocked(true));
+        self.request_of(app, "", None, None);
+        self.hand_over_all();
+        self.set_back(60_000);
+        let id = self.world.sent.to_string();
+        let at = Some(self.world.now.wall + 30_000);
+        self.mail_plain(with_id(&id, DuplicateRule::Keep, NewItem { at, ..self.plain_item(app, "c") }));
+        self.hand_over_all();
+        self.world.input(Input::EgressBlocked(false));
+        self.world.drain_jobs();
+        self.ask(Command::Cancel(target(app, &id)));
+        self.confirm_out();
+        self.pass(61_000);
+        self.confirm_out();
+        self.rest();
+    }
+
+    /// A step of the clock, and a window has to hurry.
+    fn clock_forward_to_an_expiry(&mut self, app: &str) {
+        let expiry = self.world.now.wall + 10_000;
+        self.request_of(app, "c", None, Some(expiry));
+        self.request_of(app, "c", None, None);
+        self.hand_over_all();
+        self.world.now.wall += 9_900 + self.toss(200);
+        self.world.input(Input::Tick);
+        self.rest();
+    }
+
+    /// A window has no more than its length left, whatever the clock says.
+    fn restart_with_the_clock_set_back(&mut self, app: &str) {
+        if !self.plan.crashes {
+            return;
+        }
+        self.request_of(app, "c", None, None);
+        self.hand_over_all();
+        self.set_back(80_000);
+        self.world.drain_jobs();
+        self.crash();
+        self.clear_the_way();
+        let window = self.world.settings.of(app).window;
+        for _ in 0..4 {
+            self.pass(window / 4 + 10);
+            self.confirm_out();
+        }
+        self.rest();
+    }
+}
