@@ -48,7 +48,7 @@ impl Limits {
 
     /// The disk is nearly full: nothing is taken in.
     pub(super) fn is_store_full(&self) -> bool {
-        self.store_full
+        self.store_full && !mutated(Mutant::StoreFullIgnored)
     }
 
     /// Whether this item may come in. `replaces`: in the place of another of its application, so that the
@@ -254,7 +254,7 @@ pub(super) fn occupied(stock: &Stock) -> [u64; 3] {
 fn beyond_hold_max(settings: &Settings, timing: Timing, now: Now) -> Option<Dead> {
     let (Some(hold_max), Timing::Own(due)) = (settings.hold_max, timing) else { return None };
     let away = due.saturating_sub(now.wall);
-    (away > hold_max).then(|| {
+    (away > hold_max && !mutated(Mutant::HoldMaxIgnored)).then(|| {
         let error =
             format!("own time is {away} ms away, above store.hold_max = {hold_max} ms of the memory store");
         Dead { reason: Reason::Unsupported, error: error.into() }

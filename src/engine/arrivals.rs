@@ -208,20 +208,35 @@ impl Arrivals {
     /// It goes back to the head of its line.
     pub(super) fn put_back(&mut self, name: LineName, arrival: Arrival) {
         let line = self.line(name);
-        line.first -= 1;
+        line.first -= u64::from(!mutated(Mutant::AnswersShifted));
         line.ahead = 0;
         line.entries.push_front(LineEntry { arrival, knowledge: Knowledge::Unasked });
     }
 
-    /// No entry of the message at the head of a line waits for an answer of the store.
-    pub(super) fn is_message_known(&mut self, name: LineName) -> bool {
+    /// No entry of the message at the head of a line waits for an answer of the store, or, where there are
+    /// several, has to be asked for first.
+    pub(super) fn is_message_known(
+        &mut self,
+        name: LineName,
+        core: &Core,
+        questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
+    ) -> bool {
         let line = self.line(name);
-        let Some(delivery) = line.entries.front().map(|entry| entry.arrival.delivery()) else { return true };
-        let mut entries = line.entries.iter().take_while(|entry| entry.arrival.delivery() == delivery);
-        match delivery {
-            None => true,
-            Some(_) => entries.all(|entry| !matches!(entry.knowledge, Knowledge::Asked(_))),
+        let Some(delivery) = line.entries.front().and_then(|entry| entry.arrival.delivery()) else {
+            return true;
+        };
+        let own = |entry: &&LineEntry| entry.arrival.delivery() == Some(delivery);
+        let several = line.entries.get(1).as_ref().is_some_and(own);
+        let lacks = |entry: &LineEntry| match &entry.knowledge {
+            Knowledge::Asked(_) => true,
+            Knowledge::Unasked => several && !questions(core, &entry.arrival).is_empty(),
+            Knowledge::Known(..) => false,
+        };
+        let Some(entry) = line.entries.iter().take_while(own).find(|entry| lacks(entry)) else { return true };
+        if matches!(entry.knowledge, Knowledge::Unasked) {
+            line.ahead = 0;
         }
+        false
     }
 
     /// Asks the store for identities of arrivals in the lines, in their order. `held`: requests wait for
@@ -239,8 +254,11 @@ impl Arrivals {
             }
             let line = self.line(name);
             let (first, ahead) = (line.first, line.ahead);
+            // A message is judged as a whole.
+            let head = line.entries.front().and_then(|entry| entry.arrival.delivery());
             for (place, entry) in line.entries.iter_mut().enumerate().skip(ahead) {
-                if wanted.len() >= ASK || place >= ASK_AHEAD {
+                let beyond = place >= ASK_AHEAD && (head.is_none() || entry.arrival.delivery() != head);
+                if wanted.len() >= ASK || beyond {
                     break;
                 }
                 line.ahead = place + 1;
@@ -429,7 +447,7 @@ impl Arrivals {
         for name in [LineName::Returned, LineName::Requests] {
             let line = self.line(name);
             let gone = std::mem::take(&mut line.entries);
-            line.first += gone.len() as u64;
+            line.first += if mutated(Mutant::OldAnswersMatch) { 0 } else { gone.len() as u64 };
             line.ahead = 0;
             for entry in gone {
                 if let Knowledge::Asked(asked) | Knowledge::Known(asked, _) = &entry.knowledge {
@@ -443,7 +461,7 @@ impl Arrivals {
             }
         }
         for waiting in self.behind_scans.values_mut() {
-            waiting.retain(Arrival::is_local);
+            waiting.retain(|arrival| arrival.is_local() || mutated(Mutant::BehindScanKept));
         }
         self.ids_behind_scans = Lookup::new();
         let kept: BTreeSet<(u64, Identity)> = std::mem::take(&mut self.until);

@@ -168,7 +168,9 @@ fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: b
     if !queues.set_paused(queue, paused) {
         return Answer::Done { changed: false };
     }
-    core.stock_mut().journal_mut().hurry();
+    if !mutated(Mutant::PauseUnhurried) {
+        core.stock_mut().journal_mut().hurry();
+    }
     if paused {
         core.stock_mut().begin_evicting(queue, now);
     } else {

@@ -113,7 +113,7 @@ impl Core {
             end,
             at: now.wall,
             due: item.due(),
-            attempts: item.attempts(),
+            attempts: if mutated(Mutant::EndedAttemptsWrong) { 0 } else { item.attempts() },
             fingerprint: item.fingerprint(),
             customer,
         }
@@ -146,7 +146,7 @@ impl Core {
         if mutated(Mutant::DeadForgotten) {
             return self.stock.finish(id);
         }
-        self.stock.counters_mut().dead[reason as usize] += 1;
+        self.stock.counters_mut().dead[reason as usize] += u64::from(!mutated(Mutant::DeadUncounted));
         let dead = Dead { reason, error: error.into() };
         let ended = self.ended(id, End::Dead(Arc::new(dead.clone())), now);
         let (queue, identity) = (self.stock.items()[id].queue(), self.stock.items()[id].identity());

@@ -171,7 +171,10 @@ impl Dispatch {
     /// The first suspect whose queue is not paused.
     fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {
         let waits = |number: &u64| {
-            self.flights.get(number).is_some_and(|flight| !stock.queues()[flight.queue].is_paused())
+            let flight = self.flights.get(number);
+            flight.is_some_and(|flight| {
+                !stock.queues()[flight.queue].is_paused() || mutated(Mutant::PausedSuspectsGo)
+            })
         };
         let place = self.suspects.iter().position(waits)?;
         let number = self.suspects.remove(place)?;
@@ -386,7 +389,7 @@ impl Dispatch {
         for id in &flight.rows {
             let content = stock.lend_content(*id);
             let item = &stock.items()[*id];
-            attempt = attempt.max(item.attempts() + 1);
+            attempt = attempt.max(if mutated(Mutant::AttemptAnew) { 0 } else { item.attempts() + 1 });
             debug_assert!(content.is_some(), "a batch is published whole");
             items.push(BatchItem {
                 seq: item.key().seq,
@@ -445,7 +448,7 @@ impl Dispatch {
     /// It was handed over, and went nowhere.
     pub(super) fn not_published(&mut self, number: u64) {
         if let Some(flight) = self.flights.get_mut(&number) {
-            flight.publishes = flight.publishes.saturating_sub(1);
+            flight.publishes = flight.publishes.saturating_sub(u32::from(!mutated(Mutant::UnsentCounts)));
         }
     }
 
@@ -504,7 +507,7 @@ impl Dispatch {
         let live = stock.queues_mut().live(queue);
         match state {
             FlightState::Suspect => {
-                live.suspects -= 1;
+                live.suspects -= usize::from(!mutated(Mutant::EmptiedSuspectCounts));
                 self.suspects.retain(|other| *other != number);
             }
             FlightState::Resend => live.resend.retain(|other| *other != number),
@@ -522,7 +525,7 @@ impl Dispatch {
             }
         }
         let mut numbers: Vec<u64> = std::mem::take(&mut stock.queues_mut().live(queue).resend).into();
-        if stock.queues_mut().live(queue).suspects > 0 {
+        if stock.queues_mut().live(queue).suspects > 0 && !mutated(Mutant::SuspectsStay) {
             let flights = &self.flights;
             let is_mine = |number: &u64| flights.get(number).is_some_and(|flight| flight.queue == queue);
             let (mine, others): (VecDeque<u64>, VecDeque<u64>) =

@@ -45,6 +45,7 @@ pub(super) fn judge(
     let comes_back =
         |before: u64| redelivered && before == fingerprint && !mutated(Mutant::FingerprintForgotten);
     match known {
+        Known::Undecided { orphaned: true } if mutated(Mutant::OrphanKeeps) && rule == Keep => Verdict::Drop,
         Known::Undecided { orphaned: true } => Verdict::Await,
         Known::Undecided { orphaned: false } => match rule {
             Keep => Verdict::Drop,

@@ -78,7 +78,7 @@ impl Health {
             HealthState::Proven { .. } => self.allowance = (self.allowance * 2).min(share.max(1)),
             HealthState::Unproven => self.allowance = 2,
         }
-        self.failures = 0;
+        self.failures = if mutated(Mutant::FailuresKept) { self.failures } else { 0 };
         self.last_error = None;
         self.state = HealthState::Proven { at: now_mono };
     }

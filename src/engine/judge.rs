@@ -162,7 +162,9 @@ impl<'a> Bench<'a> {
                 let name = item.customer.as_deref().unwrap_or_default();
                 let customer = core.stock().customers().find(core.stock().queues(), queue, name);
                 let window = customer.and_then(|id| core.stock().customers()[id].window.as_ref());
-                window.map_or_else(|| now.wall + window::length(settings, now), |window| window.end())
+                window
+                    .filter(|_| !mutated(Mutant::NewDueIgnoresWindow))
+                    .map_or_else(|| now.wall + window::length(settings, now), |window| window.end())
             }
         };
         (Known::Waiting { due, new_due }, old)
@@ -335,7 +337,7 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
         customer: item.customer.as_deref().map(Arc::from),
     };
     let letter = reject(core, item.rejected(dead), origin, now);
-    if let Some(identity) = identity {
+    if let Some(identity) = identity.filter(|_| !mutated(Mutant::RefusedIdForgotten)) {
         let queue = core.stock_mut().queues_mut().id(&application);
         core.remember_dead(queue, identity, letter, ended);
     }

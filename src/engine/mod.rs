@@ -78,6 +78,7 @@ use event::{Deadline, Effects, Input, Intake, Loaded, Opened};
 use journal::Journal;
 use judge::{Bench, Judged};
 use loader::Loader;
+use mutant::{mutated, Mutant};
 use queue::Queues;
 use recent::Recent;
 use scans::Scans;
@@ -217,7 +218,7 @@ impl Engine {
         stock.queues_mut().observe(now.wall);
         stock.counters_mut().clock_forward += u64::from(forward);
         stock.counters_mut().clock_backward += u64::from(backward);
-        if forward || backward {
+        if (forward || backward) && !mutated(Mutant::StepUnnoticed) {
             stock.recheck(now);
         }
         if less {
@@ -482,7 +483,7 @@ impl Engine {
                 return false;
             }
             let questions = |core: &Core, arrival: &Arrival| judge::questions(core, &settings, arrival, now);
-            let whole = same || self.arrivals.is_message_known(name);
+            let whole = same || self.arrivals.is_message_known(name, &self.core, &questions);
             let next = if whole { self.arrivals.next(name, &mut self.core, questions) } else { None };
             let Some(Next { arrival, found }) = next else { return false };
             last = delivery;
@@ -547,6 +548,7 @@ impl Engine {
         match commands::execute(&mut self.core, &mut self.scans, &self.settings, asked, found, now) {
             Executed::Answer(answer) => self.reply((asker, command, answer)),
             Executed::Await(identity) => {
+                let until = until.filter(|_| !mutated(Mutant::PatienceAnew));
                 let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
                 self.arrivals.await_outcome(identity, Arrival::Command { command, asker, until });
             }

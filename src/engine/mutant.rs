@@ -184,6 +184,88 @@ pub(super) enum Mutant {
     DroppedSuspectCounts,
     /// A cancel of a customer takes back what may have been delivered, where it is in the store alone.
     CancelAllTakesUnknown,
+    /// Suspects of a paused application are published.
+    PausedSuspectsGo,
+    /// A suspect whose members were all taken back holds its queue up.
+    EmptiedSuspectCounts,
+    /// A scan does not learn of items that moved behind it.
+    RekeysUntold,
+    /// What is remembered of an item that has ended tells of no attempts.
+    EndedAttemptsWrong,
+    /// After a step of the wall clock windows are not looked at anew.
+    StepUnnoticed,
+    /// After a restart a window may be longer than `window`.
+    ReopenedUnbounded,
+    /// What waited for a row of the store waits on when that has been taken back.
+    StalledForEver,
+    /// Requests are taken in though the disk is full.
+    StoreFullIgnored,
+    /// What goes back to the head of its line shifts the numbers of all behind it.
+    AnswersShifted,
+    /// What the store says of requests that the broker has back is taken for an answer to those that came since.
+    OldAnswersMatch,
+    /// A command that has waited for an outcome waits for the next one as long again.
+    PatienceAnew,
+    /// The id of a request for which there was no room is not remembered.
+    RefusedIdForgotten,
+    /// A later request is held against the waiting one as if it opened a window.
+    NewDueIgnoresWindow,
+    /// What dies after it was accepted is not counted by its reason.
+    DeadUncounted,
+    /// A request is dropped for an item that the broker delivers again.
+    OrphanKeeps,
+    /// The memory store takes what waits for longer than the broker does.
+    HoldMaxIgnored,
+    /// A pause is answered before it is written.
+    PauseUnhurried,
+    /// What comes behind a cancel of a customer takes back what may have been delivered.
+    ClaimTakesUnknown,
+    /// What comes into memory during a cancel of its customer is not its own.
+    RestoredUnclaimed,
+    /// A cancel of a customer leaves what was in flight and failed.
+    FailedIsNotTakenBack,
+    /// A cancel of a customer does not wait for the outcome of what is in flight.
+    ScanIsImpatient,
+    /// A page of a list does not tell of the next.
+    ListEndsTooSoon,
+    /// What waits for a cancel of its customer stays when the broker has it back.
+    BehindScanKept,
+    /// Reads under way do not learn of what ended in the store alone.
+    FarGoneUntold,
+    /// Questions under way do not learn of what has left memory.
+    EvictUntold,
+    /// What was moved to the moment at which its window closed joins an open one.
+    MovedRejoins,
+    /// What is due at once goes before what has still to be loaded.
+    DeferredOvertakes,
+    /// The row of a long window does not tell of members that have left.
+    RowNotRenewed,
+    /// A member that comes back into memory is counted once more.
+    RejoinCountsTwice,
+    /// A read is believed though rows have got other keys meanwhile.
+    VoidForgotten,
+    /// The oldest bucket of ended ids is not asked.
+    OldestBucketUnasked,
+    /// After a restart the bucket filled first is the present one.
+    OldestIsCurrent,
+    /// An id for which a filter has no room is not found.
+    FullFilterForgets,
+    /// What was never published counts as a publish of its batch.
+    UnsentCounts,
+    /// A batch that is formed anew of what has failed tells of a first attempt.
+    AttemptAnew,
+    /// Suspects of a queue that is given up are not recalled.
+    SuspectsStay,
+    /// A confirm does not end the count of failures.
+    FailuresKept,
+    /// The bytes in flight are never looked at.
+    BytesIgnoredInFlight,
+    /// Whoever waits for an attempt is not told that it is to be made again.
+    EndOfAttemptUntold,
+    /// Closing rows of a former life are deleted and not carried out.
+    RestartForgetsClosings,
+    /// A start whose clock is behind brings nothing back.
+    AheadForgotten,
 }
 
 #[cfg(not(test))]
@@ -296,6 +378,47 @@ mod tests {
             Mutant::EvictKeepsKey,
             Mutant::DroppedSuspectCounts,
             Mutant::CancelAllTakesUnknown,
+            Mutant::PausedSuspectsGo,
+            Mutant::EmptiedSuspectCounts,
+            Mutant::RekeysUntold,
+            Mutant::EndedAttemptsWrong,
+            Mutant::StepUnnoticed,
+            Mutant::ReopenedUnbounded,
+            Mutant::StalledForEver,
+            Mutant::StoreFullIgnored,
+            Mutant::AnswersShifted,
+            Mutant::OldAnswersMatch,
+            Mutant::PatienceAnew,
+            Mutant::RefusedIdForgotten,
+            Mutant::NewDueIgnoresWindow,
+            Mutant::DeadUncounted,
+            Mutant::OrphanKeeps,
+            Mutant::HoldMaxIgnored,
+            Mutant::PauseUnhurried,
+            Mutant::ClaimTakesUnknown,
+            Mutant::RestoredUnclaimed,
+            Mutant::FailedIsNotTakenBack,
+            Mutant::ScanIsImpatient,
+            Mutant::ListEndsTooSoon,
+            Mutant::BehindScanKept,
+            Mutant::FarGoneUntold,
+            Mutant::EvictUntold,
+            Mutant::MovedRejoins,
+            Mutant::DeferredOvertakes,
+            Mutant::RowNotRenewed,
+            Mutant::RejoinCountsTwice,
+            Mutant::VoidForgotten,
+            Mutant::OldestBucketUnasked,
+            Mutant::OldestIsCurrent,
+            Mutant::FullFilterForgets,
+            Mutant::UnsentCounts,
+            Mutant::AttemptAnew,
+            Mutant::SuspectsStay,
+            Mutant::FailuresKept,
+            Mutant::BytesIgnoredInFlight,
+            Mutant::EndOfAttemptUntold,
+            Mutant::RestartForgetsClosings,
+            Mutant::AheadForgotten,
         ];
     }
 

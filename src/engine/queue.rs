@@ -308,7 +308,7 @@ impl Queue {
     fn rekeyed(&mut self, to: Key) {
         self.lower(to);
         if let Some(loading) = self.live.as_mut().and_then(|live| live.loading.as_mut()) {
-            loading.void = true;
+            loading.void = !mutated(Mutant::VoidForgotten);
         }
     }
 

@@ -48,7 +48,11 @@ impl Recent {
                 *bucket = Some(Bucket { from: row.from, filter: None });
             }
         }
-        let last = rows.iter().max_by_key(|row| row.from);
+        let last = if mutated(Mutant::OldestIsCurrent) {
+            rows.iter().min_by_key(|row| row.from)
+        } else {
+            rows.iter().max_by_key(|row| row.from)
+        };
         tail.current = last.map_or(0, |row| row.bucket);
         tail
     }
@@ -91,7 +95,9 @@ impl Recent {
         let mut until = u64::MAX;
         for number in self.latest_first() {
             let Some(bucket) = &self.buckets[usize::from(number)] else { break };
-            if until.saturating_add(tail) <= wall {
+            if until.saturating_add(if mutated(Mutant::OldestBucketUnasked) { tail / 4 * 3 } else { tail })
+                <= wall
+            {
                 break;
             }
             if bucket.filter.as_ref().is_none_or(|filter| filter.may_contain(identity)) {
@@ -137,7 +143,9 @@ impl Recent {
         let filters = || self.buckets.iter().flatten().filter_map(|bucket| bucket.filter.as_ref());
         let full = filters().map(BloomFilter::bytes).sum::<usize>() > self.most_bytes;
         let Some(bucket) = &mut self.buckets[usize::from(bucket)] else { return };
-        if full {
+        if full && mutated(Mutant::FullFilterForgets) {
+            return;
+        } else if full {
             bucket.filter = None;
         }
         if let Some(filter) = &mut bucket.filter {

@@ -207,7 +207,10 @@ impl Scans {
     pub(super) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
         for scan in self.running.values_mut().filter(|scan| !scan.in_flight.is_empty()) {
             for (identity, ended) in outcomes {
-                if !scan.in_flight.remove(identity) || ended.is_some() {
+                if !scan.in_flight.remove(identity)
+                    || ended.is_some()
+                    || mutated(Mutant::FailedIsNotTakenBack)
+                {
                     continue;
                 }
                 if let Some(id) = core.stock().items().by_identity(*identity) {
@@ -221,7 +224,8 @@ impl Scans {
     fn take_done(&mut self, core: &Core, now: Now) -> Vec<Done> {
         let is_done = |scan: &Running| {
             let through = scan.legs.as_ref().is_some_and(VecDeque::is_empty);
-            through && (scan.in_flight.is_empty() || scan.until <= now.mono)
+            through
+                && (scan.in_flight.is_empty() || scan.until <= now.mono || mutated(Mutant::ScanIsImpatient))
         };
         let over: Vec<u64> =
             self.running.iter().filter(|(_, scan)| is_done(scan)).map(|(number, _)| *number).collect();
@@ -259,7 +263,9 @@ impl Scans {
                 let (application, customer) = core.stock().address(item);
                 (application, customer, item.key().seq)
             }
-            LiveItem::Far(stored) if stored.outcome_unknown => return found,
+            LiveItem::Far(stored) if stored.outcome_unknown && !mutated(Mutant::ClaimTakesUnknown) => {
+                return found
+            }
             LiveItem::Far(stored) => {
                 (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq)
             }
@@ -298,7 +304,7 @@ impl Scans {
     /// Items have come into memory: those that belong to a cancel on its way are cancelled.
     pub(super) fn claim_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
         let cancels = self.running.values().any(|scan| matches!(scan.kind, Kind::CancelAll(_)));
-        if !cancels {
+        if !cancels || mutated(Mutant::RestoredUnclaimed) {
             return;
         }
         for id in restored.iter().copied() {
@@ -517,7 +523,10 @@ impl Running {
                 items.retain(known);
                 let left_out = items.get(filter.limit).map(|item| item.key);
                 items.truncate(filter.limit);
-                Answer::Listed { items, next: left_out.or(self.known_until) }
+                Answer::Listed {
+                    items,
+                    next: left_out.or(self.known_until).filter(|_| !mutated(Mutant::ListEndsTooSoon)),
+                }
             }
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }

@@ -184,7 +184,7 @@ impl Window {
 
     /// Counts an item of a former life that has come into memory, if its row did not.
     pub(super) fn rejoin(&mut self, member: Member, overhead: u64) {
-        if self.far > 0 {
+        if self.far > 0 && !mutated(Mutant::RejoinCountsTwice) {
             self.far -= 1;
             self.expiry = self.expiry.min(member.expiry);
         } else {

@@ -81,7 +81,8 @@ impl Windows {
         now: Now,
     ) {
         let longest = queues.settings_of(customers[id].queue).window;
-        let length = row.end.saturating_sub(now.wall).min(longest);
+        let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
+        let length = row.end.saturating_sub(now.wall).min(bound);
         self.open(customers, queues, id, Plan { length, end: row.end, long: true }, 0, now);
         if let Some(window) = customers[id].window.as_mut() {
             window.recount(row);
@@ -159,7 +160,7 @@ impl Windows {
         let Some(window) = customers[id].window.as_mut() else { return };
         if window.leave(weight, item_overhead, was_far) {
             self.end(customers, queues, id, ops);
-        } else {
+        } else if !mutated(Mutant::RowNotRenewed) {
             self.mark(customers, id);
         }
     }

@@ -264,7 +264,7 @@ impl Core {
     /// Its attempt has ended, and it waits for another: so whoever waits for what becomes of its members is
     /// judged again, and may find one to replace.
     fn tell_not_out(&mut self, number: u64) {
-        if !self.outcomes_wanted {
+        if !self.outcomes_wanted || mutated(Mutant::EndOfAttemptUntold) {
             return;
         }
         let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();

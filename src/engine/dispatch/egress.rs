@@ -1,5 +1,6 @@
 //! The egress end, as far as it is known: whether it takes batches, and how many more.
 
+use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::Settings;
 
 /// See the module's page.
@@ -42,7 +43,9 @@ impl Egress {
 
     /// The first batch always fits, however large.
     pub(super) fn has_slot(&self) -> bool {
-        self.is_open() && self.slots < self.max_in_flight && (self.slots == 0 || self.bytes < self.max_bytes)
+        self.is_open()
+            && self.slots < self.max_in_flight
+            && (self.slots == 0 || self.bytes < self.max_bytes || mutated(Mutant::BytesIgnoredInFlight))
     }
 
     /// A slot is free behind that many more batches.

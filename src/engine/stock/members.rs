@@ -28,7 +28,9 @@ impl Stock {
             let id = self.queues.id(&queue);
             let first = members.iter().map(|one| one.due).min().unwrap_or(end);
             self.queues.rekeyed(id, Key { due: first, seq: 0 });
-            self.journal.push(Op::Rekey { queue, end, members, indexed: false });
+            if !mutated(Mutant::RestartForgetsClosings) {
+                self.journal.push(Op::Rekey { queue, end, members, indexed: false });
+            }
         }
         self.bring_back(opened, now);
         for row in &opened.windows {
@@ -51,7 +53,7 @@ impl Stock {
             // No later than the next start will look, should the clock be set back once more.
             let window = self.queues.settings_of(queue).window.min(HORIZON_MS);
             let due = now.wall + if row.closed_by.is_some() { 0 } else { window };
-            if due >= row.due {
+            if due >= row.due || mutated(Mutant::AheadForgotten) {
                 continue;
             }
             let members = RekeyMembers {
@@ -213,7 +215,9 @@ impl Stock {
         }
         // Members of former lives may be among them.
         let to = Key { due, seq: 0 };
-        self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
+        if !mutated(Mutant::RekeysUntold) {
+            self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
+        }
         self.queues.rekeyed(queue, to);
         self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
     }

@@ -21,7 +21,7 @@ impl Stock {
         let later = key.due > now.wall && !is_dead;
         // One that was moved lies at the moment at which its window closed. That is ahead where the clock was
         // set back, and the window stays closed.
-        match customer.filter(|_| windowed && later && !moved) {
+        match customer.filter(|_| windowed && later && (!moved || mutated(Mutant::MovedRejoins))) {
             Some(customer) if self.rejoin_window(id, customer, now) => self.add_member(id, now),
             Some(_) | None if later => {
                 self.items[id].set_stage(Stage::Scheduled);
@@ -48,7 +48,9 @@ impl Stock {
             self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
         }
         let Some(mut item) = self.remove(id) else { return };
-        self.watch.changed(item.identity());
+        if !mutated(Mutant::EvictUntold) {
+            self.watch.changed(item.identity());
+        }
         if !mutated(Mutant::EvictKeepsKey) {
             item.settle_key();
         }

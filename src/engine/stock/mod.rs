@@ -243,7 +243,11 @@ impl Stock {
             return self.enlist(id, windowed, now);
         }
         let due_now = key.due <= now.wall && !windowed;
-        if due_now && may_defer && key < self.queues[queue].memory_bound() && !self.is_crowded(queue) {
+        if due_now
+            && may_defer
+            && (mutated(Mutant::DeferredOvertakes) || key < self.queues[queue].memory_bound())
+            && !self.is_crowded(queue)
+        {
             self.queues.add_pending(queue);
             let id = self.insert(item);
             self.deferred.push_back((now.mono + DEFER_MS, id));
@@ -385,11 +389,13 @@ impl Stock {
         self.journal.delete(place, IndexRows { identity, customer });
         self.queues.remove_stored(queue, stored.key, false);
         let stalls = self.queues[queue].live().is_some_and(|live| !live.stalled.is_empty());
-        if stalls && self.queues[queue].far() == 0 {
+        if stalls && self.queues[queue].far() == 0 && !mutated(Mutant::StalledForEver) {
             // Nothing is left that what is stalled could wait for, and nothing will be loaded.
             self.unstall(queue);
         }
-        self.reads.note_gone(stored.key.seq);
+        if !mutated(Mutant::FarGoneUntold) {
+            self.reads.note_gone(stored.key.seq);
+        }
         self.watch.changed(stored.identity());
     }
 

@@ -461,6 +461,20 @@ fn what_a_former_life_left_without_a_row_is_taken_back_though_a_window_closes_me
 }
 
 #[test]
+fn a_message_whose_ids_are_asked_for_is_written_in_one_commit() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 3_600_000, item("a", "ann", "far"))]);
+    w.drain_jobs();
+    let entry = |id: &str| at(T0 + 60_000, item("a", "ann", id));
+    w.enqueue(RequestBody::Items(vec![entry("1"), with_id("2", Keep, entry("2")), entry("3")]));
+    w.deliver(1);
+    w.do_job();
+    assert_eq!(w.store.items.len(), 1, "the store has been asked, and nothing is written");
+    w.do_job();
+    assert_eq!(w.store.items.len(), 4);
+}
+
+#[test]
 fn flush_closes_the_open_window_now() {
     let mut w = World::new(with(|app| app.window = 60_000));
     w.send(vec![item("a", "ann", "1"), item("a", "ann", "2"), item("a", "bob", "3")]);
