@@ -96,7 +96,7 @@ impl Sim {
         let mut draw = |n| random.draw() % n;
         let mut applications = BTreeMap::new();
         for name in apps.iter().take(3) {
-            applications.insert(name.clone(), shared(app_settings(&mut draw, limits)));
+            applications.insert(name.clone(), shared(plan.shape(app_settings(&mut draw, limits))));
         }
         let least = if plan.tight {
             4
@@ -105,11 +105,7 @@ impl Sim {
         } else {
             12
         };
-        let mut defaults = app_settings(&mut draw, limits);
-        if plan.scenes {
-            (defaults.window, defaults.quiet, defaults.align) = (90_000, 0, false);
-            (defaults.max_items, defaults.max_bytes, defaults.max_waiting) = (1_000, 1 << 20, 0);
-        }
+        let defaults = plan.shape_defaults(app_settings(&mut draw, limits));
         let settings = Settings {
             defaults: shared(defaults),
             applications,

@@ -39,7 +39,7 @@ impl Sim {
         }
     }
 
-    fn excuse(&mut self, batch: &Batch, excuse: Excuse) {
+    pub(super) fn excuse(&mut self, batch: &Batch, excuse: Excuse) {
         for item in &batch.items {
             let ask = self.model.ask_of(&item.content);
             self.model.asks[ask].excuses.push(excuse);

@@ -37,6 +37,17 @@ impl Asked {
         all.filter(is_before).map(|other| other.answered).fold(self.call, usize::max)
     }
 
+    /// It is a cancel of a customer and has begun, and this waited then for a time that had not come.
+    pub(super) fn is_its_own(&self, model: &Model, seq: u64) -> bool {
+        let life = &model.lives[&seq];
+        let waited = life.accepted < self.call && life.waiting_since < self.call && life.due > self.now.wall;
+        let begun = self.local && self.begun_by(model) < model.call && !model.stepped;
+        let cancels = matches!(self.command, Command::CancelAll(_));
+        let own_time =
+            model.asks[life.ask].new.at.is_some() && life.put.is_some() && life.published.is_none();
+        cancels && waited && begun && own_time && self.covers(model, seq)
+    }
+
     /// Whether it may take this item back.
     pub(super) fn covers(&self, model: &Model, seq: u64) -> bool {
         let life = &model.lives[&seq];
@@ -56,7 +67,9 @@ impl Asked {
             Command::DropParked(application) => {
                 // It is no cancel of a customer, behind which that customer's requests wait.
                 let later = self.local && came.is_some_and(|(call, ..)| call > self.begun_by(model));
-                *application == new.application && !later
+                let app = model.apps.get(&**application);
+                let parked = app.is_some_and(|app| app.failing || app.failed_call >= self.call);
+                *application == new.application && !later && parked
             }
             _ => false,
         }

@@ -1,7 +1,7 @@
 //! Kinds of worlds.
 
 use super::Random;
-use crate::engine::types::TurnLimits;
+use crate::engine::types::{AppSettings, TurnLimits};
 
 /// What kind of world a seed makes.
 pub(super) struct Plan {
@@ -31,9 +31,25 @@ pub(super) struct Plan {
     pub(super) turn: TurnLimits,
     /// What takes several steps to come about comes about often.
     pub(super) scenes: bool,
+    /// Ids are remembered for some seconds by all, and few.
+    pub(super) forgetful: bool,
 }
 
 impl Plan {
+    pub(super) fn shape(&self, drawn: AppSettings) -> AppSettings {
+        AppSettings { dedupe_tail: if self.forgetful { 5_000 } else { drawn.dedupe_tail }, ..drawn }
+    }
+
+    /// What holds for the applications of scenes.
+    pub(super) fn shape_defaults(&self, drawn: AppSettings) -> AppSettings {
+        let mut app = self.shape(drawn);
+        if self.scenes {
+            (app.window, app.quiet, app.align) = (90_000, 0, false);
+            (app.max_items, app.max_bytes, app.max_waiting) = (1_000, 1 << 20, 0);
+        }
+        app
+    }
+
     pub(super) fn of(seed: u64, random: &mut Random) -> Self {
         let mut one_in = |n: u64| random.draw().is_multiple_of(n);
         let calm = seed.is_multiple_of(4);
@@ -45,7 +61,7 @@ impl Plan {
                 (false, true) => 40,
                 (false, false) => 3,
             },
-            ids: if one_in(2) { 4 } else { 200 },
+            ids: if one_in(2) || seed % 20 == 1 { 4 } else { 200 },
             pauses: !calm && one_in(2),
             poison: !calm && one_in(3),
             steps_of_the_clock: !calm && (one_in(4) || seed % 20 == 11),
@@ -57,7 +73,8 @@ impl Plan {
             hasty: seed % 20 == 17,
             races: seed % 20 == 7,
             turn: if seed % 3 == 1 { short_turns(seed as usize / 3) } else { TurnLimits::default() },
-            scenes: matches!(seed % 20, 3 | 11),
+            scenes: matches!(seed % 20, 1 | 3 | 11),
+            forgetful: seed % 20 == 1,
         }
     }
 }

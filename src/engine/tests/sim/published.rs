@@ -136,7 +136,10 @@ impl Model {
                 assert!(item.due <= wall, "published and not yet due");
                 self.accepted(ask, key, item.accepted_due);
             }
-            None => self.accept(ask, key, item.accepted_due, State::Waiting),
+            None => {
+                self.check_hold(ask);
+                self.accept(ask, key, item.accepted_due, State::Waiting);
+            }
         }
     }
 
@@ -146,6 +149,8 @@ impl Model {
         assert_eq!(life.state, State::Waiting, "{ask} was published");
         let new = self.asks[ask].new.clone();
         assert!(!self.asks[ask].rejected, "a rejected request went out");
+        let cancelled = self.commands.values().find(|asked| asked.is_its_own(self, item.seq));
+        assert!(cancelled.is_none(), "{ask} left behind a cancel of its customer");
         let first = life.published.is_none();
         let attempts = life.attempts.0;
         if let Some(at) = new.at {

@@ -320,7 +320,10 @@ impl Sim {
         }
         // It was dropped, and another part of its message is not decided, or published just now; or it was a moment ago,
         // and its ack waits for those before it.
-        model.asks[ask].new.identity?;
+        let identity = model.asks[ask].new.identity?;
+        if self.returned_behind_held(ask, identity) {
+            return Some(Undecided::Unseen);
+        }
         let message = &model.messages[&model.asks[ask].message];
         let mut others = message.asks.iter().zip(&message.taken).filter(|(other, _)| **other != ask);
         others
@@ -340,6 +343,20 @@ impl Sim {
         let before = model.open.iter().filter(|number| tag(number) < own);
         let mut taken = before.flat_map(|number| model.messages[number].taken.iter().flatten());
         taken.any(|seq| model.now.mono <= model.lives[seq].seen + ACK_MS)
+    }
+
+    /// What has waited for an attempt stands in a line of its own, perhaps behind something that waits for room.
+    fn returned_behind_held(&self, ask: usize, identity: Identity) -> bool {
+        let model = &self.model;
+        let delivered = model.messages[&model.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
+        let known = model.known_since(identity, delivered);
+        let parts = model.open.iter().flat_map(|number| {
+            let message = &model.messages[number];
+            message.asks.iter().zip(&message.taken)
+        });
+        let mut undecided = parts.filter(|(_, taken)| taken.is_none());
+        known.iter().any(|known| matches!(known, Known::Out(_)))
+            && undecided.any(|(ask, _)| self.is_held(*ask))
     }
 
     /// The intake is closed only while something is full.
@@ -395,6 +412,11 @@ impl Sim {
                 continue;
             }
             let due = store.due_of(item);
+            assert!(
+                !life.restored || due <= life.due || model.stepped,
+                "{} is due later than it was at the restart",
+                life.ask
+            );
             let exact = !model.stepped && model.windows.causes(*seq).is_some();
             let Some(win) = model.windows.of(*seq).filter(|_| exact) else {
                 assert!(due <= life.accepted_due, "{item:?} is due at {due}");

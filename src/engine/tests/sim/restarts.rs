@@ -62,10 +62,15 @@ impl Model {
                 self.asks[ask].excuses.push(Excuse::Killed);
             }
             let (identity, was_put) = (self.lives[&seq].identity, self.lives[&seq].durable);
-            let known = store.ended.keys().any(|(_, known)| *known == identity);
-            if state.is_over() && !was_put && !known {
-                // It came and ended between two syncs.
+            let fingerprint = self.asks[ask].new.fingerprint;
+            let of_id = || store.ended.iter().filter(|((_, known), _)| *known == identity);
+            let last = self.timeline.get(&identity).and_then(|line| line.last()).map(|(_, known)| *known);
+            let own =
+                of_id().any(|(_, ended)| ended.fingerprint == fingerprint) || last != Some(Known::Ended(seq));
+            if state.is_over() && !was_put && (of_id().next().is_none() || !own) {
+                // It came and ended between two syncs: what is known is how another of its id ended before.
                 self.note(identity, Known::Nobody);
+                self.recall(identity, store);
             }
             // What it ended with is remembered in the commit that deleted it.
             if state.is_over() && self.lives[&seq].durable && self.durable {
@@ -104,7 +109,8 @@ impl Model {
 
     /// Who had an id before one that a crash has undone: the store knows how that ended.
     fn recall(&mut self, identity: Identity, store: &FakeStore) {
-        let ended = store.ended.iter().rev().find(|((_, known), _)| *known == identity);
+        let of_id = store.ended.iter().filter(|((_, known), _)| *known == identity);
+        let ended = of_id.max_by_key(|(_, ended)| ended.at);
         let Some(((_, _), ended)) = ended else { return };
         let is_it = |life: &&Life| {
             let new = &self.asks[life.ask].new;

@@ -1,6 +1,7 @@
 //! What takes several steps to come about, in an application of its own that nothing else meets.
 
 use super::super::world::*;
+use super::model::Excuse;
 use super::Sim;
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -9,12 +10,20 @@ impl Sim {
     pub(super) fn scene(&mut self) {
         self.clear_the_way();
         let app = format!("s{}", self.world.sent);
-        match self.toss(if self.plan.steps_of_the_clock { 7 } else { 4 }) {
-            0 | 1 => self.suspects_of_a_paused(&app),
+        if self.plan.forgetful {
+            return self.repeated_late(&app);
+        }
+        match self.toss(if self.plan.steps_of_the_clock { 12 } else { 9 }) {
+            0 => self.suspects_of_a_paused(&app),
+            1 => self.suspects_of_a_parked(&app),
             2 => self.moved_behind_a_scan(&app),
-            3 => self.full_disk(),
-            4 => self.waits_for_what_goes(&app),
-            5 => self.clock_forward_to_an_expiry(&app),
+            3 => self.due_before_a_scan_comes_to_it(&app),
+            4 => self.full_disk(),
+            5 => self.waits_for_an_attempt(&app),
+            6 => self.patience_with_an_attempt(&app),
+            7 | 8 => self.unknown_behind_a_cancel(&app),
+            9 => self.waits_for_what_goes(&app),
+            10 => self.clock_forward_to_an_expiry(&app),
             _ => self.restart_with_the_clock_set_back(&app),
         }
         self.judge();
@@ -83,6 +92,117 @@ impl Sim {
         self.hand_over_all();
         self.confirm_out();
         self.rest();
+    }
+
+    /// More of them than there are channels; one is returned, and one is confirmed.
+    fn suspects_of_a_parked(&mut self, app: &str) {
+        for round in 0..5 {
+            (0..12).for_each(|n| self.at_once(app, &format!("c{n}")));
+            self.hand_over_all();
+            self.world.deliver(10);
+            self.world.drain_jobs();
+            if round < 4 {
+                self.confirm_out();
+            }
+        }
+        let own = |(_, batch): &&(u64, Batch)| *batch.application == *app && !batch.alone;
+        if let Some((_, batch)) = self.world.out.iter().find(own).cloned() {
+            self.close_channel(&batch);
+        }
+        self.world.drain_jobs();
+        for outcome in [Outcome::Returned("312 NO_ROUTE".into()), CONFIRMED] {
+            let own = |(_, batch): &(u64, Batch)| *batch.application == *app && batch.alone;
+            let Some(nth) = self.world.out.iter().position(own) else { break };
+            let batch = self.world.out[nth].1.clone();
+            if outcome == CONFIRMED {
+                self.receive(&batch);
+            }
+            self.world.settle(nth, outcome);
+            self.world.drain_jobs();
+        }
+        self.judge();
+    }
+
+    fn with_id_at_once(&mut self, app: &str, id: &str, rule: DuplicateRule) {
+        let at = Some(self.world.now.wall);
+        self.mail_plain(with_id(id, rule, NewItem { at, ..self.plain_item(app, "c") }));
+        self.hand_over_all();
+    }
+
+    /// Ids come again just before they may be forgotten, perhaps after a restart.
+    fn repeated_late(&mut self, app: &str) {
+        let ids: Vec<String> = (0..15).map(|n| format!("{}-{n}", self.world.sent)).collect();
+        for id in &ids {
+            self.with_id_at_once(app, id, DuplicateRule::Keep);
+            self.confirm_out();
+            self.pass(100);
+        }
+        self.world.drain_jobs();
+        if self.plan.crashes && self.toss(2) == 0 {
+            self.crash();
+            self.clear_the_way();
+        }
+        self.world.advance(3_400);
+        for id in &ids {
+            self.with_id_at_once(app, id, DuplicateRule::Keep);
+            self.pass(100);
+        }
+    }
+
+    /// A request depends on what is in flight when the connection goes.
+    fn waits_for_an_attempt(&mut self, app: &str) {
+        let id = self.world.sent.to_string();
+        self.with_id_at_once(app, &id, DuplicateRule::Replace);
+        self.with_id_at_once(app, &id, DuplicateRule::Replace);
+        self.lose_egress();
+        self.rest();
+        self.connect_egress();
+    }
+
+    /// What a cancel waits for stays unknown, and is tried again and again.
+    fn patience_with_an_attempt(&mut self, app: &str) {
+        let id = self.world.sent.to_string();
+        self.with_id_at_once(app, &id, DuplicateRule::Keep);
+        self.ask(Command::Cancel(target(app, &id)));
+        for _ in 0..4 {
+            self.world.drain_jobs();
+            self.world.advance(2_000);
+            self.lose_egress();
+            self.connect_egress();
+        }
+        self.rest();
+    }
+
+    /// Its confirm was overdue, and it has left memory: neither a cancel of its customer takes it back, nor one of itself
+    /// that comes behind.
+    fn unknown_behind_a_cancel(&mut self, app: &str) {
+        let id = self.world.sent.to_string();
+        self.with_id_at_once(app, &id, DuplicateRule::Keep);
+        self.request_of(app, "c", Some(self.world.now.wall + 90_000), None);
+        self.hand_over_all();
+        let own = |(_, batch): &(u64, Batch)| *batch.application == *app && batch.alone;
+        let Some(nth) = self.world.out.iter().position(own) else { return };
+        let batch = self.world.out[nth].1.clone();
+        self.excuse(&batch, Excuse::Overdue);
+        self.world.settle(nth, Outcome::Overdue);
+        self.world.drain_jobs();
+        self.ask(Command::CancelAll(CustomerOf { application: app.into(), customer: "c".into() }));
+        self.ask(Command::Cancel(target(app, &id)));
+        self.world.drain_jobs();
+    }
+
+    /// While a cancel of a customer goes over the store, some of its items are loaded, and become due.
+    fn due_before_a_scan_comes_to_it(&mut self, app: &str) {
+        let wall = self.world.now.wall;
+        (0..4).for_each(|n| self.request_of(app, "c", Some(wall + 21_000 + n), None));
+        self.hand_over_all();
+        self.ask(Command::CancelAll(CustomerOf { application: app.into(), customer: "c".into() }));
+        self.world.advance(12_000);
+        for _ in 0..1 + self.toss(3) {
+            self.world.do_job_in_pieces(1);
+        }
+        self.world.advance(10_000);
+        self.judge();
     }
 
     /// While a cancel of a customer goes over the store, its window closes: members lie before the place that it has come

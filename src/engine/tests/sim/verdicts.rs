@@ -43,7 +43,7 @@ impl Model {
     }
 
     /// Both are due with the same window.
-    fn is_tied(&self, seq: u64, ask: usize) -> bool {
+    pub(super) fn is_tied(&self, seq: u64, ask: usize) -> bool {
         let (new, old) = (&self.asks[ask].new, &self.asks[self.lives[&seq].ask].new);
         let same =
             new.at.is_none() && new.customer.is_some() && old.at.is_none() && new.customer == old.customer;

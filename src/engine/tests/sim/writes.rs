@@ -193,6 +193,29 @@ impl Model {
             }
         }
         self.lives.get_mut(&seq).expect("there").put = Some(token);
+        self.check_message(ask, token);
+    }
+
+    /// The entries of a message are written in one commit, unless one has to wait for more than the store.
+    fn check_message(&self, ask: usize, token: Token) {
+        let message = &self.messages[&self.asks[ask].message];
+        let entries: Vec<&Life> = message.taken.iter().flatten().map(|seq| &self.lives[seq]).collect();
+        let own = |life: &&Life| {
+            let new = &self.asks[life.ask].new;
+            let app = self.settings.of(&new.application);
+            let later =
+                new.at.is_some_and(|at| at > life.accepted_due.min(self.now.wall)) || new.customer.is_some();
+            let judged = matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
+            later && judged && app.max_waiting == 0
+        };
+        let cancels = |asked: &super::commands::Asked| matches!(asked.command, Command::CancelAll(_));
+        let free =
+            self.before.is_empty() && self.settings.customers > 10 && !self.was_full && !self.ingest_lost;
+        let free = free && self.lives_begun == 1 && !self.commands.values().any(cancels);
+        if free && entries.len() == message.asks.len() && entries.iter().all(own) {
+            let others = entries.iter().filter_map(|life| life.put).filter(|put| *put != token);
+            assert_eq!(others.count(), 0, "the entries of a message are in several commits: {ask}");
+        }
     }
 
     /// A new item: whether it may be one, and when it is due.
@@ -228,7 +251,7 @@ impl Model {
     }
 
     /// With nothing stored: no longer ahead than the broker waits for its ack, with a minute in line.
-    fn check_hold(&self, ask: usize) {
+    pub(super) fn check_hold(&self, ask: usize) {
         let (new, message) = (&self.asks[ask].new, &self.messages[&self.asks[ask].message]);
         let (Some(hold), Some(at), Some((_, mono, ..))) = (self.settings.hold_max, new.at, message.delivered)
         else {
@@ -295,9 +318,14 @@ impl Model {
         let Some(old) = self.lives.values().rev().find(replaced).map(|life| life.seq) else { return };
         // Another may have come and gone in between: written, or due at once and replaced before that.
         let between = self.lives.range(old + 1..key.seq).any(|(_, life)| Some(life.identity) == new.identity);
-        if between || self.follows_at_once(self.lives[&key.seq].ask) {
+        let ask = self.lives[&key.seq].ask;
+        if between || self.follows_at_once(ask) {
             return;
         }
+        let by_time = matches!(new.on_duplicate, DuplicateRule::Earliest | DuplicateRule::Latest);
+        let tied = by_time && self.is_tied(old, ask) && !self.may_flush(&new.application, customer);
+        let met = new.identity.is_some_and(|identity| self.met_pending(ask, identity));
+        assert!(!tied || met, "{key:?} replaces {old}, which is due with the same window");
         let end = self
             .windows
             .end_left(old)
@@ -419,10 +447,10 @@ impl Model {
     fn check_oldest(&self, seq: u64) {
         let life = &self.lives[&seq];
         let name = self.application(seq);
+        let failed = |other: &Life| self.prompt && other.failed && other.waiting_since < self.call;
         let older = |other: &&Life| {
             other.state == State::Waiting
-                && other.due > self.latest_wall
-                && other.published.is_none()
+                && (other.due > self.latest_wall && other.published.is_none() || failed(other))
                 && other.accepted < self.call
                 && other.due.max(other.accepted_due) < life.due.min(life.accepted_due)
                 && self.application(other.seq) == name
