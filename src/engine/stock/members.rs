@@ -206,11 +206,9 @@ impl Stock {
             RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
         self.reads.note_rekey(&name, window.end(), &members);
         if !mutated(Mutant::RekeyForgotten) {
-            // What a former life left there may have no customer row. A read under way brings it all the
-            // same, and is told that it has moved.
-            let told = !self.reads.is_idle() || !self.watch.is_empty();
-            let indexed = !(told && window.end() < self.queues[queue].former_unindexed());
             let (end, members) = (window.end(), vec![members]);
+            // Those that a former life had in memory may lack their customer row.
+            let indexed = end >= self.queues[queue].former_unindexed();
             self.journal.push(Op::Rekey { queue: name, end, members, indexed });
         }
         // Members of former lives may be among them.

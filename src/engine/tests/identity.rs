@@ -475,6 +475,19 @@ fn a_message_whose_ids_are_asked_for_is_written_in_one_commit() {
 }
 
 #[test]
+fn a_window_that_a_former_life_left_closes_with_all_of_its_members() {
+    let mut w = World::new(with(|app| app.window = 30_000));
+    w.send(vec![item("a", "ann", "far")]);
+    w.run(15_000);
+    w.send(vec![item("a", "ann", "near")]);
+    w.drain_jobs();
+    w.crash();
+    assert_eq!(w.ask(Command::Flush(of("ann"))), Answer::Flushed(2));
+    w.run(10);
+    assert_eq!(ends(&w).0, ["far", "near"]);
+}
+
+#[test]
 fn flush_closes_the_open_window_now() {
     let mut w = World::new(with(|app| app.window = 60_000));
     w.send(vec![item("a", "ann", "1"), item("a", "ann", "2"), item("a", "bob", "3")]);
