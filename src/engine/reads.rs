@@ -81,11 +81,6 @@ impl Reads {
         }
     }
 
-    /// None is under way.
-    pub(super) fn is_idle(&self) -> bool {
-        self.begun == self.ended
-    }
-
     /// Forgets what no answer can be out of date by. `answers_wait`: some have come and have not been used.
     pub(super) fn tidy(&mut self, answers_wait: bool) {
         while !answers_wait && self.rekeyed.front().is_some_and(|(read, _)| *read <= self.ended) {

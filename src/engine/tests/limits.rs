@@ -256,27 +256,6 @@ fn what_the_broker_delivers_again_counts_once() {
     w.store.check_empty();
 }
 
-/// The cancel came first, and takes its item back once that has failed.
-#[test]
-fn what_is_sent_behind_a_cancel_of_its_customer_that_waits_is_not_taken_for_its_item() {
-    let mut w = World::new(settings());
-    let request = |payload: &str| with_id("x", DuplicateRule::Keep, at(T0, item("a", "ann", payload)));
-    w.send(vec![request("old")]);
-    w.drain_jobs();
-    assert_eq!(w.out.len(), 1, "it is in flight");
-    let of = CustomerOf { application: "a".into(), customer: "ann".into() };
-    w.enqueue(RequestBody::Command(Command::CancelAll(of), None));
-    w.deliver(usize::MAX);
-    w.drain_jobs();
-    w.send(vec![request("new")]);
-    w.drain_jobs();
-    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
-    w.run(60_000);
-    assert_eq!(ends(&w).0, ["new"], "its own request is another one");
-    assert!(w.queue.is_empty(), "all are acked");
-    w.store.check_empty();
-}
-
 #[test]
 fn letters_whose_content_is_in_the_store_alone_count_by_their_size_in_flight() {
     let budget = Budget { contents: 0, ..Budget::of(64 << 20) };

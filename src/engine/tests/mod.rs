@@ -9,7 +9,9 @@
 
 mod bounded;
 mod builders;
+mod cancels;
 mod check;
+mod clocks;
 mod fake_store;
 mod identity;
 mod inspect;

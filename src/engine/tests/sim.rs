@@ -9,6 +9,7 @@ mod asks;
 mod broker;
 mod commands;
 mod judge;
+mod listed;
 mod model;
 mod plan;
 mod published;

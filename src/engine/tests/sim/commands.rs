@@ -354,7 +354,7 @@ impl Model {
     }
 
     /// With nothing stored an item is seen for the first time when it is published.
-    fn may_wait_unseen(&self, identity: Identity) -> bool {
+    pub(super) fn may_wait_unseen(&self, identity: Identity) -> bool {
         let is_it = |ask: &super::model::Ask| ask.new.identity == Some(identity) && !ask.rejected;
         !self.durable && self.asks.iter().any(is_it)
     }
@@ -382,7 +382,7 @@ impl Model {
     }
 
     /// It was taken back before it was written: what was remembered of it then is told, within the tail.
-    fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
+    pub(super) fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
         let ends = self.unwritten_ends.get(&target.identity);
         let told = self.may_be_told(&target.application, ended);
         told && known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.contains(ended))
@@ -401,7 +401,7 @@ impl Model {
         known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.iter().any(is_it))
     }
 
-    fn may_be_unknown(&self, asked: &Asked, known: &[Known]) -> bool {
+    pub(super) fn may_be_unknown(&self, asked: &Asked, known: &[Known]) -> bool {
         let forgotten = |k: &Known| match k {
             Known::Nobody => true,
             Known::Ended(seq) => self.remembered(*seq, asked.now.wall).1,
@@ -440,74 +440,6 @@ impl Model {
         };
         let heir = !life.acked && self.met_unseen(life.ask, life.identity);
         heir && self.answered.values().any(cancels)
-    }
-
-    fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
-        let known = self.known_since(target.identity, asked.call);
-        let elsewhere = |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) | Known::Ended(s) if self.application(*s) != &*target.application);
-        let known: Vec<Known> = known.into_iter().filter(|k| !elsewhere(k)).collect();
-        match answer {
-            Answer::Found(listed) => {
-                let is_it =
-                    |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) if *s == listed.key.seq);
-                // What is due at once may be told of before it is published or written.
-                let at_once = listed.due <= self.now.wall && !self.lives.contains_key(&listed.key.seq);
-                let unseen = self.may_wait_unseen(target.identity)
-                    || at_once && self.met_pending(usize::MAX, target.identity);
-                assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
-                if !unseen {
-                    self.judge_listed(asked, listed);
-                }
-            }
-            Answer::Ended(ended) => {
-                if self.ended_unwritten(target, &known, ended) {
-                    return;
-                }
-                let right =
-                    known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
-                assert!(right || !self.durable, "{ended:?}: {known:?}");
-                // It ended since the question, or within the tail.
-                let told = |seq: u64| {
-                    self.lives[&seq].ended_call >= asked.call || self.remembered(seq, asked.now.wall).0
-                };
-                let within = known.iter().any(|k| matches!(k, Known::Ended(seq) if told(*seq)));
-                assert!(within || !self.durable, "told beyond the tail: {ended:?}");
-            }
-            Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
-            _ => panic!("no answer to a look-up: {answer:?}"),
-        }
-    }
-
-    fn judge_listed(&self, asked: &Asked, listed: &Listed) {
-        let seq = listed.key.seq;
-        let Some(life) = self.lives.get(&seq) else {
-            // It may be confirmed before it is written.
-            return assert!(listed.due <= self.now.wall, "nothing has number {seq}: {listed:?}");
-        };
-        let new = &self.asks[life.ask].new;
-        assert_eq!(
-            (&*listed.application, listed.customer.as_deref()),
-            (&*new.application, new.customer.as_deref())
-        );
-        assert_eq!(listed.accepted_due, life.accepted_due);
-        assert!(listed.attempts <= life.attempts.1, "{listed:?}: {:?}", life.attempts);
-        assert!(listed.due <= life.accepted_due || life.window.is_none(), "{listed:?}");
-        let known = self.known_since(life.identity, asked.call);
-        let right = known.iter().any(|k| match (k, listed.stage) {
-            (Known::Waiting(s), ListedStage::Waiting) | (Known::Out(s), ListedStage::InFlight) => *s == seq,
-            (Known::Waiting(s), ListedStage::Parked) => {
-                let app = &self.apps[&*new.application];
-                *s == seq && (app.failing || app.failed_call >= asked.call)
-            }
-            // Formed, and waiting for payloads; or to be sent again.
-            (Known::Waiting(s), ListedStage::InFlight) => {
-                let due = listed.due <= self.latest_wall;
-                *s == seq && (life.published.is_some() || due)
-            }
-            _ => false,
-        });
-        let moved = life.waiting_since >= asked.call;
-        assert!(right || moved, "{listed:?}: {known:?}");
     }
 
     fn judge_cancel_all(&mut self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
@@ -558,53 +490,5 @@ impl Model {
         let win = &self.windows.all[id];
         let old = win.members.iter().filter(|seq| self.lives[seq].accepted < asked.call).count();
         assert!(old == 0 || win.unsure, "{of:?} was flushed, and {old} members are still in an open window");
-    }
-
-    fn judge_list(&mut self, asked: &Asked, filter: &Filter, answer: &Answer) {
-        let Answer::Listed { items, next } = answer else { panic!("{answer:?}") };
-        assert!(items.len() <= filter.limit);
-        assert!(items.windows(2).all(|pair| pair[0].key < pair[1].key), "in order");
-        assert!(
-            next.is_none_or(|next| items.last().is_none_or(|last| last.key < next)),
-            "the next page begins behind"
-        );
-        let takes = |wanted: &Option<std::sync::Arc<str>>, is: Option<&str>| {
-            wanted.as_deref().is_none_or(|w| Some(w) == is)
-        };
-        for listed in items {
-            assert!(
-                takes(&filter.application, Some(&listed.application))
-                    && takes(&filter.customer, listed.customer.as_deref())
-            );
-            assert!(
-                listed.key >= filter.from && filter.until.is_none_or(|until| listed.key.due < until),
-                "{listed:?}"
-            );
-            assert!(filter.state.is_none_or(|state| state == listed.stage), "{listed:?}");
-            if self.durable {
-                self.judge_listed(asked, listed);
-            }
-        }
-        if !self.durable || filter.state.is_some() {
-            return;
-        }
-        let end = Key { due: filter.until.unwrap_or(u64::MAX), seq: 0 };
-        let end = next.map_or(end, |next| next.min(end));
-        for life in self
-            .lives
-            .values()
-            .filter(|life| life.state.is_live() && life.accepted < asked.call && life.durable)
-        {
-            let new = &self.asks[life.ask].new;
-            let key = Key { due: life.accepted_due, seq: life.seq };
-            let meant = takes(&filter.application, Some(&new.application))
-                && takes(&filter.customer, new.customer.as_deref());
-            // What was moved to the moment at which its window closed lies elsewhere.
-            if !meant || life.due != life.accepted_due || key < filter.from || key >= end || life.restored {
-                continue;
-            }
-            let there = items.iter().any(|listed| listed.key.seq == life.seq);
-            assert!(there, "{key:?} is not on the page: {filter:?}");
-        }
     }
 }

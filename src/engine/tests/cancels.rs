@@ -1,0 +1,166 @@
+//! Cancels that take time, of one item or of a customer, and what comes behind them.
+
+use super::world::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+use DuplicateRule::Keep;
+
+fn named(rule: DuplicateRule, due: u64, payload: &str) -> NewItem {
+    with_id("x", rule, at(due, item("a", "", payload)))
+}
+
+const TAKEN: Answer = Answer::Cancelled { count: 1, in_flight: 0 };
+
+fn of(customer: &str) -> CustomerOf {
+    CustomerOf { application: "a".into(), customer: customer.into() }
+}
+
+/// The connection goes, and nobody knows what has arrived.
+fn lose_egress(w: &mut World) {
+    let unknown = |(_, batch): (u64, Batch)| Settled { number: batch.number, outcome: Outcome::Unknown };
+    let settled = std::mem::take(&mut w.out).into_iter().map(unknown).collect();
+    w.input(Input::EgressLost);
+    w.input(Input::Settled(settled));
+}
+
+#[test]
+fn what_is_sent_behind_a_cancel_that_waits_is_not_taken_back() {
+    let mut w = World::new(settings());
+    w.send(vec![named(Keep, T0, "old")]);
+    w.drain_jobs();
+    lose_egress(&mut w);
+    w.enqueue(RequestBody::Command(Command::Cancel(target("a", "x")), None));
+    w.send(vec![named(DuplicateRule::Replace, T0, "new")]);
+    w.drain_jobs();
+    w.input(Input::EgressReady);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.run(60_000);
+    assert_eq!(ends(&w).0.last().map(String::as_str), Some("new"));
+    assert!(w.queue.is_empty(), "both are acked");
+}
+
+#[test]
+fn a_cancel_of_all_leaves_what_may_have_arrived_though_its_row_was_read_before() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 50_000, item("a", "ann", "unknown")), at(T0 + 900_000, item("a", "ann", "far"))]);
+    w.run(49_000);
+    w.send(vec![at(T0, item("a", "", "first"))]);
+    w.run(100);
+    w.send(vec![at(T0, item("a", "", "probe"))]);
+    w.advance(900);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 2);
+    lose_egress(&mut w);
+    w.run(60_000);
+    w.input(Input::EgressReady);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "one is tried alone");
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::CancelAll(of("ann")))]));
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    w.run(60_000);
+    assert_eq!(ends(&w).0, ["first", "probe", "unknown"]);
+    assert_eq!(w.answer_to(1), Some(TAKEN), "what is far");
+}
+
+#[test]
+fn all_of_a_customer_are_taken_back_and_nobody_elses() {
+    let mut w = World::new(with(|app| app.window = 3_000));
+    let mut items = vec![item("a", "bob", "bob"), item("b", "ann", "other application")];
+    for n in 0..3_000 {
+        items.push(at(T0 + 100_000 + n, item("a", "ann", "far")));
+    }
+    items.extend([item("a", "ann", "window"), at(T0 + 1_000, item("a", "ann", "near"))]);
+    w.send(items);
+    w.drain_jobs();
+    let counted = Answer::Counted { waiting: 3_002, in_flight: 0, parked: 0, next_due: Some(T0 + 1_000) };
+    assert_eq!(w.ask(Command::Count(of("ann"))), counted);
+    let taken = w.ask(Command::CancelAll(of("ann")));
+    assert_eq!(taken, Answer::Cancelled { count: 3_002, in_flight: 0 });
+    assert_eq!(w.ask(Command::CancelAll(of("ann"))), Answer::Cancelled { count: 0, in_flight: 0 });
+    w.run(200_000);
+    let mut sent = ends(&w).0;
+    sent.sort();
+    assert_eq!(sent, ["bob", "other application"]);
+    w.store.check_empty();
+}
+
+#[test]
+fn what_is_sent_behind_a_cancel_of_all_is_not_taken_back() {
+    let mut w = World::new(settings());
+    w.send((0..2_500).map(|n| at(T0 + 100_000 + n, item("a", "ann", "old"))).collect());
+    w.drain_jobs();
+    w.enqueue(RequestBody::Command(Command::CancelAll(of("ann")), None));
+    w.send(vec![at(T0 + 100_000, item("a", "ann", "new"))]);
+    w.run(200_000);
+    assert_eq!(ends(&w).0, ["new"]);
+    assert!(w.queue.is_empty(), "the command is acked");
+}
+
+#[test]
+fn what_waits_behind_a_cancel_of_all_is_not_overtaken_when_that_makes_room() {
+    let mut w = World::new(with(|app| app.max_waiting = 2));
+    w.send(vec![at(T0 + 100_000, item("a", "ann", "old")), at(T0 + 100_000, item("a", "ann", "older"))]);
+    w.drain_jobs();
+    w.enqueue(RequestBody::Command(Command::CancelAll(of("ann")), None));
+    let due = |customer: &str, name: &str| at(T0 + 1_000, item("a", customer, name));
+    w.send(vec![due("ann", "1"), due("bob", "waits for room"), due("ann", "2")]);
+    w.run(200_000);
+    let of_ann = ends(&w).0.into_iter().filter(|name| name.len() == 1).collect::<Vec<_>>();
+    assert_eq!(of_ann, ["1", "2"], "in the order of arrival");
+}
+
+#[test]
+fn what_a_former_life_left_without_a_row_is_taken_back_though_a_window_closes_meanwhile() {
+    let mut w = World::new(with(|app| (app.window, app.align, app.quiet) = (15_000, true, 1_000)));
+    w.send(vec![item("a", "ann", "1")]);
+    w.drain_jobs();
+    w.settings.budget.rows = 0;
+    w.crash();
+    w.send(vec![item("a", "ann", "2")]);
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::CancelAll(of("ann")))]));
+    w.advance(1_000);
+    w.run(60_000);
+    assert_eq!(ends(&w).0, names(&[]));
+    assert_eq!(w.answer_to(1), Some(Answer::Cancelled { count: 2, in_flight: 0 }));
+    w.store.check_empty();
+}
+
+/// The first waits for a cancel of its customer, the second would not have to.
+#[test]
+fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_their_customers() {
+    let mut w = World::new(settings());
+    w.send((0..3_000).map(|n| at(T0 + 400_000 + n, item("a", "ann", "far"))).collect());
+    w.drain_jobs();
+    let request = |customer: &str| with_id("x", Keep, at(T0 + 5_000, item("a", customer, customer)));
+    w.input(Input::Commands(vec![(Asker::Local(101), Command::CancelAll(of("ann")))]));
+    w.send(vec![request("ann"), request("bob")]);
+    w.send(vec![with_id("y", Keep, at(T0 + 6_000, item("a", "bob", "another")))]);
+    w.run(500_000);
+    assert_eq!(ends(&w).0, ["ann", "another"], "what was delivered after the cancel is not its");
+    w.store.check_empty();
+    assert!(w.queue.is_empty());
+}
+
+/// The cancel came first, and takes its item back once that has failed.
+#[test]
+fn what_is_sent_behind_a_cancel_of_its_customer_that_waits_is_not_taken_for_its_item() {
+    let mut w = World::new(settings());
+    let request = |payload: &str| with_id("x", DuplicateRule::Keep, at(T0, item("a", "ann", payload)));
+    w.send(vec![request("old")]);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "it is in flight");
+    let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+    w.enqueue(RequestBody::Command(Command::CancelAll(of), None));
+    w.deliver(usize::MAX);
+    w.drain_jobs();
+    w.send(vec![request("new")]);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.run(60_000);
+    assert_eq!(ends(&w).0, ["new"], "its own request is another one");
+    assert!(w.queue.is_empty(), "all are acked");
+    w.store.check_empty();
+}

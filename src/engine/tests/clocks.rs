@@ -1,0 +1,145 @@
+//! Clocks that step, and windows over a restart.
+
+use super::world::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+
+#[test]
+fn wall_clock_steps_neither_release_early_nor_oversleep() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 10_000, item("a", "", "own")), item("a", "c", "windowed")]);
+    w.drain_jobs();
+    w.now.wall -= 3_600_000;
+    w.advance(3_000);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "the window runs on the other clock");
+    w.confirm_all();
+    w.advance(7_000);
+    assert_eq!(w.out.len(), 0, "never early by the wall clock");
+    w.now.wall += 3_600_000;
+    w.advance(0);
+    assert_eq!(w.out.len(), 1, "due by the wall clock");
+    let counters = w.engine.counters();
+    assert_eq!((counters.clock_backward, counters.clock_forward), (1, 1));
+}
+
+#[test]
+fn a_closed_window_stays_closed_when_the_clock_is_set_back() {
+    let mut w = World::new(with(|app| app.quiet = 1_000));
+    w.ask(Command::Pause("a".into()));
+    w.send(vec![item("a", "c", "1")]);
+    w.drain_jobs();
+    w.advance(500);
+    let of = CustomerOf { application: "a".into(), customer: "c".into() };
+    assert_eq!(w.ask(Command::Flush(of)), Answer::Flushed(1));
+    w.run(1);
+    w.now.wall -= 5_000;
+    w.ask(Command::Resume("a".into()));
+    w.run(10_000);
+    let (now, batch) = &w.delivered[0];
+    assert_eq!((now.wall, batch.due, batch.closed_by), (T0 + 500, T0 + 500, ClosedBy::Flush));
+}
+
+/// A window has closed, its item has not left, and the clock is set back: what lies in the store alone is due before it.
+fn stalled_by_a_step_back() -> World {
+    let mut w = World::new(settings());
+    w.input(Input::EgressBlocked(true));
+    w.send(vec![item("a", "c", "closed")]);
+    w.run(3_000);
+    w.now.wall -= 50_000;
+    let later = at(w.now.wall + 30_000, item("a", "", "later"));
+    w.send(vec![with_id("later", DuplicateRule::Keep, later)]);
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(false));
+    w.run(1);
+    assert!(w.delivered.is_empty(), "the other may have to go first");
+    w
+}
+
+#[test]
+fn what_is_due_first_does_not_wait_with_its_customers_other_items() {
+    let mut w = stalled_by_a_step_back();
+    let due = w.now.wall + 1_000;
+    w.send(vec![at(due, item("a", "c", "first"))]);
+    w.run(2_000);
+    assert_eq!(ends(&w).0, ["first"]);
+    assert_eq!(w.delivered[0].0.wall, due);
+}
+
+#[test]
+fn what_waits_for_others_leaves_when_these_are_taken_back() {
+    let mut w = stalled_by_a_step_back();
+    assert_eq!(w.ask(Command::Cancel(target("a", "later"))), Answer::Cancelled { count: 1, in_flight: 0 });
+    w.run(1_000);
+    assert_eq!(ends(&w).0, ["closed"]);
+}
+
+#[test]
+fn after_a_restart_a_window_has_at_most_its_length_left() {
+    let mut w = World::new(settings());
+    w.send(vec![item("a", "c", "1")]);
+    w.run(2_000);
+    w.crash();
+    w.send(vec![item("a", "c", "2")]);
+    w.run(10_000);
+    assert_eq!(w.story(), [(3_000, names(&["1", "2"]))]);
+}
+
+#[test]
+fn after_a_restart_with_the_clock_set_back_a_window_has_at_most_its_length_left() {
+    let mut w = World::new(settings());
+    w.send(vec![item("a", "c", "1")]);
+    w.run(1_000);
+    w.now.wall -= 1_000_000;
+    w.crash();
+    let back = w.now.wall;
+    w.run(10_000);
+    assert_eq!(w.delivered[0].0.wall, back + 3_000);
+}
+
+#[test]
+fn after_a_restart_with_the_clock_set_back_what_had_closed_is_due() {
+    let mut w = World::new(with(|app| app.quiet = 1_000));
+    w.input(Input::EgressBlocked(true));
+    w.send(vec![item("a", "c", "1")]);
+    w.run(1_500);
+    w.now.wall -= 1_000_000;
+    w.crash();
+    w.run(1);
+    assert_eq!(ends(&w).0, ["1"]);
+}
+
+#[test]
+fn a_long_window_counts_on_over_a_restart() {
+    let mut w = World::new(with(|app| {
+        app.window = 3_600_000;
+        app.max_items = 4;
+    }));
+    w.send(vec![item("a", "c", "1"), item("a", "c", "2"), item("a", "c", "3")]);
+    w.run(1_000);
+    assert_eq!(w.engine.memory_bytes(), (0, 0), "far away: in the store alone");
+    w.crash();
+    w.send(vec![item("a", "c", "4"), item("a", "c", "5")]);
+    w.run(1_000);
+    assert_eq!(w.story(), [(1_000, names(&["1", "2", "3", "4"]))]);
+    assert_eq!(w.delivered[0].1.closed_by, ClosedBy::Count);
+    w.run(4_000_000);
+    assert_eq!(w.delivered.len(), 2);
+    w.store.check_empty();
+}
+
+/// The two clocks' milliseconds do not turn at the same moment.
+#[test]
+fn a_window_does_not_close_before_the_due_that_it_carries() {
+    let mut w = World::new(with(|app| app.window = 3_000));
+    w.send(vec![item("a", "c", "1")]);
+    w.drain_jobs();
+    w.now.wall -= 2;
+    w.advance(3_000);
+    assert!(w.out.is_empty(), "the wall clock is not there yet");
+    w.advance(2);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1);
+    let (_, batch) = &w.out[0];
+    assert_eq!((batch.items[0].due, batch.closed_by), (w.now.wall, ClosedBy::Time));
+}
