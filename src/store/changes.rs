@@ -8,7 +8,8 @@ use super::database::{view, Epochs, Keyspaces, Row};
 use super::errors::{broken_contract, BrokenContract};
 use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::record::{self, View};
-use super::{ended, rekey, rows, CommitError, ReadError};
+use super::rekey::{self, Crowds};
+use super::{ended, rows, CommitError, ReadError};
 use crate::engine::event::{BucketRow, IndexRows, Op, Place, Standing, Stored};
 use crate::engine::types::{Ended, Identity, Key};
 use fjall::Slice;
@@ -46,13 +47,14 @@ pub(super) struct Changes<'a> {
     number: u64,
     epochs: Epochs,
     begun: Vec<KeyspaceId>,
+    crowds: Crowds,
 }
 
 impl<'a> Changes<'a> {
     /// None yet, of commit `number`. `epochs`: in which epoch each bucket is before it.
     pub(super) fn new(keyspaces: &'a Keyspaces, number: u64, epochs: Epochs) -> Self {
         let pending = std::array::from_fn(|_| Pending::new());
-        Changes { keyspaces, pending, number, epochs, begun: Vec::new() }
+        Changes { keyspaces, pending, number, epochs, begun: Vec::new(), crowds: Crowds::default() }
     }
 
     /// Adds one operation.
@@ -174,35 +176,48 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// The rows from `start` to before `end` as they will be that `wanted` wants: in no particular order, and
-    /// read one at a time, so that unwanted ones take no room.
-    pub(super) fn range(
+    /// The rows from `start` to before `end` as they will be, in no particular order.
+    pub(super) fn range(&self, id: KeyspaceId, start: Vec<u8>, end: Vec<u8>) -> Result<Vec<Row>, ReadError> {
+        let mut out = Vec::new();
+        self.visit(id, start, end, |row| {
+            out.push(row);
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    /// The same, one at a time, so that they take no room.
+    pub(super) fn visit(
         &self,
         id: KeyspaceId,
         start: Vec<u8>,
         end: Vec<u8>,
-        wanted: impl Fn(&Row) -> Result<bool, ReadError>,
-    ) -> Result<Vec<Row>, ReadError> {
-        let mut out = Vec::new();
+        mut visitor: impl FnMut(Row) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
         if start >= end {
-            return Ok(out);
+            return Ok(());
         }
         let pending = &self.pending[id.index()];
         let bounds = (Bound::Included(start.as_slice()), Bound::Excluded(end.as_slice()));
         for (key, change) in pending.range::<[u8], _>(bounds) {
             let Some(value) = change.value() else { continue };
-            let row = (key.clone(), value.clone());
-            if wanted(&row)? {
-                out.push(row);
-            }
+            visitor((key.clone(), value.clone()))?;
         }
         for row in self.keyspaces.range(id, start, end) {
             let row = row?;
-            if !pending.contains_key(&row.0) && wanted(&row)? {
-                out.push(row);
+            if !pending.contains_key(&row.0) {
+                visitor(row)?;
             }
         }
-        Ok(out)
+        Ok(())
+    }
+
+    pub(super) fn crowds(&self) -> &Crowds {
+        &self.crowds
+    }
+
+    pub(super) fn crowds_mut(&mut self) -> &mut Crowds {
+        &mut self.crowds
     }
 
     fn put_item(&mut self, item: &Stored, indexed: bool) -> Result<(), BrokenContract> {
@@ -213,7 +228,9 @@ impl<'a> Changes<'a> {
             )));
         };
         let row = rows::item_key(item.queue(), item.key)?;
-        let record = record::encode(&row, &View::of(item, content));
+        let view = View::of(item, content);
+        let record = record::encode(&row, &view);
+        self.crowds.note(&view);
         self.add_item(row, record);
         let waits = item.dead.is_none();
         let customer = item.customer.clone().filter(|_| waits && indexed);
@@ -269,6 +286,7 @@ impl<'a> Changes<'a> {
         }
         let target = rows::item_key(&to.queue, to.key)?;
         let record = record::encode(&target, &moved);
+        self.crowds.note(&moved);
         // In this order: old and new may be the same row.
         self.remove_item(row);
         self.put(KeyspaceId::Items, target, record);
