@@ -96,7 +96,7 @@ fn flat(name: &str, sizes: &[u64], shape: impl Fn(u64) -> Cost) {
     }
 }
 
-const SIZES: [u64; 3] = [1_000, 10_000, 60_000];
+const SIZES: [u64; 3] = [1_000, 10_000, 100_000];
 
 #[test]
 fn one_customer_with_a_million_items() {
