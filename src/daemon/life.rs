@@ -25,7 +25,7 @@ use crate::signals::Signal;
 use crate::store::{self, thread::StoreEvent};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The wall clock is looked at this often at least, so that neither a step nor a suspend is slept over.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -35,9 +35,6 @@ const CLOSING: Duration = Duration::from_secs(5);
 
 /// A turn that has taken this long leaves the rest to the next one, microseconds.
 const TURN_US: u64 = 10_000;
-
-/// Most calls of the engine at the end, for what it left to its next call. A confirmed batch takes one at most.
-const LAST_CALLS: usize = 2_000;
 
 /// How a life ended.
 #[derive(Debug)]
@@ -302,16 +299,16 @@ impl Life<'_> {
         let left = self.shard.engine.snapshot(clock::now());
         self.process.runtime.block_on(self.shard.amqp.shutdown(budget));
         self.mailbox.take(Duration::ZERO, &mut events);
+        // Nothing can be acked any more: the broker has these requests, and delivers them again.
+        events.retain(|event| !matches!(event, LoopEvent::Amqp(amqp::Event::Requests(_))));
         if self.failure.is_none() {
             // The last confirms save a repeat after the next start.
             while !events.is_empty() {
                 self.turn(&mut events);
             }
             self.shard.feed(Input::Drain);
-            for _ in 0..LAST_CALLS {
-                if !self.shard.engine.is_behind() {
-                    break;
-                }
+            let end = Instant::now() + CLOSING;
+            while self.shard.engine.is_behind() && Instant::now() < end {
                 self.shard.feed(Input::Tick);
             }
         }

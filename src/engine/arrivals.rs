@@ -70,6 +70,10 @@ impl Arrival {
         }
     }
 
+    fn is_remote_command(&self) -> bool {
+        matches!(self, Arrival::Command { .. }) && !self.is_local()
+    }
+
     fn is_local(&self) -> bool {
         matches!(self, Arrival::Command { asker: Asker::Local(_), .. })
     }
@@ -119,6 +123,14 @@ pub(super) struct Next {
     pub(super) found: Vec<(Identity, Found)>,
 }
 
+/// What waits for the outcome of one identity, in order.
+#[derive(Debug, Default)]
+struct Waiting {
+    line: VecDeque<Arrival>,
+    /// Commands in it that came by message.
+    remote: usize,
+}
+
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
@@ -127,7 +139,7 @@ pub(super) struct Arrivals {
     local: Line,
     /// Finds under way, in order: for which entries, and how many identities each.
     asked: VecDeque<Vec<(LineName, u64, usize)>>,
-    waiting: NumberMap<Identity, VecDeque<Arrival>>,
+    waiting: NumberMap<Identity, Waiting>,
     /// When commands stop waiting, monotonic.
     until: BTreeSet<(u64, Identity)>,
     waiting_count: usize,
@@ -306,14 +318,16 @@ impl Arrivals {
 
     // ---- waiting for an outcome ---------------------------------------------------------------------------
 
-    /// It depends on an item that is in flight, and waits until that attempt has ended; a command until
-    /// `until`.
+    /// It depends on an item that is in flight, or stands behind a command that does, and waits until that
+    /// attempt has ended; a command until `until`.
     pub(super) fn await_outcome(&mut self, identity: Identity, arrival: Arrival) {
         if let Arrival::Command { until: Some(until), .. } = &arrival {
             self.until.insert((*until, identity));
         }
         self.waiting_count += 1;
-        self.waiting.get_or_insert_with(identity, VecDeque::new).push_back(arrival);
+        let waiting = self.waiting.get_or_insert_with(identity, Waiting::default);
+        waiting.remote += usize::from(arrival.is_remote_command());
+        waiting.line.push_back(arrival);
     }
 
     /// The scan that it has to wait for since a request with its id does: who came first is judged first,
@@ -330,8 +344,7 @@ impl Arrivals {
     /// A command that came by message waits for what becomes of the item of this identity: a request behind
     /// it is not its own, nor is it judged by an item that the command may take back.
     pub(super) fn awaits_in_line(&self, identity: Identity) -> bool {
-        let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Command { .. }) && !arrival.is_local();
-        self.waiting.get(&identity).is_some_and(|waiting| waiting.iter().any(is_it))
+        self.waiting.get(&identity).is_some_and(|waiting| waiting.remote > 0)
     }
 
     /// It came behind a cancel of its own customer, or one with its id did: it waits until that has gone over
@@ -384,7 +397,7 @@ impl Arrivals {
     /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it
     /// did.
     pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
-        let Some(mut waiting) = self.waiting.remove(&identity) else { return };
+        let Some(Waiting { line: mut waiting, .. }) = self.waiting.remove(&identity) else { return };
         self.waiting_count -= waiting.len();
         if mutated(Mutant::AwaitersReversed) {
             waiting.make_contiguous().reverse();
@@ -420,7 +433,7 @@ impl Arrivals {
         let mut over = Vec::new();
         while let Some((_, identity)) = self.until.first().copied().filter(|(until, _)| *until <= now.mono) {
             self.until.pop_first();
-            let waiting = self.waiting.remove(&identity).unwrap_or_default();
+            let waiting = self.waiting.remove(&identity).unwrap_or_default().line;
             self.waiting_count -= waiting.len();
             for arrival in waiting {
                 match arrival {
@@ -440,9 +453,8 @@ impl Arrivals {
         self.until.first().map(|(until, _)| *until)
     }
 
-    /// What the broker delivers again is forgotten. Commands from within this process stay. `waiting`:
-    /// identities that something waits for, as far as is known; the cost is theirs and that of the
-    /// lines.
+    /// What the broker delivers again is forgotten. Commands from within this process stay. The cost is that
+    /// of the lines.
     pub(super) fn forget_deliveries(&mut self, watch: &mut Watch) {
         for name in [LineName::Returned, LineName::Requests] {
             let line = self.line(name);
@@ -468,7 +480,7 @@ impl Arrivals {
         let mut waiting = std::mem::take(&mut self.waiting);
         self.waiting_count = 0;
         for (_, identity) in kept {
-            for arrival in waiting.remove(&identity).unwrap_or_default() {
+            for arrival in waiting.remove(&identity).unwrap_or_default().line {
                 if arrival.is_local() {
                     self.await_outcome(identity, arrival);
                 }
@@ -494,6 +506,6 @@ impl Arrivals {
     /// How many wait for the outcome of this identity, for messages of tests.
     #[cfg(test)]
     pub(super) fn awaiting(&self, identity: Identity) -> usize {
-        self.waiting.get(&identity).map_or(0, VecDeque::len)
+        self.waiting.get(&identity).map_or(0, |waiting| waiting.line.len())
     }
 }

@@ -124,7 +124,7 @@ impl Dispatch {
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
             && (live.suspects == 0 || mutated(Mutant::SuspectsOvertaken))
-            && !live.fetching.iter().any(|number| self.is_recalled(*number))
+            && live.recalled == 0
             && live.health.may_send(live.slots, self.share())
     }
 
@@ -153,7 +153,7 @@ impl Dispatch {
                 self.channels.wait(queue);
                 continue;
             }
-            if let Some(candidate) = self.next_of(stock, queue, alone) {
+            if let Some(candidate) = self.next_of(stock, queue, alone, now) {
                 return Some(candidate);
             }
             stock.queues_mut().look_at(queue);
@@ -195,7 +195,7 @@ impl Dispatch {
         })
     }
 
-    fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool) -> Option<Candidate> {
+    fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool, now: Now) -> Option<Candidate> {
         let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues_mut().live(queue).line.is_empty();
         while let Some(number) = stock.queues_mut().live(queue).resend.pop_front().filter(|_| !later) {
             if let Some(candidate) = self.again(number, alone) {
@@ -203,7 +203,7 @@ impl Dispatch {
             }
         }
         let most = if stock.queues()[queue].is_failing() { PROBE_ROWS } else { usize::MAX };
-        let rows = stock.take_batch(queue, most);
+        let rows = stock.take_batch(queue, most, now);
         let new = Candidate { number: None, queue, rows, alone, before: None, suspect: false };
         (!new.rows.is_empty()).then_some(new)
     }
@@ -321,7 +321,9 @@ impl Dispatch {
         if !matches!(flight.state, FlightState::Fetching { missing: 0, .. }) {
             return None;
         }
-        stock.queues_mut().live(queue).fetching.pop_front();
+        let live = stock.queues_mut().live(queue);
+        live.fetching.pop_front();
+        live.recalled -= usize::from(flight.recalled);
         Some((number, std::mem::take(&mut flight.rows)))
     }
 
@@ -525,6 +527,8 @@ impl Dispatch {
                 flight.recalled = true;
             }
         }
+        let live = stock.queues_mut().live(queue);
+        live.recalled = live.fetching.len();
         let mut numbers: Vec<u64> = std::mem::take(&mut stock.queues_mut().live(queue).resend).into();
         if stock.queues_mut().live(queue).suspects > 0 && !mutated(Mutant::SuspectsStay) {
             let flights = &self.flights;

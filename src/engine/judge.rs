@@ -120,7 +120,7 @@ impl<'a> Bench<'a> {
         let found = found.into_iter().next().map(|(_, found)| found);
         let whereabouts = core.whereabouts(identity, queue, found, now);
         let whereabouts = self.scans.claim(core, whereabouts, now);
-        if self.scans.awaits(core, &whereabouts) {
+        if self.scans.may_take_back(core, &whereabouts) {
             return Judged::Await(identity, item);
         }
         match whereabouts {

@@ -11,8 +11,9 @@
 //!
 //! | part | owns | decides |
 //! | --- | --- | --- |
+//! | `course` | where the engine stands between two calls | whether a clock has stepped |
 //! | [`stock`] | everything that has not ended | the one way in, across and out; what leaves memory |
-//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables | counts, order, ends |
+//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables, made of `slab` and `lookup` | counts, order, ends |
 //! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
 //! | [`reads`] | reads and questions under way | which answers are out of date |
 //! | [`loader`] | reads of queues | what comes into memory |
@@ -82,6 +83,7 @@ use mutant::{mutated, Mutant};
 use queue::Queues;
 use recent::Recent;
 use scans::Scans;
+use schedule::Taken;
 use snapshot::{Counters, Snapshot};
 use std::sync::Arc;
 use stock::{Origin, Stock};
@@ -274,6 +276,7 @@ impl Engine {
     /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or
     /// they would be there twice.
     fn restart_ingest(&mut self, generation: u32) {
+        self.want_outcomes();
         self.core.stock_mut().journal_mut().restart_deliveries(generation);
         self.arrivals.forget_deliveries(self.core.stock_mut().watch_mut());
         self.scans.forget_deliveries();
@@ -306,11 +309,12 @@ impl Engine {
         self.tell_outcomes(now);
         self.end_waits(now);
         let stopped_at = self.judge_arrivals(now);
-        let all_due = self.pass_time(now);
+        self.want_outcomes();
+        let in_order = self.pass_time(now);
         self.core.end_backoffs(now);
-        // What has failed, and is not known to have, would be overtaken.
+        // Else what has failed without it being known, or is due at the same moment, would be overtaken.
         self.course.more |=
-            !ended || !all_due || self.core.pump(self.settings.turn.sent, now, &mut self.fx.publishes);
+            !ended || !in_order || self.core.pump(self.settings.turn.sent, now, &mut self.fx.publishes);
         self.trim(now);
         self.tell_outcomes(now);
         self.advance_scans(now);
@@ -322,20 +326,20 @@ impl Engine {
         self.ask(now);
         self.commit(now);
         self.core.stock_mut().queues_mut().tidy();
-        let answers_wait = !self.core.stock().watch().is_empty();
-        self.core.stock_mut().reads_mut().tidy(answers_wait);
+        self.core.stock_mut().tidy_reads();
         self.steer_intake();
     }
 
-    /// Items and windows whose time has come. Whether these are all.
+    /// Items and windows whose time has come. Whether nothing is left that comes before one of them.
     fn pass_time(&mut self, now: Now) -> bool {
+        let taken = self.core.stock_mut().take_due(self.settings.turn.due, now);
         // Windows last: items that were due before them would leave after them.
-        let all = self.core.stock_mut().take_due(self.settings.turn.due, now) && self.close_windows(now);
+        let all = taken == Taken::All && self.close_windows(now);
         self.course.more |= !all;
         let stock = self.core.stock_mut();
         self.course.more |= self.limits.flush(stock, now);
         stock.store_deferred(now);
-        all
+        taken != Taken::Amid
     }
 
     /// Room has been made behind the line's back, which has been judged: perhaps nothing else happens that
@@ -359,6 +363,9 @@ impl Engine {
             let window = stock.customers().get(customer).and_then(|customer| customer.window.as_ref());
             rows += window.map_or(0, |window| window.members().len());
             stock.close_window(customer, cause, now);
+        }
+        if all {
+            stock.all_closed();
         }
         all
     }

@@ -86,6 +86,8 @@ pub(super) struct Live {
     pub(super) resend: VecDeque<u64>,
     /// Flights formed and waiting for payloads, in order; nothing overtakes them.
     pub(super) fetching: VecDeque<u64>,
+    /// How many of these were formed before the queue was given up, and go back to it.
+    pub(super) recalled: usize,
     /// Flights that hold a slot of the publisher, and their items.
     pub(super) slots: usize,
     pub(super) flying: u64,
@@ -374,6 +376,7 @@ impl Live {
             later: None,
             resend: VecDeque::new(),
             fetching: VecDeque::new(),
+            recalled: 0,
             slots: 0,
             flying: 0,
             suspects: 0,

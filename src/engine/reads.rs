@@ -8,7 +8,7 @@ use super::event::{RekeyMembers, Stored};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::types::{Identity, Key};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Reads of rows under way. They end in the order in which they began.
@@ -20,9 +20,9 @@ pub(super) struct Reads {
     changed: NumberMap<u64, RowChange>,
     /// The same in order, so that each is forgotten with the last read that it matters to.
     order: VecDeque<(u64, u64)>,
-    /// Members of windows that got other keys without passing through memory, with the last read begun
-    /// before.
-    rekeyed: VecDeque<(u64, Rekeyed)>,
+    /// Members of windows that got other keys without passing through memory, with the last read begun and the
+    /// last question asked before.
+    rekeyed: VecDeque<(u64, u64, Rekeyed)>,
 }
 
 /// What became of a row since reads under way may have read it.
@@ -81,17 +81,20 @@ impl Reads {
         }
     }
 
-    /// Forgets what no answer can be out of date by. `answers_wait`: some have come and have not been used.
-    pub(super) fn tidy(&mut self, answers_wait: bool) {
-        while !answers_wait && self.rekeyed.front().is_some_and(|(read, _)| *read <= self.ended) {
+    /// Forgets what no answer can be out of date by.
+    pub(super) fn tidy(&mut self, watch: &Watch) {
+        let over = |(read, question, _): &(u64, u64, Rekeyed)| {
+            *read <= self.ended && watch.oldest().is_none_or(|oldest| oldest > *question)
+        };
+        while self.rekeyed.front().is_some_and(over) {
             self.rekeyed.pop_front();
         }
     }
 
     /// Members of a window that closed got another due.
-    pub(super) fn note_rekey(&mut self, queue: &Arc<str>, end: u64, members: &RekeyMembers) {
+    pub(super) fn note_rekey(&mut self, watch: &Watch, queue: &Arc<str>, end: u64, members: &RekeyMembers) {
         let rekeyed = Rekeyed { queue: Arc::clone(queue), end, members: members.clone() };
-        self.rekeyed.push_back((self.begun, rekeyed));
+        self.rekeyed.push_back((self.begun, watch.begun, rekeyed));
     }
 
     /// A row that a read under way has brought, or that an answer tells of, becomes what it is now. False: it
@@ -105,7 +108,7 @@ impl Reads {
             return changed.row.is_some();
         }
         // The first that covers it: of later windows with the same planned end it was no member any more.
-        if let Some((_, moved)) = self.rekeyed.iter().find(|(_, rekeyed)| rekeyed.covers(stored)) {
+        if let Some((.., moved)) = self.rekeyed.iter().find(|(.., rekeyed)| rekeyed.covers(stored)) {
             stored.key.due = moved.members.due;
         }
         true
@@ -140,6 +143,9 @@ pub(super) struct Watch {
     asked: NumberMap<Identity, Questions>,
     /// Number of changes so far of identities that are asked about.
     changes: u64,
+    /// Questions so far, and those that are under way or answered and not used.
+    begun: u64,
+    open: BTreeSet<u64>,
 }
 
 /// One question, and when it was asked.
@@ -147,6 +153,7 @@ pub(super) struct Watch {
 pub(super) struct Asked {
     pub(super) identity: Identity,
     since: u64,
+    number: u64,
 }
 
 #[derive(Debug, Default)]
@@ -159,20 +166,24 @@ struct Questions {
 
 impl Watch {
     pub(super) fn new() -> Self {
-        Watch { asked: Lookup::new(), changes: 0 }
+        Watch { asked: Lookup::new(), changes: 0, begun: 0, open: BTreeSet::new() }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.asked.is_empty()
+    /// Number of the oldest question whose answer has not been used.
+    fn oldest(&self) -> Option<u64> {
+        self.open.first().copied()
     }
 
     pub(super) fn begin(&mut self, identity: Identity) -> Asked {
         self.asked.get_or_insert_with(identity, Questions::default).count += 1;
-        Asked { identity, since: self.changes }
+        self.begun += 1;
+        self.open.insert(self.begun);
+        Asked { identity, since: self.changes, number: self.begun }
     }
 
     /// One question is over. Whether its answer is still true.
     pub(super) fn end(&mut self, asked: Asked) -> bool {
+        self.open.remove(&asked.number);
         let Some(questions) = self.asked.get_mut(&asked.identity) else {
             debug_assert!(false, "only what was asked is answered");
             return false;
@@ -231,6 +242,7 @@ mod tests {
             let cause = ClosedBy::Flush;
             let customer = "c".into();
             reads.note_rekey(
+                &Watch::new(),
                 &queue,
                 100,
                 &RekeyMembers { customer, through_seq, due, cause, except: vec![8] },
@@ -270,6 +282,6 @@ mod tests {
         assert!(!watch.end(first) && watch.end(beside));
         assert!(watch.end(second), "a new question begins anew, whoever else asks");
         watch.changed(one);
-        assert!(watch.is_empty());
+        assert_eq!(watch.oldest(), None);
     }
 }

@@ -4,9 +4,9 @@
 //! step brings is judged by what memory knows then: an item that came into memory meanwhile is met there, and
 //! one that ended meanwhile is passed over. Items that arrived after the command are not its own.
 //!
-//! A cancel of a customer holds nothing back: from the moment it is judged, whatever of that customer arrived
-//! before it is its own. Something that comes behind it and asks for such an item, or needs it in memory,
-//! finds it cancelled.
+//! From the moment a cancel of a customer is judged, whatever of that customer arrived before it is its own.
+//! Something of another that comes behind it and asks for such an item, or needs it in memory, finds it
+//! cancelled. Requests of that customer wait until it has gone over all items ([`super::arrivals`]).
 
 mod legs;
 
@@ -289,14 +289,15 @@ impl Scans {
         Whereabouts::Ended(Box::new(Ended { end, at: now.wall, due, attempts, fingerprint, customer }))
     }
 
-    /// A cancel of its customer takes this item back if its attempt fails: a request that came behind that is
-    /// not judged by it.
-    pub(super) fn awaits(&mut self, core: &Core, found: &Whereabouts) -> bool {
+    /// It is in flight, and a cancel of its customer takes it back if that fails: a request that came behind
+    /// the cancel is not judged by it.
+    pub(super) fn may_take_back(&mut self, core: &Core, found: &Whereabouts) -> bool {
         let Whereabouts::Live(LiveItem::Resident(id)) = found else { return false };
-        if self.running.is_empty() || !core.is_undecided(*id) {
+        let item = &core.stock().items()[*id];
+        // What may have been delivered before is left to itself.
+        if self.running.is_empty() || !core.is_in_flight(*id) || item.outcome_unknown() {
             return false;
         }
-        let item = &core.stock().items()[*id];
         let (application, customer) = core.stock().address(item);
         self.owner_of(&application, customer.as_deref(), item.key().seq).is_some()
     }

@@ -26,6 +26,17 @@ struct Link {
     key: Key,
 }
 
+/// What [`Schedule::take_due`] has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// All that is due.
+    All,
+    /// As much as was asked for. What is left comes behind it.
+    Most,
+    /// The same, but of the last millisecond something may be left that comes before what was taken.
+    Amid,
+}
+
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// First millisecond that has not been taken. Slots of `base..base + SLOTS` are in the wheel.
@@ -81,13 +92,14 @@ impl Schedule {
     }
 
     /// Takes entries due at or before `now`, the earliest millisecond first, at most until `out` holds
-    /// `limit`; returns whether all are taken. Entries of one millisecond come in no order.
-    pub(super) fn take_due(&mut self, now: u64, limit: usize, out: &mut Vec<u32>) -> bool {
+    /// `limit`.
+    pub(super) fn take_due(&mut self, now: u64, limit: usize, out: &mut Vec<u32>) -> Taken {
         while let Some(at) = self.first_used().filter(|at| *at <= now) {
-            let slot = at & MASK;
+            let (slot, before) = (at & MASK, out.len());
             while let Some(head) = Some(self.heads[slot as usize]).filter(|head| *head != NIL) {
                 if out.len() >= limit {
-                    return false;
+                    let amid = out.len() > before && self.is_disordered(slot);
+                    return if amid { Taken::Amid } else { Taken::Most };
                 }
                 self.unlink(head, slot);
                 out.push(head);
@@ -95,7 +107,7 @@ impl Schedule {
         }
         while let Some((_, id)) = self.far.first().copied().filter(|(key, _)| key.due <= now) {
             if out.len() >= limit {
-                return false;
+                return Taken::Most;
             }
             self.far.pop_first();
             out.push(id);
@@ -104,7 +116,7 @@ impl Schedule {
             self.base = now + 1;
             self.refill();
         }
-        true
+        Taken::All
     }
 
     /// When the earliest entry is due. An overdue one counts as due at the schedule's present moment.
@@ -132,7 +144,8 @@ impl Schedule {
         while let Some(at) = self.first_used() {
             self.drain_slot(at & MASK, &mut ids);
         }
-        self.base = now;
+        // It may lag: what it has not reached stays in the set.
+        self.base = self.base.min(now);
         for id in ids {
             self.insert(id, self.links[id as usize].key);
         }
@@ -332,11 +345,11 @@ mod tests {
         s.insert(3, key(1_000 + 3 * SLOTS, 3));
         assert_eq!(s.next(), Some(1_005));
         let mut out = vec![];
-        assert!(s.take_due(1_004, 10, &mut out) && out.is_empty());
-        assert!(s.take_due(1_005, 10, &mut out));
+        assert_eq!((s.take_due(1_004, 10, &mut out), out.len()), (Taken::All, 0));
+        assert_eq!(s.take_due(1_005, 10, &mut out), Taken::All);
         assert_eq!(std::mem::take(&mut out), [1]);
         assert_eq!(s.next(), Some(1_000 + SLOTS + 10));
-        assert!(s.take_due(1_000 + 4 * SLOTS, 10, &mut out));
+        assert_eq!(s.take_due(1_000 + 4 * SLOTS, 10, &mut out), Taken::All);
         assert_eq!(out, [2, 3]);
         assert_eq!((s.len(), s.next()), (0, None));
     }
@@ -348,9 +361,9 @@ mod tests {
             s.insert(id, key(u64::from(id) + 1, u64::from(id)));
         }
         let mut out = vec![];
-        assert!(!s.take_due(100, 4, &mut out));
+        assert_eq!(s.take_due(100, 4, &mut out), Taken::Most);
         assert_eq!(out.len(), 4);
-        assert!(s.take_due(100, 40, &mut out));
+        assert_eq!(s.take_due(100, 40, &mut out), Taken::All);
         assert_eq!(out.len(), 10);
     }
 
@@ -367,8 +380,11 @@ mod tests {
         s.insert(4, key(10, 4));
         assert_eq!(s.take_furthest(2, 0), [4, 3]);
         let mut out = vec![];
-        assert!(s.take_due(10, 9, &mut out));
-        assert_eq!(out, [1]);
+        s.insert(9, key(10, 9));
+        s.insert(8, key(10, 8));
+        assert_eq!(s.take_due(10, 2, &mut out), Taken::Amid, "8 comes behind 9");
+        assert_eq!(s.take_due(10, 9, &mut out), Taken::All);
+        assert_eq!(out, [1, 9, 8]);
     }
 
     #[derive(Clone, Debug)]
@@ -423,7 +439,7 @@ mod tests {
                             let mut some = vec![];
                             let all = s.take_due(now, 3, &mut some);
                             out.append(&mut some);
-                            if all {
+                            if all == Taken::All {
                                 break;
                             }
                         }

@@ -13,7 +13,7 @@ use super::event::{ClosingRow, Op, WindowRow};
 use super::ids::{ClosingId, CustomerId, QueueId};
 use super::mutant::{mutated, Mutant};
 use super::queue::Queues;
-use super::schedule::Schedule;
+use super::schedule::{Schedule, Taken};
 use super::slab::Slab;
 use super::types::{ClosedBy, Now};
 use super::window::{Member, Plan, Window};
@@ -208,7 +208,7 @@ impl Windows {
         now: Now,
     ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
         let mut places = Vec::new();
-        let all = self.timers.take_due(now.mono, limit, &mut places);
+        let all = self.timers.take_due(now.mono, limit, &mut places) == Taken::All;
         let mut due = Vec::new();
         for place in places {
             let Some(id) = customers.at(place) else { continue };

@@ -2,13 +2,20 @@
 
 use super::*;
 use crate::engine::queue::LAST;
+use crate::engine::schedule::Taken;
 
 impl Stock {
-    /// Items whose time has come, at most `limit` of them. Whether these are all.
-    pub(in crate::engine) fn take_due(&mut self, limit: usize, now: Now) -> bool {
+    /// Items whose time has come, at most `limit` of them.
+    pub(in crate::engine) fn take_due(&mut self, limit: usize, now: Now) -> Taken {
+        for queue in std::mem::take(&mut self.held) {
+            if self.queues.get(queue).is_some() {
+                self.queues.run(queue);
+            }
+        }
         let mut places = Vec::new();
         let early = if mutated(Mutant::Early) { 7 } else { 0 };
-        let all = self.schedule.take_due(now.wall + early, limit, &mut places);
+        let taken = self.schedule.take_due(now.wall + early, limit, &mut places);
+        self.behind = if taken == Taken::All { Behind::Windows } else { Behind::Items };
         let mut due: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
         due.sort_unstable_by_key(|id| self.items[*id].key());
         self.work += due.len() as u64;
@@ -24,7 +31,7 @@ impl Stock {
                 }
             }
         }
-        all
+        taken
     }
 
     /// When something in memory is due next, wall clock.
@@ -71,7 +78,7 @@ impl Stock {
 
     /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
     /// Nothing at or above the queue's bound: older ones have still to be loaded.
-    pub(in crate::engine) fn take_batch(&mut self, queue: QueueId, most: usize) -> Vec<ItemId> {
+    pub(in crate::engine) fn take_batch(&mut self, queue: QueueId, most: usize, now: Now) -> Vec<ItemId> {
         let bound = if mutated(Mutant::FarOvertaken) { LAST } else { self.queues[queue].near_until() };
         loop {
             let Some(entry) = self.queues.live(queue).line.pop_front() else { return Vec::new() };
@@ -87,6 +94,14 @@ impl Stock {
                     }
                 }
                 Entry::Customer(customer) => {
+                    if let Some(cause) = self.over(customer, now) {
+                        if self.behind == Behind::Items {
+                            self.queues.live(queue).line.push_front(entry);
+                            self.held.insert(queue);
+                            return Vec::new();
+                        }
+                        self.close_window(customer, cause, now);
+                    }
                     let Some(taken) = self.take_of_customer(customer, bound, most) else { continue };
                     taken
                 }
@@ -101,6 +116,14 @@ impl Stock {
             self.work += taken.len() as u64;
             return taken;
         }
+    }
+
+    /// Its window is over, and has not been closed yet: what is in it may come before what is due.
+    fn over(&self, customer: CustomerId, now: Now) -> Option<ClosedBy> {
+        let customer = self.customers.get(customer).filter(|_| self.behind != Behind::Nothing)?;
+        let quiet = self.queues.settings_of(customer.queue).quiet;
+        let (at, cause) = customer.window.as_ref()?.deadline(quiet, now);
+        (at <= now.mono).then_some(cause)
     }
 
     /// `None`: nothing of theirs is due any more.

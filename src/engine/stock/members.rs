@@ -204,7 +204,7 @@ impl Stock {
         except.sort_unstable();
         let members =
             RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
-        self.reads.note_rekey(&name, window.end(), &members);
+        self.reads.note_rekey(&self.watch, &name, window.end(), &members);
         if !mutated(Mutant::RekeyForgotten) {
             let (end, members) = (window.end(), vec![members]);
             // Those that a former life had in memory may lack their customer row.
@@ -228,6 +228,11 @@ impl Stock {
         now: Now,
     ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
         self.windows.take_due(&mut self.customers, &self.queues, limit, now)
+    }
+
+    /// All windows that are over have been closed.
+    pub(in crate::engine) fn all_closed(&mut self) {
+        self.behind = Behind::Nothing;
     }
 
     /// Hands over the rows of windows that have changed.

@@ -24,7 +24,7 @@ use super::snapshot::Counters;
 use super::types::{Budget, ClosedBy, Content, Dead, Delivery, Format, Identity, Key, NewItem, Now};
 use super::window::{self, Member, Plan, Window};
 use super::windows::Windows;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time,
@@ -95,8 +95,22 @@ pub(super) struct Stock {
     reserved: (usize, u64),
     /// Queues whose items got other keys in the store in this turn, and the first of these keys.
     rekeys: Vec<(Arc<str>, Key)>,
+    /// What of that which is due is not in line.
+    behind: Behind,
+    /// Queues that wait until it has: a window of theirs may be over whose items come in between.
+    held: BTreeSet<QueueId>,
     /// Rows touched, for tests that count work.
     work: u64,
+}
+
+/// How far the clock is ahead of what has been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Behind {
+    Nothing,
+    /// Windows are over that have not been closed.
+    Windows,
+    /// So may be windows, and items are due that are still in the schedule.
+    Items,
 }
 
 impl Stock {
@@ -116,6 +130,8 @@ impl Stock {
             budget,
             reserved: (0, 0),
             rekeys: Vec::new(),
+            behind: Behind::Nothing,
+            held: BTreeSet::new(),
             work: 0,
         }
     }
@@ -160,9 +176,9 @@ impl Stock {
         &mut self.reads
     }
 
-    /// What has been asked about identities.
-    pub(super) fn watch(&self) -> &Watch {
-        &self.watch
+    /// Forgets what no answer can be out of date by.
+    pub(super) fn tidy_reads(&mut self) {
+        self.reads.tidy(&self.watch);
     }
 
     pub(super) fn watch_mut(&mut self) -> &mut Watch {

@@ -485,3 +485,25 @@ fn with_nothing_stored_the_rules_hold_too() {
     assert_eq!(ends(&w).0, ["1"], "it was sent within the tail");
     assert!(w.queue.is_empty());
 }
+
+/// Its payload comes too late, in the call in which another of its id is judged.
+#[test]
+fn who_waits_for_an_attempt_that_ends_in_the_same_call_is_told() {
+    let mut settings = settings();
+    settings.budget.contents = 0;
+    settings.turn.arrivals = 1;
+    let mut w = World::new(settings);
+    let old = NewItem { expiry: Some(T0 + 500), ..at(T0 + 400, item("a", "", "old")) };
+    w.send(vec![with_id("x", Replace, old)]);
+    w.drain_jobs();
+    w.beside = true;
+    w.advance(400);
+    while w.do_job() {}
+    assert_eq!(w.out.len(), 0, "its payload is read");
+    w.pass(200);
+    w.send(vec![item("b", "", "beside"), with_id("x", Replace, at(T0 + 2_000, item("a", "", "new")))]);
+    assert!(w.do_late());
+    w.run(60_000);
+    assert!(w.queue.is_empty(), "{} are not acked", w.queue.len());
+    assert_eq!(ends(&w), (names(&["beside", "new"]), vec![("old".into(), Reason::Expired)]));
+}
