@@ -13,7 +13,7 @@
 //! | --- | --- | --- |
 //! | `course` | where the engine stands between two calls | whether a clock has stepped |
 //! | [`stock`] | everything that has not ended | the one way in, across and out; what leaves memory |
-//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables, made of `slab` and `lookup` | counts, order, ends |
+//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables (of `slab`, `lookup`) | counts, order, ends |
 //! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
 //! | [`reads`] | reads and questions under way | which answers are out of date |
 //! | [`loader`] | reads of queues | what comes into memory |
