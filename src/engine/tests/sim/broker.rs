@@ -48,6 +48,8 @@ impl Sim {
 
     /// A copy has arrived in the consumer's queue, or in that of the dead letters.
     pub(super) fn receive(&mut self, batch: &Batch) {
+        // What has been taken in meanwhile may excuse it.
+        self.judge();
         for item in &batch.items {
             let number = self.model.ask_of(&item.content);
             let ask = &mut self.model.asks[number];
