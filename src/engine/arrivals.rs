@@ -183,6 +183,11 @@ impl Arrivals {
         line.entries.front().map(|entry| &entry.arrival)
     }
 
+    /// What has waited for an outcome is to be judged.
+    pub(super) fn has_returned(&self) -> bool {
+        [LineName::Returned, LineName::Local].into_iter().any(|name| self.peek(name).is_some())
+    }
+
     /// Takes the next arrival off a line, if all is known that it needs. `questions`: what would have to be
     /// asked now; an arrival that has become unknown since it was looked at is asked for then.
     pub(super) fn next(

@@ -82,7 +82,7 @@ use loader::Loader;
 use mutant::{mutated, Mutant};
 use queue::Queues;
 use recent::Recent;
-use scans::Scans;
+use scans::{Advanced, Scans};
 use schedule::Taken;
 use snapshot::{Counters, Snapshot};
 use std::sync::Arc;
@@ -394,15 +394,20 @@ impl Engine {
         for (identity, ended) in &outcomes {
             self.arrivals.outcome_known(*identity, ended.as_ref(), self.core.stock_mut().watch_mut());
         }
-        let known =
-            [LineName::Returned, LineName::Local].into_iter().any(|name| self.arrivals.peek(name).is_some());
-        self.course.more |= known;
+        self.course.more |= self.arrivals.has_returned();
     }
 
     fn advance_scans(&mut self, now: Now) {
-        let (done, more) = self.scans.advance(&mut self.core, &mut self.fx.loads, now);
+        let Advanced { done, given_up, more } = self.scans.advance(&mut self.core, &mut self.fx.loads, now);
         self.course.more |= more;
         self.course.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
+        if !given_up.is_empty() && !mutated(Mutant::EndOfPatienceUntold) {
+            // A request waits for them no longer than the cancel that came before it does.
+            for identity in given_up {
+                self.arrivals.outcome_known(identity, None, self.core.stock_mut().watch_mut());
+            }
+            self.course.more |= self.arrivals.has_returned();
+        }
         done.into_iter().for_each(|done| self.reply(done));
     }
 

@@ -262,6 +262,8 @@ pub(super) enum Mutant {
     BytesIgnoredInFlight,
     /// Whoever waits for an attempt is not told that it is to be made again.
     EndOfAttemptUntold,
+    /// What waits for an attempt because a cancel does goes on when that has lost its patience.
+    EndOfPatienceUntold,
     /// Closing rows of a former life are deleted and not carried out.
     RestartForgetsClosings,
     /// A start whose clock is behind brings nothing back.
@@ -417,6 +419,7 @@ mod tests {
             Mutant::FailuresKept,
             Mutant::BytesIgnoredInFlight,
             Mutant::EndOfAttemptUntold,
+            Mutant::EndOfPatienceUntold,
             Mutant::RestartForgetsClosings,
             Mutant::AheadForgotten,
         ];

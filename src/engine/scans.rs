@@ -80,6 +80,16 @@ pub(super) struct Scans {
 /// An answer that is ready.
 pub(super) type Done = (Asker, Command, Answer);
 
+/// What a step has come to.
+#[derive(Debug, Default)]
+pub(super) struct Advanced {
+    pub(super) done: Vec<Done>,
+    /// Items whose outcome was waited for in vain: what waits because of that is judged without.
+    pub(super) given_up: Vec<Identity>,
+    /// More is to do at once.
+    pub(super) more: bool,
+}
+
 impl Scans {
     pub(super) fn new() -> Self {
         Scans::default()
@@ -152,9 +162,8 @@ impl Scans {
         self.running.values().any(|scan| !scan.in_flight.is_empty())
     }
 
-    /// A step over memory of each that is not through with it. Whether more is to do at once.
-    pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> (Vec<Done>, bool) {
-        let mut done = Vec::new();
+    /// A step over memory of each that is not through with it.
+    pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
         for (number, scan) in &mut self.running {
             if scan.legs.is_some() {
                 continue;
@@ -171,8 +180,7 @@ impl Scans {
             }
         }
         let more = self.running.values().any(|scan| !scan.resident.is_empty());
-        done.extend(self.take_done(core, now));
-        (done, more)
+        Advanced { more, ..self.take_done(core, now) }
     }
 
     /// A step over the store has come back.
@@ -221,7 +229,7 @@ impl Scans {
     }
 
     /// Those that are through, or have waited long enough.
-    fn take_done(&mut self, core: &Core, now: Now) -> Vec<Done> {
+    fn take_done(&mut self, core: &Core, now: Now) -> Advanced {
         let is_done = |scan: &Running| {
             let through = scan.legs.as_ref().is_some_and(VecDeque::is_empty);
             through
@@ -229,13 +237,13 @@ impl Scans {
         };
         let over: Vec<u64> =
             self.running.iter().filter(|(_, scan)| is_done(scan)).map(|(number, _)| *number).collect();
-        over.into_iter()
-            .filter_map(|number| self.running.remove(&number))
-            .map(|scan| {
-                let answer = scan.answer(core);
-                (scan.asker, scan.command, answer)
-            })
-            .collect()
+        let mut advanced = Advanced::default();
+        for scan in over.into_iter().filter_map(|number| self.running.remove(&number)) {
+            let answer = scan.answer(core);
+            advanced.given_up.extend(scan.in_flight);
+            advanced.done.push((scan.asker, scan.command, answer));
+        }
+        advanced
     }
 
     /// When one loses its patience, monotonic.

@@ -164,3 +164,27 @@ fn what_is_sent_behind_a_cancel_of_its_customer_that_waits_is_not_taken_for_its_
     assert!(w.queue.is_empty(), "all are acked");
     w.store.check_empty();
 }
+
+/// The cancel does not wait for longer than its answer may take, nor does what waits because of it.
+#[test]
+fn what_waits_with_a_cancel_of_its_customer_waits_no_longer_than_that() {
+    let mut w = World::new(settings());
+    let request = |payload: &str| with_id("x", DuplicateRule::Keep, at(T0, item("a", "ann", payload)));
+    w.send(vec![request("old")]);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "it is in flight");
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::CancelAll(of("ann")))]));
+    w.drain_jobs();
+    w.send(vec![request("new")]);
+    w.drain_jobs();
+    assert_eq!(w.queue.len(), 1, "it may find another item, or none");
+    for _ in 0..70 {
+        w.advance(100);
+        w.drain_jobs();
+    }
+    assert_eq!(w.answer_to(1), Some(Answer::Cancelled { count: 0, in_flight: 1 }));
+    assert!(w.queue.is_empty(), "it is dropped for what is in flight");
+    w.settle(0, CONFIRMED);
+    w.run(60_000);
+    assert_eq!(ends(&w).0, ["old"]);
+}

@@ -157,6 +157,7 @@ impl Model {
             life.refused |= refused && flight.alone && flight.items.len() == 1;
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
             life.undecided = matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue);
+            life.perhaps_sent |= life.undecided;
             life.failed = sure > 0;
             let state = match (life.state, confirmed) {
                 (State::DeadOut(_, reason), true) => State::DeadSent(reason),

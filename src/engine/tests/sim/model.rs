@@ -100,6 +100,8 @@ pub(super) struct Life {
     pub(super) durable: bool,
     /// What became of its last attempt is not known: it may have been delivered.
     pub(super) undecided: bool,
+    /// The same of any attempt.
+    pub(super) perhaps_sent: bool,
     /// The broker has refused it alone: it is dead, which without a store is not seen until its letter leaves.
     pub(super) refused: bool,
     /// Failed attempts: those that certainly count, and those that may.
@@ -405,6 +407,7 @@ impl Model {
             put: None,
             durable: false,
             undecided: false,
+            perhaps_sent: false,
             refused: false,
             attempts: (0, 0),
             published: None,

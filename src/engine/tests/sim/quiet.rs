@@ -88,8 +88,9 @@ impl Sim {
                 continue;
             }
             let engine = self.world.engine.describe();
+            let window = model.windows.of(life.seq).map(|win| (win.end, win.closed.as_ref().map(|c| c.due)));
             panic!(
-                "{} of {name} is due since {} and does not move at {:?}; {:?}; {engine}",
+                "{} of {name} is due since {} and does not move at {:?}; {:?}, window {window:?}; {engine}",
                 life.ask, life.due, model.now, model.asks[life.ask].new
             );
         }
@@ -255,15 +256,15 @@ impl Sim {
         match model.timeline.get(&identity).and_then(|line| line.last()) {
             _ if waits.contains(&identity) || model.commands.values().any(behind) => true,
             Some((_, Known::Out(seq))) => rule || model.lives[seq].orphaned || self.may_be_taken_back(*seq),
+            Some((_, Known::Waiting(seq))) => model.lives[seq].perhaps_sent && self.may_be_taken_back(*seq),
             Some(_) | None => false,
         }
     }
 
-    /// A cancel of its customer waits for the end of its attempt, or has done so.
+    /// A cancel of its customer waits for the end of its attempt.
     fn may_be_taken_back(&self, seq: u64) -> bool {
         let of_all = |asked: &&Asked| matches!(asked.command, Command::CancelAll(_));
-        let mut cancels = self.model.commands.values().chain(self.model.answered.values()).filter(of_all);
-        cancels.any(|asked| asked.covers(&self.model, seq))
+        self.model.commands.values().filter(of_all).any(|asked| asked.covers(&self.model, seq))
     }
 
     /// There is no room for it, or the place of another is made free for it only now.
