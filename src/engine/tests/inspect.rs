@@ -13,6 +13,12 @@ impl Engine {
         (self.core.stock().items().len(), self.core.stock().items().content_bytes())
     }
 
+    /// Those of one application that are in the store as well.
+    pub(in crate::engine) fn rows_in_memory(&self, application: &str) -> u64 {
+        let queues = self.core.stock().queues();
+        queues.find(application).map_or(0, |queue| queues[queue].resident())
+    }
+
     /// Rows touched since the start.
     pub(in crate::engine) fn work(&self) -> u64 {
         self.core.stock().work()

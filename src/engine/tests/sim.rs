@@ -206,7 +206,7 @@ impl Sim {
         if self.plan.races && self.toss(6) == 0 {
             self.race();
         }
-        if self.plan.scenes && self.toss(12) == 0 {
+        if self.plan.scenes && self.toss(8) == 0 {
             self.scene();
         }
         if self.plan.prompt {
@@ -506,7 +506,7 @@ fn failures(
     let all = std::env::var("ALL").is_ok();
     let work = || {
         mutate(mutant);
-        QUIET.set(mutant.is_some());
+        QUIET.set(mutant.is_some() && std::env::var_os("LOUD").is_none());
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             let until = failed.lock().expect("whole").first().copied().filter(|_| !all).unwrap_or(u64::MAX);
@@ -586,7 +586,7 @@ fn every_mutant_is_found() {
     let mut unseen = vec![];
     for mutant in Mutant::ALL.iter().filter(is_wanted) {
         // Seeds that fail without a mutant say nothing.
-        let found = failures(1, seeds, STEPS, Some(*mutant), &open_seeds());
+        let found = failures(number("SEED", 1), seeds, STEPS, Some(*mutant), &open_seeds());
         let open = OPEN_MUTANTS.iter().find(|(open, _)| open == mutant);
         match (found.first(), open) {
             (Some(_), _) => println!("{mutant:?}: {found:?}"),

@@ -2,9 +2,12 @@
 
 use super::super::world::*;
 use super::model::Excuse;
-use super::Sim;
+use super::{Sim, PREFETCH};
 use crate::engine::event::*;
 use crate::engine::types::*;
+
+/// Most rows that are read for a probe.
+const PROBE_ROWS: u64 = 16;
 
 impl Sim {
     pub(super) fn scene(&mut self) {
@@ -13,17 +16,23 @@ impl Sim {
         if self.plan.forgetful {
             return self.repeated_late(&app);
         }
-        match self.toss(if self.plan.steps_of_the_clock { 12 } else { 9 }) {
+        match self.toss(if self.plan.steps_of_the_clock { 22 } else { 16 }) {
             0 => self.suspects_of_a_paused(&app),
             1 => self.suspects_of_a_parked(&app),
             2 => self.moved_behind_a_scan(&app),
-            3 => self.due_before_a_scan_comes_to_it(&app),
+            3 | 13 => self.due_before_a_scan_comes_to_it(&app),
             4 => self.full_disk(),
             5 => self.waits_for_an_attempt(&app),
             6 => self.patience_with_an_attempt(&app),
             7 | 8 => self.unknown_behind_a_cancel(&app),
-            9 => self.waits_for_what_goes(&app),
-            10 => self.clock_forward_to_an_expiry(&app),
+            9 => self.patience_of_a_cancel(&app),
+            10 => self.one_batch_a_turn(&app),
+            11 => self.comes_again_in_flight(&app),
+            12 => self.backlog_of_a_parked(&app),
+            14 => self.due_at_once_behind_a_backlog(&app),
+            15 => self.nothing_confirmed_lately(&app),
+            16..20 => self.waits_for_what_goes(&app),
+            20 => self.clock_forward_to_an_expiry(&app),
             _ => self.restart_with_the_clock_set_back(&app),
         }
         self.judge();
@@ -225,6 +234,174 @@ impl Sim {
         self.world.drain_jobs();
         self.ask(Command::Resume(app.into()));
         self.world.drain_jobs();
+    }
+
+    /// A cancel of a customer waits for what is in flight, and gives up. What waits because of it goes on then.
+    fn patience_of_a_cancel(&mut self, app: &str) {
+        let id = self.world.sent.to_string();
+        self.with_id_at_once(app, &id, DuplicateRule::Keep);
+        self.ask(Command::CancelAll(CustomerOf { application: app.into(), customer: "c".into() }));
+        self.catch_up();
+        self.with_id_at_once(app, &id, DuplicateRule::Keep);
+        for _ in 0..60 {
+            self.world.advance(100);
+            self.world.drain_jobs();
+        }
+        self.rest();
+    }
+
+    /// A connection goes while a request is in flight that has not been written, and it comes again; then its attempt
+    /// fails.
+    fn comes_again_in_flight(&mut self, app: &str) {
+        self.at_once(app, "");
+        self.hand_over_all();
+        self.confirm_out();
+        let id = self.world.sent.to_string();
+        let at = Some(self.world.now.wall);
+        self.mail_plain(with_id(&id, DuplicateRule::Keep, NewItem { at, ..self.plain_item(app, "") }));
+        self.world.deliver(10);
+        self.lose_ingest();
+        self.world.deliver(PREFETCH);
+        self.catch_up();
+        let own = |(_, batch): &(u64, Batch)| *batch.application == *app;
+        let Some(nth) = self.world.out.iter().position(own) else { return };
+        self.world.settle(nth, Outcome::Returned("312 NO_ROUTE".into()));
+        self.world.drain_jobs();
+        self.rest();
+    }
+
+    /// Two applications have more to send than there are slots, or the one has been there before the other: where there
+    /// is room for all in memory, each is given one batch in its turn.
+    fn one_batch_a_turn(&mut self, app: &str) {
+        let other = format!("{app}-other");
+        let names = [app, other.as_str()];
+        for name in names {
+            self.at_once(name, "");
+            self.hand_over_all();
+            self.confirm_out();
+        }
+        self.catch_up();
+        self.judge();
+        let budget = self.world.settings.budget;
+        let room = self.world.engine.memory_bytes().0 + 20 < budget.rows && budget.contents >= 2_000;
+        if !room || names.iter().any(|name| self.model.live(name) > 0) {
+            return;
+        }
+        self.world.input(Input::EgressBlocked(true));
+        for name in names {
+            (0..4).for_each(|_| self.at_once(name, ""));
+            self.hand_over_all();
+            self.catch_up();
+        }
+        self.judge();
+        if names.iter().any(|name| self.model.live(name) < 4) {
+            return;
+        }
+        self.world.input(Input::EgressBlocked(false));
+        self.catch_up();
+        let mut out = [0_u32; 2];
+        for (_, batch) in self.world.out.iter().filter(|(_, batch)| batch.dead.is_none()) {
+            let Some(which) = names.iter().position(|name| **name == *batch.application) else { continue };
+            out[which] += 1;
+            assert!(out[0].abs_diff(out[1]) <= 1, "{app} and {other} have {out:?} of their batches out");
+        }
+        self.judge();
+    }
+
+    /// What is due at once comes while older ones of its application are due and are still to be loaded.
+    fn due_at_once_behind_a_backlog(&mut self, app: &str) {
+        let wall = self.world.now.wall;
+        (0..3).for_each(|n| self.request_of(app, "", Some(wall + 21_000 + n), None));
+        self.hand_over_all();
+        self.catch_up();
+        self.world.advance(17_000);
+        self.at_once(app, "");
+        self.deliver_only();
+        let own = |(_, batch): &(u64, Batch)| *batch.application == *app && batch.dead.is_none();
+        let Some(nth) = self.world.out.iter().position(own) else { return };
+        let batch = self.world.out[nth].1.clone();
+        self.receive(&batch);
+        self.world.settle(nth, CONFIRMED);
+        self.world.advance(4_100);
+        self.judge();
+        let live = self.model.live(app);
+        self.at_once(app, "");
+        self.deliver_only();
+        let newest = self.model.asks.len() - 1;
+        let out: Vec<usize> = self
+            .world
+            .out
+            .iter()
+            .filter(|one| own(one))
+            .flat_map(|(_, batch)| &batch.items)
+            .map(|item| self.model.ask_of(&item.content))
+            .collect();
+        let overtakes = out.contains(&newest) && out.len() as u64 <= live;
+        assert!(!overtakes, "{newest} of {app} is out while {live} older ones are due, {out:?}");
+        self.world.advance(7);
+        self.catch_up();
+        self.confirm_out();
+        self.catch_up();
+        self.rest();
+    }
+
+    /// Whether an application can be delivered to is not known for ever: after a rest one batch goes first, alone.
+    fn nothing_confirmed_lately(&mut self, app: &str) {
+        self.at_once(app, "");
+        self.hand_over_all();
+        self.confirm_out();
+        self.world.advance(6_000);
+        self.catch_up();
+        (0..3).for_each(|_| self.at_once(app, ""));
+        self.hand_over_all();
+        self.catch_up();
+        let own = |(_, batch): &&(u64, Batch)| *batch.application == *app && batch.dead.is_none();
+        let out: Vec<bool> = self.world.out.iter().filter(own).map(|(_, batch)| batch.alone).collect();
+        assert!(
+            out.is_empty() || out == [true],
+            "{out:?} of {app} are out, of which nothing was confirmed lately"
+        );
+        self.judge();
+    }
+
+    /// Requests come, and the store does nothing.
+    fn deliver_only(&mut self) {
+        self.world.deliver(PREFETCH);
+        for _ in 0..200 {
+            if !self.world.engine.is_behind() {
+                break;
+            }
+            self.world.input(Input::Tick);
+        }
+        self.judge();
+    }
+
+    /// What is due and waits for a probe is not in memory.
+    fn backlog_of_a_parked(&mut self, app: &str) {
+        for _ in 0..5 {
+            (0..10).for_each(|n| self.at_once(app, &format!("c{}", n % 3)));
+            self.hand_over_all();
+            self.catch_up();
+        }
+        let own = |(_, batch): &(u64, Batch)| *batch.application == *app;
+        let Some(nth) = self.world.out.iter().position(own) else { return };
+        self.world.settle(nth, Outcome::Returned("312 NO_ROUTE".into()));
+        self.catch_up();
+        let rows = self.world.engine.rows_in_memory(app);
+        assert!(rows <= PROBE_ROWS || !self.model.durable, "{rows} rows of {app}, which is parked");
+        self.judge();
+    }
+
+    /// The engine does all that it has left for its next calls.
+    fn catch_up(&mut self) {
+        self.world.drain_jobs();
+        for _ in 0..200 {
+            if !self.world.engine.is_behind() {
+                return;
+            }
+            self.world.input(Input::Tick);
+            self.world.drain_jobs();
+        }
     }
 
     /// What had been handed over when the disk was full waits.

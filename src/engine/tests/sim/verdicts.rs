@@ -88,8 +88,10 @@ impl Model {
                 let other = self.asks[self.lives[&seq].ask].message;
                 // Another message that the broker still has is no less safe.
                 let kept = other != self.asks[ask].message && !self.messages[&other].acked;
-                let safe =
-                    self.lives[&seq].state.is_over() || self.lives[&seq].durable || !self.durable || kept;
+                let life = &self.lives[&seq];
+                // What was forgotten because its own request comes again is nowhere else.
+                let over = life.state.is_over() && life.state != State::Forgotten;
+                let safe = over || life.durable || !self.durable || kept;
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     // One that comes back does not lose to itself where there is no room for its window.
@@ -137,10 +139,14 @@ impl Model {
         let (life, new) = (&self.lives[&seq], &self.asks[ask].new);
         let Some(at) = new.at else { return true };
         let before = life.window.is_some() || !self.before.is_empty() || self.stepped;
-        let due = own_due(self.settings.of(&new.application), at, new.expiry, self.now.wall);
+        // It was judged at some moment since it was delivered.
+        let delivered = self.messages[&self.asks[ask].message].delivered.map_or(0, |(_, mono, ..)| mono);
+        let since = self.now.wall.saturating_sub(self.now.mono - delivered);
+        let due = |wall| own_due(self.settings.of(&new.application), at, new.expiry, wall);
+        let mut dues = [since, self.now.wall].map(due).into_iter();
         match new.on_duplicate {
-            DuplicateRule::Earliest => before || at >= life.due || due >= life.due,
-            _ => before || at <= life.due || due <= life.due,
+            DuplicateRule::Earliest => before || at >= life.due || dues.any(|due| due >= life.due),
+            _ => before || at <= life.due || dues.any(|due| due <= life.due),
         }
     }
 

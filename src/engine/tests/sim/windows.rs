@@ -196,7 +196,9 @@ impl Windows {
                 let may = !win.ripe.is_empty() || !win.may_close.is_empty() || win.unsure || member.may_flush;
                 assert!(may, "a second window opens beside {:?} of {name:?}: {}", win.end, member.key_due);
                 let unsure = win.unsure;
-                self.close(old, call, now.wall, causes);
+                // The clock had come to its end, and has been set back since.
+                let wall = if self.stepped { u64::MAX } else { now.wall };
+                self.close(old, call, wall, causes);
                 self.all.get_mut(&old).expect("there").unsure = unsure;
                 id = None;
             } else if !win.ripe.is_empty() || member.may_flush {
