@@ -538,7 +538,8 @@ fn failures(
 const OPEN: &[(u64, &str)] = &[];
 
 /// Mutants that the worlds do not find, with the reason.
-const OPEN_MUTANTS: &[(Mutant, &str)] = &[];
+const OPEN_MUTANTS: &[(Mutant, &str)] =
+    &[(Mutant::DeferredOvertakes, "seen in one of 2500 worlds; the scene for it comes about too seldom")];
 
 /// To the terminal, though the test passes.
 fn say(line: &str) {

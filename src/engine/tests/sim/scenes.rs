@@ -16,7 +16,7 @@ impl Sim {
         if self.plan.forgetful {
             return self.repeated_late(&app);
         }
-        match self.toss(if self.plan.steps_of_the_clock { 22 } else { 16 }) {
+        match self.toss(if self.plan.steps_of_the_clock { 28 } else { 16 }) {
             0 => self.suspects_of_a_paused(&app),
             1 => self.suspects_of_a_parked(&app),
             2 => self.moved_behind_a_scan(&app),
@@ -31,8 +31,8 @@ impl Sim {
             12 => self.backlog_of_a_parked(&app),
             14 => self.due_at_once_behind_a_backlog(&app),
             15 => self.nothing_confirmed_lately(&app),
-            16..20 => self.waits_for_what_goes(&app),
-            20 => self.clock_forward_to_an_expiry(&app),
+            16..26 => self.waits_for_what_goes(&app),
+            26 => self.clock_forward_to_an_expiry(&app),
             _ => self.restart_with_the_clock_set_back(&app),
         }
         self.judge();
