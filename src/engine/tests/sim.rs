@@ -539,7 +539,7 @@ const OPEN: &[(u64, &str)] = &[];
 
 /// Mutants that the worlds do not find, with the reason.
 const OPEN_MUTANTS: &[(Mutant, &str)] =
-    &[(Mutant::DeferredOvertakes, "seen in one of 2500 worlds; the scene for it comes about too seldom")];
+    &[(Mutant::DeferredOvertakes, "`take_batch` holds it back all the same; one of 2500 worlds saw it")];
 
 /// To the terminal, though the test passes.
 fn say(line: &str) {
