@@ -236,8 +236,6 @@ pub(super) enum Mutant {
     EvictUntold,
     /// What was moved to the moment at which its window closed joins an open one.
     MovedRejoins,
-    /// What is due at once goes before what has still to be loaded.
-    DeferredOvertakes,
     /// The row of a long window does not tell of members that have left.
     RowNotRenewed,
     /// A member that comes back into memory is counted once more.
@@ -406,7 +404,6 @@ mod tests {
             Mutant::FarGoneUntold,
             Mutant::EvictUntold,
             Mutant::MovedRejoins,
-            Mutant::DeferredOvertakes,
             Mutant::RowNotRenewed,
             Mutant::RejoinCountsTwice,
             Mutant::VoidForgotten,

@@ -259,11 +259,7 @@ impl Stock {
             return self.enlist(id, windowed, now);
         }
         let due_now = key.due <= now.wall && !windowed;
-        if due_now
-            && may_defer
-            && (mutated(Mutant::DeferredOvertakes) || key < self.queues[queue].memory_bound())
-            && !self.is_crowded(queue)
-        {
+        if due_now && may_defer && key < self.queues[queue].memory_bound() && !self.is_crowded(queue) {
             self.queues.add_pending(queue);
             let id = self.insert(item);
             self.deferred.push_back((now.mono + DEFER_MS, id));
