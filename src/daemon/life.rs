@@ -179,8 +179,8 @@ impl Life<'_> {
         }
     }
 
-    /// One turn. Neighbouring events of one kind go to the engine as one input. What is left when the turn has
-    /// taken its time is for the next one: the clock, the watchdog and the housekeeping come between.
+    /// One turn. Neighbouring events of one kind go to the engine as one input. What is left when the turn
+    /// has taken its time is for the next one: the clock, the watchdog and the housekeeping come between.
     fn turn(&mut self, events: &mut VecDeque<LoopEvent>) {
         failpoint!("turn");
         let end = clock::mono_us() + TURN_US;

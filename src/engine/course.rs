@@ -30,21 +30,14 @@ pub(super) struct Course {
     pub(super) more: bool,
 }
 
-impl Course {
-    /// At the start: there may be something to do.
-    pub(super) fn new(now: Now) -> Self {
-        Course { last: now, draining: false, taking: false, no_room: false, more: true }
-    }
-
-    /// Notes the time of a call.
-    pub(super) fn observe(&mut self, now: Now) -> Passed {
-        let last = std::mem::replace(&mut self.last, now);
-        debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
-        let expected = last.wall + now.mono.saturating_sub(last.mono);
-        Passed {
-            forward: now.wall > expected + STEP_MS,
-            backward: now.wall + STEP_MS < expected,
-            less: now.wall < last.wall,
-        }
+/// Notes the time of a call.
+pub(super) fn observe(course: &mut Course, now: Now) -> Passed {
+    let last = std::mem::replace(&mut course.last, now);
+    debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
+    let expected = last.wall + now.mono.saturating_sub(last.mono);
+    Passed {
+        forward: now.wall > expected + STEP_MS,
+        backward: now.wall + STEP_MS < expected,
+        less: now.wall < last.wall,
     }
 }

@@ -167,6 +167,14 @@ pub struct BucketRow {
 /// Buckets of ended items at most.
 pub const BUCKETS: u8 = 8;
 
+/// What a row that was written anew says now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rewritten {
+    pub(super) key: Key,
+    pub(super) attempts: u32,
+    pub(super) outcome_unknown: bool,
+}
+
 /// What may change of a stored item while it waits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {

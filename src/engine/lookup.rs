@@ -16,8 +16,8 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
-/// Entries a table on the average, at most. One that is next to be divided holds about twice as many, and that
-/// many just fit into 1,024 places.
+/// Entries a table on the average, at most. One that is next to be divided holds about twice as many, and
+/// that many just fit into 1,024 places.
 const FILL: usize = 384;
 /// A table is given up once the entries would fill the others to less than a quarter.
 const SPARSE: usize = FILL / 4;

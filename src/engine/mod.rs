@@ -13,7 +13,7 @@
 //! | --- | --- | --- |
 //! | `course` | where the engine stands between two calls | whether a clock has stepped |
 //! | [`stock`] | everything that has not ended | the one way in, across and out; what leaves memory |
-//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables (of `slab`, `lookup`) | counts, order, ends |
+//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables | counts, order, ends |
 //! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
 //! | [`reads`] | reads and questions under way | which answers are out of date |
 //! | [`loader`] | reads of queues | what comes into memory |
@@ -118,7 +118,7 @@ impl Engine {
             limits: Limits::default(),
             loader: Loader::new(),
             scans: Scans::new(),
-            course: Course::new(now),
+            course: Course { last: now, draining: false, taking: false, no_room: false, more: true },
             fx: Effects::default(),
             settings,
         };
@@ -215,7 +215,7 @@ impl Engine {
     /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits
     /// for its time anew.
     fn observe(&mut self, now: Now) {
-        let Passed { forward, backward, less } = self.course.observe(now);
+        let Passed { forward, backward, less } = course::observe(&mut self.course, now);
         let stock = self.core.stock_mut();
         stock.queues_mut().observe(now.wall);
         stock.counters_mut().clock_forward += u64::from(forward);

@@ -202,7 +202,7 @@ pub(super) enum Mutant {
     StoreFullIgnored,
     /// What goes back to the head of its line shifts the numbers of all behind it.
     AnswersShifted,
-    /// What the store says of requests that the broker has back is taken for an answer to those that came since.
+    /// What the store says of requests that the broker has back is an answer to those that came since.
     OldAnswersMatch,
     /// A command that has waited for an outcome waits for the next one as long again.
     PatienceAnew,

@@ -4,10 +4,10 @@
 //! ended or moved since the read began ([`Reads`]). Answers about an identity: whether its whereabouts
 //! changed since the question ([`Watch`]).
 
-use super::event::{RekeyMembers, Stored};
+use super::event::{RekeyMembers, Rewritten, Stored};
 use super::items::NumberMap;
 use super::lookup::Lookup;
-use super::types::{Identity, Key};
+use super::types::Identity;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub(super) struct Reads {
     changed: NumberMap<u64, RowChange>,
     /// The same in order, so that each is forgotten with the last read that it matters to.
     order: VecDeque<(u64, u64)>,
-    /// Members of windows that got other keys without passing through memory, with the last read begun and the
-    /// last question asked before.
+    /// Members of windows that got other keys without passing through memory, with the last read begun and
+    /// the last question asked before.
     rekeyed: VecDeque<(u64, u64, Rekeyed)>,
 }
 
@@ -32,14 +32,6 @@ struct RowChange {
     read: u64,
     /// What it says now; `None`: it is not in that queue any more.
     row: Option<Rewritten>,
-}
-
-/// What a row that was written anew says now.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rewritten {
-    pub(super) key: Key,
-    pub(super) attempts: u32,
-    pub(super) outcome_unknown: bool,
 }
 
 /// Windowed items of one customer and planned end that are due at another moment now.
@@ -207,7 +199,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::types::ClosedBy;
+    use super::super::types::{ClosedBy, Key};
     use super::*;
 
     #[test]

@@ -1,8 +1,7 @@
 //! One item in memory: what the store keeps of it, and what stands here beside that.
 
-use crate::engine::event::{Standing, Stored, Token};
+use crate::engine::event::{Rewritten, Standing, Stored, Token};
 use crate::engine::ids::{ClosingId, CustomerId, QueueId};
-use crate::engine::reads::Rewritten;
 use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, NewItem};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
