@@ -83,7 +83,7 @@ demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9
 	@target/release/examples/demo
 
 .PHONY: bench
-bench: fetch ## some six minutes: tidegate beside a bare consumer and a naive bridge
+bench: fetch ## some eight minutes: tidegate beside a bare consumer and a naive bridge
 	@$(call install,)
 	$(CARGO) build --release --locked --offline --bin tidegate --example bench
 	@target/release/examples/bench
