@@ -299,9 +299,9 @@ impl Life<'_> {
         let left = self.shard.engine.snapshot(clock::now());
         self.process.runtime.block_on(self.shard.amqp.shutdown(budget));
         self.mailbox.take(Duration::ZERO, &mut events);
-        // Nothing can be acked any more: the broker has these requests, and delivers them again.
-        events.retain(|event| !matches!(event, LoopEvent::Amqp(amqp::Event::Requests(_))));
         if self.failure.is_none() {
+            // Nothing can be acked any more: what is not safe yet the broker delivers again.
+            self.shard.feed(Input::IngestLost);
             // The last confirms save a repeat after the next start.
             while !events.is_empty() {
                 self.turn(&mut events);

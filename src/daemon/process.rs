@@ -14,6 +14,7 @@ use crate::config::{self, Config, StoreKind};
 use crate::engine::types::Now;
 use crate::notify::{watchdog_interval, Notify};
 use crate::signals;
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -53,7 +54,7 @@ impl Inlet {
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut left = std::collections::VecDeque::new();
+        let mut left = VecDeque::new();
         present.take(Duration::ZERO, &mut left);
         left.into_iter()
             .filter(|event| matches!(event, LoopEvent::Signal(_)))

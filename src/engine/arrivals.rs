@@ -337,7 +337,7 @@ impl Arrivals {
 
     /// The scan that it has to wait for since a request with its id does: who came first is judged first,
     /// whatever their customers are. A command of this process came with no request in any order.
-    pub(super) fn waits_with_its_id(&self, arrival: &Arrival) -> Option<u64> {
+    pub(super) fn scan_before_its_id(&self, arrival: &Arrival) -> Option<u64> {
         if self.ids_behind_scans.is_empty() || arrival.is_local() {
             return None;
         }
@@ -348,7 +348,7 @@ impl Arrivals {
 
     /// A command that came by message waits for what becomes of the item of this identity: a request behind
     /// it is not its own, nor is it judged by an item that the command may take back.
-    pub(super) fn awaits_in_line(&self, identity: Identity) -> bool {
+    pub(super) fn command_waits_for(&self, identity: Identity) -> bool {
         self.waiting.get(&identity).is_some_and(|waiting| waiting.remote > 0)
     }
 

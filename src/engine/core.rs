@@ -90,7 +90,8 @@ impl Core {
 
     // ---- how items end ------------------------------------------------------------------------------------
 
-    /// Whether the ends of attempts are to be told.
+    /// Whether the ends of attempts are to be told: whoever begins to wait for one says so, and once a call
+    /// it is looked whether anybody still does.
     pub(super) fn want_outcomes(&mut self, wanted: bool) {
         self.outcomes_wanted = wanted;
     }
@@ -398,7 +399,7 @@ impl Core {
         let Some(found) = found else { return Whereabouts::Nowhere };
         if let Some(mut stored) = found.item {
             if stored.dead.is_none() && stored.application == *self.stock.queues()[queue].name() {
-                self.renew_key(&mut stored);
+                self.renew(&mut stored);
                 return Whereabouts::Live(LiveItem::Far(Box::new(stored)));
             }
         }
@@ -417,9 +418,9 @@ impl Core {
         }
     }
 
-    /// The key that an item in the store alone has now: a window that closed since it was read gave it
-    /// another. What has ended since is not believed in the first place (`Watch`).
-    pub(super) fn renew_key(&self, stored: &mut Stored) {
+    /// Makes an item in the store alone what it is now: since it was read it may have been tried, or a window
+    /// may have closed. What has ended since is not believed in the first place (`Watch`).
+    pub(super) fn renew(&self, stored: &mut Stored) {
         self.stock.reads().renew(stored);
     }
 

@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
         }
         if let LiveItem::Far(stored) = &mut live {
             // To make room its own window may have been closed just now.
-            core.renew_key(stored);
+            core.renew(stored);
         }
         let inherited = inherited_window(core, &item, &live, now);
         match &live {

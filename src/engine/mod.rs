@@ -258,7 +258,6 @@ impl Engine {
     }
 
     fn loaded(&mut self, loaded: Loaded, now: Now) {
-        self.want_outcomes();
         match loaded {
             Loaded::Contents(contents) => return self.core.contents_loaded(contents),
             Loaded::Ranges(ranges) => {
@@ -276,7 +275,6 @@ impl Engine {
     /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or
     /// they would be there twice.
     fn restart_ingest(&mut self, generation: u32) {
-        self.want_outcomes();
         self.core.stock_mut().journal_mut().restart_deliveries(generation);
         self.arrivals.forget_deliveries(self.core.stock_mut().watch_mut());
         self.scans.forget_deliveries();
@@ -293,23 +291,17 @@ impl Engine {
         self.core.stock_mut().configure(self.settings.budget, now);
     }
 
-    fn want_outcomes(&mut self) {
-        let wanted = self.arrivals.awaits_any() || self.scans.awaits_any();
-        self.core.want_outcomes(wanted);
-    }
-
     // ---- one turn -----------------------------------------------------------------------------------------
 
     /// What one turn does after every input, in this order: what has ended, what has come in, time, the way
     /// out, memory, the store.
     fn turn(&mut self, now: Now) {
         self.course.more = false;
-        self.want_outcomes();
+        self.core.want_outcomes(self.arrivals.awaits_any() || self.scans.awaits_any());
         let ended = self.core.settle(self.settings.turn.ended, now);
         self.tell_outcomes(now);
         self.end_waits(now);
         let stopped_at = self.judge_arrivals(now);
-        self.want_outcomes();
         let in_order = self.pass_time(now);
         self.core.end_backoffs(now);
         // Else what has failed without it being known, or is due at the same moment, would be overtaken.
@@ -516,7 +508,7 @@ impl Engine {
     ) -> bool {
         let customer = arrival.customer();
         let cancel = customer.and_then(|(application, name)| self.scans.cancel_under_way(application, name));
-        if let Some(number) = self.arrivals.waits_with_its_id(&arrival).or(cancel) {
+        if let Some(number) = self.arrivals.scan_before_its_id(&arrival).or(cancel) {
             self.arrivals.await_scan(number, arrival);
             return true;
         }
@@ -525,8 +517,8 @@ impl Engine {
                 judge::reject(&mut self.core, *rejected, origin, now);
             }
             Arrival::Item(item, origin) => {
-                if let Some(identity) = item.identity.filter(|id| self.arrivals.awaits_in_line(*id)) {
-                    self.arrivals.await_outcome(identity, Arrival::Item(item, origin));
+                if let Some(identity) = item.identity.filter(|id| self.arrivals.command_waits_for(*id)) {
+                    self.await_outcome(identity, Arrival::Item(item, origin));
                     return true;
                 }
                 let draining = self.course.draining;
@@ -534,7 +526,7 @@ impl Engine {
                 match bench.item(&mut self.core, item, origin, found, now) {
                     Judged::Done => {}
                     Judged::Await(identity, item) => {
-                        self.arrivals.await_outcome(identity, Arrival::Item(item, origin));
+                        self.await_outcome(identity, Arrival::Item(item, origin));
                     }
                     Judged::NoRoom(item) => {
                         self.arrivals.put_back(name, Arrival::Item(item, origin));
@@ -546,6 +538,11 @@ impl Engine {
             Arrival::Command { command, asker, until } => self.execute(command, asker, until, found, now),
         }
         true
+    }
+
+    fn await_outcome(&mut self, identity: types::Identity, arrival: Arrival) {
+        self.core.want_outcomes(true);
+        self.arrivals.await_outcome(identity, arrival);
     }
 
     fn execute(
@@ -562,7 +559,7 @@ impl Engine {
             Executed::Await(identity) => {
                 let until = until.filter(|_| !mutated(Mutant::PatienceAnew));
                 let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
-                self.arrivals.await_outcome(identity, Arrival::Command { command, asker, until });
+                self.await_outcome(identity, Arrival::Command { command, asker, until });
             }
             Executed::Scan => {
                 let refused = self.scans.begin(&self.core, command, asker, now);

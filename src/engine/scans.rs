@@ -370,6 +370,7 @@ impl Running {
             Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 if core.is_undecided(id) {
+                    core.want_outcomes(true);
                     self.in_flight.insert(core.stock().items()[id].identity());
                 } else {
                     self.cancelled += 1;
@@ -421,6 +422,7 @@ impl Running {
             Kind::CancelAll(_) | Kind::DropParked(_)
                 if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) =>
             {
+                core.want_outcomes(true);
                 self.in_flight.insert(stored.identity());
             }
             Kind::CancelAll(_) | Kind::DropParked(_) => {

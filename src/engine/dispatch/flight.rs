@@ -33,7 +33,7 @@ pub(super) enum FlightState {
 #[derive(Debug)]
 pub(in crate::engine) struct Flight {
     pub(in crate::engine) queue: QueueId,
-    /// In order of (due, seq). Never empty.
+    /// In order of (due, seq). Empty only while they are looked at before they are sent.
     pub(in crate::engine) rows: Vec<ItemId>,
     /// Payload bytes, against the publisher's bound.
     pub(super) bytes: u64,

@@ -424,12 +424,7 @@ impl Sim {
     fn confirm_what_is_out(&mut self) {
         for _ in 0..2_000 {
             let Some(batch) = self.world.first_out() else { break };
-            if self.is_poisoned(&batch) {
-                self.close_channel(&batch);
-            } else {
-                self.receive(&batch);
-                self.world.settle(0, CONFIRMED);
-            }
+            self.confirm_first(&batch);
             self.judge();
         }
         assert!(self.world.out.is_empty(), "sent again and again");

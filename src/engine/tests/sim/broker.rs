@@ -94,6 +94,16 @@ impl Sim {
         there && !self.hangs(batch) && !self.is_poisoned(batch)
     }
 
+    /// The broker takes this one, the first that is out, or what is in it costs the channel.
+    pub(super) fn confirm_first(&mut self, batch: &Batch) {
+        if self.is_poisoned(batch) {
+            self.close_channel(batch);
+        } else {
+            self.receive(batch);
+            self.world.settle(0, CONFIRMED);
+        }
+    }
+
     pub(super) fn settle_one(&mut self) {
         if self.world.out.is_empty() {
             return;

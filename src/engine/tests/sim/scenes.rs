@@ -55,12 +55,7 @@ impl Sim {
         self.world.drain_jobs();
         for _ in 0..self.world.out.len() {
             let Some(batch) = self.world.first_out() else { break };
-            if self.is_poisoned(&batch) {
-                self.close_channel(&batch);
-            } else {
-                self.receive(&batch);
-                self.world.settle(0, CONFIRMED);
-            }
+            self.confirm_first(&batch);
         }
         self.world.drain_jobs();
     }
