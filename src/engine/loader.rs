@@ -122,11 +122,12 @@ impl Loader {
         let near = stock.queues()[id].near_until();
         if stock.free_rows() == 0 {
             let urgent_at = near.due.saturating_sub(URGENT_MS);
-            if urgent_at > now.wall {
-                self.blocked_until = Some(self.blocked_until.map_or(urgent_at, |at| at.min(urgent_at)));
-            } else {
+            if urgent_at <= now.wall {
                 stock.evict_furthest(FEW_ROWS * 4, near.due, now);
             }
+            // Others make way from then on; where none can, a few come in beyond the bound once due.
+            let next = [urgent_at, near.due].into_iter().find(|at| *at > now.wall);
+            self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
         }
         if mutated(Mutant::MembersCrowdIn) {
             return Some(CHUNK_ROWS);
@@ -139,12 +140,17 @@ impl Loader {
         stock.queues()[id].live().is_none_or(|live| live.line.is_empty())
     }
 
-    fn may_take_few(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
-        let queue = &stock.queues()[id];
-        self.is_stuck(stock, id)
-            && queue.near_until().due <= now.wall
-            && !self.under_way.iter().any(|share| share.few)
-            && stock.rows_beyond() < FEW_ROWS * READS
+    /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
+    /// What the queue has there comes behind it, and makes room.
+    fn may_take_few(&self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
+        let near = stock.queues()[id].near_until();
+        if !self.is_stuck(stock, id) || near.due > now.wall || self.under_way.iter().any(|share| share.few) {
+            return false;
+        }
+        if stock.rows_beyond() >= FEW_ROWS * READS {
+            stock.evict_stalled(id, FEW_ROWS, now);
+        }
+        stock.rows_beyond() < FEW_ROWS * READS
     }
 
     /// A read has come back: what it brought, in order.

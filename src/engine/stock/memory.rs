@@ -132,6 +132,15 @@ impl Stock {
         !self.evicting.is_empty()
     }
 
+    /// Due items that wait for older ones of their queue leave memory for these; nothing else of it is due.
+    pub(in crate::engine) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) {
+        let mut left = most;
+        let alone = self.queues[queue].live().is_some_and(|live| live.line.is_empty());
+        if alone && self.journal.is_durable() {
+            self.evict_some(queue, &mut left, now);
+        }
+    }
+
     /// Whether anything of the queue's line is left.
     pub(super) fn evict_some(&mut self, queue: QueueId, left: &mut usize, now: Now) -> bool {
         while *left > 0 {

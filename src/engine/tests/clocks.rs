@@ -143,3 +143,26 @@ fn a_window_does_not_close_before_the_due_that_it_carries() {
     let (_, batch) = &w.out[0];
     assert_eq!((batch.items[0].due, batch.closed_by), (w.now.wall, ClosedBy::Time));
 }
+
+/// Memory is full of what was due before the clock was set back; what is due now lies in the store, and comes first.
+#[test]
+fn what_is_due_finds_room_where_all_of_memory_waits_behind_it() {
+    let mut settings = settings();
+    settings.budget.rows = 0;
+    let mut w = World::new(settings);
+    let apps: Vec<String> = (0..5).map(|n| format!("a{n}")).collect();
+    let of = |app: &String, due: u64, name: &str| at(due, item(app, "", name));
+    w.send(apps.iter().flat_map(|app| (0..100).map(move |_| of(app, T0 + 30_000, "old"))).collect());
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(true));
+    w.run(31_000);
+    assert!(w.engine.memory_bytes().0 >= 256, "{} rows", w.engine.memory_bytes().0);
+    w.now.wall -= 20_000;
+    w.input(Input::Tick);
+    w.send(apps.iter().map(|app| of(app, w.now.wall, "new")).collect());
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(false));
+    w.run(60_000);
+    assert_eq!(ends(&w).0.len(), 505);
+    w.store.check_empty();
+}
