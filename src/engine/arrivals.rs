@@ -70,10 +70,6 @@ impl Arrival {
         }
     }
 
-    fn is_remote_command(&self) -> bool {
-        matches!(self, Arrival::Command { .. }) && !self.is_local()
-    }
-
     fn is_local(&self) -> bool {
         matches!(self, Arrival::Command { asker: Asker::Local(_), .. })
     }
@@ -127,7 +123,7 @@ pub(super) struct Next {
 #[derive(Debug, Default)]
 struct Waiting {
     line: VecDeque<Arrival>,
-    /// Commands in it that came by message.
+    /// How many of them came by message.
     remote: usize,
 }
 
@@ -331,7 +327,7 @@ impl Arrivals {
         }
         self.waiting_count += 1;
         let waiting = self.waiting.get_or_insert_with(identity, Waiting::default);
-        waiting.remote += usize::from(arrival.is_remote_command());
+        waiting.remote += usize::from(!arrival.is_local());
         waiting.line.push_back(arrival);
     }
 
@@ -346,9 +342,9 @@ impl Arrivals {
         identities.into_iter().flatten().find_map(of_id)
     }
 
-    /// A command that came by message waits for what becomes of the item of this identity: a request behind
-    /// it is not its own, nor is it judged by an item that the command may take back.
-    pub(super) fn command_waits_for(&self, identity: Identity) -> bool {
+    /// Something that came by message waits for what becomes of the item of this identity: a request behind it
+    /// is judged behind it, and not by an item that may be taken back or replaced first.
+    pub(super) fn is_awaited(&self, identity: Identity) -> bool {
         self.waiting.get(&identity).is_some_and(|waiting| waiting.remote > 0)
     }
 

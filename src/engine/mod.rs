@@ -506,6 +506,12 @@ impl Engine {
         found: Vec<(types::Identity, event::Found)>,
         now: Now,
     ) -> bool {
+        if let Arrival::Item(item, _) = &arrival {
+            if let Some(identity) = item.identity.filter(|id| self.arrivals.is_awaited(*id)) {
+                self.await_outcome(identity, arrival);
+                return true;
+            }
+        }
         let customer = arrival.customer();
         let cancel = customer.and_then(|(application, name)| self.scans.cancel_under_way(application, name));
         if let Some(number) = self.arrivals.scan_before_its_id(&arrival).or(cancel) {
@@ -517,10 +523,6 @@ impl Engine {
                 judge::reject(&mut self.core, *rejected, origin, now);
             }
             Arrival::Item(item, origin) => {
-                if let Some(identity) = item.identity.filter(|id| self.arrivals.command_waits_for(*id)) {
-                    self.await_outcome(identity, Arrival::Item(item, origin));
-                    return true;
-                }
                 let draining = self.course.draining;
                 let mut bench = Bench::new(&self.settings, &mut self.limits, &mut self.scans, draining);
                 match bench.item(&mut self.core, item, origin, found, now) {

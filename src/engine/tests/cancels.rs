@@ -188,3 +188,23 @@ fn what_waits_with_a_cancel_of_its_customer_waits_no_longer_than_that() {
     w.run(60_000);
     assert_eq!(ends(&w).0, ["old"]);
 }
+
+/// The first waits for an attempt, the second would wait for a cancel of its customer, which takes longer.
+#[test]
+fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_they_wait_for() {
+    let mut w = World::new(settings());
+    let request = |customer: &str, due: u64| {
+        with_id("x", DuplicateRule::Replace, at(due, item("a", customer, customer)))
+    };
+    w.send((0..3_000).map(|n| at(T0 + 400_000 + n, item("a", "carl", "far"))).collect());
+    w.send(vec![request("ann", T0)]);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "it is in flight");
+    w.input(Input::Commands(vec![(Asker::Local(101), Command::CancelAll(of("carl")))]));
+    w.send(vec![request("bob", T0 + 5_000), request("carl", T0 + 5_000)]);
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.run(500_000);
+    assert_eq!(ends(&w).0, ["carl"], "the last to come");
+    assert!(w.queue.is_empty());
+    w.store.check_empty();
+}
