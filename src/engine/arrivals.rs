@@ -93,13 +93,28 @@ struct LineEntry {
 }
 
 /// One line of arrivals. Each entry has a number that stays: answers find their entry by it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Line {
     entries: VecDeque<LineEntry>,
     /// Number of the first entry.
     first: u64,
     /// Entries from the first on that have been looked at ahead of their turn.
     ahead: usize,
+}
+
+impl Default for Line {
+    /// Empty; there are numbers for as many before its beginning as behind it.
+    fn default() -> Self {
+        Line { entries: VecDeque::new(), first: 1 << 63, ahead: 0 }
+    }
+}
+
+impl Line {
+    fn push_front(&mut self, entry: LineEntry) {
+        self.first -= u64::from(!mutated(Mutant::AnswersShifted));
+        self.ahead = 0;
+        self.entries.push_front(entry);
+    }
 }
 
 /// Names one of the lines.
@@ -220,10 +235,7 @@ impl Arrivals {
 
     /// It goes back to the head of its line.
     pub(super) fn put_back(&mut self, name: LineName, arrival: Arrival) {
-        let line = self.line(name);
-        line.first -= u64::from(!mutated(Mutant::AnswersShifted));
-        line.ahead = 0;
-        line.entries.push_front(LineEntry { arrival, knowledge: Knowledge::Unasked });
+        self.line(name).push_front(LineEntry { arrival, knowledge: Knowledge::Unasked });
     }
 
     /// No entry of the message at the head of a line waits for an answer of the store, or, where there are
@@ -342,8 +354,8 @@ impl Arrivals {
         identities.into_iter().flatten().find_map(of_id)
     }
 
-    /// Something that came by message waits for what becomes of the item of this identity: a request behind it
-    /// is judged behind it, and not by an item that may be taken back or replaced first.
+    /// Something that came by message waits for what becomes of the item of this identity: a request behind
+    /// it is judged behind it, and not by an item that may be taken back or replaced first.
     pub(super) fn is_awaited(&self, identity: Identity) -> bool {
         self.waiting.get(&identity).is_some_and(|waiting| waiting.remote > 0)
     }
@@ -367,6 +379,7 @@ impl Arrivals {
         let through: Vec<u64> =
             self.behind_scans.keys().copied().filter(|number| is_through(*number)).collect();
         let any = !through.is_empty();
+        let mut ended = Vec::new();
         for number in through {
             let mut waited = self.behind_scans.remove(&number).unwrap_or_default();
             if mutated(Mutant::BehindScanReversed) {
@@ -374,9 +387,10 @@ impl Arrivals {
             }
             for arrival in waited {
                 self.leave_scan(&arrival);
-                self.give_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
+                ended.push(LineEntry { arrival, knowledge: Knowledge::Unasked });
             }
         }
+        self.give_back(ended);
         any
     }
 
@@ -403,7 +417,7 @@ impl Arrivals {
         if mutated(Mutant::AwaitersReversed) {
             waiting.make_contiguous().reverse();
         }
-        for arrival in waiting {
+        let entries = waiting.into_iter().map(|arrival| {
             let knowledge = match ended {
                 None => Knowledge::Unasked,
                 Some(ended) => {
@@ -418,15 +432,19 @@ impl Arrivals {
                     Knowledge::Known(begun, answers)
                 }
             };
-            self.give_back(LineEntry { arrival, knowledge });
-        }
+            LineEntry { arrival, knowledge }
+        });
+        let entries = entries.collect();
+        self.give_back(entries);
     }
 
-    /// What it waited for has happened. What is asked within this process waits for no room that requests
-    /// need.
-    fn give_back(&mut self, entry: LineEntry) {
-        let name = if entry.arrival.is_local() { LineName::Local } else { LineName::Returned };
-        self.line(name).entries.push_back(entry);
+    /// What these waited for has happened. They came before whatever else of their ids is in line. What is
+    /// asked within this process waits for no room that requests need.
+    fn give_back(&mut self, entries: Vec<LineEntry>) {
+        for entry in entries.into_iter().rev() {
+            let name = if entry.arrival.is_local() { LineName::Local } else { LineName::Returned };
+            self.line(name).push_front(entry);
+        }
     }
 
     /// Commands whose patience has ended. What came behind them is judged next, in order.
@@ -436,16 +454,18 @@ impl Arrivals {
             self.until.pop_first();
             let waiting = self.waiting.remove(&identity).unwrap_or_default().line;
             self.waiting_count -= waiting.len();
+            let mut left = Vec::new();
             for arrival in waiting {
                 match arrival {
                     Arrival::Command { command, asker, until: Some(until) } if until <= now.mono => {
                         over.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
-                        self.give_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
+                        left.push(LineEntry { arrival, knowledge: Knowledge::Unasked });
                     }
                 }
             }
+            self.give_back(left);
         }
         over
     }

@@ -383,7 +383,8 @@ impl Engine {
             return;
         }
         self.scans.outcomes(&mut self.core, &outcomes, now);
-        for (identity, ended) in &outcomes {
+        // Each goes before those in line: the first last.
+        for (identity, ended) in outcomes.iter().rev() {
             self.arrivals.outcome_known(*identity, ended.as_ref(), self.core.stock_mut().watch_mut());
         }
         self.course.more |= self.arrivals.has_returned();

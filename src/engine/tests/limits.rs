@@ -274,3 +274,23 @@ fn letters_whose_content_is_in_the_store_alone_count_by_their_size_in_flight() {
         w.settle(0, CONFIRMED);
     }
 }
+
+/// Each is judged in a call of its own, and waits again for the one before it.
+#[test]
+fn who_waits_again_stays_before_those_that_waited_with_it() {
+    let mut settings = with(|app| app.dedupe_tail = 0);
+    settings.turn.arrivals = 1;
+    let mut w = World::new(settings);
+    let request = |name: &str| with_id("x", DuplicateRule::Replace, at(T0, item("a", "", name)));
+    w.send(vec![request("0")]);
+    w.drain_jobs();
+    w.send(vec![request("1"), request("2"), request("3")]);
+    (0..8).for_each(|_| w.advance(0));
+    w.settle(0, CONFIRMED);
+    assert_eq!(w.out.len(), 1, "the next has been judged and sent");
+    w.advance(0);
+    w.settle(0, CONFIRMED);
+    w.run(10_000);
+    assert_eq!(ends(&w).0, ["0", "1", "2", "3"]);
+    assert!(w.queue.is_empty());
+}

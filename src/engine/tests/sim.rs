@@ -575,13 +575,13 @@ fn every_mutant_is_found() {
             loud(info);
         }
     }));
-    let seeds = number("SEEDS", MUTANT_SEEDS);
+    let seeds = number("MUTANT_SEEDS", MUTANT_SEEDS);
     let only = std::env::var("MUTANT").ok();
     let is_wanted = |mutant: &&Mutant| only.as_ref().is_none_or(|only| *only == format!("{mutant:?}"));
     let mut unseen = vec![];
     for mutant in Mutant::ALL.iter().filter(is_wanted) {
         // Seeds that fail without a mutant say nothing.
-        let found = failures(number("SEED", 1), seeds, STEPS, Some(*mutant), &open_seeds());
+        let found = failures(number("MUTANT_SEED", 1), seeds, STEPS, Some(*mutant), &open_seeds());
         let open = OPEN_MUTANTS.iter().find(|(open, _)| open == mutant);
         match (found.first(), open) {
             (Some(_), _) => println!("{mutant:?}: {found:?}"),

@@ -2,7 +2,7 @@
 
 use super::super::world::*;
 use super::model::Excuse;
-use super::{Sim, PREFETCH};
+use super::{Sim, ALONE_CHANNELS, PREFETCH};
 use crate::engine::event::*;
 use crate::engine::types::*;
 
@@ -279,7 +279,8 @@ impl Sim {
         self.judge();
         let budget = self.world.settings.budget;
         let room = self.world.engine.memory_bytes().0 + 20 < budget.rows && budget.contents >= 2_000;
-        if !room || names.iter().any(|name| self.model.live(name) > 0) {
+        let channels = self.model.flights.values().filter(|flight| flight.alone).count() < ALONE_CHANNELS;
+        if !room || !channels || names.iter().any(|name| self.model.live(name) > 0) {
             return;
         }
         self.world.input(Input::EgressBlocked(true));
@@ -295,7 +296,10 @@ impl Sim {
         self.world.input(Input::EgressBlocked(false));
         self.catch_up();
         let mut out = [0_u32; 2];
-        for (_, batch) in self.world.out.iter().filter(|(_, batch)| batch.dead.is_none()) {
+        // In the order in which they were formed: some may have had to be read first.
+        let mut batches: Vec<&Batch> = self.world.out.iter().map(|(_, batch)| batch).collect();
+        batches.sort_by_key(|batch| batch.number);
+        for batch in batches.into_iter().filter(|batch| batch.dead.is_none()) {
             let Some(which) = names.iter().position(|name| **name == *batch.application) else { continue };
             out[which] += 1;
             assert!(out[0].abs_diff(out[1]) <= 1, "{app} and {other} have {out:?} of their batches out");

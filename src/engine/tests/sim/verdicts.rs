@@ -82,6 +82,9 @@ impl Model {
         };
         let (known, redelivered, _) = self.seen_by(ask, identity);
         let rule = new.on_duplicate;
+        // Once the clock was set back, the later of two ends is not known for the last.
+        let own_end =
+            self.stepped_back > 0 && self.lives.values().any(|l| l.ask == ask && !l.state.is_live());
         let allowed = known.iter().any(|known| match *known {
             Known::Nobody => false,
             Known::Waiting(seq) | Known::Out(seq) => {
@@ -111,7 +114,7 @@ impl Model {
                     seq,
                     self.messages[&self.asks[ask].message].delivered.map_or(0, |_| self.lives[&seq].ended_at),
                 );
-                let again = redelivered && self.is_same(seq, ask);
+                let again = redelivered && (self.is_same(seq, ask) || own_end);
                 may && match self.lives[&seq].state {
                     State::Sent => match rule {
                         DuplicateRule::Keep | DuplicateRule::Earliest => true,

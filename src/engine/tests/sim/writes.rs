@@ -323,7 +323,10 @@ impl Model {
             return;
         }
         let by_time = matches!(new.on_duplicate, DuplicateRule::Earliest | DuplicateRule::Latest);
-        let tied = by_time && self.is_tied(old, ask) && !self.may_flush(&new.application, customer);
+        let tied = by_time
+            && self.lives[&old].due == key.due
+            && self.is_tied(old, ask)
+            && !self.may_flush(&new.application, customer);
         let met = new.identity.is_some_and(|identity| self.met_pending(ask, identity));
         assert!(!tied || met, "{key:?} replaces {old}, which is due with the same window");
         let end = self
@@ -354,6 +357,10 @@ impl Model {
         let seq = place.key.seq;
         let life = self.lives.get_mut(&seq).expect("deleted what was written");
         life.deleted = true;
+        if life.window.is_some() {
+            // Its window may have been closed just now, to make room for its heir's.
+            life.due = place.key.due;
+        }
         let (ask, identity, state) = (life.ask, life.identity, life.state);
         match state {
             State::Sent | State::DeadSent(_) | State::Cancelled | State::Forgotten => {}
