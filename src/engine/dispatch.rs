@@ -169,15 +169,19 @@ impl Dispatch {
         }
     }
 
-    /// The first suspect whose queue is not paused.
-    fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {
+    /// Where the first suspect stands whose queue is not paused.
+    fn first_suspect(&self, stock: &Stock) -> Option<usize> {
         let waits = |number: &u64| {
             let flight = self.flights.get(number);
             flight.is_some_and(|flight| {
                 !stock.queues()[flight.queue].is_paused() || mutated(Mutant::PausedSuspectsGo)
             })
         };
-        let place = self.suspects.iter().position(waits)?;
+        self.suspects.iter().position(waits)
+    }
+
+    fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {
+        let place = self.first_suspect(stock)?;
         let number = self.suspects.remove(place)?;
         let candidate = self.again(number, true)?;
         Some(Candidate { suspect: true, ..candidate })

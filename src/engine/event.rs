@@ -345,7 +345,7 @@ pub struct Opened {
     pub windows: Vec<WindowRow>,
     /// Rows of windows that closed early.
     pub closings: Vec<ClosingRow>,
-    /// Buckets of ended items.
+    /// Buckets of ended items, in the order in which they began: by the clock they may have begun otherwise.
     pub buckets: Vec<BucketRow>,
     /// Where the clock is behind [`Marks::wall`]: members of windows that are due in the time between, and
     /// within [`HORIZON_MS`] of it.

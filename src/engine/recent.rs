@@ -40,7 +40,8 @@ struct Bucket {
 }
 
 impl Recent {
-    /// From what the store has kept. The bucket filled last is the one that begins last.
+    /// From what the store has kept: the bucket that began last is the one filled last. By the clock another
+    /// may have, which was ahead then.
     pub(super) fn new(rows: &[BucketRow]) -> Self {
         let mut tail = Recent { most_bytes: usize::MAX, ..Recent::default() };
         for row in rows {
@@ -49,9 +50,9 @@ impl Recent {
             }
         }
         let last = if mutated(Mutant::OldestIsCurrent) {
-            rows.iter().min_by_key(|row| row.from)
+            rows.first()
         } else {
-            rows.iter().max_by_key(|row| row.from)
+            rows.last()
         };
         tail.current = last.map_or(0, |row| row.bucket);
         tail
@@ -271,11 +272,20 @@ mod tests {
 
     #[test]
     fn what_a_former_life_wrote_is_asked_for() {
-        let rows = [BucketRow { bucket: 3, from: 5_000 }, BucketRow { bucket: 2, from: 1_000 }];
+        let rows = [BucketRow { bucket: 2, from: 1_000 }, BucketRow { bucket: 3, from: 5_000 }];
         let tail = Recent::new(&rows);
         let any = Identity::given([7; 16]);
         assert_eq!(tail.buckets_of(any, 10_000, 6_000), [3, 2]);
         assert_eq!(tail.buckets_of(any, 10_000, 15_500), [3], "bucket 2 ended when 3 began");
         assert!(tail.buckets_of(any, 0, 6_000).is_empty());
+    }
+
+    #[test]
+    fn the_bucket_that_began_last_is_the_last_though_the_clock_was_ahead_before() {
+        let rows = [BucketRow { bucket: 0, from: 90_000 }, BucketRow { bucket: 1, from: 70_000 }];
+        let mut tail = Recent::new(&rows);
+        assert_eq!(tail.buckets_of(Identity::given([7; 16]), 60_000, 95_000), [1, 0]);
+        assert_eq!(tail.bucket_at(60_000, 75_000), (1, false));
+        assert_eq!(tail.bucket_at(60_000, 90_000), (2, true), "not the one that is filled");
     }
 }

@@ -282,18 +282,20 @@ fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
     Ok(StoreMeta { identity, number, marks })
 }
 
-/// The rows about the buckets, and in which epoch each of them is. One that never began is in none.
+/// The rows about the buckets, first begun first, and in which epoch each of them is. One that never began is
+/// in none.
 fn read_buckets(keyspaces: &Keyspaces) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
-    let (mut buckets, mut epochs) = (Vec::new(), Epochs::default());
+    let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
     for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
         let id = KeyspaceId::Ended(bucket);
         let Some(bytes) = keyspaces.get(id, rows::BUCKET)? else { continue };
         let read = rows::read_bucket(bucket, &bytes);
         let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
-        buckets.push(row);
+        begun.push((epoch, row));
         *known = epoch;
     }
-    Ok((buckets, epochs))
+    begun.sort_by_key(|(epoch, row)| (*epoch, row.from));
+    Ok((begun.into_iter().map(|(_, row)| row).collect(), epochs))
 }
 
 fn not_read(id: KeyspaceId, error: &fjall::Error) -> OpenError {

@@ -79,6 +79,23 @@ fn the_end_of_an_item_is_remembered_in_its_bucket() {
 }
 
 #[test]
+fn buckets_are_told_in_the_order_in_which_they_began_whatever_the_clock_was() {
+    let (dir, mut store) = fresh();
+    for (n, (bucket, from)) in [(0, 900), (1, 700), (0, 800)].into_iter().enumerate() {
+        store.commit(&[group(n as u64 + 1, vec![begin(bucket, from)])]).unwrap();
+    }
+    drop(store);
+    let rows = vec![BucketRow { bucket: 1, from: 700 }, BucketRow { bucket: 0, from: 800 }];
+    assert_eq!(open_at(dir.path()).opened.buckets, rows);
+    let (dir, mut store) = fresh();
+    store.commit(&[group(1, vec![begin(0, 900)])]).unwrap();
+    store.commit(&[group(2, vec![begin(1, 700)])]).unwrap();
+    drop(store);
+    let rows = vec![BucketRow { bucket: 0, from: 900 }, BucketRow { bucket: 1, from: 700 }];
+    assert_eq!(open_at(dir.path()).opened.buckets, rows);
+}
+
+#[test]
 fn a_bucket_that_begins_anew_knows_nothing_of_before() {
     let (dir, mut store) = fresh();
     store

@@ -133,7 +133,9 @@ impl Model {
         assert_eq!(closings, self.closings.values().cloned().collect::<Vec<_>>());
         let buckets =
             self.buckets.iter().map(|(bucket, (from, _))| BucketRow { bucket: *bucket, from: *from });
-        assert_eq!(opened.buckets, buckets.collect::<Vec<_>>());
+        let mut buckets: Vec<BucketRow> = buckets.collect();
+        buckets.sort_by_key(|row| row.from);
+        assert_eq!(opened.buckets, buckets);
         assert_eq!(opened.marks.next_seq, self.next_seq);
     }
 

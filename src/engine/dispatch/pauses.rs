@@ -45,8 +45,8 @@ impl Dispatch {
     /// When something is to be done without any event, monotonic.
     pub(in crate::engine) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
-        let waits = !self.suspects.is_empty() || self.channels.has_waiting();
-        let channel = self.channels.oldest_of_all().filter(|_| waits && self.egress.has_slot());
+        let waits = || self.channels.has_waiting() || self.first_suspect(stock).is_some();
+        let channel = self.channels.oldest_of_all().filter(|_| self.egress.has_slot() && waits());
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.channels.taken().filter(|(number, _)| {
             let queue = self.flights.get(number).and_then(|flight| stock.queues().get(flight.queue));

@@ -25,7 +25,8 @@ pub(super) struct FakeStore {
     pub(super) windows: BTreeMap<(Name, Name), WindowRow>,
     pub(super) closings: BTreeMap<(Name, Name, u64, u64), ClosingRow>,
     pub(super) ended: BTreeMap<(u8, Identity), Ended>,
-    pub(super) buckets: BTreeMap<u8, u64>,
+    /// In the order in which they began.
+    pub(super) buckets: Vec<BucketRow>,
     pub(super) marks: Marks,
     /// Deletes of what was not there.
     pub(super) missed: u64,
@@ -148,7 +149,8 @@ impl FakeStore {
             }
             Op::Remember { bucket, identity, ended } => {
                 assert!(identity.is_given(), "only ids that producers gave are remembered");
-                assert!(bucket < BUCKETS && self.buckets.contains_key(&bucket), "the bucket was begun");
+                let begun = self.buckets.iter().any(|row| row.bucket == bucket);
+                assert!(bucket < BUCKETS && begun, "the bucket was begun");
                 self.ended.insert((bucket, identity), *ended);
             }
             Op::BeginBucket(row) => self.begin_bucket(row),
@@ -159,7 +161,8 @@ impl FakeStore {
     pub(super) fn begin_bucket(&mut self, row: BucketRow) {
         assert!(row.bucket < BUCKETS);
         self.ended.retain(|(bucket, _), _| *bucket != row.bucket);
-        self.buckets.insert(row.bucket, row.from);
+        self.buckets.retain(|other| other.bucket != row.bucket);
+        self.buckets.push(row);
     }
 
     fn put(&mut self, item: Stored, indexed: bool, touched: &mut BTreeSet<Name>) {
@@ -391,13 +394,12 @@ impl FakeStore {
     }
 
     pub(super) fn opened(&self, wall: u64) -> Opened {
-        let bucket = |(bucket, from): (&u8, &u64)| BucketRow { bucket: *bucket, from: *from };
         Opened {
             marks: self.marks,
             queues: self.queues.values().cloned().collect(),
             windows: self.windows.values().cloned().collect(),
             closings: self.closings.values().cloned().collect(),
-            buckets: self.buckets.iter().map(bucket).collect(),
+            buckets: self.buckets.clone(),
             ahead: self.ahead(wall),
         }
     }

@@ -7,6 +7,7 @@ use super::windows::Windows;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Why one item may arrive once more than once. Each is given to the very items that it happened to, and covers one
 /// repeat.
@@ -216,6 +217,9 @@ pub(super) struct Model {
     pub(super) taken_in: BTreeMap<Peers, Vec<(u64, usize, u64)>>,
     /// Publications by application and customer: call, key, first of its item.
     pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
+    /// Application and customer of windows that closed sooner than planned, by the commit that is looked at; the last of
+    /// their members by number.
+    pub(super) closed_now: Vec<((Arc<str>, Arc<str>), u64)>,
     /// Windows that were open at some moment of this call.
     pub(super) most_windows: usize,
     pub(super) call: usize,
@@ -277,6 +281,7 @@ impl Model {
             committed: 0,
             egress: (false, false),
             generation: 0,
+            closed_now: Vec::new(),
             stepped: false,
             stepped_back: 0,
             last_step: 0,

@@ -349,6 +349,7 @@ impl Sim {
         self.at_once(app, "");
         self.hand_over_all();
         self.confirm_out();
+        self.catch_up();
         self.world.advance(6_000);
         self.catch_up();
         (0..3).for_each(|_| self.at_once(app, ""));

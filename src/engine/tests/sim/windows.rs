@@ -192,7 +192,10 @@ impl Windows {
                 self.close(old, call, now.wall, causes);
                 id = None;
             } else if !same {
-                let causes = if win.ripe.is_empty() { [ClosedBy::Flush].into() } else { win.ripe.clone() };
+                let mut causes = &win.ripe | &win.may_close;
+                if causes.is_empty() || member.may_flush {
+                    causes.insert(ClosedBy::Flush);
+                }
                 let may = !win.ripe.is_empty() || !win.may_close.is_empty() || win.unsure || member.may_flush;
                 assert!(may, "a second window opens beside {:?} of {name:?}: {}", win.end, member.key_due);
                 let unsure = win.unsure;
@@ -308,6 +311,10 @@ impl Windows {
         }
         // What was replaced before it was written counted for a moment.
         let counted = close.causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes));
+        if self.stepped {
+            close.due = close.due.min(due);
+            close.causes.insert(cause);
+        }
         if win.unsure || self.stepped || counted {
             return assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
         }

@@ -5,6 +5,7 @@ use super::windows::{length, Member};
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 impl Model {
     /// `unwritten`: what is published in the same call, and may never have been written.
@@ -36,6 +37,13 @@ impl Model {
         };
         let ended_unseen: Vec<Identity> = remembered.iter().filter_map(unseen).collect();
         let ends = ends(ops);
+        let closed = |op: &Op| match op {
+            Op::PutClosing(row) => {
+                Some(((Arc::clone(&row.application), Arc::clone(&row.customer)), row.through_seq))
+            }
+            _ => None,
+        };
+        self.closed_now = ops.iter().filter_map(closed).collect();
         let token = token.unwrap_or(0);
         let mut fleeting: BTreeMap<String, u64> = BTreeMap::new();
         // What is replaced makes place first.
@@ -323,8 +331,12 @@ impl Model {
             return;
         }
         let by_time = matches!(new.on_duplicate, DuplicateRule::Earliest | DuplicateRule::Latest);
+        let closed = |(name, through): &((Arc<str>, Arc<str>), u64)| {
+            *name.0 == *new.application && *name.1 == *customer && (old..key.seq).contains(through)
+        };
         let tied = by_time
             && self.lives[&old].due == key.due
+            && !self.closed_now.iter().any(closed)
             && self.is_tied(old, ask)
             && !self.may_flush(&new.application, customer);
         let met = new.identity.is_some_and(|identity| self.met_pending(ask, identity));
