@@ -49,11 +49,7 @@ impl Recent {
                 *bucket = Some(Bucket { from: row.from, filter: None });
             }
         }
-        let last = if mutated(Mutant::OldestIsCurrent) {
-            rows.first()
-        } else {
-            rows.last()
-        };
+        let last = if mutated(Mutant::OldestIsCurrent) { rows.first() } else { rows.last() };
         tail.current = last.map_or(0, |row| row.bucket);
         tail
     }

@@ -33,6 +33,9 @@ impl Stock {
             }
         }
         self.bring_back(opened, now);
+        if !opened.queues.is_empty() {
+            self.former_until = now.wall + HORIZON_MS;
+        }
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
             let customer = self.customers.id(&mut self.queues, queue, &row.customer);
@@ -161,7 +164,7 @@ impl Stock {
         members.sort_unstable_by_key(|member| items[*member].key().seq);
         let through_seq = self.journal.next_number().saturating_sub(1);
         let queue = self.customers[id].queue;
-        if early && window.far() > 0 {
+        if early && (window.far() > 0 || self.may_have_unread(queue, window.end())) {
             self.rekey_far_members(id, &window, due, cause, through_seq);
         }
         let closing = (early && !members.is_empty() && !mutated(Mutant::ClosingForgotten)).then(|| {
@@ -186,6 +189,11 @@ impl Stock {
             item.close(due, cause, closing);
             self.make_ready(member, now);
         }
+    }
+
+    /// Whether former lives may have left members of a short window with this end that have not been read.
+    fn may_have_unread(&self, queue: QueueId, end: u64) -> bool {
+        end <= self.former_until && self.queues[queue].near_until().due <= end
     }
 
     pub(super) fn rekey_far_members(

@@ -97,6 +97,9 @@ pub(super) struct Stock {
     rekeys: Vec<(Arc<str>, Key)>,
     /// What of that which is due is not in line.
     behind: Behind,
+    /// Members of short windows that a former life left are due by then: they have no row that counts them,
+    /// wall clock.
+    former_until: u64,
     /// Queues that wait until it has: a window of theirs may be over whose items come in between.
     held: BTreeSet<QueueId>,
     /// Rows touched, for tests that count work.
@@ -131,6 +134,7 @@ impl Stock {
             reserved: (0, 0),
             rekeys: Vec::new(),
             behind: Behind::Nothing,
+            former_until: 0,
             held: BTreeSet::new(),
             work: 0,
         }

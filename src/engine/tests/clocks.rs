@@ -3,6 +3,7 @@
 use super::world::*;
 use crate::engine::event::*;
 use crate::engine::types::*;
+use std::collections::VecDeque;
 
 #[test]
 fn wall_clock_steps_neither_release_early_nor_oversleep() {
@@ -107,6 +108,32 @@ fn after_a_restart_with_the_clock_set_back_what_had_closed_is_due() {
     w.crash();
     w.run(1);
     assert_eq!(ends(&w).0, ["1"]);
+}
+
+/// Only one member of the window has been read when that closes.
+#[test]
+fn a_window_closes_with_the_members_of_a_former_life_that_have_not_been_read() {
+    let mut w = World::new(with(|app| app.window = 15_000));
+    let urgent = NewItem { expiry: Some(T0 + 8_000), ..item("a", "ann", "urgent") };
+    w.send(vec![urgent, item("a", "ann", "other")]);
+    w.drain_jobs();
+    w.crash();
+    w.advance(6_000);
+    while w.engine.memory_bytes().0 == 0 {
+        assert!(w.do_job_in_pieces(1), "it is read");
+    }
+    // The next read takes long.
+    let (late, jobs): (VecDeque<Job>, VecDeque<Job>) =
+        std::mem::take(&mut w.jobs).into_iter().partition(|job| matches!(job, Job::Load(_)));
+    w.jobs = jobs;
+    w.advance(1_900);
+    w.drain_jobs();
+    w.confirm_all();
+    w.drain_jobs();
+    w.jobs.extend(late);
+    w.run(100);
+    assert_eq!(w.story(), [(7_900, names(&["urgent", "other"]))]);
+    assert_eq!(w.delivered[0].1.closed_by, ClosedBy::Expiry);
 }
 
 #[test]

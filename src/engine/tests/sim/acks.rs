@@ -110,7 +110,7 @@ impl Model {
         }
     }
 
-    fn check_ack(&self, number: usize) {
+    fn check_ack(&mut self, number: usize) {
         let message = &self.messages[&number];
         if let Some(command) = message.command {
             let silent = !self.replies_to.contains(&command);
@@ -120,9 +120,10 @@ impl Model {
             );
             return;
         }
-        for (part, ask) in message.asks.iter().enumerate() {
-            match message.taken[part] {
-                None => self.judge_dropped(*ask),
+        let parts: Vec<_> = message.asks.iter().copied().zip(message.taken.clone()).collect();
+        for (ask, taken) in parts {
+            match taken {
+                None => self.judge_dropped(ask),
                 Some(seq) => {
                     let life = &self.lives[&seq];
                     assert!(self.is_safe(seq), "{ask} was acked while {:?} and not durable", life.state);

@@ -107,6 +107,11 @@ impl Model {
     /// Whatever was counted may have changed.
     pub(super) fn recount(&mut self) {
         let mut commands = std::mem::take(&mut self.commands);
+        let cancelled = |asked: &Asked| match &asked.command {
+            Command::CancelAll(of) => Some(of.clone()),
+            _ => None,
+        };
+        let cancelled: Vec<CustomerOf> = commands.values().filter_map(cancelled).collect();
         for asked in commands.values_mut() {
             let n = match &asked.command {
                 // What came behind it is not its own, and need not make up for one that has gone.
@@ -116,6 +121,8 @@ impl Model {
                 }
                 // Of one that is unsure it is not known whether it is open.
                 Command::Flush(of) if self.windows.is_unsure(&of.application, &of.customer) => 0,
+                // Between what is taken back and what comes in by the same commit.
+                Command::Flush(of) if cancelled.contains(of) => 0,
                 Command::Flush(of) => self.windows.count(&of.application, &of.customer) as u64,
                 _ => continue,
             };

@@ -137,7 +137,7 @@ impl Model {
     fn note_flushes(&mut self, written: bool) {
         let mut windows = std::mem::take(&mut self.windows);
         let open = windows.open.len();
-        windows.note_flushes(written, self.now.wall, |(application, customer)| {
+        windows.note_flushes(written, self.call, self.now.wall, |(application, customer)| {
             self.may_flush_one_of(application, customer, open)
         });
         self.windows = windows;

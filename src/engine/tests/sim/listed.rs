@@ -112,8 +112,16 @@ impl Model {
             let key = Key { due: life.accepted_due, seq: life.seq };
             let meant = takes(&filter.application, Some(&new.application))
                 && takes(&filter.customer, new.customer.as_deref());
-            // What was moved to the moment at which its window closed lies elsewhere.
-            if !meant || life.due != life.accepted_due || key < filter.from || key >= end || life.restored {
+            // What was moved to the moment at which its window closed lies elsewhere; as does what failed, where it was
+            // taken for a member of one, the clock having been set back.
+            let moved = self.stepped && life.published.is_some();
+            if !meant
+                || moved
+                || life.due != life.accepted_due
+                || key < filter.from
+                || key >= end
+                || life.restored
+            {
                 continue;
             }
             let there = items.iter().any(|listed| listed.key.seq == life.seq);

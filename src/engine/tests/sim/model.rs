@@ -227,6 +227,8 @@ pub(super) struct Model {
     pub(super) committed: Token,
     pub(super) egress: (bool, bool),
     pub(super) generation: u32,
+    /// Of these a request came again and left no trace: another took its place before it was written.
+    pub(super) came_again: BTreeSet<Identity>,
     pub(super) stepped: bool,
     pub(super) stepped_back: usize,
     /// The call of the last step.
@@ -282,6 +284,7 @@ impl Model {
             egress: (false, false),
             generation: 0,
             closed_now: Vec::new(),
+            came_again: BTreeSet::new(),
             stepped: false,
             stepped_back: 0,
             last_step: 0,

@@ -142,7 +142,7 @@ impl Sim {
         }
         let Some(win) = win else { return false };
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);
-        (win.closed.is_some() || model.windows.is_overripe(seq, model.now)) && end <= model.now.wall
+        model.windows.is_overripe(seq, model.now) && end <= model.now.wall
     }
 
     /// A window that a former life left has had its length since the restart.

@@ -98,9 +98,15 @@ impl Model {
         if state.is_over() {
             self.undo_end(seq);
         }
+        let was_dead = matches!(state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
+        let died_at = self.lives[&seq].ended_at;
         let state = dead.map_or(State::Waiting, State::Dead);
         self.set(seq, state);
         let life = self.lives.get_mut(&seq).expect("there");
+        if was_dead && dead.is_some() {
+            // It died before the restart, which the store knows.
+            life.ended_at = died_at;
+        }
         assert!(attempts <= life.attempts.1, "attempts out of nowhere: {attempts}");
         life.attempts = (attempts, attempts);
         (life.due, life.durable, life.put, life.restored, life.deleted) = (due, true, Some(0), true, false);

@@ -37,7 +37,8 @@ impl Model {
         });
         // It may have taken the place of one before it in line, which was never written.
         let replaces = !matches!(rule, DuplicateRule::Keep | DuplicateRule::Reject);
-        let unseen = replaces && self.met_pending(ask, identity);
+        let before = self.met_pending(ask, identity) || self.came_again.contains(&identity);
+        let unseen = replaces && before;
         assert!(allowed || unseen, "{ask} ({rule:?}) was accepted though its id is {known:?}");
         // In the order of arrival: nothing before it in the line with the same id is undecided.
     }
@@ -72,7 +73,7 @@ impl Model {
     }
 
     /// An entry that left no trace although its message was acked.
-    pub(super) fn judge_dropped(&self, ask: usize) {
+    pub(super) fn judge_dropped(&mut self, ask: usize) {
         let new = &self.asks[ask].new;
         let Some(identity) = new.identity else {
             assert!(!self.durable, "{ask} has no id, was acked, and is nowhere");
@@ -132,6 +133,9 @@ impl Model {
             || self.ever_owed.contains(&identity)
             || self.lives.values().any(|life| life.identity == identity && life.state == State::Replaced)
             || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
+        if redelivered && unseen && matches!(rule, DuplicateRule::Replace | DuplicateRule::Latest) {
+            self.came_again.insert(identity);
+        }
         assert!(
             allowed || unseen,
             "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}; {new:?}"
@@ -250,7 +254,9 @@ impl Model {
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = self.may_be_full_of_windows(new, whole);
             // With those of which something may have been taken and has not been seen.
-            let has_any = |(name, app): &(&String, &App)| app.live > 0 || self.unseen_of(name) > 0;
+            let has_any = |(name, app): &(&String, &App)| {
+                app.live > 0 || self.unseen_of(name) > 0 || self.leaving.get(*name).is_some_and(|n| *n > 0)
+            };
             let names = self.apps.iter().filter(has_any).count() as u64;
             let many = live == 0 && names >= whole.max_applications;
             match settings.on_full {

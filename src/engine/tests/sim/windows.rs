@@ -19,6 +19,8 @@ pub(super) struct Close {
     /// UTC ms.
     pub(super) due: u64,
     causes: BTreeSet<ClosedBy>,
+    /// That another window opened is all that is known of it, and the clock has stepped.
+    guessed: bool,
 }
 
 pub(super) struct Win {
@@ -128,8 +130,20 @@ impl Windows {
     }
 
     /// What has closed is in a commit now; or this may be what closes next.
-    pub(super) fn note_flushes(&mut self, written: bool, wall: u64, may_flush: impl Fn(&Name) -> bool) {
+    pub(super) fn note_flushes(
+        &mut self,
+        written: bool,
+        call: usize,
+        wall: u64,
+        may_flush: impl Fn(&Name) -> bool,
+    ) {
         for win in self.all.values_mut() {
+            if let Some(close) = win.closed.as_mut().filter(|close| close.call == call) {
+                // Whoever needed room was judged before the time.
+                if may_flush(&win.name) {
+                    close.causes.insert(ClosedBy::Flush);
+                }
+            }
             if written {
                 win.flushes.clear();
             } else if win.closed.is_none() && may_flush(&win.name) {
@@ -154,7 +168,12 @@ impl Windows {
 
     /// Past its end by the monotonic clock, and by the wall clock unless that was set back.
     pub(super) fn is_overripe(&self, seq: u64, now: Now) -> bool {
-        let Some(win) = self.of(seq).filter(|win| win.closed.is_none()) else { return true };
+        let Some(win) = self.of(seq) else { return true };
+        // Another member may have left it by the wall clock.
+        let goes_on = |win: &Win| self.going_on.get(&win.name).is_some_and(|(end, _)| *end == win.end);
+        if win.closed.is_some() && !goes_on(win) {
+            return true;
+        }
         now.mono > win.mono_end + CLOCK_SLACK_MS
     }
 
@@ -168,7 +187,7 @@ impl Windows {
 
     fn close(&mut self, id: usize, call: usize, wall: u64, causes: BTreeSet<ClosedBy>) {
         let win = self.all.get_mut(&id).expect("open");
-        win.closed = Some(Close { call, due: win.end.min(wall), causes });
+        win.closed = Some(Close { call, due: win.end.min(wall), causes, guessed: wall == u64::MAX });
         if self.open.get(&win.name) == Some(&id) {
             self.open.remove(&win.name.clone());
         }
@@ -311,9 +330,8 @@ impl Windows {
         }
         // What was replaced before it was written counted for a moment.
         let counted = close.causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes));
-        if self.stepped {
-            close.due = close.due.min(due);
-            close.causes.insert(cause);
+        if close.guessed && due < close.due {
+            (close.due, close.causes, close.guessed) = (due, [cause].into(), false);
         }
         if win.unsure || self.stepped || counted {
             return assert!(due <= win.end, "a window's due {due} after its end {}", win.end);

@@ -466,7 +466,9 @@ impl Model {
     fn check_oldest(&self, seq: u64) {
         let life = &self.lives[&seq];
         let name = self.application(seq);
-        let failed = |other: &Life| self.prompt && other.failed && other.waiting_since < self.call;
+        // Else a batch of it may be waiting for payloads.
+        let rests = self.apps.get(name).is_some_and(|app| app.paused || app.left_alone_until > self.now.mono);
+        let failed = |other: &Life| rests && self.prompt && other.failed && other.waiting_since < self.call;
         let older = |other: &&Life| {
             other.state == State::Waiting
                 && (other.due > self.latest_wall && other.published.is_none() || failed(other))
