@@ -524,18 +524,6 @@ impl Model {
         (may, may_not)
     }
 
-    /// Another request of this id is in line, or taken and not seen yet.
-    pub(super) fn met_pending(&self, ask: usize, identity: Identity) -> bool {
-        let is_it = |number: &usize| {
-            let message = &self.messages[number];
-            let parts = message.asks.iter().zip(&message.taken);
-            parts.into_iter().any(|(other, taken)| {
-                *other != ask && taken.is_none() && self.asks[*other].new.identity == Some(identity)
-            })
-        };
-        self.open.iter().any(is_it)
-    }
-
     /// Entries for an application that may have been taken and have not been seen.
     pub(super) fn unseen_of(&self, application: &str) -> u64 {
         let parts = self.open.iter().flat_map(|number| {

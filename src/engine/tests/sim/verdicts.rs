@@ -43,6 +43,18 @@ impl Model {
         // In the order of arrival: nothing before it in the line with the same id is undecided.
     }
 
+    /// Another request of this id is in line, or taken and not seen yet.
+    pub(super) fn met_pending(&self, ask: usize, identity: Identity) -> bool {
+        let is_it = |number: &usize| {
+            let message = &self.messages[number];
+            let parts = message.asks.iter().zip(&message.taken);
+            parts.into_iter().any(|(other, taken)| {
+                *other != ask && taken.is_none() && self.asks[*other].new.identity == Some(identity)
+            })
+        };
+        self.open.iter().any(is_it)
+    }
+
     /// Both are due with the same window.
     pub(super) fn is_tied(&self, seq: u64, ask: usize) -> bool {
         let (new, old) = (&self.asks[ask].new, &self.asks[self.lives[&seq].ask].new);
