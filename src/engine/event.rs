@@ -173,6 +173,8 @@ pub(super) struct Rewritten {
     pub(super) key: Key,
     pub(super) attempts: u32,
     pub(super) outcome_unknown: bool,
+    /// It is among the dead letters.
+    pub(super) dead: bool,
 }
 
 /// What may change of a stored item while it waits.

@@ -254,7 +254,9 @@ impl<'a> Bench<'a> {
         }
         core.stock_mut().counters_mut().replaced += 1;
         core.stock_mut().counters_mut().duplicates[rule as usize].replaced += 1;
-        self.take_in(core, *item, origin, timing, inherited, now);
+        // Not deferred: else its forerunner would be gone before it is written, and the broker alone have it.
+        let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item);
+        core.stock_mut().admit(*item, Admission { origin, timing, inherited, may_defer }, now);
         Judged::Done
     }
 
@@ -266,7 +268,8 @@ impl<'a> Bench<'a> {
         let timing = timing(settings, &item, now);
         match self.limits.judge(core.stock_mut(), self.settings, (&item, timing), false, now) {
             LimitVerdict::Admit => {
-                self.take_in(core, *item, origin, timing, None, now);
+                let may_defer = self.may_defer(core, &item);
+                core.stock_mut().admit(*item, Admission { origin, timing, inherited: None, may_defer }, now);
                 Judged::Done
             }
             LimitVerdict::Wait => Judged::NoRoom(item),
@@ -277,19 +280,10 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn take_in(
-        &mut self,
-        core: &mut Core,
-        item: NewItem,
-        origin: Origin,
-        timing: Timing,
-        inherited: Option<u64>,
-        now: Now,
-    ) {
+    /// It may be confirmed before it need be written: its application has nothing before it.
+    fn may_defer(&self, core: &Core, item: &NewItem) -> bool {
         let queue = core.stock().queues().find(&item.application);
-        let may_defer =
-            item.customer.is_none() && !self.draining && queue.is_some_and(|queue| core.is_free_for(queue));
-        core.stock_mut().admit(item, Admission { origin, timing, inherited, may_defer }, now);
+        item.customer.is_none() && !self.draining && queue.is_some_and(|queue| core.is_free_for(queue))
     }
 }
 

@@ -234,6 +234,8 @@ pub(super) enum Mutant {
     FarGoneUntold,
     /// Questions under way do not learn of what has left memory.
     EvictUntold,
+    /// One that takes another's place is written later than that is deleted.
+    HeirIsDeferred,
     /// What was moved to the moment at which its window closed joins an open one.
     MovedRejoins,
     /// The row of a long window does not tell of members that have left.
@@ -403,6 +405,7 @@ mod tests {
             Mutant::BehindScanKept,
             Mutant::FarGoneUntold,
             Mutant::EvictUntold,
+            Mutant::HeirIsDeferred,
             Mutant::MovedRejoins,
             Mutant::RowNotRenewed,
             Mutant::RejoinCountsTwice,

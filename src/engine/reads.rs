@@ -93,11 +93,13 @@ impl Reads {
     /// is not there any more.
     pub(super) fn renew(&self, stored: &mut Stored) -> bool {
         if let Some(changed) = self.changed.get(&stored.key.seq) {
-            if let Some(row) = changed.row {
+            // What has died since and was written once more there is not in the queue that was read.
+            let row = changed.row.filter(|row| row.dead == stored.dead.is_some());
+            if let Some(row) = row {
                 (stored.key, stored.attempts) = (row.key, row.attempts);
                 stored.outcome_unknown = row.outcome_unknown;
             }
-            return changed.row.is_some();
+            return row.is_some();
         }
         // The first that covers it: of later windows with the same planned end it was no member any more.
         if let Some((.., moved)) = self.rekeyed.iter().find(|(.., rekeyed)| rekeyed.covers(stored)) {
@@ -199,7 +201,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::types::{ClosedBy, Key};
+    use super::super::types::{ClosedBy, Dead, Key, Reason};
     use super::*;
 
     #[test]
@@ -213,7 +215,12 @@ mod tests {
         reads.note_gone(3);
         reads.note_gone(2);
         assert!(!reads.is_current(2) && !reads.is_current(3) && reads.is_current(1));
-        reads.note_rewritten(Rewritten { key: Key { due: 9, seq: 4 }, attempts: 2, outcome_unknown: true });
+        reads.note_rewritten(Rewritten {
+            key: Key { due: 9, seq: 4 },
+            attempts: 2,
+            outcome_unknown: true,
+            dead: false,
+        });
         let read = |seq| present_key(&reads, Key { due: 5, seq });
         assert_eq!(
             [read(1), read(2), read(4)],
@@ -254,10 +261,24 @@ mod tests {
         let mut reads = Reads::new();
         reads.begin();
         let key = Key { due: 5, seq: 4 };
-        reads.note_rewritten(Rewritten { key, attempts: 2, outcome_unknown: true });
+        reads.note_rewritten(Rewritten { key, attempts: 2, outcome_unknown: true, dead: false });
         let mut stored = row(key);
         assert!(reads.renew(&mut stored));
         assert_eq!((stored.attempts, stored.outcome_unknown), (2, true));
+    }
+
+    #[test]
+    fn a_row_that_was_read_before_its_item_died_is_gone_though_the_letter_was_written_since() {
+        let mut reads = Reads::new();
+        reads.begin();
+        let key = Key { due: 5, seq: 4 };
+        reads.note_gone(4);
+        reads.note_rewritten(Rewritten { key, attempts: 1, outcome_unknown: false, dead: true });
+        assert!(!reads.renew(&mut row(key)));
+        let dead = Dead { reason: Reason::Expired, error: "late".into() };
+        let mut letter = Stored { dead: Some(dead.into()), ..row(key) };
+        assert!(reads.renew(&mut letter));
+        assert_eq!(letter.attempts, 1);
     }
 
     fn row(key: Key) -> Stored {

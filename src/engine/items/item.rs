@@ -342,7 +342,8 @@ impl Item {
 
     /// What of that reads under way have to know.
     pub(in crate::engine) fn rewritten(&self) -> Rewritten {
-        Rewritten { key: self.key, attempts: self.attempts, outcome_unknown: self.outcome_unknown }
+        let dead = self.is_dead();
+        Rewritten { key: self.key, attempts: self.attempts, outcome_unknown: self.outcome_unknown, dead }
     }
 
     /// Its row, under this address.

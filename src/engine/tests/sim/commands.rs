@@ -324,10 +324,6 @@ impl Model {
                     for seq in &asked.took {
                         assert_eq!(self.lives[seq].state, State::Cancelled, "cancelled and then not");
                     }
-                    if pending {
-                        // It may have been the very one that was awaited.
-                        self.owed.remove(&target.identity);
-                    }
                 } else {
                     let unseen = self.may_wait_unseen(target.identity);
                     assert!(waited || unseen, "nothing of {target:?} was there to cancel: {known:?}");

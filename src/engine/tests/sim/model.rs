@@ -176,12 +176,8 @@ pub(super) struct Model {
     pub(super) durable: bool,
     /// The store does its work at once.
     pub(super) prompt: bool,
-    /// Identities whose item was replaced by one that has not been seen, and since when, monotonic.
-    pub(super) owed: BTreeMap<Identity, u64>,
     /// Commands by message whose connection went before they were answered: what they took back is deleted all the same.
     pub(super) orphaned: BTreeMap<u64, Asked>,
-    /// Identities to which that has ever happened: what came of them is not known one by one.
-    pub(super) ever_owed: BTreeSet<Identity>,
     /// How items ended by a cancel that were never written, by identity: an answer may tell of these very ends.
     pub(super) unwritten_ends: BTreeMap<Identity, Vec<Ended>>,
     /// Tell every call on the error output.
@@ -252,9 +248,7 @@ impl Model {
         Model {
             durable: settings.hold_max.is_none(),
             prompt: false,
-            owed: BTreeMap::new(),
             orphaned: BTreeMap::new(),
-            ever_owed: BTreeSet::new(),
             unwritten_ends: BTreeMap::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
@@ -457,9 +451,6 @@ impl Model {
             self.check_arrival(ask, (tag, part, key.seq));
         }
         self.set(key.seq, state);
-        if let Some(given) = self.asks[ask].new.identity {
-            self.owed.remove(&given);
-        }
         // That a request was dead at once is remembered under its id, if nothing else is.
         let given = self.asks[ask]
             .new
@@ -548,9 +539,7 @@ impl Model {
         let cancels =
             |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
         let answered = self.answered.values().filter(|asked| asked.answered >= since);
-        known.iter().any(replaces)
-            || self.owed.contains_key(&identity)
-            || self.commands.values().chain(answered).any(cancels)
+        known.iter().any(replaces) || self.commands.values().chain(answered).any(cancels)
     }
 
     /// Items of a customer that were live at some moment since a call.

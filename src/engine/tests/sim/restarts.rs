@@ -13,7 +13,6 @@ impl Model {
         self.lives_begun += 1;
         (self.full_since, self.restarted) = (None, (self.call, now.mono));
         (self.egress, self.committed) = ((false, false), 0);
-        self.owed.clear();
         self.orphaned.clear();
         self.fresh.clear();
         self.given_back.clear();
@@ -219,7 +218,6 @@ impl Model {
     /// The ingest connection is gone: what was not acked comes again.
     pub(super) fn ingest_gone(&mut self) {
         self.ingest_lost = true;
-        self.owed.clear();
         self.note_given_back();
         let open = self.open.iter().map(|number| &self.messages[number]);
         let taken: Vec<u64> = open.flat_map(|message| message.taken.iter().flatten().copied()).collect();

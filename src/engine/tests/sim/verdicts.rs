@@ -142,7 +142,6 @@ impl Model {
         let unseen = self.ended_unseen(identity, since, &known)
             || redelivered && self.comes_back_unwritten(new, &known)
             || self.met_pending(ask, identity)
-            || self.ever_owed.contains(&identity)
             || self.lives.values().any(|life| life.identity == identity && life.state == State::Replaced)
             || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
         if redelivered && unseen && matches!(rule, DuplicateRule::Replace | DuplicateRule::Latest) {

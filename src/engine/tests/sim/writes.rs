@@ -32,10 +32,9 @@ impl Model {
                 _ => None,
             })
             .collect();
-        let unseen = |(identity, ended): (&Identity, &&Ended)| {
-            self.ended_before_it_was_seen(*identity, ended).then_some(*identity)
-        };
-        let ended_unseen: Vec<Identity> = remembered.iter().filter_map(unseen).collect();
+        for (identity, ended) in &remembered {
+            self.ended_before_it_was_seen(*identity, ended);
+        }
         let ends = ends(ops);
         let closed = |op: &Op| match op {
             Op::PutClosing(row) => {
@@ -86,8 +85,6 @@ impl Model {
                 }
             }
         }
-        // What took an item's place and was taken back in the same commit is not awaited.
-        self.owed.retain(|identity, _| !ended_unseen.contains(identity));
         self.moves(ops);
         self.leaving.clear();
         self.rows(ops, token);
@@ -148,8 +145,7 @@ impl Model {
     }
 
     /// One that came and was taken back between two writes: its id is free again, but for its own return.
-    /// Whether it was taken back before it was written.
-    fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) -> bool {
+    fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) {
         let seen = self.lives.values().any(|life| {
             let new = &self.asks[life.ask].new;
             new.identity == Some(identity) && new.fingerprint == ended.fingerprint
@@ -159,7 +155,6 @@ impl Model {
             self.note(identity, Known::Nobody);
             self.unwritten_ends.entry(identity).or_default().push(ended.clone());
         }
-        unseen
     }
 
     fn put(&mut self, item: &Stored, token: Token) {
@@ -399,16 +394,10 @@ impl Model {
                     self.set(seq, State::Cancelled);
                     self.lives.get_mut(&seq).expect("there").perhaps_replaced = pending && tail == 0;
                 } else {
-                    // By one that may be confirmed before it is written; perhaps by its own request that came again.
-                    let pending = identity.is_given() && self.met_pending(usize::MAX, identity);
-                    assert!(
-                        pending,
+                    panic!(
                         "{ask} was deleted: not confirmed, not cancelled, not replaced; {:?}",
                         self.pending_commands()
                     );
-                    self.owed.insert(identity, self.now.mono);
-                    self.ever_owed.insert(identity);
-                    return self.set(seq, State::Replaced);
                 }
             }
             State::Out(_) | State::Dead(_) | State::DeadOut(..) => {
