@@ -211,8 +211,8 @@ pub(super) struct Model {
     pub(super) remembered_with: BTreeMap<(Identity, u64), Token>,
     /// What has been taken of the present deliveries, by what it must keep its order with: tag, part, number.
     pub(super) taken_in: BTreeMap<Peers, Vec<(u64, usize, u64)>>,
-    /// Publications by application and customer: call, key, first of its item.
-    pub(super) published: BTreeMap<(String, String), Vec<(usize, Key, bool)>>,
+    /// Publications by application and customer: call, wall clock, key, first of its item.
+    pub(super) published: BTreeMap<(String, String), Vec<(usize, u64, Key, bool)>>,
     /// Application and customer of windows that closed sooner than planned, by the commit that is looked at; the last of
     /// their members by number.
     pub(super) closed_now: Vec<((Arc<str>, Arc<str>), u64)>,

@@ -204,17 +204,18 @@ impl Model {
         let unseen = !self.durable && first;
         let same_ms = |other: &Key| windowed && other.due == key.due;
         let list = self.published.entry((application.into(), customer.into())).or_default();
-        for (call, other, other_first) in list.iter().rev() {
+        for (call, wall, other, other_first) in list.iter().rev() {
             if *call <= since || unseen {
                 break;
             }
-            // What was in flight when another failed may come before it.
-            let overtaken = *other > key && *other_first;
+            // What was in flight when another failed may come before it. An own time waits for the wall clock, which may
+            // have been set back behind it while another's window ended by the other clock.
+            let overtaken = *other > key && *other_first && (windowed || key.due <= *wall);
             // A window's length is judged by the other clock than what overtakes it.
             let hidden = same_ms(other) || self.stepped_back > 0 || windowed && self.stepped;
             assert!(!overtaken || hidden, "{key:?} of {customer} waited when {other:?} left");
         }
-        list.push((self.call, key, first));
+        list.push((self.call, self.now.wall, key, first));
     }
 
     fn check_size(&self, batch: &Batch, fresh: bool) {

@@ -217,6 +217,8 @@ impl Sim {
                     );
                 };
                 match reason {
+                    // One with an id may be decided, and wait for the rest of its message.
+                    Undecided::Held if new.identity.is_some() => return,
                     Undecided::Held => return self.check_flushed(&new.application),
                     Undecided::Awaits => waits.extend(new.identity),
                     Undecided::Unseen => {}
@@ -240,7 +242,8 @@ impl Sim {
         let full = settings.max_waiting > 0 && model.live(name) >= settings.max_waiting;
         let flushes = settings.on_full == OnFull::FlushEarly && full && model.before.is_empty();
         let open = flushes.then(|| model.windows.open_in(name)).flatten();
-        assert!(open.is_none(), "{name} is full, and the window of {open:?} is open");
+        let engine = || self.world.engine.describe();
+        assert!(open.is_none(), "{name} is full, and the window of {open:?} is open; {}", engine());
     }
 
     /// It depends on what is in flight under its id, or stands behind one that does.

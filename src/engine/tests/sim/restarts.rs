@@ -4,6 +4,13 @@ use super::super::fake_store::FakeStore;
 use super::model::*;
 use crate::engine::types::*;
 
+impl Life {
+    /// Its request may have been taken, and have ended, more than once: that end is its own.
+    fn may_have_ended(&self, ended: &Ended) -> bool {
+        ended.due == self.due || ended.due == self.accepted_due
+    }
+}
+
 impl Model {
     /// After a kill: the store's word counts, and must be the truth.
     pub(super) fn crash(&mut self, store: &FakeStore, now: Now) {
@@ -64,8 +71,9 @@ impl Model {
             let fingerprint = self.asks[ask].new.fingerprint;
             let of_id = || store.ended.iter().filter(|((_, known), _)| *known == identity);
             let last = self.timeline.get(&identity).and_then(|line| line.last()).map(|(_, known)| *known);
-            let own =
-                of_id().any(|(_, ended)| ended.fingerprint == fingerprint) || last != Some(Known::Ended(seq));
+            let is_its =
+                |ended: &Ended| ended.fingerprint == fingerprint && self.lives[&seq].may_have_ended(ended);
+            let own = of_id().any(|(_, ended)| is_its(ended)) || last != Some(Known::Ended(seq));
             if state.is_over() && !was_put && (of_id().next().is_none() || !own) {
                 // It came and ended between two syncs: what is known is how another of its id ended before.
                 self.note(identity, Known::Nobody);
@@ -123,6 +131,7 @@ impl Model {
             // Who is dead has the id no more, though it is remembered under it.
             let gone = matches!(life.state, State::Forgotten | State::Replaced);
             let its = life.identity == identity && life.state.is_over() && !gone;
+            let its = its && (dead || life.may_have_ended(ended));
             (its || dead && new.identity == Some(identity)) && new.fingerprint == ended.fingerprint
         };
         if let Some(seq) = self.lives.values().rev().find(is_it).map(|life| life.seq) {

@@ -493,6 +493,15 @@ impl Model {
             .filter(|life| life.window.is_some() && !life.restored)
             .map(|life| life.seq)
             .collect();
+        // What was moved to that very moment when its own window closed, which the clock is before again.
+        let moved = |life: &&Life| life.seq <= through && life.due == end && life.accepted_due != end;
+        let moved: Vec<u64> = match self.stepped {
+            true => self.of_customer(queue, customer).filter(moved).map(|life| life.seq).collect(),
+            false => Vec::new(),
+        };
+        for seq in moved {
+            self.windows.moved_along(seq, due, cause);
+        }
         for seq in members {
             // Of an older window of the same end.
             if self
