@@ -142,6 +142,8 @@ impl Sim {
         }
         let Some(win) = win else { return false };
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);
+        // It may have left its window by the wall clock, and wait for that, which was set back.
+        let end = if model.stepped_back > 0 { end.max(life.due) } else { end };
         model.windows.is_overripe(seq, model.now) && end <= model.now.wall
     }
 

@@ -109,22 +109,22 @@ impl Model {
                 Op::Move { from, to, standing, .. } => self.moved(from, to, standing),
                 Op::Rekey { queue, end, members, .. } => {
                     for moved in members {
-                        self.rekeyed(queue, *end, &moved.customer, moved.through_seq, moved.due, moved.cause);
                         let (customer, except) = (&moved.customer, &moved.except);
+                        self.rekeyed_again((queue, customer, *end), moved);
+                        self.rekeyed(
+                            (queue, customer, *end),
+                            moved.through_seq,
+                            moved.due,
+                            moved.cause,
+                            except,
+                        );
                         self.rekeyed_restored(queue, *end, customer, moved.through_seq, moved.due, except);
                     }
                 }
                 Op::PutClosing(row) => {
                     let (queue, customer) = (&row.application, &row.customer);
                     self.rekeyed_restored(queue, row.end, customer, row.through_seq, row.due, &[]);
-                    self.rekeyed(
-                        &row.application,
-                        row.end,
-                        &row.customer,
-                        row.through_seq,
-                        row.due,
-                        row.cause,
-                    );
+                    self.rekeyed((queue, customer, row.end), row.through_seq, row.due, row.cause, &[]);
                 }
                 _ => {}
             }
@@ -479,7 +479,14 @@ impl Model {
         self.lives.get_mut(&seq).expect("there").due = due;
     }
 
-    fn rekeyed(&mut self, queue: &str, end: u64, customer: &str, through: u64, due: u64, cause: ClosedBy) {
+    fn rekeyed(
+        &mut self,
+        (queue, customer, end): (&str, &str, u64),
+        through: u64,
+        due: u64,
+        cause: ClosedBy,
+        except: &[u64],
+    ) {
         let members: Vec<u64> = self
             .of_customer(queue, customer)
             .filter(|life| {
@@ -490,18 +497,9 @@ impl Model {
             })
             // Its own window closed early, and its row was moved, before the clock was set back behind that moment.
             .filter(|life| !(self.stepped && due < life.due && life.due < end))
-            .filter(|life| life.window.is_some() && !life.restored)
+            .filter(|life| life.window.is_some() && !life.restored && !except.contains(&life.seq))
             .map(|life| life.seq)
             .collect();
-        // What was moved to that very moment when its own window closed, which the clock is before again.
-        let moved = |life: &&Life| life.seq <= through && life.due == end && life.accepted_due != end;
-        let moved: Vec<u64> = match self.stepped {
-            true => self.of_customer(queue, customer).filter(moved).map(|life| life.seq).collect(),
-            false => Vec::new(),
-        };
-        for seq in moved {
-            self.windows.moved_along(seq, due, cause);
-        }
         for seq in members {
             // Of an older window of the same end.
             if self
@@ -516,6 +514,19 @@ impl Model {
             }
             self.windows_moved(seq, due, cause);
             self.windows.split(seq, through);
+        }
+    }
+
+    /// What was moved to that very moment when its own window closed, and lies in the store alone, is moved with these:
+    /// the clock is before that moment again.
+    fn rekeyed_again(&mut self, (queue, customer, end): (&str, &str, u64), moved: &RekeyMembers) {
+        let is_it = |life: &&Life| {
+            let covered = life.seq <= moved.through_seq && !moved.except.contains(&life.seq);
+            covered && life.due == end && life.accepted_due != end
+        };
+        let again = self.of_customer(queue, customer).filter(is_it).map(|life| life.seq);
+        for seq in again.collect::<Vec<_>>() {
+            self.windows.moved_along(seq, moved.due, moved.cause);
         }
     }
 
