@@ -7,7 +7,7 @@ use crate::engine::types::*;
 impl Life {
     /// Its request may have been taken, and have ended, more than once: that end is its own.
     fn may_have_ended(&self, ended: &Ended) -> bool {
-        ended.due == self.due || ended.due == self.accepted_due
+        self.window.is_some() || ended.due == self.due || ended.due == self.accepted_due
     }
 }
 
