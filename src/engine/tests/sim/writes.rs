@@ -51,7 +51,9 @@ impl Model {
                 if !self.lives.contains_key(&place.key.seq) {
                     *fleeting.entry(place.queue.to_string()).or_default() += 1;
                 }
-                if self.lives.get(&place.key.seq).is_some_and(|life| life.state.is_live()) {
+                // Who was confirmed in this call may have counted as long as its outcome had not been looked at.
+                let counted = |life: &Life| life.state.is_live() || life.state == State::Sent;
+                if self.lives.get(&place.key.seq).is_some_and(counted) {
                     *self.leaving.entry(place.queue.to_string()).or_default() += 1;
                 }
                 if self.lives.contains_key(&place.key.seq) {
@@ -435,7 +437,7 @@ impl Model {
             (Some(dead), _) => {
                 self.check_verdict(ask, Some(seq), dead.reason);
                 if dead.reason == Reason::Full {
-                    self.check_oldest(seq);
+                    self.check_oldest(seq, to.key.due);
                 }
                 self.set(seq, State::Dead(dead.reason));
             }
@@ -452,8 +454,10 @@ impl Model {
     }
 
     /// Who makes room is the one that is due first, of those that are not on their way.
-    fn check_oldest(&self, seq: u64) {
+    fn check_oldest(&self, seq: u64, due: u64) {
         let life = &self.lives[&seq];
+        // Its window may have closed since that is known of, or its row have been moved.
+        let due = due.min(life.due).min(life.accepted_due);
         let name = self.application(seq);
         // Else a batch of it may be waiting for payloads.
         let rests = self.apps.get(name).is_some_and(|app| app.paused || app.left_alone_until > self.now.mono);
@@ -462,11 +466,11 @@ impl Model {
             other.state == State::Waiting
                 && (other.due > self.latest_wall && other.published.is_none() || failed(other))
                 && other.accepted < self.call
-                && other.due.max(other.accepted_due) < life.due.min(life.accepted_due)
+                && other.due.max(other.accepted_due) < due
                 && self.application(other.seq) == name
         };
         let older = self.lives.values().find(older);
-        assert!(older.is_none(), "{:?} is due before {:?}, which made room", older.map(|o| o.due), life.due);
+        assert!(older.is_none(), "{:?} is due before {:?}, which made room", older.map(|o| o.due), due);
     }
 
     fn windows_moved(&mut self, seq: u64, due: u64, cause: ClosedBy) {
