@@ -35,11 +35,13 @@ pub(super) struct Ledger {
     open: VecDeque<DeliveryState>,
     /// Of the prefix taken off since the last [`Ledger::acks`], the last one that has not been acked.
     prefix: Option<u64>,
-    /// Safe ones behind an unsafe one, in the order in which they became safe; some may have been acked
-    /// since.
-    held_up: Vec<u64>,
-    /// Since when the first unsafe delivery holds others back, monotonic ms.
-    since: Option<u64>,
+    /// What became safe behind an unsafe one since the last [`Ledger::acks`].
+    behind: Vec<u64>,
+    /// Of earlier calls, in the order in which they became safe, with the moment, monotonic ms; some may have
+    /// been acked since.
+    held_up: VecDeque<(u64, u64)>,
+    /// The patience with the first unsafe delivery is over.
+    impatient: bool,
     /// Deliveries end in any order, and are acked one by one at once.
     single: bool,
 }
@@ -52,8 +54,9 @@ impl Ledger {
             first: 1,
             open: VecDeque::new(),
             prefix: None,
-            held_up: Vec::new(),
-            since: None,
+            behind: Vec::new(),
+            held_up: VecDeque::new(),
+            impatient: false,
             single,
         }
     }
@@ -100,7 +103,7 @@ impl Ledger {
                 if delivery.tag == self.first {
                     self.take_prefix();
                 } else {
-                    self.held_up.push(delivery.tag);
+                    self.behind.push(delivery.tag);
                 }
             }
             DeliveryState::Safe | DeliveryState::Acked => debug_assert!(false, "a part becomes safe once"),
@@ -115,12 +118,14 @@ impl Ledger {
             self.open.pop_front();
             self.first += 1;
         }
-        self.since = None;
+        self.impatient = false;
         let first = self.first;
         if self.open.is_empty() {
+            self.behind.clear();
             self.held_up.clear();
-        } else if self.held_up.len() > self.open.len() {
-            self.held_up.retain(|tag| *tag >= first);
+        } else if self.behind.len() + self.held_up.len() > self.open.len() {
+            self.behind.retain(|tag| *tag >= first);
+            self.held_up.retain(|(_, tag)| *tag >= first);
         }
     }
 
@@ -135,14 +140,16 @@ impl Ledger {
         let generation = self.generation;
         let ack = |tag, multiple| Ack { delivery: Delivery { generation, tag }, multiple };
         out.extend(self.prefix.take().map(|tag| ack(tag, true)));
-        if self.held_up.is_empty() {
+        self.held_up.extend(self.behind.drain(..).map(|tag| (now.mono, tag)));
+        while self.held_up.front().is_some_and(|(_, tag)| *tag < self.first) {
+            self.held_up.pop_front();
+        }
+        let over = self.deadline().is_some_and(|at| at <= now.mono) && !mutated(Mutant::AckWaitsForPrefix);
+        if !(over || self.single || self.impatient) {
             return;
         }
-        let since = *self.since.get_or_insert(now.mono);
-        if !self.single && (now.mono < since + PATIENCE_MS || mutated(Mutant::AckWaitsForPrefix)) {
-            return;
-        }
-        for tag in self.held_up.drain(..).filter(|tag| *tag >= self.first) {
+        self.impatient |= !self.held_up.is_empty();
+        for (_, tag) in self.held_up.drain(..).filter(|(_, tag)| *tag >= self.first) {
             self.open[(tag - self.first) as usize] = DeliveryState::Acked;
             out.push(ack(tag, false));
         }
@@ -150,7 +157,7 @@ impl Ledger {
 
     /// When the patience with the first unsafe delivery ends, monotonic.
     pub(super) fn deadline(&self) -> Option<u64> {
-        self.since.filter(|_| !self.held_up.is_empty()).map(|since| since + PATIENCE_MS)
+        self.held_up.front().map(|(since, _)| since + PATIENCE_MS)
     }
 }
 
@@ -201,6 +208,27 @@ mod tests {
         assert_eq!(acks_at(&mut l, 1_102), [(1, true)]);
         l.safe(tag(3));
         assert_eq!(acks_at(&mut l, 1_103), [(3, true)], "the last of the prefix that was not acked");
+        assert_eq!((l.unacked(), l.deadline()), (0, None));
+    }
+
+    #[test]
+    fn a_delivery_is_held_back_no_longer_where_one_behind_the_other_is_unsafe() {
+        let mut l = Ledger::new(false);
+        l.restart(1);
+        (1..=6).for_each(|t| l.open(tag(t), 1));
+        l.safe(tag(4));
+        assert_eq!(acks_at(&mut l, 1_000), []);
+        l.safe(tag(1));
+        l.safe(tag(6));
+        assert_eq!(acks_at(&mut l, 1_060), [(1, true)]);
+        assert_eq!(l.deadline(), Some(1_100));
+        l.safe(tag(2));
+        assert_eq!(acks_at(&mut l, 1_099), [(2, true)]);
+        assert_eq!(acks_at(&mut l, 1_100), [(4, false), (6, false)], "with what is held back as well");
+        l.safe(tag(3));
+        assert_eq!(acks_at(&mut l, 1_101), [(3, true)]);
+        l.safe(tag(5));
+        assert_eq!(acks_at(&mut l, 1_102), [(5, true)]);
         assert_eq!((l.unacked(), l.deadline()), (0, None));
     }
 
