@@ -92,6 +92,28 @@ struct LineEntry {
     knowledge: Knowledge,
 }
 
+impl LineEntry {
+    /// That nothing has to be asked is an answer as well, and true until its identity changes: what the
+    /// entries before it do to others of its application is no reason to ask.
+    fn keep_knowledge(&mut self, watch: &mut Watch) {
+        let (Knowledge::Unasked, Arrival::Item(item, _)) = (&self.knowledge, &self.arrival) else { return };
+        if let Some(identity) = item.identity {
+            self.knowledge = Knowledge::Known(vec![watch.begin(identity)], vec![Found::default()]);
+        }
+    }
+
+    /// Answers that are not true any more are none.
+    fn forget_if_stale(&mut self, watch: &mut Watch) {
+        let Knowledge::Known(asked, _) = &self.knowledge else { return };
+        if asked.iter().any(|one| !watch.is_fresh(one)) {
+            asked.iter().for_each(|one| {
+                watch.end(*one);
+            });
+            self.knowledge = Knowledge::Unasked;
+        }
+    }
+}
+
 /// One line of arrivals. Each entry has a number that stays: answers find their entry by it.
 #[derive(Debug)]
 struct Line {
@@ -243,7 +265,7 @@ impl Arrivals {
     pub(super) fn is_message_known(
         &mut self,
         name: LineName,
-        core: &Core,
+        core: &mut Core,
         questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
     ) -> bool {
         let line = self.line(name);
@@ -252,16 +274,30 @@ impl Arrivals {
         };
         let own = |entry: &&LineEntry| entry.arrival.delivery() == Some(delivery);
         let several = line.entries.get(1).as_ref().is_some_and(own);
+        let whole = several && !mutated(Mutant::StaleSplitsMessage);
+        if whole {
+            // An answer that is out of date by now would be asked for again in the middle of it.
+            for entry in line.entries.iter_mut().take_while(|entry| own(&&**entry)) {
+                entry.forget_if_stale(core.stock_mut().watch_mut());
+            }
+        }
         let lacks = |entry: &LineEntry| match &entry.knowledge {
             Knowledge::Asked(_) => true,
             Knowledge::Unasked => several && !questions(core, &entry.arrival).is_empty(),
             Knowledge::Known(..) => false,
         };
-        let Some(entry) = line.entries.iter().take_while(own).find(|entry| lacks(entry)) else { return true };
-        if matches!(entry.knowledge, Knowledge::Unasked) {
-            line.ahead = 0;
+        if let Some(entry) = line.entries.iter().take_while(own).find(|entry| lacks(entry)) {
+            if matches!(entry.knowledge, Knowledge::Unasked) {
+                line.ahead = 0;
+            }
+            return false;
         }
-        false
+        if whole {
+            for entry in line.entries.iter_mut().take_while(|entry| own(&&**entry)) {
+                entry.keep_knowledge(core.stock_mut().watch_mut());
+            }
+        }
+        true
     }
 
     /// Asks the store for identities of arrivals in the lines, in their order. `held`: requests wait for

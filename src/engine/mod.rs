@@ -488,7 +488,7 @@ impl Engine {
                 return false;
             }
             let questions = |core: &Core, arrival: &Arrival| judge::questions(core, &settings, arrival, now);
-            let whole = same || self.arrivals.is_message_known(name, &self.core, questions);
+            let whole = same || self.arrivals.is_message_known(name, &mut self.core, questions);
             let next = if whole { self.arrivals.next(name, &mut self.core, questions) } else { None };
             let Some(Next { arrival, found }) = next else { return false };
             last = delivery;

@@ -234,6 +234,8 @@ pub(super) enum Mutant {
     FarGoneUntold,
     /// Questions under way do not learn of what has left memory.
     EvictUntold,
+    /// What has become unknown is asked for in the middle of its message.
+    StaleSplitsMessage,
     /// One that takes another's place is written later than that is deleted.
     HeirIsDeferred,
     /// What was moved to the moment at which its window closed joins an open one.
@@ -405,6 +407,7 @@ mod tests {
             Mutant::BehindScanKept,
             Mutant::FarGoneUntold,
             Mutant::EvictUntold,
+            Mutant::StaleSplitsMessage,
             Mutant::HeirIsDeferred,
             Mutant::MovedRejoins,
             Mutant::RowNotRenewed,

@@ -190,6 +190,11 @@ impl Watch {
         fresh
     }
 
+    /// Whether an answer to this question, which is not over, is still true.
+    pub(super) fn is_fresh(&self, asked: &Asked) -> bool {
+        self.asked.get(&asked.identity).is_some_and(|questions| questions.changed <= asked.since)
+    }
+
     /// The whereabouts of an identity have changed.
     pub(super) fn changed(&mut self, identity: Identity) {
         if let Some(questions) = self.asked.get_mut(&identity) {

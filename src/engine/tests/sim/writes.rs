@@ -204,19 +204,22 @@ impl Model {
     /// The entries of a message are written in one commit, unless one has to wait for more than the store.
     fn check_message(&self, ask: usize, token: Token) {
         let message = &self.messages[&self.asks[ask].message];
+        let Some((call, .., redelivered)) = message.delivered else { return };
         let entries: Vec<&Life> = message.taken.iter().flatten().map(|seq| &self.lives[seq]).collect();
         let own = |life: &&Life| {
             let new = &self.asks[life.ask].new;
             let app = self.settings.of(&new.application);
             let later =
                 new.at.is_some_and(|at| at > life.accepted_due.min(self.now.wall)) || new.customer.is_some();
-            let judged = matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
-            later && judged && app.max_waiting == 0
+            // Nothing else of its id was there that it could have waited for.
+            let is_own = |known: Known| matches!(known, Known::Nobody) || known == Known::Waiting(life.seq);
+            let alone = |id: Identity| self.known_since(id, call).into_iter().all(is_own);
+            later && new.identity.is_none_or(alone) && app.max_waiting == 0
         };
         let cancels = |asked: &super::commands::Asked| matches!(asked.command, Command::CancelAll(_));
-        let free =
-            self.before.is_empty() && self.settings.customers > 10 && !self.was_full && !self.ingest_lost;
-        let free = free && self.lives_begun == 1 && !self.commands.values().any(cancels);
+        let free = self.before.is_empty() && self.settings.customers > 10 && !self.was_full && !redelivered;
+        let answered = self.answered.values().filter(|asked| asked.answered >= call);
+        let free = free && !self.commands.values().chain(answered).any(cancels);
         if free && entries.len() == message.asks.len() && entries.iter().all(own) {
             let others = entries.iter().filter_map(|life| life.put).filter(|put| *put != token);
             assert_eq!(others.count(), 0, "the entries of a message are in several commits: {ask}");
