@@ -41,13 +41,15 @@ fn a_culprit_is_found_alone_on_the_same_connection() {
         let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
         peer.ack(batches[0].channel, batches[0].tag, false);
         peer.close_channel(batches[0].channel, 406, TOO_LARGE);
-        let (mut main, mut innocent) = (None, false);
-        while main.is_none() || !innocent {
+        // They come in any order.
+        let (mut main, mut culprit, mut innocent) = (None, false, false);
+        while main.is_none() || !culprit || !innocent {
             match peer.next() {
                 // Number 4 stays open until the suspects are through.
                 Seen::Published(p) if p.routing_key == "app4" => main = Some((p.channel, p.tag)),
                 Seen::Published(p) if p.routing_key == "app2" => {
-                    peer.close_channel(p.channel, 406, TOO_LARGE)
+                    peer.close_channel(p.channel, 406, TOO_LARGE);
+                    culprit = true;
                 }
                 Seen::Published(p) => {
                     peer.ack(p.channel, p.tag, false);
