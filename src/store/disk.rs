@@ -455,13 +455,16 @@ impl Store for DiskStore {
     }
 
     fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+        // Behind these commits would wait.
+        let crowded = |id: KeyspaceId| self.keyspaces.of(id).sealed_memtable_count() >= SEALED_MAX;
+        if KeyspaceId::ALL.into_iter().any(crowded) {
+            return Ok(None);
+        }
         // The storage engine drops what is older than its last commit: so that one must not be what was
         // deleted.
         self.commit_marks()?;
         for id in KeyspaceId::ALL {
-            if self.keyspaces.of(id).sealed_memtable_count() == 0 {
-                self.rotate_one(id)?;
-            }
+            self.rotate_one(id)?;
         }
         Ok(Some(reclaim::job(self.keyspaces.clone(), self.directory.clone())))
     }

@@ -129,7 +129,8 @@ pub trait Store: Send {
     }
 
     /// Begins to give back the room of what was deleted. The job is for another thread, beside commits and
-    /// reads; behind it comes [`Store::end_reclaim`]. `None`: this store has no room to give back.
+    /// reads; behind it comes [`Store::end_reclaim`]. `None`: this store has no room to give back, or much on
+    /// its way to the disk: a later call may begin.
     ///
     /// # Errors
     ///

@@ -176,7 +176,8 @@ impl StoreHandle {
 
     /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing
     /// because it is full, and in which nothing would be compacted else. To be called as long as it is;
-    /// without effect within a minute of the last time. [`StoreStats::usage`] tells what came of it.
+    /// without effect within a minute of the last time that it was begun. [`StoreStats::usage`] tells what
+    /// came of it.
     pub fn reclaim(&self) {
         let now = clock::now().mono;
         let mut state = self.shared.lock();
@@ -520,7 +521,11 @@ fn measure(store: &dyn Store, shared: &ThreadShared) -> Result<(), StoreFailure>
 
 /// Lets a thread of its own do what takes long.
 fn reclaim(store: &mut dyn Store, shared: &Arc<ThreadShared>) -> Result<(), StoreFailure> {
-    let Some(job) = store.begin_reclaim()? else { return Ok(()) };
+    let Some(job) = store.begin_reclaim()? else {
+        // The next call is the first.
+        shared.lock().reclaimed_at = None;
+        return Ok(());
+    };
     shared.lock().reclaiming = true;
     let run = move |shared: &Arc<ThreadShared>| {
         let _alive = Alive { shared, flag: |s| &mut s.reclaiming };
