@@ -167,7 +167,7 @@ impl Limits {
                 .queues()
                 .get(queue)
                 .and_then(|queue| queue.live())
-                .map(|live| live.windows.iter().take(left).copied().collect())
+                .map(|live| live.windows().iter().take(left).copied().collect())
                 .unwrap_or_default();
             if open.is_empty() || mutated(Mutant::FlushEarlyFlushesNothing) {
                 self.flushing.remove(&queue);
@@ -197,8 +197,7 @@ impl Limits {
             let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
             if over == 0 || max == 0 {
                 self.trimming.remove(&queue);
-                if stock.queues_mut().live(queue).trimming {
-                    stock.queues_mut().live(queue).trimming = false;
+                if stock.queues_mut().live(queue).set_trimming(false) {
                     stock.queues_mut().look_at(queue);
                     stock.queues_mut().run(queue);
                 }
@@ -207,15 +206,13 @@ impl Limits {
             let bound = stock.queues()[queue].near_until();
             let live = stock.queues_mut().live(queue);
             let most = (over as usize).min(TRIM_ROWS.saturating_sub(victims.len()));
-            let first = live.droppable.iter().take_while(|(key, _)| *key < bound).take(most);
+            let first = live.droppable().take_while(|(key, _)| *key < bound).take(most);
             let sentence =
                 format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
             let before = victims.len();
-            victims.extend(first.map(|(_, id)| (*id, sentence.clone())));
+            victims.extend(first.map(|(_, id)| (id, sentence.clone())));
             let lacking = victims.len() - before < most;
-            if live.trimming != lacking {
-                live.trimming = lacking;
-            }
+            live.set_trimming(lacking);
             stock.queues_mut().look_at(queue);
         }
         victims
@@ -227,8 +224,8 @@ impl Limits {
             stock.queues().get(*queue).is_some_and(|known| {
                 let over = known.total() > stock.queues().settings_of(*queue).max_waiting;
                 let near = known.near_until();
-                let first = known.live().and_then(|live| live.droppable.first());
-                over && first.is_some_and(|(key, _)| *key < near)
+                let first = known.live().and_then(|live| live.droppable().next());
+                over && first.is_some_and(|(key, _)| key < near)
             })
         })
     }
@@ -237,7 +234,7 @@ impl Limits {
     pub(super) fn configure(&mut self, stock: &mut Stock) {
         for queue in std::mem::take(&mut self.trimming) {
             if stock.queues().get(queue).is_some() {
-                stock.queues_mut().live(queue).trimming = false;
+                stock.queues_mut().live(queue).set_trimming(false);
                 stock.queues_mut().look_at(queue);
             }
         }

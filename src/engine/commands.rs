@@ -189,7 +189,7 @@ fn retry(core: &mut Core, application: &str) -> Answer {
 }
 
 fn until(core: &Core, queue: QueueId) -> Option<u64> {
-    match core.stock().queues()[queue].live()?.health.state() {
+    match core.stock().queues()[queue].live()?.health().state() {
         HealthState::Parked { until } => Some(*until),
         HealthState::Unproven | HealthState::Proven { .. } => None,
     }

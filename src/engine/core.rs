@@ -221,7 +221,7 @@ impl Core {
     /// Whether there may be more.
     pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
         for queue in self.dispatch.late_probes(&self.stock, now) {
-            self.stock.queues_mut().live(queue).hindered = true;
+            self.stock.queues_mut().live(queue).hinder();
             self.stock.begin_evicting(queue, now);
         }
         let mut gone = 0;

@@ -51,20 +51,20 @@ impl Customers {
     }
 
     pub(super) fn find(&self, queues: &Queues, queue: QueueId, name: &str) -> Option<CustomerId> {
-        queues[queue].live()?.customers.get(name).copied()
+        queues[queue].live()?.customer(name)
     }
 
     /// The customer of this name, made known if it is not.
     pub(super) fn id(&mut self, queues: &mut Queues, queue: QueueId, name: &str) -> CustomerId {
         let application = Arc::clone(queues[queue].name());
         let live = queues.live(queue);
-        if let Some(id) = live.customers.get(name) {
-            return *id;
+        if let Some(id) = live.customer(name) {
+            return id;
         }
         let name: Arc<str> = name.into();
         let id = self.table.insert(Customer {
             queue,
-            overhead: size::overhead(live.settings.format, &application, Some(&name)),
+            overhead: size::overhead(live.settings().format, &application, Some(&name)),
             name: Arc::clone(&name),
             window: None,
             ready: ReadyItems::default(),
@@ -73,7 +73,7 @@ impl Customers {
             first: None,
             pins: 0,
         });
-        live.customers.insert(name, id);
+        live.add_customer(name, id);
         id
     }
 
@@ -128,8 +128,7 @@ impl Customers {
         let Some(customer) = self.table.get(id) else { return };
         let unused = customer.rows == 0 && customer.pins == 0 && customer.window.is_none();
         if unused && customer.turn == CustomerTurn::None {
-            let live = queues.live(customer.queue);
-            live.customers.remove(&*customer.name);
+            queues.live(customer.queue).forget_customer(&customer.name);
             self.table.remove(id);
         }
     }

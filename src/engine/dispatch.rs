@@ -20,6 +20,7 @@ use super::items::{Item, NumberMap, Stage};
 use super::loader::PROBE_ROWS;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
+use super::queue::Lane;
 use super::stock::Stock;
 use super::types::{Batch, BatchItem, Content, Now, Settings};
 use std::collections::{BTreeSet, VecDeque};
@@ -109,10 +110,10 @@ impl Dispatch {
         let Some(live) = queue.live() else { return false };
         self.is_open()
             && !queue.is_held_back()
-            && !live.health.needs_probe()
-            && live.resend.is_empty()
-            && live.suspects == 0
-            && self.egress.has_slots_behind(live.line.len())
+            && !live.health().needs_probe()
+            && live.lane().first_to_resend().is_none()
+            && live.lane().suspects() == 0
+            && self.egress.has_slots_behind(live.line().len())
     }
 
     fn has_channel(&self, now: Now) -> bool {
@@ -123,9 +124,9 @@ impl Dispatch {
         let queue = &stock.queues()[id];
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
-            && (live.suspects == 0 || mutated(Mutant::SuspectsOvertaken))
-            && live.recalled == 0
-            && live.health.may_send(live.slots, self.share())
+            && (live.lane().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
+            && !live.lane().has_recalled()
+            && live.health().may_send(live.lane().slots(), self.share())
     }
 
     /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing
@@ -142,13 +143,13 @@ impl Dispatch {
         }
         while let Some(queue) = stock.queues_mut().next_to_run() {
             let live = stock.queues_mut().live(queue);
-            if live.slots == 0 {
-                live.health.rest(now.mono);
+            if live.lane().slots() == 0 {
+                live.health_mut().rest(now.mono);
             }
             if !self.may_send(stock, queue) {
                 continue;
             }
-            let alone = stock.queues_mut().live(queue).health.needs_probe();
+            let alone = stock.queues_mut().live(queue).health().needs_probe();
             if alone && !self.has_channel(now) {
                 self.channels.wait(queue);
                 continue;
@@ -200,8 +201,9 @@ impl Dispatch {
     }
 
     fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool, now: Now) -> Option<Candidate> {
-        let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues_mut().live(queue).line.is_empty();
-        while let Some(number) = stock.queues_mut().live(queue).resend.pop_front().filter(|_| !later) {
+        let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues_mut().live(queue).line().is_empty();
+        while let Some(number) = stock.queues_mut().live(queue).lane_mut().take_to_resend().filter(|_| !later)
+        {
             if let Some(candidate) = self.again(number, alone) {
                 return Some(candidate);
             }
@@ -218,7 +220,7 @@ impl Dispatch {
             self.flights.remove(&number);
         });
         if candidate.suspect && !mutated(Mutant::DroppedSuspectCounts) {
-            stock.queues_mut().live(candidate.queue).suspects -= 1;
+            stock.queues_mut().live(candidate.queue).lane_mut().remove_suspects(1);
         }
         self.look_again(stock, candidate.queue);
     }
@@ -257,24 +259,19 @@ impl Dispatch {
             self.channels.take(number, now);
         }
         stock.queues_mut().add_flying(queue, count);
-        let live = stock.queues_mut().live(queue);
-        live.slots += 1;
-        live.suspects -= usize::from(suspect);
-        let waits = !lacking.is_empty() || !live.fetching.is_empty();
+        let lane = stock.queues_mut().live(queue).lane_mut();
+        lane.take_slot();
+        lane.remove_suspects(usize::from(suspect));
+        let waits = !lacking.is_empty() || lane.first_fetching().is_some();
         if waits {
             // What is sent again goes before what is new, in the order in which it was formed; what the
             // broker may have refused goes first.
             let flights = &self.flights;
-            let is_alone = |other: &u64| {
-                let state = flights.get(other).map(|flight| flight.state);
+            let is_alone = |other: u64| {
+                let state = flights.get(&other).map(|flight| flight.state);
                 matches!(state, Some(FlightState::Fetching { alone: true, .. }))
             };
-            let at = if suspect {
-                live.fetching.iter().take_while(|other| is_alone(other)).count()
-            } else {
-                live.fetching.partition_point(|other| is_alone(other) || *other < number)
-            };
-            live.fetching.insert(at, number);
+            lane.fetch(number, |other| is_alone(other) || (!suspect && other < number));
             self.lacking.append(&mut lacking);
         } else {
             self.launch(stock, number, out);
@@ -317,17 +314,15 @@ impl Dispatch {
     /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its
     /// number and members, to be looked at once more: time has passed.
     pub(super) fn next_fetched(&mut self, stock: &mut Stock, queue: QueueId) -> Option<(u64, Vec<ItemId>)> {
-        let number = *stock.queues_mut().live(queue).fetching.front()?;
+        let number = stock.queues_mut().live(queue).lane().first_fetching()?;
         let Some(flight) = self.flights.get_mut(&number) else {
-            stock.queues_mut().live(queue).fetching.pop_front();
+            stock.queues_mut().live(queue).lane_mut().fetched(false);
             return self.next_fetched(stock, queue);
         };
         if !matches!(flight.state, FlightState::Fetching { missing: 0, .. }) {
             return None;
         }
-        let live = stock.queues_mut().live(queue);
-        live.fetching.pop_front();
-        live.recalled -= usize::from(flight.recalled);
+        stock.queues_mut().live(queue).lane_mut().fetched(flight.recalled);
         Some((number, std::mem::take(&mut flight.rows)))
     }
 
@@ -345,17 +340,18 @@ impl Dispatch {
         flight.rows = rows;
         // What has failed meanwhile goes before it.
         let known = &stock.queues()[queue];
-        let first = |live: &super::queue::Live| live.resend.front().is_some_and(|first| *first < number);
+        let before =
+            |lane: &Lane| lane.suspects() > 0 || lane.first_to_resend().is_some_and(|first| first < number);
         let behind = !mutated(Mutant::FetchedOvertakesFailed)
             && !alone
-            && known.live().is_some_and(|live| live.suspects > 0 || first(live));
+            && known.live().is_some_and(|live| before(live.lane()));
         if left > 0 && self.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, out);
         } else {
             self.free_slot(stock, number, left);
             if left == 0 {
                 self.flights.remove(&number);
-            } else if alone && !stock.queues_mut().live(queue).health.needs_probe() {
+            } else if alone && !stock.queues_mut().live(queue).health().needs_probe() {
                 self.suspect(stock, number, true);
             } else {
                 self.send_again(stock, number);
@@ -441,8 +437,8 @@ impl Dispatch {
         let (queue, was_alone) = (flight.queue, self.channels.give_back(number));
         stock.queues_mut().remove_flying(queue, rows);
         let live = stock.queues_mut().live(queue);
-        live.slots -= 1;
-        if was_alone && std::mem::take(&mut live.hindered) {
+        live.lane_mut().free_slot();
+        if was_alone && live.end_hindrance() {
             stock.unstall(queue);
         }
     }
@@ -463,9 +459,7 @@ impl Dispatch {
     pub(super) fn send_again(&mut self, stock: &mut Stock, number: u64) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.state = FlightState::Resend;
-        let resend = &mut stock.queues_mut().live(flight.queue).resend;
-        let at = resend.partition_point(|other| *other < number);
-        resend.insert(at, number);
+        stock.queues_mut().live(flight.queue).lane_mut().resend(number);
         let queue = flight.queue;
         self.look_again(stock, queue);
     }
@@ -474,7 +468,7 @@ impl Dispatch {
     pub(super) fn suspect(&mut self, stock: &mut Stock, number: u64, first: bool) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.state = FlightState::Suspect;
-        stock.queues_mut().live(flight.queue).suspects += 1;
+        stock.queues_mut().live(flight.queue).lane_mut().add_suspect();
         if first {
             self.suspects.push_front(number);
         } else {
@@ -511,13 +505,13 @@ impl Dispatch {
         }
         let (queue, state) = (flight.queue, flight.state);
         self.flights.remove(&number);
-        let live = stock.queues_mut().live(queue);
+        let lane = stock.queues_mut().live(queue).lane_mut();
         match state {
             FlightState::Suspect => {
-                live.suspects -= usize::from(!mutated(Mutant::EmptiedSuspectCounts));
+                lane.remove_suspects(usize::from(!mutated(Mutant::EmptiedSuspectCounts)));
                 self.suspects.retain(|other| *other != number);
             }
-            FlightState::Resend => live.resend.retain(|other| *other != number),
+            FlightState::Resend => lane.forget_resend(number),
             FlightState::Fetching { .. } | FlightState::Out { .. } => {}
         }
         self.look_again(stock, queue);
@@ -526,21 +520,20 @@ impl Dispatch {
     /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
     /// Those that wait for payloads follow when these have come: what has failed goes before them.
     pub(super) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
-        for number in &stock.queues_mut().live(queue).fetching {
-            if let Some(flight) = self.flights.get_mut(number) {
+        for number in stock.queues_mut().live(queue).lane().fetching() {
+            if let Some(flight) = self.flights.get_mut(&number) {
                 flight.recalled = true;
             }
         }
-        let live = stock.queues_mut().live(queue);
-        live.recalled = live.fetching.len();
-        let mut numbers: Vec<u64> = std::mem::take(&mut stock.queues_mut().live(queue).resend).into();
-        if stock.queues_mut().live(queue).suspects > 0 && !mutated(Mutant::SuspectsStay) {
+        let lane = stock.queues_mut().live(queue).lane_mut();
+        let mut numbers = lane.recall();
+        if lane.suspects() > 0 && !mutated(Mutant::SuspectsStay) {
             let flights = &self.flights;
             let is_mine = |number: &u64| flights.get(number).is_some_and(|flight| flight.queue == queue);
             let (mine, others): (VecDeque<u64>, VecDeque<u64>) =
                 self.suspects.iter().partition(|number| is_mine(number));
             self.suspects = others;
-            stock.queues_mut().live(queue).suspects -= mine.len();
+            lane.remove_suspects(mine.len());
             numbers.extend(mine);
         }
         numbers.sort_unstable();

@@ -137,7 +137,7 @@ impl Loader {
 
     /// What the queue has in memory waits for what it has not.
     fn is_stuck(&self, stock: &Stock, id: QueueId) -> bool {
-        stock.queues()[id].live().is_none_or(|live| live.line.is_empty())
+        stock.queues()[id].live().is_none_or(|live| live.line().is_empty())
     }
 
     /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
@@ -162,7 +162,7 @@ impl Loader {
                 continue;
             };
             let held = stock.queues()[id].is_held_back();
-            let Some(loading) = stock.queues_mut().live(id).loading.as_mut() else { continue };
+            let Some(loading) = stock.queues_mut().live(id).loading_mut() else { continue };
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
@@ -195,26 +195,25 @@ impl Loader {
 /// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
 fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
     let queue = &stock.queues()[id];
-    if queue.far() == 0 || queue.live().is_some_and(|live| live.loading.is_some() || live.evicting) {
+    if queue.far() == 0 || queue.live().is_some_and(|live| live.loading().is_some() || live.is_evicting()) {
         return u64::MAX;
     }
     let near = queue.near_until();
     let Some(live) = queue.live() else {
         return if queue.is_paused() { u64::MAX } else { near.due.saturating_sub(HORIZON_MS / 2) };
     };
-    if live.trimming {
-        let lacks_head = live.droppable.first().is_none_or(|(key, _)| *key >= near);
+    if live.is_trimming() {
+        let lacks_head = live.droppable().next().is_none_or(|(key, _)| key >= near);
         return if lacks_head { 0 } else { u64::MAX };
     }
-    if queue.is_paused() || queue.is_parked() || live.hindered {
+    if queue.is_paused() || queue.is_parked() || live.is_hindered() {
         return u64::MAX;
     }
     if queue.is_failing() {
-        let under_way = live.slots + live.suspects + live.resend.len();
         // For a probe, once there is something to be sent.
-        return if live.line.is_empty() && under_way == 0 { near.due } else { u64::MAX };
+        return if live.line().is_empty() && live.lane().under_way() == 0 { near.due } else { u64::MAX };
     }
-    if live.ready_rows >= ENOUGH_ROWS && near.due <= now.wall && !live.line.is_empty() {
+    if live.line().items() >= ENOUGH_ROWS && near.due <= now.wall && !live.line().is_empty() {
         return u64::MAX;
     }
     near.due.saturating_sub(HORIZON_MS / 2)
@@ -224,7 +223,7 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
 fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let queue = &stock.queues()[id];
     let from = queue.near_until();
-    let trimming = queue.live().is_some_and(|live| live.trimming);
+    let trimming = queue.live().is_some_and(|live| live.is_trimming());
     let head = trimming || queue.is_held_back();
     let most = match (trimming, head) {
         (true, _) => TRIM_ROWS,
@@ -237,7 +236,7 @@ fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let until = if trimming { u64::MAX } else { (now.wall + HORIZON_MS).max(from.due.saturating_add(1)) };
     let name = Arc::clone(queue.name());
     stock.reserve(rows, 0);
-    stock.queues_mut().live(id).loading =
-        Some(Loading { from, until, rows, behind: None, void: false, head });
+    let loading = Loading { from, until, rows, behind: None, void: false, head };
+    stock.queues_mut().live(id).begin_loading(loading);
     Range { queue: name, from, until, max_rows: rows }
 }

@@ -9,37 +9,23 @@
 //! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is
 //! its [`Live`] part.
 
+mod due_line;
+mod lane;
+mod live;
 mod table;
 
 use super::event::QueueRow;
-use super::health::{Health, HealthState};
-use super::ids::{CustomerId, ItemId};
-use super::lookup::Lookup;
+use super::health::HealthState;
 use super::mutant::{mutated, Mutant};
-use super::size::{self, Overhead};
-use super::types::{AppSettings, Key};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use super::types::Key;
+pub(super) use due_line::Entry;
+pub(super) use lane::Lane;
+pub(super) use live::Live;
 use std::sync::Arc;
 pub(super) use table::Queues;
 
 /// Above every key.
 pub(super) const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
-
-/// Seconds by which the items of a queue that is held back are counted; what is due later counts with the
-/// last.
-const LATER_SECONDS: usize = 4_096;
-
-/// The second that has begun when an item with this due is due.
-fn due_second(due: u64) -> u64 {
-    due.div_ceil(1_000)
-}
-
-/// What stands in a queue's line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
-    Customer(CustomerId),
-    Single(ItemId),
-}
 
 /// A read of a queue's next rows that is under way.
 #[derive(Clone, Copy, Debug)]
@@ -54,52 +40,6 @@ pub(super) struct Loading {
     pub(super) void: bool,
     /// Of the head of a queue that is held back: to probe it, or to give items up.
     pub(super) head: bool,
-}
-
-/// What a queue needs while it is at work.
-#[derive(Debug)]
-pub(super) struct Live {
-    pub(super) settings: Arc<AppSettings>,
-    pub(super) overhead: Overhead,
-    pub(super) customers: Lookup<Arc<str>, CustomerId>,
-    /// Customers with an open window.
-    pub(super) windows: BTreeSet<CustomerId>,
-    /// Due work in order of arrival in this line.
-    pub(super) line: VecDeque<Entry>,
-    /// Entries whose first item lies at or above the bound: they wait for what has still to be loaded.
-    pub(super) stalled: Vec<Entry>,
-    /// Items of both.
-    pub(super) ready_rows: u64,
-    /// Stored items in memory, and these by the second of their key: gives the low mark.
-    resident: u64,
-    seconds: BTreeMap<u64, u32>,
-    pub(super) loading: Option<Loading>,
-    /// Due rows are leaving memory.
-    pub(super) evicting: bool,
-    pub(super) health: Health,
-    /// A probe has been out for longer than a healthy queue takes.
-    pub(super) hindered: bool,
-    /// While it is held back: items in the store alone that were not due when they went there, by the second
-    /// in which they will be.
-    later: Option<BTreeMap<u64, u64>>,
-    /// Flights to be sent again, oldest first; they go before anything new.
-    pub(super) resend: VecDeque<u64>,
-    /// Flights formed and waiting for payloads, in order; nothing overtakes them.
-    pub(super) fetching: VecDeque<u64>,
-    /// How many of these were formed before the queue was given up, and go back to it.
-    pub(super) recalled: usize,
-    /// Flights that hold a slot of the publisher, and their items.
-    pub(super) slots: usize,
-    pub(super) flying: u64,
-    /// Flights waiting to be sent alone, or sent so.
-    pub(super) suspects: usize,
-    /// It stands in the run queue.
-    running: bool,
-    /// Items in memory and not in flight, by key; only where the first may be dropped.
-    pub(super) droppable: BTreeSet<(Key, ItemId)>,
-    /// There are more items than allowed, and the first of them are being given up.
-    pub(super) trimming: bool,
-    pub(super) sent: u64,
 }
 
 /// One queue: an application's, or that of the dead letters.
@@ -140,7 +80,7 @@ impl Queue {
 
     /// Stored items that are in memory.
     pub(super) fn resident(&self) -> u64 {
-        self.live.as_ref().map_or(0, |live| live.resident)
+        self.live.as_ref().map_or(0, |live| live.resident())
     }
 
     /// Items in the store alone.
@@ -167,21 +107,21 @@ impl Queue {
     }
 
     fn is_loading(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.loading.is_some())
+        self.live.as_ref().is_some_and(|live| live.loading().is_some())
     }
 
     /// The last try failed, or its pause has not ended.
     pub(super) fn is_failing(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.health.is_failing())
+        self.live.as_ref().is_some_and(|live| live.health().is_failing())
     }
 
     pub(super) fn is_parked(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| matches!(live.health.state(), HealthState::Parked { .. }))
+        self.live.as_ref().is_some_and(|live| matches!(live.health().state(), HealthState::Parked { .. }))
     }
 
     /// It cannot be delivered to at present, or it must not.
     pub(super) fn is_held_back(&self) -> bool {
-        self.paused || self.is_failing() || self.live.as_ref().is_some_and(|live| live.hindered)
+        self.paused || self.is_failing() || self.live.as_ref().is_some_and(|live| live.is_hindered())
     }
 
     /// Items in the store alone that are due, as far as that is known without a look: of a queue that is
@@ -190,17 +130,14 @@ impl Queue {
         if self.near_until().due > wall {
             return 0;
         }
-        let later = self.live.as_ref().and_then(|live| live.later.as_ref());
-        let later = later.map_or(0, |later| later.range(wall / 1_000 + 1..).map(|(_, count)| count).sum());
-        self.far().saturating_sub(later)
+        self.far().saturating_sub(self.live.as_ref().map_or(0, |live| live.later(wall)))
     }
 
     /// It is held back from now on, or goes on being so.
     pub(super) fn begin_hold(&mut self, wall: u64) {
         let (far, first) = (self.far(), self.near_until().due);
-        if let Some(live) = self.live.as_mut().filter(|live| live.later.is_none()) {
-            let known = (far > 0 && first > wall).then_some((due_second(first), far));
-            live.later = Some(known.into_iter().collect());
+        if let Some(live) = self.live.as_mut() {
+            live.begin_later((far > 0 && first > wall).then_some((first, far)));
         }
     }
 
@@ -208,35 +145,21 @@ impl Queue {
     pub(super) fn end_hold(&mut self) {
         let held = self.is_held_back();
         if let Some(live) = self.live.as_mut().filter(|_| !held) {
-            live.later = None;
+            live.end_later();
         }
     }
 
     fn due_sooner(&mut self, end: u64, count: u64) {
-        let later = self.live.as_mut().and_then(|live| live.later.as_mut());
-        if let Some(waiting) = later.and_then(|later| later.get_mut(&due_second(end))) {
-            *waiting = waiting.saturating_sub(count);
+        if let Some(live) = self.live.as_mut() {
+            live.due_sooner(end, count);
         }
     }
 
     /// An item that is not due yet has gone to the store alone, or come from there.
     fn count_later(&mut self, key: Key, wall: u64, comes: bool) {
-        let Some(later) = self.live.as_mut().and_then(|live| live.later.as_mut()) else { return };
-        while later.first_key_value().is_some_and(|(second, _)| *second <= wall / 1_000) {
-            later.pop_first();
+        if let Some(live) = self.live.as_mut() {
+            live.count_later(key, wall, comes);
         }
-        if key.due <= wall {
-            return;
-        }
-        if !comes {
-            if let Some(count) = later.get_mut(&due_second(key.due)) {
-                *count = count.saturating_sub(1);
-            }
-            return;
-        }
-        let last = later.last_key_value().map(|(second, _)| *second);
-        let second = last.filter(|_| later.len() >= LATER_SECONDS).unwrap_or(due_second(key.due));
-        *later.entry(second).or_default() += 1;
     }
 
     /// No item that memory lacks lies below. What is due at or above it waits for what has to be loaded.
@@ -259,7 +182,7 @@ impl Queue {
 
     /// No stored item lies below.
     pub(super) fn low(&self) -> Key {
-        let near = self.live.as_ref().and_then(|live| live.seconds.keys().next());
+        let near = self.live.as_ref().and_then(|live| live.first_second());
         let near = near.map(|second| Key { due: second * 1_000, seq: 0 });
         let far = (self.far() > 0).then_some(self.near_until);
         [near, far].into_iter().flatten().min().unwrap_or(LAST)
@@ -279,27 +202,17 @@ impl Queue {
     fn lower(&mut self, key: Key) {
         let known = self.far() > 0 || self.is_loading();
         self.near_until = if known { self.near_until.min(key) } else { key };
-        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading.as_mut()) {
+        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading_mut()) {
             loading.behind = Some(loading.behind.map_or(key, |behind| behind.min(key)));
         }
     }
 
     fn count_resident(&mut self, key: Key) {
-        let live = self.live.as_mut().expect("a queue with items in memory is live");
-        live.resident += 1;
-        *live.seconds.entry(key.due / 1_000).or_default() += 1;
+        self.live.as_mut().expect("a queue with items in memory is live").count_resident(key);
     }
 
     fn uncount_resident(&mut self, key: Key) {
-        let live = self.live.as_mut().expect("a queue with items in memory is live");
-        live.resident -= 1;
-        let second = key.due / 1_000;
-        if let Some(count) = live.seconds.get_mut(&second) {
-            *count -= 1;
-            if *count == 0 {
-                live.seconds.remove(&second);
-            }
-        }
+        self.live.as_mut().expect("a queue with items in memory is live").uncount_resident(key);
     }
 
     fn lacks_customer_row(&mut self, key: Key) {
@@ -309,14 +222,14 @@ impl Queue {
     /// Rows of the queue get other keys, from `to` on, without passing through memory.
     fn rekeyed(&mut self, to: Key) {
         self.lower(to);
-        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading.as_mut()) {
+        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading_mut()) {
             loading.void = !mutated(Mutant::VoidForgotten);
         }
     }
 
     /// A read of the next rows has ended; the first key that it has not looked at.
     fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
-        let loading = self.live.as_mut()?.loading.take()?;
+        let loading = self.live.as_mut()?.end_loading()?;
         let reached =
             if loading.void { loading.from } else { next.unwrap_or(Key { due: loading.until, seq: 0 }) };
         let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
@@ -328,24 +241,7 @@ impl Queue {
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
         let (near, far, wake) = (self.near_until, self.far(), self.wake);
-        let live = self.live.as_ref().map(|live| {
-            let counts = (
-                live.resident,
-                live.ready_rows,
-                live.line.len(),
-                live.stalled.len(),
-                live.slots,
-                live.suspects,
-            );
-            let flags = (live.running, live.evicting, live.hindered, live.trimming, self.paused);
-            format!(
-                "{counts:?} {flags:?} {:?} {:?} fetching {:?} resend {:?}",
-                live.health.state(),
-                live.loading,
-                live.fetching,
-                live.resend
-            )
-        });
+        let live = self.live.as_ref().map(|live| live.describe(self.paused));
         format!("{} stored {} far {far} near {near:?} wake {wake} {live:?}", self.name, self.stored)
     }
 
@@ -354,61 +250,5 @@ impl Queue {
             && !self.paused
             && !self.dirty
             && self.live.as_ref().is_none_or(|live| live.is_idle(true))
-    }
-}
-
-impl Live {
-    fn new(settings: Arc<AppSettings>, name: &str) -> Self {
-        Live {
-            overhead: size::overhead(settings.format, name, None),
-            settings,
-            customers: Lookup::new(),
-            windows: BTreeSet::new(),
-            line: VecDeque::new(),
-            stalled: Vec::new(),
-            ready_rows: 0,
-            resident: 0,
-            seconds: BTreeMap::new(),
-            loading: None,
-            evicting: false,
-            health: Health::new(),
-            hindered: false,
-            later: None,
-            resend: VecDeque::new(),
-            fetching: VecDeque::new(),
-            recalled: 0,
-            slots: 0,
-            flying: 0,
-            suspects: 0,
-            running: false,
-            droppable: BTreeSet::new(),
-            trimming: false,
-            sent: 0,
-        }
-    }
-
-    /// Something can be sent: batches to be sent again, or due items.
-    pub(super) fn has_work(&self) -> bool {
-        !self.resend.is_empty() || !self.line.is_empty()
-    }
-
-    /// Nothing of it is needed any more. `quiet`: neither what is known of its health, unless that is bad.
-    fn is_idle(&self, quiet: bool) -> bool {
-        self.resident == 0
-            && self.customers.is_empty()
-            && self.windows.is_empty()
-            && self.line.is_empty()
-            && self.stalled.is_empty()
-            && self.loading.is_none()
-            && !self.evicting
-            && !self.hindered
-            && !self.trimming
-            && self.resend.is_empty()
-            && self.fetching.is_empty()
-            && self.slots == 0
-            && self.suspects == 0
-            && !self.running
-            && !self.health.is_failing()
-            && quiet
     }
 }

@@ -68,7 +68,7 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
             ..Application::default()
         };
     };
-    let parked = if queue.is_failing() { due_behind(queue, live.ready_rows, now) } else { 0 };
+    let parked = if queue.is_failing() { due_behind(queue, live.line().items(), now) } else { 0 };
     let first =
         core.stock().first_due(id).into_iter().chain(Some(queue.low().due).filter(|_| queue.far() > 0));
     Application {
@@ -76,12 +76,12 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         delivery,
         total: queue.total(),
         paused: queue.is_paused(),
-        waiting: queue.total().saturating_sub(live.ready_rows + live.flying + parked),
-        due: live.ready_rows,
-        in_flight: live.flying,
+        waiting: queue.total().saturating_sub(live.line().items() + live.lane().items() + parked),
+        due: live.line().items(),
+        in_flight: live.lane().items(),
         parked,
-        windows: live.windows.len() as u64,
-        confirmed: live.sent,
+        windows: live.windows().len() as u64,
+        confirmed: live.sent(),
         oldest_due_at: first.min().filter(|due| *due <= now.wall && queue.total() > 0),
     }
 }
@@ -92,7 +92,7 @@ fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
 }
 
 fn delivery(queue: &Queue, now: Now) -> Deliverability {
-    let Some(health) = queue.live().map(|live| &live.health) else { return Deliverability::Unproven };
+    let Some(health) = queue.live().map(|live| live.health()) else { return Deliverability::Unproven };
     let until = match health.state() {
         HealthState::Proven { .. } => return Deliverability::Open,
         HealthState::Unproven if !health.is_failing() => return Deliverability::Unproven,

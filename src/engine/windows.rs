@@ -68,7 +68,7 @@ impl Windows {
         let window = customer.window.insert(Window::new(plan, seq, now));
         self.timers.insert(customers::place_of(id), window.check());
         self.open += 1;
-        queues.live(customer.queue).windows.insert(id);
+        queues.live(customer.queue).window_opened(id);
     }
 
     /// A window as a former life left it.
@@ -242,7 +242,7 @@ impl Windows {
         let window = customer.window.take()?;
         self.timers.remove(customers::place_of(id), window.check());
         self.open -= 1;
-        queues.live(customer.queue).windows.remove(&id);
+        queues.live(customer.queue).window_ended(id);
         if window.is_long() {
             ops.push(Op::DeleteWindow {
                 application: Arc::clone(queues[customer.queue].name()),
@@ -287,8 +287,10 @@ impl Windows {
     /// windows of these queues.
     pub(super) fn recheck(&mut self, customers: &mut Customers, queues: &Queues, ids: &[QueueId], now: Now) {
         for queue in ids {
-            let open: Vec<CustomerId> =
-                queues[*queue].live().map(|live| live.windows.iter().copied().collect()).unwrap_or_default();
+            let open: Vec<CustomerId> = queues[*queue]
+                .live()
+                .map(|live| live.windows().iter().copied().collect())
+                .unwrap_or_default();
             for id in open {
                 self.plan_check(customers, queues, id, now);
             }

@@ -105,9 +105,9 @@ impl Core {
         }
         let share = self.dispatch.share();
         let live = self.stock.queues_mut().live(queue);
-        live.sent += count;
-        live.health.confirmed(now.mono, share);
-        if std::mem::take(&mut live.hindered) {
+        live.count_sent(count);
+        live.health_mut().confirmed(now.mono, share);
+        if live.end_hindrance() {
             self.stock.unstall(queue);
         }
         self.stock.queues_mut()[queue].end_hold();
@@ -168,8 +168,8 @@ impl Core {
     fn park(&mut self, queue: QueueId, error: &str, now: Now) {
         let retry = self.stock.queues().settings_of(queue).retry;
         let live = self.stock.queues_mut().live(queue);
-        live.hindered = false;
-        if let Some(until) = live.health.failed(error, &retry, &mut self.random, now.mono) {
+        live.end_hindrance();
+        if let Some(until) = live.health_mut().failed(error, &retry, &mut self.random, now.mono) {
             self.dispatch.begin_backoff(queue, until);
         }
         for id in self.dispatch.recall(&mut self.stock, queue) {
@@ -222,7 +222,7 @@ impl Core {
                 now,
             );
         } else {
-            self.stock.queues_mut().live(queue).health.doubt();
+            self.stock.queues_mut().live(queue).health_mut().doubt();
             self.suspect(number);
         }
     }
@@ -254,7 +254,7 @@ impl Core {
         }
         let Some(queue) = self.dispatch.get(number).map(|flight| flight.queue) else { return };
         self.tell_not_out(number);
-        if alone && !self.stock.queues_mut().live(queue).health.needs_probe() {
+        if alone && !self.stock.queues_mut().live(queue).health().needs_probe() {
             self.dispatch.suspect(&mut self.stock, number, true);
         } else {
             self.dispatch.send_again(&mut self.stock, number);

@@ -24,7 +24,8 @@ impl Dispatch {
     }
 
     fn end_backoff(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
-        if stock.queues().get(queue).is_some() && stock.queues_mut().live(queue).health.end_pause(until) {
+        if stock.queues().get(queue).is_some() && stock.queues_mut().live(queue).health_mut().end_pause(until)
+        {
             self.look_again(stock, queue);
         }
     }
@@ -39,7 +40,7 @@ impl Dispatch {
     pub(in crate::engine) fn late_probes(&self, stock: &Stock, now: Now) -> Vec<QueueId> {
         let late = self.channels.taken().filter(|(_, since)| since + LATE_PROBE_MS <= now.mono);
         let queues = late.filter_map(|(number, _)| self.flights.get(&number).map(|flight| flight.queue));
-        queues.filter(|queue| stock.queues()[*queue].live().is_some_and(|live| !live.hindered)).collect()
+        queues.filter(|queue| stock.queues()[*queue].live().is_some_and(|live| !live.is_hindered())).collect()
     }
 
     /// When something is to be done without any event, monotonic.
@@ -50,7 +51,7 @@ impl Dispatch {
         let channel = channel.map(|since| since + self.confirm_timeout);
         let late = self.channels.taken().filter(|(number, _)| {
             let queue = self.flights.get(number).and_then(|flight| stock.queues().get(flight.queue));
-            queue.and_then(|queue| queue.live()).is_some_and(|live| !live.hindered)
+            queue.and_then(|queue| queue.live()).is_some_and(|live| !live.is_hindered())
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
         [backoff, channel, late].into_iter().flatten().min()

@@ -5,7 +5,6 @@ use crate::engine::event::{QueueRow, DEAD_LETTERS};
 use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::size;
 use crate::engine::slab::{Handle, Slab};
 use crate::engine::types::{AppSettings, Key, Settings};
 use std::collections::VecDeque;
@@ -145,13 +144,13 @@ impl Queues {
             self.live += 1;
         }
         let (settings, name) = (&self.settings, &queue.name);
-        queue.live.get_or_insert_with(|| Box::new(Live::new(Arc::clone(settings.of(name)), name)))
+        queue.live.get_or_insert_with(|| Box::new(Live::new(Arc::clone(settings.of(name)))))
     }
 
     /// Settings of a queue's application, whether it is at work or not.
     pub(in crate::engine) fn settings_of(&self, id: QueueId) -> &Arc<AppSettings> {
         let queue = &self.table[id];
-        queue.live.as_ref().map_or_else(|| self.settings.of(&queue.name), |live| &live.settings)
+        queue.live.as_ref().map_or_else(|| self.settings.of(&queue.name), |live| live.settings())
     }
 
     /// New settings, for all that are at work. The cost is that of all queues.
@@ -160,9 +159,7 @@ impl Queues {
         for id in self.table.handles().collect::<Vec<_>>() {
             let queue = &mut self.table[id];
             if let Some(live) = &mut queue.live {
-                live.settings = Arc::clone(self.settings.of(&queue.name));
-                live.overhead = size::overhead(live.settings.format, &queue.name, None);
-                live.droppable.clear();
+                live.configure(Arc::clone(self.settings.of(&queue.name)));
             }
         }
     }
@@ -194,8 +191,7 @@ impl Queues {
 
     /// That many due items have come into the queue's line, or left it.
     pub(in crate::engine) fn count_ready(&mut self, id: QueueId, change: i64) {
-        let live = self.live(id);
-        live.ready_rows = live.ready_rows.saturating_add_signed(change);
+        self.live(id).line_mut().count(change);
         self.ready_rows = self.ready_rows.saturating_add_signed(change);
         if change < 0 {
             self.look_at(id);
@@ -204,14 +200,13 @@ impl Queues {
 
     /// That many items of the queue are under way, beside those that were.
     pub(in crate::engine) fn add_flying(&mut self, id: QueueId, count: u64) {
-        self.live(id).flying += count;
+        self.live(id).lane_mut().add_items(count);
         self.flying_rows += count;
     }
 
     /// That many of them are not under way any more.
     pub(in crate::engine) fn remove_flying(&mut self, id: QueueId, count: u64) {
-        let live = self.live(id);
-        live.flying = live.flying.saturating_sub(count);
+        self.live(id).lane_mut().remove_items(count);
         self.flying_rows = self.flying_rows.saturating_sub(count);
     }
 
@@ -363,8 +358,7 @@ impl Queues {
     pub(in crate::engine) fn run(&mut self, id: QueueId) {
         let queue = &mut self.table[id];
         let Some(live) = queue.live.as_mut() else { return };
-        if !queue.paused && !live.running && live.has_work() {
-            live.running = true;
+        if !queue.paused && live.has_work() && live.begin_running() {
             if mutated(Mutant::BacklogGoesFirst) {
                 self.run.push_front(id);
             } else {
@@ -376,7 +370,7 @@ impl Queues {
     pub(in crate::engine) fn next_to_run(&mut self) -> Option<QueueId> {
         while let Some(id) = self.run.pop_front() {
             if let Some(live) = self.table.get_mut(id).and_then(|queue| queue.live.as_mut()) {
-                live.running = false;
+                live.end_running();
                 return Some(id);
             }
         }

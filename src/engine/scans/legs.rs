@@ -70,16 +70,16 @@ fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
     let stock = core.stock();
     let Some(live) = stock.queues()[queue].live() else { return Vec::new() };
     let mut out = Vec::new();
-    for entry in live.line.iter().chain(&live.stalled) {
+    for entry in live.line().entries() {
         match entry {
-            Entry::Single(id) => out.push(*id),
+            Entry::Single(id) => out.push(id),
             Entry::Customer(customer) => {
-                out.extend(stock.customers().get(*customer).into_iter().flat_map(|owner| owner.ready.iter()));
+                out.extend(stock.customers().get(customer).into_iter().flat_map(|owner| owner.ready.iter()));
             }
         }
     }
-    for number in live.resend.iter() {
-        out.extend(core.dispatch().get(*number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
+    for number in live.lane().to_resend() {
+        out.extend(core.dispatch().get(number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
     }
     out.into_iter().filter_map(|id| stock.items().get(id)).map(|item| item.key().seq).collect()
 }

@@ -40,7 +40,7 @@ impl Stock {
     }
 
     pub(super) fn is_crowded(&self, queue: QueueId) -> bool {
-        let ready = self.queues[queue].live().map_or(0, |live| live.ready_rows);
+        let ready = self.queues[queue].live().map_or(0, |live| live.line().items());
         ready >= READY_ROWS.max(self.budget.rows as u64 / 2)
     }
 
@@ -71,7 +71,7 @@ impl Stock {
             // What else its customer has may wait for a load; this one need not.
             self.unstall(queue);
         }
-        self.queues.live(queue).line.extend(entry);
+        entry.into_iter().for_each(|entry| self.queues.live(queue).line_mut().push(entry));
         self.queues.count_ready(queue, 1);
         self.queues.run(queue);
     }
@@ -81,7 +81,7 @@ impl Stock {
     pub(in crate::engine) fn take_batch(&mut self, queue: QueueId, most: usize, now: Now) -> Vec<ItemId> {
         let bound = if mutated(Mutant::FarOvertaken) { LAST } else { self.queues[queue].near_until() };
         loop {
-            let Some(entry) = self.queues.live(queue).line.pop_front() else { return Vec::new() };
+            let Some(entry) = self.queues.live(queue).line_mut().take() else { return Vec::new() };
             let taken = match entry {
                 Entry::Single(id) => {
                     let Some(item) = self.items.get(id).filter(|item| item.stage() == Stage::Ready) else {
@@ -96,7 +96,7 @@ impl Stock {
                 Entry::Customer(customer) => {
                     if let Some(cause) = self.over(customer, now) {
                         if self.behind == Behind::Items {
-                            self.queues.live(queue).line.push_front(entry);
+                            self.queues.live(queue).line_mut().put_back(entry);
                             self.held.insert(queue);
                             return Vec::new();
                         }
@@ -108,7 +108,7 @@ impl Stock {
             };
             if taken.is_empty() {
                 self.turn_to(entry, CustomerTurn::Stalled);
-                self.queues.live(queue).stalled.push(entry);
+                self.queues.live(queue).line_mut().stall(entry);
                 self.queues.look_at(queue);
                 continue;
             }
@@ -169,19 +169,16 @@ impl Stock {
                 return None;
             }
         } else if !taken.is_empty() {
-            self.queues.live(queue).line.push_back(Entry::Customer(customer));
+            self.queues.live(queue).line_mut().push(Entry::Customer(customer));
         }
         Some(taken)
     }
 
     /// More of the queue has been loaded: what waited for that stands in line again, before the others.
     pub(in crate::engine) fn unstall(&mut self, queue: QueueId) {
-        let stalled = std::mem::take(&mut self.queues.live(queue).stalled);
-        self.work += stalled.len() as u64;
-        for entry in stalled.into_iter().rev() {
-            self.turn_to(entry, CustomerTurn::InLine);
-            self.queues.live(queue).line.push_front(entry);
-        }
+        let again = self.queues.live(queue).line_mut().unstall();
+        self.work += again.len() as u64;
+        again.into_iter().for_each(|entry| self.turn_to(entry, CustomerTurn::InLine));
         self.queues.run(queue);
     }
 
@@ -234,11 +231,9 @@ impl Stock {
         let (queue, key) = (self.items[id].queue(), self.items[id].key());
         self.items[id].set_stage(flight.map_or(Stage::Ready, Stage::Flying));
         let live = self.queues.live(queue);
-        if live.settings.drops_oldest() {
-            match flight {
-                Some(_) => live.droppable.remove(&(key, id)),
-                None => live.droppable.insert((key, id)),
-            };
+        match flight {
+            Some(_) => live.may_not_drop(key, id),
+            None => live.may_drop(key, id),
         }
     }
 }

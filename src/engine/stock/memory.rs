@@ -123,7 +123,7 @@ impl Stock {
             {
                 self.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
-                    self.queues.live(queue).evicting = false;
+                    self.queues.live(queue).end_evicting();
                     self.queues.look_at(queue);
                     self.queues.run(queue);
                 }
@@ -135,7 +135,7 @@ impl Stock {
     /// Due items that wait for older ones of their queue leave memory for these; nothing else of it is due.
     pub(in crate::engine) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) {
         let mut left = most;
-        let alone = self.queues[queue].live().is_some_and(|live| live.line.is_empty());
+        let alone = self.queues[queue].live().is_some_and(|live| live.line().is_empty());
         if alone && self.journal.is_durable() {
             self.evict_some(queue, &mut left, now);
         }
@@ -144,8 +144,7 @@ impl Stock {
     /// Whether anything of the queue's line is left.
     pub(super) fn evict_some(&mut self, queue: QueueId, left: &mut usize, now: Now) -> bool {
         while *left > 0 {
-            let live = self.queues.live(queue);
-            let Some(entry) = live.stalled.pop().or_else(|| live.line.pop_back()) else { return false };
+            let Some(entry) = self.queues.live(queue).line_mut().take_last() else { return false };
             let ids: Vec<ItemId> = match entry {
                 Entry::Single(id) => vec![id],
                 Entry::Customer(customer) => {
@@ -158,7 +157,7 @@ impl Stock {
                         owner.turn = CustomerTurn::None;
                     } else {
                         owner.turn = CustomerTurn::InLine;
-                        self.queues.live(queue).line.push_back(entry);
+                        self.queues.live(queue).line_mut().push(entry);
                     }
                     ids
                 }
@@ -184,9 +183,8 @@ impl Stock {
             return;
         }
         let live = self.queues.live(queue);
-        let holds = !live.line.is_empty() || !live.stalled.is_empty();
-        if holds && !live.evicting {
-            live.evicting = true;
+        let holds = !live.line().is_empty() || live.line().has_stalled();
+        if holds && live.begin_evicting() {
             self.evicting.push_back(queue);
         }
         self.queues.look_at(queue);
@@ -197,9 +195,7 @@ impl Stock {
         let (queue, key, customer) = (item.queue(), item.key(), item.customer());
         let id = self.items.insert(item);
         customer.into_iter().for_each(|customer| self.customers.add_row(customer, id, &mut self.items));
-        if self.queues.live(queue).settings.drops_oldest() {
-            self.queues.live(queue).droppable.insert((key, id));
-        }
+        self.queues.live(queue).may_drop(key, id);
         id
     }
 
@@ -209,7 +205,7 @@ impl Stock {
             self.customers.remove_row(customer, id, &mut self.items, &mut self.queues);
         }
         let item = self.items.remove(id)?;
-        self.queues.live(item.queue()).droppable.remove(&(item.key(), id));
+        self.queues.live(item.queue()).may_not_drop(item.key(), id);
         if let Some(closing) = item.closing() {
             let ops = self.journal.ops();
             self.windows.leave_closing(closing, ops);
@@ -251,9 +247,8 @@ impl Stock {
         for id in self.items.ids().collect::<Vec<_>>() {
             let (queue, key) = (self.items[id].queue(), self.items[id].key());
             let flying = matches!(self.items[id].stage(), Stage::Flying(_));
-            let live = self.queues.live(queue);
-            if live.settings.drops_oldest() && !flying {
-                live.droppable.insert((key, id));
+            if !flying {
+                self.queues.live(queue).may_drop(key, id);
             }
         }
     }

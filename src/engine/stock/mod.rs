@@ -404,7 +404,7 @@ impl Stock {
         let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
         self.journal.delete(place, IndexRows { identity, customer });
         self.queues.remove_stored(queue, stored.key, false);
-        let stalls = self.queues[queue].live().is_some_and(|live| !live.stalled.is_empty());
+        let stalls = self.queues[queue].live().is_some_and(|live| live.line().has_stalled());
         if stalls && self.queues[queue].far() == 0 && !mutated(Mutant::StalledForEver) {
             // Nothing is left that what is stalled could wait for, and nothing will be loaded.
             self.unstall(queue);
@@ -458,10 +458,9 @@ impl Stock {
     /// The due of the item that has waited longest in the queue's line, as far as that is cheap to know.
     pub(super) fn first_due(&self, queue: QueueId) -> Option<u64> {
         let live = self.queues[queue].live()?;
-        let entry = live.line.front().or(live.stalled.first())?;
-        let id = match entry {
-            Entry::Single(id) => *id,
-            Entry::Customer(customer) => self.customers.get(*customer)?.ready.first()?,
+        let id = match live.line().first()? {
+            Entry::Single(id) => id,
+            Entry::Customer(customer) => self.customers.get(customer)?.ready.first()?,
         };
         self.items.get(id).map(|item| item.due())
     }

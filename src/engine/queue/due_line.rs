@@ -1,0 +1,95 @@
+//! A queue's due work, in order: what may leave, and what waits for older rows that have still to be loaded.
+
+use crate::engine::ids::{CustomerId, ItemId};
+use std::collections::VecDeque;
+
+/// What stands in a queue's line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Entry {
+    Customer(CustomerId),
+    Single(ItemId),
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct DueLine {
+    /// In order of arrival in this line.
+    line: VecDeque<Entry>,
+    /// Entries whose first item lies at or above the bound.
+    stalled: Vec<Entry>,
+    /// Items of both.
+    items: u64,
+}
+
+impl DueLine {
+    /// Nothing may leave.
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.line.is_empty()
+    }
+
+    /// Something waits for what has still to be loaded.
+    pub(in crate::engine) fn has_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
+    /// Entries that may leave.
+    pub(in crate::engine) fn len(&self) -> usize {
+        self.line.len()
+    }
+
+    /// Items of all entries.
+    pub(in crate::engine) fn items(&self) -> u64 {
+        self.items
+    }
+
+    /// The first entry; of what is stalled, where nothing may leave.
+    pub(in crate::engine) fn first(&self) -> Option<Entry> {
+        self.line.front().or(self.stalled.first()).copied()
+    }
+
+    pub(in crate::engine) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+        self.line.iter().chain(&self.stalled).copied()
+    }
+
+    pub(in crate::engine) fn push(&mut self, entry: Entry) {
+        self.line.push_back(entry);
+    }
+
+    /// It stays the first.
+    pub(in crate::engine) fn put_back(&mut self, entry: Entry) {
+        self.line.push_front(entry);
+    }
+
+    pub(in crate::engine) fn take(&mut self) -> Option<Entry> {
+        self.line.pop_front()
+    }
+
+    /// The last one: of what is stalled first.
+    pub(in crate::engine) fn take_last(&mut self) -> Option<Entry> {
+        self.stalled.pop().or_else(|| self.line.pop_back())
+    }
+
+    /// It waits for older rows.
+    pub(in crate::engine) fn stall(&mut self, entry: Entry) {
+        self.stalled.push(entry);
+    }
+
+    /// What is stalled stands in line again, before the others. Which entries those are.
+    pub(in crate::engine) fn unstall(&mut self) -> Vec<Entry> {
+        let stalled = std::mem::take(&mut self.stalled);
+        for entry in stalled.iter().rev() {
+            self.line.push_front(*entry);
+        }
+        stalled
+    }
+
+    /// How many entries wait for older rows.
+    #[cfg(test)]
+    pub(super) fn stalled(&self) -> usize {
+        self.stalled.len()
+    }
+
+    pub(super) fn count(&mut self, change: i64) {
+        self.items = self.items.saturating_add_signed(change);
+    }
+}

@@ -1,0 +1,135 @@
+//! A queue's way out: its flights that hold a slot, that wait for payloads, that are sent again or alone.
+//!
+//! The flights themselves are the dispatcher's. Here is what decides whether another may go.
+
+use std::collections::VecDeque;
+
+/// See the module's page. Flights are given by number; a lower one was formed before.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Lane {
+    /// To be sent again, oldest first; they go before anything new.
+    resend: VecDeque<u64>,
+    /// Formed and waiting for payloads, in order; nothing overtakes them.
+    fetching: VecDeque<u64>,
+    /// How many of these were formed before the queue was given up, and go back to it.
+    recalled: usize,
+    /// Flights that hold a slot of the publisher, and their items.
+    slots: usize,
+    items: u64,
+    /// Flights waiting to be sent alone, or sent so.
+    suspects: usize,
+}
+
+impl Lane {
+    /// Flights that hold a slot of the publisher.
+    pub(in crate::engine) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Items under way.
+    pub(in crate::engine) fn items(&self) -> u64 {
+        self.items
+    }
+
+    /// Flights waiting to be sent alone, or sent so: nothing overtakes them.
+    pub(in crate::engine) fn suspects(&self) -> usize {
+        self.suspects
+    }
+
+    /// Flights that hold a slot, or wait for their next try.
+    pub(in crate::engine) fn under_way(&self) -> usize {
+        self.slots + self.suspects + self.resend.len()
+    }
+
+    /// Formed before the queue was given up, they wait for payloads, to go back to it.
+    pub(in crate::engine) fn has_recalled(&self) -> bool {
+        self.recalled > 0
+    }
+
+    /// Nothing of it is under way, or waits for its next try.
+    pub(in crate::engine) fn is_idle(&self) -> bool {
+        self.under_way() == 0 && self.fetching.is_empty()
+    }
+
+    // ---- slots --------------------------------------------------------------------------------------------
+
+    pub(in crate::engine) fn take_slot(&mut self) {
+        self.slots += 1;
+    }
+
+    pub(in crate::engine) fn free_slot(&mut self) {
+        self.slots -= 1;
+    }
+
+    pub(super) fn add_items(&mut self, count: u64) {
+        self.items += count;
+    }
+
+    pub(super) fn remove_items(&mut self, count: u64) {
+        self.items = self.items.saturating_sub(count);
+    }
+
+    // ---- what is sent again -------------------------------------------------------------------------------
+
+    /// Flights to be sent again, oldest first.
+    pub(in crate::engine) fn to_resend(&self) -> impl Iterator<Item = u64> + '_ {
+        self.resend.iter().copied()
+    }
+
+    pub(in crate::engine) fn first_to_resend(&self) -> Option<u64> {
+        self.resend.front().copied()
+    }
+
+    pub(in crate::engine) fn take_to_resend(&mut self) -> Option<u64> {
+        self.resend.pop_front()
+    }
+
+    /// The flight is to be sent again, before anything new.
+    pub(in crate::engine) fn resend(&mut self, number: u64) {
+        let at = self.resend.partition_point(|other| *other < number);
+        self.resend.insert(at, number);
+    }
+
+    /// Nothing of the flight is left to be sent again.
+    pub(in crate::engine) fn forget_resend(&mut self, number: u64) {
+        self.resend.retain(|other| *other != number);
+    }
+
+    pub(in crate::engine) fn add_suspect(&mut self) {
+        self.suspects += 1;
+    }
+
+    /// That many are suspects no more.
+    pub(in crate::engine) fn remove_suspects(&mut self, count: usize) {
+        self.suspects -= count;
+    }
+
+    // ---- what waits for payloads --------------------------------------------------------------------------
+
+    /// Flights that wait for payloads, in order.
+    pub(in crate::engine) fn fetching(&self) -> impl Iterator<Item = u64> + '_ {
+        self.fetching.iter().copied()
+    }
+
+    pub(in crate::engine) fn first_fetching(&self) -> Option<u64> {
+        self.fetching.front().copied()
+    }
+
+    /// The flight waits for payloads, behind those that go before it: these stand first.
+    pub(in crate::engine) fn fetch(&mut self, number: u64, goes_before: impl Fn(u64) -> bool) {
+        let at = self.fetching.partition_point(|other| goes_before(*other));
+        self.fetching.insert(at, number);
+    }
+
+    /// The first of them has what it lacked, or is gone.
+    pub(in crate::engine) fn fetched(&mut self, was_recalled: bool) {
+        self.fetching.pop_front();
+        self.recalled -= usize::from(was_recalled);
+    }
+
+    /// The queue is given up: whatever waits for payloads goes back to it. What was to be sent again.
+    pub(in crate::engine) fn recall(&mut self) -> Vec<u64> {
+        self.recalled = self.fetching.len();
+        std::mem::take(&mut self.resend).into()
+    }
+}
