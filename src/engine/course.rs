@@ -15,11 +15,16 @@ pub(super) struct Passed {
     pub(super) less: bool,
 }
 
+/// Both clocks, to notice steps of the one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Clocks {
+    last: Now,
+}
+
 /// See the module's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Course {
-    /// Both clocks at the last call, to notice steps.
-    pub(super) last: Now,
+    pub(super) clocks: Clocks,
     /// Set once a shutdown has begun.
     pub(super) draining: bool,
     /// The consumer has been told to hand over.
@@ -30,14 +35,25 @@ pub(super) struct Course {
     pub(super) more: bool,
 }
 
-/// Notes the time of a call.
-pub(super) fn observe(course: &mut Course, now: Now) -> Passed {
-    let last = std::mem::replace(&mut course.last, now);
-    debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
-    let expected = last.wall + now.mono.saturating_sub(last.mono);
-    Passed {
-        forward: now.wall > expected + STEP_MS,
-        backward: now.wall + STEP_MS < expected,
-        less: now.wall < last.wall,
+impl Clocks {
+    pub(super) fn new(now: Now) -> Self {
+        Clocks { last: now }
+    }
+
+    /// Both at the last call.
+    pub(super) fn last(&self) -> Now {
+        self.last
+    }
+
+    /// Notes the time of a call.
+    pub(super) fn observe(&mut self, now: Now) -> Passed {
+        let last = std::mem::replace(&mut self.last, now);
+        debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
+        let expected = last.wall + now.mono.saturating_sub(last.mono);
+        Passed {
+            forward: now.wall > expected + STEP_MS,
+            backward: now.wall + STEP_MS < expected,
+            less: now.wall < last.wall,
+        }
     }
 }

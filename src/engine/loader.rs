@@ -93,7 +93,7 @@ impl Loader {
             let near = stock.queues()[id].near_until().due;
             let rows = match self.room(stock, id, now) {
                 Some(room) => room,
-                None if self.may_take_few(stock, id, now) => {
+                None if self.make_room_for_few(stock, id, now) => {
                     few = true;
                     FEW_ROWS
                 }
@@ -141,8 +141,8 @@ impl Loader {
     }
 
     /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
-    /// What the queue has there comes behind it, and makes room.
-    fn may_take_few(&self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
+    /// What the queue has there comes behind it, and makes room. Whether there is some.
+    fn make_room_for_few(&self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
         let near = stock.queues()[id].near_until();
         if !self.is_stuck(stock, id) || near.due > now.wall || self.under_way.iter().any(|share| share.few) {
             return false;

@@ -73,7 +73,7 @@ use self::core::Core;
 use admission::Limits;
 use arrivals::{Arrival, Arrivals, LineName, Next};
 use commands::Executed;
-use course::{Course, Passed};
+use course::{Clocks, Course, Passed};
 use dispatch::Dispatch;
 use event::{Deadline, Effects, Input, Intake, Loaded, Opened};
 use journal::Journal;
@@ -118,7 +118,13 @@ impl Engine {
             limits: Limits::default(),
             loader: Loader::new(),
             scans: Scans::new(),
-            course: Course { last: now, draining: false, taking: false, no_room: false, more: true },
+            course: Course {
+                clocks: Clocks::new(now),
+                draining: false,
+                taking: false,
+                no_room: false,
+                more: true,
+            },
             fx: Effects::default(),
             settings,
         };
@@ -170,7 +176,7 @@ impl Engine {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
         let (core, stock) = (&self.core, self.core.stock());
-        let wall = [stock.next_due(), self.loader.deadline(self.course.last)];
+        let wall = [stock.next_due(), self.loader.deadline(self.course.clocks.last())];
         let mono = [
             stock.windows().next(),
             stock.journal().deadline(),
@@ -215,7 +221,7 @@ impl Engine {
     /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits
     /// for its time anew.
     fn observe(&mut self, now: Now) {
-        let Passed { forward, backward, less } = course::observe(&mut self.course, now);
+        let Passed { forward, backward, less } = self.course.clocks.observe(now);
         let stock = self.core.stock_mut();
         stock.queues_mut().observe(now.wall);
         stock.counters_mut().clock_forward += u64::from(forward);
