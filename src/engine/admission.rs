@@ -57,29 +57,23 @@ impl Limits {
         &mut self,
         stock: &mut Stock,
         settings: &Settings,
-        (item, timing): (&NewItem, Timing),
+        (item, queue, timing): (&NewItem, QueueId, Timing),
         replaces: bool,
         now: Now,
     ) -> LimitVerdict {
         if let Some(dead) = beyond_hold_max(settings, timing, now) {
             return LimitVerdict::Dead(dead);
         }
-        let known = stock.queues().find(&item.application);
-        let counted = if replaces { LimitVerdict::Admit } else { self.judge_number(stock, settings, known) };
+        let counted = if replaces { LimitVerdict::Admit } else { self.judge_number(stock, settings, queue) };
         match counted {
-            LimitVerdict::Admit => self.judge_windows(stock, settings, item, known, timing, now),
+            LimitVerdict::Admit => self.judge_windows(stock, settings, (item, queue, timing), now),
             other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => other,
         }
     }
 
     /// Of one item more: applications there may be, and items of this one.
-    fn judge_number(
-        &mut self,
-        stock: &mut Stock,
-        settings: &Settings,
-        known: Option<QueueId>,
-    ) -> LimitVerdict {
-        let is_new = known.is_none_or(|queue| stock.queues()[queue].total() == 0);
+    fn judge_number(&mut self, stock: &mut Stock, settings: &Settings, queue: QueueId) -> LimitVerdict {
+        let is_new = stock.queues()[queue].total() == 0;
         // The queue of dead letters belongs to no application.
         let letters = stock.queues()[stock.queues().dead_letters()].total() > 0;
         let full = stock.queues().occupied() - u64::from(letters) >= settings.max_applications;
@@ -87,7 +81,7 @@ impl Limits {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);
             return LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() });
         }
-        known.map_or(LimitVerdict::Admit, |queue| self.judge_count(stock, queue))
+        self.judge_count(stock, queue)
     }
 
     fn judge_count(&mut self, stock: &mut Stock, queue: QueueId) -> LimitVerdict {
@@ -130,21 +124,19 @@ impl Limits {
         &mut self,
         stock: &mut Stock,
         settings: &Settings,
-        item: &NewItem,
-        queue: Option<QueueId>,
-        timing: Timing,
+        (item, queue, timing): (&NewItem, QueueId, Timing),
         now: Now,
     ) -> LimitVerdict {
         if timing != Timing::Windowed || stock.windows().open_count() < settings.customers {
             return LimitVerdict::Admit;
         }
-        let customer = queue.zip(item.customer.as_deref());
-        let customer = customer.and_then(|(queue, name)| stock.customers().find(stock.queues(), queue, name));
+        let name = item.customer.as_deref();
+        let customer = name.and_then(|name| stock.customers().find(stock.queues(), queue, name));
         let opens = customer.is_none_or(|id| stock.customers()[id].window.is_none());
         if !opens || mutated(Mutant::WindowsUnlimited) {
             return LimitVerdict::Admit;
         }
-        match settings.of(&item.application).on_full {
+        match stock.queues().settings_of(queue).on_full {
             OnFull::Pause => LimitVerdict::Wait,
             OnFull::FlushEarly | OnFull::DropOldest => {
                 if let Some(id) = stock.windows().first(stock.customers()) {

@@ -56,11 +56,11 @@ impl Customers {
 
     /// The customer of this name, made known if it is not.
     pub(super) fn id(&mut self, queues: &mut Queues, queue: QueueId, name: &str) -> CustomerId {
-        let application = Arc::clone(queues[queue].name());
-        let live = queues.live(queue);
-        if let Some(id) = live.customer(name) {
+        if let Some(id) = queues.live(queue).customer(name) {
             return id;
         }
+        let application = Arc::clone(queues[queue].name());
+        let live = queues.live(queue);
         let name: Arc<str> = name.into();
         let id = self.table.insert(Customer {
             queue,

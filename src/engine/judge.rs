@@ -38,6 +38,9 @@ pub(super) struct Bench<'a> {
 /// What has to be asked before an arrival can be judged: nothing, where memory knows, or the store cannot.
 pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Vec<Wanted> {
     let Some((application, identities)) = arrival.subject() else { return Vec::new() };
+    if identities == [None, None] {
+        return Vec::new();
+    }
     let known = |identity: &Identity| core.stock().items().by_identity(*identity).is_some();
     if identities.iter().flatten().any(known) {
         return Vec::new();
@@ -115,8 +118,8 @@ impl<'a> Bench<'a> {
         found: Vec<(Identity, Found)>,
         now: Now,
     ) -> Judged {
-        let Some(identity) = item.identity else { return self.admit(core, item, origin, now) };
         let queue = core.stock_mut().queues_mut().id(&item.application);
+        let Some(identity) = item.identity else { return self.admit(core, (item, queue), origin, now) };
         let found = found.into_iter().next().map(|(_, found)| found);
         let whereabouts = core.whereabouts(identity, queue, found, now);
         let whereabouts = self.scans.claim(core, whereabouts, now);
@@ -124,11 +127,13 @@ impl<'a> Bench<'a> {
             return Judged::Await(identity, item);
         }
         match whereabouts {
-            Whereabouts::Nowhere => self.admit(core, item, origin, now),
-            Whereabouts::Ended(ended) => self.known(core, item, origin, Known::Ended(&ended), 0, None, now),
+            Whereabouts::Nowhere => self.admit(core, (item, queue), origin, now),
+            Whereabouts::Ended(ended) => {
+                self.known(core, (item, queue), origin, Known::Ended(&ended), 0, None, now)
+            }
             Whereabouts::Live(live) => {
                 let (known, old) = self.known_live(core, &item, queue, &live, now);
-                self.known(core, item, origin, known, old, Some(live), now)
+                self.known(core, (item, queue), origin, known, old, Some(live), now)
             }
         }
     }
@@ -174,7 +179,7 @@ impl<'a> Bench<'a> {
     fn known(
         &mut self,
         core: &mut Core,
-        item: Box<NewItem>,
+        (item, queue): (Box<NewItem>, QueueId),
         origin: Origin,
         known: Known<'_>,
         old: u64,
@@ -201,7 +206,7 @@ impl<'a> Bench<'a> {
                 Judged::Done
             }
             Verdict::Anew => {
-                let judged = self.admit(core, item, origin, now);
+                let judged = self.admit(core, (item, queue), origin, now);
                 core.stock_mut().counters_mut().duplicates[rule as usize].accepted +=
                     u64::from(matches!(judged, Judged::Done));
                 judged
@@ -213,9 +218,9 @@ impl<'a> Bench<'a> {
             Verdict::Replace => match live {
                 Some(live) => {
                     let comes_back = origin.redelivered && old == item.fingerprint;
-                    self.replace(core, item, live, (origin, comes_back), now)
+                    self.replace(core, (item, queue), live, (origin, comes_back), now)
                 }
-                None => self.admit(core, item, origin, now),
+                None => self.admit(core, (item, queue), origin, now),
             },
         }
     }
@@ -225,15 +230,15 @@ impl<'a> Bench<'a> {
     fn replace(
         &mut self,
         core: &mut Core,
-        item: Box<NewItem>,
+        (item, queue): (Box<NewItem>, QueueId),
         mut live: LiveItem,
         (origin, comes_back): (Origin, bool),
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
-        let queue = core.stock_mut().queues_mut().id(&item.application);
         let timing = timing(core.stock().queues().settings_of(queue), &item, now);
-        match self.limits.judge(core.stock_mut(), self.settings, (&item, timing), true, now) {
+        let asked = (&*item, queue, timing);
+        match self.limits.judge(core.stock_mut(), self.settings, asked, true, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Judged::NoRoom(item),
             // It has its place already: one request would end both as sent and as dead.
@@ -255,21 +260,26 @@ impl<'a> Bench<'a> {
         core.stock_mut().counters_mut().replaced += 1;
         core.stock_mut().counters_mut().duplicates[rule as usize].replaced += 1;
         // Not deferred: else its forerunner would be gone before it is written, and the broker alone have it.
-        let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item);
-        core.stock_mut().admit(*item, Admission { origin, timing, inherited, may_defer }, now);
+        let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item, queue);
+        core.stock_mut().admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
         Judged::Done
     }
 
     /// A request whose id nothing has, if the limits let it in.
-    fn admit(&mut self, core: &mut Core, item: Box<NewItem>, origin: Origin, now: Now) -> Judged {
-        let known = core.stock().queues().find(&item.application);
-        let settings =
-            known.map_or(self.settings.of(&item.application), |id| core.stock().queues().settings_of(id));
-        let timing = timing(settings, &item, now);
-        match self.limits.judge(core.stock_mut(), self.settings, (&item, timing), false, now) {
+    fn admit(
+        &mut self,
+        core: &mut Core,
+        (item, queue): (Box<NewItem>, QueueId),
+        origin: Origin,
+        now: Now,
+    ) -> Judged {
+        let timing = timing(core.stock().queues().settings_of(queue), &item, now);
+        let asked = (&*item, queue, timing);
+        match self.limits.judge(core.stock_mut(), self.settings, asked, false, now) {
             LimitVerdict::Admit => {
-                let may_defer = self.may_defer(core, &item);
-                core.stock_mut().admit(*item, Admission { origin, timing, inherited: None, may_defer }, now);
+                let may_defer = self.may_defer(core, &item, queue);
+                let admission = Admission { queue, origin, timing, inherited: None, may_defer };
+                core.stock_mut().admit(*item, admission, now);
                 Judged::Done
             }
             LimitVerdict::Wait => Judged::NoRoom(item),
@@ -281,9 +291,8 @@ impl<'a> Bench<'a> {
     }
 
     /// It may be confirmed before it need be written: its application has nothing before it.
-    fn may_defer(&self, core: &Core, item: &NewItem) -> bool {
-        let queue = core.stock().queues().find(&item.application);
-        item.customer.is_none() && !self.draining && queue.is_some_and(|queue| core.is_free_for(queue))
+    fn may_defer(&self, core: &Core, item: &NewItem, queue: QueueId) -> bool {
+        item.customer.is_none() && !self.draining && core.is_free_for(queue)
     }
 }
 

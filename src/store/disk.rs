@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 /// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most
 /// twice.
 const JOURNALS: u64 = 64 << 20;
-/// Threads that flush and compact: with one alone, a flush would wait behind a compaction. The first never
-/// compacts, and hands on what it is given without a pause while all others are busy with it: with two it
-/// would take a core for as long as any compaction runs.
+/// Threads that flush and compact. The first never compacts, and hands on what it is given without a pause
+/// while all others are busy with it: with two it would take a core for as long as any compaction runs. With
+/// one alone a flush waits behind a compaction, and commits behind that (see `docs/DECISIONS.md`).
 const WORKERS: usize = 3;
 /// Files kept open, far below the usual limit of 1,024 for a process.
 const OPEN_FILES: usize = 200;

@@ -65,6 +65,8 @@ pub(super) enum Timing {
 /// How a new item is taken in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
+    /// Of its application.
+    pub(super) queue: QueueId,
     pub(super) origin: Origin,
     pub(super) timing: Timing,
     /// Planned end of the window that it takes over from the item in whose place it comes, wall clock.
@@ -201,7 +203,7 @@ impl Stock {
 
     /// Takes a new item in; its arrival number.
     pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
-        let queue = self.queues.id(&new.application);
+        let queue = admission.queue;
         let customer = new.customer.as_deref().map(|name| self.customers.id(&mut self.queues, queue, name));
         customer.into_iter().for_each(|id| self.customers.pin(id));
         let expiry = new.expiry.unwrap_or(u64::MAX);

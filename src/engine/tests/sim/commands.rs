@@ -333,7 +333,8 @@ impl Model {
                 let right =
                     known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
                 let unseen = self.ended_unwritten(target, &known, ended);
-                assert!(right || unseen || !self.durable, "{ended:?}: {known:?}");
+                let before = self.ended_before(asked, target, &known, ended);
+                assert!(right || unseen || before || !self.durable, "{ended:?}: {known:?}");
             }
             Answer::InFlight => {
                 assert!(known.iter().any(|k| matches!(k, Known::Out(_) | Known::Waiting(_))), "{known:?}");
@@ -382,6 +383,26 @@ impl Model {
             }
             _ => false,
         }
+    }
+
+    /// Its last end was not remembered, as the tail was 0 then: an end before it is told, within the tail of
+    /// now.
+    pub(super) fn ended_before(
+        &self,
+        asked: &Asked,
+        target: &Target,
+        known: &[Known],
+        ended: &Ended,
+    ) -> bool {
+        let forgotten = matches!(known.last(), Some(Known::Ended(seq)) if self.lives[seq].tail == Some(0));
+        let line = self.timeline.get(&target.identity).into_iter().flatten().rev();
+        let ends = line.filter_map(|(_, known)| match known {
+            Known::Ended(seq) => Some(*seq),
+            Known::Nobody | Known::Waiting(_) | Known::Out(_) => None,
+        });
+        let mut remembered = ends.skip_while(|seq| self.lives[seq].tail == Some(0));
+        let told = |seq: u64| self.ended_so(seq, ended) && self.remembered(seq, asked.now.wall).0;
+        forgotten && remembered.next().is_some_and(told)
     }
 
     /// It was taken back before it was written: what was remembered of it then is told, within the tail.

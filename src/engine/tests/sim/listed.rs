@@ -23,7 +23,9 @@ impl Model {
                 }
             }
             Answer::Ended(ended) => {
-                if self.ended_unwritten(target, &known, ended) {
+                if self.ended_unwritten(target, &known, ended)
+                    || self.ended_before(asked, target, &known, ended)
+                {
                     return;
                 }
                 let right =
