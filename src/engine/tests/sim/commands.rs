@@ -1,6 +1,6 @@
 //! What was asked of the engine beside requests, and whether each answer is the truth.
 
-use super::model::{Known, Life, Model, State};
+use super::model::{Known, Life, Message, Model, State};
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -428,7 +428,7 @@ impl Model {
     pub(super) fn may_be_unknown(&self, asked: &Asked, known: &[Known]) -> bool {
         let forgotten = |k: &Known| match k {
             Known::Nobody => true,
-            Known::Ended(seq) => self.remembered(*seq, asked.now.wall).1,
+            Known::Ended(seq) => self.remembered(*seq, asked.now.wall).1 || self.heir_is_back(*seq),
             // With nothing stored its death is not seen until its letter leaves, nor that it was taken back until
             // its message is acked.
             Known::Waiting(seq) => {
@@ -449,6 +449,17 @@ impl Model {
         let took = |asked: &&Asked| asked.answered >= life.waiting_since && asked.covers(self, seq);
         self.answered.values().any(|asked| took(&asked))
             || (forgets && self.commands.values().any(|asked| took(&asked)))
+    }
+
+    /// With nothing stored: it was not taken back, but another took its place unseen, whose message is with the
+    /// broker again.
+    fn heir_is_back(&self, seq: u64) -> bool {
+        let life = &self.lives[&seq];
+        let is_heir = |ask: &usize| *ask != life.ask && self.asks[*ask].new.identity == Some(life.identity);
+        let waits = |message: &Message| {
+            !message.acked && message.delivered.is_none() && message.asks.iter().any(is_heir)
+        };
+        !self.durable && life.state == State::Cancelled && self.messages.values().any(waits)
     }
 
     /// With nothing stored: another took its place unseen, while the rest of its message was not safe, and was taken
