@@ -58,8 +58,12 @@ fn main() -> ExitCode {
             std::thread::available_parallelism().map_or(0, std::num::NonZero::get)
         );
         throughput(&node, &plan, &names);
-        if names.is_empty() || names.iter().any(|n| n == "lateness") {
+        let wanted = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
+        if wanted("lateness") {
             lateness(&node, &plan);
+        }
+        if wanted("rates") {
+            rates(&node);
         }
     });
     ExitCode::SUCCESS
@@ -419,7 +423,7 @@ fn lateness(node: &Node, plan: &Plan) {
     }
     let total = plan.rate * plan.seconds;
     let feeding = std::thread::scope(|scope| {
-        let feeder = scope.spawn(|| feed(node, &site.ingest(), plan.rate, plan.seconds));
+        let feeder = scope.spawn(|| feed(node, &site.ingest(), plan.rate, plan.seconds, 4000));
         let mut late: Vec<i64> = Vec::new();
         while (late.len() as u64) < total {
             let received = inbox.poll(Duration::from_secs(30)).expect("a message within 30 s");
@@ -444,8 +448,41 @@ fn lateness(node: &Node, plan: &Plan) {
     );
 }
 
-/// Requests at a steady rate, in slices of 10 ms.
-fn feed(node: &Node, exchange: &str, rate: u64, seconds: u64) {
+/// What little traffic costs: the daemon alone, at rates far below what it can do.
+fn rates(node: &Node) {
+    const SECONDS: u64 = 10;
+    println!("\nsteady rates, delays of 1 to 3 s, {SECONDS} s each:");
+    println!(
+        "{:>10} {:>10} {:>22} {:>8} {:>8}",
+        "msg/s", "CPU us/m", "thread wake-ups/m", "p50 ms", "p99 ms"
+    );
+    for rate in [200, 1_000, 5_000] {
+        let site = Site::on(node, "rates");
+        let inbox = site.inbox("shop");
+        let daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+        let count = rate * SECONDS;
+        let (cpu, wakeups) = (daemon.cpu_us(), daemon.wakeups());
+        let mut late: Vec<i64> = std::thread::scope(|scope| {
+            scope.spawn(|| feed(node, &site.ingest(), rate, SECONDS, 2000));
+            let come = |_| inbox.poll(Duration::from_secs(30)).expect("a message within 30 s").lateness_us();
+            (0..count).map(come).collect()
+        });
+        late.sort_unstable();
+        let each = |before: u64, after: u64| (after - before) as f64 / count as f64;
+        println!(
+            "{rate:>10} {:>10.0} {:>22.1} {:>8.2} {:>8.2}",
+            each(cpu, daemon.cpu_us()),
+            each(wakeups, daemon.wakeups()),
+            percentile(&late, 50.0) as f64 / 1000.0,
+            percentile(&late, 99.0) as f64 / 1000.0,
+        );
+        drop(daemon);
+        clean(&site);
+    }
+}
+
+/// Requests at a steady rate, in slices of 10 ms or one by one, with delays of a second and `spread_ms` more.
+fn feed(node: &Node, exchange: &str, rate: u64, seconds: u64, spread_ms: u64) {
     let mut raw = Raw::connect(node);
     let body = [b'x'; BODY];
     let start = Instant::now();
@@ -454,13 +491,13 @@ fn feed(node: &Node, exchange: &str, rate: u64, seconds: u64) {
         let passed = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
         let target = (passed * rate / 1000).min(rate * seconds);
         while sent < target {
-            let headers = delay(1000 + i64::try_from(sent * 7919 % 4000).unwrap_or(0));
+            let headers = delay(1000 + i64::try_from(sent * 7919 % spread_ms).unwrap_or(0));
             let properties = RawProperties::default().headers(&headers).persistent();
             raw.put(exchange, b"shop", &properties, &body);
             sent += 1;
         }
         raw.settle(20_000);
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(Duration::from_micros(1_000_000 / rate).min(Duration::from_millis(10)));
     }
     raw.settle(0);
 }

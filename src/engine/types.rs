@@ -154,7 +154,8 @@ pub struct NewItem {
     pub identity: Option<Identity>,
     /// What to do if the id is known.
     pub on_duplicate: DuplicateRule,
-    /// Of body, properties and terms as they were sent: equal for two deliveries of one message.
+    /// Of body, properties and terms as they were sent: equal for two deliveries of one message. 0 without an
+    /// id.
     pub fingerprint: u64,
     /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and
     /// customer names apart.

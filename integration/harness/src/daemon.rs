@@ -356,6 +356,18 @@ impl Daemon {
         line.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a number of KiB")
     }
 
+    /// How often its threads have gone to sleep so far, and were woken: of those that live.
+    pub fn wakeups(&self) -> u64 {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("its threads");
+        let switches = |thread: fs::DirEntry| {
+            // One that has ended meanwhile counts no more.
+            let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
+        };
+        threads.flatten().map(switches).sum()
+    }
+
     /// Processor time used so far, user and system, microseconds (in steps of 10 ms).
     pub fn cpu_us(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("its statistics");

@@ -56,9 +56,9 @@ struct EnvelopeEntry<'a> {
 
 impl EnvelopeEntry<'_> {
     /// Over the entry as it is written, and what it has of the message.
-    fn fingerprint(&self, sent: &Fingerprint, id: Option<&str>) -> u64 {
+    fn fingerprint(&self, sent: &Fingerprint, id: &str) -> u64 {
         let mut fingerprint = sent.branch();
-        fingerprint.text(id);
+        fingerprint.text(Some(id));
         let EnvelopeEntry {
             application,
             customer,
@@ -295,7 +295,7 @@ fn one(
         at: own.moment(),
         expiry,
         on_duplicate,
-        fingerprint: entry.fingerprint(sent, id.as_deref()),
+        fingerprint: id.as_deref().map_or(0, |id| entry.fingerprint(sent, id)),
     };
     Ok(item(&basic, terms, properties, body))
 }

@@ -2,11 +2,14 @@
 //!
 //! What a broker adds on the way, and what tidegate computes (the moment of receipt, a due that follows from
 //! it), is left out. A collision (2^-64 for two requests of one id) would drop a request that is marked
-//! redelivered and whose id has ended; nothing else is decided by it.
+//! redelivered and whose id has ended; nothing else is decided by it. Nobody gains by making one on purpose,
+//! since both requests are of the one who names the id: the hash need be quick and nothing more (XXH3). A
+//! request without an id has none.
 
 use super::properties::{put_headers, TooDeep};
 use super::request::Message;
 use lapin::types::AMQPValue;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Headers that a broker writes. Those that stand for the delivery count are never stored either.
 const BROKER_HEADERS: [&str; 3] = ["x-death", "x-delivery-count", "x-acquired-count"];
@@ -14,7 +17,7 @@ const BROKER_HEADERS: [&str; 3] = ["x-death", "x-delivery-count", "x-acquired-co
 const BROKER_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 
 /// A hash in the making. Every part carries its length, so that no two sequences of parts read alike.
-pub(super) struct Fingerprint(blake3::Hasher);
+pub(super) struct Fingerprint(Xxh3);
 
 impl Fingerprint {
     /// Over what a message says beside its body. `stored` is the stored form of all its properties.
@@ -27,7 +30,7 @@ impl Fingerprint {
         stored: &[u8],
         application: &str,
     ) -> Result<Self, TooDeep> {
-        let mut fingerprint = Fingerprint(blake3::Hasher::new());
+        let mut fingerprint = Fingerprint(Xxh3::new());
         let properties = message.properties;
         let marked = properties.headers().iter().flatten().any(|(name, _)| is_of_broker(name.as_str()));
         if marked {
@@ -68,9 +71,7 @@ impl Fingerprint {
 
     /// With the body, the whole.
     pub(super) fn finish(self) -> u64 {
-        let hash = self.0.finalize();
-        let first: [u8; 8] = std::array::from_fn(|place| hash.as_bytes()[place]);
-        u64::from_be_bytes(first)
+        self.0.digest()
     }
 }
 

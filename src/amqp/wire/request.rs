@@ -113,10 +113,15 @@ impl<'a> Message<'a> {
         let rule = fields::text(name, self.fields.on_duplicate, MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
         let properties = self.checked_properties(|_, _| true)?;
-        let mut sent =
-            Fingerprint::of_message(self, &properties, &application).map_err(|TooDeep| too_deep())?;
-        sent.part(body);
-        let fingerprint = sent.finish();
+        let fingerprint = match self.basic.message_id {
+            None => 0,
+            Some(_) => {
+                let sent = Fingerprint::of_message(self, &properties, &application);
+                let mut sent = sent.map_err(|TooDeep| too_deep())?;
+                sent.part(body);
+                sent.finish()
+            }
+        };
         Ok(RequestBody::Items(vec![item(
             &self.basic,
             Terms { application, customer, at, expiry, on_duplicate, fingerprint },

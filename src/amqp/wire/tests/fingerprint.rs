@@ -83,6 +83,15 @@ fn every_part_that_differs_makes_another() {
 }
 
 #[test]
+fn without_an_id_there_is_none() {
+    let bare = || BasicProperties::default().with_content_type("application/vnd.tidegate+json".into());
+    assert_eq!(fingerprint(BasicProperties::default(), b"body"), 0);
+    let entries = items(take(bare(), br#"[{"payload": 1}, {"payload": 2, "id": "7"}]"#));
+    assert_eq!(entries[0].fingerprint, 0);
+    assert_ne!(entries[1].fingerprint, 0, "it has one of its own");
+}
+
+#[test]
 fn of_an_envelope_each_entry_counts_for_itself() {
     let envelope = |id: &str, body: &str| {
         let properties = BasicProperties::default()
