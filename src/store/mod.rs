@@ -14,6 +14,7 @@ pub mod ended;
 mod errors;
 pub mod fields;
 mod find;
+mod jobs;
 mod keyspace;
 mod log_batch;
 mod logs;

@@ -8,6 +8,8 @@ use std::time::Duration;
 /// Time within which each call of the storage engine must come back: longer than any sync of a disk that
 /// still works.
 pub const STORE_CALL_LIMIT: Duration = Duration::from_secs(60);
+/// How long few small commits wait for company.
+const LINGER: Duration = Duration::from_millis(2);
 /// Least bound on what is queued, bytes; see [`ThreadLimits::of`].
 const LEAST_QUEUED: u64 = 64 << 20;
 
@@ -18,13 +20,15 @@ pub struct ThreadLimits {
     pub queued: u64,
     /// Upper bound on the time that one call takes.
     pub call: Duration,
+    /// How long few small commits wait for others, so that they share a sync; to the millisecond.
+    pub linger: Duration,
 }
 
 impl ThreadLimits {
     /// As much as `limits.memory` (bytes) may be queued, of which the engine uses a part;
-    /// [`STORE_CALL_LIMIT`] a call.
+    /// [`STORE_CALL_LIMIT`] a call, and 2 ms for company.
     pub fn of(memory_limit: u64) -> Self {
-        ThreadLimits { queued: memory_limit.max(LEAST_QUEUED), call: STORE_CALL_LIMIT }
+        ThreadLimits { queued: memory_limit.max(LEAST_QUEUED), call: STORE_CALL_LIMIT, linger: LINGER }
     }
 }
 

@@ -5,13 +5,17 @@
 //! Deliberately absent: decisions, and retries. After a failure nothing more is
 //! done, so that nothing can be acked behind a commit that may not have happened; the process stops and opens
 //! the store anew.
+//!
+//! Where commits are few and small, each would be a sync of its own, and wake four threads: one waits for up
+//! to [`ThreadLimits::linger`] for the next ones. Only acks and answers wait with it, no delivery; a read, or
+//! enough operations, end the wait.
 
 pub use super::report::{OnEvent, StoreEvent, StoreStats, ThreadLimits, STORE_CALL_LIMIT};
 
+use super::jobs::{size, Job, Jobs, Queued, JOB_COST};
 use super::{CloseError, CommitGroup, ReadError, Reader, SpawnError, Store, StoreFailure, Usage};
 use crate::clock;
-use crate::engine::event::{Load, Loaded, Op, Place};
-use crate::engine::types::{Dead, End};
+use crate::engine::event::{Load, Loaded, Place};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,8 +25,6 @@ use std::time::Duration;
 /// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process
 /// that was frozen, or a machine that slept, is given its time.
 const LOOKS: u32 = 12;
-/// Bytes of memory that any job costs in the queue, about.
-const JOB_COST: u64 = 128;
 /// Least time between two attempts to give back room, ms.
 const RECLAIM_PAUSE: u64 = 60_000;
 /// Age at which the known [`Usage`] is taken anew, ms.
@@ -137,16 +139,17 @@ impl StoreHandle {
         if !state.open() {
             return;
         }
-        let first = state.jobs.front().map(|first| first.since);
-        let all = state.bytes.saturating_add(bytes);
+        let first = state.jobs.since();
+        let all = state.jobs.bytes().saturating_add(bytes);
         if let Some(first) = first.filter(|_| all > self.shared.limits.queued) {
             drop(state);
             let stalled = StoreFailure::Stalled { bytes: all, waited_ms: now.saturating_sub(first) };
             return self.shared.fail(stalled);
         }
-        state.bytes = all;
-        state.jobs.push_back(Queued { since: now, bytes, job });
-        self.shared.work.notify_one();
+        state.jobs.push(Queued { since: now, bytes, job });
+        if !state.lingers || state.jobs.is_pressing() {
+            self.shared.work.notify_one();
+        }
     }
 
     /// How the store is doing.
@@ -161,7 +164,7 @@ impl StoreHandle {
         let calls = [state.serving, state.reading];
         let oldest = [
             calls.into_iter().flatten().map(|call| call.queued_at).min(),
-            state.jobs.front().map(|q| q.since),
+            state.jobs.since(),
             state.reads.front().map(|q| q.since),
         ];
         StoreStats {
@@ -218,47 +221,8 @@ impl StoreHandle {
     }
 }
 
-/// Bytes of memory that a queued operation holds, about.
-fn size(op: &Op) -> u64 {
-    let text = |dead: &Option<Arc<Dead>>| dead.as_ref().map_or(0, |dead| dead.error.len() as u64);
-    match op {
-        Op::Put { item, .. } => 256 + item.content.as_ref().map_or(0, |c| c.size()),
-        Op::Move { standing, .. } => {
-            256 + text(&standing.dead) + standing.last_error.as_ref().map_or(0, |e| e.len() as u64)
-        }
-        Op::Rekey { members, .. } => {
-            128 + members.iter().map(|window| 64 + 8 * window.except.len() as u64).sum::<u64>()
-        }
-        Op::Delete { .. }
-        | Op::Index { .. }
-        | Op::PutQueue(_)
-        | Op::PutWindow(_)
-        | Op::DeleteWindow { .. }
-        | Op::PutClosing(_)
-        | Op::DeleteClosing { .. }
-        | Op::BeginBucket(_) => 128,
-        Op::Remember { ended, .. } => match &ended.end {
-            End::Dead(dead) => 256 + dead.error.len() as u64,
-            End::Sent(_) | End::Cancelled | End::CancelledAgain => 256,
-        },
-    }
-}
-
 type ContentsWanted = Vec<(u64, Place)>;
 
-enum Job {
-    Commit(CommitGroup),
-    Load(Load),
-}
-
-struct Queued<T> {
-    /// When it was queued, monotonic ms.
-    since: u64,
-    bytes: u64,
-    job: T,
-}
-
-/// A call of the storage engine that has not come back.
 #[derive(Clone, Copy)]
 struct Call {
     what: &'static str,
@@ -272,10 +236,10 @@ struct Call {
 
 #[derive(Default)]
 struct ThreadState {
-    jobs: VecDeque<Queued<Job>>,
+    jobs: Jobs,
     reads: VecDeque<Queued<ContentsWanted>>,
-    /// Sum over `jobs`.
-    bytes: u64,
+    /// The store's thread waits for company of the jobs that it knows.
+    lingers: bool,
     /// What the store works on.
     serving: Option<Call>,
     /// What the reader works on.
@@ -362,7 +326,6 @@ impl ThreadShared {
         let first = !std::mem::replace(&mut state.failed, true);
         state.jobs.clear();
         state.reads.clear();
-        state.bytes = 0;
         drop(state);
         self.notify();
         if first {
@@ -379,8 +342,16 @@ impl ThreadShared {
             if state.failed {
                 return ThreadTurn::End;
             }
-            if !state.jobs.is_empty() {
-                break;
+            if let Some(since) = state.jobs.since() {
+                let age = Duration::from_millis(clock::now().mono.saturating_sub(since));
+                let left = self.limits.linger.saturating_sub(age);
+                if left.is_zero() || state.jobs.is_pressing() || state.closing {
+                    break;
+                }
+                state.lingers = true;
+                state = self.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                state.lingers = false;
+                continue;
             }
             if std::mem::take(&mut state.usage_wanted) {
                 state.serving = state.call("measurement of the room taken", clock::now().mono);
@@ -400,31 +371,29 @@ impl ThreadShared {
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let since = state.jobs.front().map_or(0, |first| first.since);
+        let since = state.jobs.since().unwrap_or(0);
         let (mut groups, mut finds, mut ops, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
-        while let Some(queued) = state.jobs.pop_front() {
+        while let Some(queued) = state.jobs.pop() {
             match queued.job {
                 Job::Commit(commit) => {
                     ops += commit.ops.len();
                     bytes += queued.bytes;
                     if !groups.is_empty() && (ops > max_ops || bytes > max_bytes) {
-                        state.jobs.push_front(Queued { job: Job::Commit(commit), ..queued });
+                        state.jobs.put_back(Queued { job: Job::Commit(commit), ..queued });
                         break;
                     }
                     groups.push(commit);
                 }
                 Job::Load(load @ Load::Find(_)) if !groups.is_empty() => finds.push(load),
                 Job::Load(load) if !groups.is_empty() => {
-                    state.jobs.push_front(Queued { job: Job::Load(load), ..queued });
+                    state.jobs.put_back(Queued { job: Job::Load(load), ..queued });
                     break;
                 }
                 Job::Load(load) => {
-                    state.bytes = state.bytes.saturating_sub(queued.bytes);
                     state.serving = state.call("read", since);
                     return ThreadTurn::Load(load);
                 }
             }
-            state.bytes = state.bytes.saturating_sub(queued.bytes);
         }
         state.serving = state.call("commit", since);
         ThreadTurn::Commit(groups, finds)
@@ -558,9 +527,8 @@ fn read(reader: &dyn Reader, shared: &ThreadShared) {
             Ok(None) => {
                 let mut state = shared.lock();
                 if !state.failed {
-                    state.bytes += JOB_COST;
                     let job = Job::Load(Load::Contents(wanted));
-                    state.jobs.push_back(Queued { since, bytes: JOB_COST, job });
+                    state.jobs.push(Queued { since, bytes: JOB_COST, job });
                     shared.work.notify_one();
                 }
             }

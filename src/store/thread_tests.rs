@@ -3,7 +3,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
 
 use super::tests::{delete, group, open_at, place, put, whole, APP};
-use super::thread::{spawn, StoreEvent, StoreHandle, ThreadLimits};
+use super::thread::{spawn, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
 use super::*;
 use crate::engine::event::{Found, Wanted};
 use crate::engine::types::{Content, Identity};
@@ -12,6 +12,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 pub(super) const SOON: Duration = Duration::from_secs(20);
+/// No commit waits for others.
+const PROMPT: ThreadLimits =
+    ThreadLimits { queued: 64 << 20, call: STORE_CALL_LIMIT, linger: Duration::ZERO };
 
 /// What the recording store was asked to do.
 #[derive(Debug, PartialEq)]
@@ -89,7 +92,7 @@ struct Bench {
 
 impl Bench {
     fn new(limit: (usize, u64), reader: Option<bool>) -> Self {
-        Bench::limited(limit, reader, ThreadLimits::of(0))
+        Bench::limited(limit, reader, PROMPT)
     }
 
     fn limited(limit: (usize, u64), reader: Option<bool>, limits: ThreadLimits) -> Self {
@@ -354,7 +357,7 @@ fn a_load_sees_every_write_queued_before_it() {
 /// The caller is refused at once, and never waits.
 #[test]
 fn more_than_may_be_queued_is_a_failure() {
-    let limits = ThreadLimits { queued: 2_000, ..ThreadLimits::of(0) };
+    let limits = ThreadLimits { queued: 2_000, ..PROMPT };
     let bench = Bench::limited((100, 1 << 20), None, limits);
     bench.enter(1);
     // One alone is taken, however large it is: there is nothing that it would have to wait for.
@@ -372,7 +375,7 @@ fn more_than_may_be_queued_is_a_failure() {
 
 #[test]
 fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
-    let limits = ThreadLimits { call: Duration::from_millis(300), ..ThreadLimits::of(0) };
+    let limits = ThreadLimits { call: Duration::from_millis(300), ..PROMPT };
     let bench = Bench::limited((100, 1 << 20), None, limits);
     // As long as one call after the other comes back, all is well.
     for token in 1..=8 {
@@ -430,7 +433,7 @@ fn a_read_that_does_not_come_back_is_a_failure_too() {
             Ok(None)
         }
     }
-    let limits = ThreadLimits { call: Duration::from_millis(200), ..ThreadLimits::of(0) };
+    let limits = ThreadLimits { call: Duration::from_millis(200), ..PROMPT };
     for (reader, name) in [(true, "read of contents"), (false, "read")] {
         let (free, stuck) = channel();
         let (handle, events) = start(Box::new(Stuck(Arc::new(Mutex::new(stuck)), reader)), limits);
@@ -442,4 +445,38 @@ fn a_read_that_does_not_come_back_is_a_failure_too() {
         drop(free);
         handle.close(SOON).unwrap();
     }
+}
+
+#[test]
+fn few_small_commits_wait_for_others_and_share_a_sync() {
+    let patient = ThreadLimits { linger: SOON * 10, ..PROMPT };
+    let ops = |from: u64, count: u64| (from..from + count).map(|n| delete(n, n)).collect();
+    // Enough operations end the wait,
+    let bench = Bench::limited((10_000, 1 << 20), None, patient);
+    bench.commit(1);
+    bench.commit(2);
+    bench.handle.commit(group(3, ops(3, 62)));
+    bench.called(Call::Commit(vec![1, 2, 3]));
+    bench.gate.send(true).unwrap();
+    // so does a read,
+    bench.commit(4);
+    bench.handle.load(find(4));
+    bench.called(Call::Commit(vec![4]));
+    bench.gate.send(true).unwrap();
+    bench.called(Call::Find(4));
+    // and so does the end.
+    bench.commit(5);
+    let handle = bench.handle.clone();
+    let closing = std::thread::spawn(move || handle.close(SOON));
+    bench.called(Call::Commit(vec![5]));
+    bench.gate.send(true).unwrap();
+    closing.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_commit_alone_waits_no_longer_than_it_may() {
+    let bench =
+        Bench::limited((10_000, 1 << 20), None, ThreadLimits { linger: Duration::from_millis(2), ..PROMPT });
+    bench.enter(1);
+    bench.gate.send(true).unwrap();
 }
