@@ -270,10 +270,10 @@ impl Windows {
         self.next
     }
 
-    /// A member has ended in whatever way.
+    /// A member has ended in whatever way. Its window may be gone, where it has left that before.
     pub(super) fn leave(&mut self, seq: u64) {
         let Some(id) = self.of.get(&seq) else { return };
-        let win = self.all.get_mut(id).expect("there");
+        let Some(win) = self.all.get_mut(id) else { return };
         win.members.remove(&seq);
         win.only_left |= win.closed.is_none() && !win.unsure;
         win.unsure |= win.closed.is_none();

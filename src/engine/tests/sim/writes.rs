@@ -70,6 +70,10 @@ impl Model {
                 }
                 Op::Delete { place, .. } => {
                     self.leaving.entry(place.queue.to_string()).and_modify(|n| *n = n.saturating_sub(1));
+                    // Who is there for a moment only has left its window before the next one joins that.
+                    if self.lives.get(&place.key.seq).is_some_and(|life| !life.deleted) {
+                        self.windows.leave(place.key.seq);
+                    }
                 }
                 _ => {}
             }
