@@ -166,7 +166,10 @@ impl Model {
                 (_, false) if life.orphaned => State::Forgotten,
                 (_, false) => State::Waiting,
             };
-            self.set(*seq, state);
+            match state {
+                State::Forgotten => self.give_back(*seq),
+                state => self.set(*seq, state),
+            }
         }
         if matches!(settled.outcome, Outcome::Unsent | Outcome::Unavailable(_)) {
             let (least, most) = self.publishes.get_mut(&settled.number).expect("published");

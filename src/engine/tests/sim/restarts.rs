@@ -224,6 +224,20 @@ impl Model {
         }
     }
 
+    /// The broker has the only copy of one: if its id was that of an ended one before it came, that end is what is
+    /// known again.
+    pub(super) fn give_back(&mut self, seq: u64) {
+        self.set(seq, State::Forgotten);
+        let identity = self.lives[&seq].identity;
+        let is_it = |known: &Known| matches!(known, Known::Waiting(own) | Known::Out(own) if *own == seq);
+        let mut line = self.timeline[&identity].iter().rev().map(|(_, known)| *known);
+        let now = line.next();
+        let before = line.find(|known| !is_it(known));
+        if let (Some(Known::Nobody), Some(Known::Ended(other))) = (now, before) {
+            self.note(identity, Known::Ended(other));
+        }
+    }
+
     /// The ingest connection is gone: what was not acked comes again.
     pub(super) fn ingest_gone(&mut self) {
         self.ingest_lost = true;
@@ -238,7 +252,7 @@ impl Model {
             }
             let kept = life.put.is_some() || !matches!(life.state, State::Waiting | State::Dead(_));
             if !kept {
-                self.set(seq, State::Forgotten);
+                self.give_back(seq);
             } else if self.lives[&seq].put.is_none() {
                 self.lives.get_mut(&seq).expect("there").orphaned = true;
             }
