@@ -408,20 +408,23 @@ impl Model {
     /// It was taken back before it was written: what was remembered of it then is told, within the tail.
     pub(super) fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
         let ends = self.unwritten_ends.get(&target.identity);
-        let told = self.may_be_told(&target.application, ended);
+        let told = self.may_be_told(&target.application, ended, self.now.wall);
         told && known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.contains(ended))
     }
 
-    fn may_be_told(&self, application: &str, ended: &Ended) -> bool {
+    fn may_be_told(&self, application: &str, ended: &Ended, wall: u64) -> bool {
         let tail = self.settings.of(application).dedupe_tail;
-        self.stepped || !self.before.is_empty() || self.now.wall <= ended.at + tail
+        self.stepped || !self.before.is_empty() || wall <= ended.at + tail
     }
 
-    /// It was taken back before it was ever written, and comes back within the tail.
-    pub(super) fn comes_back_unwritten(&self, new: &NewItem, known: &[Known]) -> bool {
+    /// It was taken back before it was ever written, and comes back within the tail: that counts when it is
+    /// delivered, as its ack waits for the rest of its message.
+    pub(super) fn comes_back_unwritten(&self, new: &NewItem, delivered: u64, known: &[Known]) -> bool {
+        let wall = self.now.wall.saturating_sub(self.now.mono - delivered);
         let ends = new.identity.and_then(|identity| self.unwritten_ends.get(&identity));
-        let is_it =
-            |ended: &Ended| ended.fingerprint == new.fingerprint && self.may_be_told(&new.application, ended);
+        let is_it = |ended: &Ended| {
+            ended.fingerprint == new.fingerprint && self.may_be_told(&new.application, ended, wall)
+        };
         known.contains(&Known::Nobody) && ends.is_some_and(|ends| ends.iter().any(is_it))
     }
 

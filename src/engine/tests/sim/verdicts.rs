@@ -138,9 +138,10 @@ impl Model {
                 }
             }
         });
-        let since = self.messages[&self.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
+        let delivered = self.messages[&self.asks[ask].message].delivered;
+        let (since, mono) = delivered.map_or((0, self.now.mono), |(call, mono, ..)| (call, mono));
         let unseen = self.ended_unseen(identity, since, &known)
-            || redelivered && self.comes_back_unwritten(new, &known)
+            || redelivered && self.comes_back_unwritten(new, mono, &known)
             || self.met_pending(ask, identity)
             || self.lives.values().any(|life| life.identity == identity && life.state == State::Replaced)
             || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));

@@ -150,11 +150,13 @@ impl Model {
         }
     }
 
-    /// One that came and was taken back between two writes: its id is free again, but for its own return.
+    /// One that came and was taken back between two writes: its id is free again, but for its own return. That it
+    /// had been seen in a delivery before, and was sent then or went back to the broker, tells nothing of this end.
     fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) {
         let seen = self.lives.values().any(|life| {
             let new = &self.asks[life.ask].new;
-            new.identity == Some(identity) && new.fingerprint == ended.fingerprint
+            let may_be_it = life.state.is_live() || life.state == State::Cancelled;
+            may_be_it && new.identity == Some(identity) && new.fingerprint == ended.fingerprint
         });
         let unseen = matches!(ended.end, End::Cancelled | End::CancelledAgain) && !seen;
         if unseen {
