@@ -481,7 +481,7 @@ fn rates(node: &Node) {
     }
 }
 
-/// Requests at a steady rate, in slices of 10 ms or one by one, with delays of a second and `spread_ms` more.
+/// Requests one by one at a steady rate, with delays of a second and up to `spread_ms` more.
 fn feed(node: &Node, exchange: &str, rate: u64, seconds: u64, spread_ms: u64) {
     let mut raw = Raw::connect(node);
     let body = [b'x'; BODY];
@@ -497,7 +497,7 @@ fn feed(node: &Node, exchange: &str, rate: u64, seconds: u64, spread_ms: u64) {
             sent += 1;
         }
         raw.settle(20_000);
-        std::thread::sleep(Duration::from_micros(1_000_000 / rate).min(Duration::from_millis(10)));
+        std::thread::sleep(Duration::from_micros(1_000_000 / rate));
     }
     raw.settle(0);
 }

@@ -223,6 +223,7 @@ impl StoreHandle {
 
 type ContentsWanted = Vec<(u64, Place)>;
 
+/// A call of the storage engine that has not come back.
 #[derive(Clone, Copy)]
 struct Call {
     what: &'static str,

@@ -110,7 +110,7 @@ impl Item {
         Item {
             expiry: new.expiry.unwrap_or(u64::MAX),
             identity: new.identity.unwrap_or(Identity::assigned(placement.key.seq)),
-            fingerprint: if new.identity.is_some() { new.fingerprint } else { 0 },
+            fingerprint: new.fingerprint,
             weight: new.weight,
             own_time,
             content: Some(new.content),
