@@ -4,6 +4,7 @@
 //! Deliberately absent: where an item stands in line. Queues, windows and flights hold handles.
 
 mod item;
+mod packed;
 
 use super::ids::ItemId;
 use super::lookup::Lookup;
@@ -14,7 +15,6 @@ use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-use item::Siblings;
 pub(super) use item::{Address, Item, Placement, Residence, Stage};
 
 /// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every
@@ -42,11 +42,59 @@ impl Hasher for SeqHasher {
 /// By arrival number or identity.
 pub(super) type NumberMap<K, V> = Lookup<K, V, BuildHasherDefault<SeqHasher>>;
 
+// Two lines of the processor's cache: items are met in any order, and each line is fetched for itself.
+const _: () = assert!(Slab::<ItemId, Item, Siblings>::SLOT <= 128);
+
+/// Items by arrival number. Numbers that lie together share an entry: most are there together, and an
+/// eighth of the entries stays in the processor's caches.
+#[derive(Debug)]
+struct BySeq {
+    blocks: NumberMap<u64, [u32; BLOCK as usize]>,
+}
+
+/// Arrival numbers that share an entry of [`BySeq`].
+const BLOCK: u64 = 8;
+/// Marks in such an entry that there is no item with this number.
+const NONE: u32 = u32::MAX;
+
+impl BySeq {
+    fn new() -> Self {
+        BySeq { blocks: Lookup::new() }
+    }
+
+    /// Place of the item with this number.
+    fn get(&self, seq: u64) -> Option<u32> {
+        let block = self.blocks.get(&(seq / BLOCK))?;
+        Some(block[(seq % BLOCK) as usize]).filter(|place| *place != NONE)
+    }
+
+    fn insert(&mut self, seq: u64, place: u32) {
+        let block = self.blocks.get_or_insert_with(seq / BLOCK, || [NONE; BLOCK as usize]);
+        debug_assert_eq!(block[(seq % BLOCK) as usize], NONE, "an arrival number is in memory once");
+        block[(seq % BLOCK) as usize] = place;
+    }
+
+    fn remove(&mut self, seq: u64) {
+        let Some(block) = self.blocks.get_mut(&(seq / BLOCK)) else { return };
+        block[(seq % BLOCK) as usize] = NONE;
+        if *block == [NONE; BLOCK as usize] {
+            self.blocks.remove(&(seq / BLOCK));
+        }
+    }
+}
+
+/// Places of an item's neighbours in the list of its customer's items, plus one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Siblings {
+    before: Option<NonZeroU32>,
+    after: Option<NonZeroU32>,
+}
+
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Items {
-    rows: Slab<ItemId, Item>,
-    by_seq: NumberMap<u64, ItemId>,
+    rows: Slab<ItemId, Item, Siblings>,
+    by_seq: BySeq,
     /// Of those alive that their producers named.
     by_identity: NumberMap<Identity, ItemId>,
     content_bytes: u64,
@@ -54,15 +102,14 @@ pub(super) struct Items {
 
 impl Items {
     pub(super) fn new() -> Self {
-        Items { rows: Slab::new(), by_seq: Lookup::new(), by_identity: Lookup::new(), content_bytes: 0 }
+        Items { rows: Slab::new(), by_seq: BySeq::new(), by_identity: Lookup::new(), content_bytes: 0 }
     }
 
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
         self.content_bytes += item.content().map_or(0, |content| content.size());
         let (seq, identity, dead) = (item.key().seq, item.identity(), item.is_dead());
         let id = self.rows.insert(item);
-        let before = self.by_seq.insert(seq, id);
-        debug_assert!(before.is_none(), "an arrival number is in memory once");
+        self.by_seq.insert(seq, id.place());
         if identity.is_given() && !dead {
             let before = self.by_identity.insert(identity, id);
             debug_assert!(before.is_none(), "an identity is alive once");
@@ -72,7 +119,7 @@ impl Items {
 
     pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
         let item = self.rows.remove(id)?;
-        self.by_seq.remove(&item.key().seq);
+        self.by_seq.remove(item.key().seq);
         self.by_identity.remove_if(&item.identity(), |other| *other == id);
         self.content_bytes -= item.content().map_or(0, |content| content.size());
         Some(item)
@@ -88,7 +135,7 @@ impl Items {
     }
 
     pub(super) fn by_seq(&self, seq: u64) -> Option<ItemId> {
-        self.by_seq.get(&seq).copied()
+        self.by_seq.get(seq).and_then(|place| self.rows.at(place))
     }
 
     /// The living item of this identity.
@@ -129,34 +176,32 @@ impl Items {
 
     /// Puts an item before the first of its customer's, which it replaces as the head of their list.
     pub(super) fn link(&mut self, id: ItemId, first: Option<ItemId>) {
-        let place = NonZeroU32::new(id.place() + 1);
-        *self.rows[id].siblings() =
-            Siblings { before: None, after: first.and_then(|first| NonZeroU32::new(first.place() + 1)) };
+        let after = first.and_then(|first| NonZeroU32::new(first.place() + 1));
+        *self.rows.aside_mut(id.place()) = Siblings { before: None, after };
         if let Some(first) = first {
-            self.rows[first].siblings().before = place;
+            self.rows.aside_mut(first.place()).before = NonZeroU32::new(id.place() + 1);
         }
     }
 
     /// Takes an item out of that list. The head of what is left, if the item was the head: then `Some`.
     pub(super) fn unlink(&mut self, id: ItemId) -> Option<Option<ItemId>> {
-        let Siblings { before, after } = std::mem::take(self.rows[id].siblings());
-        let at = |place: Option<NonZeroU32>| place.and_then(|place| self.rows.at(place.get() - 1));
-        let (before_id, after_id) = (at(before), at(after));
-        if let Some(id) = after_id {
-            self.rows[id].siblings().before = before;
+        let Siblings { before, after } = self.rows.aside(id.place());
+        if let Some(after) = after {
+            self.rows.aside_mut(after.get() - 1).before = before;
         }
-        match before_id {
-            Some(id) => {
-                self.rows[id].siblings().after = after;
+        match before {
+            Some(before) => {
+                self.rows.aside_mut(before.get() - 1).after = after;
                 None
             }
-            None => Some(after_id),
+            None => Some(after.and_then(|after| self.rows.at(after.get() - 1))),
         }
     }
 
     /// The item behind this one in that list.
     pub(super) fn sibling(&self, id: ItemId) -> Option<ItemId> {
-        self.rows[id].place_behind().and_then(|place| self.rows.at(place.get() - 1))
+        let Siblings { after, .. } = self.rows.aside(id.place());
+        after.and_then(|after| self.rows.at(after.get() - 1))
     }
 
     /// Payload bytes in memory.

@@ -90,6 +90,9 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
+        if self.entries == 0 {
+            return None;
+        }
         let hash = self.hasher.hash_one(key);
         let table = self.tables.get(table_of(hash, self.tables.len()))?;
         table.find(hash, |(other, _)| other.borrow() == key).map(|(_, value)| value)
@@ -101,6 +104,9 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
+        if self.entries == 0 {
+            return None;
+        }
         let hash = self.hasher.hash_one(key);
         let place = table_of(hash, self.tables.len());
         let table = self.tables.get_mut(place)?;
@@ -155,6 +161,9 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
     {
+        if self.entries == 0 {
+            return None;
+        }
         let hash = self.hasher.hash_one(key);
         let place = table_of(hash, self.tables.len());
         let table = self.tables.get_mut(place)?;

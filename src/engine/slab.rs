@@ -3,16 +3,27 @@
 
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
+
+/// Which row of its place one is. Never zero, so that a handle that may be missing is no larger.
+pub(super) type Version = NonZeroU32;
+
+/// That of the first row.
+pub(super) const FIRST: Version = Version::MIN;
+
+fn next(version: Version) -> Version {
+    version.checked_add(1).unwrap_or(FIRST)
+}
 
 /// A handle of a [`Slab`].
 pub(super) trait Handle: Copy {
     /// From a place and its version.
-    fn new(place: u32, version: u32) -> Self;
+    fn new(place: u32, version: Version) -> Self;
     /// The place, for structures that keep one entry a place.
     fn place(self) -> u32;
     /// Which row of that place.
-    fn version(self) -> u32;
+    fn version(self) -> Version;
 }
 
 /// Declares a handle type.
@@ -22,17 +33,17 @@ macro_rules! handle {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub(super) struct $name {
             place: u32,
-            version: u32,
+            version: $crate::engine::slab::Version,
         }
 
         impl $crate::engine::slab::Handle for $name {
-            fn new(place: u32, version: u32) -> Self {
+            fn new(place: u32, version: $crate::engine::slab::Version) -> Self {
                 $name { place, version }
             }
             fn place(self) -> u32 {
                 self.place
             }
-            fn version(self) -> u32 {
+            fn version(self) -> $crate::engine::slab::Version {
                 self.version
             }
         }
@@ -48,22 +59,26 @@ const KEPT_PAGES: usize = 4;
 
 #[derive(Debug)]
 struct Slot<T> {
-    version: u32,
+    version: Version,
     row: Option<T>,
 }
 
 #[derive(Debug)]
-struct Page<T> {
+struct Page<T, S> {
     slots: Vec<Slot<T>>,
+    /// What is kept of each row apart from it.
+    asides: Vec<S>,
     /// Slots without a row.
     free: Vec<u32>,
     /// Version of a slot used for the first time; above all versions given out before memory was given back.
-    first_version: u32,
+    first_version: Version,
 }
 
-impl<T> Page<T> {
-    fn new() -> Self {
-        Page { slots: Vec::new(), free: Vec::new(), first_version: 0 }
+impl<T, S: Copy + Default> Page<T, S> {
+    /// Empty, with room for so many rows.
+    fn with_places(places: usize) -> Self {
+        let (slots, asides) = (Vec::with_capacity(places), Vec::with_capacity(places));
+        Page { slots, asides, free: Vec::new(), first_version: FIRST }
     }
 
     fn is_full(&self) -> bool {
@@ -71,33 +86,39 @@ impl<T> Page<T> {
     }
 
     /// The slot of the row, and its version.
-    fn insert(&mut self, row: T) -> (usize, u32) {
+    fn insert(&mut self, row: T) -> (usize, Version) {
         if let Some(place) = self.free.pop() {
             let slot = &mut self.slots[place as usize];
             slot.row = Some(row);
+            self.asides[place as usize] = S::default();
             return (place as usize, slot.version);
         }
+        self.asides.push(S::default());
         self.slots.push(Slot { version: self.first_version, row: Some(row) });
         (self.slots.len() - 1, self.first_version)
     }
 
     fn give_back(&mut self) {
-        let highest = self.slots.iter().map(|slot| slot.version).max().unwrap_or_default();
-        *self = Page { first_version: highest.wrapping_add(1), ..Page::new() };
+        let highest = self.slots.iter().map(|slot| slot.version).max().unwrap_or(FIRST);
+        *self = Page { first_version: next(highest), ..Page::with_places(0) };
     }
 }
 
-/// See the module's page.
+/// See the module's page. Of each row `S` is kept apart from it, all of them close together: for what is
+/// changed in one row when another comes or goes, which would else be fetched from anywhere in memory.
 #[derive(Debug)]
-pub(super) struct Slab<H, T> {
-    pages: Vec<Page<T>>,
+pub(super) struct Slab<H, T, S = ()> {
+    pages: Vec<Page<T, S>>,
     /// Pages that are not full. The first is filled first, so that the others become empty.
     open: BTreeSet<usize>,
     rows: usize,
     handles: PhantomData<H>,
 }
 
-impl<H: Handle, T> Slab<H, T> {
+impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
+    /// Bytes that a row takes up.
+    pub(super) const SLOT: usize = size_of::<Slot<T>>();
+
     pub(super) fn new() -> Self {
         Slab { pages: Vec::new(), open: BTreeSet::new(), rows: 0, handles: PhantomData }
     }
@@ -105,7 +126,9 @@ impl<H: Handle, T> Slab<H, T> {
     pub(super) fn insert(&mut self, row: T) -> H {
         let number = self.open.first().copied().unwrap_or(self.pages.len());
         if number == self.pages.len() {
-            self.pages.push(Page::new());
+            // Beyond the first the table is known to be no small one.
+            let places = if number == 0 { 0 } else { PAGE };
+            self.pages.push(Page::with_places(places));
             self.open.insert(number);
         }
         let page = &mut self.pages[number];
@@ -126,7 +149,7 @@ impl<H: Handle, T> Slab<H, T> {
             return None;
         }
         let row = slot.row.take()?;
-        slot.version = slot.version.wrapping_add(1);
+        slot.version = next(slot.version);
         page.free.push(place as u32);
         if page.free.len() == page.slots.len() && number >= KEPT_PAGES {
             page.give_back();
@@ -158,6 +181,18 @@ impl<H: Handle, T> Slab<H, T> {
         }
     }
 
+    /// What is kept apart of the row that is in this place.
+    pub(super) fn aside(&self, place: u32) -> S {
+        let (number, place) = parts(place);
+        self.pages[number].asides[place]
+    }
+
+    /// The same, to be changed.
+    pub(super) fn aside_mut(&mut self, place: u32) -> &mut S {
+        let (number, place) = parts(place);
+        &mut self.pages[number].asides[place]
+    }
+
     /// The handle of the row that is in this place.
     pub(super) fn at(&self, place: u32) -> Option<H> {
         let slot = self.slot(place)?;
@@ -183,14 +218,14 @@ fn parts(place: u32) -> (usize, usize) {
     (place as usize / PAGE, place as usize % PAGE)
 }
 
-impl<H: Handle, T> Index<H> for Slab<H, T> {
+impl<H: Handle, T, S: Copy + Default> Index<H> for Slab<H, T, S> {
     type Output = T;
     fn index(&self, handle: H) -> &T {
         self.get(handle).expect("a live handle")
     }
 }
 
-impl<H: Handle, T> IndexMut<H> for Slab<H, T> {
+impl<H: Handle, T, S: Copy + Default> IndexMut<H> for Slab<H, T, S> {
     fn index_mut(&mut self, handle: H) -> &mut T {
         self.get_mut(handle).expect("a live handle")
     }

@@ -34,8 +34,16 @@ pub struct Key {
 ///
 /// The texts stay out of the engine, so that a row is of fixed size. An item whose producer gave no id is
 /// known by its arrival number, in a range that no hash reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity([u64; 2]);
+
+/// In two steps; derived, it would be handed over byte by byte.
+impl std::hash::Hash for Identity {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0[0]);
+        state.write_u64(self.0[1]);
+    }
+}
 
 impl Identity {
     const GIVEN: u64 = 1 << 63;

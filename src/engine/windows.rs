@@ -10,11 +10,11 @@
 
 use super::customers::{self, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
-use super::ids::{ClosingId, CustomerId, QueueId};
+use super::ids::{ClosingId, ClosingPlace, CustomerId, QueueId};
 use super::mutant::{mutated, Mutant};
 use super::queue::Queues;
 use super::schedule::{Schedule, Taken};
-use super::slab::Slab;
+use super::slab::{Handle, Slab};
 use super::types::{ClosedBy, Now};
 use super::window::{Member, Plan, Window};
 use std::sync::Arc;
@@ -253,14 +253,16 @@ impl Windows {
     }
 
     /// Members in memory keep their keys, though their window closed sooner: a row says so.
-    pub(super) fn begin_closing(&mut self, row: ClosingRow, members: u32, ops: &mut Vec<Op>) -> ClosingId {
+    pub(super) fn begin_closing(&mut self, row: ClosingRow, members: u32, ops: &mut Vec<Op>) -> ClosingPlace {
         ops.push(Op::PutClosing(row.clone()));
-        self.closings.insert(Closing { row, members })
+        let id = self.closings.insert(Closing { row, members });
+        ClosingPlace::MIN.saturating_add(id.place())
     }
 
     /// One of them has ended, or has another key now.
-    pub(super) fn leave_closing(&mut self, id: ClosingId, ops: &mut Vec<Op>) {
-        let Some(closing) = self.closings.get_mut(id) else { return };
+    pub(super) fn leave_closing(&mut self, place: ClosingPlace, ops: &mut Vec<Op>) {
+        let Some(id) = self.closings.at(place.get() - 1) else { return };
+        let closing = &mut self.closings[id];
         closing.members -= 1;
         if closing.members > u32::from(mutated(Mutant::ClosingGoneTooSoon)) {
             return;

@@ -1,9 +1,10 @@
 //! One item in memory: what the store keeps of it, and what stands here beside that.
 
+use super::packed::{ItemFlag, PackedResidence, PackedState};
 use crate::engine::event::{Rewritten, Standing, Stored, Token};
-use crate::engine::ids::{ClosingId, CustomerId, QueueId};
+use crate::engine::ids::{ClosingPlace, CustomerId, QueueId};
 use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, NewItem};
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// Where an item in memory stands on its way.
@@ -31,8 +32,10 @@ pub(in crate::engine) enum Residence {
     Stored(Token),
 }
 
-/// One item in memory. The payload is apart, and may be in the store alone.
+/// One item in memory. The payload is apart, and may be in the store alone. What is looked at when it
+/// comes due stands first.
 #[derive(Debug)]
+#[repr(C)]
 pub(in crate::engine) struct Item {
     /// Its place in its queue's order in the store.
     key: Key,
@@ -47,30 +50,12 @@ pub(in crate::engine) struct Item {
     queue: QueueId,
     customer: Option<CustomerId>,
     /// Of the window it was a member of, which closed early: its key has still the planned end.
-    closing: Option<ClosingId>,
+    closing: Option<ClosingPlace>,
     weight: u32,
-    attempts: u32,
-    stage: Stage,
-    residence: Residence,
-    closed_by: ClosedBy,
-    own_time: bool,
-    /// Its row may have a row under its customer.
-    indexed: bool,
-    /// The outcome of an attempt stayed unknown: it may have been delivered.
-    outcome_unknown: bool,
-    /// Attempts and the like differ from what its row says.
-    amended: bool,
+    state: PackedState,
+    residence: PackedResidence,
     content: Option<Arc<Content>>,
     extra: Option<Box<Extra>>,
-    /// Its neighbours in the list of its customer's items.
-    siblings: Siblings,
-}
-
-/// Places of neighbours in a list that runs through the table.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Siblings {
-    pub(super) before: Option<NonZeroU32>,
-    pub(super) after: Option<NonZeroU32>,
 }
 
 /// What few items have.
@@ -78,6 +63,10 @@ pub(super) struct Siblings {
 struct Extra {
     /// Where it differs from the due in the key, UTC ms.
     accepted_due: Option<u64>,
+    /// Attempts that have failed.
+    attempts: u32,
+    /// The outcome of one stayed unknown: it may have been delivered.
+    outcome_unknown: bool,
     last_error: Option<Arc<str>>,
     /// It is a dead letter.
     dead: Option<Arc<Dead>>,
@@ -107,15 +96,16 @@ impl Item {
 
     /// Of a request. `own_time`: it named its due.
     pub(in crate::engine) fn arrived(new: NewItem, own_time: bool, placement: Placement) -> Self {
-        Item {
+        let mut item = Item {
             expiry: new.expiry.unwrap_or(u64::MAX),
             identity: new.identity.unwrap_or(Identity::assigned(placement.key.seq)),
             fingerprint: new.fingerprint,
             weight: new.weight,
-            own_time,
             content: Some(new.content),
             ..Item::bare(placement)
-        }
+        };
+        item.state.set(ItemFlag::OwnTime, own_time);
+        item
     }
 
     /// Of a request that is a dead letter from the start.
@@ -137,31 +127,33 @@ impl Item {
         let is_dead = stored.dead.is_some();
         let key = stored.key;
         let moved = stored.accepted_due != key.due;
-        let extra = (is_dead || stored.last_error.is_some() || moved).then(|| {
+        let tried = stored.attempts > 0 || stored.outcome_unknown || stored.last_error.is_some();
+        let extra = (is_dead || tried || moved).then(|| {
             Box::new(Extra {
                 accepted_due: moved.then_some(stored.accepted_due),
+                attempts: stored.attempts,
+                outcome_unknown: stored.outcome_unknown,
                 last_error: stored.last_error,
                 dead: stored.dead,
                 meant_for: is_dead.then_some((stored.application, stored.customer)),
                 former_identity: None,
             })
         });
-        Item {
+        let mut item = Item {
             expiry: stored.expiry.unwrap_or(u64::MAX),
             identity: stored.given.filter(|_| !is_dead).unwrap_or(Identity::assigned(key.seq)),
             fingerprint: stored.fingerprint,
             weight: stored.weight,
-            attempts: stored.attempts,
-            residence: Residence::Stored(0),
-            closed_by: stored.closed_by,
-            own_time: stored.own_time,
-            // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
-            indexed: customer.is_some(),
-            outcome_unknown: stored.outcome_unknown,
+            residence: Residence::Stored(0).into(),
             content: stored.content,
             extra,
             ..Item::bare(Placement { key, queue, customer, received: stored.received, tag: 0 })
-        }
+        };
+        item.state.set_closed_by(stored.closed_by);
+        item.state.set(ItemFlag::OwnTime, stored.own_time);
+        // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
+        item.state.set(ItemFlag::Indexed, customer.is_some());
+        item
     }
 
     fn bare(placement: Placement) -> Self {
@@ -177,17 +169,10 @@ impl Item {
             customer,
             closing: None,
             weight: 0,
-            attempts: 0,
-            stage: Stage::Ready,
-            residence: NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending),
-            closed_by: ClosedBy::Time,
-            own_time: false,
-            indexed: false,
-            outcome_unknown: false,
-            amended: false,
+            state: PackedState::new(Stage::Ready),
+            residence: NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending).into(),
             content: None,
             extra: None,
-            siblings: Siblings::default(),
         }
     }
 
@@ -230,7 +215,7 @@ impl Item {
     }
 
     /// Of the window it was a member of, which closed early: its key has still the planned end.
-    pub(in crate::engine) fn closing(&self) -> Option<ClosingId> {
+    pub(in crate::engine) fn closing(&self) -> Option<ClosingPlace> {
         self.closing
     }
 
@@ -239,39 +224,39 @@ impl Item {
     }
 
     pub(in crate::engine) fn attempts(&self) -> u32 {
-        self.attempts
+        self.extra.as_deref().map_or(0, |extra| extra.attempts)
     }
 
     pub(in crate::engine) fn stage(&self) -> Stage {
-        self.stage
+        self.state.stage()
     }
 
     pub(in crate::engine) fn residence(&self) -> Residence {
-        self.residence
+        self.residence.into()
     }
 
     pub(in crate::engine) fn closed_by(&self) -> ClosedBy {
-        self.closed_by
+        self.state.closed_by()
     }
 
     /// It named its due.
     pub(in crate::engine) fn own_time(&self) -> bool {
-        self.own_time
+        self.state.has(ItemFlag::OwnTime)
     }
 
     /// Its row may have a row under its customer.
     pub(in crate::engine) fn indexed(&self) -> bool {
-        self.indexed
+        self.state.has(ItemFlag::Indexed)
     }
 
     /// The outcome of an attempt stayed unknown: it may have been delivered.
     pub(in crate::engine) fn outcome_unknown(&self) -> bool {
-        self.outcome_unknown
+        self.extra.as_deref().is_some_and(|extra| extra.outcome_unknown)
     }
 
     /// Attempts and the like differ from what its row says.
     pub(in crate::engine) fn amended(&self) -> bool {
-        self.amended
+        self.state.has(ItemFlag::Amended)
     }
 
     /// `None`: in the store alone.
@@ -285,11 +270,11 @@ impl Item {
     }
 
     pub(in crate::engine) fn is_stored(&self) -> bool {
-        matches!(self.residence, Residence::Stored(_))
+        matches!(self.residence(), Residence::Stored(_))
     }
 
     pub(in crate::engine) fn is_orphaned(&self) -> bool {
-        self.residence == Residence::Orphaned
+        self.residence() == Residence::Orphaned
     }
 
     /// It is a dead letter: why.
@@ -332,10 +317,10 @@ impl Item {
     /// What may change of its row while it waits.
     pub(in crate::engine) fn standing(&self) -> Standing {
         Standing {
-            attempts: self.attempts,
+            attempts: self.attempts(),
             last_error: self.last_error(),
-            outcome_unknown: self.outcome_unknown,
-            closed_by: self.closed_by,
+            outcome_unknown: self.outcome_unknown(),
+            closed_by: self.closed_by(),
             dead: self.dead().cloned(),
         }
     }
@@ -343,7 +328,7 @@ impl Item {
     /// What of that reads under way have to know.
     pub(in crate::engine) fn rewritten(&self) -> Rewritten {
         let dead = self.is_dead();
-        Rewritten { key: self.key, attempts: self.attempts, outcome_unknown: self.outcome_unknown, dead }
+        Rewritten { key: self.key, attempts: self.attempts(), outcome_unknown: self.outcome_unknown(), dead }
     }
 
     /// Its row, under this address.
@@ -356,13 +341,13 @@ impl Item {
             given: self.identity.is_given().then_some(self.identity),
             fingerprint: self.fingerprint,
             received: self.received,
-            own_time: self.own_time,
+            own_time: self.own_time(),
             expiry: (self.expiry != u64::MAX).then_some(self.expiry),
             weight: self.weight,
-            closed_by: self.closed_by,
-            attempts: self.attempts,
+            closed_by: self.closed_by(),
+            attempts: self.attempts(),
             last_error: self.last_error(),
-            outcome_unknown: self.outcome_unknown,
+            outcome_unknown: self.outcome_unknown(),
             dead: self.dead().cloned(),
             content: self.content.clone(),
         }
@@ -375,30 +360,30 @@ impl Item {
     }
 
     pub(in crate::engine) fn set_stage(&mut self, stage: Stage) {
-        self.stage = stage;
+        self.state.set_stage(stage);
     }
 
     /// Its window has closed: it is due then. `closing`: the one that covers it, where its key says later.
-    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy, closing: Option<ClosingId>) {
+    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy, closing: Option<ClosingPlace>) {
         self.due = due;
-        self.closed_by = cause;
+        self.state.set_closed_by(cause);
         self.closing = closing;
     }
 
     /// Its row is written with this commit, and says all.
     pub(in crate::engine) fn set_stored(&mut self, token: Token) {
-        self.residence = Residence::Stored(token);
-        self.amended = false;
+        self.residence = Residence::Stored(token).into();
+        self.state.set(ItemFlag::Amended, false);
     }
 
     /// The broker delivers its request again.
     pub(in crate::engine) fn orphan(&mut self) {
-        self.residence = Residence::Orphaned;
+        self.residence = Residence::Orphaned.into();
     }
 
     /// Whether its row has, or is given, a row under its customer.
     pub(in crate::engine) fn set_indexed(&mut self, indexed: bool) {
-        self.indexed = indexed;
+        self.state.set(ItemFlag::Indexed, indexed);
     }
 
     /// Its key says from now on when it is really due.
@@ -412,7 +397,7 @@ impl Item {
     pub(in crate::engine) fn defer(&mut self, until: u64) {
         self.move_key(until);
         self.due = until;
-        self.stage = Stage::Scheduled;
+        self.state.set_stage(Stage::Scheduled);
     }
 
     fn move_key(&mut self, due: u64) {
@@ -423,19 +408,19 @@ impl Item {
 
     /// An attempt has failed that counts.
     pub(in crate::engine) fn count_attempt(&mut self) {
-        self.attempts += 1;
-        self.amended = true;
+        self.extra_mut().attempts += 1;
+        self.state.set(ItemFlag::Amended, true);
     }
 
     pub(in crate::engine) fn set_last_error(&mut self, error: Arc<str>) {
         self.extra_mut().last_error = Some(error);
-        self.amended = true;
+        self.state.set(ItemFlag::Amended, true);
     }
 
     /// It may have been delivered.
     pub(in crate::engine) fn set_outcome_unknown(&mut self) {
-        self.outcome_unknown = true;
-        self.amended = true;
+        self.extra_mut().outcome_unknown = true;
+        self.state.set(ItemFlag::Amended, true);
     }
 
     /// What this dead letter's request had for an id and a fingerprint is to be remembered with its confirm.
@@ -463,10 +448,10 @@ impl Item {
         self.queue = dead_letters;
         self.customer = None;
         self.closing = None;
-        self.stage = Stage::Ready;
+        self.state.set_stage(Stage::Ready);
         self.due = self.key.due;
-        self.indexed = false;
-        self.amended = false;
+        self.state.set(ItemFlag::Indexed, false);
+        self.state.set(ItemFlag::Amended, false);
     }
 
     // ---- what the table of items counts and indexes -------------------------------------------------------
@@ -482,14 +467,5 @@ impl Item {
 
     pub(super) fn take_content(&mut self) -> Option<Arc<Content>> {
         self.content.take()
-    }
-
-    pub(super) fn siblings(&mut self) -> &mut Siblings {
-        &mut self.siblings
-    }
-
-    /// Place of the item behind it in the list of its customer's items.
-    pub(super) fn place_behind(&self) -> Option<NonZeroU32> {
-        self.siblings.after
     }
 }

@@ -5,7 +5,7 @@ use crate::engine::event::{QueueRow, DEAD_LETTERS};
 use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::slab::{Handle, Slab};
+use crate::engine::slab::{self, Handle, Slab};
 use crate::engine::types::{AppSettings, Key, Settings};
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
@@ -57,7 +57,7 @@ impl Queues {
             tidy_names_at: 2 * IDLE_QUEUES,
             occupied: 0,
             paused: 0,
-            dead_letters: Handle::new(0, 0),
+            dead_letters: Handle::new(0, slab::FIRST),
             wall: 0,
             total: 0,
             stored: 0,

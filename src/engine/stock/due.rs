@@ -16,11 +16,15 @@ impl Stock {
         let early = if mutated(Mutant::Early) { 7 } else { 0 };
         let taken = self.schedule.take_due(now.wall + early, limit, &mut places);
         self.behind = if taken == Taken::All { Behind::Windows } else { Behind::Items };
-        let mut due: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
-        due.sort_unstable_by_key(|id| self.items[*id].key());
+        // All rows are looked at in one go, and no other work between: they lie anywhere in memory, and the
+        // processor fetches several at a time.
+        let items = &self.items;
+        let keyed = |place| items.at(place).map(|id| (items[id].key(), id, items[id].stage()));
+        let mut due: Vec<(Key, ItemId, Stage)> = places.into_iter().filter_map(keyed).collect();
+        due.sort_unstable_by_key(|(key, ..)| *key);
         self.work += due.len() as u64;
-        for id in due {
-            match self.items[id].stage() {
+        for (_, id, stage) in due {
+            match stage {
                 Stage::Scheduled => self.make_ready(id, now),
                 // Its window's end is a matter of the monotonic clock.
                 Stage::Windowed { pos, .. } => {

@@ -93,7 +93,9 @@ impl Stock {
         if !self.journal.is_durable() {
             return 0;
         }
-        let places = self.schedule.take_furthest(count.min(EVICT_ROWS), after);
+        let items = &self.items;
+        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].key());
+        let places = self.schedule.take_furthest(count.min(EVICT_ROWS), after, key_of);
         let ids: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
         for id in &ids {
             if let Stage::Windowed { pos, .. } = self.items[*id].stage() {
@@ -255,7 +257,8 @@ impl Stock {
 
     /// The wall clock went back: everything waits for its time anew.
     pub(in crate::engine) fn rebase(&mut self, now: Now) {
-        self.schedule.rebase(now.wall);
+        let items = &self.items;
+        self.schedule.rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].key()));
     }
 
     /// Rows that find room in memory, beside those that are on their way from the store.
