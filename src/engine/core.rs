@@ -145,7 +145,7 @@ impl Core {
             return self.give_back(id);
         }
         if mutated(Mutant::DeadForgotten) {
-            return self.stock.finish(id);
+            return self.stock.finish(&[id]);
         }
         self.stock.counters_mut().dead[reason as usize] += u64::from(!mutated(Mutant::DeadUncounted));
         let dead = Dead { reason, error: error.into() };
@@ -189,7 +189,7 @@ impl Core {
     /// request.
     pub(super) fn take_out(&mut self, id: ItemId) {
         self.take_off(id);
-        self.stock.finish(id);
+        self.stock.finish(&[id]);
     }
 
     /// Takes an item off whatever list it is on.

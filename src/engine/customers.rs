@@ -1,7 +1,7 @@
 //! The customers of each application, as long as anything of theirs is in memory or their window is open.
 
 use super::ids::{CustomerId, ItemId, QueueId};
-use super::items::Items;
+use super::items::{Item, Items};
 use super::mutant::{mutated, Mutant};
 use super::queue::{Entry, Queues};
 use super::size::{self, Overhead};
@@ -93,17 +93,18 @@ impl Customers {
         customer.rows += 1;
     }
 
-    /// An item is about to leave memory.
-    pub(super) fn remove_row(
-        &mut self,
-        id: CustomerId,
-        item: ItemId,
-        items: &mut Items,
-        queues: &mut Queues,
-    ) {
-        if let Some(first) = items.unlink(item) {
-            self.table[id].first = first;
+    /// Items are about to leave memory: they are not in their customers' lists any more.
+    pub(super) fn unlink(&mut self, leaving: &[ItemId], items: &mut Items) {
+        for item in leaving {
+            let Some(id) = items.get(*item).and_then(Item::customer) else { continue };
+            if let Some(first) = items.unlink(*item) {
+                self.table[id].first = first;
+            }
         }
+    }
+
+    /// An item has left memory.
+    pub(super) fn remove_row(&mut self, id: CustomerId, queues: &mut Queues) {
         self.table[id].rows -= 1;
         self.release(id, queues);
     }

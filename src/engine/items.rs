@@ -117,10 +117,24 @@ impl Items {
         id
     }
 
+    /// Items are about to be removed: their numbers and identities do not lead to them any more.
+    pub(super) fn unindex(&mut self, leaving: &[ItemId]) {
+        for id in leaving {
+            if let Some(item) = self.rows.get(*id) {
+                self.by_seq.remove(item.key().seq);
+            }
+        }
+        for id in leaving {
+            if let Some(item) = self.rows.get(*id) {
+                self.by_identity.remove_if(&item.identity(), |other| other == id);
+            }
+        }
+    }
+
+    /// Takes out an item that has been unindexed.
     pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
         let item = self.rows.remove(id)?;
-        self.by_seq.remove(item.key().seq);
-        self.by_identity.remove_if(&item.identity(), |other| *other == id);
+        debug_assert!(self.by_seq.get(item.key().seq).is_none(), "nothing leads to it any more");
         self.content_bytes -= item.content().map_or(0, |content| content.size());
         Some(item)
     }

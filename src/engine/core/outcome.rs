@@ -22,29 +22,36 @@ impl Core {
     /// all.
     pub(in crate::engine) fn settle(&mut self, rows: usize, now: Now) -> bool {
         let mut done = 0;
+        let mut delivered = Vec::new();
         while done < rows {
-            let Some(settled) = self.settled.pop_front() else { return true };
+            let Some(settled) = self.settled.pop_front() else { break };
             done += self.dispatch.get(settled.number).map_or(0, |flight| flight.rows.len());
-            self.settle_one(settled, now);
+            if !matches!(settled.outcome, Outcome::Confirmed(_)) {
+                // What others do next finds them gone.
+                self.stock.finish(&std::mem::take(&mut delivered));
+            }
+            self.settle_one(settled, &mut delivered, now);
         }
+        self.stock.finish(&delivered);
         self.settled.is_empty()
     }
 
-    fn settle_one(&mut self, Settled { number, outcome }: Settled, now: Now) {
+    /// What has been delivered is added to `delivered`, and is to be finished.
+    fn settle_one(&mut self, Settled { number, outcome }: Settled, delivered: &mut Vec<ItemId>, now: Now) {
         let Some(alone) = self.dispatch.landed(&mut self.stock, number) else { return };
         match outcome {
-            Outcome::Confirmed(batch) => self.delivered(number, batch, now),
+            Outcome::Confirmed(batch) => self.delivered(number, batch, delivered, now),
             Outcome::Returned(_) if mutated(Mutant::ReturnedIsDelivered) => {
-                self.delivered(number, BatchId::default(), now);
+                self.delivered(number, BatchId::default(), delivered, now);
             }
             Outcome::Unknown if mutated(Mutant::UnknownIsDelivered) => {
-                self.delivered(number, BatchId::default(), now);
+                self.delivered(number, BatchId::default(), delivered, now);
             }
             Outcome::Nacked if mutated(Mutant::NackedIsDelivered) => {
-                self.delivered(number, BatchId::default(), now);
+                self.delivered(number, BatchId::default(), delivered, now);
             }
             Outcome::Overdue if mutated(Mutant::OverdueIsDelivered) => {
-                self.delivered(number, BatchId::default(), now);
+                self.delivered(number, BatchId::default(), delivered, now);
             }
             Outcome::Nacked => {
                 self.stock.counters_mut().nacked += 1;
@@ -80,7 +87,7 @@ impl Core {
     }
 
     /// Confirmed and not returned: this, and nothing else, ends an item well.
-    fn delivered(&mut self, number: u64, batch: BatchId, now: Now) {
+    fn delivered(&mut self, number: u64, batch: BatchId, delivered: &mut Vec<ItemId>, now: Now) {
         let Some(flight) = self.dispatch.end(number) else { return };
         let queue = flight.queue;
         let count = flight.rows.len() as u64;
@@ -91,7 +98,8 @@ impl Core {
             self.stock.counters_mut().confirmed += count;
             self.stock.counters_mut().batches_confirmed += 1;
         }
-        for id in flight.rows {
+        for id in &flight.rows {
+            let id = *id;
             if dead_letters {
                 self.remember_letter(id, now);
             } else {
@@ -101,8 +109,8 @@ impl Core {
                     self.remember(queue, identity, ended);
                 }
             }
-            self.stock.finish(id);
         }
+        delivered.extend(flight.rows);
         let share = self.dispatch.share();
         let live = self.stock.queues_mut().live(queue);
         live.count_sent(count);

@@ -202,11 +202,24 @@ impl Stock {
     }
 
     pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
+        self.detach(&[id]);
+        self.take_out(id)
+    }
+
+    /// Takes items off the lists and out of the indexes that lead to them: all items out of one, then all out
+    /// of the next. What is changed lies anywhere in memory, and the processor fetches several at a time.
+    pub(super) fn detach(&mut self, ids: &[ItemId]) {
+        self.customers.unlink(ids, &mut self.items);
+        self.items.unindex(ids);
+    }
+
+    /// The rest of a removal, after [`Stock::detach`].
+    pub(super) fn take_out(&mut self, id: ItemId) -> Option<Item> {
         self.work += 1;
-        if let Some(customer) = self.items.get(id)?.customer() {
-            self.customers.remove_row(customer, id, &mut self.items, &mut self.queues);
-        }
         let item = self.items.remove(id)?;
+        if let Some(customer) = item.customer() {
+            self.customers.remove_row(customer, &mut self.queues);
+        }
         self.queues.live(item.queue()).may_not_drop(item.key(), id);
         if let Some(closing) = item.closing() {
             let ops = self.journal.ops();

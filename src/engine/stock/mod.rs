@@ -359,10 +359,16 @@ impl Stock {
 
     // ---- out ----------------------------------------------------------------------------------------------
 
-    /// An item in memory is done with: its request may be acked, and the store forgets it. It is on no list.
-    pub(super) fn finish(&mut self, id: ItemId) {
+    /// Items in memory are done with: their requests may be acked, and the store forgets them. They are on no
+    /// list.
+    pub(super) fn finish(&mut self, ids: &[ItemId]) {
+        self.detach(ids);
+        ids.iter().for_each(|id| self.finish_detached(*id));
+    }
+
+    fn finish_detached(&mut self, id: ItemId) {
         let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
-        let Some(item) = self.remove(id) else { return };
+        let Some(item) = self.take_out(id) else { return };
         self.watch.changed(item.identity());
         match item.residence() {
             Residence::Pending(tag) => {
