@@ -138,7 +138,7 @@ pub fn options(port: u16) -> Options {
             drain: Duration::from_secs(5),
         },
         store_identity: STORE,
-        quarantine: false,
+        quarantine: None,
         held_limit: Duration::from_secs(1_500),
     }
 }

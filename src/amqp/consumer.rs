@@ -17,7 +17,8 @@ use super::consumer_channel::ConsumerChannel;
 use super::cost;
 use super::fault::{Fault, FaultKind};
 use super::ingest_lock::{acquire, check_consumers, IngestLock};
-use super::prefetch::{Prefetch, Quarantine};
+use super::prefetch::Prefetch;
+use super::quarantine::Quarantine;
 use super::shared::Shared;
 use super::supervise::{
     requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
@@ -49,6 +50,9 @@ const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 const CULPRIT_PAUSE: Duration = Duration::from_millis(100);
 const CULPRIT_PAUSE_LATER: Duration = Duration::from_secs(1);
 const CULPRIT_EXPECTED: u32 = 60;
+
+/// In quarantine, deliveries are named in the log where no more than these are taken at a time.
+const NAMED: u16 = 16;
 
 /// The ingest end, across connections.
 pub(super) struct Ingest {
@@ -174,7 +178,7 @@ impl Ingest {
             }
         };
         let prefetch = match self.quarantine.is_on() {
-            true => self.prefetch.restart_at_one(),
+            true => self.prefetch.set(self.quarantine.restart()),
             false => {
                 // Unknown is many: what waits there may be of any size.
                 let counts = count_queue(session, &queue, limit).await;
@@ -294,8 +298,12 @@ impl Ingest {
         failpoint!("after-ack");
         if covered > 0 {
             self.backoff.reset();
+            let follows_deaths = self.quarantine.follows_deaths();
             if self.quarantine.acked(covered) {
                 tracing::info!("consuming with the ordinary prefetch again");
+                if follows_deaths {
+                    self.shared.post(Event::Quarantine { width: None });
+                }
             }
             generation.consumer.consume_if_rested().await?;
         }
@@ -351,13 +359,22 @@ impl Ingest {
     /// Smaller where memory demands it; larger at the one moment when nothing is on its way.
     async fn adapt_prefetch(&mut self, generation: &mut Generation) -> Result<(), Fault> {
         let consumer = &mut generation.consumer;
-        if self.stopped || self.quarantine.is_on() || !consumer.is_running() {
+        if self.stopped || !consumer.is_running() {
             return Ok(());
         }
-        let next = match self.prefetch.shrink() {
-            Some(smaller) => Some(smaller),
-            None if consumer.is_exhausted() => self.prefetch.grow(),
-            None => None,
+        let next = if self.quarantine.is_on() {
+            let wider = consumer.is_exhausted().then(|| self.quarantine.widen(self.prefetch.allowed()));
+            wider.flatten().map(|width| {
+                // Should the process die over these, the next one takes fewer: so it is told first.
+                self.shared.post(Event::Quarantine { width: Some(width) });
+                self.prefetch.set(width)
+            })
+        } else {
+            match self.prefetch.shrink() {
+                Some(smaller) => Some(smaller),
+                None if consumer.is_exhausted() => self.prefetch.grow(),
+                None => None,
+            }
         };
         let Some(prefetch) = next else { return Ok(()) };
         tracing::debug!(from = consumer.prefetch(), to = prefetch, "another prefetch");
@@ -368,13 +385,15 @@ impl Ingest {
     fn read(&mut self, delivery: Delivery, generation: u32, received: u64) -> Request {
         if self.quarantine.is_on() {
             self.quarantine.delivered(delivery.redelivered);
-            // Should the process not survive this one, the log names it.
+        }
+        if self.quarantine.is_on() && self.quarantine.width() <= NAMED {
+            // Should the process not survive it, the log names it.
             let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
             tracing::info!(
                 tag = delivery.delivery_tag,
                 message_id = id,
                 bytes = delivery.data.len(),
-                "one at a time"
+                "taken with few others"
             );
         }
         for meant in wire::near_misses(delivery.properties.headers().as_ref()) {

@@ -30,6 +30,7 @@ mod outlet;
 mod prefetch;
 mod publish_channel;
 mod publisher;
+pub(crate) mod quarantine;
 mod replies;
 mod shared;
 mod supervise;
@@ -79,6 +80,12 @@ pub enum Event {
     Settled(Vec<Settled>),
     /// The answers to these commands are out, or have been given up.
     Answered(Vec<Delivery>),
+    /// In the quarantine that follows quick deaths, so many deliveries are taken at a time from now on;
+    /// `None`: what came back has passed.
+    Quarantine {
+        /// Deliveries at a time.
+        width: Option<u16>,
+    },
     /// For status and readiness; sent when it changes.
     Link {
         /// Connection that changed.
@@ -164,9 +171,9 @@ pub struct Options {
     pub timeouts: config::Timeouts,
     /// For assigned ids.
     pub store_identity: u64,
-    /// Consume one delivery at a time at first: set after the process has died quickly several times, since a
-    /// message may be the cause.
-    pub quarantine: bool,
+    /// Set after the process has died quickly several times, since a message may be the cause: consume one
+    /// delivery at a time at first, and so many at most, until those have passed that came back.
+    pub quarantine: Option<u16>,
     /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout
     /// (30 min unless configured otherwise).
     pub held_limit: Duration,
@@ -177,7 +184,7 @@ const HELD_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 impl Options {
     /// From the checked configuration.
-    pub fn new(config: &Config, store_identity: u64, quarantine: bool) -> Self {
+    pub fn new(config: &Config, store_identity: u64, quarantine: Option<u16>) -> Self {
         Options {
             amqp: config.amqp.clone(),
             ingest: config.ingest.clone(),

@@ -1,5 +1,5 @@
-//! How many deliveries to take in advance: bounded by memory in the ordinary case, one at a time where a
-//! message is suspected of killing its consumers. Pure.
+//! How many deliveries to take in advance: bounded by memory. Where a message is suspected of killing its
+//! consumers, [`super::quarantine`] says it. Pure.
 
 /// The first prefetch of a channel: nothing is known of what waits in the queue.
 const START: u16 = 16;
@@ -51,10 +51,10 @@ impl Prefetch {
         self.max_body = max_body;
     }
 
-    /// A new channel that takes one at a time at first.
-    pub(super) fn restart_at_one(&mut self) -> u16 {
-        self.current = 1;
-        1
+    /// So many and no more, as a quarantine says.
+    pub(super) fn set(&mut self, prefetch: u16) -> u16 {
+        self.current = prefetch;
+        prefetch
     }
 
     /// A new channel, on a queue with this many messages ready. They may be of any size: so where there are
@@ -103,7 +103,8 @@ impl Prefetch {
         None
     }
 
-    fn allowed(&self) -> u16 {
+    /// As many as memory allows.
+    pub(super) fn allowed(&self) -> u16 {
         let dearest = self.dearest_now.max(self.dearest_before).max(LEAST_COST);
         u16::try_from(self.budget / dearest).unwrap_or(u16::MAX).clamp(1, self.configured)
     }
@@ -112,76 +113,6 @@ impl Prefetch {
 /// A quarter of the memory, less a third of that for what an earlier consumer has left unacked.
 fn budget(memory: u64) -> u64 {
     memory / 6
-}
-
-/// One delivery at a time, so that a message which ends the connection (or the process) comes back alone.
-///
-/// With more, every neighbour of the culprit would be returned with it each time, and the queue's delivery
-/// limit would send innocent ones to the dead exchange.
-#[derive(Debug, Default)]
-pub(super) struct Quarantine {
-    on: bool,
-    /// Parse errors in a row with nothing acked between.
-    errors: u32,
-    /// While it is on, parse errors in a row with nothing acked between. Two mean that the culprit is at the
-    /// head of the queue; one may have been preceded by an ack that did not reach the broker, whose message
-    /// comes first then.
-    met: u32,
-    acked: u32,
-    /// As many deliveries as may lie before the culprit.
-    depth: u32,
-    /// A delivery has come for the first time. The broker hands out first what came back, the culprit
-    /// with it: so that has passed.
-    fresh: bool,
-}
-
-impl Quarantine {
-    /// On from the start, after the process has died quickly several times.
-    pub(super) fn started(on: bool, depth: u16) -> Self {
-        Quarantine { on, depth: u32::from(depth), ..Quarantine::default() }
-    }
-
-    pub(super) fn is_on(&self) -> bool {
-        self.on
-    }
-
-    /// Parse errors in a row.
-    pub(super) fn errors(&self) -> u32 {
-        self.errors
-    }
-
-    /// A connection ended by a parse error, at this prefetch.
-    pub(super) fn parse_error(&mut self, prefetch: u16) {
-        self.errors = self.errors.saturating_add(1);
-        if self.on {
-            self.met = self.met.saturating_add(1);
-        } else if self.errors >= 2 {
-            *self = Quarantine {
-                on: true,
-                errors: self.errors,
-                depth: u32::from(prefetch),
-                ..Quarantine::default()
-            };
-        }
-    }
-
-    /// A delivery has come; whether it had been handed out before.
-    pub(super) fn delivered(&mut self, redelivered: bool) {
-        self.fresh |= !redelivered;
-    }
-
-    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, because
-    /// one came that lies behind it, or because as many passed as could have lain before it.
-    pub(super) fn acked(&mut self, count: u32) -> bool {
-        self.errors = 0;
-        self.acked = self.acked.saturating_add(count);
-        let met = std::mem::take(&mut self.met);
-        let over = self.on && count > 0 && (met >= 2 || self.fresh || self.acked >= self.depth);
-        if over {
-            *self = Quarantine::default();
-        }
-        over
-    }
 }
 
 #[cfg(test)]
@@ -252,51 +183,5 @@ mod tests {
         assert!((2_200..=4_473).contains(&settled), "{settled}");
         assert!(fed(&mut prefetch, 3, 11_000).is_empty());
         assert!(fed(&mut prefetch, 3, 7_000).is_empty(), "less than twice as much");
-    }
-
-    #[test]
-    fn two_parse_errors_in_a_row_isolate_the_culprit() {
-        let mut quarantine = Quarantine::default();
-        quarantine.parse_error(1_000);
-        assert!(!quarantine.is_on());
-        quarantine.acked(1);
-        quarantine.parse_error(1_000);
-        assert!(!quarantine.is_on(), "something was acked between");
-        quarantine.parse_error(1_000);
-        assert!(quarantine.is_on());
-        // Those before it pass one by one.
-        assert!(!quarantine.acked(1));
-        assert!(quarantine.is_on());
-        // It is met, but the last ack was lost: the one before it comes again.
-        quarantine.parse_error(1);
-        assert!(!quarantine.acked(1));
-        // It is met until the broker takes it away; the next ack ends it.
-        for _ in 0..50 {
-            quarantine.parse_error(1);
-        }
-        assert_eq!(quarantine.errors(), 50);
-        assert!(quarantine.acked(1));
-        assert!(!quarantine.is_on());
-    }
-
-    #[test]
-    fn a_quarantine_without_a_culprit_ends() {
-        let mut quarantine = Quarantine::started(true, 3);
-        assert!(!quarantine.acked(1));
-        assert!(!quarantine.acked(1));
-        assert!(quarantine.acked(1));
-    }
-
-    #[test]
-    fn what_nobody_had_before_ends_a_quarantine_once_it_is_acked() {
-        let mut quarantine = Quarantine::started(true, 10_000);
-        for _ in 0..5 {
-            quarantine.delivered(true);
-            assert!(!quarantine.acked(1), "the culprit may be next");
-        }
-        quarantine.delivered(false);
-        assert!(quarantine.is_on(), "it may be the culprit itself");
-        assert!(quarantine.acked(1));
-        assert!(!quarantine.is_on());
     }
 }

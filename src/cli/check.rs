@@ -167,7 +167,7 @@ fn broker(config: &Config) -> Result<Vec<CheckLine>, Failure> {
 }
 
 async fn inspect(config: &Config) -> Result<Vec<CheckLine>, Failure> {
-    let found = amqp::inspect(&amqp::Options::new(config, 0, false)).await;
+    let found = amqp::inspect(&amqp::Options::new(config, 0, None)).await;
     let one = |f: amqp::Inspected| {
         let level = match f.severity {
             amqp::Severity::Good => Level::Ok,

@@ -125,11 +125,12 @@ impl FoundItems {
 }
 
 impl OpenLife {
-    /// Connects to the broker. `quarantine`: requests that were handed out before are taken one at a time.
+    /// Connects to the broker. `quarantine`: of requests that were handed out before so many are taken at a
+    /// time at most, and one at first.
     pub(super) fn begin<'p>(
         self,
         process: &'p mut Process,
-        quarantine: bool,
+        quarantine: Option<u16>,
         starts: &'p mut Starts,
     ) -> Life<'p> {
         let on_amqp = Arc::clone(&self.mailbox);
@@ -267,6 +268,7 @@ impl Life<'_> {
             amqp::Event::EgressLost => self.shard.feed(Input::EgressLost),
             amqp::Event::EgressBlocked(blocked) => self.shard.feed(Input::EgressBlocked(blocked)),
             amqp::Event::Link { side, link } => self.link(side, link),
+            amqp::Event::Quarantine { width } => self.starts.quarantine(width),
             amqp::Event::Requests(requests) => self.shard.feed(Input::Requests(requests)),
             amqp::Event::Settled(settled) => self.shard.feed(Input::Settled(settled)),
             amqp::Event::Answered(deliveries) => self.shard.feed(Input::Answered(deliveries)),
@@ -364,7 +366,7 @@ mod tests {
             let life = Life::open(&mut process).unwrap();
             identities.push(life.store_identity);
             life.mailbox.post(LoopEvent::Signal(Signal::Terminate));
-            let ending = life.begin(&mut process, false, &mut starts).run();
+            let ending = life.begin(&mut process, None, &mut starts).run();
             assert!(matches!(ending, Ending::Stopped), "{ending:?}");
         }
         assert_eq!(identities[0], identities[1], "the second opened what the first had closed");

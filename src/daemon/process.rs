@@ -78,9 +78,11 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let directory =
         (process.config.store.kind == StoreKind::Disk).then_some(process.config.store.path.as_path());
     let (mut starts, quarantine) = Starts::note(directory);
-    if quarantine {
+    if let Some(most) = quarantine {
         tracing::warn!(
-            "several quick deaths in a row: requests that were handed out before are taken one at a time"
+            most,
+            "several quick deaths in a row: requests that were handed out before are taken one at a time at \
+             first, and more with each that passes"
         );
     }
     tracing::info!(

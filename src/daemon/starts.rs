@@ -1,7 +1,10 @@
-//! Counts starts that were not followed by a minute of life, in the state directory: a message that kills the
-//! process comes back at once and would kill it again, so after several quick deaths the consumer begins with
-//! one delivery at a time, and the queue's delivery limit takes the culprit away.
+//! Counts starts that were not followed by a minute of life, in the state directory: a message that kills
+//! the process comes back at once and would kill it again, so after several quick deaths the consumer begins
+//! with one delivery at a time, and the queue's delivery limit takes the culprit away
+//! ([`crate::amqp::quarantine`]). Kept beside the count is how many deliveries at a time a process in that
+//! state takes, so that the next one knows over how many it died.
 
+use crate::amqp::quarantine::most_after;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,33 +17,51 @@ const QUICK_DEATHS: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Starts {
     path: Option<PathBuf>,
+    count: u32,
     settled: bool,
 }
 
 impl Starts {
-    /// Notes this start. Returns whether it follows several quick deaths. `None`: no directory, nothing to
-    /// count.
-    pub(super) fn note(directory: Option<&Path>) -> (Starts, bool) {
+    /// Notes this start. Where it follows several quick deaths: how many deliveries it may take at a time.
+    /// `None` for a directory: nothing to count.
+    pub(super) fn note(directory: Option<&Path>) -> (Starts, Option<u16>) {
         let Some(path) = directory.map(|dir| dir.join("STARTS")) else {
-            return (Starts { path: None, settled: true }, false);
+            return (Starts { path: None, count: 0, settled: true }, None);
         };
-        let before: u32 =
-            fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        let starts = Starts { path: Some(path), settled: false };
-        starts.write(before.saturating_add(1));
-        (starts, before >= QUICK_DEATHS)
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let mut numbers = text.split_whitespace();
+        let before: u32 = numbers.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let width: Option<u16> = numbers.next().and_then(|word| word.parse().ok());
+        let most = (before >= QUICK_DEATHS).then(|| most_after(width));
+        let starts = Starts { path: Some(path), count: before.saturating_add(1), settled: false };
+        starts.write(most.map(|_| 1));
+        (starts, most)
+    }
+
+    /// It takes this many deliveries at a time now; `None`: it got past all that had been handed out before,
+    /// and its own death will be the first.
+    pub(super) fn quarantine(&mut self, width: Option<u16>) {
+        if self.settled {
+            return;
+        }
+        if width.is_none() {
+            self.count = 1;
+        }
+        self.write(width);
     }
 
     /// This process has lived long enough, or ends as it should.
     pub(super) fn settle(&mut self) {
         if !std::mem::replace(&mut self.settled, true) {
-            self.write(0);
+            self.count = 0;
+            self.write(None);
         }
     }
 
-    fn write(&self, count: u32) {
+    fn write(&self, width: Option<u16>) {
         let Some(path) = &self.path else { return };
-        if let Err(error) = fs::write(path, format!("{count}\n")) {
+        let width = width.map_or(String::new(), |width| format!(" {width}"));
+        if let Err(error) = fs::write(path, format!("{}{width}\n", self.count)) {
             tracing::warn!(path = %path.display(), %error, "cannot note this start");
         }
     }
@@ -54,9 +75,25 @@ mod tests {
     fn the_fourth_start_after_three_quick_deaths_is_cautious() {
         let dir = tempfile::tempdir().unwrap();
         let start = || Starts::note(Some(dir.path()));
-        assert_eq!([start().1, start().1, start().1, start().1], [false, false, false, true]);
+        assert_eq!([start().1, start().1, start().1, start().1], [None, None, None, Some(u16::MAX)]);
         start().0.settle();
-        assert!(!start().1);
-        assert!(!Starts::note(None).1);
+        assert_eq!(start().1, None);
+        assert_eq!(Starts::note(None).1, None);
+    }
+
+    #[test]
+    fn whoever_follows_a_death_in_quarantine_takes_fewer_and_whoever_got_through_ends_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = || Starts::note(Some(dir.path()));
+        (0..3).for_each(|_| drop(start()));
+        let (mut starts, most) = start();
+        assert_eq!(most, Some(u16::MAX));
+        starts.quarantine(Some(64));
+        let (mut starts, most) = start();
+        assert_eq!(most, Some(8));
+        starts.quarantine(Some(2));
+        assert_eq!((start().1, start().1), (Some(1), Some(1)));
+        start().0.quarantine(None);
+        assert_eq!([start().1, start().1, start().1], [None, None, Some(u16::MAX)]);
     }
 }

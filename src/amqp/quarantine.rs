@@ -1,0 +1,263 @@
+//! Few deliveries at a time, where a message is suspected of ending the connection or the process: so it
+//! comes back with few others. Pure.
+//!
+//! With more, every neighbour of the culprit would be returned with it each time, and the queue's delivery
+//! limit would send innocent ones to the dead exchange.
+//!
+//! After parse errors it is one delivery at a time. After quick deaths of the process it is one at first,
+//! since these may have had any cause, and twice as many whenever all of the last have passed. Should the
+//! process die over some of them, the next one takes an eighth of these at most, down to one: so an innocent
+//! message is returned a few times with the culprit at most, however many there are ([`most_after`]).
+
+/// By how much the next process takes fewer than those over which one has died.
+const NARROWER: u16 = 8;
+
+/// How many deliveries a process may take at a time that follows quick deaths, where the one before it was in
+/// quarantine too, and took this many when it died.
+pub(crate) fn most_after(width: Option<u16>) -> u16 {
+    width.map_or(u16::MAX, |width| (width / NARROWER).max(1))
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Quarantine {
+    on: bool,
+    /// The process has died: at most so many deliveries at a time. 0: it is about parse errors.
+    most: u16,
+    /// Deliveries at a time at present, and how many have been acked since it is that many.
+    width: u16,
+    passed: u32,
+    /// Parse errors in a row with nothing acked between.
+    errors: u32,
+    /// While it is on, parse errors in a row with nothing acked between. Two mean that the culprit is at the
+    /// head of the queue; one may have been preceded by an ack that did not reach the broker, whose message
+    /// comes first then.
+    met: u32,
+    acked: u32,
+    /// As many deliveries as may lie before the culprit.
+    depth: u32,
+    /// Deliveries that have come over this channel, and how many of them are acked.
+    handed: u32,
+    answered: u32,
+    /// Number of the first of them that came for the first time. The broker hands out first what came back,
+    /// the culprit with it: once all are acked up to this one, it has passed.
+    fresh: Option<u32>,
+}
+
+impl Quarantine {
+    /// On from the start, after the process has died quickly several times; `most`: deliveries at a time
+    /// (`None`: it has not). `depth`: as many may have been handed out before.
+    pub(super) fn started(most: Option<u16>, depth: u16) -> Self {
+        Quarantine {
+            on: most.is_some(),
+            most: most.unwrap_or_default(),
+            depth: u32::from(depth),
+            ..Quarantine::default()
+        }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// It is about deaths of the process, and not about parse errors.
+    pub(super) fn follows_deaths(&self) -> bool {
+        self.on && self.most > 0
+    }
+
+    /// Deliveries at a time, at present.
+    pub(super) fn width(&self) -> u16 {
+        self.width.max(1)
+    }
+
+    /// Parse errors in a row.
+    pub(super) fn errors(&self) -> u32 {
+        self.errors
+    }
+
+    /// A new channel: what was handed out over the one before comes again.
+    pub(super) fn restart(&mut self) -> u16 {
+        (self.width, self.passed) = (1, 0);
+        (self.handed, self.answered, self.fresh) = (0, 0, None);
+        1
+    }
+
+    /// A larger width, once all have passed that it allowed so far; `allowed`: by memory.
+    pub(super) fn widen(&mut self, allowed: u16) -> Option<u16> {
+        let wider = self.width().saturating_mul(2);
+        let passed = self.passed >= u32::from(self.width());
+        (self.on && passed && wider <= self.most.min(allowed)).then(|| {
+            (self.width, self.passed) = (wider, 0);
+            wider
+        })
+    }
+
+    /// A connection ended by a parse error, at this prefetch.
+    pub(super) fn parse_error(&mut self, prefetch: u16) {
+        self.errors = self.errors.saturating_add(1);
+        if self.on {
+            self.met = self.met.saturating_add(1);
+            // It is one message that does it: so it is looked for alone.
+            self.most = self.most.min(1);
+        } else if self.errors >= 2 {
+            *self = Quarantine {
+                on: true,
+                errors: self.errors,
+                depth: u32::from(prefetch),
+                ..Quarantine::default()
+            };
+        }
+    }
+
+    /// A delivery has come; whether it had been handed out before.
+    pub(super) fn delivered(&mut self, redelivered: bool) {
+        self.handed = self.handed.saturating_add(1);
+        if !redelivered && self.fresh.is_none() {
+            self.fresh = Some(self.handed);
+        }
+    }
+
+    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, because
+    /// all have passed up to one that lies behind it, or because as many passed as could have lain before
+    /// it.
+    pub(super) fn acked(&mut self, count: u32) -> bool {
+        self.errors = 0;
+        self.acked = self.acked.saturating_add(count);
+        self.passed = self.passed.saturating_add(count);
+        self.answered = self.answered.saturating_add(count);
+        let met = std::mem::take(&mut self.met);
+        let behind = self.fresh.is_some_and(|fresh| self.answered >= fresh);
+        let over = self.on && count > 0 && (met >= 2 || behind || self.acked >= self.depth);
+        if over {
+            *self = Quarantine::default();
+        }
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn two_parse_errors_in_a_row_isolate_the_culprit() {
+        let mut quarantine = Quarantine::default();
+        quarantine.parse_error(1_000);
+        assert!(!quarantine.is_on());
+        quarantine.acked(1);
+        quarantine.parse_error(1_000);
+        assert!(!quarantine.is_on(), "something was acked between");
+        quarantine.parse_error(1_000);
+        assert!(quarantine.is_on());
+        // Those before it pass one by one.
+        assert!(!quarantine.acked(1));
+        assert!(quarantine.is_on());
+        // It is met, but the last ack was lost: the one before it comes again.
+        quarantine.parse_error(1);
+        assert!(!quarantine.acked(1));
+        // It is met until the broker takes it away; the next ack ends it.
+        for _ in 0..50 {
+            quarantine.parse_error(1);
+        }
+        assert_eq!(quarantine.errors(), 50);
+        assert!(quarantine.acked(1));
+        assert!(!quarantine.is_on());
+    }
+
+    #[test]
+    fn a_quarantine_without_a_culprit_ends() {
+        let mut quarantine = Quarantine::started(Some(1), 3);
+        assert!(!quarantine.acked(1));
+        assert!(!quarantine.acked(1));
+        assert!(quarantine.acked(1));
+    }
+
+    #[test]
+    fn what_nobody_had_before_ends_a_quarantine_once_it_is_acked() {
+        let mut quarantine = Quarantine::started(Some(1), 10_000);
+        for _ in 0..5 {
+            quarantine.delivered(true);
+            assert!(!quarantine.acked(1), "the culprit may be next");
+        }
+        quarantine.delivered(false);
+        assert!(quarantine.is_on(), "it may be the culprit itself");
+        assert!(quarantine.acked(1));
+        assert!(!quarantine.is_on());
+    }
+
+    #[test]
+    fn what_lies_before_the_first_new_one_has_to_pass() {
+        let mut quarantine = Quarantine::started(Some(u16::MAX), 10_000);
+        quarantine.delivered(true);
+        assert!(!quarantine.acked(1));
+        assert_eq!(quarantine.widen(100), Some(2));
+        quarantine.delivered(true);
+        quarantine.delivered(false);
+        assert!(!quarantine.acked(1), "the second of them is not acked");
+        assert!(quarantine.acked(1));
+    }
+
+    #[test]
+    fn it_widens_as_far_as_memory_and_the_death_before_allow() {
+        let widths = |most: u16, allowed: u16| -> Vec<u16> {
+            let mut quarantine = Quarantine::started(Some(most), u16::MAX);
+            let mut widths = Vec::new();
+            for _ in 0..20 {
+                assert!(!quarantine.acked(u32::from(quarantine.width())));
+                widths.extend(quarantine.widen(allowed));
+            }
+            widths
+        };
+        assert_eq!(widths(u16::MAX, 100), [2, 4, 8, 16, 32, 64]);
+        assert_eq!(widths(10, 100), [2, 4, 8]);
+        assert!(widths(1, 100).is_empty());
+        let mut quarantine = Quarantine::started(Some(u16::MAX), 10_000);
+        quarantine.acked(1);
+        assert_eq!((quarantine.widen(100), quarantine.widen(100)), (Some(2), None), "two have to pass first");
+        assert_eq!((quarantine.restart(), quarantine.width()), (1, 1), "another channel begins anew");
+    }
+
+    /// One process in quarantine over a queue: how often each message has been returned, `None` = the
+    /// culprit, which ends the process. How many it took at a time when that happened, `None` = it got
+    /// through.
+    fn live(queue: &mut Vec<(bool, u32)>, most: u16, prefetch: u16) -> Option<u16> {
+        let mut quarantine = Quarantine::started(Some(most), prefetch);
+        loop {
+            let width = usize::from(quarantine.width()).min(queue.len());
+            if queue[..width].iter().any(|(culprit, _)| *culprit) {
+                // Nothing of what came with it had been acked: the worst case.
+                queue[..width].iter_mut().for_each(|(_, returned)| *returned += 1);
+                return Some(quarantine.width());
+            }
+            queue[..width].iter().for_each(|(_, returned)| quarantine.delivered(*returned > 0));
+            queue.drain(..width);
+            if width == 0 || quarantine.acked(width as u32) {
+                return None;
+            }
+            quarantine.widen(prefetch);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_culprit_is_found_before_its_neighbours_are_given_up(
+            prefetch in 1..20_000u16, place in any::<prop::sample::Index>(),
+        ) {
+            // Three quick deaths have returned all of them three times.
+            let mut queue = vec![(false, 3); usize::from(prefetch)];
+            queue[place.index(usize::from(prefetch))].0 = true;
+            // Twenty is RabbitMQ's own limit; tidegate's queues have more.
+            let mut width = None;
+            for _ in 3..20 {
+                width = live(&mut queue, most_after(width), prefetch);
+                prop_assert!(width.is_some(), "nobody gets past it");
+                let innocent = queue.iter().filter(|(culprit, _)| !culprit).map(|(_, returned)| *returned);
+                prop_assert!(innocent.max().unwrap_or(0) <= 9);
+            }
+            prop_assert_eq!(queue.iter().map(|(_, returned)| *returned).max(), Some(20));
+            queue.retain(|(culprit, _)| !culprit);
+            prop_assert_eq!(live(&mut queue, most_after(width), prefetch), None);
+        }
+    }
+}
