@@ -1,6 +1,8 @@
 //! The configuration as an operator meets it: files, environment, faults with their lines, and the shipped example.
 #![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
 
+mod copies;
+
 use secrecy::ExposeSecret;
 use std::collections::BTreeSet;
 use std::fs;
@@ -583,6 +585,10 @@ config.toml:2: amqp.uri: sends password and payloads to rabbit.example unencrypt
     for (config, part) in [
         ("limits.memory = \"16MiB\"", "limits.memory: limits.max_body is more than a quarter"),
         ("defaults.max_bytes = \"17MiB\"", "defaults.max_bytes: is above 16MiB"),
+        (
+            "defaults = { format = \"passthrough\", copy_headers = [\"a\"] }",
+            "defaults.copy_headers: has no effect with format = \"passthrough\", which carries everything",
+        ),
         (
             "limits.max_body = \"13MiB\"",
             "limits.max_body: 13MiB can become more than 16MiB in a batch (base64)",

@@ -4,9 +4,11 @@ use lapin::protocol::basic::parse_properties;
 use lapin::BasicProperties;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tidegate::admin::parse;
 use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
-use tidegate::config::{terms, Config};
+use tidegate::config::{terms, Config, CopiedProperty, Copies, CopyRules};
+use tidegate::engine::size::overhead;
 use tidegate::engine::types::{
     Batch, BatchItem, ClosedBy, Command, Format, Identity, Key, NewItem, RequestBody,
 };
@@ -24,8 +26,17 @@ fn read(properties: BasicProperties, key: &str, body: &[u8]) -> RequestBody {
     request(
         Incoming { exchange: "tidegate.in", routing_key: key, properties, body, received: NOW },
         &LIMITS,
+        &copies(),
         STORE,
     )
+}
+
+/// Whatever has a name of these goes into batches; some of them cannot be attributes of events together, as after a
+/// reload.
+fn copies() -> CopyRules {
+    let properties = CopiedProperty::ALL.iter().map(|(_, property)| *property).collect();
+    let headers = ["traceparent", "x-tenant", "xtenant", "h", "lang", "id"].map(str::to_owned).to_vec();
+    CopyRules { defaults: Arc::new(Copies { properties, headers }), ..CopyRules::default() }
 }
 
 /// Everything that comes of a message keeps the contract's bounds, and can be published in every format.
@@ -97,6 +108,10 @@ fn publish(items: &[NewItem]) {
             Format::Passthrough => *outgoing.body == first.content.body[..],
         };
         assert!(whole, "{format:?}: {}", outgoing.body.escape_ascii());
+        let cost = overhead(format, &batch.application, batch.customer.as_deref());
+        let bound =
+            cost.batch + items[..some].iter().map(|item| u64::from(item.weight) + cost.item).sum::<u64>();
+        assert!(outgoing.body.len() as u64 <= bound, "{format:?}: {} of {bound}", outgoing.body.len());
     }
 }
 

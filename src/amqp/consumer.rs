@@ -27,6 +27,7 @@ use super::topology::{count_queue, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
 use super::{Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
 use crate::clock;
+use crate::config::CopyRules;
 use crate::engine::event::Intake;
 use crate::engine::types::{Delivery as Handle, Request};
 use futures_util::future::BoxFuture;
@@ -61,6 +62,7 @@ pub(super) struct Ingest {
     orders: UnboundedReceiver<IngestOrder>,
     shutdown: ShutdownSignal,
     limits: RequestLimits,
+    copies: Arc<CopyRules>,
     generation: u32,
     /// What the loop has ordered last; it begins with [`Intake::Pause`].
     intake: Intake,
@@ -105,6 +107,7 @@ impl Ingest {
             quarantine: Quarantine::started(options.quarantine, options.ingest.prefetch),
             prefetch: Prefetch::new(options.ingest.prefetch, options.memory, options.limits.max_body),
             limits: options.limits,
+            copies: Arc::clone(&options.copies),
             shared,
             options,
             orders,
@@ -153,8 +156,8 @@ impl Ingest {
         match order {
             IngestOrder::Acks(_) => {}
             IngestOrder::Intake(intake) => self.intake = intake,
-            IngestOrder::Limits(limits, memory) => {
-                self.limits = limits;
+            IngestOrder::Configure { limits, copies, memory } => {
+                (self.limits, self.copies) = (limits, copies);
                 self.prefetch.set_limits(memory, limits.max_body);
             }
             IngestOrder::Stop => self.stopped = true,
@@ -289,7 +292,7 @@ impl Ingest {
                     Intake::Resume => self.forward_held(generation).await,
                 };
             }
-            order @ (IngestOrder::Limits(..) | IngestOrder::Stop) => {
+            order @ (IngestOrder::Configure { .. } | IngestOrder::Stop) => {
                 self.note(order);
                 return if self.stopped { generation.consumer.stop().await } else { Ok(()) };
             }
@@ -417,7 +420,7 @@ impl Ingest {
             delivery: Handle { generation, tag: delivery.delivery_tag },
             redelivered: delivery.redelivered,
             received,
-            body: wire::request(incoming, &self.limits, self.options.store_identity),
+            body: wire::request(incoming, &self.limits, &self.copies, self.options.store_identity),
         }
     }
 

@@ -165,6 +165,8 @@ pub struct Options {
     pub dead: config::DeadLetters,
     /// Of one request.
     pub limits: RequestLimits,
+    /// What of a request goes into its entries of batches.
+    pub copies: Arc<config::CopyRules>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.
@@ -191,6 +193,7 @@ impl Options {
             egress: config.egress.clone(),
             dead: config.dead.clone(),
             limits: request_limits(&config.limits),
+            copies: Arc::clone(&config.copies),
             memory: config.limits.memory,
             timeouts: config.timeouts,
             store_identity,
@@ -210,7 +213,7 @@ impl Options {
 }
 
 /// The limits of one request out of `[limits]`.
-pub fn request_limits(limits: &config::LimitsConfig) -> RequestLimits {
+fn request_limits(limits: &config::LimitsConfig) -> RequestLimits {
     RequestLimits {
         max_body: limits.max_body,
         max_envelope_items: limits.max_envelope_items,
@@ -223,7 +226,7 @@ pub fn request_limits(limits: &config::LimitsConfig) -> RequestLimits {
 enum IngestOrder {
     Acks(Vec<Ack>),
     Intake(Intake),
-    Limits(RequestLimits, u64),
+    Configure { limits: RequestLimits, copies: Arc<config::CopyRules>, memory: u64 },
     Stop,
 }
 
@@ -296,9 +299,11 @@ impl Amqp {
         self.order(IngestOrder::Intake(intake));
     }
 
-    /// New limits from a reload.
-    pub fn reconfigure(&self, limits: RequestLimits, memory: u64) {
-        self.order(IngestOrder::Limits(limits, memory));
+    /// What a reload changes for requests that are read from now on.
+    pub fn reconfigure(&self, config: &Config) {
+        let limits = request_limits(&config.limits);
+        let (copies, memory) = (Arc::clone(&config.copies), config.limits.memory);
+        self.order(IngestOrder::Configure { limits, copies, memory });
     }
 
     /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection

@@ -9,6 +9,7 @@
 
 pub(crate) mod advice;
 mod application;
+mod copies;
 mod finding;
 mod login;
 mod read;
@@ -20,6 +21,7 @@ mod tree;
 mod units;
 mod uri;
 
+pub use copies::{event_name, is_event_member, CopiedProperty, Copies, CopyRules};
 pub use finding::{Faults, Finding, Location};
 pub use reload::needs_restart;
 
@@ -222,6 +224,8 @@ pub struct Config {
     pub defaults: AppSettings,
     /// `[applications.NAME]`, each laid over the defaults.
     pub applications: BTreeMap<String, AppSettings>,
+    /// What batches pass on of their requests' properties and headers, by application.
+    pub copies: Arc<CopyRules>,
 }
 
 /// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the
@@ -398,6 +402,7 @@ impl Default for Config {
             },
             defaults: AppSettings::default(),
             applications: BTreeMap::new(),
+            copies: Arc::default(),
         }
     }
 }

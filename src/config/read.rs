@@ -3,6 +3,7 @@
 //! Addresses and their logins are read by `login`, what an application may set by `application`.
 
 use super::application::{application, BROKER_USUAL};
+use super::copies::{Copies, CopyRules};
 use super::login::{amqp, egress_endpoints, secret_of, Password, Surroundings};
 use super::section::{Findings, Section};
 use super::terms::{is_loopback, MAX_NAME};
@@ -14,6 +15,7 @@ use secrecy::ExposeSecret;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A broker message can be no larger (RabbitMQ's hard limit).
@@ -57,7 +59,8 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     config.limits = limits(root.section("limits"), d.limits);
     config.admin = admin(root.section("admin"), d.admin, around);
     config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
-    (config.defaults, config.applications) = applications(&mut root, &config);
+    let (defaults, all, copies) = applications(&mut root, &config);
+    (config.defaults, config.applications, config.copies) = (defaults, all, Arc::new(copies));
     bodies_fit_the_broker(&config, &root, findings);
 
     for section in [amqp_section, ingest, egress, dead, root] {
@@ -264,19 +267,35 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
     timeouts
 }
 
-fn applications(root: &mut Section<'_, '_>, config: &Config) -> (AppSettings, BTreeMap<String, AppSettings>) {
+fn applications(
+    root: &mut Section<'_, '_>,
+    config: &Config,
+) -> (AppSettings, BTreeMap<String, AppSettings>, CopyRules) {
     let hold_max = match config.store.kind {
         StoreKind::Disk => None,
         StoreKind::Memory => Some(config.store.hold_max),
     };
-    let (defaults, sound) = application(root.section("defaults"), &config.defaults, None, hold_max);
+    let base = (&config.defaults, &config.copies.defaults);
+    let ((defaults, copied), sound) = application(root.section("defaults"), base, None, hold_max);
     let mut all = BTreeMap::new();
+    let mut copies = CopyRules { defaults: copied, applications: BTreeMap::new() };
     for (name, section) in root.section("applications").named() {
         if name.is_empty() || name.len() > MAX_NAME {
             section.fault_here(format!("has a name of {} bytes: 1 to {MAX_NAME}", name.len()));
         }
-        let (settings, _) = application(section, &defaults, Some(sound), hold_max);
+        let base = (&defaults, &copies.defaults);
+        let ((settings, copied), _) = application(section, base, Some(sound), hold_max);
+        copies.applications.insert(name.to_owned(), passed_on(&settings, copied));
         all.insert(name.to_owned(), settings);
     }
-    (defaults, all)
+    copies.defaults = passed_on(&defaults, copies.defaults);
+    (defaults, all, copies)
+}
+
+/// What leaves as it came has nothing to be chosen.
+fn passed_on(settings: &AppSettings, copies: Arc<Copies>) -> Arc<Copies> {
+    match settings.format {
+        Format::Json | Format::Ndjson | Format::CloudEvents => copies,
+        Format::Passthrough => Arc::default(),
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::{Config, Endpoint};
 use secrecy::ExposeSecret;
+use std::sync::Arc;
 
 impl Config {
     /// This running configuration with everything of `new` that takes effect at once: `[defaults]`,
@@ -10,6 +11,7 @@ impl Config {
         let mut live = self.clone();
         live.defaults = new.defaults.clone();
         live.applications = new.applications.clone();
+        live.copies = Arc::clone(&new.copies);
         live.limits.customers = new.limits.customers;
         live.limits.applications = new.limits.applications;
         live.limits.max_body = new.limits.max_body;
@@ -63,6 +65,7 @@ fn same_endpoint(a: &Endpoint, b: &Endpoint) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Copies, CopyRules};
     use std::time::Duration;
 
     #[test]
@@ -72,6 +75,9 @@ mod tests {
         assert!(needs_restart(&old, &new).is_empty());
         new.defaults.window = 7;
         new.applications.insert("shop".into(), new.defaults.clone());
+        let headers = vec!["traceparent".to_owned()];
+        let copied = Arc::new(Copies { headers, ..Copies::default() });
+        new.copies = Arc::new(CopyRules { defaults: copied, ..CopyRules::default() });
         new.limits.customers = 1;
         new.limits.max_body = 2;
         new.limits.max_envelope_items = 3;

@@ -12,6 +12,9 @@ pub const MAX_NAME: usize = 200;
 /// Longest id, bytes: what an AMQP short string can carry.
 pub const MAX_ID: usize = 255;
 
+/// Headers that no output carries: they re-route (`CC`, `BCC`), or are the broker's.
+pub const NEVER_COPIED: [&str; 4] = ["CC", "BCC", "x-delivery-count", "x-acquired-count"];
+
 /// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms
 /// in March 1973.
 pub const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;

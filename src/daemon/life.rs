@@ -335,8 +335,7 @@ impl Life<'_> {
             let config = &self.process.config;
             let settings = Box::new(config.engine_settings());
             self.shard.feed(Input::Configure(settings));
-            let config = &self.process.config;
-            self.shard.amqp.reconfigure(amqp::request_limits(&config.limits), config.limits.memory);
+            self.shard.amqp.reconfigure(&self.process.config);
             tracing::info!("configuration reloaded");
         }
         self.process.notify.ready();

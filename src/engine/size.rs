@@ -41,6 +41,8 @@ pub struct Parts<'a> {
     pub content_encoding: Option<&'a str>,
     /// The `type` property.
     pub kind: Option<&'a str>,
+    /// What its other properties and its headers add, of which the border decides; bytes, in any format.
+    pub copied: usize,
 }
 
 /// See [`super::types::NewItem::weight`]. Saturates.
@@ -51,7 +53,8 @@ pub fn weight(parts: &Parts<'_>) -> u32 {
     let content_type = parts.content_type.map_or(NULL, quoted_len);
     let encoding = parts.content_encoding.map_or(0, |text| ENCODING_LABEL + quoted_len(text));
     let kind = parts.kind.map_or(0, quoted_len);
-    let total = payload.saturating_add(id + content_type + encoding + kind);
+    let total =
+        payload.saturating_add(id + content_type + encoding + kind).saturating_add(parts.copied as u64);
     u32::try_from(total).unwrap_or(u32::MAX)
 }
 
@@ -135,9 +138,11 @@ mod tests {
             content_type: Some("text/plain"),
             content_encoding: Some("gzip"),
             kind: Some("t"),
+            copied: 100,
             ..bare
         };
-        assert_eq!(weight(&full), 10 + 3 + 12 + 26 + 3);
+        assert_eq!(weight(&full), 10 + 3 + 12 + 26 + 3 + 100);
+        assert_eq!(weight(&Parts { copied: usize::MAX, ..bare }), u32::MAX);
         assert_eq!(weight(&Parts { body: usize::MAX, ..bare }), u32::MAX);
         assert_eq!(weight(&Parts { body: usize::MAX, json: false, ..bare }), u32::MAX);
     }

@@ -4,9 +4,10 @@
 //! shared, not copied. How long a body can become is known beforehand from `engine::size`, and tested against
 //! it here.
 
+use super::copied::Copied;
 use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
-use super::properties::{parse_table, short, signed, Basic};
+use super::properties::{has_choice, parse_table, short, signed, Basic};
 use super::{dead, fields};
 use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
@@ -79,7 +80,8 @@ impl Deref for Body {
 /// The output message of a batch, or the dead letter that it stands for.
 ///
 /// `store_identity` makes the ids of items that came without one unique; `now_ms` (UTC) becomes the message's
-/// timestamp. An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents
+/// timestamp. What was chosen of an item's other properties and headers stands before its payload (see
+/// `copied`). An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents
 /// no `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit
 /// integers, so the extension `due` is text there (UTC ms in decimal); a content encoding travels as the
 /// extension `contentencoding`.
@@ -209,7 +211,7 @@ fn ndjson(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> 
 }
 
 fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, members: &mut Members) {
-    let (basic, _) = parts(&item.content);
+    let (basic, copied) = entry_parts(&item.content);
     let id = id_of(&basic, store_identity, assigned_id(item));
     members.add(&id, item.seq);
     out.extend_from_slice(b"{\"id\":");
@@ -224,6 +226,7 @@ fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, members: 
         out.extend_from_slice(b",\"content_encoding\":");
         push_string(out, encoding);
     }
+    copied.push_fields(out);
     push_payload(out, "payload", &item.content);
     out.push(b'}');
 }
@@ -243,7 +246,7 @@ fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Ve
         if index > 0 {
             out.push(b',');
         }
-        let (basic, _) = parts(&item.content);
+        let (basic, copied) = entry_parts(&item.content);
         let id = id_of(&basic, store_identity, assigned_id(item));
         members.add(&id, item.seq);
         out.extend_from_slice(b"{\"specversion\":\"1.0\",\"id\":");
@@ -263,6 +266,7 @@ fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Ve
         out.extend_from_slice(b",\"due\":\"");
         push_number(&mut out, item.due);
         out.push(b'"');
+        copied.push_attributes(&mut out);
         push_payload(&mut out, "data", &item.content);
         out.push(b'}');
     }
@@ -294,13 +298,28 @@ fn room(batch: &Batch) -> usize {
             item.content.body.len() / 3 * 4
         }
     };
-    batch.items.iter().map(|item| body(item) + 160).sum::<usize>() + 160 + batch.application.len()
+    // What is passed on is about as long as it is stored.
+    let copied = |content: &Content| {
+        if has_choice(&content.properties) {
+            content.properties.len()
+        } else {
+            0
+        }
+    };
+    let items = batch.items.iter().map(|item| body(item) + copied(&item.content) + 160);
+    items.sum::<usize>() + 160 + batch.application.len()
 }
 
 /// Properties and encoded headers of an item. The store checks what it reads, so damage here is all but
 /// impossible; it must not cost the payload.
 fn parts(content: &Content) -> (Basic<'_>, &[u8]) {
     Basic::parse(&content.properties).unwrap_or_default()
+}
+
+/// Properties of an item, and what its entry passes on beside the contract's fields.
+fn entry_parts(content: &Content) -> (Basic<'_>, Copied<'_>) {
+    let (basic, table, choice) = Basic::parse_with_choice(&content.properties).unwrap_or_default();
+    (basic, Copied::of(basic, table, choice))
 }
 
 /// The producer's id, or the one assigned.

@@ -297,7 +297,7 @@ fn one(
         on_duplicate,
         fingerprint: id.as_deref().map_or(0, |id| entry.fingerprint(sent, id)),
     };
-    Ok(item(&basic, terms, properties, body))
+    Ok(item(&basic, terms, properties, body, message.copies))
 }
 
 /// Its own id, else the message's; in an array that one with the index, so that each entry has another.

@@ -21,6 +21,18 @@ pub(super) const OPT_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
 pub(super) const DELIVER_BEFORE: &str = "x-deliver-before";
 pub(super) const ON_DUPLICATE: &str = "x-on-duplicate";
 
+/// All of them.
+pub(super) const NAMES: [&str; 8] = [
+    APPLICATION,
+    CUSTOMER,
+    DELIVER_AT,
+    DELAY,
+    OPT_DELIVERY_TIME,
+    OPT_DELIVERY_DELAY,
+    DELIVER_BEFORE,
+    ON_DUPLICATE,
+];
+
 /// The headers with a meaning, found in one pass over the table. Void ones are absent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fields<'a> {
@@ -62,16 +74,6 @@ impl<'a> Fields<'a> {
     /// The name that a header without meaning was probably meant to have: another case, underscores, or no
     /// `x-`.
     pub(super) fn meant(name: &str) -> Option<&'static str> {
-        const NAMES: [&str; 8] = [
-            APPLICATION,
-            CUSTOMER,
-            DELIVER_AT,
-            DELAY,
-            OPT_DELIVERY_TIME,
-            OPT_DELIVERY_DELAY,
-            DELIVER_BEFORE,
-            ON_DUPLICATE,
-        ];
         let same = |a: u8, b: u8| a.eq_ignore_ascii_case(&b) || (a == b'_' && b == b'-');
         let alike = |given: &str, meant: &str| {
             given.len() == meant.len() && given.bytes().zip(meant.bytes()).all(|(a, b)| same(a, b))

@@ -185,15 +185,21 @@ pub(super) fn push_payload(out: &mut Vec<u8>, name: &str, content: &Content) {
             }
         }
     } else {
-        out.extend_from_slice(b"_base64\":\"");
-        let start = out.len();
-        let length = usize::try_from(base64_len(content.body.len() as u64)).unwrap_or(usize::MAX);
-        out.resize(start.saturating_add(length), b'=');
-        // The space is exactly what padded base64 needs, so this cannot fail.
-        let written = STANDARD.encode_slice(&content.body, &mut out[start..]);
-        debug_assert_eq!(written.ok(), Some(length));
-        out.push(b'"');
+        out.extend_from_slice(b"_base64\":");
+        push_base64(out, &content.body);
     }
+}
+
+/// Writes bytes as a JSON string of padded base64.
+pub(super) fn push_base64(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.push(b'"');
+    let start = out.len();
+    let length = usize::try_from(base64_len(bytes.len() as u64)).unwrap_or(usize::MAX);
+    out.resize(start.saturating_add(length), b'=');
+    // The space is exactly what padded base64 needs, so this cannot fail.
+    let written = STANDARD.encode_slice(bytes, &mut out[start..]);
+    debug_assert_eq!(written.ok(), Some(length));
+    out.push(b'"');
 }
 
 #[cfg(test)]

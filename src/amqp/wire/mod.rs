@@ -6,6 +6,7 @@
 mod answer;
 mod batch;
 mod command;
+mod copied;
 mod dead;
 mod envelope;
 mod fields;

@@ -1,9 +1,11 @@
 //! Basic properties to bytes and back: cleaned of what must never be copied, bounded in depth.
 //!
-//! The stored form is AMQP's own wire encoding. Batches are built from views that borrow from those bytes; a
-//! header table is only decoded where it travels on (`passthrough`, dead letters). The delivery mode is not
-//! kept: it is 2 on every output.
+//! The stored form is AMQP's own wire encoding; behind it may stand which of it goes into the entries of
+//! batches (see `copied`), marked by a flag that AMQP does not use. Batches are built from views that borrow
+//! from those bytes; a header table is only decoded where it travels on as a table (`passthrough`, dead
+//! letters). The delivery mode is not kept: it is 2 on every output.
 
+use crate::config::terms::NEVER_COPIED;
 use lapin::types::parsing::parse_field_table;
 use lapin::types::{AMQPValue, FieldTable, ShortString, MAX_SHORT_STRING_LENGTH};
 use lapin::BasicProperties;
@@ -14,8 +16,8 @@ pub(super) const MAX_DEPTH: usize = 64;
 
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
 
-/// Headers that re-route (`CC`, `BCC`) or that the broker owns.
-const NEVER_COPIED: [&str; 4] = ["CC", "BCC", "x-delivery-count", "x-acquired-count"];
+/// The flag, counted from the highest, of what stands behind the properties. AMQP has 14 of them.
+const CHOICE: u32 = 14;
 
 /// Where a foreign `user_id` travels: as a property the broker would refuse it and close the channel.
 const USER_ID_HEADER: &str = "x-user-id";
@@ -67,6 +69,11 @@ impl<'a> Basic<'a> {
     /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`:
     /// damage.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        Self::parse_with_choice(bytes).map(|(basic, table, _)| (basic, table))
+    }
+
+    /// The same, with what [`put_choice`] has put behind them; empty if it has not.
+    pub(super) fn parse_with_choice(bytes: &'a [u8]) -> Option<(Self, &'a [u8], &'a [u8])> {
         let mut from = TableReader(bytes);
         let flags = u16::from_be_bytes(from.array()?);
         let has = |bit: u32| flags & (1 << (15 - bit)) != 0;
@@ -96,7 +103,7 @@ impl<'a> Basic<'a> {
             app_id,
             cluster_id,
         };
-        Some((basic, table))
+        Some((basic, table, if has(CHOICE) { from.0 } else { &[] }))
     }
 
     /// The stored bytes. `entries` writes header entries; without any, the table is left out.
@@ -222,6 +229,19 @@ pub(super) fn put_header_number(out: &mut Vec<u8>, name: &str, number: u64) {
     out.extend_from_slice(&signed(number).to_be_bytes());
 }
 
+/// Puts what is chosen behind stored bytes that have nothing there.
+pub(super) fn put_choice(bytes: &mut Vec<u8>, choice: &[u8]) {
+    let flags = bytes.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags)) | 1 << (15 - CHOICE);
+    bytes.reserve_exact(choice.len());
+    bytes.splice(..2.min(bytes.len()), flags.to_be_bytes());
+    bytes.extend_from_slice(choice);
+}
+
+/// Whether there is something chosen behind stored bytes.
+pub(super) fn has_choice(bytes: &[u8]) -> bool {
+    bytes.first_chunk().is_some_and(|flags| u16::from_be_bytes(*flags) & 1 << (15 - CHOICE) != 0)
+}
+
 /// The nearest signed number.
 pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
@@ -301,6 +321,25 @@ fn put_value(out: &mut Vec<u8>, value: &AMQPValue, depth: usize) -> Result<(), T
     Ok(())
 }
 
+/// A value inside a table or an array: the protocol's mark of its type, and its bytes without their length.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RawValue<'a> {
+    pub kind: u8,
+    pub bytes: &'a [u8],
+}
+
+/// The entries of a table without its length. Damage ends it.
+pub(super) fn entries(table: &[u8]) -> impl Iterator<Item = (&str, RawValue<'_>)> {
+    let mut from = TableReader(table);
+    std::iter::from_fn(move || Some((from.text(!from.0.is_empty())??, from.value()?)))
+}
+
+/// The values of an array without its length. Damage ends it.
+pub(super) fn elements(array: &[u8]) -> impl Iterator<Item = RawValue<'_>> {
+    let mut from = TableReader(array);
+    std::iter::from_fn(move || from.value())
+}
+
 /// Reads forward; `None` once the bytes end too soon.
 struct TableReader<'a>(&'a [u8]);
 
@@ -334,5 +373,21 @@ impl<'a> TableReader<'a> {
     fn table(&mut self) -> Option<&'a [u8]> {
         let length = u32::from_be_bytes(*self.0.first_chunk()?);
         self.take(usize::try_from(length).ok()?.checked_add(4)?)
+    }
+
+    /// Of the types that [`put_value`] writes.
+    fn value(&mut self) -> Option<RawValue<'a>> {
+        let [kind] = self.array()?;
+        let bytes = match kind {
+            b'V' => &[],
+            b't' | b'b' | b'B' => self.take(1)?,
+            b's' | b'u' => self.take(2)?,
+            b'I' | b'i' | b'f' => self.take(4)?,
+            b'D' => self.take(5)?,
+            b'l' | b'd' | b'T' => self.take(8)?,
+            b'S' | b'x' | b'A' | b'F' => self.table()?.get(4..)?,
+            _ => return None,
+        };
+        Some(RawValue { kind, bytes })
     }
 }

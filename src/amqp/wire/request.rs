@@ -1,6 +1,7 @@
 //! One ingest message to one request: the contract's table of fields, line by line.
 
 use super::command;
+use super::copied;
 use super::envelope;
 use super::fields::{self, Fields, OwnTime};
 use super::fingerprint::Fingerprint;
@@ -8,6 +9,7 @@ use super::identity::identity;
 use super::json::{is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
 use crate::config::terms::MAX_NAME;
+use crate::config::CopyRules;
 use crate::engine::size::{self, Parts};
 use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::AMQPValue;
@@ -53,8 +55,14 @@ pub struct RequestLimits {
 }
 
 /// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it
-/// whole. `store_identity` tells which ids this store assigns.
-pub fn request(parts: Incoming<'_>, limits: &RequestLimits, store_identity: u64) -> RequestBody {
+/// whole. `copies` tells what of it goes into its entries of batches; `store_identity`, which ids this store
+/// assigns.
+pub fn request(
+    parts: Incoming<'_>,
+    limits: &RequestLimits,
+    copies: &CopyRules,
+    store_identity: u64,
+) -> RequestBody {
     let Incoming { exchange, routing_key, properties, mut body, received } = parts;
     let message = Message {
         basic: Basic::of(&properties),
@@ -63,6 +71,7 @@ pub fn request(parts: Incoming<'_>, limits: &RequestLimits, store_identity: u64)
         routing_key: if exchange.is_empty() { "" } else { routing_key },
         received,
         limits,
+        copies,
     };
     match message.read(&mut body, store_identity) {
         Ok(meaning) => meaning,
@@ -81,6 +90,7 @@ pub(super) struct Message<'a> {
     /// When it arrived, UTC ms.
     pub received: u64,
     pub limits: &'a RequestLimits,
+    pub copies: &'a CopyRules,
 }
 
 impl<'a> Message<'a> {
@@ -127,6 +137,7 @@ impl<'a> Message<'a> {
             Terms { application, customer, at, expiry, on_duplicate, fingerprint },
             properties,
             std::mem::take(body),
+            self.copies,
         )]))
     }
 
@@ -256,7 +267,14 @@ pub(super) struct Terms {
 }
 
 /// An item of these parts; `basic` is what `properties` holds.
-pub(super) fn item(basic: &Basic<'_>, terms: Terms, properties: Vec<u8>, body: Vec<u8>) -> NewItem {
+pub(super) fn item(
+    basic: &Basic<'_>,
+    terms: Terms,
+    mut properties: Vec<u8>,
+    body: Vec<u8>,
+    copies: &CopyRules,
+) -> NewItem {
+    let copied = copied::choose(&mut properties, copies.of(&terms.application));
     let json = is_embeddable(basic.content_type, basic.content_encoding, &body);
     let weight = size::weight(&Parts {
         body: body.len(),
@@ -265,6 +283,7 @@ pub(super) fn item(basic: &Basic<'_>, terms: Terms, properties: Vec<u8>, body: V
         content_type: basic.content_type,
         content_encoding: basic.content_encoding,
         kind: basic.kind,
+        copied,
     });
     let identity = basic.message_id.map(|id| identity(&terms.application, id));
     NewItem {

@@ -2,6 +2,7 @@
 
 mod batch;
 mod command;
+mod copied;
 mod envelope;
 mod fingerprint;
 mod properties;
@@ -9,6 +10,7 @@ mod random;
 mod request;
 
 use super::{identity, request as read_with, Incoming, RequestLimits};
+use crate::config::CopyRules;
 use crate::engine::types::{Identity, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::{AMQPValue, DecimalValue, FieldTable};
 use lapin::BasicProperties;
@@ -55,7 +57,7 @@ fn from(exchange: &str, routing_key: &str, properties: BasicProperties, body: &[
 }
 
 fn read(incoming: Incoming<'_>, limits: &RequestLimits) -> RequestBody {
-    read_with(incoming, limits, STORE)
+    read_with(incoming, limits, &CopyRules::default(), STORE)
 }
 
 /// Of an item whose producer gave this id.

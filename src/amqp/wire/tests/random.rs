@@ -77,7 +77,7 @@ fn short_text() -> impl Strategy<Value = Option<String>> {
 }
 
 prop_compose! {
-    fn properties()(
+    pub(super) fn properties()(
         headers in option::of(vec((names(), values()), 0..6)),
         content_type in short_text(),
         content_encoding in short_text(),
@@ -206,7 +206,13 @@ fn formats() -> impl Strategy<Value = Format> {
     proptest::sample::select(vec![Format::Json, Format::Ndjson, Format::CloudEvents])
 }
 
-fn batch_of(format: Format, application: &str, customer: Option<&str>, seq: u64, items: &[NewItem]) -> Batch {
+pub(super) fn batch_of(
+    format: Format,
+    application: &str,
+    customer: Option<&str>,
+    seq: u64,
+    items: &[NewItem],
+) -> Batch {
     let item = |(index, item): (usize, &NewItem)| BatchItem {
         seq: seq.saturating_add(index as u64),
         accepted_due: seq,
@@ -230,7 +236,7 @@ fn batch_of(format: Format, application: &str, customer: Option<&str>, seq: u64,
 }
 
 /// The items of a body as its readers see them.
-fn read_back(format: Format, body: &[u8]) -> Vec<serde_json::Value> {
+pub(super) fn read_back(format: Format, body: &[u8]) -> Vec<serde_json::Value> {
     match format {
         Format::Json | Format::Passthrough => {
             let mut value: serde_json::Value = serde_json::from_slice(body).unwrap();

@@ -1,0 +1,324 @@
+//! What of a request's properties and headers goes into its entry of a batch, beside the contract's fields.
+//!
+//! It is chosen once, when the request is read, by the rules of that moment, and the choice is kept with the
+//! stored properties: so an item's part of a batch is as long as its weight says, whatever is configured when
+//! it leaves, and a batch that is sent again is the same one. The values themselves are read where the stored
+//! properties have them.
+//!
+//! The choice in bytes: properties u8, one bit each in the order of [`CopiedProperty::ALL`]; then a u16 for
+//! each header, its place in the table, ascending.
+
+use super::json::{push_base64, push_number, push_string};
+use super::properties::{elements, entries, put_choice, Basic, RawValue, MAX_DEPTH};
+use crate::config::{event_name, is_event_member, CopiedProperty, Copies};
+use jiff::Timestamp;
+use std::io::Write as _;
+
+/// First second of the year 0: RFC 3339 has no years before it.
+const FIRST_SECOND: i64 = -62_167_219_200;
+
+/// What was chosen of one item.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copied<'a> {
+    basic: Basic<'a>,
+    /// The entries of the header table, without its length.
+    table: &'a [u8],
+    /// Empty: nothing.
+    choice: &'a [u8],
+}
+
+/// A chosen property.
+enum PropertyValue<'a> {
+    Text(&'a str),
+    Number(u8),
+    Seconds(u64),
+}
+
+/// Chooses of stored properties what `copies` names and the request has. Tells how many bytes that adds to an
+/// entry at most, in any format.
+pub(super) fn choose(stored: &mut Vec<u8>, copies: &Copies) -> usize {
+    if copies.is_empty() {
+        return 0;
+    }
+    let Some((basic, table)) = Basic::parse(stored) else { return 0 };
+    let mut choice = vec![0];
+    for (bit, (_, property)) in CopiedProperty::ALL.iter().enumerate() {
+        if copies.properties.contains(property) && value_of(&basic, *property).is_some() {
+            choice[0] |= 1 << bit;
+        }
+    }
+    for (place, (name, _)) in (0_u16..).zip(entries(table.get(4..).unwrap_or_default())) {
+        if copies.headers.iter().any(|header| header == name) {
+            choice.extend_from_slice(&place.to_be_bytes());
+        }
+    }
+    if choice == [0] {
+        return 0;
+    }
+    put_choice(stored, &choice);
+    let Some((basic, table, choice)) = Basic::parse_with_choice(stored) else { return 0 };
+    let copied = Copied::of(basic, table, choice);
+    // Measured as it will be written, so that the bound and the encoder cannot differ.
+    let (mut fields, mut attributes) = (Vec::new(), Vec::new());
+    copied.push_fields(&mut fields);
+    copied.push_attributes(&mut attributes);
+    fields.len().max(attributes.len())
+}
+
+impl<'a> Copied<'a> {
+    /// Of what [`Basic::parse_with_choice`] gives.
+    pub(super) fn of(basic: Basic<'a>, table: &'a [u8], choice: &'a [u8]) -> Self {
+        Copied { basic, table: table.get(4..).unwrap_or_default(), choice }
+    }
+
+    /// For `json` and `ndjson`: `,"correlation_id":".."` and the like, then `,"headers":{..}`.
+    pub(super) fn push_fields(&self, out: &mut Vec<u8>) {
+        for (property, value) in self.properties() {
+            push_name(out, property.name());
+            match value {
+                PropertyValue::Text(text) => push_string(out, text),
+                PropertyValue::Number(number) => push_number(out, number.into()),
+                PropertyValue::Seconds(seconds) => push_seconds(out, seconds),
+            }
+        }
+        let mut opened = false;
+        for (name, value) in self.headers() {
+            out.extend_from_slice(if opened { b"," } else { b",\"headers\":{" });
+            opened = true;
+            push_string(out, name);
+            out.push(b':');
+            push_value(out, value, 0);
+        }
+        if opened {
+            out.push(b'}');
+        }
+    }
+
+    /// For `cloudevents`: `,"correlationid":".."` and the like.
+    ///
+    /// The configuration refuses names that events cannot carry; what was chosen for another format is left
+    /// out where its name is taken, rather than given twice.
+    pub(super) fn push_attributes(&self, out: &mut Vec<u8>) {
+        let mut taken: Vec<String> = Vec::new();
+        let mut take = |name: &str| {
+            let name = event_name(name);
+            let free = !name.is_empty() && !is_event_member(&name) && !taken.contains(&name);
+            free.then(|| {
+                taken.push(name.clone());
+                name
+            })
+        };
+        for (property, value) in self.properties() {
+            // Every event has the request's type for its own.
+            let Some(name) = take(property.name()) else { continue };
+            push_name(out, &name);
+            match value {
+                PropertyValue::Text(text) => push_string(out, text),
+                PropertyValue::Number(number) => push_number(out, number.into()),
+                PropertyValue::Seconds(seconds) => push_seconds(out, seconds),
+            }
+        }
+        for (name, value) in self.headers().filter(|(_, value)| value.kind != b'V') {
+            let Some(name) = take(name) else { continue };
+            push_name(out, &name);
+            push_attribute(out, value);
+        }
+    }
+
+    fn properties(self) -> impl Iterator<Item = (CopiedProperty, PropertyValue<'a>)> {
+        let chosen = self.choice.first().copied().unwrap_or(0);
+        let all = CopiedProperty::ALL.iter().enumerate();
+        all.filter(move |(bit, _)| chosen & (1 << bit) != 0)
+            .filter_map(move |(_, (_, property))| Some((*property, value_of(&self.basic, *property)?)))
+    }
+
+    fn headers(self) -> impl Iterator<Item = (&'a str, RawValue<'a>)> {
+        let places = self.choice.get(1..).unwrap_or_default().chunks_exact(2);
+        let mut places = places.map(|place| u16::from_be_bytes([place[0], place[1]])).peekable();
+        // Without one that is left the table is not read on.
+        (0_u16..)
+            .zip(entries(self.table))
+            .map_while(move |(place, entry)| {
+                let next = places.peek()?;
+                Some((place == *next).then(|| {
+                    places.next();
+                    entry
+                }))
+            })
+            .flatten()
+    }
+}
+
+/// `None`: the request has none. Empty text is none.
+fn value_of<'a>(basic: &Basic<'a>, property: CopiedProperty) -> Option<PropertyValue<'a>> {
+    let text = match property {
+        CopiedProperty::CorrelationId => basic.correlation_id,
+        CopiedProperty::ReplyTo => basic.reply_to,
+        CopiedProperty::Kind => basic.kind,
+        CopiedProperty::AppId => basic.app_id,
+        CopiedProperty::ClusterId => basic.cluster_id,
+        CopiedProperty::Timestamp => return basic.timestamp.map(PropertyValue::Seconds),
+        CopiedProperty::Priority => return basic.priority.map(PropertyValue::Number),
+    };
+    text.filter(|text| !text.is_empty()).map(PropertyValue::Text)
+}
+
+fn push_name(out: &mut Vec<u8>, name: &str) {
+    out.push(b',');
+    push_string(out, name);
+    out.push(b':');
+}
+
+/// A header's value as JSON. `depth` counts the tables and arrays around it; the recursion is as deep as that
+/// at most, as it was when the headers were stored.
+fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
+    match value.kind {
+        b'S' => match std::str::from_utf8(value.bytes) {
+            Ok(text) => push_string(out, text),
+            Err(_) => push_binary(out, value.bytes),
+        },
+        b'x' => push_binary(out, value.bytes),
+        b'T' => push_seconds(out, u64::from_be_bytes(number(value.bytes))),
+        b'f' | b'd' if !is_finite(value) => {
+            out.push(b'"');
+            push_plain(out, value);
+            out.push(b'"');
+        }
+        b'A' if depth < MAX_DEPTH => {
+            out.push(b'[');
+            for (index, value) in elements(value.bytes).enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                push_value(out, value, depth + 1);
+            }
+            out.push(b']');
+        }
+        b'F' if depth < MAX_DEPTH => {
+            out.push(b'{');
+            for (index, (name, value)) in entries(value.bytes).enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                push_string(out, name);
+                out.push(b':');
+                push_value(out, value, depth + 1);
+            }
+            out.push(b'}');
+        }
+        b'A' | b'F' => out.extend_from_slice(b"null"),
+        _ => push_plain(out, value),
+    }
+}
+
+/// A header's value as a CloudEvents attribute: a boolean, a number of 32 bits, or text. A table or an array
+/// is the text of its JSON.
+fn push_attribute(out: &mut Vec<u8>, value: RawValue<'_>) {
+    match value.kind {
+        b'S' | b'x' => match std::str::from_utf8(value.bytes) {
+            Ok(text) if value.kind == b'S' => push_string(out, text),
+            Ok(_) | Err(_) => push_base64(out, value.bytes),
+        },
+        b'T' => push_value(out, value, 0),
+        b't' => push_plain(out, value),
+        b'A' | b'F' => {
+            let mut text = Vec::new();
+            push_value(&mut text, value, 0);
+            push_string(out, std::str::from_utf8(&text).unwrap_or_default());
+        }
+        _ if whole(value).is_some_and(|number| i32::try_from(number).is_ok()) => push_plain(out, value),
+        _ => {
+            out.push(b'"');
+            push_plain(out, value);
+            out.push(b'"');
+        }
+    }
+}
+
+/// Bytes that are no text, told from text by standing in an object.
+fn push_binary(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend_from_slice(b"{\"base64\":");
+    push_base64(out, bytes);
+    out.push(b'}');
+}
+
+/// A text: the moment in RFC 3339; beyond its years (milliseconds by mistake, say) the number.
+fn push_seconds(out: &mut Vec<u8>, seconds: u64) {
+    // Clients write moments before 1970 as two's complement.
+    let seconds = seconds.cast_signed();
+    let time = Timestamp::from_second(seconds).ok().filter(|_| seconds >= FIRST_SECOND);
+    // Writing to a vector does not fail.
+    let _ = match time {
+        Some(time) => write!(out, "\"{time}\""),
+        None => write!(out, "\"{seconds}\""),
+    };
+}
+
+/// What JSON writes without quotes; of floats also what it does not know.
+fn push_plain(out: &mut Vec<u8>, value: RawValue<'_>) {
+    let bytes = value.bytes;
+    // Writing to a vector does not fail.
+    let _ = match value.kind {
+        b't' => write!(out, "{}", bytes != [0]),
+        // The shortest digits that read back as the same number.
+        b'f' if is_finite(value) => write!(out, "{:?}", f32::from_be_bytes(number(bytes))),
+        b'd' if is_finite(value) => write!(out, "{:?}", f64::from_be_bytes(number(bytes))),
+        b'f' => push_unbounded(out, f32::from_be_bytes(number(bytes)).into()),
+        b'd' => push_unbounded(out, f64::from_be_bytes(number(bytes))),
+        b'D' => push_decimal(out, bytes),
+        _ => match whole(value) {
+            Some(number) => write!(out, "{number}"),
+            None => out.write_all(b"null"),
+        },
+    };
+}
+
+fn push_unbounded(out: &mut Vec<u8>, value: f64) -> std::io::Result<()> {
+    let name = if value.is_nan() {
+        "NaN"
+    } else if value > 0.0 {
+        "Infinity"
+    } else {
+        "-Infinity"
+    };
+    out.write_all(name.as_bytes())
+}
+
+/// As many decimals as its scale says, so that none of its digits is lost. Its value is signed.
+fn push_decimal(out: &mut Vec<u8>, bytes: &[u8]) -> std::io::Result<()> {
+    let scale = usize::from(bytes.first().copied().unwrap_or(0));
+    let value = i32::from_be_bytes(number(bytes.get(1..).unwrap_or_default()));
+    let digits = format!("{:0width$}", value.unsigned_abs(), width = scale + 1);
+    let (before, behind) = digits.split_at(digits.len() - scale);
+    let sign = if value < 0 { "-" } else { "" };
+    let point = if scale > 0 { "." } else { "" };
+    write!(out, "{sign}{before}{point}{behind}")
+}
+
+fn is_finite(value: RawValue<'_>) -> bool {
+    match value.kind {
+        b'f' => f32::from_be_bytes(number(value.bytes)).is_finite(),
+        _ => f64::from_be_bytes(number(value.bytes)).is_finite(),
+    }
+}
+
+/// An integer of any width; `None`: it is none.
+fn whole(value: RawValue<'_>) -> Option<i64> {
+    let bytes = value.bytes;
+    Some(match value.kind {
+        b'b' => i8::from_be_bytes(number(bytes)).into(),
+        b'B' => u8::from_be_bytes(number(bytes)).into(),
+        b's' => i16::from_be_bytes(number(bytes)).into(),
+        b'u' => u16::from_be_bytes(number(bytes)).into(),
+        b'I' => i32::from_be_bytes(number(bytes)).into(),
+        b'i' => u32::from_be_bytes(number(bytes)).into(),
+        b'l' => i64::from_be_bytes(number(bytes)),
+        _ => return None,
+    })
+}
+
+/// The reader of a table has taken exactly as many bytes as the type has.
+fn number<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    debug_assert_eq!(bytes.len(), N);
+    bytes.first_chunk().copied().unwrap_or([0; N])
+}
