@@ -4,4 +4,5 @@
 mod envelope;
 mod fields;
 mod formats;
+mod passed_on;
 mod rejected;

@@ -94,7 +94,8 @@ impl std::fmt::Display for BatchId {
 /// What a request carries through the house untouched: its properties, with headers, and its body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// AMQP basic properties in wire encoding, already cleaned of what must never be copied to an output.
+    /// AMQP basic properties in wire encoding, already cleaned of what must never be copied to an output, and
+    /// which of them go into entries of batches. The engine does not read it.
     pub properties: Vec<u8>,
     /// The payload, byte for byte.
     pub body: Vec<u8>,

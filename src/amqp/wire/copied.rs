@@ -10,7 +10,7 @@
 
 use super::json::{push_base64, push_number, push_string};
 use super::properties::{elements, entries, put_choice, Basic, RawValue, MAX_DEPTH};
-use crate::config::{event_name, is_event_member, CopiedProperty, Copies};
+use crate::config::{event_name, is_event_member, CopiedProperty, Copies, CopyRules};
 use jiff::Timestamp;
 use std::io::Write as _;
 
@@ -23,7 +23,7 @@ pub(super) struct Copied<'a> {
     basic: Basic<'a>,
     /// The entries of the header table, without its length.
     table: &'a [u8],
-    /// Empty: nothing.
+    /// See the module's page; empty where nothing was chosen.
     choice: &'a [u8],
 }
 
@@ -34,35 +34,74 @@ enum PropertyValue<'a> {
     Seconds(u64),
 }
 
-/// Chooses of stored properties what `copies` names and the request has. Tells how many bytes that adds to an
-/// entry at most, in any format.
-pub(super) fn choose(stored: &mut Vec<u8>, copies: &Copies) -> usize {
-    if copies.is_empty() {
-        return 0;
+/// What goes into an entry, and how long that is.
+#[derive(Debug, Default)]
+pub(super) struct Choice {
+    bytes: Vec<u8>,
+    /// Most bytes that it adds to an entry, in any format.
+    pub cost: usize,
+}
+
+impl Choice {
+    /// Of stored properties: what `copies` names and the request has.
+    fn of(stored: &[u8], copies: &Copies) -> Self {
+        if copies.is_empty() {
+            return Choice::default();
+        }
+        let Some((basic, table)) = Basic::parse(stored) else { return Choice::default() };
+        let mut bytes = vec![0];
+        for (bit, (_, property)) in CopiedProperty::ALL.iter().enumerate() {
+            if copies.properties.contains(property) && value_of(&basic, *property).is_some() {
+                bytes[0] |= 1 << bit;
+            }
+        }
+        for (place, (name, _)) in (0_u16..).zip(entries(table.get(4..).unwrap_or_default())) {
+            if copies.headers.iter().any(|header| header == name) {
+                bytes.extend_from_slice(&place.to_be_bytes());
+            }
+        }
+        if bytes == [0] {
+            return Choice::default();
+        }
+        // Measured as it will be written, so that the bound and the encoder cannot differ.
+        let copied = Copied::of(basic, table, &bytes);
+        let (mut fields, mut attributes) = (Vec::new(), Vec::new());
+        copied.push_fields(&mut fields);
+        copied.push_attributes(&mut attributes);
+        let cost = fields.len().max(attributes.len());
+        Choice { bytes, cost }
     }
-    let Some((basic, table)) = Basic::parse(stored) else { return 0 };
-    let mut choice = vec![0];
-    for (bit, (_, property)) in CopiedProperty::ALL.iter().enumerate() {
-        if copies.properties.contains(property) && value_of(&basic, *property).is_some() {
-            choice[0] |= 1 << bit;
+
+    /// Keeps it with the properties that it was made of.
+    pub(super) fn keep(&self, stored: &mut Vec<u8>) {
+        if !self.bytes.is_empty() {
+            put_choice(stored, &self.bytes);
         }
     }
-    for (place, (name, _)) in (0_u16..).zip(entries(table.get(4..).unwrap_or_default())) {
-        if copies.headers.iter().any(|header| header == name) {
-            choice.extend_from_slice(&place.to_be_bytes());
-        }
+}
+
+/// The choices of one message, whose entries may be of different applications.
+pub(super) struct Choices<'a> {
+    rules: &'a CopyRules,
+    made: Vec<(&'a Copies, Choice)>,
+}
+
+impl<'a> Choices<'a> {
+    pub(super) fn new(rules: &'a CopyRules) -> Self {
+        Choices { rules, made: Vec::new() }
     }
-    if choice == [0] {
-        return 0;
+
+    /// For an entry of this application. Entries differ in nothing that can be chosen, so it is made and
+    /// measured once for all of them.
+    pub(super) fn of(&mut self, application: &str, stored: &[u8]) -> &Choice {
+        let copies = self.rules.of(application);
+        let known = self.made.iter().position(|(made, _)| std::ptr::eq(*made, copies));
+        let at = known.unwrap_or_else(|| {
+            self.made.push((copies, Choice::of(stored, copies)));
+            self.made.len() - 1
+        });
+        &self.made[at].1
     }
-    put_choice(stored, &choice);
-    let Some((basic, table, choice)) = Basic::parse_with_choice(stored) else { return 0 };
-    let copied = Copied::of(basic, table, choice);
-    // Measured as it will be written, so that the bound and the encoder cannot differ.
-    let (mut fields, mut attributes) = (Vec::new(), Vec::new());
-    copied.push_fields(&mut fields);
-    copied.push_attributes(&mut attributes);
-    fields.len().max(attributes.len())
 }
 
 impl<'a> Copied<'a> {
@@ -75,11 +114,7 @@ impl<'a> Copied<'a> {
     pub(super) fn push_fields(&self, out: &mut Vec<u8>) {
         for (property, value) in self.properties() {
             push_name(out, property.name());
-            match value {
-                PropertyValue::Text(text) => push_string(out, text),
-                PropertyValue::Number(number) => push_number(out, number.into()),
-                PropertyValue::Seconds(seconds) => push_seconds(out, seconds),
-            }
+            push_property(out, value);
         }
         let mut opened = false;
         for (name, value) in self.headers() {
@@ -109,14 +144,10 @@ impl<'a> Copied<'a> {
             })
         };
         for (property, value) in self.properties() {
-            // Every event has the request's type for its own.
+            // The request's type is every event's own.
             let Some(name) = take(property.name()) else { continue };
             push_name(out, &name);
-            match value {
-                PropertyValue::Text(text) => push_string(out, text),
-                PropertyValue::Number(number) => push_number(out, number.into()),
-                PropertyValue::Seconds(seconds) => push_seconds(out, seconds),
-            }
+            push_property(out, value);
         }
         for (name, value) in self.headers().filter(|(_, value)| value.kind != b'V') {
             let Some(name) = take(name) else { continue };
@@ -161,6 +192,14 @@ fn value_of<'a>(basic: &Basic<'a>, property: CopiedProperty) -> Option<PropertyV
         CopiedProperty::Priority => return basic.priority.map(PropertyValue::Number),
     };
     text.filter(|text| !text.is_empty()).map(PropertyValue::Text)
+}
+
+fn push_property(out: &mut Vec<u8>, value: PropertyValue<'_>) {
+    match value {
+        PropertyValue::Text(text) => push_string(out, text),
+        PropertyValue::Number(number) => push_number(out, number.into()),
+        PropertyValue::Seconds(seconds) => push_seconds(out, seconds),
+    }
 }
 
 fn push_name(out: &mut Vec<u8>, name: &str) {

@@ -4,6 +4,7 @@
 //! properties are in header form, as if it had come alone: so it can be published to the ingest exchange
 //! again.
 
+use super::copied::Choices;
 use super::fields::{self, OwnTime};
 use super::fingerprint::Fingerprint;
 use super::json::is_json_type;
@@ -110,10 +111,11 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
     // Each entry's own application is hashed with the entry.
     let application = message.application()?.unwrap_or_default();
     let sent = Fingerprint::of_message(message, &shared, &application).map_err(|TooDeep| too_deep())?;
+    let mut choices = Choices::new(message.copies);
     if !is_array(text) {
         let entry = serde_json::from_str(text)
             .map_err(|error| fields::invalid(format!("the envelope is not understood: {error}")))?;
-        return Ok(vec![one(message, &base, &sent, &entry, None)?]);
+        return Ok(vec![one(message, &base, &sent, &entry, None, &mut choices)?]);
     }
     let entries = array(text, message.limits.max_envelope_items)?;
     if entries.len().saturating_mul(shared.len()) > MAX_COPIES {
@@ -128,7 +130,9 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
     }
     let indexed = entries.iter().enumerate();
     indexed
-        .map(|(index, entry)| one(message, &base, &sent, entry, Some(index)).map_err(|dead| at(index, dead)))
+        .map(|(index, entry)| {
+            one(message, &base, &sent, entry, Some(index), &mut choices).map_err(|dead| at(index, dead))
+        })
         .collect()
 }
 
@@ -241,6 +245,7 @@ fn one(
     sent: &Fingerprint,
     entry: &EnvelopeEntry<'_>,
     index: Option<usize>,
+    choices: &mut Choices<'_>,
 ) -> Result<NewItem, Dead> {
     let application = match text_of("application", entry.application, MAX_NAME)? {
         Some(name) => name,
@@ -297,7 +302,7 @@ fn one(
         on_duplicate,
         fingerprint: id.as_deref().map_or(0, |id| entry.fingerprint(sent, id)),
     };
-    Ok(item(&basic, terms, properties, body, message.copies))
+    Ok(item(&basic, terms, properties, body, choices))
 }
 
 /// Its own id, else the message's; in an array that one with the index, so that each entry has another.

@@ -231,9 +231,9 @@ pub(super) fn put_header_number(out: &mut Vec<u8>, name: &str, number: u64) {
 
 /// Puts what is chosen behind stored bytes that have nothing there.
 pub(super) fn put_choice(bytes: &mut Vec<u8>, choice: &[u8]) {
-    let flags = bytes.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags)) | 1 << (15 - CHOICE);
+    let Some(flags) = bytes.first_chunk_mut() else { return };
+    *flags = (u16::from_be_bytes(*flags) | 1 << (15 - CHOICE)).to_be_bytes();
     bytes.reserve_exact(choice.len());
-    bytes.splice(..2.min(bytes.len()), flags.to_be_bytes());
     bytes.extend_from_slice(choice);
 }
 

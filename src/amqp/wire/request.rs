@@ -1,7 +1,7 @@
 //! One ingest message to one request: the contract's table of fields, line by line.
 
 use super::command;
-use super::copied;
+use super::copied::Choices;
 use super::envelope;
 use super::fields::{self, Fields, OwnTime};
 use super::fingerprint::Fingerprint;
@@ -137,7 +137,7 @@ impl<'a> Message<'a> {
             Terms { application, customer, at, expiry, on_duplicate, fingerprint },
             properties,
             std::mem::take(body),
-            self.copies,
+            &mut Choices::new(self.copies),
         )]))
     }
 
@@ -272,9 +272,10 @@ pub(super) fn item(
     terms: Terms,
     mut properties: Vec<u8>,
     body: Vec<u8>,
-    copies: &CopyRules,
+    choices: &mut Choices<'_>,
 ) -> NewItem {
-    let copied = copied::choose(&mut properties, copies.of(&terms.application));
+    let choice = choices.of(&terms.application, &properties);
+    choice.keep(&mut properties);
     let json = is_embeddable(basic.content_type, basic.content_encoding, &body);
     let weight = size::weight(&Parts {
         body: body.len(),
@@ -283,7 +284,7 @@ pub(super) fn item(
         content_type: basic.content_type,
         content_encoding: basic.content_encoding,
         kind: basic.kind,
-        copied,
+        copied: choice.cost,
     });
     let identity = basic.message_id.map(|id| identity(&terms.application, id));
     NewItem {

@@ -189,6 +189,13 @@ fn entries_of_an_envelope_have_those_of_the_message() {
         assert_eq!(entry["headers"], serde_json::json!({"traceparent": "t", "x-b": "b"}));
         assert_eq!((entry["correlation_id"].as_str(), entry["type"].as_str()), (Some("c"), Some("k")));
     }
+    // Each application has its own choice, whichever comes first.
+    let mut apart = copies.clone();
+    apart.applications.insert("quiet".into(), Arc::default());
+    let body = br#"[{"payload":1,"application":"quiet"},{"payload":2},{"payload":3,"application":"quiet"}]"#;
+    let read = items(take_with(&apart, sent.clone(), body));
+    let with_headers = |item: &NewItem| written(Format::Json, std::slice::from_ref(item)).contains("headers");
+    assert_eq!(read.iter().map(with_headers).collect::<Vec<_>>(), [false, true, false]);
     let one = item(take_with(&copies, sent, br#"{"payload":1}"#));
     assert!(written(Format::Ndjson, &[one]).contains(r#""headers":{"traceparent":"t","x-b":"b"}"#));
 }
@@ -209,6 +216,20 @@ fn the_request_stays_what_it_is() {
         encode(&batch, &Exchanges::new("out", "dead"), STORE, NOW).properties
     };
     assert_eq!(alone(&plain), alone(&chosen));
+}
+
+/// The store keeps these bytes for years.
+#[test]
+fn a_choice_lies_behind_the_properties() {
+    let copies = rules(&[CopiedProperty::Timestamp, CopiedProperty::CorrelationId], &["c", "a"]);
+    let sent = with(&[("a", number(1)), ("b", number(2)), ("c", number(3))]).with_correlation_id("c".into());
+    let (plain, chosen) = (item(take(sent.clone(), b"")), item(take_with(&copies, sent, b"")));
+    let mut expected = plain.content.properties.clone();
+    expected[1] |= 2;
+    // The first of the properties; the first and the third header.
+    expected.extend_from_slice(&[1, 0, 0, 0, 2]);
+    assert_eq!(chosen.content.properties, expected);
+    assert_eq!(chosen.weight - plain.weight, r#","correlation_id":"c","headers":{"a":1,"c":3}"#.len() as u32);
 }
 
 /// What the contract reads is never passed on a second time, and no output carries what re-routes.
