@@ -71,8 +71,8 @@ pub enum CopiedProperty {
 }
 
 impl CopiedProperty {
-    /// All of them with their names, in the order in which they stand in an entry. The store keeps places in this
-    /// list: what is new comes last.
+    /// All of them with their names, in the order in which they stand in an entry. The store keeps places in
+    /// this list: what is new comes last.
     pub const ALL: &'static [(&'static str, CopiedProperty)] = &[
         ("correlation_id", CopiedProperty::CorrelationId),
         ("reply_to", CopiedProperty::ReplyTo),
