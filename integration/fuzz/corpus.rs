@@ -64,7 +64,9 @@ fn messages() {
     for (n, (kind, value)) in values.into_iter().enumerate() {
         let mut table = FieldTable::default();
         table.insert(names[n % names.len()].into(), value.clone());
-        table.insert("x-delay".into(), value);
+        table.insert("x-delay".into(), value.clone());
+        // One that goes into batches.
+        table.insert("h".into(), value);
         table.insert("CC".into(), text("elsewhere"));
         let properties = BasicProperties::default()
             .with_headers(table)
