@@ -95,26 +95,29 @@ impl Schedule {
         }
     }
 
-    /// Takes entries due at or before `now`, the earliest millisecond first, at most until `out` holds
-    /// `limit`.
-    pub(super) fn take_due(&mut self, now: u64, limit: usize, out: &mut Vec<u32>) -> Taken {
+    /// Takes entries due at or before `now`, the earliest millisecond first, `limit` at most. Each is handed over
+    /// before the next is looked for: what `each` fetches of it comes while that goes on.
+    pub(super) fn take_due(&mut self, now: u64, limit: usize, mut each: impl FnMut(u32)) -> Taken {
+        let mut left = limit;
         while let Some(at) = self.first_used().filter(|at| *at <= now) {
-            let (slot, before) = (at & MASK, out.len());
+            let (slot, before) = (at & MASK, left);
             while let Some(head) = Some(self.heads[slot as usize]).filter(|head| *head != NIL) {
-                if out.len() >= limit {
-                    let amid = out.len() > before && self.is_disordered(slot);
+                if left == 0 {
+                    let amid = before > 0 && self.is_disordered(slot);
                     return if amid { Taken::Amid } else { Taken::Most };
                 }
                 self.unlink(head, slot);
-                out.push(head);
+                left -= 1;
+                each(head);
             }
         }
         while let Some((_, id)) = self.far.first().copied().filter(|(key, _)| key.due <= now) {
-            if out.len() >= limit {
+            if left == 0 {
                 return Taken::Most;
             }
             self.far.pop_first();
-            out.push(id);
+            left -= 1;
+            each(id);
         }
         if self.base <= now {
             self.base = now + 1;
@@ -354,11 +357,11 @@ mod tests {
         s.insert(3, key(1_000 + 3 * SLOTS, 3));
         assert_eq!(s.next(), Some(1_005));
         let mut out = vec![];
-        assert_eq!((s.take_due(1_004, 10, &mut out), out.len()), (Taken::All, 0));
-        assert_eq!(s.take_due(1_005, 10, &mut out), Taken::All);
+        assert_eq!((s.take_due(1_004, 10, |id| out.push(id)), out.len()), (Taken::All, 0));
+        assert_eq!(s.take_due(1_005, 10, |id| out.push(id)), Taken::All);
         assert_eq!(std::mem::take(&mut out), [1]);
         assert_eq!(s.next(), Some(1_000 + SLOTS + 10));
-        assert_eq!(s.take_due(1_000 + 4 * SLOTS, 10, &mut out), Taken::All);
+        assert_eq!(s.take_due(1_000 + 4 * SLOTS, 10, |id| out.push(id)), Taken::All);
         assert_eq!(out, [2, 3]);
         assert_eq!((s.len(), s.next()), (0, None));
     }
@@ -370,9 +373,9 @@ mod tests {
             s.insert(id, key(u64::from(id) + 1, u64::from(id)));
         }
         let mut out = vec![];
-        assert_eq!(s.take_due(100, 4, &mut out), Taken::Most);
+        assert_eq!(s.take_due(100, 4, |id| out.push(id)), Taken::Most);
         assert_eq!(out.len(), 4);
-        assert_eq!(s.take_due(100, 40, &mut out), Taken::All);
+        assert_eq!(s.take_due(100, 40, |id| out.push(id)), Taken::All);
         assert_eq!(out.len(), 10);
     }
 
@@ -392,8 +395,8 @@ mod tests {
         let mut out = vec![];
         s.insert(9, key(10, 9));
         s.insert(8, key(10, 8));
-        assert_eq!(s.take_due(10, 2, &mut out), Taken::Amid, "8 comes behind 9");
-        assert_eq!(s.take_due(10, 9, &mut out), Taken::All);
+        assert_eq!(s.take_due(10, 2, |id| out.push(id)), Taken::Amid, "8 comes behind 9");
+        assert_eq!(s.take_due(10, 9, |id| out.push(id)), Taken::All);
         assert_eq!(out, [1, 9, 8]);
     }
 
@@ -447,7 +450,7 @@ mod tests {
                         let mut out = vec![];
                         loop {
                             let mut some = vec![];
-                            let all = s.take_due(now, 3, &mut some);
+                            let all = s.take_due(now, 3, |id| some.push(id));
                             out.append(&mut some);
                             if all == Taken::All {
                                 break;

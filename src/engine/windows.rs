@@ -208,7 +208,7 @@ impl Windows {
         now: Now,
     ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
         let mut places = Vec::new();
-        let all = self.timers.take_due(now.mono, limit, &mut places) == Taken::All;
+        let all = self.timers.take_due(now.mono, limit, |place| places.push(place)) == Taken::All;
         let mut due = Vec::new();
         for place in places {
             let Some(id) = customers.at(place) else { continue };

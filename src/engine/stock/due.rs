@@ -12,15 +12,14 @@ impl Stock {
                 self.queues.run(queue);
             }
         }
-        let mut places = Vec::new();
         let early = if mutated(Mutant::Early) { 7 } else { 0 };
-        let taken = self.schedule.take_due(now.wall + early, limit, &mut places);
-        self.behind = if taken == Taken::All { Behind::Windows } else { Behind::Items };
         // All rows are looked at in one go, and no other work between: they lie anywhere in memory, and the
         // processor fetches several at a time.
-        let items = &self.items;
-        let keyed = |place| items.at(place).map(|id| (items[id].key(), id, items[id].stage()));
-        let mut due: Vec<(Key, ItemId, Stage)> = places.into_iter().filter_map(keyed).collect();
+        let (items, mut due) = (&self.items, Vec::new());
+        let taken = self.schedule.take_due(now.wall + early, limit, |place| {
+            due.extend(items.at(place).map(|id| (items[id].key(), id, items[id].stage())));
+        });
+        self.behind = if taken == Taken::All { Behind::Windows } else { Behind::Items };
         due.sort_unstable_by_key(|(key, ..)| *key);
         self.work += due.len() as u64;
         for (_, id, stage) in due {
