@@ -95,8 +95,8 @@ impl Schedule {
         }
     }
 
-    /// Takes entries due at or before `now`, the earliest millisecond first, `limit` at most. Each is handed over
-    /// before the next is looked for: what `each` fetches of it comes while that goes on.
+    /// Takes entries due at or before `now`, the earliest millisecond first, `limit` at most. Each is handed
+    /// over before the next is looked for: what `each` fetches of it comes while that goes on.
     pub(super) fn take_due(&mut self, now: u64, limit: usize, mut each: impl FnMut(u32)) -> Taken {
         let mut left = limit;
         while let Some(at) = self.first_used().filter(|at| *at <= now) {
