@@ -53,6 +53,12 @@ impl RawProperties {
         self.put(12, &[2])
     }
 
+    /// Expiration, any bytes.
+    #[must_use]
+    pub fn expiration(self, value: &[u8]) -> Self {
+        self.short(8, value)
+    }
+
     /// Message id, any bytes.
     #[must_use]
     pub fn message_id(self, value: &[u8]) -> Self {

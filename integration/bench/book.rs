@@ -1,0 +1,148 @@
+//! What was measured: cases, their runs, and the figures of each run.
+
+use crate::plan::Plan;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tidegate_harness::{bounded, Node};
+
+/// Broker and plan, for all rows.
+pub struct Bench {
+    pub node: Node,
+    pub plan: Plan,
+    pub names: Vec<String>,
+}
+
+impl Bench {
+    /// Whether this row was named, or none was.
+    pub fn wants(&self, name: &str) -> bool {
+        self.names.is_empty() || self.names.iter().any(|n| n == name)
+    }
+}
+
+/// The figures of one run by name, with their unit last in it (`cpu_us`).
+pub type Run = BTreeMap<String, f64>;
+
+/// A run of these figures.
+pub fn run<const N: usize>(figures: [(&str, f64); N]) -> Run {
+    figures.into_iter().map(|(name, figure)| (name.to_owned(), figure)).collect()
+}
+
+/// One thing that is measured, as often as there are rounds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Case {
+    /// Which table it belongs to.
+    pub group: String,
+    /// Unique over all groups.
+    pub name: String,
+    /// For people.
+    pub title: String,
+    /// Where on the axes of its group it lies: `rate`, `waiting`, `size`, ..
+    pub at: BTreeMap<String, u64>,
+    /// The case that its rate is a share of, or what its time is a multiple of.
+    pub beside: Option<String>,
+    /// What `ratio` is to reach.
+    pub goal: Option<f64>,
+    pub runs: Vec<Run>,
+    /// What was wrong with the runs that came to no figures.
+    pub failed: Vec<String>,
+}
+
+impl Case {
+    pub fn new(group: &str, name: impl Into<String>, title: impl Into<String>) -> Case {
+        Case { group: group.to_owned(), name: name.into(), title: title.into(), ..Case::default() }
+    }
+
+    pub fn at(mut self, axis: &str, place: u64) -> Case {
+        self.at.insert(axis.to_owned(), place);
+        self
+    }
+
+    pub fn beside(mut self, other: &str) -> Case {
+        self.beside = Some(other.to_owned());
+        self
+    }
+
+    /// Median, smallest and largest of one figure over the runs.
+    pub fn spread(&self, figure: &str) -> Option<Spread> {
+        let mut all: Vec<f64> = self.runs.iter().filter_map(|run| run.get(figure)).copied().collect();
+        all.sort_by(f64::total_cmp);
+        Some(Spread { median: *all.get(all.len() / 2)?, low: *all.first()?, high: *all.last()? })
+    }
+}
+
+/// Of one figure over several runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    pub median: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// All cases, in the order in which they were first measured.
+pub struct Book {
+    cases: Vec<Case>,
+    limit: Duration,
+}
+
+impl Book {
+    pub fn new(limit: Duration) -> Book {
+        Book { cases: Vec::new(), limit }
+    }
+
+    pub fn into_cases(self) -> Vec<Case> {
+        self.cases
+    }
+
+    /// Makes one more run of this case. A panic is a failed run, and the others go on.
+    pub fn measure(&mut self, case: Case, work: impl FnOnce() -> Run + Send) {
+        let begun = Instant::now();
+        let ended = guarded(&case.name, self.limit, work);
+        let at = self.cases.iter().position(|known| known.name == case.name).unwrap_or_else(|| {
+            self.cases.push(case);
+            self.cases.len() - 1
+        });
+        let took = begun.elapsed().as_secs_f64();
+        match ended {
+            Ok(mut run) => {
+                self.share(at, &mut run);
+                let told = run.iter().filter(|(name, _)| !name.contains("_of_"));
+                let figures: Vec<String> = told.map(|(name, f)| format!("{name} {f:.2}")).collect();
+                println!("{:<24} {} [{took:.1} s]", self.cases[at].name, figures.join("  "));
+                self.cases[at].runs.push(run);
+            }
+            Err(wrong) => {
+                println!("{:<24} FAILED: {wrong} [{took:.1} s]", self.cases[at].name);
+                self.cases[at].failed.push(wrong);
+            }
+        }
+    }
+
+    /// The share of the rate that the case beside it had in the same round.
+    fn share(&self, at: usize, run: &mut Run) {
+        let Some(beside) = &self.cases[at].beside else { return };
+        let other = self.cases.iter().find(|case| case.name == *beside).and_then(|case| case.runs.last());
+        let rates = (run.get("per_second"), other.and_then(|other| other.get("per_second")));
+        if let (Some(own), Some(other)) = rates {
+            let ratio = own / other;
+            run.insert("ratio".to_owned(), ratio);
+        }
+    }
+}
+
+/// Runs it in a thread by whose name the harness tells of what hangs, and bounded in time.
+pub fn guarded<T: Send>(name: &str, limit: Duration, work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    let ended = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let running = thread.spawn_scoped(scope, || {
+            bounded(limit);
+            work()
+        });
+        running.expect("a thread").join()
+    });
+    ended.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked");
+        text.lines().next().unwrap_or_default().to_owned()
+    })
+}

@@ -1,0 +1,103 @@
+//! Much that is due together, beside a publisher that only publishes the same messages.
+
+use crate::book::{Bench, Book, Case, Run};
+use crate::load::{customer, number, wait_for_depth, Batch, Ids, APPLICATION, PATIENCE};
+use crate::peers::{per_second, publisher};
+use crate::throughput::{clean, taken_in};
+use std::time::{Duration, Instant};
+use tidegate_harness::{now_ms, Node, Site};
+
+pub const GROUP: &str = "bursts";
+/// Items of one customer that are due together.
+const EACH: u64 = 100;
+/// What is due within this time tidegate may read into its memory.
+const HORIZON_MS: u64 = 22_000;
+/// Of a body whose message is delivered as it came.
+const BODY: usize = crate::load::BODY;
+
+pub fn run(bench: &Bench, book: &mut Book) {
+    let (millisecond, second) = (bench.plan.millisecond, bench.plan.second);
+    for _ in 0..bench.plan.rounds {
+        if bench.wants("millisecond") {
+            let title = format!("{millisecond} messages due in one millisecond");
+            let case = Case::new(GROUP, "millisecond", title).beside("a bare publisher");
+            book.measure(case.at("items", millisecond), || in_one_millisecond(&bench.node, millisecond));
+        }
+        if bench.wants("second") {
+            let title = format!("{second} items with ids from the store due within {} ms", spread_ms(second));
+            let case = Case::new(GROUP, "second", title).beside("a bare publisher of the batches");
+            let case = case.at("items", second).at("customers", second / EACH);
+            book.measure(case, || in_one_second(&bench.node, second));
+        }
+    }
+}
+
+/// With the time that the bare publisher takes, and the multiple of it.
+fn beside(mut run: Run, bare: Duration) -> Run {
+    let ratio = run["seconds"] / bare.as_secs_f64();
+    run.insert("bare_seconds".to_owned(), bare.as_secs_f64());
+    run.insert("ratio".to_owned(), ratio);
+    run
+}
+
+/// Time runs from the millisecond in which all are due until all lie in the application's queue.
+fn in_one_millisecond(node: &Node, count: u64) -> Run {
+    let site = Site::on(node, "millisecond");
+    site.application(APPLICATION);
+    let daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+    let due = now_ms() + 2_000 + count / 10;
+    let headers = number("x-deliver-at", due);
+    Batch::of(&site.ingest(), count, Ids::None).publish(node, |_| headers.clone());
+    taken_in(&daemon, count);
+    let start = wait_for(due);
+    wait_for_depth(&site.client, &site.queue(APPLICATION), count);
+    let run = per_second(count, start.elapsed());
+    clean(&site, daemon);
+    beside(run, publisher(node, &vec![BODY; usize::try_from(count).unwrap_or(0)]))
+}
+
+/// A million in a second; fewer in less time, or the bare publisher would be measured against the clock.
+fn spread_ms(count: u64) -> u64 {
+    (count / 1000).clamp(1, 1000)
+}
+
+/// Time runs from the first due to the arrival of the last batch. The items lie in the store until shortly before:
+/// they come when their due is beyond what is held in memory, and there is no room for all of them.
+fn in_one_second(node: &Node, count: u64) -> Run {
+    let site = Site::on(node, "second");
+    let inbox = site.inbox(APPLICATION);
+    let config = site.config().text("limits.memory", "16MiB").text("limits.max_body", "1MiB");
+    let daemon = site.start(&config);
+    let due = now_ms() + HORIZON_MS + count / 10;
+    let (customers, spread) = ((count / EACH).max(1), spread_ms(count));
+    Batch::of(&site.ingest(), count, Ids::Each).publish(node, |n| {
+        // Late ones first: order is the daemon's work.
+        let mut headers = number("x-deliver-at", due + spread - 1 - n % customers % spread);
+        headers.extend(customer(n % customers));
+        headers
+    });
+    taken_in(&daemon, count);
+    let start = wait_for(due);
+    let (mut items, mut sizes) = (0, Vec::new());
+    while items < count {
+        let received = inbox.poll(PATIENCE).expect("a batch within a minute");
+        items += u64::try_from(received.number("x-count").unwrap_or(0)).unwrap_or(0);
+        sizes.push(received.body.len());
+    }
+    let mut run = per_second(count, start.elapsed());
+    run.insert("batches".to_owned(), sizes.len() as f64);
+    run.insert("rss_mib".to_owned(), daemon.peak_rss() as f64 / f64::from(1 << 20));
+    clean(&site, daemon);
+    beside(run, publisher(node, &sizes))
+}
+
+/// Sleeps until this moment of the wall clock.
+///
+/// # Panics
+/// When it is over already: then what was to wait for it was not ready in time.
+fn wait_for(due: u64) -> Instant {
+    let now = now_ms();
+    assert!(now < due, "taking it in took {} ms too long", now - due);
+    std::thread::sleep(Duration::from_millis(due - now));
+    Instant::now()
+}

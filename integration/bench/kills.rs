@@ -1,0 +1,117 @@
+//! `kill -9` under load: how long it takes until nothing is behind any more.
+
+use crate::book::{run as figures, Bench, Book, Case, Run};
+use crate::load::{number, number_in, Ends, Progress, Steady, APPLICATION};
+use crate::throughput::clean;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidegate_harness::{now_ms, wait_until, Daemon, Inbox, Node, RawProperties, Site};
+
+pub const GROUP: &str = "kills";
+const RATE: u64 = 3_000;
+const PERIOD: Duration = Duration::from_secs(2);
+/// Before the first kill: as long as the longest delay, and then a second in which the level is taken.
+const CALM: Duration = Duration::from_secs(4);
+/// After the last kill the load lasts so long at most.
+const LEVEL: Duration = Duration::from_secs(60);
+
+pub fn run(bench: &Bench, book: &mut Book) {
+    if !bench.wants(GROUP) {
+        return;
+    }
+    let kills = bench.plan.kills;
+    for _ in 0..bench.plan.rounds {
+        let title = format!("kill -9 every 2 s, {kills} times, {RATE} requests a second");
+        let case = Case::new(GROUP, GROUP, title).at("kills", kills).at("rate", RATE);
+        book.measure(case, || killed(&bench.node, kills));
+    }
+}
+
+/// Requests that were sent and have not arrived.
+#[derive(Default)]
+struct Behind {
+    load: Progress,
+    /// Each once, however often it comes.
+    arrived: AtomicU64,
+    repeats: AtomicU64,
+}
+
+impl Behind {
+    fn now(&self) -> u64 {
+        // In this order: what arrives between the two makes it less than it is, and never more.
+        let sent = self.load.sent.load(Ordering::Relaxed);
+        sent.saturating_sub(self.arrived.load(Ordering::Relaxed))
+    }
+
+    /// The most within this time.
+    fn most(&self, time: Duration) -> u64 {
+        let end = Instant::now() + time;
+        let mut most = 0;
+        while Instant::now() < end {
+            most = most.max(self.now());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        most
+    }
+
+    fn note(&self, inbox: &mut Inbox) {
+        let mut known = HashSet::new();
+        while !self.load.over.load(Ordering::Relaxed) {
+            let Some(received) = inbox.poll(Duration::from_millis(100)) else { continue };
+            let counter = if known.insert(number_in(&received.body)) { &self.arrived } else { &self.repeats };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn killed(node: &Node, kills: u64) -> Run {
+    let site = Site::on(node, "kills");
+    let mut inbox = site.inbox(APPLICATION);
+    let mut daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+    let seconds = (CALM + LEVEL).as_secs() + 2 + kills * PERIOD.as_secs();
+    let load = Steady { rate: RATE, seconds, spread_ms: 2_000 };
+    let behind = Behind::default();
+    let run = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            load.feed(node, (&site.ingest(), APPLICATION), &behind.load, |n, delay_ms| {
+                // Due when it was to be, however late tidegate learns of it.
+                RawProperties::default()
+                    .headers(&number("x-deliver-at", now_ms() + delay_ms))
+                    .persistent()
+                    .message_id(format!("request-{n}").as_bytes())
+            });
+        });
+        scope.spawn(|| behind.note(&mut inbox));
+        let _ends = Ends(&behind.load);
+        kill(&mut daemon, &behind, kills)
+    });
+    clean(&site, daemon);
+    run
+}
+
+fn kill(daemon: &mut Daemon, behind: &Behind, kills: u64) -> Run {
+    std::thread::sleep(CALM);
+    let level = behind.most(Duration::from_secs(1));
+    let mut last = Instant::now();
+    for _ in 0..kills {
+        std::thread::sleep(PERIOD);
+        last = Instant::now();
+        daemon.kill9();
+        daemon.start_again();
+    }
+    // It falls to the level only after it has risen above it.
+    let mut highest = 0;
+    wait_until("the backlog is level", LEVEL, || {
+        let now = behind.now();
+        highest = highest.max(now);
+        now <= level && last.elapsed() > Duration::from_millis(200)
+    });
+    let seconds = last.elapsed().as_secs_f64();
+    figures([
+        ("seconds", seconds),
+        ("level", level as f64),
+        ("highest", highest as f64),
+        ("repeats", behind.repeats.load(Ordering::Relaxed) as f64),
+    ])
+}

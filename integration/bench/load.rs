@@ -1,0 +1,194 @@
+//! What is sent to tidegate and to what stands beside it: the same messages, by a publisher that costs little.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::{now_ms, text, Client, Node, Raw, RawProperties};
+
+/// Bytes of a body, where nothing else is said.
+pub const BODY: usize = 200;
+/// To take in, or to deliver, whatever a run consists of.
+pub const LIMIT: Duration = Duration::from_secs(600);
+/// Between one message and the next.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// The application of all requests.
+pub const APPLICATION: &str = "shop";
+
+/// Arguments of a quorum queue.
+pub fn quorum() -> FieldTable {
+    let mut table = FieldTable::default();
+    table.insert("x-queue-type".into(), text("quorum"));
+    table
+}
+
+fn entry(name: &str, kind: u8, value: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![u8::try_from(name.len()).unwrap_or(0)];
+    bytes.extend_from_slice(name.as_bytes());
+    bytes.push(kind);
+    bytes.extend_from_slice(value);
+    bytes
+}
+
+/// A header that is a number.
+pub fn number(name: &str, value: u64) -> Vec<u8> {
+    entry(name, b'l', &value.to_be_bytes())
+}
+
+/// Header `x-delay`; none for 0.
+pub fn delay(ms: u64) -> Vec<u8> {
+    if ms == 0 {
+        Vec::new()
+    } else {
+        number("x-delay", ms)
+    }
+}
+
+/// Header `x-customer`.
+pub fn customer(number: u64) -> Vec<u8> {
+    let name = format!("customer-{number}");
+    let mut value = u32::try_from(name.len()).unwrap_or(0).to_be_bytes().to_vec();
+    value.extend_from_slice(name.as_bytes());
+    entry("x-customer", b'S', &value)
+}
+
+/// Whether requests have a `message_id`, by which tidegate knows them again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Ids {
+    None,
+    Each,
+}
+
+/// Many messages for one exchange and key.
+#[derive(Clone, Copy)]
+pub struct Batch<'a> {
+    pub exchange: &'a str,
+    pub key: &'a str,
+    pub count: u64,
+    pub size: usize,
+    pub ids: Ids,
+}
+
+impl<'a> Batch<'a> {
+    /// Requests of 200 B for the application.
+    pub fn of(exchange: &'a str, count: u64, ids: Ids) -> Batch<'a> {
+        Batch { exchange, key: APPLICATION, count, size: BODY, ids }
+    }
+
+    /// Straight into a queue.
+    pub fn into(queue: &'a str, count: u64) -> Batch<'a> {
+        Batch { exchange: "", key: queue, count, size: BODY, ids: Ids::None }
+    }
+
+    pub fn size(self, size: usize) -> Batch<'a> {
+        Batch { size, ..self }
+    }
+
+    /// Publishes them, with the headers that `headers(n)` gives, and waits for all confirms.
+    pub fn publish(&self, node: &Node, headers: impl Fn(u64) -> Vec<u8>) {
+        let mut raw = Raw::connect(node);
+        let body = vec![b'x'; self.size];
+        // What is on its way is bounded in bytes, too.
+        let slice = (2_000_000 / self.size as u64).clamp(10, 500);
+        for n in 0..self.count {
+            let properties = RawProperties::default().headers(&headers(n)).persistent();
+            let properties = match self.ids {
+                Ids::None => properties,
+                Ids::Each => properties.message_id(format!("order-{n:08}").as_bytes()),
+            };
+            raw.put(self.exchange, self.key.as_bytes(), &properties, &body);
+            if n % slice == slice - 1 {
+                raw.settle(usize::try_from(3 * slice).unwrap_or(0));
+            }
+        }
+        raw.settle(0);
+    }
+}
+
+/// Requests one by one at a steady rate.
+#[derive(Clone, Copy)]
+pub struct Steady {
+    pub rate: u64,
+    pub seconds: u64,
+    /// Delays are a second and up to so much more.
+    pub spread_ms: u64,
+}
+
+impl Steady {
+    pub fn count(&self) -> u64 {
+        self.rate * self.seconds
+    }
+
+    /// Delay of the request with this number, ms.
+    pub fn delay(&self, number: u64) -> u64 {
+        1000 + number * 7919 % self.spread_ms
+    }
+
+    /// Publishes, until all are sent or somebody says that it is over. Each body begins with the number of its request.
+    pub fn feed(
+        &self,
+        node: &Node,
+        (exchange, key): (&str, &str),
+        progress: &Progress,
+        properties: impl Fn(u64, u64) -> RawProperties,
+    ) {
+        let mut raw = Raw::connect(node);
+        let mut body = [b' '; BODY];
+        let start = Instant::now();
+        let mut n = 0;
+        while n < self.count() && !progress.over.load(Ordering::Relaxed) {
+            let passed = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let target = (passed * self.rate / 1000).min(self.count());
+            while n < target {
+                body[..20].copy_from_slice(format!("{n:<20}").as_bytes());
+                raw.put(exchange, key.as_bytes(), &properties(n, self.delay(n)), &body);
+                n += 1;
+                progress.sent.store(n, Ordering::Relaxed);
+            }
+            raw.settle(20_000);
+            std::thread::sleep(Duration::from_micros(1_000_000 / self.rate));
+        }
+        raw.settle(0);
+    }
+}
+
+/// How far a load has come, and whether it is to go on.
+#[derive(Default)]
+pub struct Progress {
+    pub sent: AtomicU64,
+    pub over: AtomicBool,
+}
+
+/// The load is over when this is dropped, by a panic too.
+pub struct Ends<'a>(pub &'a Progress);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The number at the beginning of a body of [`Steady::feed`].
+pub fn number_in(body: &[u8]) -> u64 {
+    let digits = body.iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
+}
+
+/// A request with a delay of its own.
+pub fn delayed(_number: u64, delay_ms: u64) -> RawProperties {
+    RawProperties::default().headers(&delay(delay_ms)).persistent()
+}
+
+/// A message whose time to live is the delay, and which knows when that ends.
+pub fn expiring(_number: u64, delay_ms: u64) -> RawProperties {
+    let due = number("x-due", now_ms() + delay_ms);
+    RawProperties::default().headers(&due).persistent().expiration(delay_ms.to_string().as_bytes())
+}
+
+/// Waits until a queue has so many messages ready.
+pub fn wait_for_depth(client: &Client, queue: &str, count: u64) {
+    let end = Instant::now() + LIMIT;
+    while u64::from(client.depth(queue).unwrap_or(0)) < count {
+        assert!(Instant::now() < end, "not all arrive: {:?} of {count}", client.depth(queue));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,119 @@
+//! How much is measured: a short form, the usual one, a long one.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// Sizes of everything, and how often.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    pub name: String,
+    pub rounds: usize,
+    /// Of a row of `throughput`.
+    pub messages: u64,
+    /// Customers over which windowed requests are spread, beside the 1,000 of the row.
+    pub customers: Vec<u64>,
+    /// Sizes of a body, bytes; and how many bytes of bodies a run has at most.
+    pub sizes: Vec<u64>,
+    pub size_bytes: u64,
+    /// Requests a second.
+    pub rates: Vec<u64>,
+    /// Rates that RabbitMQ's own way gets as well.
+    pub ttl_rates: Vec<u64>,
+    /// Numbers of messages that wait ahead of it there.
+    pub ttl_waiting: Vec<u64>,
+    /// How long a steady rate lasts, and by how much its delays differ, the shortest being a second.
+    pub seconds: u64,
+    pub spread_ms: u64,
+    /// Items due in one millisecond, and in one second (fewer than a million in less).
+    pub millisecond: u64,
+    pub second: u64,
+    /// Kills in a row.
+    pub kills: u64,
+    /// Numbers of items that wait; at each, requests come at `waiting_rate`.
+    pub waiting: Vec<u64>,
+    pub waiting_rate: u64,
+    /// A second rate, at one of them.
+    pub fast_rate: u64,
+    pub fast_waiting: u64,
+}
+
+impl Plan {
+    pub fn short() -> Plan {
+        Plan {
+            name: "short".to_owned(),
+            rounds: 1,
+            messages: 30_000,
+            customers: vec![1, 100_000],
+            sizes: vec![100, 10_000, 100_000],
+            size_bytes: 30_000_000,
+            rates: vec![200, 1_000, 5_000],
+            ttl_rates: vec![5_000],
+            ttl_waiting: vec![],
+            seconds: 2,
+            spread_ms: 2_000,
+            millisecond: 20_000,
+            second: 20_000,
+            kills: 2,
+            waiting: vec![1_000, 20_000, 200_000],
+            waiting_rate: 5_000,
+            fast_rate: 10_000,
+            fast_waiting: 200_000,
+        }
+    }
+
+    pub fn usual() -> Plan {
+        Plan {
+            name: "default".to_owned(),
+            rounds: 3,
+            messages: 100_000,
+            sizes: vec![100, 1_000, 10_000, 100_000],
+            size_bytes: 100_000_000,
+            rates: vec![200, 1_000, 2_000, 5_000, 10_000],
+            ttl_rates: vec![200, 1_000, 5_000],
+            ttl_waiting: vec![1_000, 10_000, 50_000],
+            seconds: 8,
+            spread_ms: 4_000,
+            millisecond: 100_000,
+            second: 1_000_000,
+            kills: 5,
+            waiting: vec![1_000, 10_000, 100_000, 200_000, 1_000_000],
+            fast_waiting: 1_000_000,
+            ..Plan::short()
+        }
+    }
+
+    pub fn long() -> Plan {
+        Plan {
+            name: "long".to_owned(),
+            rounds: 5,
+            messages: 1_000_000,
+            size_bytes: 400_000_000,
+            seconds: 30,
+            kills: 15,
+            waiting: vec![1_000, 10_000, 100_000, 200_000, 1_000_000, 10_000_000],
+            ..Plan::usual()
+        }
+    }
+
+    /// Longest time that one run of a row may take; one that hangs is named, and ends the program.
+    pub fn limit(&self) -> Duration {
+        Duration::from_secs(match self.name.as_str() {
+            "short" => 120,
+            "long" => 3_600,
+            _ => 900,
+        })
+    }
+
+    /// Of so many bytes, as many messages as `size_bytes` has room for, `messages` at most.
+    pub fn count_of(&self, size: u64) -> u64 {
+        (self.size_bytes / size).min(self.messages)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { name, rounds, messages, .. } = self;
+        write!(f, "plan {name}: {messages} messages a row, {rounds} rounds in turn")
+    }
+}

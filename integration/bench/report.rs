@@ -1,0 +1,183 @@
+//! What a run came to: a file with every figure, and tables for people, which are Markdown.
+
+use crate::book::{Case, Spread};
+use crate::machine::Machine;
+use crate::plan::Plan;
+use crate::{backlog, bursts, kills, sizes, steady, throughput};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// All of one run of the program.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report {
+    pub machine: Machine,
+    pub plan: Plan,
+    /// How long it took.
+    pub seconds: u64,
+    pub cases: Vec<Case>,
+}
+
+/// A figure's name, the head of its column, and its decimals.
+type Column = (&'static str, &'static str, usize);
+
+/// A group, the head of its first column, and the others.
+type Table = (&'static str, &'static str, &'static [Column]);
+
+/// Ratios come first: they mean something on any machine.
+const TABLES: [Table; 7] = [
+    (
+        throughput::GROUP,
+        "throughput",
+        &[
+            ("per_second", "messages/s", 0),
+            ("cpu_us", "CPU a message, us", 1),
+            ("rss_mib", "most memory, MiB", 0),
+        ],
+    ),
+    (
+        bursts::GROUP,
+        "due together",
+        &[("seconds", "delivered in, s", 2), ("bare_seconds", "bare publisher, s", 2)],
+    ),
+    (
+        sizes::GROUP,
+        "size of a message",
+        &[("per_second", "messages/s", 0), ("cpu_us", "CPU a message, us", 1)],
+    ),
+    (
+        steady::RATES,
+        "steady rate, nothing else waiting",
+        &[
+            ("p50_ms", "late p50, ms", 1),
+            ("p99_ms", "late p99, ms", 1),
+            ("early", "early", 0),
+            ("cpu_us", "CPU a message, us", 0),
+            ("wakeups", "wake-ups a message", 1),
+        ],
+    ),
+    (steady::TTL, "RabbitMQ's own way", &[("p50_ms", "late p50, ms", 1), ("p99_ms", "late p99, ms", 1)]),
+    (
+        backlog::GROUP,
+        "backlog",
+        &[
+            ("p50_ms", "late p50, ms", 1),
+            ("p99_ms", "late p99, ms", 1),
+            ("early", "early", 0),
+            ("cpu_us", "CPU a message, us", 0),
+            ("rss_mib", "most memory, MiB", 0),
+            ("start_ms", "start to first delivery, ms", 0),
+            ("disk_bytes", "disk, B an item", 0),
+        ],
+    ),
+    (
+        kills::GROUP,
+        "kills",
+        &[
+            ("seconds", "level after the last, s", 2),
+            ("highest", "most behind", 0),
+            ("repeats", "repeats", 0),
+        ],
+    ),
+];
+
+impl Report {
+    pub fn group<'r>(&'r self, group: &'r str) -> impl Iterator<Item = &'r Case> {
+        self.cases.iter().filter(move |case| case.group == group)
+    }
+
+    /// Runs that came to no figures.
+    pub fn failed(&self) -> usize {
+        self.cases.iter().map(|case| case.failed.len()).sum()
+    }
+
+    /// Writes all of it as JSON.
+    pub fn write(&self, file: &Path) -> Result<(), String> {
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        folder.map_or(Ok(()), std::fs::create_dir_all).map_err(|e| e.to_string())?;
+        let text = serde_json::to_string_pretty(self).map_err(|e| e.to_string())?;
+        std::fs::write(file, text + "\n").map_err(|e| format!("{}: {e}", file.display()))
+    }
+
+    /// Every table that has a row.
+    pub fn tables(&self) -> String {
+        let mut out = format!("{}\n\n{}, {} s\n", self.machine, self.plan, self.seconds);
+        out.push_str("\nMedians, with the smallest and the largest of all rounds:\n");
+        out.push_str(&self.ratios());
+        for (group, head, columns) in TABLES {
+            let heads = [head].into_iter().chain(columns.iter().map(|(_, head, _)| *head));
+            let cells = |case: &Case| {
+                let of = |(figure, _, decimals): &Column| told(case.spread(figure), *decimals);
+                [case.title.clone()].into_iter().chain(columns.iter().map(of)).collect()
+            };
+            out.push_str(&markdown(heads.collect(), self.group(group).map(cells).collect()));
+        }
+        for case in &self.cases {
+            for wrong in &case.failed {
+                let _written = writeln!(out, "\nFAILED: {}: {wrong}", case.title);
+            }
+        }
+        out
+    }
+
+    fn ratios(&self) -> String {
+        let beside = |name: &str| {
+            let other = self.cases.iter().find(|case| case.name == name);
+            other.map_or(name, |case| case.title.as_str()).to_owned()
+        };
+        let rows = self.cases.iter().filter_map(|case| {
+            let ratio = case.spread("ratio")?;
+            let goal = case.goal.map_or(String::new(), |goal| format!("{goal:.2}"));
+            let other = case.beside.as_deref().map_or(String::new(), beside);
+            let cpu = told(case.spread("cpu_us"), 1);
+            Some(vec![case.title.clone(), other, told(Some(ratio), 2), goal, cpu])
+        });
+        markdown(vec!["what", "beside", "ratio", "to reach", "CPU a message, us"], rows.collect())
+    }
+}
+
+/// A median with its spread, or nothing.
+fn told(spread: Option<Spread>, decimals: usize) -> String {
+    let Some(Spread { median, low, high }) = spread else { return String::new() };
+    let figure = |figure: f64| grouped(&format!("{figure:.decimals$}"));
+    let (median, low, high) = (figure(median), figure(low), figure(high));
+    if low == high {
+        median
+    } else {
+        format!("{median} ({low} to {high})")
+    }
+}
+
+/// With a comma between thousands.
+fn grouped(figure: &str) -> String {
+    let (whole, rest) = figure.split_at(figure.find('.').unwrap_or(figure.len()));
+    let mut out = String::new();
+    for (at, digit) in whole.char_indices() {
+        let left = whole.len() - at;
+        if at > 0 && left.is_multiple_of(3) && !out.ends_with('-') {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out + rest
+}
+
+/// Columns of one width each; nothing without a row.
+fn markdown(heads: Vec<&str>, rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let width = |at: usize| {
+        let cells = rows.iter().map(|row| row[at].chars().count());
+        cells.chain([heads[at].chars().count(), 3]).max().unwrap_or(3)
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let line = |cells: Vec<String>| {
+        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!(" {cell:<width$} |"));
+        format!("|{}\n", padded.collect::<String>())
+    };
+    let rule = widths.iter().map(|width| format!(" {} |", "-".repeat(*width))).collect::<String>();
+    let head = line(heads.into_iter().map(str::to_owned).collect());
+    let body: String = rows.into_iter().map(line).collect();
+    format!("\n{head}|{rule}\n{body}")
+}

@@ -1,0 +1,43 @@
+//! Throughput over the size of a message, into output queues of both kinds, beside the naive bridge.
+
+use crate::book::{Bench, Book, Case};
+use crate::load::{quorum, Batch, Ids, APPLICATION};
+use crate::peers::naive;
+use crate::throughput::through;
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::Site;
+
+pub const GROUP: &str = "sizes";
+
+pub fn run(bench: &Bench, book: &mut Book) {
+    if !bench.wants(GROUP) {
+        return;
+    }
+    for _ in 0..bench.plan.rounds {
+        for size in &bench.plan.sizes {
+            for kind in ["classic", "quorum"] {
+                pair(bench, book, *size, kind);
+            }
+        }
+    }
+}
+
+/// tidegate behind the bridge, with the same messages.
+fn pair(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
+    let count = bench.plan.count_of(size);
+    let bytes = usize::try_from(size).unwrap_or(0);
+    let output = || if kind == "quorum" { quorum() } else { FieldTable::default() };
+    let case = |who: &str, title: &str| {
+        let title = format!("{title}, {size} B into a {kind} queue");
+        Case::new(GROUP, format!("{who}-{kind}-{size}"), title).at("size", size)
+    };
+    let beside = format!("naive-{kind}-{size}");
+    book.measure(case("naive", "naive bridge"), || naive(&bench.node, count, bytes, output()));
+    book.measure(case("tidegate", "passthrough, due at once").beside(&beside), || {
+        let site = Site::on(&bench.node, "size");
+        site.application_with(APPLICATION, output());
+        let run = through(&site, Batch::of(&site.ingest(), count, Ids::None).size(bytes), 0);
+        site.client.delete_queue(&site.queue(APPLICATION));
+        run
+    });
+}

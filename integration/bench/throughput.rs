@@ -1,0 +1,215 @@
+//! As fast as it goes: a full ingest queue, and a daemon that starts on it.
+//!
+//! Time runs from the first message taken off the ingest queue to the last one at its goal; a delay that was asked for is
+//! not counted. With windows it runs until all of it is durable: batches leave with their windows, a second apart, which
+//! would be the unit of the result.
+
+use crate::book::{Bench, Book, Case, Run};
+use crate::load::{customer, delay, wait_for_depth, Batch, Ids, APPLICATION, BODY, LIMIT, PATIENCE};
+use crate::peers::{bare, naive, per_second};
+use std::time::{Duration, Instant};
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::{wait_until, Config, Daemon, Node, Site};
+
+pub const GROUP: &str = "throughput";
+const CUSTOMERS: u64 = 1000;
+const DAY_MS: u64 = 86_400_000;
+
+/// What is measured: its name on the command line, how it is told, how one run of it is made, the row that it stands
+/// beside, and the share of that one's rate that it is to reach.
+pub struct Row {
+    pub name: &'static str,
+    pub title: &'static str,
+    run: fn(&Node, u64) -> Run,
+    beside: Option<&'static str>,
+    goal: Option<f64>,
+}
+
+const fn row(name: &'static str, title: &'static str, run: fn(&Node, u64) -> Run) -> Row {
+    Row { name, title, run, beside: None, goal: None }
+}
+
+impl Row {
+    const fn beside(self, other: &'static str) -> Row {
+        Row { beside: Some(other), ..self }
+    }
+
+    const fn goal(self, goal: f64) -> Row {
+        Row { goal: Some(goal), ..self }
+    }
+}
+
+/// A row stands behind the one beside which it is told.
+pub const ROWS: [Row; 10] = [
+    row("bare", "a bare consumer that only acks", bare),
+    row("naive", "a naive bridge: consume, publish confirmed, ack", |node, count| {
+        naive(node, count, BODY, FieldTable::default())
+    }),
+    row("windowed", "windowed batches, 1,000 customers", |node, count| {
+        windowed(node, count, Ids::None, CUSTOMERS)
+    })
+    .beside("bare")
+    .goal(0.7),
+    row("windowed-ids", "the same, each with a message_id", |node, count| {
+        windowed(node, count, Ids::Each, CUSTOMERS)
+    })
+    .beside("bare"),
+    row("delayed", "passthrough, delay of 1 s", |node, count| passthrough(node, count, 1000, Ids::None))
+        .beside("naive")
+        .goal(0.85),
+    row("delayed-ids", "the same, each with a message_id", |node, count| {
+        passthrough(node, count, 1000, Ids::Each)
+    })
+    .beside("naive"),
+    row("at-once", "passthrough, due at once", |node, count| passthrough(node, count, 0, Ids::None))
+        .beside("naive")
+        .goal(0.95),
+    row("at-once-ids", "the same, each with a message_id", |node, count| {
+        passthrough(node, count, 0, Ids::Each)
+    })
+    .beside("naive"),
+    row("far", "due in a day, with ids: from the queue into the store", |node, count| {
+        stored(node, count, Ids::Each, DAY_MS)
+    })
+    .beside("bare"),
+    row("parked", "no queue is bound: from the queue into the store", |node, count| {
+        stored(node, count, Ids::None, 0)
+    })
+    .beside("bare"),
+];
+
+/// The rows that were named, or all; with each the one that it stands beside.
+fn chosen(bench: &Bench) -> Vec<&'static Row> {
+    let beside = |name: &str| ROWS.iter().any(|row| bench.wants(row.name) && row.beside == Some(name));
+    ROWS.iter().filter(|row| bench.wants(row.name) || beside(row.name)).collect()
+}
+
+pub fn run(bench: &Bench, book: &mut Book) {
+    let count = bench.plan.messages;
+    for _ in 0..bench.plan.rounds {
+        for row in chosen(bench) {
+            let case = Case {
+                beside: row.beside.map(str::to_owned),
+                goal: row.goal,
+                ..Case::new(GROUP, row.name, row.title)
+            };
+            book.measure(case, || (row.run)(&bench.node, count));
+        }
+        if bench.wants("windowed") {
+            for customers in &bench.plan.customers {
+                let title = format!("windowed batches, customers: {customers}");
+                let case = Case::new(GROUP, format!("windowed-{customers}"), title).beside("bare");
+                book.measure(case, || windowed(&bench.node, count, Ids::None, *customers));
+            }
+        }
+    }
+}
+
+/// Fills the ingest queue with the daemon down, starts it, and returns with the moment of the first delivery.
+fn filled(
+    site: &Site<'_>,
+    config: &Config,
+    batch: Batch<'_>,
+    headers: impl Fn(u64) -> Vec<u8>,
+) -> (Daemon, Instant, u64) {
+    let mut daemon = site.start(config);
+    daemon.term();
+    daemon.exit(Duration::from_secs(30));
+    batch.publish(site.node, headers);
+    daemon.start_again();
+    let full = u32::try_from(batch.count).ok();
+    let end = Instant::now() + LIMIT;
+    while site.client.depth(&site.ingest_queue()) == full {
+        assert!(Instant::now() < end, "the daemon takes nothing");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let cpu = daemon.cpu_us();
+    (daemon, Instant::now(), cpu)
+}
+
+fn measured(daemon: &Daemon, count: u64, time: Duration, cpu_before: u64) -> Run {
+    let mut run = per_second(count, time);
+    run.insert("cpu_us".to_owned(), (daemon.cpu_us() - cpu_before) as f64 / count as f64);
+    run.insert("rss_mib".to_owned(), daemon.peak_rss() as f64 / f64::from(1 << 20));
+    run
+}
+
+/// Waits until this daemon has taken so many requests off the ingest queue since its start, and they are durable.
+pub fn taken_in(daemon: &Daemon, count: u64) -> Instant {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let state = daemon.state();
+        let accepted = state["totals"]["accepted"].as_u64();
+        if accepted == Some(count) && state["uncommitted"].as_u64() == Some(0) {
+            return Instant::now();
+        }
+        assert!(Instant::now() < end, "not all is taken in: {accepted:?} of {count}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Acks follow at once; asking the broker about them takes it a second, so it is asked when time no longer runs.
+fn acked(site: &Site<'_>) {
+    wait_until("all of it is acked", Duration::from_secs(20), || {
+        site.node.messages(&site.ingest_queue()) == Some(0)
+    });
+}
+
+fn windowed(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
+    let site = Site::on(node, "windowed");
+    let config = site.config().text("defaults.window", "1s");
+    site.application(APPLICATION);
+    let headers: Vec<Vec<u8>> = (0..customers).map(customer).collect();
+    let header = |n: u64| headers[usize::try_from(n % customers).unwrap_or(0)].clone();
+    let inbox = site.client.consume(&site.queue(APPLICATION));
+    let (daemon, start, cpu) = filled(&site, &config, Batch::of(&site.ingest(), count, ids), header);
+    let took = taken_in(&daemon, count).duration_since(start);
+    acked(&site);
+    let mut items = 0;
+    while items < count {
+        let received = inbox.poll(PATIENCE).expect("a batch within a minute");
+        items += u64::try_from(received.number("x-count").unwrap_or(0)).unwrap_or(0);
+    }
+    let run = measured(&daemon, count, took, cpu);
+    clean(&site, daemon);
+    run
+}
+
+fn passthrough(node: &Node, count: u64, delay_ms: u64, ids: Ids) -> Run {
+    let site = Site::on(node, "passthrough");
+    site.application(APPLICATION);
+    let run = through(&site, Batch::of(&site.ingest(), count, ids), delay_ms);
+    site.client.delete_queue(&site.queue(APPLICATION));
+    run
+}
+
+/// Each message as it came, to the application's queue, which is there.
+pub fn through(site: &Site<'_>, batch: Batch<'_>, delay_ms: u64) -> Run {
+    let config = site.config().text("defaults.format", "passthrough");
+    let headers = delay(delay_ms);
+    let (daemon, start, cpu) = filled(site, &config, batch, |_| headers.clone());
+    wait_for_depth(&site.client, &site.queue(APPLICATION), batch.count);
+    let took = start.elapsed().saturating_sub(Duration::from_millis(delay_ms));
+    measured(&daemon, batch.count, took, cpu)
+}
+
+/// From the queue into the store, and no further: it is due in a day, or no queue is bound.
+fn stored(node: &Node, count: u64, ids: Ids, delay_ms: u64) -> Run {
+    let site = Site::on(node, "stored");
+    let config = site.config().text("defaults.format", "passthrough");
+    let headers = delay(delay_ms);
+    let exchange = site.ingest();
+    let batch = Batch::of(&exchange, count, ids);
+    let (daemon, start, cpu) = filled(&site, &config, batch, |_| headers.clone());
+    let took = taken_in(&daemon, count).duration_since(start);
+    acked(&site);
+    measured(&daemon, count, took, cpu)
+}
+
+/// What is over takes no room on the disk, and no time of the broker.
+pub fn clean(site: &Site<'_>, daemon: Daemon) {
+    drop(daemon);
+    site.client.delete_queue(&site.queue(APPLICATION));
+    site.client.delete_queue(&site.ingest_queue());
+    let _gone = std::fs::remove_dir_all(site.dir.join("store"));
+}
