@@ -2,6 +2,7 @@
 
 use crate::book::{guarded, run as figures, Bench, Book, Case, Run};
 use crate::load::{delay, Batch, Ids, Steady, APPLICATION, PATIENCE};
+use crate::report::told_whole;
 use crate::steady::under;
 use crate::throughput::{clean, taken_in};
 use std::fs;
@@ -51,7 +52,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
 }
 
 fn case(waiting: u64, rate: u64) -> Case {
-    let title = format!("{waiting} waiting, {rate} a second");
+    let title = format!("{} waiting, {} a second", told_whole(waiting), told_whole(rate));
     Case::new(GROUP, format!("waiting-{waiting}-{rate}"), title).at("waiting", waiting).at("rate", rate)
 }
 

@@ -3,6 +3,7 @@
 use crate::book::{Bench, Book, Case, Run};
 use crate::load::{customer, number, wait_for_depth, Batch, Ids, APPLICATION, PATIENCE};
 use crate::peers::{per_second, publisher};
+use crate::report::told_whole;
 use crate::throughput::{clean, taken_in};
 use std::time::{Duration, Instant};
 use tidegate_harness::{now_ms, Node, Site};
@@ -19,12 +20,16 @@ pub fn run(bench: &Bench, book: &mut Book) {
     let (millisecond, second) = (bench.plan.millisecond, bench.plan.second);
     for _ in 0..bench.plan.rounds {
         if bench.wants("millisecond") {
-            let title = format!("{millisecond} messages due in one millisecond");
+            let title = format!("{} messages due in one millisecond", told_whole(millisecond));
             let case = Case::new(GROUP, "millisecond", title).beside("a bare publisher");
             book.measure(case.at("items", millisecond), || in_one_millisecond(&bench.node, millisecond));
         }
         if bench.wants("second") {
-            let title = format!("{second} items with ids from the store due within {} ms", spread_ms(second));
+            let title = format!(
+                "{} items with ids from the store due within {} ms",
+                told_whole(second),
+                spread_ms(second)
+            );
             let case = Case::new(GROUP, "second", title).beside("a bare publisher of the batches");
             let case = case.at("items", second).at("customers", second / EACH);
             book.measure(case, || in_one_second(&bench.node, second));
@@ -68,7 +73,7 @@ fn in_one_second(node: &Node, count: u64) -> Run {
     let inbox = site.inbox(APPLICATION);
     let config = site.config().text("limits.memory", "16MiB").text("limits.max_body", "1MiB");
     let daemon = site.start(&config);
-    let due = now_ms() + HORIZON_MS + count / 10;
+    let due = now_ms() + HORIZON_MS + count / 15;
     let (customers, spread) = ((count / EACH).max(1), spread_ms(count));
     Batch::of(&site.ingest(), count, Ids::Each).publish(node, |n| {
         // Late ones first: order is the daemon's work.

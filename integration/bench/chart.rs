@@ -11,15 +11,11 @@ const SIZE: (u32, u32) = (760, 440);
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GRID: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
-/// Colours that are told apart by the colour-blind, too.
-const COLOURS: [RGBColor; 6] = [
-    RGBColor(0x00, 0x72, 0xb2),
-    RGBColor(0xd5, 0x5e, 0x00),
-    RGBColor(0x00, 0x9e, 0x73),
-    RGBColor(0xcc, 0x79, 0xa7),
-    RGBColor(0x56, 0xb4, 0xe9),
-    RGBColor(0xe6, 0x9f, 0x00),
-];
+/// Colours that are told apart by the colour-blind, too: tidegate in blue, others in red.
+pub const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+pub const SKY: RGBColor = RGBColor(0x56, 0xb4, 0xe9);
+pub const RED: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+pub const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
 
 /// What an axis shows, with its unit.
 #[derive(Clone, Copy)]
@@ -30,7 +26,8 @@ pub struct Axis {
 
 /// One line, by place on the first axis.
 pub struct Line {
-    pub name: String,
+    pub name: &'static str,
+    pub colour: RGBColor,
     pub points: Vec<(f64, Spread)>,
 }
 
@@ -53,7 +50,7 @@ impl Chart {
 
     fn draw_on(&self, root: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), String> {
         root.fill(&WHITE).map_err(|e| e.to_string())?;
-        let (head, body) = root.split_vertically(62);
+        let (head, body) = root.split_vertically(66);
         self.head(&head)?;
         let places = self.lines.iter().flat_map(|line| line.points.iter().map(|(x, _)| *x));
         let spreads = self.lines.iter().flat_map(|line| &line.points);
@@ -62,6 +59,8 @@ impl Chart {
         let y = Scale::around(heights.collect(), self.y.log, true);
         let floor = y.range.start;
         let mut chart = ChartBuilder::on(&body)
+            .margin_top(8)
+            .margin_left(10)
             .margin_right(24)
             .margin_bottom(6)
             .x_label_area_size(46)
@@ -79,7 +78,8 @@ impl Chart {
             .label_style((FONT, 13).into_font().color(&INK))
             .draw()
             .map_err(|e| e.to_string())?;
-        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
+        for line in &self.lines {
+            let colour = line.colour;
             let at = |y: f64| y.max(floor);
             let medians = line.points.iter().map(|(x, spread)| (*x, at(spread.median)));
             let drawn = chart.draw_series(LineSeries::new(medians.clone(), colour.stroke_width(2)));
@@ -100,11 +100,12 @@ impl Chart {
         area.draw(&Text::new(self.title.clone(), (16, 12), title)).map_err(|e| e.to_string())?;
         let style = (FONT, 13).into_font().color(&INK);
         let mut left = 18;
-        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
+        for line in &self.lines {
+            let colour = line.colour;
             let sample = PathElement::new(vec![(left, 48), (left + 24, 48)], colour.stroke_width(2));
             area.draw(&sample).map_err(|e| e.to_string())?;
             area.draw(&Circle::new((left + 12, 48), 4, colour.filled())).map_err(|e| e.to_string())?;
-            let name = Text::new(line.name.clone(), (left + 30, 41), style.clone());
+            let name = Text::new(line.name, (left + 30, 41), style.clone());
             area.draw(&name).map_err(|e| e.to_string())?;
             // As wide as letters of this font are on the whole: it is not known here.
             left += 52 + i32::try_from(line.name.chars().count() * 7).unwrap_or(0);

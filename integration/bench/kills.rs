@@ -2,6 +2,7 @@
 
 use crate::book::{run as figures, Bench, Book, Case, Run};
 use crate::load::{number, number_in, Ends, Progress, Steady, APPLICATION};
+use crate::report::told_whole;
 use crate::throughput::clean;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
     }
     let kills = bench.plan.kills;
     for _ in 0..bench.plan.rounds {
-        let title = format!("kill -9 every 2 s, {kills} times, {RATE} requests a second");
+        let title = format!("kill -9 every 2 s, {kills} times, {} requests a second", told_whole(RATE));
         let case = Case::new(GROUP, GROUP, title).at("kills", kills).at("rate", RATE);
         book.measure(case, || killed(&bench.node, kills));
     }

@@ -1,9 +1,10 @@
 //! Which plots there are, and what each shows of a report.
 
 use crate::book::{Case, Spread};
-use crate::chart::{Axis, Chart, Line};
-use crate::report::Report;
-use crate::{backlog, sizes, steady};
+use crate::chart::{Axis, Chart, Line, BLUE, ORANGE, RED, SKY};
+use crate::report::{told_whole, Report};
+use crate::{backlog, sizes, steady, throughput};
+use plotters::style::RGBColor;
 use std::path::{Path, PathBuf};
 
 const RATE: Axis = Axis { title: "requests a second", log: true };
@@ -22,6 +23,7 @@ pub fn draw(report: &Report, folder: &Path) -> Result<Vec<PathBuf>, String> {
         start_over_backlog(report),
         cpu_over_rate(report),
         cpu_over_backlog(report),
+        cpu_over_customers(report),
     ];
     std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let mut files = Vec::new();
@@ -38,11 +40,16 @@ pub fn draw(report: &Report, folder: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// One figure of the cases that lie on this axis.
-fn line<'c>(name: &str, axis: &str, figure: &str, cases: impl Iterator<Item = &'c Case>) -> Line {
+fn line<'c>(
+    (name, colour): (&'static str, RGBColor),
+    axis: &str,
+    figure: &str,
+    cases: impl Iterator<Item = &'c Case>,
+) -> Line {
     let place = |case: &Case| Some((*case.at.get(axis)? as f64, case.spread(figure)?));
     let mut points: Vec<(f64, Spread)> = cases.filter_map(place).collect();
     points.sort_by(|one, other| one.0.total_cmp(&other.0));
-    Line { name: name.to_owned(), points }
+    Line { name, colour, points }
 }
 
 fn lateness_over_rate(report: &Report) -> Chart {
@@ -53,10 +60,10 @@ fn lateness_over_rate(report: &Report) -> Chart {
         x: RATE,
         y: LATE,
         lines: vec![
-            by("tidegate, median", steady::RATES, "p50_ms"),
-            by("tidegate, 99 %", steady::RATES, "p99_ms"),
-            by("RabbitMQ TTL, median", steady::TTL, "p50_ms"),
-            by("RabbitMQ TTL, 99 %", steady::TTL, "p99_ms"),
+            by(("tidegate, median", BLUE), steady::RATES, "p50_ms"),
+            by(("tidegate, 99 %", SKY), steady::RATES, "p99_ms"),
+            by(("RabbitMQ TTL, median", RED), steady::TTL, "p50_ms"),
+            by(("RabbitMQ TTL, 99 %", ORANGE), steady::TTL, "p99_ms"),
         ],
     }
 }
@@ -65,7 +72,7 @@ fn lateness_over_rate(report: &Report) -> Chart {
 fn lateness_over_delay(report: &Report) -> Chart {
     let rates = report.group(steady::TTL).filter_map(|case| case.at.get("rate"));
     let rate = rates.max().copied().unwrap_or(0);
-    let by = |name: &str, group| {
+    let by = |(name, colour), group| {
         let case = report.group(group).find(|case| case.at.get("rate") == Some(&rate));
         let classes = case.into_iter().flat_map(|case| {
             let figures = case.runs.first().into_iter().flat_map(|run| run.keys());
@@ -76,14 +83,17 @@ fn lateness_over_delay(report: &Report) -> Chart {
         });
         let mut points: Vec<(f64, Spread)> = classes.collect();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
-        Line { name: name.to_owned(), points }
+        Line { name, colour, points }
     };
     Chart {
         file: "lateness-over-delay",
-        title: format!("The head of the line: short delays among long ones, {rate} a second"),
+        title: format!("The head of the line: short delays among long ones, {} a second", told_whole(rate)),
         x: Axis { title: "delay that was asked for, s", log: false },
         y: Axis { title: "median lateness, ms", log: true },
-        lines: vec![by("tidegate", steady::RATES), by("RabbitMQ TTL with dead-lettering", steady::TTL)],
+        lines: vec![
+            by(("tidegate", BLUE), steady::RATES),
+            by(("RabbitMQ TTL with dead-lettering", RED), steady::TTL),
+        ],
     }
 }
 
@@ -99,14 +109,14 @@ fn lateness_over_backlog(report: &Report) -> Chart {
     let ttl = |name, figure| line(name, "waiting", figure, report.group(steady::TTL));
     Chart {
         file: "lateness-over-backlog",
-        title: format!("Lateness over backlog: {rate} requests a second beside what waits"),
+        title: format!("Lateness over backlog: {} requests a second beside what waits", told_whole(rate)),
         x: WAITING,
         y: LATE,
         lines: vec![
-            own("tidegate, median", "p50_ms"),
-            own("tidegate, 99 %", "p99_ms"),
-            ttl("RabbitMQ TTL, median", "p50_ms"),
-            ttl("RabbitMQ TTL, 99 %", "p99_ms"),
+            own(("tidegate, median", BLUE), "p50_ms"),
+            own(("tidegate, 99 %", SKY), "p99_ms"),
+            ttl(("RabbitMQ TTL, median", RED), "p50_ms"),
+            ttl(("RabbitMQ TTL, 99 %", ORANGE), "p99_ms"),
         ],
     }
 }
@@ -123,10 +133,10 @@ fn throughput_over_size(report: &Report) -> Chart {
         x: Axis { title: "bytes of a message", log: true },
         y: Axis { title: "messages a second", log: true },
         lines: vec![
-            by("tidegate, classic", "tidegate-classic"),
-            by("bridge, classic", "naive-classic"),
-            by("tidegate, quorum", "tidegate-quorum"),
-            by("bridge, quorum", "naive-quorum"),
+            by(("tidegate, classic", BLUE), "tidegate-classic"),
+            by(("bridge, classic", RED), "naive-classic"),
+            by(("tidegate, quorum", SKY), "tidegate-quorum"),
+            by(("bridge, quorum", ORANGE), "naive-quorum"),
         ],
     }
 }
@@ -138,7 +148,7 @@ fn memory_over_backlog(report: &Report) -> Chart {
         title: "Memory over backlog".to_owned(),
         x: WAITING,
         y: Axis { title: "resident memory, MiB", log: false },
-        lines: vec![by("after a start", "idle_mib"), by("most under load", "rss_mib")],
+        lines: vec![by(("after a start", SKY), "idle_mib"), by(("most under load", BLUE), "rss_mib")],
     }
 }
 
@@ -148,7 +158,7 @@ fn start_over_backlog(report: &Report) -> Chart {
         title: "Start-up over backlog: from kill -9 and a start to the first delivery".to_owned(),
         x: WAITING,
         y: Axis { title: "milliseconds", log: false },
-        lines: vec![line("tidegate", "waiting", "start_ms", at_each(report))],
+        lines: vec![line(("tidegate", BLUE), "waiting", "start_ms", at_each(report))],
     }
 }
 
@@ -158,7 +168,7 @@ fn cpu_over_rate(report: &Report) -> Chart {
         title: "CPU a message over rate".to_owned(),
         x: RATE,
         y: CPU,
-        lines: vec![line("tidegate", "rate", "cpu_us", report.group(steady::RATES))],
+        lines: vec![line(("tidegate", BLUE), "rate", "cpu_us", report.group(steady::RATES))],
     }
 }
 
@@ -166,9 +176,20 @@ fn cpu_over_backlog(report: &Report) -> Chart {
     let rate = report.plan.waiting_rate;
     Chart {
         file: "cpu-over-backlog",
-        title: format!("CPU a message over backlog, {rate} requests a second"),
+        title: format!("CPU a message over backlog, {} requests a second", told_whole(rate)),
         x: WAITING,
         y: CPU,
-        lines: vec![line("tidegate", "waiting", "cpu_us", at_each(report))],
+        lines: vec![line(("tidegate", BLUE), "waiting", "cpu_us", at_each(report))],
+    }
+}
+
+fn cpu_over_customers(report: &Report) -> Chart {
+    let cases = report.group(throughput::GROUP);
+    Chart {
+        file: "cpu-over-customers",
+        title: "CPU a message over customers: windowed batches, as fast as it goes".to_owned(),
+        x: Axis { title: "customers", log: true },
+        y: CPU,
+        lines: vec![line(("tidegate", BLUE), "customers", "cpu_us", cases)],
     }
 }

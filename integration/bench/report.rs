@@ -148,6 +148,11 @@ fn told(spread: Option<Spread>, decimals: usize) -> String {
     }
 }
 
+/// A number in a title.
+pub fn told_whole(number: u64) -> String {
+    grouped(&number.to_string())
+}
+
 /// With a comma between thousands.
 fn grouped(figure: &str) -> String {
     let (whole, rest) = figure.split_at(figure.find('.').unwrap_or(figure.len()));

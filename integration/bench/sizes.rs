@@ -3,6 +3,7 @@
 use crate::book::{Bench, Book, Case};
 use crate::load::{quorum, Batch, Ids, APPLICATION};
 use crate::peers::naive;
+use crate::report::told_whole;
 use crate::throughput::through;
 use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::Site;
@@ -28,7 +29,7 @@ fn pair(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
     let bytes = usize::try_from(size).unwrap_or(0);
     let output = || if kind == "quorum" { quorum() } else { FieldTable::default() };
     let case = |who: &str, title: &str| {
-        let title = format!("{title}, {size} B into a {kind} queue");
+        let title = format!("{title}, {} B into a {kind} queue", told_whole(size));
         Case::new(GROUP, format!("{who}-{kind}-{size}"), title).at("size", size)
     };
     let beside = format!("naive-{kind}-{size}");

@@ -4,6 +4,7 @@ use crate::book::{run as figures, Bench, Book, Case, Run};
 use crate::load::{
     delayed, expiring, number, number_in, quorum, Progress, Steady, APPLICATION, BODY, PATIENCE,
 };
+use crate::report::told_whole;
 use crate::throughput::clean;
 use std::collections::BTreeMap;
 use tidegate_harness::lapin::types::FieldTable;
@@ -22,18 +23,22 @@ pub fn run(bench: &Bench, book: &mut Book) {
         for rate in &plan.rates {
             let load = Steady { rate: *rate, seconds: plan.seconds, spread_ms: plan.spread_ms };
             if bench.wants(RATES) {
-                let case = Case::new(RATES, format!("rate-{rate}"), format!("tidegate, {rate} a second"));
+                let case = Case::new(
+                    RATES,
+                    format!("rate-{rate}"),
+                    format!("tidegate, {} a second", told_whole(*rate)),
+                );
                 book.measure(case.at("rate", *rate), || alone(&bench.node, load));
             }
             if bench.wants(TTL) && plan.ttl_rates.contains(rate) {
-                let title = format!("TTL with dead-lettering, {rate} a second");
+                let title = format!("TTL with dead-lettering, {} a second", told_whole(*rate));
                 let case = Case::new(TTL, format!("ttl-{rate}"), title);
                 book.measure(case.at("rate", *rate), || dead_lettered(&bench.node, load, 0));
             }
         }
         for waiting in plan.ttl_waiting.iter().filter(|_| bench.wants(TTL)) {
             let load = Steady { rate: plan.waiting_rate, seconds: plan.seconds, spread_ms: plan.spread_ms };
-            let title = format!("TTL with dead-lettering, {waiting} ahead for {} s more", AHEAD_MS / 1000);
+            let title = format!("the same, {} ahead that wait {} s", told_whole(*waiting), AHEAD_MS / 1000);
             let case = Case::new(TTL, format!("ttl-waiting-{waiting}"), title).at("waiting", *waiting);
             book.measure(case, || dead_lettered(&bench.node, load, *waiting));
         }

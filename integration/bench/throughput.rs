@@ -7,6 +7,7 @@
 use crate::book::{Bench, Book, Case, Run};
 use crate::load::{customer, delay, wait_for_depth, Batch, Ids, APPLICATION, BODY, LIMIT, PATIENCE};
 use crate::peers::{bare, naive, per_second};
+use crate::report::told_whole;
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{wait_until, Config, Daemon, Node, Site};
@@ -50,21 +51,21 @@ pub const ROWS: [Row; 10] = [
     })
     .beside("bare")
     .goal(0.7),
-    row("windowed-ids", "the same, each with a message_id", |node, count| {
+    row("windowed-ids", "windowed batches, each with a message_id", |node, count| {
         windowed(node, count, Ids::Each, CUSTOMERS)
     })
     .beside("bare"),
     row("delayed", "passthrough, delay of 1 s", |node, count| passthrough(node, count, 1000, Ids::None))
         .beside("naive")
         .goal(0.85),
-    row("delayed-ids", "the same, each with a message_id", |node, count| {
+    row("delayed-ids", "passthrough, delay of 1 s, each with a message_id", |node, count| {
         passthrough(node, count, 1000, Ids::Each)
     })
     .beside("naive"),
     row("at-once", "passthrough, due at once", |node, count| passthrough(node, count, 0, Ids::None))
         .beside("naive")
         .goal(0.95),
-    row("at-once-ids", "the same, each with a message_id", |node, count| {
+    row("at-once-ids", "passthrough, due at once, each with a message_id", |node, count| {
         passthrough(node, count, 0, Ids::Each)
     })
     .beside("naive"),
@@ -93,12 +94,15 @@ pub fn run(bench: &Bench, book: &mut Book) {
                 goal: row.goal,
                 ..Case::new(GROUP, row.name, row.title)
             };
+            let case = if row.name == "windowed" { case.at("customers", CUSTOMERS) } else { case };
             book.measure(case, || (row.run)(&bench.node, count));
         }
         if bench.wants("windowed") {
             for customers in &bench.plan.customers {
-                let title = format!("windowed batches, customers: {customers}");
-                let case = Case::new(GROUP, format!("windowed-{customers}"), title).beside("bare");
+                let customer = if *customers == 1 { "customer" } else { "customers" };
+                let title = format!("windowed batches, {} {customer}", told_whole(*customers));
+                let case = Case::new(GROUP, format!("windowed-{customers}"), title);
+                let case = case.at("customers", *customers).beside("bare");
                 book.measure(case, || windowed(&bench.node, count, Ids::None, *customers));
             }
         }
