@@ -85,19 +85,16 @@ fn measure(options: &Options) -> Result<Report, String> {
     let bench = Bench { node: Node::start(""), plan: options.plan.clone(), names: options.names.clone() };
     let machine = Machine::of(&bench.node);
     println!("{machine}\n{}", bench.plan);
+    let mut report = Report { machine, plan: bench.plan.clone(), seconds: 0, cases: Vec::new() };
     let mut book = Book::new(bench.plan.limit());
-    throughput::run(&bench, &mut book);
-    sizes::run(&bench, &mut book);
-    steady::run(&bench, &mut book);
-    bursts::run(&bench, &mut book);
-    kills::run(&bench, &mut book);
-    backlog::run(&bench, &mut book);
-    Ok(Report {
-        machine,
-        plan: bench.plan.clone(),
-        seconds: begun.elapsed().as_secs(),
-        cases: book.into_cases(),
-    })
+    for group in [throughput::run, sizes::run, steady::run, bursts::run, kills::run, backlog::run] {
+        group(&bench, &mut book);
+        // Whatever becomes of the next group: what was measured is kept.
+        report.cases = book.cases().to_vec();
+        report.seconds = begun.elapsed().as_secs();
+        report.write(&options.json)?;
+    }
+    Ok(report)
 }
 
 fn read(file: &Path) -> Result<Report, String> {
@@ -108,7 +105,6 @@ fn read(file: &Path) -> Result<Report, String> {
 fn show(report: &Report, options: &Options) -> Result<(), String> {
     println!("\n{}", report.tables());
     if options.draw.is_none() {
-        report.write(&options.json)?;
         println!("figures of every run: {}", options.json.display());
     }
     for plot in plots::draw(report, &options.plots)? {

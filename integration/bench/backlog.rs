@@ -4,7 +4,7 @@ use crate::book::{guarded, run as figures, Bench, Book, Case, Run};
 use crate::load::{delay, Batch, Ids, Steady, APPLICATION, PATIENCE};
 use crate::report::told_whole;
 use crate::steady::under;
-use crate::throughput::{clean, taken_in};
+use crate::throughput::taken_in;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -23,15 +23,21 @@ pub fn run(bench: &Bench, book: &mut Book) {
         return;
     }
     let plan = &bench.plan;
-    let limit = plan.limit();
-    let site = Site::on(&bench.node, GROUP);
-    let mut inbox = site.inbox(APPLICATION);
-    let mut daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+    let limit = book.limit;
+    let begun = guarded("starting the daemon", limit, || {
+        let site = Site::on(&bench.node, GROUP);
+        let inbox = site.inbox(APPLICATION);
+        let daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+        (site, inbox, daemon)
+    });
+    let (site, mut inbox, mut daemon) = match begun {
+        Ok(begun) => begun,
+        Err(wrong) => return book.fail(case(plan.waiting[0], plan.waiting_rate), wrong),
+    };
     for waiting in &plan.waiting {
         let filling = guarded("filling the store", limit, || fill(&site, &daemon, *waiting));
         if let Err(wrong) = filling {
-            book.measure(case(*waiting, plan.waiting_rate), || panic!("{wrong}"));
-            break;
+            return book.fail(case(*waiting, plan.waiting_rate), wrong);
         }
         for _ in 0..plan.rounds {
             let load = |rate| Steady { rate, seconds: plan.seconds, spread_ms: plan.spread_ms };
@@ -47,8 +53,6 @@ pub fn run(bench: &Bench, book: &mut Book) {
             }
         }
     }
-    drop(inbox);
-    clean(&site, daemon);
 }
 
 fn case(waiting: u64, rate: u64) -> Case {

@@ -82,7 +82,8 @@ pub struct Spread {
 /// All cases, in the order in which they were first measured.
 pub struct Book {
     cases: Vec<Case>,
-    limit: Duration,
+    /// Of one run.
+    pub limit: Duration,
 }
 
 impl Book {
@@ -90,18 +91,15 @@ impl Book {
         Book { cases: Vec::new(), limit }
     }
 
-    pub fn into_cases(self) -> Vec<Case> {
-        self.cases
+    pub fn cases(&self) -> &[Case] {
+        &self.cases
     }
 
     /// Makes one more run of this case. A panic is a failed run, and the others go on.
     pub fn measure(&mut self, case: Case, work: impl FnOnce() -> Run + Send) {
         let begun = Instant::now();
         let ended = guarded(&case.name, self.limit, work);
-        let at = self.cases.iter().position(|known| known.name == case.name).unwrap_or_else(|| {
-            self.cases.push(case);
-            self.cases.len() - 1
-        });
+        let at = self.place(case);
         let took = begun.elapsed().as_secs_f64();
         match ended {
             Ok(mut run) => {
@@ -116,6 +114,20 @@ impl Book {
                 self.cases[at].failed.push(wrong);
             }
         }
+    }
+
+    /// Notes a run that could not be made.
+    pub fn fail(&mut self, case: Case, wrong: String) {
+        println!("{:<24} FAILED: {wrong}", case.name);
+        let at = self.place(case);
+        self.cases[at].failed.push(wrong);
+    }
+
+    fn place(&mut self, case: Case) -> usize {
+        self.cases.iter().position(|known| known.name == case.name).unwrap_or_else(|| {
+            self.cases.push(case);
+            self.cases.len() - 1
+        })
     }
 
     /// The share of the rate that the case beside it had in the same round.

@@ -71,17 +71,19 @@ fn spread_ms(count: u64) -> u64 {
 fn in_one_second(node: &Node, count: u64) -> Run {
     let site = Site::on(node, "second");
     let inbox = site.inbox(APPLICATION);
-    let config = site.config().text("limits.memory", "16MiB").text("limits.max_body", "1MiB");
+    let memory = format!("{}MiB", (count / 8_000).clamp(16, 64));
+    let config = site.config().text("limits.memory", &memory).text("limits.max_body", "1MiB");
     let daemon = site.start(&config);
-    let due = now_ms() + HORIZON_MS + count / 15;
+    let due = now_ms() + HORIZON_MS + count / 8;
     let (customers, spread) = ((count / EACH).max(1), spread_ms(count));
+    let begun = Instant::now();
     Batch::of(&site.ingest(), count, Ids::Each).publish(node, |n| {
         // Late ones first: order is the daemon's work.
         let mut headers = number("x-deliver-at", due + spread - 1 - n % customers % spread);
         headers.extend(customer(n % customers));
         headers
     });
-    taken_in(&daemon, count);
+    let stored = taken_in(&daemon, count).duration_since(begun);
     let start = wait_for(due);
     let (mut items, mut sizes) = (0, Vec::new());
     while items < count {
@@ -90,6 +92,7 @@ fn in_one_second(node: &Node, count: u64) -> Run {
         sizes.push(received.body.len());
     }
     let mut run = per_second(count, start.elapsed());
+    run.insert("stored_per_second".to_owned(), count as f64 / stored.as_secs_f64());
     run.insert("batches".to_owned(), sizes.len() as f64);
     run.insert("rss_mib".to_owned(), daemon.peak_rss() as f64 / f64::from(1 << 20));
     clean(&site, daemon);
