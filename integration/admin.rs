@@ -1,7 +1,10 @@
 //! The admin port and the commands that ask it, as operators and supervisors meet them.
 
+mod audit;
 mod client;
 mod probes;
+mod socket;
 mod starts;
 mod stopping;
 mod tail;
+mod tokens;

@@ -79,7 +79,8 @@ fn warnings(dir: &Dir, env: &[(&str, &str)]) -> String {
 fn whole(c: &Config) -> String {
     let ends = c.amqp.endpoints.iter().chain(&c.egress.endpoints);
     let secrets: Vec<&str> = ends.map(|e| e.password.expose_secret()).collect();
-    format!("{c:?} {secrets:?} {:?}", c.admin.token.as_ref().map(|t| t.expose_secret()))
+    let tokens = [&c.admin.token, &c.admin.read_token].map(|t| t.as_ref().map(|t| t.expose_secret()));
+    format!("{c:?} {secrets:?} {tokens:?}")
 }
 
 fn example() -> String {
@@ -283,7 +284,7 @@ config.toml:7: store.kind: "dsik" is not one of "disk", "memory"; did you mean `
 config.toml:8: store.path: is not absolute: it must begin with /
 config.toml:10: limits.memory: 1024 has no unit: write "1024B" or "1024MiB", in quotes
 config.toml:11: limits.max_delay: 30 has no unit: write "30s" or "30ms", in quotes
-config.toml:13: admin.listen: is not an address and port, such as 127.0.0.1:9380 or [::1]:9380
+config.toml:13: admin.listen: is not an address and port, such as 127.0.0.1:9380 or [::1]:9380, nor a socket, such as unix:/run/tidegate/admin.sock, nor off
 config.toml:15: defaults.quiet: quiet (1m) must be shorter than window (3s), or "0s" for off
 config.toml:16: defaults.align: invalid type: string "yes", expected true or false, without quotes
 config.toml:17: defaults.retry.min: retry.min (1h) must not be longer than retry.max (5m)
@@ -332,6 +333,8 @@ fn each_bound_is_kept() {
         ("limits.max_delay = \"200years\"", "at most 36500d"),
         ("admin.listen = \"0.0.0.0:9380\"", "is not a loopback address: token_file is needed"),
         ("admin.token_file = \"/nonexistent\"", "/nonexistent cannot be read: No such file"),
+        ("admin.read_token_file = \"/nonexistent\"", "/nonexistent cannot be read: No such file"),
+        ("admin.listen = \"unix:admin.sock\"", "admin.listen: names no socket by an absolute path"),
         ("timeouts.confirm = \"0s\"", "at least 1ms"),
         ("timeouts.drain = \"2h\"", "at most 1h"),
         ("defaults.window = \"0s\"", "0s is too short: at least 1ms"),
@@ -465,11 +468,11 @@ fn a_variable_is_text_where_text_is_wanted() {
 #[test]
 fn what_asks_the_daemon_reads_its_section_alone() {
     let config = "[amqp]\nuri = \"amqp://tidegate@rabbit.example\"\n[limits]\nmemory = \"1B\"\n\
-                  [admin]\nlisten = \"0.0.0.0:1\"\ntoken_file = \"/none\"\n";
+                  [admin]\nlisten = \"0.0.0.0:1\"\ntoken_file = \"/none\"\nread_token_file = \"/none\"\n";
     let dir = Dir::new(config);
     let path = dir.path("config.toml");
     let load = |env: &[(&str, &str)], token| Config::load_admin(Some(&path), pairs(env).into_iter(), token);
-    assert_eq!(load(&[], false).unwrap().listen.port(), 1);
+    assert_eq!(load(&[], false).unwrap().listen.to_string(), "0.0.0.0:1");
     assert!(load(&[], true).unwrap_err().to_string().contains("/none cannot be read"));
     let token = dir.file("token", "canary\n", 0o600);
     let env = [("TIDEGATE__ADMIN__TOKEN_FILE", token.to_str().unwrap()), ("TIDEGATE__NOTHING", "1")];
@@ -495,6 +498,33 @@ fn loopback_has_one_meaning() {
         assert!(!matches!(served, Err(tidegate::admin::ServeError::TokenNeeded(_))), "{listen}");
     }
     assert!(faults("admin.listen = \"[::ffff:10.0.0.1]:1\"").contains("token_file is needed"));
+}
+
+#[test]
+fn a_token_for_reading_stands_beside_one_for_everything() {
+    let dir = Dir::new("");
+    let full = dir.file("full", "a-token-for-everything\n", 0o600);
+    let read = dir.file("read", "a-token-for-reading\n", 0o600);
+    let [full, read] = [&full, &read].map(|path| path.to_str().unwrap());
+    let keys = |listen: &str, full: &str, read: &str| {
+        format!("[admin]\nlisten = {listen:?}\ntoken_file = {full:?}\nread_token_file = {read:?}\n")
+    };
+    let admin = good(&keys("127.0.0.1:1", full, read)).admin;
+    assert_eq!(admin.read_token.unwrap().expose_secret(), "a-token-for-reading");
+    // Alone it would keep nobody from anything, wherever is listened.
+    for listen in ["127.0.0.1:1", "unix:/run/admin.sock"] {
+        let found = faults(&keys(listen, "", read));
+        assert!(found.contains("admin.read_token_file: needs token_file beside it"), "{found}");
+        assert_eq!(found.lines().count(), 1, "{found}");
+    }
+    let found = faults(&keys("127.0.0.1:1", full, full));
+    assert!(found.contains("admin.read_token_file: holds the token of token_file"), "{found}");
+    let found = faults(&keys("127.0.0.1:1", "/nonexistent", read));
+    assert_eq!(found.lines().count(), 1, "{found}");
+    let dir = Dir::new(&keys("off", full, read));
+    let found = warnings(&dir, &[]);
+    assert_eq!(found.matches("has no effect: admin.listen is off").count(), 2, "{found}");
+    assert_eq!(warnings(&Dir::new("admin.listen = \"off\""), &[]), "");
 }
 
 #[test]
@@ -539,7 +569,7 @@ fn passwords_come_from_files_and_credentials() {
     assert_eq!(c.amqp.endpoints[0].password.expose_secret(), "one ");
     assert_eq!(c.egress.endpoints[0].password.expose_secret(), "two ");
 
-    for name in ["amqp-password", "egress-password", "admin-token"] {
+    for name in ["amqp-password", "egress-password", "admin-token", "admin-read-token"] {
         dir.file(name, &format!("{name}-credential\n"), 0o400);
     }
     let credentials = ("CREDENTIALS_DIRECTORY", dir.0.path().to_str().unwrap());
@@ -547,6 +577,7 @@ fn passwords_come_from_files_and_credentials() {
     assert_eq!(c.amqp.endpoints[0].password.expose_secret(), "amqp-password-credential");
     assert_eq!(c.egress.endpoints[0].password.expose_secret(), "egress-password-credential");
     assert_eq!(c.admin.token.unwrap().expose_secret(), "admin-token-credential");
+    assert_eq!(c.admin.read_token.unwrap().expose_secret(), "admin-read-token-credential");
 
     let loaded = dir.load(&[credentials, ("TIDEGATE__AMQP__PASSWORD_FILE", a.to_str().unwrap())]).unwrap();
     assert_eq!(loaded.config.amqp.endpoints[0].password.expose_secret(), "one ");

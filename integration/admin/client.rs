@@ -8,7 +8,7 @@ use std::thread;
 use tidegate_harness::{binary, Site};
 
 /// Exit code, standard output and standard error.
-fn told(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
+pub fn told(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
     let mut command = Command::new(binary());
     for name in ["TIDEGATE_CONFIG", "TIDEGATE_URL", "TIDEGATE_TOKEN"] {
         command.env_remove(name);

@@ -1,5 +1,6 @@
 //! Asking the daemon's loop, with a bound on the wait, and the answers that are the same for all paths.
 
+use super::audit::{Audit, Audited, Caller};
 use super::command::{CommandRequest, CommandResponse, Status};
 use super::liveness::Liveness;
 use super::parse::BadRequest;
@@ -41,28 +42,59 @@ impl ApiState {
         }
     }
 
-    /// Has a command carried out, unless it was not understood.
-    pub(super) async fn command(&self, request: Result<CommandRequest, BadRequest>) -> Response {
+    /// Has a command carried out that changes nothing, unless it was not understood.
+    pub(super) async fn look(&self, request: Result<CommandRequest, BadRequest>) -> Response {
+        match request {
+            Ok(request) => of(self.carried_out(request).await),
+            Err(fault) => failure(StatusCode::BAD_REQUEST, &fault.to_string()),
+        }
+    }
+
+    /// As [`look`](Self::look), for a command that changes something: it is told who did it.
+    pub(super) async fn change(
+        &self,
+        caller: Caller,
+        request: Result<CommandRequest, BadRequest>,
+    ) -> Response {
         let request = match request {
             Ok(request) => request,
             Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
         };
+        let audit = Audit::begin(caller, &request);
+        let answered = self.carried_out(request.clone()).await;
+        audit.end(code(answered.status), &answered);
+        let mut answer = of(answered);
+        answer.extensions_mut().insert(Audited);
+        answer
+    }
+
+    async fn carried_out(&self, request: CommandRequest) -> CommandResponse {
         let (reply, answer) = oneshot::channel();
         (self.ask)(Query::Command(request, reply));
-        match timeout(COMMAND_WITHIN, answer).await {
-            Ok(Ok(answered)) => of(answered),
-            Ok(Err(_)) => unavailable("the daemon is stopping"),
-            Err(_) => unavailable("the daemon did not answer in time; it may still do what was asked"),
-        }
+        let text = match timeout(COMMAND_WITHIN, answer).await {
+            Ok(Ok(answered)) => return answered,
+            Ok(Err(_)) => "the daemon is stopping",
+            Err(_) => "the daemon did not answer in time; it may still do what was asked",
+        };
+        CommandResponse { status: Status::Unavailable, document: json!({ "error": text }) }
     }
 }
 
 fn of(answered: CommandResponse) -> Response {
     match answered.status {
-        Status::Known => Json(answered.document).into_response(),
-        Status::Unknown => (StatusCode::NOT_FOUND, Json(answered.document)).into_response(),
-        Status::Refused => (StatusCode::CONFLICT, Json(answered.document)).into_response(),
         Status::Unavailable => busy(answered.document),
+        status @ (Status::Known | Status::Unknown | Status::Refused) => {
+            (code(status), Json(answered.document)).into_response()
+        }
+    }
+}
+
+fn code(status: Status) -> StatusCode {
+    match status {
+        Status::Known => StatusCode::OK,
+        Status::Unknown => StatusCode::NOT_FOUND,
+        Status::Refused => StatusCode::CONFLICT,
+        Status::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

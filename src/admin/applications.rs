@@ -3,6 +3,7 @@
 //! How they stand is read from the state document, with the same names and the same bound on their number.
 
 use super::answer::{failure, ApiState};
+use super::audit::Caller;
 use super::command::CommandRequest;
 use super::items::named;
 use super::parse;
@@ -11,7 +12,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -102,18 +103,22 @@ fn single(document: Document, application: &str) -> Response {
     }
 }
 
-async fn pause(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(CommandRequest::Pause)).await
+async fn pause(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    shared.change(caller, named(&uri, parse::application).map(CommandRequest::Pause)).await
 }
 
-async fn resume(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(CommandRequest::Resume)).await
+async fn resume(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    shared.change(caller, named(&uri, parse::application).map(CommandRequest::Resume)).await
 }
 
-async fn retry(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(CommandRequest::Retry)).await
+async fn retry(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    shared.change(caller, named(&uri, parse::application).map(CommandRequest::Retry)).await
 }
 
-async fn drop_parked(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::application).map(CommandRequest::DropParked)).await
+async fn drop_parked(
+    State(shared): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Response {
+    shared.change(caller, named(&uri, parse::application).map(CommandRequest::DropParked)).await
 }

@@ -6,8 +6,8 @@
 //! the newcomer waits: else a crowd that comes again and again would throw out what is about to ask. Requests
 //! under way are bounded elsewhere to fewer than there are places, and are never ended for a newcomer.
 
+use super::accept::Source;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -18,15 +18,15 @@ const SPARED: Duration = Duration::from_millis(100);
 /// Bounds on connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    /// Upper bound over all addresses. More than requests that may be under way, so that probes find a place.
+    /// Upper bound over all sources. More than requests that may be under way, so that probes find a place.
     pub(super) all: usize,
-    /// Upper bound for one address.
-    pub(super) per_address: usize,
+    /// Upper bound for one address, or for one user of this machine.
+    pub(super) per_source: usize,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        Places { all: 96, per_address: 64 }
+        Places { all: 96, per_source: 64 }
     }
 }
 
@@ -45,7 +45,7 @@ struct ConnectionTable {
 
 #[derive(Debug)]
 struct Open {
-    peer: IpAddr,
+    source: Source,
     /// It has asked something and was answered.
     has_asked: bool,
     /// Set while it waits for a request.
@@ -79,13 +79,11 @@ impl Connections {
     }
 
     /// A place for a newcomer.
-    pub(super) fn admit(self: &Arc<Self>, peer: IpAddr, now: Instant) -> ConnectionAdmission {
-        // An IPv4 client of an IPv6 listener is the same client.
-        let peer = peer.to_canonical();
+    pub(super) fn admit(self: &Arc<Self>, source: Source, now: Instant) -> ConnectionAdmission {
         let mut table = self.table();
-        let of_peer = table.open.values().filter(|open| open.peer == peer).count();
-        let evicted = if of_peer >= self.places.per_address {
-            table.evict(now, |open| open.peer == peer)
+        let of_source = table.open.values().filter(|open| open.source == source).count();
+        let evicted = if of_source >= self.places.per_source {
+            table.evict(now, |open| open.source == source)
         } else if table.open.len() >= self.places.all {
             table.evict(now, |_| true)
         } else {
@@ -98,7 +96,7 @@ impl Connections {
         }
         table.next += 1;
         let (id, leave) = (table.next, Arc::new(Notify::new()));
-        let open = Open { peer, has_asked: false, waits_since: Some(now), leave: Arc::clone(&leave) };
+        let open = Open { source, has_asked: false, waits_since: Some(now), leave: Arc::clone(&leave) };
         table.open.insert(id, open);
         ConnectionAdmission::Granted(ConnectionPlace { connections: Arc::clone(self), id, leave })
     }
@@ -155,9 +153,10 @@ impl Drop for ConnectionPlace {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
+    use std::net::IpAddr;
 
-    fn ip(last: u8) -> IpAddr {
-        IpAddr::from([10, 0, 0, last])
+    fn ip(last: u8) -> Source {
+        IpAddr::from([10, 0, 0, last]).into()
     }
 
     /// Whether it is to leave.
@@ -165,8 +164,8 @@ mod tests {
         place.leave.notified().now_or_never().is_some()
     }
 
-    fn granted(all: &Arc<Connections>, peer: IpAddr, now: Instant) -> ConnectionPlace {
-        match all.admit(peer, now) {
+    fn granted(all: &Arc<Connections>, source: Source, now: Instant) -> ConnectionPlace {
+        match all.admit(source, now) {
             ConnectionAdmission::Granted(place) => place,
             other @ (ConnectionAdmission::Later(_) | ConnectionAdmission::Refused) => panic!("{other:?}"),
         }
@@ -174,7 +173,7 @@ mod tests {
 
     #[test]
     fn the_one_that_has_waited_longest_makes_room() {
-        let all = Arc::new(Connections::new(Places { all: 3, per_address: 3 }));
+        let all = Arc::new(Connections::new(Places { all: 3, per_source: 3 }));
         let t0 = Instant::now();
         let [first, second, third] = [1, 2, 3].map(|n| granted(&all, ip(n), t0));
         // What has just come is spared.
@@ -198,11 +197,11 @@ mod tests {
 
     #[test]
     fn one_address_takes_the_places_of_its_own_alone() {
-        let all = Arc::new(Connections::new(Places { all: 4, per_address: 2 }));
+        let all = Arc::new(Connections::new(Places { all: 4, per_source: 2 }));
         let t0 = Instant::now();
         let other = granted(&all, ip(7), t0);
         let mine = [granted(&all, ip(1), t0), granted(&all, ip(1), t0)];
-        let mapped = granted(&all, "::ffff:10.0.0.1".parse().unwrap(), t0 + SPARED);
+        let mapped = granted(&all, "::ffff:10.0.0.1".parse::<IpAddr>().unwrap().into(), t0 + SPARED);
         assert_eq!((left(&other), left(&mine[0]), left(&mine[1])), (false, true, false));
         mine[1].begin();
         mapped.begin();

@@ -1,12 +1,16 @@
-//! Who may ask: token, `Host` and origin of a request, judged from its headers alone; pure.
+//! Who may ask for what: method, token, `Host` and origin of a request, judged from its head alone; pure.
 //!
-//! Two regimes. With a token, the bearer of it may do everything, from anywhere. Without one the listener is
-//! on loopback, and what has to be kept out is a web page in a browser on the same machine: by the name it
-//! used (DNS rebinding) and by the origin it comes from. There is no CORS: no page may ever read an answer.
+//! Two regimes. With a token, the bearer of it may do everything, from anywhere, and the bearer of the second
+//! one may read. Without one the listener is on loopback or on a unix socket, and what has to be kept out is
+//! a web page in a browser on the same machine: by the name it used (DNS rebinding) and by the origin it
+//! comes from. No browser speaks to a unix socket, but a port that is forwarded to one (`ssh -L`) is within
+//! its reach: so both hold there, too. There is no CORS: no page may ever read an answer.
 
-use axum::http::{header, HeaderMap, StatusCode, Uri};
+use super::Tokens;
+use crate::config::Listen;
+use axum::http::{header, HeaderMap, Method, StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use subtle::ConstantTimeEq;
 
 /// Longest path and query, bytes: the longest names of the contract, percent-encoded, fit several times.
@@ -15,10 +19,31 @@ pub(super) const MAX_URI: usize = 8 * 1024;
 /// What a request has to show.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
-    /// `None`: loopback without token.
-    token: Option<SecretString>,
-    /// The address that is listened on.
-    listen: IpAddr,
+    tokens: Tokens,
+    /// The address that is listened on, if it is one.
+    listen: Option<IpAddr>,
+}
+
+/// What a request has shown; decides what it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grant {
+    /// Nothing, and nothing is asked for.
+    Open,
+    /// The token for reading, and it reads.
+    Read,
+    /// The token for everything.
+    Full,
+}
+
+impl Grant {
+    /// The token, as the log calls it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Grant::Open => "none",
+            Grant::Read => "read",
+            Grant::Full => "full",
+        }
+    }
 }
 
 /// Why a request is turned away.
@@ -28,6 +53,8 @@ pub(super) enum Refusal {
     UriTooLong,
     /// No token, or a wrong one.
     Unauthorized,
+    /// The token for reading, and this changes something.
+    ReadOnly,
     /// No `Host`, or one that does not mean this listener.
     Host,
     /// Sent by a web page of another origin.
@@ -40,7 +67,7 @@ impl Refusal {
         match self {
             Refusal::UriTooLong => StatusCode::URI_TOO_LONG,
             Refusal::Unauthorized => StatusCode::UNAUTHORIZED,
-            Refusal::Host | Refusal::Origin => StatusCode::FORBIDDEN,
+            Refusal::ReadOnly | Refusal::Host | Refusal::Origin => StatusCode::FORBIDDEN,
         }
     }
 
@@ -49,6 +76,9 @@ impl Refusal {
         match self {
             Refusal::UriTooLong => "the path and query are too long",
             Refusal::Unauthorized => "the header Authorization: Bearer TOKEN is missing or wrong",
+            Refusal::ReadOnly => {
+                "this token may only read: what is not a GET needs the token of admin.token_file"
+            }
             Refusal::Host => "the Host header does not name this listener",
             Refusal::Origin => "requests from web pages are not answered",
         }
@@ -56,25 +86,44 @@ impl Refusal {
 }
 
 impl Guard {
-    /// For a listener on `listen`. Without `token` that has to be a loopback address; `super::serve` sees to
-    /// it.
-    pub(super) fn new(token: Option<SecretString>, listen: SocketAddr) -> Self {
-        Guard { token, listen: listen.ip() }
+    /// For a listener on `listen`. Without a token that has to be local; `super::serve` sees to it.
+    pub(super) fn new(tokens: Tokens, listen: &Listen) -> Self {
+        let listen = match listen {
+            Listen::Tcp(address) => Some(address.ip()),
+            Listen::Unix(_) | Listen::Off => None,
+        };
+        Guard { tokens, listen }
     }
 
     /// Judges one request. Probes (`/livez`, `/readyz`) need no token: they tell a supervisor nothing but
     /// which part is not up, and supervisors seldom carry secrets.
-    pub(super) fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(super) fn judge(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
         if uri.path_and_query().map_or(0, |p| p.as_str().len()) > MAX_URI {
             return Err(Refusal::UriTooLong);
         }
-        match &self.token {
-            Some(_) if is_probe(uri.path()) => Ok(()),
-            Some(token) if bearer_is(headers, token) => Ok(()),
-            Some(_) => Err(Refusal::Unauthorized),
+        match &self.tokens.full {
+            Some(_) if is_probe(uri.path()) => Ok(Grant::Open),
+            Some(full) => self.judge_bearer(method, headers, full),
             None if !self.host_is_ours(uri, headers) => Err(Refusal::Host),
             None if is_foreign_page(headers) => Err(Refusal::Origin),
-            None => Ok(()),
+            None => Ok(Grant::Open),
+        }
+    }
+
+    fn judge_bearer(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+        full: &SecretString,
+    ) -> Result<Grant, Refusal> {
+        let given = bearer(headers).ok_or(Refusal::Unauthorized)?;
+        if is_token(given, full) {
+            return Ok(Grant::Full);
+        }
+        match &self.tokens.read {
+            Some(read) if is_token(given, read) && reads(method) => Ok(Grant::Read),
+            Some(read) if is_token(given, read) => Err(Refusal::ReadOnly),
+            Some(_) | None => Err(Refusal::Unauthorized),
         }
     }
 
@@ -95,7 +144,7 @@ impl Guard {
         }
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
         bare.parse::<IpAddr>().is_ok_and(|ip| {
-            ip == self.listen
+            Some(ip) == self.listen
                 || ip == IpAddr::from(std::net::Ipv4Addr::LOCALHOST)
                 || ip == IpAddr::from(std::net::Ipv6Addr::LOCALHOST)
         })
@@ -117,16 +166,22 @@ fn host_part(authority: &str) -> Option<&str> {
     (port_fits && !host.is_empty()).then_some(host)
 }
 
-/// Hashed before they are compared: so neither content nor length of the token shows in the time it takes.
-fn bearer_is(headers: &HeaderMap, token: &SecretString) -> bool {
+/// Changes nothing. All that the paths do for these methods is to tell.
+pub(super) fn reads(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+/// What the one `Authorization: Bearer` of a request holds.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
-    let (Some(value), None) = (values.next(), values.next()) else { return false };
-    let bytes = value.as_bytes();
-    let Some((scheme, given)) = bytes.split_at_checked(7) else { return false };
-    if !scheme.eq_ignore_ascii_case(b"bearer ") {
-        return false;
-    }
-    let given = blake3::hash(given.trim_ascii());
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let (scheme, given) = value.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| given.trim_ascii())
+}
+
+/// Hashed before they are compared: so neither content nor length of the token shows in the time it takes.
+fn is_token(given: &[u8], token: &SecretString) -> bool {
+    let given = blake3::hash(given);
     let wanted = blake3::hash(token.expose_secret().as_bytes());
     given.as_bytes().ct_eq(wanted.as_bytes()).into()
 }
@@ -153,16 +208,25 @@ mod tests {
         map
     }
 
+    fn tokens(full: Option<&str>, read: Option<&str>) -> Tokens {
+        let secret = |text: Option<&str>| text.map(|text| text.to_owned().into());
+        Tokens { full: secret(full), read: secret(read) }
+    }
+
+    fn guard(listen: &str, full: Option<&str>, read: Option<&str>) -> Guard {
+        Guard::new(tokens(full, read), &Listen::parse(listen).unwrap())
+    }
+
     fn open() -> Guard {
-        Guard::new(None, "127.0.0.5:9380".parse().unwrap())
+        guard("127.0.0.5:9380", None, None)
     }
 
     fn judge(
         guard: &Guard,
         path: &'static str,
         pairs: &[(&'static str, &'static str)],
-    ) -> Result<(), Refusal> {
-        guard.judge(&Uri::from_static(path), &headers(pairs))
+    ) -> Result<Grant, Refusal> {
+        guard.judge(&Method::GET, &Uri::from_static(path), &headers(pairs))
     }
 
     #[test]
@@ -176,7 +240,7 @@ mod tests {
             "[::1]:9380",
             "127.0.0.5:9380",
         ] {
-            assert_eq!(judge(&open(), "/api/v1/state", &[("host", host)]), Ok(()), "{host}");
+            assert_eq!(judge(&open(), "/api/v1/state", &[("host", host)]), Ok(Grant::Open), "{host}");
         }
     }
 
@@ -222,8 +286,8 @@ mod tests {
             (("origin", "null"), Err(Refusal::Origin)),
             (("sec-fetch-site", "cross-site"), Err(Refusal::Origin)),
             (("sec-fetch-site", "same-site"), Err(Refusal::Origin)),
-            (("sec-fetch-site", "none"), Ok(())),
-            (("sec-fetch-site", "same-origin"), Ok(())),
+            (("sec-fetch-site", "none"), Ok(Grant::Open)),
+            (("sec-fetch-site", "same-origin"), Ok(Grant::Open)),
         ] {
             assert_eq!(judge(&open(), "/api/v1/state", &[host, pair]), want, "{pair:?}");
         }
@@ -231,10 +295,10 @@ mod tests {
 
     #[test]
     fn a_token_is_needed_everywhere_but_for_probes() {
-        let guard = Guard::new(Some("s3cret".to_owned().into()), "0.0.0.0:9380".parse().unwrap());
+        let guard = guard("0.0.0.0:9380", Some("s3cret"), None);
         let auth = |value| judge(&guard, "/api/v1/state", &[("authorization", value)]);
-        assert_eq!(auth("Bearer s3cret"), Ok(()));
-        assert_eq!(auth("bearer s3cret"), Ok(()));
+        assert_eq!(auth("Bearer s3cret"), Ok(Grant::Full));
+        assert_eq!(auth("bearer s3cret"), Ok(Grant::Full));
         for wrong in ["Bearer s3cre", "Bearer s3cret2", "Bearer ", "Bearer", "s3cret", "Basic s3cret", ""] {
             assert_eq!(auth(wrong), Err(Refusal::Unauthorized), "{wrong:?}");
         }
@@ -244,13 +308,48 @@ mod tests {
             judge(&guard, "/a", &[("authorization", "Bearer x"), ("authorization", "Bearer s3cret")]),
             Err(Refusal::Unauthorized)
         );
-        assert_eq!(judge(&guard, "/livez", &[]), Ok(()));
-        assert_eq!(judge(&guard, "/readyz", &[]), Ok(()));
+        assert_eq!(judge(&guard, "/livez", &[]), Ok(Grant::Open));
+        assert_eq!(judge(&guard, "/readyz", &[]), Ok(Grant::Open));
     }
 
     #[test]
-    fn the_token_is_not_printed() {
-        let guard = Guard::new(Some("s3cret".to_owned().into()), "0.0.0.0:9380".parse().unwrap());
-        assert!(!format!("{guard:?}").contains("s3cret"));
+    fn the_second_token_reads_and_does_nothing_else() {
+        let guard = guard("127.0.0.1:9380", Some("s3cret"), Some("r3ad"));
+        let judge = |method: &Method, path: &'static str, token: &'static str| {
+            guard.judge(method, &Uri::from_static(path), &headers(&[("authorization", token)]))
+        };
+        for method in [Method::GET, Method::HEAD] {
+            assert_eq!(judge(&method, "/api/v1/state", "Bearer r3ad"), Ok(Grant::Read));
+            assert_eq!(judge(&method, "/api/v1/state", "Bearer s3cret"), Ok(Grant::Full));
+        }
+        for method in [Method::POST, Method::DELETE, Method::PUT, Method::PATCH, Method::OPTIONS] {
+            let refused = judge(&method, "/api/v1/items/a/1", "Bearer r3ad");
+            assert_eq!(refused, Err(Refusal::ReadOnly), "{method}");
+            assert_eq!(judge(&method, "/api/v1/items/a/1", "Bearer s3cret"), Ok(Grant::Full), "{method}");
+            let refused = judge(&method, "/api/v1/items/a/1", "Bearer other");
+            assert_eq!(refused, Err(Refusal::Unauthorized), "{method}");
+        }
+        assert_eq!(judge(&Method::GET, "/api/v1/state", "Bearer other"), Err(Refusal::Unauthorized));
+    }
+
+    #[test]
+    fn a_socket_is_guarded_as_loopback_is() {
+        let guard = guard("unix:/run/tidegate/admin.sock", None, None);
+        for host in ["localhost", "127.0.0.1:9380", "[::1]"] {
+            assert_eq!(judge(&guard, "/api/v1/state", &[("host", host)]), Ok(Grant::Open), "{host}");
+        }
+        // What a page sends through a forwarded port, once its name leads to this machine.
+        let rebound = [("host", "evil.example:9380"), ("sec-fetch-site", "same-origin")];
+        assert_eq!(judge(&guard, "/api/v1/state", &rebound), Err(Refusal::Host));
+        let page = [("host", "localhost:9380"), ("sec-fetch-site", "cross-site")];
+        assert_eq!(judge(&guard, "/api/v1/state", &page), Err(Refusal::Origin));
+        assert_eq!(judge(&guard, "/api/v1/state", &[]), Err(Refusal::Host));
+    }
+
+    #[test]
+    fn no_token_is_printed() {
+        let guard = guard("0.0.0.0:9380", Some("s3cret"), Some("r3ad"));
+        let shown = format!("{guard:?}");
+        assert!(!shown.contains("s3cret") && !shown.contains("r3ad"), "{shown}");
     }
 }

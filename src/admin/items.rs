@@ -1,13 +1,14 @@
 //! Items and customers: look up, cancel, list, count, flush.
 
 use super::answer::ApiState;
+use super::audit::Caller;
 use super::command::CommandRequest;
 use super::parse::{self, BadRequest};
 use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
-use axum::Router;
+use axum::{Extension, Router};
 
 /// Routes of this file, below `/api/v1`.
 pub(super) fn router() -> Router<ApiState> {
@@ -20,27 +21,31 @@ pub(super) fn router() -> Router<ApiState> {
 }
 
 async fn list(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(parse::filter(uri.query()).map(CommandRequest::List)).await
+    shared.look(parse::filter(uri.query()).map(CommandRequest::List)).await
 }
 
 async fn lookup(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::item).map(CommandRequest::Lookup)).await
+    shared.look(named(&uri, parse::item).map(CommandRequest::Lookup)).await
 }
 
-async fn cancel(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::item).map(CommandRequest::Cancel)).await
+async fn cancel(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    shared.change(caller, named(&uri, parse::item).map(CommandRequest::Cancel)).await
 }
 
 async fn count(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::customer).map(CommandRequest::Count)).await
+    shared.look(named(&uri, parse::customer).map(CommandRequest::Count)).await
 }
 
-async fn cancel_all(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::customer).map(CommandRequest::CancelAll)).await
+async fn cancel_all(
+    State(shared): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Response {
+    shared.change(caller, named(&uri, parse::customer).map(CommandRequest::CancelAll)).await
 }
 
-async fn flush(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.command(named(&uri, parse::customer).map(CommandRequest::Flush)).await
+async fn flush(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    shared.change(caller, named(&uri, parse::customer).map(CommandRequest::Flush)).await
 }
 
 /// What a path names, where no query says more: one that was meant to narrow a command down must not be

@@ -1,14 +1,14 @@
-//! A TCP stream that is limited in idle time and in length of life.
+//! A connection that is limited in idle time and in length of life.
 //!
 //! Without it, clients that read nothing, or trickle, would keep file descriptors for ever.
 
+use super::accept::Duplex;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{ready, Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 /// Bounds on one connection.
@@ -27,9 +27,8 @@ impl Default for Bounds {
 }
 
 /// See the module.
-#[derive(Debug)]
 pub(super) struct Bounded {
-    io: TcpStream,
+    io: Box<dyn Duplex>,
     quiet: Pin<Box<Sleep>>,
     idle: Duration,
     ends: Instant,
@@ -37,7 +36,7 @@ pub(super) struct Bounded {
 
 impl Bounded {
     /// From now on.
-    pub(super) fn new(io: TcpStream, bounds: Bounds) -> Bounded {
+    pub(super) fn new(io: Box<dyn Duplex>, bounds: Bounds) -> Bounded {
         let now = Instant::now();
         let ends = now + bounds.life;
         let quiet = Box::pin(tokio::time::sleep_until((now + bounds.idle).min(ends)));
@@ -62,24 +61,24 @@ impl AsyncRead for Bounded {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.io).poll_read(cx, buf);
+        let polled = Pin::new(&mut *self.io).poll_read(cx, buf);
         self.judge(cx, polled)
     }
 }
 
 impl AsyncWrite for Bounded {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write(cx, data);
+        let polled = Pin::new(&mut *self.io).poll_write(cx, data);
         self.judge(cx, polled)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Without effect on TCP, and so no sign of life.
-        Pin::new(&mut self.io).poll_flush(cx)
+        // Without effect on a socket, and so no sign of life.
+        Pin::new(&mut *self.io).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        Pin::new(&mut *self.io).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -87,7 +86,7 @@ impl AsyncWrite for Bounded {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write_vectored(cx, parts);
+        let polled = Pin::new(&mut *self.io).poll_write_vectored(cx, parts);
         self.judge(cx, polled)
     }
 
@@ -100,12 +99,12 @@ impl AsyncWrite for Bounded {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     async fn pair(bounds: Bounds) -> (TcpStream, Bounded) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (client, Bounded::new(listener.accept().await.unwrap().0, bounds))
+        (client, Bounded::new(Box::new(listener.accept().await.unwrap().0), bounds))
     }
 
     #[tokio::test]

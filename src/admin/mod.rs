@@ -5,8 +5,10 @@
 //! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a
 //! proxy's task), no CORS and no session.
 
+mod accept;
 mod answer;
 pub(crate) mod applications;
+mod audit;
 mod command;
 mod connections;
 mod guard;
@@ -17,6 +19,7 @@ pub mod parse;
 mod readiness;
 mod routes;
 mod serve;
+mod socket;
 pub(crate) mod state;
 
 pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
@@ -24,15 +27,14 @@ pub use liveness::Liveness;
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
-use crate::config::terms::is_loopback;
+use crate::config::Listen;
+use accept::AdminListener;
 use connections::{Connections, Places};
 use listener::Bounds;
 use secrecy::{ExposeSecret, SecretString};
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -54,15 +56,25 @@ pub type Ask = Arc<dyn Fn(Query) + Send + Sync>;
 /// Where to listen, and what a request has to show.
 #[derive(Clone, Debug)]
 pub struct AdminOptions {
-    /// Address; port 0 lets the system choose.
-    pub listen: SocketAddr,
-    /// Bearer token; needed unless `listen` is a loopback address.
-    pub token: Option<SecretString>,
+    /// Address or socket; port 0 lets the system choose.
+    pub listen: Listen,
+    /// Without one for everything, `listen` must be local.
+    pub tokens: Tokens,
+}
+
+/// Bearer tokens, and what each lets its bearer do.
+#[derive(Clone, Debug, Default)]
+pub struct Tokens {
+    /// Everything. `None`: no token is asked for.
+    pub full: Option<SecretString>,
+    /// What changes nothing. Without effect unless there is one for everything.
+    pub read: Option<SecretString>,
 }
 
 impl From<&crate::config::Admin> for AdminOptions {
     fn from(admin: &crate::config::Admin) -> Self {
-        AdminOptions { listen: admin.listen, token: admin.token.clone() }
+        let tokens = Tokens { full: admin.token.clone(), read: admin.read_token.clone() };
+        AdminOptions { listen: admin.listen.clone(), tokens }
     }
 }
 
@@ -71,15 +83,15 @@ impl From<&crate::config::Admin> for AdminOptions {
 pub enum ServeError {
     /// Every machine of the network could read and write.
     #[error("admin.listen = {0} is not a loopback address: this needs admin.token_file")]
-    TokenNeeded(SocketAddr),
+    TokenNeeded(Listen),
     /// An empty token is none.
-    #[error("the token of admin.token_file is empty")]
+    #[error("a token of [admin] is empty")]
     EmptyToken,
-    /// The address is taken, foreign, or not allowed.
+    /// The address or the path is taken, foreign, or not allowed.
     #[error("admin.listen: cannot listen on {addr}: {source}")]
     Bind {
         /// As in `admin.listen`.
-        addr: SocketAddr,
+        addr: Listen,
         /// The system's answer.
         source: io::Error,
     },
@@ -88,12 +100,13 @@ pub enum ServeError {
 /// A running server. Dropping it stops it at once.
 #[derive(Debug)]
 pub struct Server {
-    addr: SocketAddr,
+    at: Listen,
     stop: Option<watch::Sender<bool>>,
-    task: JoinHandle<()>,
+    /// `None`: it is off.
+    task: Option<JoinHandle<()>>,
 }
 
-/// Binds and serves on the current tokio runtime.
+/// Binds and serves on the current tokio runtime. What is off serves nobody.
 ///
 /// # Errors
 /// See [`ServeError`]; once it has been bound, it serves until it is stopped.
@@ -103,38 +116,46 @@ pub async fn serve(
     liveness: Arc<Liveness>,
     ask: Ask,
 ) -> Result<Server, ServeError> {
-    match &options.token {
-        None if !is_loopback(options.listen.ip()) => return Err(ServeError::TokenNeeded(options.listen)),
-        Some(token) if token.expose_secret().trim().is_empty() => return Err(ServeError::EmptyToken),
-        None | Some(_) => {}
+    let AdminOptions { listen, tokens } = options;
+    if tokens.full.is_none() && !listen.is_local() {
+        return Err(ServeError::TokenNeeded(listen));
     }
-    let bind_error = |source| ServeError::Bind { addr: options.listen, source };
-    let listener = TcpListener::bind(options.listen).await.map_err(bind_error)?;
-    let addr = listener.local_addr().map_err(bind_error)?;
-    let app = routes::router(guard::Guard::new(options.token, addr), readiness, liveness, ask);
+    let is_empty = |token: &SecretString| token.expose_secret().trim().is_empty();
+    if tokens.full.iter().chain(&tokens.read).any(is_empty) {
+        return Err(ServeError::EmptyToken);
+    }
+    let bound = AdminListener::bind(&listen).await;
+    let Some((listener, at)) = bound.map_err(|source| ServeError::Bind { addr: listen, source })? else {
+        return Ok(Server { at: Listen::Off, stop: None, task: None });
+    };
+    let app = routes::router(guard::Guard::new(tokens, &at), readiness, liveness, ask);
     let (stop, stopped) = watch::channel(false);
     let connections = Arc::new(Connections::new(Places::default()));
     let task = tokio::spawn(serve::serve(listener, app, connections, Bounds::default(), stopped));
-    Ok(Server { addr, stop: Some(stop), task })
+    Ok(Server { at, stop: Some(stop), task: Some(task) })
 }
 
 impl Server {
-    /// The address listened on, with the port that the system chose.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.addr
+    /// Where it listens, with the port that the system chose.
+    pub fn listens_at(&self) -> &Listen {
+        &self.at
     }
 
     /// Takes no more requests, and waits a bounded time for those under way.
     pub async fn stop(mut self) {
         drop(self.stop.take());
-        // Overdue: the drop below ends it.
-        let _ = tokio::time::timeout(STOP_WITHIN, &mut self.task).await;
+        if let Some(task) = &mut self.task {
+            // Overdue: the drop below ends it.
+            let _ = tokio::time::timeout(STOP_WITHIN, task).await;
+        }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }
 

@@ -2,20 +2,21 @@
 //! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions
 //! of what it was given.
 
+use super::accept::Peer;
 use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN};
-use super::guard::{is_probe, Guard, Refusal};
+use super::audit::{Audited, Caller, RefusedLog};
+use super::guard::{is_probe, reads, Guard, Refusal};
 use super::liveness::Liveness;
 use super::readiness::Readiness;
 use super::{applications, items, Ask};
 use axum::body::{to_bytes, Body};
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -47,6 +48,7 @@ struct Gate {
     guard: Arc<Guard>,
     questions: Arc<Semaphore>,
     commands: Arc<Semaphore>,
+    refused: Arc<RefusedLog>,
 }
 
 /// Everything that is served.
@@ -55,6 +57,7 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Live
         guard: Arc::new(guard),
         questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
         commands: Arc::new(Semaphore::new(MAX_COMMANDS)),
+        refused: Arc::default(),
     };
     probes()
         .merge(items::router())
@@ -113,11 +116,28 @@ fn is_question(method: &Method, path: &str) -> bool {
     method == Method::GET && reporting.iter().any(|start| path.starts_with(start))
 }
 
-/// The gate before every handler: who asks, how much at a time, how large, how long.
+/// The gate before every handler: who asks, how much at a time, how large, how long. What would change
+/// something and did not come to that leaves a line; what did has left its own.
 async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Response {
-    if let Err(refusal) = gate.guard.judge(request.uri(), request.headers()) {
-        return refuse(refusal);
+    if reads(request.method()) {
+        return judged(&gate, request, next).await;
     }
+    let peer = request.extensions().get::<Peer>().copied();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let answer = judged(&gate, request, next).await;
+    if answer.extensions().get::<Audited>().is_none() {
+        gate.refused.note(peer, &method, &path, answer.status());
+    }
+    answer
+}
+
+async fn judged(gate: &Gate, mut request: Request, next: Next) -> Response {
+    let grant = match gate.guard.judge(request.method(), request.uri(), request.headers()) {
+        Ok(grant) => grant,
+        Err(refusal) => return refuse(refusal),
+    };
+    let peer = request.extensions().get::<Peer>().copied();
+    request.extensions_mut().insert(Caller { peer, grant });
     // Probes are answered from memory, and must be answered when everything else is stuck.
     let _slot = if is_probe(request.uri().path()) {
         None
@@ -132,40 +152,15 @@ async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Respon
             Err(_) => return unavailable("too many requests at one time"),
         }
     };
-    let audit = Audit::of(&request);
     let handled = async {
         match with_bounded_body(request).await {
             Ok(request) => next.run(request).await,
             Err(answer) => answer,
         }
     };
-    let answer = match timeout(REQUEST_WITHIN, handled).await {
+    match timeout(REQUEST_WITHIN, handled).await {
         Ok(answer) => answer,
         Err(_) => failure(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
-    };
-    audit.log(answer.status());
-    answer
-}
-
-/// One line of the log for each request that may change something: who, what, and how it ended. The path is
-/// still encoded, so that no name can break the line.
-struct Audit(Option<(Option<SocketAddr>, Method, String)>);
-
-impl Audit {
-    fn of(request: &Request) -> Audit {
-        if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
-            return Audit(None);
-        }
-        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| *peer);
-        Audit(Some((peer, request.method().clone(), request.uri().path().to_owned())))
-    }
-
-    fn log(self, status: StatusCode) {
-        if let Audit(Some((peer, method, path))) = self {
-            let peer = peer.map(tracing::field::display);
-            let status = status.as_u16();
-            tracing::info!(target: "tidegate::audit", peer, %method, path, status, "admin request");
-        }
     }
 }
 

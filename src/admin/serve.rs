@@ -4,9 +4,9 @@
 //! hyper is used directly: what hands it connections must know when a request begins and ends, and must set
 //! the time in which a head has to come.
 
+use super::accept::{AdminListener, Duplex, Peer, Source};
 use super::connections::{ConnectionAdmission, ConnectionPlace, Connections};
 use super::listener::{Bounded, Bounds};
-use axum::extract::ConnectInfo;
 use axum::http::Request;
 use axum::Router;
 use hyper::body::Incoming;
@@ -15,11 +15,9 @@ use hyper::service::{service_fn, Service};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -34,7 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Serves until `stop` says so (or its sender goes), and then until the requests under way are answered.
 pub(super) async fn serve(
-    listener: TcpListener,
+    listener: AdminListener,
     app: Router,
     connections: Arc<Connections>,
     bounds: Bounds,
@@ -44,7 +42,7 @@ pub(super) async fn serve(
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match place_for(&connections, peer).await {
+                Ok((stream, peer)) => match place_for(&connections, peer.source()).await {
                     Some(place) => {
                         tasks.spawn(connection(stream, peer, app.clone(), place, bounds, stop.clone()));
                     }
@@ -66,9 +64,9 @@ pub(super) async fn serve(
 }
 
 /// A place for a newcomer, after the time in which those who could make room are spared.
-async fn place_for(connections: &Arc<Connections>, peer: SocketAddr) -> Option<ConnectionPlace> {
+async fn place_for(connections: &Arc<Connections>, source: Source) -> Option<ConnectionPlace> {
     loop {
-        match connections.admit(peer.ip(), Instant::now().into_std()) {
+        match connections.admit(source, Instant::now().into_std()) {
             ConnectionAdmission::Granted(place) => return Some(place),
             ConnectionAdmission::Refused => return None,
             ConnectionAdmission::Later(at) => tokio::time::sleep_until(at.into()).await,
@@ -83,20 +81,18 @@ fn is_of_the_client(error: &io::Error) -> bool {
 }
 
 async fn connection(
-    stream: TcpStream,
-    peer: SocketAddr,
+    stream: Box<dyn Duplex>,
+    peer: Peer,
     app: Router,
     place: ConnectionPlace,
     bounds: Bounds,
     mut stop: watch::Receiver<bool>,
 ) {
-    // Only costs latency when it fails.
-    let _ = stream.set_nodelay(true);
     let app = TowerToHyperService::new(app);
     let place = &place;
     let answer = service_fn(move |mut request: Request<Incoming>| {
         place.begin();
-        request.extensions_mut().insert(ConnectInfo(peer));
+        request.extensions_mut().insert(peer);
         let answered = app.call(request);
         async move {
             let answer = answered.await;

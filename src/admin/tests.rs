@@ -6,9 +6,10 @@ use super::state::tests::example;
 use super::*;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 const TOKEN: &str = "canary-token";
+const READ_TOKEN: &str = "canary-read-token";
 
 /// Serves on a port of its own, on a runtime of its own, until it is dropped.
 struct Running {
@@ -27,11 +28,19 @@ fn start_with(token: Option<&str>, liveness: Liveness, ask: Ask) -> Running {
     let readiness = Arc::new(Readiness::new());
     let liveness = Arc::new(liveness);
     let options = AdminOptions {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        token: token.map(|t| SecretString::from(t.to_owned())),
+        listen: at("127.0.0.1:0"),
+        tokens: Tokens { full: secret(token), read: secret(token.map(|_| READ_TOKEN)) },
     };
     let server = runtime.block_on(serve(options, readiness.clone(), liveness.clone(), ask)).unwrap();
     Running { readiness, liveness, server: Some(server), runtime }
+}
+
+fn at(listen: &str) -> Listen {
+    Listen::parse(listen).unwrap()
+}
+
+fn secret(text: Option<&str>) -> Option<SecretString> {
+    text.map(|text| text.to_owned().into())
 }
 
 /// A loop that answers.
@@ -48,7 +57,10 @@ fn tell(query: Query, state: StateInput) {
 
 impl Running {
     fn addr(&self) -> SocketAddr {
-        self.server.as_ref().unwrap().local_addr()
+        match self.server.as_ref().unwrap().listens_at() {
+            Listen::Tcp(address) => *address,
+            other @ (Listen::Unix(_) | Listen::Off) => panic!("no address: {other}"),
+        }
     }
 
     fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
@@ -286,6 +298,50 @@ fn the_token_opens_everything_and_its_lack_all_but_probes() {
     assert_eq!(it.get("/readyz").status, 503);
     let right = [("authorization", "Bearer canary-token"), ("host", "admin.example")];
     assert_eq!(it.request("GET", "/api/v1/state", &right, b"").status, 200);
+    let reads = [("authorization", "Bearer canary-read-token")];
+    assert_eq!(it.request("GET", "/api/v1/state", &reads, b"").status, 200);
+    let refused = it.request("DELETE", "/api/v1/items/a/1", &reads, b"");
+    assert_eq!(refused.status, 403);
+    assert!(refused.json()["error"].as_str().unwrap().starts_with("this token may only read"));
+}
+
+#[tokio::test]
+async fn what_is_off_serves_nobody() {
+    let options = AdminOptions { listen: Listen::Off, tokens: Tokens::default() };
+    let server = serve(options, Arc::new(Readiness::new()), Arc::default(), answering()).await.unwrap();
+    assert_eq!(server.listens_at(), &Listen::Off);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_socket_is_there_as_long_as_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("admin.sock");
+    let serve = || {
+        let options = AdminOptions { listen: Listen::Unix(path.clone()), tokens: Tokens::default() };
+        serve(options, Arc::new(Readiness::new()), Arc::default(), answering())
+    };
+    let server = serve().await.unwrap();
+    let second = serve().await.unwrap_err();
+    let wants = format!("cannot listen on unix:{}: another process listens there", path.display());
+    assert!(second.to_string().ends_with(&wants), "{second}");
+    let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stream, b"GET /livez HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200 OK"), "{answer}");
+    server.stop().await;
+    assert!(!path.exists());
+    // One that is dropped without a stop leaves nothing either.
+    drop(serve().await.unwrap());
+    let gone = async {
+        while path.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.unwrap();
 }
 
 #[test]
@@ -333,10 +389,7 @@ fn probes_are_answered_while_the_api_is_full() {
 #[tokio::test]
 async fn what_would_be_open_to_the_network_does_not_start() {
     let try_on = |listen: &str, token: Option<&str>| {
-        let options = AdminOptions {
-            listen: listen.parse().unwrap(),
-            token: token.map(|t| SecretString::from(t.to_owned())),
-        };
+        let options = AdminOptions { listen: at(listen), tokens: Tokens { full: secret(token), read: None } };
         serve(options, Arc::new(Readiness::new()), Arc::default(), answering())
     };
     assert!(matches!(try_on("0.0.0.0:0", None).await, Err(ServeError::TokenNeeded(_))));
@@ -350,7 +403,7 @@ async fn what_would_be_open_to_the_network_does_not_start() {
 async fn a_taken_address_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
-    let options = AdminOptions { listen, token: None };
+    let options = AdminOptions { listen: listen.into(), tokens: Tokens::default() };
     let error = serve(options, Arc::new(Readiness::new()), Arc::default(), answering()).await.unwrap_err();
     assert!(error.to_string().contains(&listen.to_string()), "{error}");
 }

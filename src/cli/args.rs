@@ -46,8 +46,8 @@ pub(super) struct Cli {
 /// Of the commands that ask the running daemon.
 #[derive(Args, Debug, Default)]
 pub(super) struct DaemonArgs {
-    /// The running daemon's address, http://HOST:PORT [env: TIDEGATE_URL] [default: as [admin] of the
-    /// configuration says]
+    /// The running daemon's address, http://HOST:PORT or unix:/PATH [env: TIDEGATE_URL] [default: as [admin]
+    /// of the configuration says]
     #[arg(long, global = true, value_name = "URL")]
     pub url: Option<String>,
     /// File with the running daemon's token [env: TIDEGATE_TOKEN, the token itself] [default:

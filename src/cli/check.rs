@@ -6,10 +6,10 @@ use super::args::Output;
 use super::broker::block_on;
 use super::output::{plain, Failure, Out};
 use crate::amqp;
-use crate::config::terms::is_loopback;
-use crate::config::{Config, LoadedConfig, StoreKind};
+use crate::config::{Config, Listen, LoadedConfig, StoreKind};
 use rustix::fs::{access, Access};
 use serde_json::{json, Value};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// How much a finding weighs.
@@ -147,17 +147,38 @@ fn writable(path: &Path) -> Result<(), String> {
 }
 
 fn admin(config: &Config) -> CheckLine {
-    let listen = config.admin.listen;
-    match (&config.admin.token, is_loopback(listen.ip())) {
-        (Some(_), _) => finding(Level::Ok, "admin", format!("{listen}, with token")),
-        (None, true) => {
-            finding(Level::Ok, "admin", format!("{listen}, without token, for this machine only"))
+    let admin = &config.admin;
+    let listen = &admin.listen;
+    if admin.token.is_none() && !listen.is_local() {
+        let text = format!("{listen} is no loopback address: this needs admin.token_file");
+        return finding(Level::Fail, "admin", text);
+    }
+    let shown = match (&admin.token, &admin.read_token, listen) {
+        (.., Listen::Off) => "off: no probes, and no commands but by AMQP".to_owned(),
+        (Some(_), Some(_), _) => format!("{listen}, with token, and one for reading"),
+        (Some(_), None, _) => format!("{listen}, with token"),
+        (None, _, Listen::Tcp(_)) => format!("{listen}, without token, for everybody on this machine"),
+        (None, _, Listen::Unix(_)) => format!("{listen}, without token, for its user and group"),
+    };
+    match listen {
+        Listen::Unix(path) => socket(path, shown),
+        Listen::Tcp(_) | Listen::Off => finding(Level::Ok, "admin", shown),
+    }
+}
+
+/// A running daemon may have the socket open, and systemd makes its directory for a start: neither is a
+/// fault.
+fn socket(path: &Path, shown: String) -> CheckLine {
+    if path.symlink_metadata().is_ok_and(|found| !found.file_type().is_socket()) {
+        let text = format!("{} is there, and is no socket: it would not be replaced", path.display());
+        return finding(Level::Fail, "admin", text);
+    }
+    match path.parent() {
+        Some(above) if !above.is_dir() => {
+            let text = format!("{shown}; {} must be there at the start", above.display());
+            finding(Level::Warn, "admin", text)
         }
-        (None, false) => finding(
-            Level::Fail,
-            "admin",
-            format!("{listen} is no loopback address: this needs admin.token_file"),
-        ),
+        Some(_) | None => finding(Level::Ok, "admin", shown),
     }
 }
 
@@ -215,10 +236,26 @@ mod tests {
     fn an_open_listener_needs_a_token() {
         let mut config = config();
         assert_eq!(admin(&config).level, Level::Ok);
-        config.admin.listen = "0.0.0.0:9380".parse().unwrap();
+        config.admin.listen = Listen::parse("0.0.0.0:9380").unwrap();
         assert_eq!(admin(&config).level, Level::Fail);
         config.admin.token = Some("t".to_owned().into());
         assert_eq!(admin(&config).level, Level::Ok);
+    }
+
+    #[test]
+    fn a_socket_needs_its_directory_and_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config();
+        for (name, level) in
+            [("admin.sock", Level::Ok), ("none/admin.sock", Level::Warn), ("file", Level::Fail)]
+        {
+            std::fs::write(dir.path().join("file"), "").unwrap();
+            config.admin.listen = Listen::Unix(dir.path().join(name));
+            assert_eq!(admin(&config).level, level, "{name}");
+        }
+        config.admin.listen = Listen::Off;
+        let found = admin(&config);
+        assert!(found.level == Level::Ok && found.text.starts_with("off"), "{found:?}");
     }
 
     #[test]

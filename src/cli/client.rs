@@ -1,13 +1,16 @@
 //! The running daemon, asked through its admin port.
 
 use super::output::{plain, Failure};
-use crate::config::Admin;
+use super::unix::SocketConnector;
+use crate::config::{Admin, Listen, UNIX_SCHEME};
 use percent_encoding::{utf8_percent_encode, AsciiSet, NON_ALPHANUMERIC};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 use ureq::http::{Method, Request, Uri};
+use ureq::unversioned::resolver::DefaultResolver;
 
 /// Longer than the daemon takes for its slowest answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(40);
@@ -20,50 +23,74 @@ const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~'
 /// See the module.
 pub(super) struct Client {
     agent: ureq::Agent,
+    /// What stands before a path in a request.
     base: String,
+    /// Where the daemon is, as an operator writes it.
+    place: String,
     authorization: Option<String>,
 }
 
 impl Client {
     /// For the daemon that listens as `[admin]` says.
-    pub(super) fn new(admin: &Admin) -> Self {
-        Client::to(format!("http://{}", reachable(admin.listen)), admin.token.as_ref())
+    ///
+    /// # Errors
+    /// Failed: it listens nowhere.
+    pub(super) fn new(admin: &Admin) -> Result<Self, Failure> {
+        match &admin.listen {
+            Listen::Tcp(address) => {
+                Ok(Client::to_host(format!("http://{}", reachable(*address)), admin.token.as_ref()))
+            }
+            Listen::Unix(path) => Ok(Client::to_socket(path, admin.token.as_ref())),
+            Listen::Off => Err(Failure::failed(
+                "admin.listen is off: this daemon cannot be asked. --url names another's address",
+            )),
+        }
     }
 
     /// For the daemon at this address.
     ///
     /// # Errors
-    /// Usage: it is not `http://HOST:PORT`.
+    /// Usage: it is neither `http://HOST:PORT` nor `unix:/PATH`.
     pub(super) fn at(url: &str, token: Option<&SecretString>) -> Result<Self, Failure> {
         let wrong = |why: &str| {
-            Failure::Usage(format!("the daemon's URL needs the form http://127.0.0.1:9380: {why}"))
+            Failure::Usage(format!(
+                "the daemon's URL needs the form http://127.0.0.1:9380 or unix:/PATH: {why}"
+            ))
         };
+        if url.starts_with(UNIX_SCHEME) {
+            return match Listen::parse(url) {
+                Ok(Listen::Unix(path)) => Ok(Client::to_socket(&path, token)),
+                Ok(Listen::Tcp(_) | Listen::Off) => Err(wrong("it is none")),
+                Err(why) => Err(wrong(&format!("it {why}"))),
+            };
+        }
         let parsed: Uri = url.parse().map_err(|_| wrong("it is none"))?;
         let authority = parsed.authority().map_or("", |a| a.as_str());
         match parsed.scheme_str() {
             Some("http") => {}
             Some("https") => return Err(wrong("TLS is a proxy's task, and there is none in this client")),
-            Some(_) | None => return Err(wrong("it does not begin with http://")),
+            Some(_) | None => return Err(wrong("it begins neither with http:// nor with unix:")),
         }
         if authority.is_empty() || authority.contains('@') || !matches!(parsed.path(), "" | "/") {
             return Err(wrong("it holds something else than host and port"));
         }
-        Ok(Client::to(format!("http://{authority}"), token))
+        Ok(Client::to_host(format!("http://{authority}"), token))
     }
 
-    fn to(base: String, token: Option<&SecretString>) -> Self {
-        let agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // The daemon is asked directly, and its token is shown to no proxy.
-            .proxy(None)
-            .timeout_connect(Some(CONNECT_WITHIN))
-            .timeout_global(Some(ANSWER_WITHIN))
-            .build();
+    fn to_host(base: String, token: Option<&SecretString>) -> Self {
+        let agent = ureq::Agent::new_with_config(bounds());
+        Client { agent, place: base.clone(), base, authorization: token.map(bearer) }
+    }
+
+    fn to_socket(path: &Path, token: Option<&SecretString>) -> Self {
+        let connector = SocketConnector::new(path, CONNECT_WITHIN);
+        let agent = ureq::Agent::with_parts(bounds(), connector, DefaultResolver::default());
         Client {
-            agent: ureq::Agent::new_with_config(agent),
-            base,
-            authorization: token.map(|t| format!("Bearer {}", t.expose_secret())),
+            agent,
+            // The name that the daemon wants to see; nothing is looked up for it.
+            base: format!("http://{}", Ipv4Addr::LOCALHOST),
+            place: Listen::Unix(path.to_path_buf()).to_string(),
+            authorization: token.map(bearer),
         }
     }
 
@@ -73,7 +100,7 @@ impl Client {
     /// No answer, or one that is no JSON.
     pub(super) fn exchange(&self, method: Method, path: &str) -> Result<(u16, Value), Failure> {
         let unreachable =
-            |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.base));
+            |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.place));
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
@@ -110,13 +137,28 @@ impl Client {
         if status == 409 {
             return Failure::Partial(format!("not done: {}", plain(said)));
         }
-        Failure::Failed(format!("{}: HTTP {status}: {}", self.base, plain(said)))
+        Failure::Failed(format!("{}: HTTP {status}: {}", self.place, plain(said)))
     }
 
     /// Something else listens there.
     pub(super) fn not_tidegate(&self) -> Failure {
-        Failure::Failed(format!("what answers at {} is not tidegate's admin server", self.base))
+        Failure::Failed(format!("what answers at {} is not tidegate's admin server", self.place))
     }
+}
+
+fn bounds() -> ureq::config::Config {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        // The daemon is asked directly, and its token is shown to no proxy.
+        .proxy(None)
+        .timeout_connect(Some(CONNECT_WITHIN))
+        .timeout_global(Some(ANSWER_WITHIN))
+        .build()
+}
+
+fn bearer(token: &SecretString) -> String {
+    format!("Bearer {}", token.expose_secret())
 }
 
 /// The daemon knows nothing of it.
@@ -175,23 +217,28 @@ pub(super) mod tests {
 
     /// Starts one, and makes the configuration that leads to it.
     pub(in crate::cli) fn running(token: Option<&str>, ask: Ask) -> (Daemon, Config) {
+        running_at("127.0.0.1:0", token, ask)
+    }
+
+    /// The same where it is to listen.
+    fn running_at(listen: &str, token: Option<&str>, ask: Ask) -> (Daemon, Config) {
         let mut config = Config::load(None, std::iter::empty()).unwrap().config;
         config.admin.token = token.map(|t| t.to_owned().into());
-        config.admin.listen = "127.0.0.1:0".parse().unwrap();
+        config.admin.listen = Listen::parse(listen).unwrap();
         let readiness = Arc::new(Readiness::new());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let server = runtime
             .block_on(serve(AdminOptions::from(&config.admin), readiness.clone(), Arc::default(), ask))
             .unwrap();
-        config.admin.listen = server.local_addr();
+        config.admin.listen = server.listens_at().clone();
         (Daemon { readiness, server, runtime }, config)
     }
 
     impl Client {
         /// Address and `Authorization`.
         pub(in crate::cli) fn shown(&self) -> (String, Option<String>) {
-            (self.base.clone(), self.authorization.clone())
+            (self.place.clone(), self.authorization.clone())
         }
     }
 
@@ -201,6 +248,31 @@ pub(super) mod tests {
         assert_eq!(at("0.0.0.0:9380"), "127.0.0.1:9380");
         assert_eq!(at("[::]:9380"), "[::1]:9380");
         assert_eq!(at("10.1.2.3:9380"), "10.1.2.3:9380");
+    }
+
+    #[test]
+    fn a_socket_is_asked_as_an_address_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let listen = format!("unix:{}/admin.sock", dir.path().display());
+        let (daemon, config) = running_at(&listen, Some("a-token"), Arc::new(drop));
+        let client = Client::new(&config.admin).unwrap();
+        assert_eq!(client.shown(), (listen.clone(), Some("Bearer a-token".to_owned())));
+        assert_eq!(client.exchange(Method::GET, "/readyz").unwrap().0, 503);
+        // The same by its name, and without the token.
+        let client = Client::at(&listen, None).unwrap();
+        assert_eq!(client.exchange(Method::GET, "/readyz").unwrap().0, 503);
+        assert_eq!(client.exchange(Method::GET, "/api/v1/state").unwrap().0, 401);
+        daemon.stop();
+        let failure = client.exchange(Method::GET, "/readyz").unwrap_err();
+        assert!(failure.text().unwrap().contains(&listen), "{failure:?}");
+    }
+
+    #[test]
+    fn a_daemon_that_listens_nowhere_is_not_asked() {
+        let mut admin = Config::default().admin;
+        admin.listen = Listen::Off;
+        let failure = Client::new(&admin).err().unwrap();
+        assert!(failure.text().unwrap().contains("admin.listen is off"), "{failure:?}");
     }
 
     #[test]

@@ -277,7 +277,7 @@ mod tests {
                 }
             }),
         );
-        (daemon, Client::new(&config.admin), heard)
+        (daemon, Client::new(&config.admin).unwrap(), heard)
     }
 
     fn cancel_args(id: Option<&str>, customer: Option<&str>) -> CancelArgs {

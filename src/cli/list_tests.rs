@@ -103,7 +103,7 @@ fn every_filter_reaches_the_daemon() {
         }
     };
     let (_daemon, config) = running(None, Arc::new(ask));
-    let client = Client::new(&config.admin);
+    let client = Client::new(&config.admin).unwrap();
     let args = ListArgs {
         cursor: None,
         application: Some("a/b".to_owned()),
@@ -149,7 +149,7 @@ fn a_count_needs_to_know_whose_customer_it_is() {
             }
         }),
     );
-    let client = Client::new(&config.admin);
+    let client = Client::new(&config.admin).unwrap();
     let count = |application: Option<&str>, customer: Option<&str>| {
         let text = |text: Option<&str>| text.map(str::to_owned);
         let args = ListArgs {

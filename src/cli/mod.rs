@@ -12,6 +12,7 @@ mod output;
 mod push;
 mod status;
 mod tail;
+mod unix;
 
 use crate::config::{self, environment, Config, LoadedConfig};
 use crate::daemon;
@@ -133,7 +134,7 @@ fn client_of(
     }
     let admin = Config::load_admin(config, environment(), token.is_none());
     let admin = admin.map_err(|faults| Failure::Config(faults.to_string()))?;
-    Ok(Client::new(&config::Admin { token: token.or(admin.token), ..admin }))
+    Client::new(&config::Admin { token: token.or(admin.token), ..admin })
 }
 
 /// Argument, environment, the usual place, nothing. An empty variable is none.
@@ -199,7 +200,12 @@ mod tests {
         assert_eq!(variables.unwrap(), at("http://far:1", Some("from-a-variable")));
         let arguments = find(Some("http://[::1]:2"), None, Some("http://far:1"), None);
         assert_eq!(arguments.unwrap(), at("http://[::1]:2", None));
-        for wrong in ["https://far", "far:9380", "http://", "http://far/api", "http://user@far"] {
+        let socket = find(Some("unix:/run/x.sock"), None, None, Some("from-a-variable"));
+        assert_eq!(socket.unwrap(), at("unix:/run/x.sock", Some("from-a-variable")));
+        assert_eq!(find(None, None, Some("unix:/run/x.sock"), None).unwrap(), at("unix:/run/x.sock", None));
+        for wrong in
+            ["https://far", "far:9380", "http://", "http://far/api", "http://user@far", "unix:x", "off"]
+        {
             assert_eq!(find(Some(wrong), None, None, None).unwrap_err().exit_code(), 2, "{wrong}");
         }
         assert_eq!(find(None, Some(dir.path()), None, None).unwrap_err().exit_code(), 2);

@@ -214,13 +214,13 @@ mod tests {
     fn a_daemon_tells_its_state_ready_or_not() {
         for token in [None, Some("canary")] {
             let (daemon, config) = daemon(token);
-            let report = fetch(&Client::new(&config.admin)).unwrap();
+            let report = fetch(&Client::new(&config.admin).unwrap()).unwrap();
             assert_eq!(report.missing.as_deref(), Some("store, ingest, egress, topology, consumer"));
             assert_eq!(report.document.state, "not_ready");
             Latch::ALL.into_iter().for_each(|latch| {
                 daemon.readiness.set(latch, true);
             });
-            let report = fetch(&Client::new(&config.admin)).unwrap();
+            let report = fetch(&Client::new(&config.admin).unwrap()).unwrap();
             assert_eq!(report.missing, None);
             assert_eq!(report.raw["state"], "running");
             assert_eq!(report.document.snapshot.items.waiting, 40);
@@ -231,11 +231,11 @@ mod tests {
     fn a_wrong_token_and_a_dead_daemon_are_told_apart() {
         let (daemon, mut config) = daemon(Some("canary"));
         config.admin.token = None;
-        let failure = fetch(&Client::new(&config.admin)).unwrap_err();
+        let failure = fetch(&Client::new(&config.admin).unwrap()).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
         assert!(failure.text().unwrap().contains("token"), "{failure:?}");
         daemon.stop();
-        let failure = fetch(&Client::new(&config.admin)).unwrap_err();
+        let failure = fetch(&Client::new(&config.admin).unwrap()).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
         assert!(failure.text().unwrap().contains("no daemon answers at http://127.0.0.1:"), "{failure:?}");
     }

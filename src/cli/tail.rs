@@ -303,7 +303,7 @@ mod tests {
                 let _ = reply.send(input);
             });
             let (daemon, config) = super::super::client::tests::running(None, ask);
-            let judged = takes_nothing(Ok(Client::new(&config.admin)), "sms");
+            let judged = takes_nothing(Client::new(&config.admin), "sms");
             daemon.stop();
             judged
         };

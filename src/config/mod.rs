@@ -11,6 +11,7 @@ pub(crate) mod advice;
 mod application;
 mod copies;
 mod finding;
+mod listen;
 mod login;
 mod read;
 mod reload;
@@ -23,6 +24,7 @@ mod uri;
 
 pub use copies::{event_name, is_event_member, CopiedProperty, Copies, CopyRules};
 pub use finding::{Faults, Finding, Location};
+pub use listen::{Listen, UNIX_SCHEME};
 pub use reload::needs_restart;
 
 use crate::engine::types::{AppSettings, Budget, Settings, TurnLimits};
@@ -95,6 +97,7 @@ impl Config {
 
     /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to
     /// read the broker's password. `with_token`: whether `admin.token_file` is read; else `token` is `None`.
+    /// `read_token` is always: the token for everything does for reading, too.
     ///
     /// # Errors
     /// Every fault of `[admin]`, or the file's syntax. What other sections hold is not looked at.
@@ -216,7 +219,7 @@ pub struct Config {
     pub store: StoreConfig,
     /// Upper bounds of the whole daemon.
     pub limits: LimitsConfig,
-    /// Listener and token of the admin port.
+    /// Listener and tokens of the admin port.
     pub admin: Admin,
     /// Time limits of single operations.
     pub timeouts: Timeouts,
@@ -346,10 +349,12 @@ pub struct LimitsConfig {
 /// Section `[admin]`: the HTTP listener.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// Address of the HTTP listener.
-    pub listen: SocketAddr,
-    /// Bearer token, read from `token_file`.
+    /// Where the HTTP listener is, if there is one.
+    pub listen: Listen,
+    /// Bearer token for everything, read from `token_file`.
     pub token: Option<SecretString>,
+    /// Bearer token for reading, read from `read_token_file`; only beside `token`.
+    pub read_token: Option<SecretString>,
 }
 
 /// `[timeouts]`: bounds on waits for the broker and on shutdown.
@@ -394,7 +399,11 @@ impl Default for Config {
                 max_envelope_items: 10_000,
                 max_delay: Duration::from_secs(3_650 * 86_400),
             },
-            admin: Admin { listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9380), token: None },
+            admin: Admin {
+                listen: Listen::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9380)),
+                token: None,
+                read_token: None,
+            },
             timeouts: Timeouts {
                 connect: Duration::from_secs(10),
                 confirm: Duration::from_secs(30),

@@ -6,14 +6,13 @@ use super::application::{application, BROKER_USUAL};
 use super::copies::{Copies, CopyRules};
 use super::login::{amqp, egress_endpoints, secret_of, Password, Surroundings};
 use super::section::{Findings, Section};
-use super::terms::{is_loopback, MAX_NAME};
+use super::terms::MAX_NAME;
 use super::tree::Table;
 use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
-use super::{Admin, Config, LimitsConfig, StoreConfig, StoreKind, Timeouts};
+use super::{Admin, Config, LimitsConfig, Listen, StoreConfig, StoreKind, Timeouts};
 use crate::engine::types::{AppSettings, Format};
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -214,39 +213,62 @@ pub(super) fn admin_of_client(
         s.get("token_file", String::new(), Text);
         None
     };
+    s.get("read_token_file", String::new(), Text);
     s.end();
-    Admin { listen, token }
+    Admin { listen, token, read_token: None }
 }
 
-fn listen(s: &mut Section<'_, '_>, default: SocketAddr) -> SocketAddr {
+fn listen(s: &mut Section<'_, '_>, default: Listen) -> Listen {
     let text = s.get("listen", default.to_string(), Text);
-    text.parse().unwrap_or_else(|_| {
-        s.fault("listen", "is not an address and port, such as 127.0.0.1:9380 or [::1]:9380");
+    Listen::parse(&text).unwrap_or_else(|why| {
+        s.fault("listen", why);
         default
     })
 }
 
 fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
     let listen = listen(&mut s, d.listen);
-    let token = match secret_of(&mut s, "token_file", "admin-token", around) {
-        Password::Given(token, _) => {
-            if !token.expose_secret().bytes().all(|b| b.is_ascii_graphic()) {
-                s.fault(
-                    "token_file",
-                    "holds a token with other characters than visible ASCII: no client could send it",
-                );
-            } else if token.expose_secret().len() < 16 {
-                s.warn("token_file", "holds a token of less than 16 characters, which may be guessed");
-            }
-            Some(token)
-        }
-        Password::None | Password::Failed => None,
-    };
-    if token.is_none() && !is_loopback(listen.ip()) && !s.failed(&["listen", "token_file"]) {
+    let token = bearer(&mut s, "token_file", "admin-token", around);
+    let read_token = bearer(&mut s, "read_token_file", "admin-read-token", around);
+    if token.is_none() && !listen.is_local() && !s.failed(&["listen", "token_file"]) {
         s.fault("listen", "is not a loopback address: token_file is needed");
     }
+    match (&token, &read_token) {
+        (None, Some(_)) if !s.failed(&["token_file"]) => s.fault(
+            "read_token_file",
+            "needs token_file beside it: without a token for everything, whoever reaches the port may do \
+             everything, and this one would keep nobody from it",
+        ),
+        (Some(token), Some(read)) if token.expose_secret() == read.expose_secret() => {
+            s.fault("read_token_file", "holds the token of token_file, which opens everything: make another");
+        }
+        (None | Some(_), None | Some(_)) => {}
+    }
+    if listen == Listen::Off && !s.failed(&["listen"]) {
+        for (key, there) in [("token_file", token.is_some()), ("read_token_file", read_token.is_some())] {
+            if there && s.is_set(key) {
+                s.warn(key, "has no effect: admin.listen is off");
+            }
+        }
+    }
     s.end();
-    Admin { listen, token }
+    Admin { listen, token, read_token }
+}
+
+/// A bearer token: what a header can carry.
+fn bearer(
+    s: &mut Section<'_, '_>,
+    key: &'static str,
+    credential: &str,
+    around: &Surroundings,
+) -> Option<SecretString> {
+    let Password::Given(token, _) = secret_of(s, key, credential, around) else { return None };
+    if !token.expose_secret().bytes().all(|b| b.is_ascii_graphic()) {
+        s.fault(key, "holds a token with other characters than visible ASCII: no client could send it");
+    } else if token.expose_secret().len() < 16 {
+        s.warn(key, "holds a token of less than 16 characters, which may be guessed");
+    }
+    Some(token)
 }
 
 fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {

@@ -1,7 +1,7 @@
 //! Which keys take effect at a reload, and which wait for a restart.
 
 use super::{Config, Endpoint};
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use std::sync::Arc;
 
 impl Config {
@@ -30,7 +30,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let amqp_same = same_ends(&old.amqp.endpoints, &new.amqp.endpoints);
     let follows = |c: &Config| same_ends(&c.amqp.endpoints, &c.egress.endpoints);
     let egress_same = same_ends(&old.egress.endpoints, &new.egress.endpoints) || follows(old) && follows(new);
-    let token = |c: &Config| c.admin.token.as_ref().map(|t| t.expose_secret().to_owned());
+    let text = |token: &Option<SecretString>| token.as_ref().map(|t| t.expose_secret().to_owned());
     let all = [
         ("amqp.uri", amqp_same),
         ("amqp.topology", old.amqp.topology == new.amqp.topology),
@@ -49,7 +49,8 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("limits.memory", old.limits.memory == new.limits.memory),
         ("limits.disk", old.limits.disk == new.limits.disk),
         ("admin.listen", old.admin.listen == new.admin.listen),
-        ("admin.token_file", token(old) == token(new)),
+        ("admin.token_file", text(&old.admin.token) == text(&new.admin.token)),
+        ("admin.read_token_file", text(&old.admin.read_token) == text(&new.admin.read_token)),
         ("timeouts.connect", old.timeouts.connect == new.timeouts.connect),
         ("timeouts.confirm", old.timeouts.confirm == new.timeouts.confirm),
         ("timeouts.drain", old.timeouts.drain == new.timeouts.drain),
@@ -96,10 +97,20 @@ mod tests {
         new.egress.endpoints[0].user = "out".into();
         new.store.path = "/elsewhere".into();
         new.limits.memory = 1;
+        new.admin.listen = crate::config::Listen::Off;
         new.admin.token = Some("t".to_owned().into());
+        new.admin.read_token = Some("r".to_owned().into());
         new.timeouts.drain = Duration::from_secs(1);
-        let keys =
-            ["amqp.uri", "egress.uri", "store.path", "limits.memory", "admin.token_file", "timeouts.drain"];
+        let keys = [
+            "amqp.uri",
+            "egress.uri",
+            "store.path",
+            "limits.memory",
+            "admin.listen",
+            "admin.token_file",
+            "admin.read_token_file",
+            "timeouts.drain",
+        ];
         assert_eq!(needs_restart(&old, &new), keys);
         assert_eq!(format!("{:?}", old.reloaded(&new)), format!("{old:?}"));
     }

@@ -88,7 +88,7 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         store = super::status::kind(&process.config),
-        admin = %admin.local_addr(),
+        admin = %admin.listens_at(),
         queues = life.found.queues,
         waiting = life.found.waiting,
         "started"

@@ -145,8 +145,12 @@ fn nothing_is_changed_for_a_web_page_nor_without_the_token() {
     assert!(heard.try_recv().is_err());
 
     let locked = start(Some(TOKEN), answering());
+    let reads = [("authorization", "Bearer canary-read-token")];
     for (method, path) in changes {
         assert_eq!(locked.request(method, path, &[], b"").status, 401, "{method} {path}");
+        if method != "GET" {
+            assert_eq!(locked.request(method, path, &reads, b"").status, 403, "{method} {path}");
+        }
     }
 }
 

@@ -1,0 +1,109 @@
+//! Two tokens: one for everything, one that reads.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::time::Duration;
+use tidegate_harness::{wait_until, Config, Daemon, Site};
+
+use super::client::told;
+
+const FULL: &str = "a-token-for-everything";
+const READ: &str = "a-token-for-reading";
+
+/// The status of one exchange.
+fn status(daemon: &Daemon, method: &str, path: &str, token: Option<&str>) -> u16 {
+    let mut stream = TcpStream::connect(daemon.admin()).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
+    let bearer = token.map_or_else(String::new, |token| format!("Authorization: Bearer {token}\r\n"));
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: admin\r\n{bearer}Connection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status")
+}
+
+fn files(site: &Site<'_>) -> (PathBuf, PathBuf) {
+    let file = |name: &str, text: &str| {
+        let path = site.dir.join(name);
+        fs::write(&path, text).expect("the token");
+        path
+    };
+    (file("full", FULL), file("read", READ))
+}
+
+fn config(site: &Site<'_>) -> Config {
+    let (full, read) = files(site);
+    let config = site.config().text("admin.token_file", &full.to_string_lossy());
+    config.text("admin.read_token_file", &read.to_string_lossy())
+}
+
+#[test]
+fn the_token_for_reading_reads_and_does_nothing_else() {
+    let site = Site::new("tokens");
+    let mut daemon = Daemon::stopped(&config(&site), &site.dir);
+    daemon.start_again();
+    daemon.wait_ready();
+    for path in ["/api/v1/state", "/api/v1/items", "/api/v1/applications", "/api/v1/parked"] {
+        let of = |token| status(&daemon, "GET", path, token);
+        assert_eq!([of(Some(FULL)), of(Some(READ)), of(Some("another")), of(None)], [200, 200, 401, 401]);
+    }
+    for (method, path) in [
+        ("DELETE", "/api/v1/items/shop/1"),
+        ("DELETE", "/api/v1/customers/shop/ann/items"),
+        ("POST", "/api/v1/customers/shop/ann/flush"),
+        ("POST", "/api/v1/applications/shop/pause"),
+        ("POST", "/api/v1/applications/shop/resume"),
+        ("POST", "/api/v1/applications/shop/retry"),
+        ("DELETE", "/api/v1/applications/shop/parked"),
+    ] {
+        let of = |token| status(&daemon, method, path, token);
+        assert_eq!([of(Some(READ)), of(Some("another")), of(None)], [403, 401, 401], "{method} {path}");
+        assert!([200, 404].contains(&of(Some(FULL))), "{method} {path}");
+    }
+    assert_eq!(status(&daemon, "GET", "/livez", None), 200);
+    wait_until("the lines", Duration::from_secs(5), || daemon.log().matches("admin action").count() == 7);
+    let log = daemon.log();
+    assert_eq!(log.matches("token=\"full\"").count(), 7, "{log}");
+    assert!(log.contains("status=403") && !log.contains(FULL) && !log.contains(READ), "{log}");
+}
+
+#[test]
+fn the_command_line_says_what_a_token_may_not() {
+    let site = Site::new("readcli");
+    let daemon = site.start(&config(&site));
+    let url = format!("http://{}", daemon.admin());
+    let environment = [("TIDEGATE_URL", url.as_str()), ("TIDEGATE_TOKEN", READ)];
+    let (code, out, err) = told(&["status"], &environment);
+    assert!(code == 0 && out.contains("running"), "{out}{err}");
+    let (code, _, err) = told(&["pause", "shop"], &environment);
+    assert!(code == 1 && err.contains("this token may only read"), "{code} {err}");
+    // By its configuration it shows the token for everything.
+    let paused = daemon.cli(&["pause", "shop"]);
+    assert_eq!(paused.code, 0, "{paused:?}");
+}
+
+#[test]
+fn a_token_for_reading_alone_is_refused() {
+    let site = Site::new("readonly");
+    let mut daemon = Daemon::stopped(&config(&site).unset("admin.token_file"), &site.dir);
+    daemon.start_again();
+    assert_eq!(daemon.exit(Duration::from_secs(20)).code(), Some(78));
+    assert!(
+        daemon.log().contains("admin.read_token_file: needs token_file beside it"),
+        "{}",
+        daemon.log_tail()
+    );
+}
+
+#[test]
+fn other_tokens_wait_for_a_restart() {
+    let site = Site::new("newtokens");
+    let daemon = site.start(&config(&site));
+    fs::write(site.dir.join("read"), "another-token-for-reading").expect("the token");
+    daemon.hup();
+    wait_until("it says so", Duration::from_secs(10), || daemon.log().contains("only after a restart"));
+    assert!(daemon.log().contains("keys=\"admin.read_token_file\""), "{}", daemon.log_tail());
+    assert_eq!(status(&daemon, "GET", "/api/v1/state", Some(READ)), 200);
+}

@@ -1,0 +1,228 @@
+//! Who changed what, and how it ended: one line of the log for each command that changes something, under a
+//! target of its own; and, bounded in number, for requests that would have and were turned away.
+//!
+//! Names are data of producers: they are quoted, and no longer than the contract lets them be. No token,
+//! header or body is ever written.
+
+use super::accept::Peer;
+use super::command::{CommandRequest, CommandResponse};
+use super::guard::Grant;
+use crate::engine::types::Command;
+use axum::http::{Method, StatusCode};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Most lines about requests that were turned away, in each span of [`REFUSED_SPAN`]: whoever may connect and
+/// no more must not fill the log.
+const REFUSED_LINES: u32 = 20;
+const REFUSED_SPAN: Duration = Duration::from_secs(60);
+/// Longest part of a path that is quoted, characters: a path of the contract fits unless it is all escapes.
+const MAX_PATH: usize = 512;
+
+/// Who asks, and with what right.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    /// `None`: it did not come by a connection.
+    pub(super) peer: Option<Peer>,
+    pub(super) grant: Grant,
+}
+
+/// Set on the answer to a command whose line is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Audited;
+
+/// A command on its way. Its line is written at its end, or when it is dropped: a client that goes before the
+/// answer does not take its command back.
+#[derive(Debug)]
+pub(super) struct Audit<'c> {
+    caller: Caller,
+    command: &'c CommandRequest,
+    ended: bool,
+}
+
+impl<'c> Audit<'c> {
+    pub(super) fn begin(caller: Caller, command: &'c CommandRequest) -> Audit<'c> {
+        Audit { caller, command, ended: false }
+    }
+
+    /// With the answer that the client gets.
+    pub(super) fn end(mut self, status: StatusCode, answered: &CommandResponse) {
+        self.ended = true;
+        let told = &answered.document;
+        let result = told["result"].as_str().unwrap_or("unavailable");
+        self.write(Some(status.as_u16()), result, told["count"].as_u64(), told["changed"].as_bool());
+    }
+
+    fn write(&self, status: Option<u16>, result: &str, count: Option<u64>, changed: Option<bool>) {
+        let (action, subject) = told(self.command);
+        let Subject { application, id, customer } = subject;
+        let peer = self.caller.peer.map(tracing::field::display);
+        let token = self.caller.grant.as_str();
+        tracing::info!(
+            target: "tidegate::audit",
+            action, application, id, customer, peer, token, status, result, count, changed,
+            "admin action"
+        );
+    }
+}
+
+impl Drop for Audit<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.write(None, "unanswered", None, None);
+        }
+    }
+}
+
+/// What a command is about.
+#[derive(Default)]
+struct Subject<'c> {
+    application: Option<&'c str>,
+    id: Option<&'c str>,
+    customer: Option<&'c str>,
+}
+
+fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
+    let of = |application, id, customer| Subject { application: Some(application), id, customer };
+    match command {
+        Command::Cancel(item) => ("cancel", of(&item.application, Some(&item.id), None)),
+        Command::Lookup(item) => ("lookup", of(&item.application, Some(&item.id), None)),
+        Command::CancelAll(c) => ("cancel_customer", of(&c.application, None, Some(&c.customer))),
+        Command::Flush(c) => ("flush", of(&c.application, None, Some(&c.customer))),
+        Command::Count(c) => ("count", of(&c.application, None, Some(&c.customer))),
+        Command::List(_) => ("list", Subject::default()),
+        Command::Pause(application) => ("pause", of(application, None, None)),
+        Command::Resume(application) => ("resume", of(application, None, None)),
+        Command::Retry(application) => ("retry", of(application, None, None)),
+        Command::DropParked(application) => ("drop_parked", of(application, None, None)),
+    }
+}
+
+/// Requests that would change something and reached no command: no right, no sense, no room.
+#[derive(Debug, Default)]
+pub(super) struct RefusedLog(Mutex<RefusedLines>);
+
+#[derive(Debug, Default)]
+struct RefusedLines {
+    since: Option<Instant>,
+    written: u32,
+    left_out: u64,
+}
+
+impl RefusedLog {
+    pub(super) fn note(&self, peer: Option<Peer>, method: &Method, path: &str, status: StatusCode) {
+        let line = self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
+        let Some(left_out) = line else { return };
+        let peer = peer.map(tracing::field::display);
+        // Still encoded, as it came.
+        let path: String = path.chars().take(MAX_PATH).collect();
+        let status = status.as_u16();
+        tracing::info!(
+            target: "tidegate::audit",
+            peer, %method, path, status, left_out,
+            "admin request refused"
+        );
+    }
+}
+
+impl RefusedLines {
+    /// Whether a line may be written now, and how many were left out before it.
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= REFUSED_SPAN) {
+            (self.since, self.written) = (Some(now), 0);
+        }
+        if self.written >= REFUSED_LINES {
+            self.left_out += 1;
+            return None;
+        }
+        self.written += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::{ItemOf, Status};
+    use serde_json::{json, Value};
+    use std::sync::Arc;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is logged meanwhile, without times.
+    fn logged(work: impl FnOnce()) -> Vec<Value> {
+        let lines = Lines::default();
+        let to = lines.clone();
+        let layer = tracing_subscriber::fmt::layer()
+            .json()
+            .flatten_event(true)
+            .without_time()
+            .with_writer(move || to.clone());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), work);
+        let bytes = lines.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn caller() -> Caller {
+        let peer = Some(Peer::Process { uid: 1_000, pid: Some(77) });
+        Caller { peer, grant: Grant::Full }
+    }
+
+    #[test]
+    fn a_line_says_who_did_what_and_how_it_ended() {
+        let item = ItemOf { application: "shop".into(), id: "a\n\"b".into() };
+        let command = CommandRequest::Cancel(item);
+        let document = json!({ "result": "cancelled", "count": 1 });
+        let answered = CommandResponse { status: Status::Known, document };
+        let lines = logged(|| Audit::begin(caller(), &command).end(StatusCode::OK, &answered));
+        let want = json!({
+            "level": "INFO", "target": "tidegate::audit", "message": "admin action",
+            "action": "cancel", "application": "shop", "id": "a\n\"b", "peer": "uid:1000,pid:77",
+            "token": "full", "status": 200, "result": "cancelled", "count": 1,
+        });
+        assert_eq!(lines, [want]);
+    }
+
+    #[test]
+    fn a_command_whose_client_has_gone_is_told_as_well() {
+        let command = CommandRequest::DropParked("shop".into());
+        let lines = logged(|| drop(Audit::begin(caller(), &command)));
+        let want = json!({
+            "level": "INFO", "target": "tidegate::audit", "message": "admin action",
+            "action": "drop_parked", "application": "shop", "peer": "uid:1000,pid:77", "token": "full",
+            "result": "unanswered",
+        });
+        assert_eq!(lines, [want]);
+    }
+
+    #[test]
+    fn refusals_do_not_fill_the_log() {
+        let log = RefusedLog::default();
+        let path = "/".repeat(2 * MAX_PATH);
+        let lines = logged(|| {
+            for _ in 0..100 {
+                log.note(None, &Method::DELETE, &path, StatusCode::UNAUTHORIZED);
+            }
+        });
+        assert_eq!(lines.len(), REFUSED_LINES as usize);
+        assert_eq!(lines[0]["path"].as_str().unwrap().len(), MAX_PATH);
+        let mut lines = RefusedLines::default();
+        let t0 = Instant::now();
+        let told = (0..REFUSED_LINES + 5).filter_map(|_| lines.admit(t0)).count();
+        assert_eq!(told, REFUSED_LINES as usize);
+        assert_eq!(lines.admit(t0 + REFUSED_SPAN), Some(5));
+        assert_eq!(lines.admit(t0 + REFUSED_SPAN), Some(0));
+    }
+}

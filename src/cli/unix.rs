@@ -1,0 +1,141 @@
+//! HTTP over a unix socket, for the one HTTP client there is: its transport alone, so that what is sent and
+//! read is the same as over TCP.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport,
+};
+use ureq::{Error, Timeout};
+
+/// Connects to the socket at this path, whatever host the URL names.
+#[derive(Debug)]
+pub(super) struct SocketConnector {
+    path: PathBuf,
+    within: Duration,
+}
+
+impl SocketConnector {
+    pub(super) fn new(path: &Path, within: Duration) -> SocketConnector {
+        SocketConnector { path: path.to_path_buf(), within }
+    }
+}
+
+impl Connector for SocketConnector {
+    type Out = SocketTransport;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        _: Option<()>,
+    ) -> Result<Option<SocketTransport>, Error> {
+        let stream = connected(&self.path, self.within)?;
+        let sizes = (details.config.input_buffer_size(), details.config.output_buffer_size());
+        Ok(Some(SocketTransport { stream, buffers: LazyBuffers::new(sizes.0, sizes.1) }))
+    }
+}
+
+/// A socket whose listener accepts nothing lets newcomers wait without a bound, and the standard library has
+/// none to set. The thread ends with the process.
+fn connected(path: &Path, within: Duration) -> Result<UnixStream, Error> {
+    let (done, ended) = mpsc::channel();
+    let path = path.to_path_buf();
+    std::thread::Builder::new().spawn(move || {
+        // Nobody waits any more: the connection is closed again.
+        let _ = done.send(UnixStream::connect(path));
+    })?;
+    match ended.recv_timeout(within) {
+        Ok(connected) => Ok(connected?),
+        Err(_) => Err(Error::Timeout(Timeout::Connect)),
+    }
+}
+
+/// One connection, for one exchange.
+#[derive(Debug)]
+pub(super) struct SocketTransport {
+    stream: UnixStream,
+    buffers: LazyBuffers,
+}
+
+impl Transport for SocketTransport {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        let timeout = timeout.for_write();
+        self.stream.set_write_timeout(left(timeout))?;
+        let sent = self.stream.write_all(&self.buffers.output()[..amount]);
+        sent.map_err(|error| explained(error, timeout))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        let timeout = timeout.for_read();
+        let end = left(timeout).map(|left| Instant::now() + left);
+        let into = self.buffers.input_append_buf();
+        let read = loop {
+            // Longer than nothing: the system takes zero for no limit.
+            let least = Duration::from_millis(1);
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()).max(least));
+            self.stream.set_read_timeout(left)?;
+            match self.stream.read(into) {
+                // By a signal, such as that of a stopped job that goes on.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => break read,
+            }
+        };
+        let amount = read.map_err(|error| explained(error, timeout))?;
+        self.buffers.input_appended(amount);
+        Ok(amount > 0)
+    }
+
+    /// Not for another exchange: a command makes two at most.
+    fn is_open(&mut self) -> bool {
+        false
+    }
+}
+
+fn left(timeout: NextTimeout) -> Option<Duration> {
+    timeout.not_zero().map(|left| *left)
+}
+
+fn explained(error: io::Error, timeout: NextTimeout) -> Error {
+    // Which of them it is for a limit of time depends on the system.
+    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
+        Error::Timeout(timeout.reason)
+    } else {
+        Error::Io(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn agent(path: &Path) -> ureq::Agent {
+        let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_millis(200))).build();
+        let resolver = ureq::unversioned::resolver::DefaultResolver::default();
+        let connector = SocketConnector::new(path, Duration::from_millis(100));
+        ureq::Agent::with_parts(config, connector, resolver)
+    }
+
+    #[test]
+    fn a_daemon_that_says_nothing_is_waited_for_within_bounds() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("silent.sock");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let error = agent(&path).get("http://127.0.0.1/livez").call().unwrap_err();
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = agent(&dir.path().join("none.sock")).get("http://127.0.0.1/livez").call().unwrap_err();
+        assert!(error.to_string().contains("No such file"), "{error}");
+    }
+}
