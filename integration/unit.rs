@@ -74,6 +74,7 @@ fn verify(drop_ins: &[&str]) {
 fn systemd_understands_the_unit() {
     verify(&[]);
     verify(&["credentials.conf"]);
+    verify(&["admin-socket.conf"]);
 }
 
 #[test]
@@ -133,10 +134,15 @@ fn the_unit_fits_the_daemon() {
     let limit = values(&unit, "#MemoryMax")[0].strip_suffix('M').unwrap().parse::<u64>().unwrap() << 20;
     assert!(limit >= 2 * defaults.limits.memory);
 
+    let socket = read("admin-socket.conf");
+    let path = Path::new("/run").join(values(&unit, "RuntimeDirectory")[0]).join("admin.sock");
+    assert!(socket.contains(&format!("listen = \"unix:{}\"", path.display())), "{socket}");
+    assert_eq!((values(&socket, "PrivateUsers"), values(&socket, "Group").len()), (vec!["no"], 1));
+
     let reload = read("notify-reload.conf");
     assert_eq!((values(&reload, "Type"), values(&reload, "ExecReload")), (vec!["notify-reload"], vec![""]));
     let credentials = read("credentials.conf");
-    for name in ["amqp-password", "egress-password", "admin-token"] {
+    for name in ["amqp-password", "egress-password", "admin-token", "admin-read-token"] {
         assert!(credentials.contains(&format!("LoadCredential={name}:")), "{name}");
     }
 }
