@@ -85,8 +85,9 @@ demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9
 # What a run writes lies in target/bench. BENCH="windowed ttl" measures these rows alone.
 define bench
 @$(call install,)
-$(CARGO) build --release --locked --offline --bin tidegate --example bench
-@target/release/examples/bench $(1) $(BENCH)
+$(CARGO) build --release --locked --offline --bin tidegate
+$(CARGO) build --profile measured --locked --offline --example bench
+@TIDEGATE_BIN="$${TIDEGATE_BIN:-$(BIN)}" target/measured/examples/bench $(1) $(BENCH)
 endef
 
 .PHONY: bench
