@@ -30,6 +30,11 @@ const MAX_LEFT_BEHIND: usize = 16;
 /// Between looks at a dead exchange that could not be used.
 const DEAD_RETRY: Duration = Duration::from_secs(30);
 
+/// For another channel in the place of one that is given up, at most. Where a channel hangs for want of a
+/// queue's majority, RabbitMQ reads nothing more of its connection: then the connection has to be replaced,
+/// and what waits should not wait for that.
+const REPLACE_WITHIN: Duration = Duration::from_secs(2);
+
 /// Why dead letters cannot be published.
 struct DeadTrouble {
     text: String,
@@ -339,7 +344,8 @@ impl EgressChannels {
     /// Publishes what can be published now, and opens what is needed for the rest.
     fn advance(&mut self, output: &mut TurnOutput) {
         if self.main.is_closed() {
-            let (session, limit) = (Arc::clone(&self.session), self.options.timeouts.connect);
+            let limit = self.options.timeouts.connect.min(REPLACE_WITHIN);
+            let session = Arc::clone(&self.session);
             self.main.open(async move { Ok((confirm_channel(&session, limit).await?, Vec::new())) }.boxed());
         }
         if self.dead.is_closed() && !self.dead.waiting.is_empty() {

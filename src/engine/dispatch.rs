@@ -170,15 +170,16 @@ impl Dispatch {
         }
     }
 
-    /// Where the first suspect stands whose queue is not paused.
+    /// Where the first suspect stands whose queue is not paused and has no batch alone on its way: else one
+    /// that never confirms would have all channels, and others' suspects wait for its confirms.
     fn first_suspect(&self, stock: &Stock) -> Option<usize> {
-        let waits = |number: &u64| {
-            let flight = self.flights.get(number);
-            flight.is_some_and(|flight| {
-                !stock.queues()[flight.queue].is_paused() || mutated(Mutant::PausedSuspectsGo)
-            })
+        let queue_of = |number: &u64| self.flights.get(number).map(|flight| flight.queue);
+        let busy: Vec<QueueId> = self.channels.taken().filter_map(|(number, _)| queue_of(&number)).collect();
+        let waits = |queue: QueueId| {
+            !busy.contains(&queue)
+                && (!stock.queues()[queue].is_paused() || mutated(Mutant::PausedSuspectsGo))
         };
-        self.suspects.iter().position(waits)
+        self.suspects.iter().position(|number| queue_of(number).is_some_and(waits))
     }
 
     fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {

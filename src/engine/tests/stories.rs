@@ -284,6 +284,37 @@ fn a_refused_batch_is_split_until_the_culprit_is_alone() {
     assert_eq!(flat.iter().filter(|(_, dead)| dead.is_none()).count(), 5, "{flat:?}");
 }
 
+/// A queue that never confirms holds up the channel that all share; then each is tried alone.
+#[test]
+fn of_one_that_never_confirms_one_at_a_time_is_tried_alone() {
+    let mut w = World::new(settings());
+    let each = |n: u32| [item("stuck", "", &n.to_string()), item("good", "", &n.to_string())];
+    // So many that both may have twenty out.
+    w.send((0..100).flat_map(each).collect());
+    w.run(1_000);
+    assert_eq!(w.delivered.len(), 200);
+    w.send((100..120).flat_map(each).collect());
+    w.drain_jobs();
+    assert_eq!(w.out.iter().filter(|(_, batch)| !batch.alone).count(), 40);
+    while let Some(nth) = w.out.iter().position(|(_, batch)| !batch.alone) {
+        w.settle(nth, Outcome::Overdue);
+    }
+    let of = |w: &World, application: &str| {
+        w.out.iter().filter(|(_, batch)| &*batch.application == application).count()
+    };
+    let mut confirmed = 0;
+    while let Some(nth) = w.out.iter().position(|(_, batch)| &*batch.application == "good") {
+        assert_eq!((of(&w, "stuck"), of(&w, "good")), (1, 1));
+        w.settle(nth, CONFIRMED);
+        w.drain_jobs();
+        confirmed += 1;
+    }
+    assert_eq!(confirmed, 20, "none waits for a confirm of the other's");
+    w.run(120_000);
+    assert_eq!(w.delivered.len(), 240);
+    w.store.check_empty();
+}
+
 #[test]
 fn a_blocked_connection_gets_nothing_and_forgets_nothing() {
     let mut w = World::new(settings());
