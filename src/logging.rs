@@ -192,33 +192,41 @@ fn shortened(text: &str) -> &str {
     &text[..end]
 }
 
+/// Keeps what is logged, for tests.
+#[cfg(test)]
+#[derive(Clone, Default)]
+pub(crate) struct LogMemory(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+#[cfg(test)]
+impl LogMemory {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+#[cfg(test)]
+impl std::io::Write for LogMemory {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::Command;
-    use std::sync::{Arc, Mutex};
-
-    #[derive(Clone, Default)]
-    struct Memory(Arc<Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Memory {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 
     /// What is written for these events.
     fn written(form: LogFormat, journal: bool, filter: &str, events: fn()) -> String {
-        let memory = Memory::default();
+        let memory = LogMemory::default();
         let to = memory.clone();
         let layer = output(form, journal, move || to.clone()).with_filter(allowed(EnvFilter::new(filter)));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
-        let bytes = memory.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
+        memory.text()
     }
 
     #[test]

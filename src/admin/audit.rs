@@ -144,26 +144,13 @@ impl RefusedLines {
 mod tests {
     use super::*;
     use crate::admin::{ItemOf, Status};
+    use crate::logging::LogMemory;
     use serde_json::{json, Value};
-    use std::sync::Arc;
     use tracing_subscriber::layer::SubscriberExt;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 
     /// What is logged meanwhile, without times.
     fn logged(work: impl FnOnce()) -> Vec<Value> {
-        let lines = Lines::default();
+        let lines = LogMemory::default();
         let to = lines.clone();
         let layer = tracing_subscriber::fmt::layer()
             .json()
@@ -171,8 +158,7 @@ mod tests {
             .without_time()
             .with_writer(move || to.clone());
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), work);
-        let bytes = lines.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        lines.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     fn caller() -> Caller {

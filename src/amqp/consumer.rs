@@ -388,16 +388,16 @@ impl Ingest {
     fn read(&mut self, delivery: Delivery, generation: u32, received: u64) -> Request {
         if self.quarantine.is_on() {
             self.quarantine.delivered(delivery.redelivered);
-        }
-        if self.quarantine.is_on() && self.quarantine.width() <= NAMED {
-            // Should the process not survive it, the log names it.
-            let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
-            tracing::info!(
-                tag = delivery.delivery_tag,
-                message_id = id,
-                bytes = delivery.data.len(),
-                "taken with few others"
-            );
+            if self.quarantine.width() <= NAMED {
+                // Should the process not survive it, the log names it.
+                let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
+                tracing::info!(
+                    tag = delivery.delivery_tag,
+                    message_id = id,
+                    bytes = delivery.data.len(),
+                    "taken with few others"
+                );
+            }
         }
         for meant in wire::near_misses(delivery.properties.headers().as_ref()) {
             self.shared.near_miss_header();

@@ -22,8 +22,8 @@ pub(crate) fn most_after(width: Option<u16>) -> u16 {
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     on: bool,
-    /// The process has died: at most so many deliveries at a time. 0: it is about parse errors.
-    most: u16,
+    /// The process has died: at most so many deliveries at a time. `None`: it is about parse errors.
+    most: Option<u16>,
     /// Deliveries at a time at present, and how many have been acked since it is that many.
     width: u16,
     passed: u32,
@@ -48,12 +48,7 @@ impl Quarantine {
     /// On from the start, after the process has died quickly several times; `most`: deliveries at a time
     /// (`None`: it has not). `depth`: as many may have been handed out before.
     pub(super) fn started(most: Option<u16>, depth: u16) -> Self {
-        Quarantine {
-            on: most.is_some(),
-            most: most.unwrap_or_default(),
-            depth: u32::from(depth),
-            ..Quarantine::default()
-        }
+        Quarantine { on: most.is_some(), most, depth: u32::from(depth), ..Quarantine::default() }
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -62,7 +57,7 @@ impl Quarantine {
 
     /// It is about deaths of the process, and not about parse errors.
     pub(super) fn follows_deaths(&self) -> bool {
-        self.on && self.most > 0
+        self.on && self.most.is_some()
     }
 
     /// Deliveries at a time, at present.
@@ -79,14 +74,15 @@ impl Quarantine {
     pub(super) fn restart(&mut self) -> u16 {
         (self.width, self.passed) = (1, 0);
         (self.handed, self.answered, self.fresh) = (0, 0, None);
-        1
+        self.width()
     }
 
     /// A larger width, once all have passed that it allowed so far; `allowed`: by memory.
     pub(super) fn widen(&mut self, allowed: u16) -> Option<u16> {
         let wider = self.width().saturating_mul(2);
         let passed = self.passed >= u32::from(self.width());
-        (self.on && passed && wider <= self.most.min(allowed)).then(|| {
+        let most = self.most.unwrap_or(1).min(allowed);
+        (self.on && passed && wider <= most).then(|| {
             (self.width, self.passed) = (wider, 0);
             wider
         })
@@ -98,7 +94,7 @@ impl Quarantine {
         if self.on {
             self.met = self.met.saturating_add(1);
             // It is one message that does it: so it is looked for alone.
-            self.most = self.most.min(1);
+            self.most = self.most.map(|_| 1);
         } else if self.errors >= 2 {
             *self = Quarantine {
                 on: true,
@@ -218,9 +214,9 @@ mod tests {
         assert_eq!((quarantine.restart(), quarantine.width()), (1, 1), "another channel begins anew");
     }
 
-    /// One process in quarantine over a queue: how often each message has been returned, `None` = the
-    /// culprit, which ends the process. How many it took at a time when that happened, `None` = it got
-    /// through.
+    /// One process in quarantine over a queue: of each message whether it is the culprit, which ends the
+    /// process, and how often it has been returned. How many it took at a time when that happened, `None` =
+    /// it got through.
     fn live(queue: &mut Vec<(bool, u32)>, most: u16, prefetch: u16) -> Option<u16> {
         let mut quarantine = Quarantine::started(Some(most), prefetch);
         loop {

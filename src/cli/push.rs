@@ -3,6 +3,7 @@
 use super::args::{Output, PushArgs};
 use super::broker::{block_on, CliSession};
 use super::output::{note, plain, Failure, Out};
+use crate::config::terms::request_header;
 use crate::config::Config;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -104,15 +105,15 @@ fn headers(args: &PushArgs) -> Result<FieldTable, Failure> {
         table.insert(name, value);
         Ok(())
     };
-    put("x-application", text(&args.application))?;
+    put(request_header::APPLICATION, text(&args.application))?;
     if let Some(customer) = &args.customer {
-        put("x-customer", text(customer))?;
+        put(request_header::CUSTOMER, text(customer))?;
     }
     if let Some(delay) = args.delay {
-        put("x-delay", AMQPValue::LongLongInt(millis(delay)))?;
+        put(request_header::DELAY, AMQPValue::LongLongInt(millis(delay)))?;
     }
     if let Some(at) = args.deliver_at {
-        put("x-deliver-at", AMQPValue::LongLongInt(at))?;
+        put(request_header::DELIVER_AT, AMQPValue::LongLongInt(at))?;
     }
     for (key, value) in &args.headers {
         put(key, text(value))?;

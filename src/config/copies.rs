@@ -5,7 +5,7 @@
 //! fault of the configuration and not a field that is missing later.
 
 use super::section::Section;
-use super::terms::NEVER_COPIED;
+use super::terms::{batch_header, request_header, DEAD_PREFIX, NEVER_COPIED};
 use super::units::{Text, Words};
 use crate::engine::types::Format;
 use std::collections::BTreeMap;
@@ -15,25 +15,6 @@ use std::sync::Arc;
 const MOST_HEADERS: usize = 32;
 /// Longest name of a header, bytes: what the protocol can carry.
 const LONGEST_NAME: usize = 255;
-
-/// Headers that tidegate reads or writes: what they say is in an entry already, or is about another message.
-const OWN_HEADERS: [&str; 13] = [
-    "x-application",
-    "x-customer",
-    "x-deliver-at",
-    "x-delay",
-    "x-opt-delivery-time",
-    "x-opt-delivery-delay",
-    "x-deliver-before",
-    "x-on-duplicate",
-    "x-due",
-    "x-attempt",
-    "x-batch",
-    "x-count",
-    "x-closed-by",
-];
-/// Beginning of the headers that dead letters are given.
-const OWN_PREFIX: &str = "x-tidegate-";
 
 /// Members that an event has of its own, whatever is passed on.
 const EVENT_MEMBERS: [&str; 11] = [
@@ -188,7 +169,10 @@ fn header_faults(names: &[String]) -> Vec<String> {
         return faults;
     }
     for (index, name) in names.iter().enumerate() {
-        let own = OWN_HEADERS.contains(&name.as_str()) || name.starts_with(OWN_PREFIX);
+        // What they say is in an entry already, or is about another message.
+        let own = request_header::ALL.contains(&name.as_str())
+            || batch_header::ALL.contains(&name.as_str())
+            || name.starts_with(DEAD_PREFIX);
         if name.is_empty() {
             faults.push("holds an empty name".into());
         } else if name.len() > LONGEST_NAME {

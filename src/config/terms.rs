@@ -12,6 +12,45 @@ pub const MAX_NAME: usize = 200;
 /// Longest id, bytes: what an AMQP short string can carry.
 pub const MAX_ID: usize = 255;
 
+/// Headers of a request that have a meaning.
+pub(crate) mod request_header {
+    pub(crate) const APPLICATION: &str = "x-application";
+    pub(crate) const CUSTOMER: &str = "x-customer";
+    pub(crate) const DELIVER_AT: &str = "x-deliver-at";
+    pub(crate) const DELAY: &str = "x-delay";
+    pub(crate) const OPT_DELIVERY_TIME: &str = "x-opt-delivery-time";
+    pub(crate) const OPT_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
+    pub(crate) const DELIVER_BEFORE: &str = "x-deliver-before";
+    pub(crate) const ON_DUPLICATE: &str = "x-on-duplicate";
+
+    /// All of them.
+    pub(crate) const ALL: [&str; 8] = [
+        APPLICATION,
+        CUSTOMER,
+        DELIVER_AT,
+        DELAY,
+        OPT_DELIVERY_TIME,
+        OPT_DELIVERY_DELAY,
+        DELIVER_BEFORE,
+        ON_DUPLICATE,
+    ];
+}
+
+/// Headers that a batch is given.
+pub(crate) mod batch_header {
+    pub(crate) const DUE: &str = "x-due";
+    pub(crate) const ATTEMPT: &str = "x-attempt";
+    pub(crate) const BATCH: &str = "x-batch";
+    pub(crate) const COUNT: &str = "x-count";
+    pub(crate) const CLOSED_BY: &str = "x-closed-by";
+
+    /// All of them.
+    pub(crate) const ALL: [&str; 5] = [DUE, ATTEMPT, BATCH, COUNT, CLOSED_BY];
+}
+
+/// Beginning of the headers that a dead letter is given.
+pub(crate) const DEAD_PREFIX: &str = "x-tidegate-";
+
 /// Headers that no output carries: they re-route (`CC`, `BCC`), or are the broker's.
 pub const NEVER_COPIED: [&str; 4] = ["CC", "BCC", "x-delivery-count", "x-acquired-count"];
 

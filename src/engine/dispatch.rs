@@ -173,6 +173,9 @@ impl Dispatch {
     /// Where the first suspect stands whose queue is not paused and has no batch alone on its way: else one
     /// that never confirms would have all channels, and others' suspects wait for its confirms.
     fn first_suspect(&self, stock: &Stock) -> Option<usize> {
+        if self.suspects.is_empty() {
+            return None;
+        }
         let queue_of = |number: &u64| self.flights.get(number).map(|flight| flight.queue);
         let busy: Vec<QueueId> = self.channels.taken().filter_map(|(number, _)| queue_of(&number)).collect();
         let waits = |queue: QueueId| {

@@ -9,6 +9,7 @@ use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{has_choice, parse_table, short, signed, Basic};
 use super::{dead, fields};
+use crate::config::terms::batch_header as header;
 use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -20,7 +21,6 @@ use std::sync::Arc;
 
 pub(super) const APP_ID: &str = "tidegate";
 const BATCH_TYPE: &str = "tidegate.batch";
-const X_BATCH: &str = "x-batch";
 /// CloudEvents `type` of an item whose request had no `type`.
 const ITEM_TYPE: &str = "tidegate.item";
 /// Hex digits of a batch id (128 bits).
@@ -110,11 +110,11 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     if let Some(customer) = &batch.customer {
         put_text(&mut headers, fields::CUSTOMER, customer);
     }
-    put_number(&mut headers, "x-count", batch.items.len() as u64);
-    put_number(&mut headers, "x-due", batch.due);
-    put_text(&mut headers, "x-closed-by", batch.closed_by.as_str());
-    put_number(&mut headers, "x-attempt", batch.attempt.into());
-    put_text(&mut headers, X_BATCH, &hex);
+    put_number(&mut headers, header::COUNT, batch.items.len() as u64);
+    put_number(&mut headers, header::DUE, batch.due);
+    put_text(&mut headers, header::CLOSED_BY, batch.closed_by.as_str());
+    put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
+    put_text(&mut headers, header::BATCH, &hex);
     let basic = Basic {
         content_type: Some(content_type),
         message_id: Some(&hex),
@@ -134,7 +134,7 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
 
 /// The batch id in the header of a message, in particular of one that was returned.
 pub fn batch_id_of(properties: &BasicProperties) -> Option<BatchId> {
-    let text = properties.headers().as_ref()?.inner().get(X_BATCH)?.as_long_string()?;
+    let text = properties.headers().as_ref()?.inner().get(header::BATCH)?.as_long_string()?;
     // Only digits: the parser of numbers would take a sign, too.
     let digits: &[u8; BATCH_ID_LENGTH] = text.as_bytes().try_into().ok()?;
     let digits = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'))?;
@@ -160,9 +160,9 @@ fn alone(
     members.add(&message_id, item.seq);
     let id = members.id();
     let mut headers = parse_table(table);
-    put_number(&mut headers, "x-due", item.due);
-    put_number(&mut headers, "x-attempt", batch.attempt.into());
-    put_text(&mut headers, X_BATCH, &id.to_string());
+    put_number(&mut headers, header::DUE, item.due);
+    put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
+    put_text(&mut headers, header::BATCH, &id.to_string());
     let exchange = match &batch.dead {
         Some(verdict) => {
             dead::mark(&mut headers, batch, item, verdict);

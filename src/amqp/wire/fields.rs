@@ -2,6 +2,7 @@
 //! they do not.
 
 use super::time::{self, Given, TimeFault};
+pub(super) use crate::config::terms::request_header::*;
 use crate::engine::types::{Dead, DuplicateRule, Reason};
 use lapin::types::{AMQPValue, FieldTable};
 use std::borrow::Cow;
@@ -11,27 +12,6 @@ use std::fmt::Display;
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.
 const MAX_SHOWN: usize = 60;
-
-pub(super) const APPLICATION: &str = "x-application";
-pub(super) const CUSTOMER: &str = "x-customer";
-pub(super) const DELIVER_AT: &str = "x-deliver-at";
-pub(super) const DELAY: &str = "x-delay";
-pub(super) const OPT_DELIVERY_TIME: &str = "x-opt-delivery-time";
-pub(super) const OPT_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
-pub(super) const DELIVER_BEFORE: &str = "x-deliver-before";
-pub(super) const ON_DUPLICATE: &str = "x-on-duplicate";
-
-/// All of them.
-pub(super) const NAMES: [&str; 8] = [
-    APPLICATION,
-    CUSTOMER,
-    DELIVER_AT,
-    DELAY,
-    OPT_DELIVERY_TIME,
-    OPT_DELIVERY_DELAY,
-    DELIVER_BEFORE,
-    ON_DUPLICATE,
-];
 
 /// The headers with a meaning, found in one pass over the table. Void ones are absent.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,9 +63,7 @@ impl<'a> Fields<'a> {
         }
         // `application`, `customer` and the like are ordinary words; without `x-` only times are told.
         let bare = |meant: &'static str| meant.strip_prefix("x-").filter(|rest| rest.starts_with("de"));
-        NAMES
-            .into_iter()
-            .find(|meant| alike(name, meant) || bare(meant).is_some_and(|rest| alike(name, rest)))
+        ALL.into_iter().find(|meant| alike(name, meant) || bare(meant).is_some_and(|rest| alike(name, rest)))
     }
 
     /// Whether this header carries a field.

@@ -98,8 +98,7 @@ impl Core {
             self.stock.counters_mut().confirmed += count;
             self.stock.counters_mut().batches_confirmed += 1;
         }
-        for id in &flight.rows {
-            let id = *id;
+        for id in flight.rows.iter().copied() {
             if dead_letters {
                 self.remember_letter(id, now);
             } else {

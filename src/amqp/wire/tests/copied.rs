@@ -240,7 +240,7 @@ fn the_configuration_refuses_names_that_are_taken() {
         let env = [("TIDEGATE__DEFAULTS__COPY_HEADERS".to_owned(), list)];
         Config::load(None, env.into_iter()).err().map(|faults| faults.to_string()).unwrap_or_default()
     };
-    for name in fields::NAMES {
+    for name in fields::ALL.into_iter().chain(crate::config::terms::batch_header::ALL) {
         assert!(fault(name).contains("which tidegate itself reads or writes"), "{name}: {}", fault(name));
     }
     for name in crate::config::terms::NEVER_COPIED {

@@ -1,5 +1,6 @@
 //! Properties that hold for any message: no panic, nothing lost, and sizes as promised.
 
+use super::super::fields;
 use super::super::properties::{parse_table, Basic};
 use super::super::{encode, Exchanges};
 use super::*;
@@ -49,18 +50,7 @@ fn values() -> impl Strategy<Value = AMQPValue> {
 
 fn names() -> impl Strategy<Value = String> {
     prop_oneof![
-        4 => proptest::sample::select(vec![
-            "x-application",
-            "x-customer",
-            "x-deliver-at",
-            "x-delay",
-            "x-opt-delivery-time",
-            "x-opt-delivery-delay",
-            "x-deliver-before",
-            "x-on-duplicate",
-            "x-user-id",
-            "CC",
-        ])
+        4 => proptest::sample::select([&fields::ALL[..], &["x-user-id", "CC"]].concat())
         .prop_map(String::from),
         1 => "\\PC{0,60}",
     ]
