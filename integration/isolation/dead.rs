@@ -73,8 +73,9 @@ fn a_dead_letter_that_the_broker_refuses_does_not_hold_up_the_small_ones() {
     let config = site.config().set("defaults.retry", r#"{ min = "100ms", max = "500ms" }"#);
     drop(site.start(&config));
     site.client.publish(&site.push("shop", vec![b'x'; 30_000]).with("x-delay", "soon").id("large"));
-    // It counts for channels that are opened later.
+    // It counts for channels that are opened later. RabbitMQ 4 looks at the second.
     node.eval("application:set_env(rabbit, max_message_size, 20000).");
+    node.eval("persistent_term:put(max_message_size, 20000).");
     let daemon = site.start(&config);
     wait_until("the refusal", LIMIT, || daemon.state()["totals"]["refused"].as_u64() >= Some(1));
     for n in 0..5 {

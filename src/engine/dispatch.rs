@@ -120,13 +120,13 @@ impl Dispatch {
         self.channels.has_room(self.confirm_timeout, now)
     }
 
-    fn may_send(&self, stock: &Stock, id: QueueId) -> bool {
+    fn may_send(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
         let queue = &stock.queues()[id];
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
             && (live.lane().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
             && !live.lane().has_recalled()
-            && live.health().may_send(live.lane().slots(), self.share())
+            && live.health().may_send(live.lane().slots(), self.share(), now.mono)
     }
 
     /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing
@@ -146,7 +146,7 @@ impl Dispatch {
             if live.lane().slots() == 0 {
                 live.health_mut().rest(now.mono);
             }
-            if !self.may_send(stock, queue) {
+            if !self.may_send(stock, queue, now) {
                 continue;
             }
             let alone = stock.queues_mut().live(queue).health().needs_probe();
@@ -256,7 +256,8 @@ impl Dispatch {
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
         let count = rows.len() as u64;
-        let flight = Flight { queue, rows, bytes, format, publishes, state, recalled: false };
+        let since = now.mono;
+        let flight = Flight { queue, rows, bytes, format, publishes, state, since, recalled: false };
         self.flights.insert(number, flight);
         self.egress.take_slot(bytes);
         if alone {

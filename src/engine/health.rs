@@ -12,6 +12,18 @@ use std::sync::Arc;
 /// alone: a queue that was removed meanwhile then costs one returned batch, not a window of them.
 const PROOF_MS: u64 = 5_000;
 
+/// Batches under way without an answer, once the queue is silent. RabbitMQ stops a channel that has more than 32
+/// publishes (`quorum_commands_soft_limit`) waiting for a quorum queue without majority, and then the whole
+/// connection, on which everyone's batches go. Half of that: two applications may lead to one queue.
+pub(super) const UNANSWERED: usize = 16;
+/// A queue is silent when no confirm has come for this many times what its confirms usually take.
+const SILENCE_FACTOR: u64 = 4;
+/// Bounds of that, ms: below, a turn of either loop may take as long; above, nothing can be called usual.
+const SILENCE_MIN_MS: u64 = 50;
+const SILENCE_MAX_MS: u64 = 2_000;
+/// Weight of a new confirm in what is usual is one in this many, as in the round-trip estimate of TCP (RFC 6298).
+const USUAL_OVER: u64 = 8;
+
 /// What is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HealthState {
@@ -32,11 +44,13 @@ pub(super) struct Health {
     last_error: Option<Arc<str>>,
     /// Most batches under way.
     allowance: usize,
+    /// What a confirm takes usually, in parts of a ms: [`USUAL_OVER`] times the mean.
+    usual: u64,
 }
 
 impl Health {
     pub(super) fn new() -> Self {
-        Health { state: HealthState::Unproven, failures: 0, last_error: None, allowance: 1 }
+        Health { state: HealthState::Unproven, failures: 0, last_error: None, allowance: 1, usual: 0 }
     }
 
     pub(super) fn state(&self) -> &HealthState {
@@ -62,16 +76,22 @@ impl Health {
     }
 
     /// Whether one more batch may go, beside those under way. `share`: the most that one queue may have.
-    pub(super) fn may_send(&self, under_way: usize, share: usize) -> bool {
+    pub(super) fn may_send(&self, under_way: usize, share: usize, now_mono: u64) -> bool {
         match self.state {
             HealthState::Unproven => under_way == 0,
-            HealthState::Proven { .. } => under_way < self.allowance.min(share),
+            HealthState::Proven { at } => {
+                let usual = SILENCE_FACTOR * self.usual / USUAL_OVER;
+                let silent = now_mono > at + usual.clamp(SILENCE_MIN_MS, SILENCE_MAX_MS);
+                let most = if silent && !mutated(Mutant::SilenceUnheard) { UNANSWERED } else { usize::MAX };
+                under_way < self.allowance.min(share).min(most)
+            }
             HealthState::Parked { .. } => mutated(Mutant::ParkedIsDrained) && under_way == 0,
         }
     }
 
-    /// A batch was confirmed. A straggler from before a failure proves nothing: the probe decides.
-    pub(super) fn confirmed(&mut self, now_mono: u64, share: usize) {
+    /// A batch was confirmed that went out at `since`. A straggler from before a failure proves nothing: the
+    /// probe decides.
+    pub(super) fn confirmed(&mut self, since: u64, now_mono: u64, share: usize) {
         match self.state {
             HealthState::Parked { .. } if !mutated(Mutant::StragglerProves) => return,
             HealthState::Parked { .. } => self.allowance = 2,
@@ -80,6 +100,7 @@ impl Health {
         }
         self.failures = if mutated(Mutant::FailuresKept) { self.failures } else { 0 };
         self.last_error = None;
+        self.usual = self.usual - self.usual / USUAL_OVER + now_mono.saturating_sub(since);
         self.state = HealthState::Proven { at: now_mono };
     }
 
@@ -158,13 +179,13 @@ mod tests {
             (9_003, "fail"),
         ] {
             match event {
-                "ok" => health.confirmed(at, 3),
+                "ok" => health.confirmed(at, at, 3),
                 "fail" => until = health.failed("no route", &RETRY, &mut random, at).unwrap_or(until),
                 "end" => assert!(health.end_pause(until)),
                 "rest" => health.rest(at),
                 _ => {}
             }
-            let may: String = (0..3).map(|n| if health.may_send(n, 3) { 'x' } else { '.' }).collect();
+            let may: String = (0..3).map(|n| if health.may_send(n, 3, at) { 'x' } else { '.' }).collect();
             story.push(format!("{event:5} {may} {}", health.failures()));
         }
         assert_eq!(
@@ -185,5 +206,23 @@ mod tests {
             ]
         );
         assert!(!health.end_pause(until + 1), "another pause");
+    }
+
+    /// How many may be under way, this long after the last confirm, where confirms take so many ms.
+    #[test]
+    fn in_silence_only_few_go_unanswered() {
+        for (takes, silent_after) in [(0, 50), (5, 50), (100, 400), (10_000, 2_000)] {
+            let mut health = Health::new();
+            for n in 0..100 {
+                health.confirmed(n * 20_000, n * 20_000 + takes, 750);
+            }
+            let last = 99 * 20_000 + takes;
+            let most = |health: &Health, now| (0..=750).find(|n| !health.may_send(*n, 750, now)).unwrap_or(0);
+            assert_eq!(most(&health, last), 750, "{takes}");
+            assert_eq!(most(&health, last + silent_after * 9 / 10), 750, "{takes}");
+            assert_eq!(most(&health, last + silent_after + 1), UNANSWERED, "{takes}");
+            health.confirmed(last, last + 5_000, 750);
+            assert_eq!(most(&health, last + 5_000), 750, "{takes}: a confirm ends it");
+        }
     }
 }

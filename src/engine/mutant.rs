@@ -198,6 +198,8 @@ pub(super) enum Mutant {
     ReopenedUnbounded,
     /// What waited for a row of the store waits on when that has been taken back.
     StalledForEver,
+    /// To a queue that confirms nothing any more as much goes as to a healthy one.
+    SilenceUnheard,
     /// Requests are taken in though the disk is full.
     StoreFullIgnored,
     /// What goes back to the head of its line shifts the numbers of all behind it.
@@ -389,6 +391,7 @@ mod tests {
             Mutant::StepUnnoticed,
             Mutant::ReopenedUnbounded,
             Mutant::StalledForEver,
+            Mutant::SilenceUnheard,
             Mutant::StoreFullIgnored,
             Mutant::AnswersShifted,
             Mutant::OldAnswersMatch,

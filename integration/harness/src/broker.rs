@@ -177,13 +177,15 @@ impl Node {
         rows.find(|(name, _)| *name == queue).and_then(|(_, count)| count.trim().parse().ok())
     }
 
-    /// Raises (or clears) the memory alarm, which blocks all publishing connections.
+    /// Raises (or clears) the memory alarm, which blocks all publishing connections. By the alarm itself: the
+    /// node's monitor, which would raise it over a limit, needs a `/proc` that a container may lack.
     pub fn memory_alarm(&self, on: bool) {
-        // An absolute limit of one byte trips at once; the node's checker applies a new limit immediately.
-        self.eval(&format!(
-            "vm_memory_monitor:set_vm_memory_high_watermark({}).",
-            if on { "0.000001" } else { "0.6" }
-        ));
+        let alarm = "{resource_limit, memory, node()}";
+        self.eval(&if on {
+            format!("rabbit_alarm:set_alarm({{{alarm}, []}}).")
+        } else {
+            format!("rabbit_alarm:clear_alarm({alarm}).")
+        });
     }
 
     /// Stops the node as an operator would, and waits for its end.

@@ -89,7 +89,7 @@ impl Core {
     /// Confirmed and not returned: this, and nothing else, ends an item well.
     fn delivered(&mut self, number: u64, batch: BatchId, delivered: &mut Vec<ItemId>, now: Now) {
         let Some(flight) = self.dispatch.end(number) else { return };
-        let queue = flight.queue;
+        let (queue, since) = (flight.queue, flight.since);
         let count = flight.rows.len() as u64;
         let dead_letters = queue == self.stock.queues().dead_letters();
         if dead_letters {
@@ -113,7 +113,7 @@ impl Core {
         let share = self.dispatch.share();
         let live = self.stock.queues_mut().live(queue);
         live.count_sent(count);
-        live.health_mut().confirmed(now.mono, share);
+        live.health_mut().confirmed(since, now.mono, share);
         if live.end_hindrance() {
             self.stock.unstall(queue);
         }

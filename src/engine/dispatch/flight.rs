@@ -41,6 +41,8 @@ pub(in crate::engine) struct Flight {
     pub(super) format: Format,
     pub(super) publishes: u32,
     pub(super) state: FlightState,
+    /// When it took its slot, monotonic ms.
+    pub(in crate::engine) since: u64,
     /// Its queue was given up while payloads were fetched: its members go back once these have come.
     pub(super) recalled: bool,
 }

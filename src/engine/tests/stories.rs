@@ -289,13 +289,13 @@ fn a_refused_batch_is_split_until_the_culprit_is_alone() {
 fn of_one_that_never_confirms_one_at_a_time_is_tried_alone() {
     let mut w = World::new(settings());
     let each = |n: u32| [item("stuck", "", &n.to_string()), item("good", "", &n.to_string())];
-    // So many that both may have twenty out.
+    // So many that both may have any number out, but for the silence that follows.
     w.send((0..100).flat_map(each).collect());
     w.run(1_000);
     assert_eq!(w.delivered.len(), 200);
-    w.send((100..120).flat_map(each).collect());
+    w.send((100..116).flat_map(each).collect());
     w.drain_jobs();
-    assert_eq!(w.out.iter().filter(|(_, batch)| !batch.alone).count(), 40);
+    assert_eq!(w.out.iter().filter(|(_, batch)| !batch.alone).count(), 2 * 16);
     while let Some(nth) = w.out.iter().position(|(_, batch)| !batch.alone) {
         w.settle(nth, Outcome::Overdue);
     }
@@ -309,9 +309,33 @@ fn of_one_that_never_confirms_one_at_a_time_is_tried_alone() {
         w.drain_jobs();
         confirmed += 1;
     }
-    assert_eq!(confirmed, 20, "none waits for a confirm of the other's");
+    assert_eq!(confirmed, 16, "none waits for a confirm of the other's");
     w.run(120_000);
-    assert_eq!(w.delivered.len(), 240);
+    assert_eq!(w.delivered.len(), 232);
+    w.store.check_empty();
+}
+
+/// Before its confirms are overdue: the broker would stop the connection of all for what waits for its queue.
+#[test]
+fn of_one_that_confirms_nothing_any_more_few_are_out() {
+    let mut w = World::new(settings());
+    let of = |w: &World, application: &str| {
+        w.out.iter().filter(|(_, batch)| &*batch.application == application).count()
+    };
+    w.send((0..100).map(|n| item("stuck", "", &n.to_string())).collect());
+    w.run(1_000);
+    for n in 0..200_u32 {
+        w.send(vec![item("stuck", "", &format!("s{n}")), item("good", "", &n.to_string())]);
+        w.drain_jobs();
+        while let Some(nth) = w.out.iter().position(|(_, batch)| &*batch.application == "good") {
+            w.settle(nth, CONFIRMED);
+        }
+        w.advance(10);
+        assert!(of(&w, "stuck") <= 16, "{n}");
+    }
+    assert_eq!((of(&w, "stuck"), w.delivered.len()), (16, 300));
+    w.run(120_000);
+    assert_eq!(w.delivered.len(), 500);
     w.store.check_empty();
 }
 

@@ -215,6 +215,7 @@ impl Model {
             app.parked_call = call;
         } else if !flight.dead && confirmed {
             app.failures = 0;
+            app.heard = now;
             // What was out before the failure proves nothing.
             app.parked_until = if was_free { 0 } else { app.parked_until };
         }

@@ -162,6 +162,8 @@ pub(super) struct App {
     pub(super) parked_call: usize,
     /// Probes that have certainly failed since the last confirm.
     pub(super) failures: u32,
+    /// The last confirm, monotonic.
+    pub(super) heard: u64,
     /// It has failed since its last confirm.
     pub(super) failing: bool,
     /// The last call in which it was failing, and that of its last failure.

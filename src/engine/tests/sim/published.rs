@@ -4,6 +4,10 @@ use super::model::*;
 use crate::engine::size;
 use crate::engine::types::*;
 
+/// Batches out without an answer, once an application has been silent for that long, ms.
+const MAX_UNANSWERED: usize = 16;
+const MAX_SILENCE_MS: u64 = 2_000;
+
 impl Model {
     pub(super) fn publish(&mut self, batch: &Batch) {
         assert_eq!(self.egress, (true, false), "published without a connection, or while it was blocked");
@@ -67,6 +71,7 @@ impl Model {
         assert_eq!(batch.due, batch.items[0].due.min(batch.due), "its earliest due");
         self.check_attempt(batch);
         self.check_bytes();
+        self.check_silence(batch);
         let flight = Flight {
             application: name.clone(),
             items: batch.items.iter().map(|item| item.seq).collect(),
@@ -82,6 +87,17 @@ impl Model {
         let most =
             self.before.iter().map(|before| before.max_in_flight).fold(self.settings.max_in_flight, Ord::max);
         assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
+    }
+
+    /// What waits for a queue that confirms nothing any more is not so much that the broker stops everyone's
+    /// connection for it. Where payloads have to be fetched, some may have been formed before the silence.
+    fn check_silence(&self, batch: &Batch) {
+        let in_memory = self.settings.budget.rows >= 10_000 && self.lives_begun <= 1 && self.before.is_empty();
+        let judged = batch.dead.is_none() && !batch.alone && in_memory;
+        let app = self.apps.get(&*batch.application).filter(|_| judged);
+        let Some(app) = app.filter(|app| self.now.mono > app.heard + MAX_SILENCE_MS) else { return };
+        let out = app.flights.len();
+        assert!(out < MAX_UNANSWERED, "{out} are out of {}, silent since {}", batch.application, app.heard);
     }
 
     /// It tells how often it has been tried. What has been split or formed anew goes on counting.

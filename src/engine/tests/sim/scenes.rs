@@ -1,7 +1,7 @@
 //! What takes several steps to come about, in an application of its own that nothing else meets.
 
 use super::super::world::*;
-use super::model::Excuse;
+use super::model::{Excuse, Life, State};
 use super::{Sim, ALONE_CHANNELS, PREFETCH};
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -16,7 +16,7 @@ impl Sim {
         if self.plan.forgetful {
             return self.repeated_late(&app);
         }
-        match self.toss(if self.plan.steps_of_the_clock { 28 } else { 16 }) {
+        match self.toss(if self.plan.steps_of_the_clock { 29 } else { 17 }) {
             0 => self.suspects_of_a_paused(&app),
             1 => self.suspects_of_a_parked(&app),
             2 => self.moved_behind_a_scan(&app),
@@ -31,8 +31,9 @@ impl Sim {
             12 => self.backlog_of_a_parked(&app),
             14 => self.due_at_once_behind_a_backlog(&app),
             15 => self.nothing_confirmed_lately(&app),
-            16..26 => self.waits_for_what_goes(&app),
-            26 => self.clock_forward_to_an_expiry(&app),
+            16 => self.falls_silent(&app),
+            17..27 => self.waits_for_what_goes(&app),
+            27 => self.clock_forward_to_an_expiry(&app),
             _ => self.restart_with_the_clock_set_back(&app),
         }
         self.judge();
@@ -364,6 +365,21 @@ impl Sim {
         self.judge();
     }
 
+    /// Its confirms stop coming under load.
+    fn falls_silent(&mut self, app: &str) {
+        for round in 0..8 {
+            (0..10).for_each(|_| self.at_once(app, ""));
+            self.hand_over_all();
+            self.world.drain_jobs();
+            if round < 5 {
+                self.confirm_out();
+            } else {
+                self.pass(2_100);
+            }
+            self.judge();
+        }
+    }
+
     /// Requests come, and the store does nothing.
     fn deliver_only(&mut self) {
         self.world.deliver(PREFETCH);
@@ -419,17 +435,28 @@ impl Sim {
     /// What is due waits for what the clock's going back has made due before it, and that is taken back.
     fn waits_for_what_goes(&mut self, app: &str) {
         self.world.input(Input::EgressBlocked(true));
-        self.request_of(app, "", None, None);
+        let first = self.model.asks.len();
+        self.request_of(app, "c", None, None);
         self.hand_over_all();
+        self.ask(Command::Flush(CustomerOf { application: app.into(), customer: "c".into() }));
+        self.world.drain_jobs();
+        let taken = self.world.queue.is_empty();
         self.set_back(60_000);
         let id = self.world.sent.to_string();
         let at = Some(self.world.now.wall + 30_000);
-        self.mail_plain(with_id(&id, DuplicateRule::Keep, NewItem { at, ..self.plain_item(app, "c") }));
+        self.mail_plain(with_id(&id, DuplicateRule::Keep, NewItem { at, ..self.plain_item(app, "") }));
         self.hand_over_all();
         self.world.input(Input::EgressBlocked(false));
         self.world.drain_jobs();
+
         self.ask(Command::Cancel(target(app, &id)));
-        self.confirm_out();
+        for _ in 0..4 {
+            self.confirm_out();
+            self.judge();
+        }
+        let arrivals = self.model.asks[first].arrivals;
+
+        assert!(!taken || arrivals > 0, "{first} of {app} was due, and has not left: nothing is before it any more");
         self.pass(61_000);
         self.confirm_out();
         self.rest();
