@@ -80,6 +80,8 @@ pub struct Peer {
     /// Declarations of these names cost their channel: code and text.
     refused: HashMap<String, (u16, String)>,
     published: HashMap<u16, u64>,
+    /// Channels that were put into confirm mode, or asked to be once more.
+    selects: u32,
     /// A publish whose header or body is still to come, and the size of that body.
     partial: Option<(Published, Option<u64>)>,
 }
@@ -130,6 +132,7 @@ impl Peer {
             prefetch: 0,
             refused: HashMap::new(),
             published: HashMap::new(),
+            selects: 0,
             partial: None,
         };
         peer.read_frame()?;
@@ -183,6 +186,18 @@ impl Peer {
                 return seen;
             }
         }
+    }
+
+    /// Answers until so many `confirm.select` have come in all. False: the client is gone.
+    pub fn answer_selects(&mut self, count: u32) -> bool {
+        while self.selects < count {
+            match self.read_frame() {
+                Some(AMQPFrame::Method(channel, method)) => drop(self.answer(channel, method)),
+                Some(_) => {}
+                None => return false,
+            }
+        }
+        true
     }
 
     /// Whether nothing at all comes for so long.
@@ -352,6 +367,7 @@ impl Peer {
                 AMQPClass::Queue(queue::AMQPMethod::BindOk(queue::BindOk {}))
             }
             AMQPClass::Confirm(confirm::AMQPMethod::Select(_)) => {
+                self.selects += 1;
                 AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(confirm::SelectOk {}))
             }
             AMQPClass::Basic(method) => return self.basic(id, method),

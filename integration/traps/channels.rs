@@ -1,7 +1,7 @@
 //! Trouble on one publishing channel stays there: dead letters, batches alone, a channel closed over a message.
 
 use crate::fake_broker::harness::*;
-use crate::fake_broker::{idle, FakeBroker, Published, Script, Seen};
+use crate::fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -225,5 +225,70 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     daemon.amqp.publish(vec![batch(7)]);
     let settled = daemon.settled(2);
     assert_eq!((&settled[&11], &settled[&7]), (&confirmed(11), &confirmed(7)));
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
+/// Acks whatever comes, until the client is gone.
+fn serve_acking(peer: &mut Peer) {
+    loop {
+        match peer.next() {
+            Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+            Seen::Gone => return,
+            _ => {}
+        }
+    }
+}
+
+/// The broker reads nothing more of the connection, over a queue without majority: another takes its place long before
+/// confirms are overdue, and each that was out is tried alone.
+#[test]
+fn a_connection_that_stands_still_is_replaced() {
+    let (end, ended) = channel::<()>();
+    let ended = Mutex::new(ended);
+    let script: Script = Box::new(move |mut peer, n| {
+        if n > 0 {
+            return serve_acking(&mut peer);
+        }
+        let answered = peer.next_publish();
+        // Both channels are there: it works so far.
+        assert!(peer.answer_selects(2));
+        peer.ack(answered.channel, answered.tag, false);
+        // Open, and neither read nor written, until all is over.
+        let _ = ended.lock().unwrap().recv();
+    });
+    let options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    let limit = options.timeouts.confirm;
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(1)]);
+    assert_eq!(daemon.settled(1)[&1], confirmed(1));
+    let began = Instant::now();
+    daemon.amqp.publish(vec![batch(2), batch(3)]);
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&2], &settled[&3]), (&Outcome::Overdue, &Outcome::Overdue));
+    daemon.wait("another connection", |event| matches!(event, Event::EgressReady).then_some(()));
+    assert!(began.elapsed() < limit * 8 / 10, "{:?} of {limit:?}", began.elapsed());
+    daemon.amqp.publish(vec![alone(2), alone(3), batch(4)]);
+    let settled = daemon.settled(3);
+    assert!((2..5).all(|n| settled[&n] == confirmed(n)), "{settled:?}");
+    assert_eq!(daemon.amqp.stats().egress_failures, 1);
+    drop(end);
+}
+
+/// A slow queue is no reason to give up a connection on which the broker answers.
+#[test]
+fn a_connection_that_answers_stays_though_a_confirm_does_not_come() {
+    let script: Script = Box::new(|mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        let slow = peer.next_publish();
+        // As long as a queue may be slow: none of the questions goes unanswered.
+        assert!(peer.answer_selects(5), "it is asked again and again");
+        peer.ack(slow.channel, slow.tag, false);
+        serve_acking(&mut peer);
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(1)]);
+    assert_eq!(daemon.settled(1)[&1], confirmed(1));
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }

@@ -11,6 +11,7 @@ use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, TurnOutput};
 use super::outlet::Outlet;
+use super::pulse::{Pulse, ASK_AFTER};
 use super::supervise::RateLimitedLog;
 use super::topology::{prepare_dead, Note};
 use super::Options;
@@ -51,6 +52,7 @@ pub(super) struct EgressChannels {
     dead: Outlet,
     alone: AlonePool,
     left_behind: JoinSet<()>,
+    pulse: Pulse,
     blocked: bool,
     /// Confirm time-outs count from here at the earliest.
     unblocked_at: Instant,
@@ -80,6 +82,7 @@ impl EgressChannels {
             dead: Outlet::closed(),
             alone: AlonePool::new(),
             left_behind: JoinSet::new(),
+            pulse: Pulse::default(),
             blocked: false,
             unblocked_at: Instant::now(),
             solitary,
@@ -128,11 +131,12 @@ impl EgressChannels {
 
     /// Waits until there is something to do. Safe to cancel.
     pub(super) async fn woken(&mut self) {
-        let EgressChannels { main, dead, alone, .. } = self;
+        let EgressChannels { main, dead, alone, pulse, .. } = self;
         tokio::select! {
             () = main.woken() => {}
             () = dead.woken() => {}
             () = alone.woken() => {}
+            () = pulse.woken() => {}
         }
     }
 
@@ -180,6 +184,16 @@ impl EgressChannels {
         let limit = self.options.timeouts.confirm;
         let (unblocked_at, now) = (self.unblocked_at, Instant::now());
         let overdue = |oldest: Option<Instant>| oldest.is_some_and(|at| now - at.max(unblocked_at) >= limit);
+        let waits =
+            |oldest: Option<Instant>| oldest.is_some_and(|at| now - at.max(unblocked_at) >= ASK_AFTER);
+        let waits = waits(self.main.oldest()) || waits(self.dead.oldest());
+        if let Err(fault) = self.pulse.look(&self.session, waits) {
+            // One of them may be what it was stopped over: each is tried alone.
+            self.main.leave(&Outcome::Overdue, output);
+            self.dead.leave(&Outcome::Overdue, output);
+            self.session.abandon();
+            return Err(fault);
+        }
         if overdue(self.main.oldest()) {
             self.log_overdue("output");
             let channel = self.main.leave(&Outcome::Overdue, output);

@@ -146,6 +146,11 @@ impl Session {
         }
     }
 
+    /// Shuts it down at once: nothing can be said on it any more.
+    pub(super) fn abandon(&self) {
+        self.socket.shut_down();
+    }
+
     /// Says good-bye, so that the broker gives unacked messages back at once. Bounded: on a blocked
     /// connection lapin's close waits for ever.
     pub(super) async fn close(&self, limit: Duration) {

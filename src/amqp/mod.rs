@@ -30,6 +30,7 @@ mod outlet;
 mod prefetch;
 mod publish_channel;
 mod publisher;
+mod pulse;
 pub(crate) mod quarantine;
 mod replies;
 mod shared;

@@ -147,6 +147,8 @@ pub(super) struct Flight {
     pub(super) alone: bool,
     /// The call in which it was published.
     pub(super) sent: usize,
+    /// The same as a moment, monotonic.
+    pub(super) at: u64,
     /// It may go though its application is parked: all of it was in flight when that began.
     pub(super) suspect: bool,
 }

@@ -4,7 +4,7 @@ use super::model::*;
 use crate::engine::size;
 use crate::engine::types::*;
 
-/// Batches out without an answer, once an application has been silent for that long, ms.
+/// Batches that may go out to an application that has been silent for that long, ms.
 const MAX_UNANSWERED: usize = 16;
 const MAX_SILENCE_MS: u64 = 2_000;
 
@@ -78,6 +78,7 @@ impl Model {
             dead: batch.dead.is_some(),
             alone: batch.alone,
             sent: self.call,
+            at: self.now.mono,
             suspect,
         };
         if !flight.dead {
@@ -90,14 +91,21 @@ impl Model {
     }
 
     /// What waits for a queue that confirms nothing any more is not so much that the broker stops everyone's
-    /// connection for it. Where payloads have to be fetched, some may have been formed before the silence.
+    /// connection for it.
     fn check_silence(&self, batch: &Batch) {
-        let in_memory = self.settings.budget.rows >= 10_000 && self.lives_begun <= 1 && self.before.is_empty();
+        let in_memory =
+            self.settings.budget.rows >= 10_000 && self.lives_begun <= 1 && self.before.is_empty();
         let judged = batch.dead.is_none() && !batch.alone && in_memory;
         let app = self.apps.get(&*batch.application).filter(|_| judged);
         let Some(app) = app.filter(|app| self.now.mono > app.heard + MAX_SILENCE_MS) else { return };
-        let out = app.flights.len();
-        assert!(out < MAX_UNANSWERED, "{out} are out of {}, silent since {}", batch.application, app.heard);
+        let late = |number: &&u64| self.flights[*number].at > app.heard + MAX_SILENCE_MS;
+        let out = app.flights.iter().filter(late).count();
+        assert!(
+            out < MAX_UNANSWERED,
+            "{out} have gone out to {}, silent since {}",
+            batch.application,
+            app.heard
+        );
     }
 
     /// It tells how often it has been tried. What has been split or formed anew goes on counting.

@@ -137,8 +137,10 @@ impl Sim {
         let win = model.windows.of(seq);
         if new.expiry.is_some_and(|at| at <= model.now.wall + EXPIRY_MARGIN_MS) {
             // Its window has hurried for it. One that had closed before the clock was set back keeps its moment.
-            let closed = win.and_then(|win| win.closed.as_ref());
-            return closed.is_none_or(|close| close.due <= model.now.wall);
+            let closed = win.and_then(|win| win.closed.as_ref().map(|close| close.due));
+            // It may have closed by the wall clock, with nothing to tell of it.
+            let closed = closed.or((model.stepped_back > 0).then_some(life.due));
+            return closed.is_none_or(|due| due <= model.now.wall);
         }
         let Some(win) = win else { return false };
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);

@@ -367,7 +367,7 @@ impl Sim {
 
     /// Its confirms stop coming under load.
     fn falls_silent(&mut self, app: &str) {
-        for round in 0..8 {
+        for round in 0..10 {
             (0..10).for_each(|_| self.at_once(app, ""));
             self.hand_over_all();
             self.world.drain_jobs();
@@ -456,7 +456,10 @@ impl Sim {
         }
         let arrivals = self.model.asks[first].arrivals;
 
-        assert!(!taken || arrivals > 0, "{first} of {app} was due, and has not left: nothing is before it any more");
+        assert!(
+            !taken || arrivals > 0,
+            "{first} of {app} was due, and has not left: nothing is before it any more"
+        );
         self.pass(61_000);
         self.confirm_out();
         self.rest();

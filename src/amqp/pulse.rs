@@ -1,0 +1,74 @@
+//! Whether the broker still answers on a connection whose publishes wait for their confirms.
+//!
+//! A queue may be slow, and its confirms with it: that concerns who publishes to it. But where more than a
+//! few publishes wait for a quorum queue without majority, RabbitMQ stops their channel, and its flow control
+//! then reads nothing more of the whole connection. A round trip on a channel of its own tells the two apart.
+
+use super::connection::Session;
+use super::fault::Fault;
+use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+use lapin::options::ConfirmSelectOptions;
+use lapin::Channel;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A publish that waits for longer than this lets the connection be asked, and asked again after as long.
+pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
+/// Looks at a question without an answer (see [`super::publisher`]: four a second) before the connection is
+/// given up. Looks, not time: when the process itself was stopped, the answer has to be read first.
+const PATIENCE: u32 = 16;
+
+#[derive(Default)]
+pub(super) struct Pulse {
+    /// For the questions alone.
+    channel: Option<Channel>,
+    asking: Option<BoxFuture<'static, lapin::Result<Channel>>>,
+    looks: u32,
+    answered: Option<Instant>,
+}
+
+impl Pulse {
+    /// Waits for the answer. Safe to cancel.
+    pub(super) async fn woken(&mut self) {
+        match &mut self.asking {
+            Some(asking) => {
+                // Without the channel the next question opens another.
+                self.channel = asking.await.ok();
+                self.asking = None;
+                self.answered = Some(Instant::now());
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes a look; `waits`: publishes have been waiting for longer than [`ASK_AFTER`].
+    ///
+    /// # Errors
+    /// No answer came: the connection stands still.
+    pub(super) fn look(&mut self, session: &Arc<Session>, waits: bool) -> Result<(), Fault> {
+        if self.asking.is_some() {
+            self.looks += 1;
+            if self.looks <= PATIENCE {
+                return Ok(());
+            }
+            return Err(Fault::lost("the broker has stopped reading this connection"));
+        }
+        if waits && self.answered.is_none_or(|at| at.elapsed() >= ASK_AFTER) {
+            self.looks = 0;
+            self.asking = Some(ask(Arc::clone(session), self.channel.take()).boxed());
+        }
+        Ok(())
+    }
+}
+
+/// Its time limit is that of [`Pulse::look`].
+async fn ask(session: Arc<Session>, channel: Option<Channel>) -> lapin::Result<Channel> {
+    let channel = match channel.filter(|channel| channel.status().connected()) {
+        Some(channel) => channel,
+        None => session.connection().create_channel().await?,
+    };
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    Ok(channel)
+}
