@@ -12,16 +12,17 @@ use std::sync::Arc;
 /// alone: a queue that was removed meanwhile then costs one returned batch, not a window of them.
 const PROOF_MS: u64 = 5_000;
 
-/// Batches under way without an answer, once the queue is silent. RabbitMQ stops a channel that has more than 32
-/// publishes (`quorum_commands_soft_limit`) waiting for a quorum queue without majority, and then the whole
-/// connection, on which everyone's batches go. Half of that: two applications may lead to one queue.
+/// Batches under way without an answer, once the queue is silent. RabbitMQ stops a channel that has more than
+/// 32 publishes (`quorum_commands_soft_limit`) waiting for a quorum queue without majority, and then the
+/// whole connection, on which everyone's batches go. Half of that: two applications may lead to one queue.
 pub(super) const UNANSWERED: usize = 16;
 /// A queue is silent when no confirm has come for this many times what its confirms usually take.
 const SILENCE_FACTOR: u64 = 4;
 /// Bounds of that, ms: below, a turn of either loop may take as long; above, nothing can be called usual.
 const SILENCE_MIN_MS: u64 = 50;
 const SILENCE_MAX_MS: u64 = 2_000;
-/// Weight of a new confirm in what is usual is one in this many, as in the round-trip estimate of TCP (RFC 6298).
+/// Weight of a new confirm in what is usual is one in this many, as in the round-trip estimate of TCP (RFC
+/// 6298).
 const USUAL_OVER: u64 = 8;
 
 /// What is known.

@@ -1,7 +1,7 @@
 //! What takes several steps to come about, in an application of its own that nothing else meets.
 
 use super::super::world::*;
-use super::model::{Excuse, Life, State};
+use super::model::Excuse;
 use super::{Sim, ALONE_CHANNELS, PREFETCH};
 use crate::engine::event::*;
 use crate::engine::types::*;
