@@ -168,6 +168,7 @@ impl Sim {
         for call in calls {
             self.model.call(call);
         }
+        self.model.contents_read = self.world.contents_read;
         let alone = self.model.flights.values().filter(|flight| flight.alone).count();
         assert!(alone <= ALONE_CHANNELS + 1, "{alone} batches alone on their channels");
         self.check_memory();

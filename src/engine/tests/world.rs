@@ -74,6 +74,8 @@ pub(super) struct World {
     pub(super) jobs: VecDeque<Job>,
     /// The last moment at which the store had not done what it was given before, monotonic.
     pub(super) stalled: u64,
+    /// Payloads had to be read.
+    pub(super) contents_read: bool,
     /// Contents that have been read and not yet handed back.
     pub(super) late: VecDeque<Loaded>,
     /// Answers to reads of contents come at any time.
@@ -144,6 +146,7 @@ impl World {
             stalled: 0,
             late: VecDeque::new(),
             beside: false,
+            contents_read: false,
             out: vec![],
             egress: (false, false),
             delivered: vec![],
@@ -387,6 +390,7 @@ impl World {
                 true
             }
             Some(Job::Load(load)) => {
+                self.contents_read |= matches!(load, Load::Contents(_));
                 let is_beside = self.beside && matches!(load, Load::Contents(_));
                 let loaded = self.store.load(load, most);
                 if is_beside {

@@ -231,6 +231,8 @@ pub(super) struct Model {
     pub(super) came_again: BTreeSet<Identity>,
     pub(super) stepped: bool,
     pub(super) stepped_back: usize,
+    /// Payloads had to be read: batches wait for them.
+    pub(super) contents_read: bool,
     /// The call of the last step.
     pub(super) last_step: usize,
     /// The latest that the wall clock has been in this life: what was due then may be on its way.
@@ -285,6 +287,7 @@ impl Model {
             came_again: BTreeSet::new(),
             stepped: false,
             stepped_back: 0,
+            contents_read: false,
             last_step: 0,
             latest_wall: now.wall,
             lives_begun: 1,

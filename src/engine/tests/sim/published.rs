@@ -93,9 +93,8 @@ impl Model {
     /// What waits for a queue that confirms nothing any more is not so much that the broker stops everyone's
     /// connection for it.
     fn check_silence(&self, batch: &Batch) {
-        let in_memory =
-            self.settings.budget.rows >= 10_000 && self.lives_begun <= 1 && self.before.is_empty();
-        let judged = batch.dead.is_none() && !batch.alone && in_memory;
+        // One that has waited for payloads was formed before.
+        let judged = batch.dead.is_none() && !batch.alone && !self.contents_read;
         let app = self.apps.get(&*batch.application).filter(|_| judged);
         let Some(app) = app.filter(|app| self.now.mono > app.heard + MAX_SILENCE_MS) else { return };
         let late = |number: &&u64| self.flights[*number].at > app.heard + MAX_SILENCE_MS;

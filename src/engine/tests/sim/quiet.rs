@@ -139,7 +139,9 @@ impl Sim {
             // Its window has hurried for it. One that had closed before the clock was set back keeps its moment.
             let closed = win.and_then(|win| win.closed.as_ref().map(|close| close.due));
             // It may have closed by the wall clock, with nothing to tell of it.
-            let closed = closed.or((model.stepped_back > 0).then_some(life.due));
+            let delivered = model.messages[&model.asks[life.ask].message].delivered;
+            let set_back = delivered.is_some_and(|(call, ..)| model.stepped_back >= call);
+            let closed = closed.or(set_back.then_some(life.due));
             return closed.is_none_or(|due| due <= model.now.wall);
         }
         let Some(win) = win else { return false };
