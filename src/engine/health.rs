@@ -97,7 +97,8 @@ impl Health {
             HealthState::Parked { .. } if !mutated(Mutant::StragglerProves) => return,
             HealthState::Parked { .. } => self.allowance = 2,
             HealthState::Proven { .. } => self.allowance = (self.allowance * 2).min(share.max(1)),
-            HealthState::Unproven => self.allowance = 2,
+            // After a rest alone it is what it was before.
+            HealthState::Unproven => self.allowance = self.allowance.max(2).min(share.max(1)),
         }
         self.failures = if mutated(Mutant::FailuresKept) { self.failures } else { 0 };
         self.last_error = None;
@@ -126,7 +127,7 @@ impl Health {
         Some(until)
     }
 
-    /// Nothing can be said any more: the channel went, or a long rest.
+    /// Nothing can be said any more: the channel went.
     pub(super) fn doubt(&mut self) {
         if matches!(self.state, HealthState::Proven { .. }) {
             self.state = HealthState::Unproven;
@@ -134,11 +135,12 @@ impl Health {
         }
     }
 
-    /// With nothing under way: whether the proof is still good.
+    /// With nothing under way: whether the proof is still good. Where it is not, the first batch goes alone,
+    /// and its confirm opens the way as wide as it was.
     pub(super) fn rest(&mut self, now_mono: u64) {
         let over = matches!(self.state, HealthState::Proven { at } if now_mono > at + PROOF_MS);
         if over && !mutated(Mutant::ProofForEver) {
-            self.doubt();
+            self.state = HealthState::Unproven;
         }
     }
 
@@ -174,10 +176,13 @@ mod tests {
             (5, "fail"),
             (6, "end"),
             (7, "ok"),
+            (8, "ok"),
             (9_000, "rest"),
-            (9_001, "fail"),
-            (9_002, "end"),
-            (9_003, "fail"),
+            (9_000, "ok"),
+            (19_000, "rest"),
+            (19_001, "fail"),
+            (19_002, "end"),
+            (19_003, "fail"),
         ] {
             match event {
                 "ok" => health.confirmed(at, at, 3),
@@ -200,6 +205,9 @@ mod tests {
                 "fail  ... 1",
                 "end   x.. 1",
                 "ok    xx. 0",
+                "ok    xxx 0",
+                "rest  x.. 0",
+                "ok    xxx 0",
                 "rest  x.. 0",
                 "fail  ... 1",
                 "end   x.. 1",

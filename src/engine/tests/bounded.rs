@@ -176,6 +176,13 @@ fn parked_applications() {
     });
 }
 
+/// Its application is confirmed to just now: after a silence only a few batches would go out.
+fn heard(w: &mut World) {
+    w.send(vec![item("a", "", "proof")]);
+    w.drain_jobs();
+    w.confirm_all();
+}
+
 #[test]
 fn requests_that_wait_for_an_outcome() {
     flat("awaiting", &[1_000, 4_000, 10_000], |n| {
@@ -189,6 +196,7 @@ fn requests_that_wait_for_an_outcome() {
             w.send((0..4).map(|_| item("a", "", "proof")).collect());
         }
         w.run(100);
+        heard(&mut w);
         w.send((0..n).map(|i| new(i, "old")).collect());
         w.advance(30);
         w.drain_jobs();
@@ -285,6 +293,7 @@ fn batches_that_are_confirmed_together() {
         }
         let due = w.now.wall + 50;
         fill(&mut w, (0..n).map(|i| at(due, with_id(&i.to_string(), Keep, item("a", "ann", "x")))));
+        heard(&mut w);
         for _ in 0..1_000 {
             w.advance(w.wait().unwrap_or(1).min(10));
             w.drain_jobs();
