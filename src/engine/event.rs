@@ -527,6 +527,8 @@ pub struct Effects {
     pub store: Vec<Op>,
     /// Token and marks of that commit.
     pub commit: Option<(Token, Marks)>,
+    /// An answer waits for that commit: it is made without a wait for others to share a sync with.
+    pub hurried: bool,
     /// 2. Acks: everything they cover is safe already.
     pub acks: Vec<Ack>,
     /// 3. Publishes, in order; each against a free slot of the publisher.

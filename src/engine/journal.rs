@@ -12,10 +12,16 @@ use super::types::{Ack, Asker, Delivery, Now, Reply};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-/// Removals may wait this long for a commit that is made anyway, ms. It bounds what a crash can repeat.
+/// What no ack waits for may wait this long for a commit that is made anyway, ms: closings, index rows. Soon
+/// enough for a window that has closed to stay closed, over a crash too.
 const LAZY_MS: u64 = 10;
 
-/// Removals that are committed without waiting.
+/// Removals alone may wait this long, with the memory of how they ended, ms. It bounds what a crash can
+/// repeat: what was confirmed in so much time, where nothing else was written meanwhile. A tenth of the syncs
+/// that [`LAZY_MS`] would cost; more time would save little more.
+const REMOVALS_MS: u64 = 100;
+
+/// Operations that are committed without waiting.
 const LAZY_OPS: usize = 10_000;
 
 /// Arrival numbers taken from the store at a time. A new one is asked for when half is used up, so that no
@@ -56,6 +62,8 @@ pub(super) struct Journal {
     /// the first commit.
     wall: u64,
     ops: Vec<Op>,
+    /// How many of them are removals, or say how something ended.
+    removals: usize,
     /// There is an operation that does not wait, and the monotonic moment of the first one.
     urgent: bool,
     since: u64,
@@ -89,6 +97,7 @@ impl Journal {
             durable,
             wall: now.wall,
             ops: Vec::new(),
+            removals: 0,
             urgent: true,
             since: 0,
             rows_changed: false,
@@ -175,14 +184,17 @@ impl Journal {
         }
     }
 
-    /// Removes an item with the next commit, or soon.
+    /// Removes an item with the next commit, or after a while.
     pub(super) fn delete(&mut self, place: Place, rows: IndexRows) {
-        self.push_lazy(Op::Delete { place, rows });
+        if self.durable {
+            self.remember(Op::Delete { place, rows });
+        }
     }
 
-    /// Remembers, also where items are not stored.
+    /// Remembers, also where items are not stored; with the next commit, or after a while.
     pub(super) fn remember(&mut self, op: Op) {
         self.ops.push(op);
+        self.removals += 1;
     }
 
     /// To be filled by whoever writes several; they go with the next commit, or soon.
@@ -355,8 +367,24 @@ impl Journal {
     pub(super) fn is_due(&self, hurry: bool, now: Now) -> bool {
         let lease = self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none();
         let some = !self.ops.is_empty() || self.rows_changed;
-        let pressed = hurry || !self.replies.is_empty() || self.ops.len() >= LAZY_OPS;
-        lease || (some && (self.urgent || pressed || now.mono >= self.since + LAZY_MS))
+        let pressed = hurry || self.is_answer_awaited() || self.ops.len() >= LAZY_OPS;
+        lease || (some && (self.urgent || pressed || now.mono >= self.since + self.patience_ms()))
+    }
+
+    /// An answer waits for a commit: that one is not to wait for company.
+    pub(super) fn is_answer_awaited(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    /// How long the operations may wait for a commit that is made anyway.
+    fn patience_ms(&self) -> u64 {
+        let next = self.next_token();
+        let ack = self.awaiting.back().is_some_and(|(token, _)| *token >= next);
+        if ack || self.ops.len() > self.removals {
+            LAZY_MS
+        } else {
+            REMOVALS_MS
+        }
     }
 
     /// Everything collected, as one commit; `rows`: of the queues that it changes.
@@ -365,6 +393,7 @@ impl Journal {
         self.token += 1;
         self.urgent = false;
         self.rows_changed = false;
+        self.removals = 0;
         let mut ops = std::mem::take(&mut self.ops);
         if self.durable {
             ops.extend(rows.into_iter().map(Op::PutQueue));
@@ -380,7 +409,7 @@ impl Journal {
 
     /// When the next commit is due without any event, monotonic.
     pub(super) fn deadline(&self) -> Option<u64> {
-        let commit = (!self.ops.is_empty()).then_some(self.since + LAZY_MS);
+        let commit = (!self.ops.is_empty()).then(|| self.since + self.patience_ms());
         [commit, self.ledger.deadline()].into_iter().flatten().min()
     }
 }

@@ -439,6 +439,7 @@ impl Engine {
         let hurry = !self.fx.loads.is_empty() || self.course.draining;
         if stock.journal().is_due(hurry, now) {
             let rows = stock.queues_mut().take_dirty_rows();
+            self.fx.hurried = stock.journal().is_answer_awaited();
             let commit = stock.journal_mut().take(rows, now);
             self.fx.store = commit.ops;
             self.fx.commit = Some((commit.token, commit.marks));

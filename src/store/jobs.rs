@@ -11,6 +11,9 @@ use std::sync::Arc;
 pub(super) const JOB_COST: u64 = 128;
 /// Operations that are company enough: commits with as many wait for no more.
 const COMPANY_OPS: usize = 64;
+/// Bytes, as [`Jobs::bytes`] counts them, that are company enough: where bodies are large few deliveries are
+/// out at a time, and with all of them here no more company can come.
+const COMPANY_BYTES: u64 = 32 << 10;
 
 pub(super) enum Job {
     Commit(CommitGroup),
@@ -32,12 +35,19 @@ pub(super) struct Jobs {
     bytes: u64,
     ops: usize,
     loads: usize,
+    /// Somebody waits for what is in the line.
+    hurried: bool,
 }
 
 impl Jobs {
     pub(super) fn push(&mut self, queued: Queued<Job>) {
         self.count(&queued);
         self.line.push_back(queued);
+    }
+
+    /// What is in the line waits for no company.
+    pub(super) fn hurry(&mut self) {
+        self.hurried = true;
     }
 
     /// It is the first again.
@@ -48,6 +58,7 @@ impl Jobs {
 
     pub(super) fn pop(&mut self) -> Option<Queued<Job>> {
         let queued = self.line.pop_front()?;
+        self.hurried &= !self.line.is_empty();
         self.bytes = self.bytes.saturating_sub(queued.bytes);
         match &queued.job {
             Job::Commit(commit) => self.ops -= commit.ops.len(),
@@ -81,9 +92,9 @@ impl Jobs {
         self.line.front().map(|first| first.since)
     }
 
-    /// A read waits, or there is enough for a sync: nothing waits for company.
+    /// A read or an answer waits, or there is enough for a sync: nothing waits for company.
     pub(super) fn is_pressing(&self) -> bool {
-        self.loads > 0 || self.ops >= COMPANY_OPS
+        self.loads > 0 || self.hurried || self.ops >= COMPANY_OPS || self.bytes >= COMPANY_BYTES
     }
 }
 

@@ -7,8 +7,8 @@
 //! the store anew.
 //!
 //! Where commits are few and small, each would be a sync of its own, and wake four threads: one waits for up
-//! to [`ThreadLimits::linger`] for the next ones. Only acks and answers wait with it, no delivery; a read, or
-//! enough operations, end the wait.
+//! to [`ThreadLimits::linger`] for the next ones. Only acks wait with it, no delivery; a read, a commit that
+//! an answer waits for, and enough operations or bytes end the wait.
 
 pub use super::report::{OnEvent, StoreEvent, StoreStats, ThreadLimits, STORE_CALL_LIMIT};
 
@@ -107,7 +107,13 @@ impl StoreHandle {
     /// [`StoreFailure::Stalled`]. Without effect after a failure or [`StoreHandle::close`].
     pub fn commit(&self, commit: CommitGroup) {
         let bytes = commit.ops.iter().map(size).sum();
-        self.queue(Job::Commit(commit), bytes);
+        self.queue(Job::Commit(commit), bytes, false);
+    }
+
+    /// The same for a commit that an answer waits for: it waits for no company.
+    pub fn commit_at_once(&self, commit: CommitGroup) {
+        let bytes = commit.ops.iter().map(size).sum();
+        self.queue(Job::Commit(commit), bytes, true);
     }
 
     /// Queues a read; [`StoreEvent::Loaded`] follows, in the order in which reads other than
@@ -123,7 +129,7 @@ impl StoreHandle {
             Load::Contents(wanted) if state.has_reader => wanted,
             load @ (Load::Ranges { .. } | Load::Contents(_) | Load::Find(_) | Load::Scan(_)) => {
                 drop(state);
-                return self.queue(Job::Load(load), 0);
+                return self.queue(Job::Load(load), 0, false);
             }
         };
         if state.open() {
@@ -132,7 +138,7 @@ impl StoreHandle {
         }
     }
 
-    fn queue(&self, job: Job, bytes: u64) {
+    fn queue(&self, job: Job, bytes: u64, hurried: bool) {
         let now = clock::now().mono;
         let bytes = bytes.saturating_add(JOB_COST);
         let mut state = self.shared.lock();
@@ -147,6 +153,9 @@ impl StoreHandle {
             return self.shared.fail(stalled);
         }
         state.jobs.push(Queued { since: now, bytes, job });
+        if hurried {
+            state.jobs.hurry();
+        }
         if !state.lingers || state.jobs.is_pressing() {
             self.shared.work.notify_one();
         }

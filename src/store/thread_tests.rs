@@ -2,10 +2,10 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
 
-use super::tests::{delete, group, open_at, place, put, whole, APP};
+use super::tests::{delete, group, item, open_at, place, put, put_item, whole, APP};
 use super::thread::{spawn, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
 use super::*;
-use crate::engine::event::{Found, Wanted};
+use crate::engine::event::{Found, Stored, Wanted};
 use crate::engine::types::{Content, Identity};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
@@ -464,11 +464,24 @@ fn few_small_commits_wait_for_others_and_share_a_sync() {
     bench.called(Call::Commit(vec![4]));
     bench.gate.send(true).unwrap();
     bench.called(Call::Find(4));
-    // and so does the end.
+    // so does a commit that somebody waits for,
     bench.commit(5);
+    bench.handle.commit_at_once(group(6, ops(6, 1)));
+    bench.called(Call::Commit(vec![5, 6]));
+    bench.gate.send(true).unwrap();
+    // so do enough bytes,
+    let large = Content { body: vec![0; 40_000], ..Content::default() };
+    bench.commit(7);
+    bench
+        .handle
+        .commit(group(8, vec![put_item(Stored { content: Some(Arc::new(large)), ..item(8, 8) }, false)]));
+    bench.called(Call::Commit(vec![7, 8]));
+    bench.gate.send(true).unwrap();
+    // and so does the end.
+    bench.commit(9);
     let handle = bench.handle.clone();
     let closing = std::thread::spawn(move || handle.close(SOON));
-    bench.called(Call::Commit(vec![5]));
+    bench.called(Call::Commit(vec![9]));
     bench.gate.send(true).unwrap();
     closing.join().unwrap().unwrap();
 }

@@ -240,7 +240,7 @@ fn what_the_broker_delivers_again_counts_once() {
         app.on_full = OnFull::DropNewest;
     }));
     w.send(vec![item("a", "", "proof")]);
-    w.run(10);
+    w.run(100);
     w.send(vec![item("a", "", "x")]);
     assert_eq!((w.out.len(), w.store.items.len()), (1, 0), "published, and not stored yet");
     w.lose_ingest();

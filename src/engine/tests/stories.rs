@@ -357,7 +357,7 @@ fn a_blocked_connection_gets_nothing_and_forgets_nothing() {
 fn what_is_due_at_once_is_not_stored_when_its_confirm_is_quick() {
     let mut w = World::new(settings());
     w.send(vec![item("a", "", "proof")]);
-    w.run(10);
+    w.run(100);
     let commits = w.engine.counters().commits;
     w.send(vec![item("a", "", "quick")]);
     assert_eq!(w.jobs.len(), 0);
@@ -372,6 +372,21 @@ fn what_is_due_at_once_is_not_stored_when_its_confirm_is_quick() {
     assert_eq!((w.queue.len(), w.store.items.len()), (0, 1), "stored, since nobody confirmed it");
     w.run(100);
     w.store.check_empty();
+}
+
+#[test]
+fn an_ack_waits_for_the_memory_of_an_id_less_long_than_a_removal_waits() {
+    let mut w = World::new(settings());
+    w.send(vec![item("a", "", "proof")]);
+    w.run(200);
+    w.send(vec![with_id("x", DuplicateRule::Keep, item("a", "", "quick"))]);
+    w.drain_jobs();
+    assert_eq!((w.out.len(), w.store.items.len()), (1, 0), "published, and not stored");
+    w.confirm_all();
+    assert_eq!(w.queue.len(), 1, "its id is not remembered yet");
+    w.advance(10);
+    w.drain_jobs();
+    assert_eq!(w.queue.len(), 0, "acked");
 }
 
 #[test]

@@ -18,7 +18,8 @@ fn a_request_is_written_then_acked_then_published_when_its_window_ends_then_dele
     s.after(1, &["publish a/ann [1] due 3000 by time attempt 1 alone"]);
     s.stored(&[]);
     s.settled(0, CONFIRMED, &[]);
-    s.after(10, &["delete 1"]);
+    s.after(99, &[]);
+    s.after(1, &["delete 1"]);
     s.stored(&[]);
     assert!(s.w.engine.is_idle());
 }
@@ -40,7 +41,7 @@ fn a_given_id_is_remembered_in_the_commit_that_deletes_it() {
     s.stored(&["ack up to 1"]);
     s.after(10, &["publish a [1] due 10 by time attempt 1 alone"]);
     s.settled(0, CONFIRMED, &[]);
-    s.after(10, &["remember sent", "delete 1"]);
+    s.after(100, &["remember sent", "delete 1"]);
 }
 
 #[test]
@@ -55,7 +56,7 @@ fn a_dead_item_moves_to_the_dead_letters_and_its_letter_follows() {
     );
     s.stored(&[]);
     s.settled(0, CONFIRMED, &[]);
-    s.after(10, &["delete 1"]);
+    s.after(100, &["delete 1"]);
 }
 
 #[test]
