@@ -40,7 +40,7 @@ impl Daemon {
             // The test may be over.
             let _ = sender.send(event);
         });
-        let amqp = Amqp::start(runtime.handle(), options, on_event);
+        let amqp = Amqp::start((runtime.handle(), runtime.handle()), options, on_event);
         amqp.intake(Intake::Resume);
         Daemon { amqp, events, requests: Mutex::default(), runtime }
     }

@@ -245,11 +245,16 @@ pub struct Amqp {
 }
 
 impl Amqp {
-    /// Starts both ends on this runtime. `on_event` is called from its threads and must not block.
+    /// Starts the ends: that of ingest, and the answers, on one runtime, that of egress on the other, which
+    /// may be the same. `on_event` is called from their threads and must not block.
     ///
-    /// The runtime must have timers and I/O enabled and more than one worker, and `RUST_MIN_STACK` must be in
-    /// force before the call: lapin parses nested headers by recursion on a thread of its own.
-    pub fn start(runtime: &Handle, options: Options, on_event: Arc<dyn Fn(Event) + Send + Sync>) -> Amqp {
+    /// The runtimes must have timers and I/O enabled and workers of their own, and `RUST_MIN_STACK` must be
+    /// in force before the call: lapin parses nested headers by recursion on a thread of its own.
+    pub fn start(
+        (inward, outward): (&Handle, &Handle),
+        options: Options,
+        on_event: Arc<dyn Fn(Event) + Send + Sync>,
+    ) -> Amqp {
         for endpoint in options.amqp.endpoints.iter().chain(&options.egress.endpoints) {
             if is_exposed(endpoint) {
                 tracing::warn!(
@@ -269,9 +274,9 @@ impl Amqp {
             publisher::EgressPublisher::new(shared.clone(), options.clone(), egress_orders, signal.clone());
         let replies_out = Replies::new(shared.clone(), options, reply_orders, signal);
         let tasks = vec![
-            runtime.spawn(shared::with_heartbeat(shared.clone(), Side::Ingest, consumer.run())),
-            runtime.spawn(shared::with_heartbeat(shared.clone(), Side::Egress, publisher.run())),
-            runtime.spawn(replies_out.run()),
+            inward.spawn(shared::with_heartbeat(shared.clone(), Side::Ingest, consumer.run())),
+            outward.spawn(shared::with_heartbeat(shared.clone(), Side::Egress, publisher.run())),
+            inward.spawn(replies_out.run()),
         ];
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
     }

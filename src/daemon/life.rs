@@ -136,7 +136,7 @@ impl OpenLife {
         let on_amqp = Arc::clone(&self.mailbox);
         let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(LoopEvent::Amqp(event)));
         let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
-        let amqp = Amqp::start(process.runtime.handle(), options, on_amqp);
+        let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
         // Until the engine says otherwise.
         amqp.intake(Intake::Pause);
         process.notify.ready();

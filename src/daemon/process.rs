@@ -22,7 +22,10 @@ use tokio::runtime::Runtime;
 
 /// What outlives a life.
 pub(super) struct Process {
+    /// For ingest, answers, the admin port and signals.
     pub(super) runtime: Runtime,
+    /// For egress alone: no request, however long it takes to read, holds up what is due.
+    pub(super) outward: Runtime,
     pub(super) config: Config,
     config_path: Option<PathBuf>,
     pub(super) accept_loss: bool,
@@ -98,23 +101,25 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     process.runtime.block_on(admin.stop());
     drop(listening);
     process.runtime.shutdown_timeout(Duration::from_secs(1));
+    process.outward.shutdown_timeout(Duration::from_secs(1));
     match ending {
         Ending::Stopped => Ok(()),
         Ending::Failed(error) => Err(error.into()),
     }
 }
 
+/// One worker: with two of one runtime, each event wakes both, one to do it and one to look for more.
+fn runtime(name: &str) -> Result<Runtime, RunError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).thread_name(name).enable_all().build().map_err(RunError::Runtime)
+}
+
 impl Process {
     pub(super) fn new(options: RunOptions) -> Result<Self, RunError> {
         let RunOptions { config, config_path, accept_loss, .. } = options;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("tidegate-io")
-            .enable_all()
-            .build()
-            .map_err(RunError::Runtime)?;
         Ok(Process {
-            runtime,
+            runtime: runtime("tidegate-in")?,
+            outward: runtime("tidegate-out")?,
             config,
             config_path,
             accept_loss,
