@@ -1,5 +1,6 @@
 //! When and how batches leave: windows, own times, order, parked applications, topology.
 
+mod cost;
 mod crowds;
 mod own_times;
 mod parked;

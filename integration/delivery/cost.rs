@@ -1,0 +1,72 @@
+//! What a message costs where there is little to do: commits, syncs and threads are counted, which no noise changes much.
+
+use std::fs;
+use std::time::Duration;
+use tidegate_harness::{now_ms, require, wait_until, Daemon, Site};
+
+/// Messages, and over how long they are due: some two hundred a second.
+const COUNT: u32 = 300;
+const SPREAD_MS: i64 = 1_500;
+
+/// They wait, with own times between now and a little later. Without ids, since a new one can be a question to the
+/// store, which ends the wait of commits for each other.
+fn push_spread(site: &Site<'_>, daemon: &Daemon) {
+    let base = i64::try_from(now_ms()).expect("a date") + 4_000;
+    site.client.publish_all((0..COUNT).map(|n| {
+        let at = base + i64::from(n) * SPREAD_MS / i64::from(COUNT);
+        site.push("shop", "{}").number("x-deliver-at", at)
+    }));
+    wait_until("they wait", Duration::from_secs(20), || daemon.items("waiting") == u64::from(COUNT));
+}
+
+fn commits(daemon: &Daemon) -> u64 {
+    daemon.state()["store"]["commits"].as_u64().expect("commits")
+}
+
+#[test]
+fn what_was_delivered_is_removed_many_items_a_commit() {
+    let site = Site::new("removed");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    push_spread(&site, &daemon);
+    let before = commits(&daemon);
+    assert_eq!(inbox.items(COUNT as usize, Duration::from_secs(30)).len(), COUNT as usize);
+    wait_until("nothing is left", Duration::from_secs(10), || daemon.items("waiting") == 0);
+    // One in 100 ms is 15 of them; one for each message, or one in 10 ms, is far more.
+    let made = commits(&daemon) - before;
+    assert!(made <= u64::from(COUNT) / 4, "{made} commits while {COUNT} messages left");
+}
+
+#[test]
+fn requests_and_removals_share_syncs() {
+    if !require("strace") {
+        return;
+    }
+    let site = Site::new("shared-syncs");
+    let inbox = site.inbox("shop");
+    let (daemon, trace) = Daemon::start_traced(&site.config(), &site.dir, "fdatasync");
+    let mut daemon = daemon.ready();
+    push_spread(&site, &daemon);
+    inbox.items(COUNT as usize, Duration::from_secs(30));
+    daemon.term();
+    daemon.exit(Duration::from_secs(30));
+    let trace = fs::read_to_string(trace).expect("the trace");
+    let syncs = trace.lines().filter(|line| line.contains("fdatasync(")).count();
+    assert!(syncs > 0, "no sync in the trace: does the pattern still fit?");
+    // Some twenty; each message's own would be hundreds. What the start makes are calls of fsync.
+    assert!(syncs <= COUNT as usize / 3, "{syncs} syncs of data for {COUNT} messages");
+}
+
+#[test]
+fn each_end_of_the_broker_has_one_thread() {
+    let site = Site::new("threads");
+    let daemon = site.start(&site.config());
+    // With two of one pool each event wakes both. Those that looked up the broker's name end after ten seconds.
+    wait_until("one thread each", Duration::from_secs(60), || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads");
+        let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let names: Vec<String> = tasks.flatten().map(name).collect();
+        let count = |wanted: &str| names.iter().filter(|name| name.trim() == wanted).count();
+        (count("tidegate-in"), count("tidegate-out")) == (1, 1)
+    });
+}
