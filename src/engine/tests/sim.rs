@@ -531,7 +531,10 @@ fn failures(
 
 /// Worlds in which engine and reference differ for a reason that is not known yet, with what is seen. They are left out,
 /// and named whenever the test runs; `SEED=N SEEDS=1` runs one of them.
-const OPEN: &[(u64, &str)] = &[];
+const OPEN: &[(u64, &str)] = &[
+    (1981, "drop-oldest gives up two items at once, and the reference has counted one excess only"),
+    (7911, "a redelivered id is dropped, of whose end the reference says that it is forgotten"),
+];
 
 /// Mutants that the worlds do not find, with the reason.
 const OPEN_MUTANTS: &[(Mutant, &str)] = &[];
