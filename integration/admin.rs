@@ -2,6 +2,7 @@
 
 mod audit;
 mod client;
+mod metrics;
 mod probes;
 mod socket;
 mod starts;

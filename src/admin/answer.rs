@@ -3,6 +3,7 @@
 use super::audit::{Audit, Audited, Caller};
 use super::command::{CommandRequest, CommandResponse, Status};
 use super::liveness::Liveness;
+use super::metrics::Traffic;
 use super::parse::BadRequest;
 use super::readiness::Readiness;
 use super::state::Document;
@@ -33,10 +34,15 @@ pub(super) struct ApiState {
 impl ApiState {
     /// The state document of this moment, or the answer instead.
     pub(super) async fn state(&self) -> Result<Document, Response> {
+        Ok(self.state_and_traffic().await?.0)
+    }
+
+    /// As [`state`](Self::state), with what the metrics tell beyond it.
+    pub(super) async fn state_and_traffic(&self) -> Result<(Document, Traffic), Response> {
         let (reply, answer) = oneshot::channel();
         (self.ask)(Query::State(reply));
         match timeout(STATE_WITHIN, answer).await {
-            Ok(Ok(input)) => Ok(Document::new(&input, &self.readiness.missing())),
+            Ok(Ok(input)) => Ok((Document::new(&input, &self.readiness.missing()), input.traffic)),
             Ok(Err(_)) => Err(unavailable("the daemon is stopping")),
             Err(_) => Err(unavailable("the daemon did not answer in time")),
         }

@@ -15,6 +15,7 @@ mod guard;
 mod items;
 mod listener;
 mod liveness;
+mod metrics;
 pub mod parse;
 mod readiness;
 mod routes;
@@ -24,6 +25,7 @@ pub(crate) mod state;
 
 pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
 pub use liveness::Liveness;
+pub use metrics::{Durations, Traffic};
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 

@@ -8,7 +8,7 @@ use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_probe, reads, Guard, Refusal};
 use super::liveness::Liveness;
 use super::readiness::Readiness;
-use super::{applications, items, Ask};
+use super::{applications, items, metrics, Ask};
 use axum::body::{to_bytes, Body};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
@@ -63,6 +63,7 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Live
         .merge(items::router())
         .merge(applications::router())
         .route("/api/v1/state", get(state))
+        .route("/metrics", get(metrics))
         .fallback(nothing)
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
@@ -98,6 +99,17 @@ async fn state(State(shared): State<ApiState>) -> Response {
     }
 }
 
+async fn metrics(State(shared): State<ApiState>) -> Response {
+    let told = match shared.state_and_traffic().await {
+        Ok((document, traffic)) => metrics::page(document, traffic),
+        Err(answer) => return answer,
+    };
+    match told {
+        Ok(page) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(error) => failure(StatusCode::INTERNAL_SERVER_ERROR, &format!("the metrics: {error}")),
+    }
+}
+
 /// A script with an empty variable meets no route; the answer says so.
 async fn nothing(uri: Uri) -> Response {
     let path = uri.path();
@@ -112,7 +124,7 @@ async fn nothing(uri: Uri) -> Response {
 
 /// Answered from a snapshot of the loop.
 fn is_question(method: &Method, path: &str) -> bool {
-    let reporting = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked"];
+    let reporting = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked", "/metrics"];
     method == Method::GET && reporting.iter().any(|start| path.starts_with(start))
 }
 

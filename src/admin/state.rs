@@ -4,6 +4,7 @@
 //! The engine's part, with the rule for names, is [`crate::engine::snapshot`]: nothing is copied or renamed
 //! here. There are no payloads, no customers and no secrets in it.
 
+use super::metrics::Traffic;
 pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Deliverability, Snapshot};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub struct StateInput {
     pub store: StoreState,
     /// Moment of publish minus due.
     pub lateness: LatenessState,
+    /// What the metrics tell beyond the document.
+    pub traffic: Traffic,
     /// It is shutting down.
     pub draining: bool,
     /// Of this binary.
@@ -238,6 +241,7 @@ pub(crate) mod tests {
             }],
             store: StoreState { kind: "disk".into(), bytes: 4096, ..StoreState::default() },
             lateness: LatenessState { count: 5, p50_us: 400, p99_us: 900, p999_us: 950, max_us: 1_000 },
+            traffic: Traffic::default(),
             draining: false,
             version: "0.0.0-test",
             started_at: 1_800_000_000_000 - 7_200_000,

@@ -41,7 +41,7 @@ pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use inspect::{inspect, Inspected, Severity};
-pub use lateness::Distribution;
+pub use lateness::{Distribution, BOUNDS_US};
 pub use replies::OutgoingReply;
 pub use shared::Stats;
 

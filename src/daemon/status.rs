@@ -1,8 +1,8 @@
 //! What the daemon tells of itself: link states, the state document, the line for systemd.
 
 use super::life::Life;
-use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState};
-use crate::amqp::{LinkStatus, Side};
+use crate::admin::{Durations, Latch, LatenessState, LinkState, StateInput, StoreState, Traffic};
+use crate::amqp::{Distribution, LinkStatus, Side, Stats, BOUNDS_US};
 use crate::clock;
 use crate::config::{Config, StoreKind};
 use crate::engine::snapshot::Snapshot;
@@ -49,7 +49,8 @@ impl Life<'_> {
     pub(super) fn state(&self) -> StateInput {
         let now = clock::now();
         let store = self.shard.store.stats();
-        let lateness = self.shard.amqp.stats().lateness;
+        let amqp = self.shard.amqp.stats();
+        let lateness = &amqp.lateness;
         let links = [("ingest", &self.shard.links[0]), ("egress", &self.shard.links[1])];
         StateInput {
             snapshot: Snapshot { longest_turn_us: self.longest_turn_us, ..self.shard.engine.snapshot(now) },
@@ -77,6 +78,7 @@ impl Life<'_> {
                 p999_us: lateness.p999_us,
                 max_us: lateness.max_us,
             },
+            traffic: traffic(&amqp),
             draining: self.stop_at_ms.is_some(),
             version: env!("CARGO_PKG_VERSION"),
             started_at: self.process.started.wall,
@@ -108,6 +110,23 @@ impl Life<'_> {
         let confirmed = self.shard.engine.counters().confirmed;
         format!("{low}{waiting} waiting, {due} due, {windows} windows open, {confirmed} confirmed")
     }
+}
+
+fn traffic(amqp: &Stats) -> Traffic {
+    Traffic {
+        lateness: durations(&amqp.lateness),
+        confirm: durations(&amqp.confirm),
+        connections_failed: [("ingest", amqp.ingest_failures), ("egress", amqp.egress_failures)],
+        prefetch: amqp.prefetch,
+        parse_errors: amqp.parse_errors,
+        answers_unroutable: amqp.answers_unroutable,
+        near_miss_headers: amqp.near_miss_headers,
+    }
+}
+
+fn durations(of: &Distribution) -> Durations {
+    let bounds = BOUNDS_US.iter().copied().map(Some).chain([None]);
+    Durations { sum_us: of.sum_us, counts: bounds.zip(of.counts).collect() }
 }
 
 fn describe(link: &LinkStatus) -> (&'static str, String) {

@@ -1,0 +1,99 @@
+//! `/metrics`, and the dashboard and alerts that stand on it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tidegate_harness::{require, wait_until, Daemon, Site};
+
+fn page(daemon: &Daemon) -> String {
+    let (status, page) = daemon.ask("GET", "/metrics");
+    assert_eq!(status, 200);
+    page.as_str().expect("text").to_owned()
+}
+
+fn value(page: &str, sample: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{sample} is not in\n{page}"))
+}
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)
+}
+
+/// Names of metrics as a query writes them.
+fn named(text: &str) -> BTreeSet<&str> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = text.split(|c: char| !is_name(c));
+    words.filter(|word| word.starts_with("tidegate_") || word.starts_with("process_")).collect()
+}
+
+#[test]
+fn what_has_passed_is_told_also_after_a_reconnect() {
+    let site = Site::new("metrics");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    for round in 1..=2 {
+        site.client.publish_all((0..20).map(|n| site.push("shop", "{}").id(&format!("{round}-{n}"))));
+        site.client.publish(&site.push("shop", "{}").with("x-delay", "soon"));
+        assert_eq!(inbox.items(20, Duration::from_secs(20)).len(), 20);
+        let items = f64::from(20 * round);
+        wait_until("the confirms", Duration::from_secs(20), || {
+            let page = page(&daemon);
+            value(&page, "tidegate_dead_letters_confirmed_total") == f64::from(round)
+                && value(&page, "tidegate_items_confirmed_total") >= items
+        });
+        let page = page(&daemon);
+        assert!(value(&page, "tidegate_publish_lateness_seconds_count") >= items, "{page}");
+        assert_eq!(value(&page, "tidegate_items_dead_total{reason=\"invalid\"}"), f64::from(round));
+        assert_eq!(value(&page, "tidegate_state{state=\"running\"}"), 1.0);
+        assert_eq!(value(&page, "tidegate_connection{side=\"egress\",state=\"connected\"}"), 1.0);
+        let all = value(&page, "tidegate_publish_lateness_seconds_bucket{le=\"+Inf\"}");
+        assert_eq!(all, value(&page, "tidegate_publish_lateness_seconds_count"));
+        assert!(value(&page, "process_resident_memory_bytes") > 1e6);
+        assert!(page.ends_with("# EOF\n"));
+        if round == 1 {
+            let failed = "tidegate_connections_failed_total{side=\"egress\"}";
+            let before = value(&page, failed);
+            site.client.delete_exchange(&site.out());
+            site.client.publish(&site.push("shop", "{}"));
+            wait_until("a reconnect", Duration::from_secs(20), || {
+                value(&self::page(&daemon), failed) > before
+            });
+            // The next connect declares the exchange again, without its bindings.
+            wait_until("the exchange", Duration::from_secs(20), || daemon.ask("GET", "/readyz").0 == 200);
+            site.client.bind(&site.queue("shop"), &site.out(), "shop");
+            assert_eq!(inbox.items(1, Duration::from_secs(20)).len(), 1);
+        }
+    }
+}
+
+#[test]
+fn dashboard_and_alerts_ask_for_what_there_is() {
+    let site = Site::new("dashboard");
+    let daemon = site.start(&site.config());
+    // Without it nothing is due next; far ahead it would lie in the store alone.
+    site.client.publish(&site.push("shop", "{}").number("x-delay", 20_000));
+    wait_until("it waits", Duration::from_secs(20), || daemon.items("waiting") == 1);
+    let page = page(&daemon);
+    let told: BTreeSet<&str> = named(&page);
+    let dashboard = std::fs::read_to_string(file("grafana/tidegate.json")).expect("the dashboard");
+    let parsed: serde_json::Value = serde_json::from_str(&dashboard).expect("JSON");
+    assert!(parsed["panels"].as_array().is_some_and(|panels| panels.len() >= 10));
+    let alerts = std::fs::read_to_string(file("prometheus/alerts.yml")).expect("the alerts");
+    let described = std::fs::read_to_string(file("OPERATIONS.md")).expect("the page for operators");
+    for (place, text) in
+        [("the dashboard", &dashboard), ("the alerts", &alerts), ("OPERATIONS.md", &described)]
+    {
+        let asked = named(text);
+        assert!(!asked.is_empty(), "{place}");
+        let missing: Vec<_> = asked.difference(&told).collect();
+        assert!(missing.is_empty(), "{place} names {missing:?}, which are not told");
+    }
+    if require("promtool") {
+        let checked =
+            Command::new("promtool").args(["check", "rules"]).arg(file("prometheus/alerts.yml")).output();
+        let checked = checked.expect("promtool runs");
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+}

@@ -1,0 +1,400 @@
+//! `/metrics`: the state document and the figures of both ends in OpenMetrics; pure, but for the process's
+//! own figures, which the system keeps.
+//!
+//! Names follow Prometheus' rules: one prefix, base units, `_total` on what only grows. Whatever is counted
+//! is counted for the life of the process, so that a reconnect breaks no rate. Labels have the values of
+//! closed sets: never a customer, an id, or an application, of which a producer may invent any number.
+
+use super::state::Document;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+use serde_json::Value;
+use std::fmt;
+
+/// Of OpenMetrics 1.0.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the metrics tell beyond the state document. Since the start of the process.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    /// Per item: moment of publish minus due.
+    pub lateness: Durations,
+    /// Per batch: publish to confirm.
+    pub confirm: Durations,
+    /// Connections that ended or did not come about, by side.
+    pub connections_failed: [(&'static str, u64); 2],
+    /// Most deliveries asked for in advance at present.
+    pub prefetch: u32,
+    /// Connections that ended in a frame that cannot be parsed.
+    pub parse_errors: u64,
+    /// Answers to commands whose reply queue is not there.
+    pub answers_unroutable: u64,
+    /// Headers that are nearly named like one with a meaning.
+    pub near_miss_headers: u64,
+}
+
+/// How many durations lie between which bounds.
+#[derive(Clone, Debug, Default)]
+pub struct Durations {
+    /// All durations together, microseconds.
+    pub sum_us: u64,
+    /// How many lie up to each bound (microseconds) and above the one before; `None`: above all.
+    pub counts: Vec<(Option<u64>, u64)>,
+}
+
+/// The page.
+///
+/// # Errors
+/// A metric cannot be written down.
+pub(super) fn page(document: Document, traffic: Traffic) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(ProcessFigures { started_at: document.started_at }));
+    registry
+        .sub_registry_with_prefix("tidegate")
+        .register_collector(Box::new(DaemonFigures { document, traffic }));
+    let mut page = String::new();
+    encode(&mut page, &registry)?;
+    Ok(page)
+}
+
+/// Words of [`Document::state`].
+const STATES: [&str; 6] = ["draining", "not_ready", "blocked", "stuck", "paused", "running"];
+/// Words of [`super::LinkState::state`].
+const LINKS: [&str; 6] = ["connecting", "connected", "paused", "blocked", "down", "closed"];
+
+#[derive(Debug)]
+struct DaemonFigures {
+    document: Document,
+    traffic: Traffic,
+}
+
+impl Collector for DaemonFigures {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut to = Writer(encoder);
+        self.daemon(&mut to)?;
+        self.items(&mut to)?;
+        self.ways(&mut to)?;
+        self.store(&mut to)
+    }
+}
+
+impl DaemonFigures {
+    fn daemon(&self, to: &mut Writer<'_>) -> fmt::Result {
+        let document = &self.document;
+        to.0.encode_descriptor("build", "The binary that runs.", None, MetricType::Info)?
+            .encode_info(&[("version", document.version.as_str())])?;
+        let states = STATES.iter().map(|word| (*word, f64::from(u8::from(document.state == *word))));
+        to.gauges("state", "1 for the state of the whole, as in status.", "state", states)?;
+        to.gauge(
+            "ready",
+            "Whether it takes requests and delivers.",
+            None,
+            f64::from(u8::from(document.ready)),
+        )?;
+        let seconds = Some(Unit::Seconds);
+        let longest = document.snapshot.longest_turn_us as f64 / 1e6;
+        to.gauge("longest_turn", "Longest turn of the loop since the start.", seconds, longest)?;
+        let steps = &document.snapshot.totals;
+        let steps = [("forward", steps.clock_forward), ("backward", steps.clock_backward)];
+        to.counters("clock_steps", "Steps of the wall clock.", "direction", steps)
+    }
+
+    fn items(&self, to: &mut Writer<'_>) -> fmt::Result {
+        let Document { snapshot, at, .. } = &self.document;
+        let items = &snapshot.items;
+        let states = [
+            ("waiting", items.waiting),
+            ("due", items.due),
+            ("in_flight", items.in_flight),
+            ("parked", items.parked),
+            ("in_memory", items.in_memory),
+        ];
+        let states = states.map(|(state, count)| (state, count as f64));
+        to.gauges("items", "Items, by what they are in; several may apply to one.", "state", states)?;
+        let overdue = items.oldest_due_at.map_or(0, |due| at.saturating_sub(due)) as f64 / 1e3;
+        let help = "How long the first item that may leave has been due.";
+        to.gauge("oldest_overdue", help, Some(Unit::Seconds), overdue)?;
+        if let Some(due) = items.next_due_at {
+            let help = "When the first item in memory is due; what is due far ahead lies in the store alone.";
+            to.gauge("next_due_timestamp", help, Some(Unit::Seconds), due as f64 / 1e3)?;
+        }
+        to.gauge("windows_open", "Windows with an end still to come.", None, items.windows as f64)?;
+        let help = "Payloads in memory.";
+        to.gauge("payload", help, Some(Unit::Bytes), items.payload_bytes as f64)?;
+        let help = "Applications of which something is known.";
+        to.gauge("applications", help, None, snapshot.applications_total as f64)?;
+        let paused = f64::from(u8::from(snapshot.intake_paused));
+        to.gauge(
+            "intake_paused",
+            "Whether requests are held back, deliberately or for want of room.",
+            None,
+            paused,
+        )
+    }
+
+    fn ways(&self, to: &mut Writer<'_>) -> fmt::Result {
+        let (totals, traffic) = (&self.document.snapshot.totals, &self.traffic);
+        to.counter("requests_received", "Deliveries of the ingest queue.", totals.received)?;
+        to.counter(
+            "requests_redelivered",
+            "Of these, such as had been delivered before.",
+            totals.redelivered,
+        )?;
+        to.counter(
+            "requests_rejected",
+            "Requests and entries that became dead letters at once.",
+            totals.rejected,
+        )?;
+        to.counter("items_accepted", "Items taken in.", totals.accepted)?;
+        to.counter("items_cancelled", "Items taken back by a command.", totals.cancelled)?;
+        to.counter("items_replaced", "Items that gave way to another of their id.", totals.replaced)?;
+        to.counter("items_confirmed", "Items that the broker has confirmed.", totals.confirmed)?;
+        to.counter("batches_published", "Batches sent, repeats included.", totals.batches_published)?;
+        let settled = [
+            ("confirmed", totals.batches_confirmed),
+            ("returned", totals.returned),
+            ("nacked", totals.nacked),
+            ("refused", totals.refused),
+            ("unknown", totals.unknown),
+        ];
+        to.counters("batches_settled", "What became of batches.", "result", settled)?;
+        to.gauge(
+            "batches_in_flight",
+            "Batches without an answer.",
+            None,
+            self.document.snapshot.in_flight_batches as f64,
+        )?;
+        // Their names are those of the state document.
+        let named = serde_json::to_value(totals).map_err(|_| fmt::Error)?;
+        to.counters("items_dead", "Items that became dead letters.", "reason", counts(&named, "dead"))?;
+        to.counter(
+            "dead_letters_confirmed",
+            "Dead letters that the broker has confirmed.",
+            totals.dead_confirmed,
+        )?;
+        to.counters(
+            "windows_closed",
+            "Windows, by what closed them.",
+            "cause",
+            counts(&named, "windows_closed"),
+        )?;
+        to.duplicates(&named)?;
+        to.histogram("publish_lateness", "Per item: moment of publish minus due.", &traffic.lateness)?;
+        to.histogram("publish_confirm", "Per batch: publish to confirm.", &traffic.confirm)?;
+        to.links(&self.document.links)?;
+        let help = "Connections that ended or did not come about.";
+        to.counters("connections_failed", help, "side", traffic.connections_failed)?;
+        to.counter(
+            "frames_unreadable",
+            "Connections that ended in a frame that cannot be parsed.",
+            traffic.parse_errors,
+        )?;
+        let help = "Answers to commands whose reply queue is not there.";
+        to.counter("answers_unroutable", help, traffic.answers_unroutable)?;
+        let help = "Headers that are nearly named like one with a meaning, and so have none.";
+        to.counter("headers_near_miss", help, traffic.near_miss_headers)?;
+        to.gauge(
+            "prefetch",
+            "Most deliveries asked for in advance at present.",
+            None,
+            f64::from(traffic.prefetch),
+        )
+    }
+
+    fn store(&self, to: &mut Writer<'_>) -> fmt::Result {
+        let store = &self.document.store;
+        to.counter("store_commits", "Durable commits.", store.commits)?;
+        let seconds = |ms: u64| ms as f64 / 1e3;
+        let help = "Time that the last commit took.";
+        to.gauge("store_last_commit", help, Some(Unit::Seconds), seconds(store.last_commit_ms))?;
+        let help = "Longest commit since the start.";
+        to.gauge("store_longest_commit", help, Some(Unit::Seconds), seconds(store.max_commit_ms))?;
+        to.gauge("store_size", "Size on disk.", Some(Unit::Bytes), store.bytes as f64)?;
+        to.gauge("store_free", "Free where it lies.", Some(Unit::Bytes), store.free_bytes as f64)?;
+        to.gauge("store_queue", "Commits and reads waiting for the store.", None, store.queue as f64)
+    }
+}
+
+/// The members of an object of the document that are numbers.
+fn counts<'a>(totals: &'a Value, key: &str) -> impl Iterator<Item = (&'a str, u64)> {
+    let object = totals.get(key).and_then(Value::as_object);
+    object.into_iter().flatten().filter_map(|(name, count)| Some((name.as_str(), count.as_u64()?)))
+}
+
+struct Writer<'a>(DescriptorEncoder<'a>);
+
+impl Writer<'_> {
+    fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    fn gauges<'v>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = (&'v str, f64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (value, count) in values {
+            family.encode_family(&[(label, value)])?.encode_gauge(&count)?;
+        }
+        Ok(())
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, _, u64>(&value, None)
+    }
+
+    fn counters<'v>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = (&'v str, u64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (value, count) in values {
+            counted(&mut family, &[(label, value)], count)?;
+        }
+        Ok(())
+    }
+
+    /// By the rule that was asked for, and what became of the request.
+    fn duplicates(&mut self, totals: &Value) -> fmt::Result {
+        let help = "Requests whose id was known.";
+        let mut family = self.0.encode_descriptor("duplicates", help, None, MetricType::Counter)?;
+        let rules = totals.get("duplicates").and_then(Value::as_object);
+        for (rule, results) in rules.into_iter().flatten() {
+            for (result, count) in results.as_object().into_iter().flatten() {
+                let labels = [("rule", rule.as_str()), ("result", result.as_str())];
+                counted(&mut family, &labels, count.as_u64().unwrap_or_default())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn links(&mut self, links: &[super::LinkState]) -> fmt::Result {
+        let help = "1 for the state of a connection to the broker.";
+        let mut family = self.0.encode_descriptor("connection", help, None, MetricType::Gauge)?;
+        for link in links {
+            for state in LINKS {
+                let is = f64::from(u8::from(link.state == state));
+                let labels = [("side", link.side.as_str()), ("state", state)];
+                family.encode_family(&labels)?.encode_gauge(&is)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, of: &Durations) -> fmt::Result {
+        let bound = |us: &Option<u64>| us.map_or(f64::INFINITY, |us| us as f64 / 1e6);
+        let buckets: Vec<(f64, u64)> = of.counts.iter().map(|(us, count)| (bound(us), *count)).collect();
+        let count = of.counts.iter().map(|(_, count)| count).sum();
+        let mut metric = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(of.sum_us as f64 / 1e6, count, &buckets, None)
+    }
+}
+
+fn counted(family: &mut MetricEncoder<'_>, labels: &[(&str, &str)], count: u64) -> fmt::Result {
+    family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
+}
+
+/// With the names that Prometheus gives to these of every process.
+#[derive(Debug)]
+struct ProcessFigures {
+    started_at: u64,
+}
+
+impl Collector for ProcessFigures {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut to = Writer(encoder);
+        let start = self.started_at as f64 / 1e3;
+        to.gauge("process_start_time", "Start of the process since the epoch.", Some(Unit::Seconds), start)?;
+        // What the system does not tell is left out.
+        let Ok(process) = procfs::process::Process::myself() else { return Ok(()) };
+        if let Ok(stat) = process.stat() {
+            let cpu = (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64;
+            let mut metric = to.0.encode_descriptor(
+                "process_cpu",
+                "User and system time.",
+                Some(&Unit::Seconds),
+                MetricType::Counter,
+            )?;
+            metric.encode_counter::<NoLabelSet, _, u64>(&cpu, None)?;
+            let resident = stat.rss.saturating_mul(procfs::page_size()) as f64;
+            to.gauge("process_resident_memory", "Memory in use.", Some(Unit::Bytes), resident)?;
+            to.gauge("process_virtual_memory", "Address space.", Some(Unit::Bytes), stat.vsize as f64)?;
+            to.gauge("process_threads", "Threads.", None, stat.num_threads as f64)?;
+        }
+        if let Ok(open) = process.fd_count() {
+            to.gauge("process_open_fds", "Open files and sockets.", None, open as f64)?;
+        }
+        if let Ok(procfs::process::LimitValue::Value(most)) =
+            process.limits().map(|limits| limits.max_open_files.soft_limit)
+        {
+            to.gauge("process_max_fds", "Most that may be open.", None, most as f64)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::tests::example;
+    use super::*;
+
+    fn example_page() -> String {
+        let traffic = Traffic {
+            lateness: Durations {
+                sum_us: 1_500_900,
+                counts: vec![(Some(1_000), 1), (Some(2_000_000), 2), (None, 0)],
+            },
+            connections_failed: [("ingest", 0), ("egress", 3)],
+            ..Traffic::default()
+        };
+        page(Document::new(&example(), &["egress"]), traffic).unwrap()
+    }
+
+    #[test]
+    fn every_figure_is_told_under_its_name() {
+        let page = example_page();
+        for line in [
+            "tidegate_build_info{version=\"0.0.0-test\"} 1",
+            "tidegate_state{state=\"not_ready\"} 1.0",
+            "tidegate_state{state=\"running\"} 0.0",
+            "tidegate_ready 0.0",
+            "tidegate_items{state=\"waiting\"} 40.0",
+            "tidegate_items_dead_total{reason=\"expired\"} 7",
+            "tidegate_items_confirmed_total 100",
+            "tidegate_requests_received_total 12",
+            "tidegate_next_due_timestamp_seconds 1800000001.0",
+            "tidegate_connection{side=\"ingest\",state=\"connected\"} 1.0",
+            "tidegate_connections_failed_total{side=\"egress\"} 3",
+            "tidegate_publish_lateness_seconds_sum 1.5009",
+            "tidegate_publish_lateness_seconds_count 3",
+            "tidegate_publish_lateness_seconds_bucket{le=\"0.001\"} 1",
+            "tidegate_publish_lateness_seconds_bucket{le=\"2.0\"} 3",
+            "tidegate_publish_lateness_seconds_bucket{le=\"+Inf\"} 3",
+            "tidegate_store_size_bytes 4096.0",
+            "tidegate_duplicates_total{rule=\"keep\",result=\"dropped\"} 0",
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line} is not in\n{page}");
+        }
+        assert!(page.ends_with("# EOF\n"));
+        assert!(
+            page.contains("process_resident_memory_bytes ") && page.contains("process_cpu_seconds_total ")
+        );
+    }
+
+    /// A page of ten thousand applications is no longer than that of two.
+    #[test]
+    fn nothing_of_it_grows_with_what_producers_name() {
+        let page = example_page();
+        assert!(!page.contains("mail") && !page.contains("sms"), "{page}");
+    }
+}
