@@ -17,8 +17,8 @@ use tokio::time::Instant;
 /// A publish that waits for longer than this lets the connection be asked, and asked again after as long.
 pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
 /// Looks at a question without an answer (see [`super::publisher`]: four a second) before the connection is
-/// given up, ten seconds after the publish in all: a broker that pauses for a few costs no repeats. Looks, not
-/// time: when the process itself was stopped, the answer has to be read first.
+/// given up, ten seconds after the publish in all: a broker that pauses for a few costs no repeats. Looks,
+/// not time: when the process itself was stopped, the answer has to be read first.
 const PATIENCE: u32 = 36;
 
 #[derive(Default)]
