@@ -293,3 +293,31 @@ fn a_connection_that_answers_stays_though_a_confirm_does_not_come() {
     assert_eq!(daemon.settled(1)[&1], confirmed(1));
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
+
+/// The broker pauses under load: however often the publisher is woken meanwhile, it has the same patience.
+#[test]
+fn a_connection_that_pauses_under_load_stays() {
+    const PAUSE: Duration = Duration::from_secs(3);
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        peer.next_publish();
+        next.lock().unwrap().recv().unwrap();
+        serve_acking(&mut peer);
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    let began = Instant::now();
+    let mut last = 0;
+    while began.elapsed() < PAUSE {
+        last += 1;
+        daemon.amqp.publish(vec![batch(last)]);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    go.send(()).unwrap();
+    // The first was read, and its answer is lost with the pause.
+    let settled = daemon.settled(last as usize - 1);
+    assert!((2..=last).all(|n| settled[&n] == confirmed(n)), "{settled:?}");
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}

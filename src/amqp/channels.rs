@@ -183,10 +183,11 @@ impl EgressChannels {
         }
         let limit = self.options.timeouts.confirm;
         let (unblocked_at, now) = (self.unblocked_at, Instant::now());
-        let overdue = |oldest: Option<Instant>| oldest.is_some_and(|at| now - at.max(unblocked_at) >= limit);
-        let waits =
-            |oldest: Option<Instant>| oldest.is_some_and(|at| now - at.max(unblocked_at) >= ASK_AFTER);
-        let waits = waits(self.main.oldest()) || waits(self.dead.oldest());
+        let has_waited = |oldest: Option<Instant>, limit: Duration| {
+            oldest.is_some_and(|at| now - at.max(unblocked_at) >= limit)
+        };
+        let overdue = |oldest| has_waited(oldest, limit);
+        let waits = has_waited(self.main.oldest(), ASK_AFTER) || has_waited(self.dead.oldest(), ASK_AFTER);
         if let Err(fault) = self.pulse.look(&self.session, waits) {
             // One of them may be what it was stopped over: each is tried alone.
             self.main.leave(&Outcome::Overdue, output);
@@ -240,6 +241,7 @@ impl EgressChannels {
         let mut open = self.alone.take_channels();
         open.extend(self.main.leave(&Outcome::Unknown, &mut output));
         open.extend(self.dead.leave(&Outcome::Unknown, &mut output));
+        open.extend(self.pulse.take_channel().map(Arc::new));
         debug_assert!(output.settled.is_empty(), "failed before it is closed");
         let connected = open.into_iter().filter(|channel| channel.status().connected());
         if !self.session.is_blocked() {

@@ -16,21 +16,30 @@ use tokio::time::Instant;
 
 /// A publish that waits for longer than this lets the connection be asked, and asked again after as long.
 pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
-/// Looks at a question without an answer (see [`super::publisher`]: four a second) before the connection is
-/// given up, ten seconds after the publish in all: a broker that pauses for a few costs no repeats. Looks,
-/// not time: when the process itself was stopped, the answer has to be read first.
-const PATIENCE: u32 = 36;
+/// How long a question may go unanswered before the connection is given up, ten seconds after the publish in
+/// all: a broker that pauses for a few costs no repeats.
+const PATIENCE: Duration = Duration::from_secs(9);
+/// Most that counts of the time between two looks: when the process itself was stopped for long, the answer
+/// has to be read first.
+const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 pub(super) struct Pulse {
     /// For the questions alone.
     channel: Option<Channel>,
     asking: Option<BoxFuture<'static, lapin::Result<Channel>>>,
-    looks: u32,
+    /// Time without an answer, as far as it counts, and the last look.
+    waited: Duration,
+    looked: Option<Instant>,
     answered: Option<Instant>,
 }
 
 impl Pulse {
+    /// The channel of the questions, to be closed.
+    pub(super) fn take_channel(&mut self) -> Option<Channel> {
+        self.channel.take()
+    }
+
     /// Waits for the answer. Safe to cancel.
     pub(super) async fn woken(&mut self) {
         match &mut self.asking {
@@ -49,15 +58,17 @@ impl Pulse {
     /// # Errors
     /// No answer came: the connection stands still.
     pub(super) fn look(&mut self, session: &Arc<Session>, waits: bool) -> Result<(), Fault> {
+        let now = Instant::now();
+        let since = self.looked.replace(now).map_or(Duration::ZERO, |looked| now - looked);
         if self.asking.is_some() {
-            self.looks += 1;
-            if self.looks <= PATIENCE {
+            self.waited += since.min(LOOK);
+            if self.waited < PATIENCE {
                 return Ok(());
             }
             return Err(Fault::lost("the broker has stopped reading this connection"));
         }
         if waits && self.answered.is_none_or(|at| at.elapsed() >= ASK_AFTER) {
-            self.looks = 0;
+            self.waited = Duration::ZERO;
             self.asking = Some(ask(Arc::clone(session), self.channel.take()).boxed());
         }
         Ok(())
