@@ -49,7 +49,7 @@ fn put_bytes(number: u64, len: u64) -> Op {
 
 fn group(number: u64) -> CommitGroup {
     let marks = Marks { next_seq: number + 1, wall: 0 };
-    CommitGroup { ops: vec![put_bytes(number, PART)], token: number, marks }
+    CommitGroup { ops: vec![put_bytes(number, PART)], token: number, marks, hurried: false }
 }
 
 fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {

@@ -5,10 +5,10 @@
 //! is counted for the life of the process, so that a reconnect breaks no rate. Labels have the values of
 //! closed sets: never a customer, an id, or an application, of which a producer may invent any number.
 
-use super::state::Document;
+use super::state::{Document, LinkState, STATES};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use serde_json::Value;
@@ -60,11 +60,6 @@ pub(super) fn page(document: Document, traffic: Traffic) -> Result<String, fmt::
     Ok(page)
 }
 
-/// Words of [`Document::state`].
-const STATES: [&str; 6] = ["draining", "not_ready", "blocked", "stuck", "paused", "running"];
-/// Words of [`super::LinkState::state`].
-const LINKS: [&str; 6] = ["connecting", "connected", "paused", "blocked", "down", "closed"];
-
 #[derive(Debug)]
 struct DaemonFigures {
     document: Document,
@@ -86,20 +81,15 @@ impl DaemonFigures {
         let document = &self.document;
         to.0.encode_descriptor("build", "The binary that runs.", None, MetricType::Info)?
             .encode_info(&[("version", document.version.as_str())])?;
-        let states = STATES.iter().map(|word| (*word, f64::from(u8::from(document.state == *word))));
-        to.gauges("state", "1 for the state of the whole, as in status.", "state", states)?;
-        to.gauge(
-            "ready",
-            "Whether it takes requests and delivers.",
-            None,
-            f64::from(u8::from(document.ready)),
-        )?;
+        let states = STATES.map(|word| ([("state", word)], flag(document.state == word)));
+        to.gauges("state", "1 for the state of the whole, as in status.", states)?;
+        to.gauge("ready", "Whether it takes requests and delivers.", None, flag(document.ready))?;
         let seconds = Some(Unit::Seconds);
         let longest = document.snapshot.longest_turn_us as f64 / 1e6;
         to.gauge("longest_turn", "Longest turn of the loop since the start.", seconds, longest)?;
         let steps = &document.snapshot.totals;
         let steps = [("forward", steps.clock_forward), ("backward", steps.clock_backward)];
-        to.counters("clock_steps", "Steps of the wall clock.", "direction", steps)
+        to.counters("clock_steps", "Steps of the wall clock.", by("direction", steps))
     }
 
     fn items(&self, to: &mut Writer<'_>) -> fmt::Result {
@@ -112,8 +102,8 @@ impl DaemonFigures {
             ("parked", items.parked),
             ("in_memory", items.in_memory),
         ];
-        let states = states.map(|(state, count)| (state, count as f64));
-        to.gauges("items", "Items, by what they are in; several may apply to one.", "state", states)?;
+        let states = states.map(|(state, count)| ([("state", state)], count as f64));
+        to.gauges("items", "Items, by what they are in; several may apply to one.", states)?;
         let overdue = items.oldest_due_at.map_or(0, |due| at.saturating_sub(due)) as f64 / 1e3;
         let help = "How long the first item that may leave has been due.";
         to.gauge("oldest_overdue", help, Some(Unit::Seconds), overdue)?;
@@ -126,13 +116,8 @@ impl DaemonFigures {
         to.gauge("payload", help, Some(Unit::Bytes), items.payload_bytes as f64)?;
         let help = "Applications of which something is known.";
         to.gauge("applications", help, None, snapshot.applications_total as f64)?;
-        let paused = f64::from(u8::from(snapshot.intake_paused));
-        to.gauge(
-            "intake_paused",
-            "Whether requests are held back, deliberately or for want of room.",
-            None,
-            paused,
-        )
+        let help = "Whether requests are held back, deliberately or for want of room.";
+        to.gauge("intake_paused", help, None, flag(snapshot.intake_paused))
     }
 
     fn ways(&self, to: &mut Writer<'_>) -> fmt::Result {
@@ -160,7 +145,7 @@ impl DaemonFigures {
             ("refused", totals.refused),
             ("unknown", totals.unknown),
         ];
-        to.counters("batches_settled", "What became of batches.", "result", settled)?;
+        to.counters("batches_settled", "What became of batches.", by("result", settled))?;
         to.gauge(
             "batches_in_flight",
             "Batches without an answer.",
@@ -169,24 +154,29 @@ impl DaemonFigures {
         )?;
         // Their names are those of the state document.
         let named = serde_json::to_value(totals).map_err(|_| fmt::Error)?;
-        to.counters("items_dead", "Items that became dead letters.", "reason", counts(&named, "dead"))?;
+        let help = "Items that became dead letters.";
+        to.counters("items_dead", help, by("reason", counts(&named["dead"])))?;
         to.counter(
             "dead_letters_confirmed",
             "Dead letters that the broker has confirmed.",
             totals.dead_confirmed,
         )?;
-        to.counters(
-            "windows_closed",
-            "Windows, by what closed them.",
-            "cause",
-            counts(&named, "windows_closed"),
-        )?;
-        to.duplicates(&named)?;
+        let help = "Windows, by what closed them.";
+        to.counters("windows_closed", help, by("cause", counts(&named["windows_closed"])))?;
+        let rules = named["duplicates"].as_object().into_iter().flatten();
+        let duplicates = rules.flat_map(|(rule, results)| {
+            counts(results).map(|(result, count)| ([("rule", rule.as_str()), ("result", result)], count))
+        });
+        to.counters("duplicates", "Requests whose id was known.", duplicates)?;
         to.histogram("publish_lateness", "Per item: moment of publish minus due.", &traffic.lateness)?;
         to.histogram("publish_confirm", "Per batch: publish to confirm.", &traffic.confirm)?;
-        to.links(&self.document.links)?;
+        let links = self.document.links.iter().flat_map(|link| {
+            LinkState::STATES
+                .map(|state| ([("side", link.side.as_str()), ("state", state)], flag(link.state == state)))
+        });
+        to.gauges("connection", "1 for the state of a connection to the broker.", links)?;
         let help = "Connections that ended or did not come about.";
-        to.counters("connections_failed", help, "side", traffic.connections_failed)?;
+        to.counters("connections_failed", help, by("side", traffic.connections_failed))?;
         to.counter(
             "frames_unreadable",
             "Connections that ended in a frame that cannot be parsed.",
@@ -218,10 +208,22 @@ impl DaemonFigures {
     }
 }
 
+fn flag(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
+/// Samples with this one label.
+fn by<'v>(
+    label: &'v str,
+    values: impl IntoIterator<Item = (&'v str, u64)>,
+) -> impl Iterator<Item = ([(&'v str, &'v str); 1], u64)> {
+    values.into_iter().map(move |(value, count)| ([(label, value)], count))
+}
+
 /// The members of an object of the document that are numbers.
-fn counts<'a>(totals: &'a Value, key: &str) -> impl Iterator<Item = (&'a str, u64)> {
-    let object = totals.get(key).and_then(Value::as_object);
-    object.into_iter().flatten().filter_map(|(name, count)| Some((name.as_str(), count.as_u64()?)))
+fn counts(of: &Value) -> impl Iterator<Item = (&str, u64)> {
+    let members = of.as_object().into_iter().flatten();
+    members.filter_map(|(name, count)| Some((name.as_str(), count.as_u64()?)))
 }
 
 struct Writer<'a>(DescriptorEncoder<'a>);
@@ -231,64 +233,30 @@ impl Writer<'_> {
         self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?.encode_gauge(&value)
     }
 
-    fn gauges<'v>(
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Counter).and_then(|to| counted(to, &value))
+    }
+
+    fn gauges<'v, const LABELS: usize>(
         &mut self,
         name: &str,
         help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (&'v str, f64)>,
+        samples: impl IntoIterator<Item = ([(&'v str, &'v str); LABELS], f64)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (value, count) in values {
-            family.encode_family(&[(label, value)])?.encode_gauge(&count)?;
-        }
-        Ok(())
+        samples
+            .into_iter()
+            .try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
     }
 
-    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        metric.encode_counter::<NoLabelSet, _, u64>(&value, None)
-    }
-
-    fn counters<'v>(
+    fn counters<'v, const LABELS: usize>(
         &mut self,
         name: &str,
         help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (&'v str, u64)>,
+        samples: impl IntoIterator<Item = ([(&'v str, &'v str); LABELS], u64)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (value, count) in values {
-            counted(&mut family, &[(label, value)], count)?;
-        }
-        Ok(())
-    }
-
-    /// By the rule that was asked for, and what became of the request.
-    fn duplicates(&mut self, totals: &Value) -> fmt::Result {
-        let help = "Requests whose id was known.";
-        let mut family = self.0.encode_descriptor("duplicates", help, None, MetricType::Counter)?;
-        let rules = totals.get("duplicates").and_then(Value::as_object);
-        for (rule, results) in rules.into_iter().flatten() {
-            for (result, count) in results.as_object().into_iter().flatten() {
-                let labels = [("rule", rule.as_str()), ("result", result.as_str())];
-                counted(&mut family, &labels, count.as_u64().unwrap_or_default())?;
-            }
-        }
-        Ok(())
-    }
-
-    fn links(&mut self, links: &[super::LinkState]) -> fmt::Result {
-        let help = "1 for the state of a connection to the broker.";
-        let mut family = self.0.encode_descriptor("connection", help, None, MetricType::Gauge)?;
-        for link in links {
-            for state in LINKS {
-                let is = f64::from(u8::from(link.state == state));
-                let labels = [("side", link.side.as_str()), ("state", state)];
-                family.encode_family(&labels)?.encode_gauge(&is)?;
-            }
-        }
-        Ok(())
+        samples.into_iter().try_for_each(|(labels, count)| counted(family.encode_family(&labels)?, &count))
     }
 
     fn histogram(&mut self, name: &str, help: &str, of: &Durations) -> fmt::Result {
@@ -300,8 +268,8 @@ impl Writer<'_> {
     }
 }
 
-fn counted(family: &mut MetricEncoder<'_>, labels: &[(&str, &str)], count: u64) -> fmt::Result {
-    family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
+fn counted(mut to: MetricEncoder<'_>, count: &impl EncodeCounterValue) -> fmt::Result {
+    to.encode_counter::<NoLabelSet, _, u64>(count, None)
 }
 
 /// With the names that Prometheus gives to these of every process.
@@ -319,13 +287,10 @@ impl Collector for ProcessFigures {
         let Ok(process) = procfs::process::Process::myself() else { return Ok(()) };
         if let Ok(stat) = process.stat() {
             let cpu = (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64;
-            let mut metric = to.0.encode_descriptor(
-                "process_cpu",
-                "User and system time.",
-                Some(&Unit::Seconds),
-                MetricType::Counter,
-            )?;
-            metric.encode_counter::<NoLabelSet, _, u64>(&cpu, None)?;
+            let help = "User and system time.";
+            let metric =
+                to.0.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
+            counted(metric, &cpu)?;
             let resident = stat.rss.saturating_mul(procfs::page_size()) as f64;
             to.gauge("process_resident_memory", "Memory in use.", Some(Unit::Bytes), resident)?;
             to.gauge("process_virtual_memory", "Address space.", Some(Unit::Bytes), stat.vsize as f64)?;

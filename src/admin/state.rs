@@ -9,6 +9,9 @@ pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Deliverability, Snapshot};
 use serde::{Deserialize, Serialize};
 
+/// Words of [`Document::state`], the gravest first.
+pub(super) const STATES: [&str; 6] = ["draining", "not_ready", "blocked", "stuck", "paused", "running"];
+
 /// Something that may leave and has been due for longer than this makes the state `stuck`, ms.
 const STUCK_MS: u64 = 30_000;
 
@@ -43,10 +46,15 @@ pub struct StateInput {
 pub struct LinkState {
     /// `ingest` or `egress`.
     pub side: String,
-    /// A word: `connecting`, `connected`, `paused`, `blocked`, `down` or `closed`.
+    /// One of [`LinkState::STATES`].
     pub state: String,
     /// A sentence, when there is something to say: address, last error, time of the next try. No secrets.
     pub detail: String,
+}
+
+impl LinkState {
+    /// Words of its state.
+    pub const STATES: [&str; 6] = ["connecting", "connected", "paused", "blocked", "down", "closed"];
 }
 
 /// Counters of the store.
@@ -140,18 +148,19 @@ impl Document {
 }
 
 fn overall(input: &StateInput, missing: &[&str]) -> &'static str {
+    let [draining, not_ready, blocked, stuck, paused, running] = STATES;
     if input.draining {
-        "draining"
+        draining
     } else if !missing.is_empty() {
-        "not_ready"
+        not_ready
     } else if input.links.iter().any(|l| l.state == "blocked") {
-        "blocked"
+        blocked
     } else if is_stuck(input) {
-        "stuck"
+        stuck
     } else if input.snapshot.intake_paused {
-        "paused"
+        paused
     } else {
-        "running"
+        running
     }
 }
 

@@ -67,12 +67,8 @@ impl Shard {
     /// In the order of the fields: what is published or acked depends on nothing that comes later.
     fn execute(&mut self, effects: Effects) {
         if let Some((token, marks)) = effects.commit {
-            let commit = CommitGroup { ops: effects.store, token, marks };
-            if effects.hurried {
-                self.store.commit_at_once(commit);
-            } else {
-                self.store.commit(commit);
-            }
+            let hurried = effects.hurried;
+            self.store.commit(CommitGroup { ops: effects.store, token, marks, hurried });
         }
         if !effects.acks.is_empty() {
             self.amqp.ack(effects.acks);

@@ -130,17 +130,18 @@ fn durations(of: &Distribution) -> Durations {
 }
 
 fn describe(link: &LinkStatus) -> (&'static str, String) {
+    let [connecting, connected, paused, blocked, down, closed] = LinkState::STATES;
     match link {
-        LinkStatus::Connecting { address } => ("connecting", address.clone()),
-        LinkStatus::Up { address, dead: None, .. } => ("connected", address.clone()),
+        LinkStatus::Connecting { address } => (connecting, address.clone()),
+        LinkStatus::Up { address, dead: None, .. } => (connected, address.clone()),
         LinkStatus::Up { address, dead: Some(error), .. } => {
-            ("connected", format!("{address}; dead letters cannot be published: {error}"))
+            (connected, format!("{address}; dead letters cannot be published: {error}"))
         }
-        LinkStatus::Paused { address } => ("paused", address.clone()),
-        LinkStatus::Blocked { reason } => ("blocked", reason.clone()),
+        LinkStatus::Paused { address } => (paused, address.clone()),
+        LinkStatus::Blocked { reason } => (blocked, reason.clone()),
         LinkStatus::Down { error, retry_in } => {
-            ("down", format!("{error}; next try in {} ms", retry_in.as_millis()))
+            (down, format!("{error}; next try in {} ms", retry_in.as_millis()))
         }
-        LinkStatus::Closed => ("closed", String::new()),
+        LinkStatus::Closed => (closed, String::new()),
     }
 }

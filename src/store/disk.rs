@@ -324,7 +324,7 @@ impl DiskStore {
     /// A commit that says what the last one said.
     fn commit_marks(&mut self) -> Result<(), CommitError> {
         let marks = self.marks;
-        self.commit(&[CommitGroup { ops: Vec::new(), token: 0, marks }])
+        self.commit(&[CommitGroup { ops: Vec::new(), token: 0, marks, hurried: false }])
     }
 
     /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not

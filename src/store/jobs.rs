@@ -35,19 +35,14 @@ pub(super) struct Jobs {
     bytes: u64,
     ops: usize,
     loads: usize,
-    /// Somebody waits for what is in the line.
-    hurried: bool,
+    /// Commits that an answer waits for.
+    hurried: usize,
 }
 
 impl Jobs {
     pub(super) fn push(&mut self, queued: Queued<Job>) {
         self.count(&queued);
         self.line.push_back(queued);
-    }
-
-    /// What is in the line waits for no company.
-    pub(super) fn hurry(&mut self) {
-        self.hurried = true;
     }
 
     /// It is the first again.
@@ -58,10 +53,12 @@ impl Jobs {
 
     pub(super) fn pop(&mut self) -> Option<Queued<Job>> {
         let queued = self.line.pop_front()?;
-        self.hurried &= !self.line.is_empty();
         self.bytes = self.bytes.saturating_sub(queued.bytes);
         match &queued.job {
-            Job::Commit(commit) => self.ops -= commit.ops.len(),
+            Job::Commit(commit) => {
+                self.ops -= commit.ops.len();
+                self.hurried -= usize::from(commit.hurried);
+            }
             Job::Load(_) => self.loads -= 1,
         }
         Some(queued)
@@ -70,7 +67,10 @@ impl Jobs {
     fn count(&mut self, queued: &Queued<Job>) {
         self.bytes = self.bytes.saturating_add(queued.bytes);
         match &queued.job {
-            Job::Commit(commit) => self.ops += commit.ops.len(),
+            Job::Commit(commit) => {
+                self.ops += commit.ops.len();
+                self.hurried += usize::from(commit.hurried);
+            }
             Job::Load(_) => self.loads += 1,
         }
     }
@@ -94,7 +94,7 @@ impl Jobs {
 
     /// A read or an answer waits, or there is enough for a sync: nothing waits for company.
     pub(super) fn is_pressing(&self) -> bool {
-        self.loads > 0 || self.hurried || self.ops >= COMPANY_OPS || self.bytes >= COMPANY_BYTES
+        self.loads > 0 || self.hurried > 0 || self.ops >= COMPANY_OPS || self.bytes >= COMPANY_BYTES
     }
 }
 

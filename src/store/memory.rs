@@ -163,7 +163,7 @@ mod tests {
     use crate::engine::types::Key;
 
     fn commit(store: &mut MemoryStore, ops: Vec<Op>) {
-        store.commit(&[CommitGroup { ops, token: 1, marks: Marks::default() }]).unwrap();
+        store.commit(&[CommitGroup { ops, token: 1, marks: Marks::default(), hurried: false }]).unwrap();
     }
 
     fn remember(bucket: u8, seq: u64, at: u64) -> Op {

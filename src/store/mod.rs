@@ -68,6 +68,8 @@ pub struct CommitGroup {
     pub token: Token,
     /// Recorded with it.
     pub marks: Marks,
+    /// An answer waits for it: it waits for no others to share a sync with.
+    pub hurried: bool,
 }
 
 /// Room on the disk, bytes.

@@ -48,6 +48,16 @@ fn marks_and_small_rows_survive() {
         end,
         through_seq,
     };
+    let over = vec![
+        Op::DeleteWindow { application: "app".into(), customer: "b".into() },
+        Op::PutQueue(queue("held", 0, true)),
+        Op::PutQueue(queue("held too", 3, true)),
+        Op::PutQueue(queue("runs", 2, false)),
+        Op::PutQueue(queue("gone", 0, false)),
+        no_closing(99, 1),
+        no_closing(97, 1),
+        Op::BeginBucket(bucket(7, 80)),
+    ];
     store
         .commit(&[
             group(
@@ -68,20 +78,7 @@ fn marks_and_small_rows_survive() {
                     Op::BeginBucket(bucket(2, 70)),
                 ],
             ),
-            CommitGroup {
-                ops: vec![
-                    Op::DeleteWindow { application: "app".into(), customer: "b".into() },
-                    Op::PutQueue(queue("held", 0, true)),
-                    Op::PutQueue(queue("held too", 3, true)),
-                    Op::PutQueue(queue("runs", 2, false)),
-                    Op::PutQueue(queue("gone", 0, false)),
-                    no_closing(99, 1),
-                    no_closing(97, 1),
-                    Op::BeginBucket(bucket(7, 80)),
-                ],
-                token: 2,
-                marks,
-            },
+            CommitGroup { marks, ..group(2, over) },
         ])
         .unwrap();
     store.close().unwrap();

@@ -193,7 +193,7 @@ fn what_lies_ahead_of_the_clock_is_told_of() {
     let expected = [row("c", soon, None), row("c", soon, Some(ClosedBy::Count)), row("c2", later, None)];
     for (token, wall, expected) in [(1, now + 300_000, &expected[..]), (2, now - 1, &[])] {
         let marks = Marks { next_seq: 100, wall };
-        store.commit(&[CommitGroup { ops: std::mem::take(&mut ops), token, marks }]).unwrap();
+        store.commit(&[CommitGroup { ops: std::mem::take(&mut ops), token, marks, hurried: false }]).unwrap();
         drop(store);
         let OpenStore { store: again, opened, .. } = open_at(dir.path());
         assert_eq!((opened.marks, &opened.ahead[..]), (marks, expected));

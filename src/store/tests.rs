@@ -82,7 +82,7 @@ pub(super) fn failed(due: u64, seq: u64, attempts: u32) -> Op {
 }
 
 pub(super) fn group(token: Token, ops: Vec<Op>) -> CommitGroup {
-    CommitGroup { ops, token, marks: Marks { next_seq: token + 1, wall: 0 } }
+    CommitGroup { ops, token, marks: Marks { next_seq: token + 1, wall: 0 }, hurried: false }
 }
 
 pub(super) fn config(path: &Path) -> config::StoreConfig {
@@ -362,7 +362,8 @@ fn a_move_to_another_application_is_refused() {
 #[test]
 fn marks_alone_are_a_commit() {
     let (dir, mut store) = fresh();
-    let lease = CommitGroup { ops: vec![], token: 1, marks: Marks { next_seq: 1 << 20, wall: 0 } };
+    let lease =
+        CommitGroup { ops: vec![], token: 1, marks: Marks { next_seq: 1 << 20, wall: 0 }, hurried: false };
     store.commit(&[lease]).unwrap();
     drop(store);
     assert_eq!(open_at(dir.path()).opened.marks.next_seq, 1 << 20);

@@ -107,13 +107,7 @@ impl StoreHandle {
     /// [`StoreFailure::Stalled`]. Without effect after a failure or [`StoreHandle::close`].
     pub fn commit(&self, commit: CommitGroup) {
         let bytes = commit.ops.iter().map(size).sum();
-        self.queue(Job::Commit(commit), bytes, false);
-    }
-
-    /// The same for a commit that an answer waits for: it waits for no company.
-    pub fn commit_at_once(&self, commit: CommitGroup) {
-        let bytes = commit.ops.iter().map(size).sum();
-        self.queue(Job::Commit(commit), bytes, true);
+        self.queue(Job::Commit(commit), bytes);
     }
 
     /// Queues a read; [`StoreEvent::Loaded`] follows, in the order in which reads other than
@@ -129,7 +123,7 @@ impl StoreHandle {
             Load::Contents(wanted) if state.has_reader => wanted,
             load @ (Load::Ranges { .. } | Load::Contents(_) | Load::Find(_) | Load::Scan(_)) => {
                 drop(state);
-                return self.queue(Job::Load(load), 0, false);
+                return self.queue(Job::Load(load), 0);
             }
         };
         if state.open() {
@@ -138,7 +132,7 @@ impl StoreHandle {
         }
     }
 
-    fn queue(&self, job: Job, bytes: u64, hurried: bool) {
+    fn queue(&self, job: Job, bytes: u64) {
         let now = clock::now().mono;
         let bytes = bytes.saturating_add(JOB_COST);
         let mut state = self.shared.lock();
@@ -153,9 +147,6 @@ impl StoreHandle {
             return self.shared.fail(stalled);
         }
         state.jobs.push(Queued { since: now, bytes, job });
-        if hurried {
-            state.jobs.hurry();
-        }
         if !state.lingers || state.jobs.is_pressing() {
             self.shared.work.notify_one();
         }

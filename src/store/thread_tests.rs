@@ -466,7 +466,7 @@ fn few_small_commits_wait_for_others_and_share_a_sync() {
     bench.called(Call::Find(4));
     // so does a commit that somebody waits for,
     bench.commit(5);
-    bench.handle.commit_at_once(group(6, ops(6, 1)));
+    bench.handle.commit(CommitGroup { hurried: true, ..group(6, ops(6, 1)) });
     bench.called(Call::Commit(vec![5, 6]));
     bench.gate.send(true).unwrap();
     // so do enough bytes,
