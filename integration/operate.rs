@@ -1,7 +1,9 @@
 //! What operators do: hold applications back and let them go on, and see to what cannot be delivered.
 
+mod paper;
 mod parked;
 mod paused;
+mod setup;
 
 use serde_json::{json, Value};
 use tidegate_harness::Daemon;

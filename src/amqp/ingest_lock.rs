@@ -85,7 +85,7 @@ fn ghost(heartbeat: Duration) -> String {
 }
 
 /// Of the ingest queue; a name that would be too long ends in a hash.
-fn lock_name(queue: &str) -> String {
+pub(super) fn lock_name(queue: &str) -> String {
     let name = format!("{PREFIX}{queue}");
     if name.len() <= MAX_NAME {
         return name;

@@ -14,6 +14,7 @@
 
 mod alone;
 mod backoff;
+pub(crate) mod blueprint;
 mod channels;
 mod confirm_tracker;
 mod confirms;

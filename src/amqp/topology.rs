@@ -3,6 +3,7 @@
 //! Each side sees to what it uses, since the two may have different logins or even brokers. Deliberately
 //! absent: deleting or changing anything that is there. A queue with other arguments is used as it is.
 
+use super::blueprint::{ingest_arguments, Argument};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use crate::config::Topology;
@@ -11,9 +12,6 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
 use std::time::Duration;
 use tokio::time::timeout;
-
-/// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
-const DELIVERY_LIMIT: i64 = 50;
 
 /// The names that a side needs.
 #[derive(Clone, Debug)]
@@ -60,9 +58,8 @@ pub(super) async fn prepare_ingest(
         Topology::Declare => {
             let dead = setup.declare_dead(&names.dead).await;
             setup.tolerate_dead(&names.dead, dead)?;
-            setup
-                .declare_queue(&names.queue, ingest_arguments(&names.dead), &explain_ingest(&names.dead))
-                .await?;
+            let (arguments, named) = ingest_queue(&names.dead);
+            setup.declare_queue(&names.queue, arguments, &named).await?;
             setup.declare_exchange(&names.ingest, ExchangeKind::Fanout, OtherType::Report).await?;
             setup.bind(&names.queue, &names.ingest).await?;
         }
@@ -163,8 +160,8 @@ pub(super) async fn inspect_ingest(
     let mut setup = Setup::new(session, limit);
     let mut found = Vec::new();
     if setup.exists(&mut found, &names.queue, true).await {
-        let arguments = ingest_arguments(&names.dead);
-        let outcome = setup.declare_queue(&names.queue, arguments, &explain_ingest(&names.dead)).await;
+        let (arguments, named) = ingest_queue(&names.dead);
+        let outcome = setup.declare_queue(&names.queue, arguments, &named).await;
         setup.compared(&mut found, outcome);
     }
     if setup.exists(&mut found, &names.ingest, false).await {
@@ -200,25 +197,30 @@ pub(super) async fn inspect_egress(
 
 /// What the broker takes off the ingest queue by itself arrives at the dead exchange. Without a limit
 /// RabbitMQ 4 drops after 20 returns, and a limit of -1 makes 3.10 drop at the first.
-fn ingest_arguments(dead: &str) -> FieldTable {
-    let mut arguments = FieldTable::default();
-    for (name, value) in [
-        ("x-queue-type", "quorum"),
-        ("x-dead-letter-exchange", dead),
-        ("x-dead-letter-strategy", "at-least-once"),
-        ("x-overflow", "reject-publish"),
-    ] {
-        arguments.insert(name.into(), AMQPValue::LongString(value.into()));
+/// As the protocol carries them.
+fn field_table(arguments: Vec<(&'static str, Argument)>) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in arguments {
+        let value = match value {
+            Argument::Text(text) => AMQPValue::LongString(text.into()),
+            Argument::Number(number) => AMQPValue::LongLongInt(number),
+        };
+        table.insert(name.into(), value);
     }
-    arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
-    arguments
+    table
 }
 
-fn explain_ingest(dead: &str) -> String {
-    format!(
-        "x-queue-type=quorum, x-dead-letter-exchange={dead}, x-dead-letter-strategy=at-least-once, \
-         x-overflow=reject-publish, x-delivery-limit={DELIVERY_LIMIT}"
-    )
+/// Arguments of the ingest queue, and how they are named where a queue has others.
+fn ingest_queue(dead: &str) -> (FieldTable, String) {
+    let arguments = ingest_arguments(dead);
+    let named: Vec<_> = arguments
+        .iter()
+        .map(|(name, value)| match value {
+            Argument::Text(text) => format!("{name}={text}"),
+            Argument::Number(number) => format!("{name}={number}"),
+        })
+        .collect();
+    (field_table(arguments), named.join(", "))
 }
 
 fn short(name: &str) -> Result<ShortString, Fault> {

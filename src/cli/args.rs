@@ -16,8 +16,9 @@ Exit codes:
   0   done
   1   failed; the reason is on standard error
   2   wrong usage; parked drop without --yes, tail of a parked application without --drain
-  3   not done, or in part: not ready (status), no batch or fewer than asked for (tail), nothing of that name
-      is known (unknown), or it was found sent, expired, dead or in flight and could not be cancelled (cancel)
+  3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
+      that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
+      cancelled (cancel)
   75  the store is locked by another process (run)
   78  the configuration is at fault
 
@@ -100,16 +101,33 @@ pub(super) enum CliCommand {
     Parked(ParkedCommand),
     /// Show the state of the running daemon
     Status,
+    /// Say whether the running daemon is well, by exit code: for probes and scripts
+    ///
+    /// Exit code 0: live and ready. 3: live, and something that it needs is missing. 1: stuck, or no answer.
+    Health(HealthArgs),
     /// Help with the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// What the broker needs to have
+    #[command(subcommand)]
+    Topology(TopologyCommand),
+    /// Print what a shell needs to complete commands and options
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write a page for each command into a directory
+    Man(ManArgs),
 }
 
 impl CliCommand {
     /// Whether it speaks to the admin port of a running daemon.
     pub(super) fn asks_the_daemon(&self) -> bool {
         match self {
-            CliCommand::Run(_) | CliCommand::Check(_) | CliCommand::Push(_) | CliCommand::Config(_) => false,
+            CliCommand::Run(_)
+            | CliCommand::Check(_)
+            | CliCommand::Push(_)
+            | CliCommand::Config(_)
+            | CliCommand::Topology(_)
+            | CliCommand::Completions(_)
+            | CliCommand::Man(_) => false,
             CliCommand::Tail(_)
             | CliCommand::Cancel(_)
             | CliCommand::Lookup(_)
@@ -118,6 +136,7 @@ impl CliCommand {
             | CliCommand::Pause(_)
             | CliCommand::Resume(_)
             | CliCommand::Parked(_)
+            | CliCommand::Health(_)
             | CliCommand::Status => true,
         }
     }
@@ -128,6 +147,47 @@ impl CliCommand {
 pub(super) enum ConfigCommand {
     /// Print a complete configuration with every key, its default and what it means
     Sample,
+    /// Print a JSON Schema of the configuration, for editors
+    Schema,
+    /// Print the configuration that holds: file and environment laid over the defaults, without passwords
+    Show,
+}
+
+/// Subcommands of `topology`.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(super) enum TopologyCommand {
+    /// Print commands that make exchanges, queues and accounts with the least rights, as the configuration
+    /// names them
+    ///
+    /// With --output json: definitions without accounts, for `rabbitmqctl import_definitions`.
+    Print,
+}
+
+/// Arguments of `health`.
+#[derive(Args, Debug)]
+pub(super) struct HealthArgs {
+    /// Only whether it moves, not whether all that it needs is there
+    #[arg(long)]
+    pub live: bool,
+    /// Longest wait for each of the two answers
+    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+}
+
+/// Arguments of `completions`.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct CompletionsArgs {
+    /// Shell that is to complete
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `man`.
+#[derive(Args, Debug)]
+pub(super) struct ManArgs {
+    /// Where to write the pages; it must be there
+    #[arg(long, value_name = "DIR")]
+    pub directory: Option<PathBuf>,
 }
 
 /// Arguments of `run`.

@@ -113,6 +113,22 @@ impl Client {
         Ok((status, value))
     }
 
+    /// Status of a probe, and its document, if it has one; waits for no longer than `within`.
+    ///
+    /// # Errors
+    /// No answer in time.
+    pub(super) fn probe(&self, path: &str, within: Duration) -> Result<(u16, Value), Failure> {
+        let unreachable =
+            |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.place));
+        let request = Request::builder().uri(format!("{}{path}", self.base));
+        let request = request.body(()).map_err(Failure::failed)?;
+        let request = self.agent.configure_request(request).timeout_global(Some(within)).build();
+        let mut answer = self.agent.run(request).map_err(unreachable)?;
+        let status = answer.status().as_u16();
+        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
+        Ok((status, serde_json::from_str(&text).unwrap_or_default()))
+    }
+
     /// The document of an answer: of what there is, or of what is `unknown`.
     ///
     /// # Errors

@@ -7,16 +7,19 @@ mod broker;
 mod check;
 mod client;
 mod commands;
+mod health;
 mod list;
 mod output;
+mod paper;
 mod push;
 mod status;
 mod tail;
+mod topology;
 mod unix;
 
 use crate::config::{self, environment, Config, LoadedConfig};
 use crate::daemon;
-use args::{Cli, CliCommand, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs};
+use args::{Cli, CliCommand, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs, TopologyCommand};
 use clap::Parser;
 use client::Client;
 use output::{note, plain, Failure, Out};
@@ -27,8 +30,6 @@ use std::process::ExitCode;
 
 /// Read when neither argument nor environment names a file, if it is there.
 const DEFAULT_CONFIG: &str = "/etc/tidegate/config.toml";
-/// Every key with its default; a test of the configuration holds it to that.
-const SAMPLE: &str = include_str!("../../config.example.toml");
 /// Names the file when the argument does not.
 const CONFIG_VARIABLE: &str = "TIDEGATE_CONFIG";
 /// Names the daemon's address when `--url` does not.
@@ -74,8 +75,14 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
         CliCommand::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
         CliCommand::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
-        // Whatever the output is to be: it is a file's text.
-        CliCommand::Config(ConfigCommand::Sample) => Out::lock().line(SAMPLE.trim_end())?,
+        // Whatever the output is to be: these are texts of files.
+        CliCommand::Config(ConfigCommand::Sample) => Out::lock().line(config::SAMPLE.trim_end())?,
+        CliCommand::Config(ConfigCommand::Schema) => Out::lock().json(&config::schema())?,
+        CliCommand::Config(ConfigCommand::Show) => Out::lock().line(shown(path.as_deref())?.trim_end())?,
+        CliCommand::Completions(args) => paper::completions(args)?,
+        CliCommand::Man(args) => paper::man(&args)?,
+        CliCommand::Topology(TopologyCommand::Print) => topology::print(&quietly(path.as_deref())?, output)?,
+        CliCommand::Health(args) => health::run(&daemon()?, &args, output)?,
         CliCommand::Status => status::run(&daemon()?, output)?,
         CliCommand::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
         CliCommand::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
@@ -107,6 +114,12 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
 /// For commands beside the daemon, which has logged its warnings already.
 fn quietly(path: Option<&Path>) -> Result<Config, Failure> {
     load(path).map(|loaded| loaded.config).map_err(Failure::Config)
+}
+
+/// The configuration that holds, as text.
+fn shown(path: Option<&Path>) -> Result<String, Failure> {
+    let env: Vec<_> = environment().collect();
+    Config::show(path, env.into_iter()).map_err(|faults| Failure::Config(faults.to_string()))
 }
 
 /// Loads the configuration, or tells its faults, one a line.

@@ -15,8 +15,10 @@ mod listen;
 mod login;
 mod read;
 mod reload;
+mod schema;
 mod secret;
 mod section;
+mod show;
 pub mod terms;
 mod tree;
 mod units;
@@ -26,6 +28,7 @@ pub use copies::{event_name, is_event_member, CopiedProperty, Copies, CopyRules}
 pub use finding::{Faults, Finding, Location};
 pub use listen::{Listen, UNIX_SCHEME};
 pub use reload::needs_restart;
+pub use schema::schema;
 
 use crate::engine::types::{AppSettings, Budget, Settings, TurnLimits};
 use secrecy::SecretString;
@@ -60,11 +63,14 @@ pub fn read_secret(path: &Path) -> Result<SecretString, String> {
     secret::read(path).map(|secret| secret.text)
 }
 
+/// Every key with its default and what it means; a test holds it to that.
+pub const SAMPLE: &str = include_str!("../../config.example.toml");
+
 /// Paths of all keys there are, those of `[applications.NAME]` apart (they are those of `[defaults]`).
 pub fn keys() -> Vec<String> {
     let findings = section::Findings::default();
     let _ = read::config(&tree::Table::new(), &findings, &login::Surroundings::default());
-    findings.keys.take().into_iter().collect()
+    findings.keys.take().into_keys().collect()
 }
 
 impl Config {

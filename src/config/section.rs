@@ -4,9 +4,11 @@
 
 use super::finding::{nearest, Finding, Location};
 use super::tree::{Node, Table, Value};
+use super::units::Shape;
 use serde::de::DeserializeSeed;
+use serde_json::json;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use toml::de::{DeValue, Error, ValueDeserializer};
 use toml::Spanned;
@@ -16,8 +18,8 @@ use toml::Spanned;
 pub(super) struct Findings {
     pub faults: RefCell<Vec<Finding>>,
     pub warnings: RefCell<Vec<Finding>>,
-    /// Paths of all keys that were read.
-    pub keys: RefCell<BTreeSet<String>>,
+    /// Paths of all keys that were read, and what each takes.
+    pub keys: RefCell<BTreeMap<String, serde_json::Value>>,
 }
 
 impl Findings {
@@ -81,9 +83,9 @@ impl<'t, 'f> Section<'t, 'f> {
     /// The value of a key, or `default` where it is left out or faulty; the latter is noted.
     pub(super) fn get<S>(&mut self, key: &'static str, default: S::Value, seed: S) -> S::Value
     where
-        S: DeserializeSeed<'t> + Clone,
+        S: DeserializeSeed<'t> + Shape + Clone,
     {
-        let Some(node) = self.node(key) else { return default };
+        let Some(node) = self.node(key, seed.shape()) else { return default };
         let as_text = seed.clone();
         let read: Result<S::Value, Error> = match &node.value {
             // The span is of no use: the place is known, and is not always in a file.
@@ -107,7 +109,7 @@ impl<'t, 'f> Section<'t, 'f> {
     /// As [`get`](Self::get), in milliseconds.
     pub(super) fn get_ms<S>(&mut self, key: &'static str, default: u64, seed: S) -> u64
     where
-        S: DeserializeSeed<'t, Value = Duration> + Clone,
+        S: DeserializeSeed<'t, Value = Duration> + Shape + Clone,
     {
         // Seeds bound durations to a hundred years, so that the milliseconds fit.
         self.get(key, Duration::from_millis(default), seed).as_millis() as u64
@@ -116,9 +118,10 @@ impl<'t, 'f> Section<'t, 'f> {
     /// A list of values, each with its place; `None` where it is left out or faulty.
     pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Location, S::Value)>>
     where
-        S: DeserializeSeed<'t>,
+        S: DeserializeSeed<'t> + Shape,
     {
-        let Value::List(nodes) = &self.node(key)?.value else {
+        let shape = json!({ "type": "array", "items": seed().shape() });
+        let Value::List(nodes) = &self.node(key, shape)?.value else {
             self.fault(key, "is not a list: write [\"..\", \"..\"]");
             return None;
         };
@@ -196,9 +199,9 @@ impl<'t, 'f> Section<'t, 'f> {
         }
     }
 
-    fn node(&mut self, key: &'static str) -> Option<&'t Node<'t>> {
+    fn node(&mut self, key: &'static str, shape: serde_json::Value) -> Option<&'t Node<'t>> {
         self.known.push(key);
-        self.findings.keys.borrow_mut().insert(self.path_of(key));
+        self.findings.keys.borrow_mut().insert(self.path_of(key), shape);
         self.table?.get(key)
     }
 

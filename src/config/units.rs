@@ -5,12 +5,19 @@
 
 use super::finding::nearest;
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
+use serde_json::{json, Value};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// The longest duration that any key takes: 100 years. Sums of a few of them stay far inside 64 bits of ms.
 pub(super) const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3_600);
+
+/// A value as JSON Schema describes it.
+pub(super) trait Shape {
+    /// The keywords that hold for every value that this seed takes, and for few others.
+    fn shape(&self) -> Value;
+}
 
 /// Makes a seed of a visitor: both are the same value.
 macro_rules! seed {
@@ -50,6 +57,12 @@ impl Visitor<'_> for Whole {
         } else {
             Err(E::custom(format_args!("{n} is not {}", WantedValue(&self))))
         }
+    }
+}
+
+impl Shape for Whole {
+    fn shape(&self) -> Value {
+        json!({ "type": "integer", "minimum": self.0.start(), "maximum": self.0.end() })
     }
 }
 
@@ -117,6 +130,12 @@ impl Visitor<'_> for Span {
     }
 }
 
+impl Shape for Span {
+    fn shape(&self) -> Value {
+        json!({ "type": "string", "pattern": "^([0-9]+ *[a-zA-Z]+ *)+$" })
+    }
+}
+
 /// A number of bytes within bounds.
 #[derive(Clone)]
 pub(super) struct Size(pub RangeInclusive<u64>);
@@ -172,6 +191,13 @@ impl Visitor<'_> for Size {
     }
 }
 
+impl Shape for Size {
+    fn shape(&self) -> Value {
+        let units: Vec<_> = UNITS.iter().map(|(name, _)| *name).collect();
+        json!({ "type": "string", "pattern": format!("^[0-9]+ *({})$", units.join("|")) })
+    }
+}
+
 /// A number of bytes as text, in the largest unit that divides it.
 pub(super) fn size(bytes: u64) -> String {
     let binary = UNITS[6..].iter().rev().chain(&UNITS[..1]);
@@ -196,6 +222,12 @@ impl Visitor<'_> for Flag {
 
     fn visit_bool<E: Error>(self, b: bool) -> Result<bool, E> {
         Ok(b)
+    }
+}
+
+impl Shape for Flag {
+    fn shape(&self) -> Value {
+        json!({ "type": "boolean" })
     }
 }
 
@@ -233,6 +265,13 @@ impl<T: Copy> Visitor<'_> for Words<T> {
     }
 }
 
+impl<T> Shape for Words<T> {
+    fn shape(&self) -> Value {
+        let words: Vec<_> = self.0.iter().map(|(word, _)| *word).collect();
+        json!({ "enum": words })
+    }
+}
+
 /// Any text. What stands there instead is not quoted.
 #[derive(Clone)]
 pub(super) struct Text;
@@ -260,6 +299,12 @@ impl Visitor<'_> for Text {
 
     fn visit_f64<E: Error>(self, _: f64) -> Result<String, E> {
         Err(E::custom("is a number; expected text in quotes"))
+    }
+}
+
+impl Shape for Text {
+    fn shape(&self) -> Value {
+        json!({ "type": "string" })
     }
 }
 

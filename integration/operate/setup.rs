@@ -1,0 +1,77 @@
+//! `topology print`: what it prints is enough, and no more than that is needed.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+use tidegate_harness::{Client, Config, Daemon, Node, Push, Site};
+
+/// What follows the program's name in a line of shell, as the shell takes it apart.
+fn arguments(line: &str) -> Vec<String> {
+    let words = line.strip_prefix("rabbitmqctl ").expect("a command");
+    let script = format!("printf '%s\\n' {words}");
+    let output = Command::new("sh").arg("-c").arg(script).output().expect("sh runs");
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+/// Makes the accounts of the printed script, all with one password, and lets an account of the test in.
+fn make_accounts(node: &Node, daemon: &Daemon, vhost: &str) -> Client {
+    let told = daemon.cli(&["topology", "print"]);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    for line in told.out.lines().filter(|line| line.starts_with("rabbitmqctl ")) {
+        let words = arguments(line);
+        node.ctl(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let (_, _, user, _) = node.login();
+    node.ctl(&["set_permissions", "-p", vhost, &user, ".*", ".*", ".*"]);
+    Client::connect(&node.uri_of(&user, vhost))
+}
+
+/// A message goes all the way, and an order by AMQP is answered: both logins may do their work.
+fn works(site: &Site<'_>, client: &Client, daemon: Daemon) {
+    let mut daemon = daemon;
+    daemon.start_again();
+    let daemon = daemon.ready();
+    let queue = site.queue("shop");
+    client.queue(&queue, lapin::types::FieldTable::default());
+    client.bind(&queue, &site.out(), "shop");
+    let inbox = client.consume(&queue);
+    client.publish(&Push::new(&site.ingest(), "shop", "1").id("least"));
+    let item = inbox.items(1, Duration::from_secs(20)).remove(0);
+    assert_eq!(item.id, "least");
+    let state = daemon.state();
+    assert_eq!(state["ready"], true, "{state}");
+    // Without the right to it, consumers would be counted instead.
+    assert!(!daemon.log().contains("are counted instead"), "{}", daemon.log_tail());
+    assert!(!daemon.log().contains("ACCESS_REFUSED"), "{}", daemon.log_tail());
+}
+
+fn configured(site: &Site<'_>, node: &Node, vhost: &str, users: [&str; 2], topology: &str) -> Config {
+    let (address, ..) = node.login();
+    let uri = |user: &str| format!("amqp://{user}:PASSWORD@{address}/{vhost}");
+    site.config()
+        .text("amqp.uri", &uri(users[0]))
+        .text("egress.uri", &uri(users[1]))
+        .text("amqp.topology", topology)
+}
+
+#[test]
+fn the_printed_rights_are_enough() {
+    let Some(node) = Node::controlled("the_printed_rights_are_enough") else { return };
+    for (vhost, users, topology) in [
+        ("least-passive", ["passive-in", "passive-out"], "passive"),
+        ("least-one", ["passive-one", "passive-one"], "passive"),
+        ("least-declare", ["declare-in", "declare-out"], "declare"),
+        ("least-both", ["declare-one", "declare-one"], "declare"),
+    ] {
+        let site = Site::on(node, vhost);
+        let daemon = Daemon::stopped(&configured(&site, node, vhost, users, topology), &site.dir);
+        let client = make_accounts(node, &daemon, vhost);
+        if topology == "passive" {
+            let told = daemon.cli(&["topology", "print", "--output", "json"]);
+            let file = site.dir.join("definitions.json");
+            fs::write(&file, &told.out).expect("the definitions' file");
+            node.ctl(&["import_definitions", file.to_str().expect("a path of text")]);
+        }
+        works(&site, &client, daemon);
+    }
+}

@@ -1,0 +1,31 @@
+//! `completions` and `man`: what is told of the command line, made from the same definition that reads it.
+
+use super::args::{Cli, CompletionsArgs, ManArgs};
+use super::output::Failure;
+use clap::CommandFactory;
+use std::io::{self, Write};
+
+/// Runs `completions`.
+///
+/// # Errors
+/// Failed when standard output cannot be written.
+pub(super) fn completions(args: CompletionsArgs) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "tidegate", &mut text);
+    Ok(io::stdout().lock().write_all(&text)?)
+}
+
+/// Runs `man`.
+///
+/// # Errors
+/// Failed when standard output or a page cannot be written.
+pub(super) fn man(args: &ManArgs) -> Result<(), Failure> {
+    let command = Cli::command();
+    if let Some(directory) = &args.directory {
+        let written = clap_mangen::generate_to(command, directory);
+        return written.map_err(|error| Failure::failed(format_args!("{}: {error}", directory.display())));
+    }
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command).render(&mut text)?;
+    Ok(io::stdout().lock().write_all(&text)?)
+}

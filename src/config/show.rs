@@ -1,0 +1,160 @@
+//! The configuration as it holds: what was written laid over the defaults, as text of the same form, without
+//! secrets.
+
+use super::tree::{Node, Table, Value};
+use super::{laid_over, section, Config, Faults, File, SAMPLE};
+use std::path::Path;
+use toml::de::DeValue;
+use toml::Value as Shown;
+
+/// Stands in the place of a password.
+const REDACTED: &str = "***";
+
+impl Config {
+    /// Every key with the value that holds for a file and an environment, as TOML, in alphabetical order.
+    /// Passwords in addresses are left out. Files that are named are not shown.
+    ///
+    /// # Errors
+    /// As [`Config::load`]: of a faulty configuration nothing is shown.
+    pub fn show(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)> + Clone,
+    ) -> Result<String, Faults> {
+        Config::load(path, env.clone())?;
+        let mut env: Vec<(String, String)> =
+            env.filter(|(name, _)| name.starts_with(super::tree::PREFIX)).collect();
+        env.sort();
+        let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
+        let (tree, _) = laid_over(file.as_ref(), &env, &section::Findings::default())?;
+        let mut all: toml::Table = toml::from_str(SAMPLE).unwrap_or_default();
+        lay_over(&mut all, &tree);
+        all.iter_mut().for_each(|(key, value)| redact(key, value));
+        Ok(toml::to_string(&all).unwrap_or_default())
+    }
+}
+
+fn lay_over(all: &mut toml::Table, tree: &Table<'_>) {
+    // Of the two ways to write addresses the one that was written holds.
+    for (written, other) in [("uris", "uri"), ("uri", "uris")] {
+        if tree.contains_key(written) {
+            all.remove(other);
+        }
+    }
+    for (key, node) in tree {
+        let value = match (&node.value, all.get_mut(key)) {
+            (Value::Table(inner), Some(Shown::Table(known))) => {
+                lay_over(known, inner);
+                continue;
+            }
+            // What looks like a number is text where the key wants text.
+            (Value::Leaf(_), Some(Shown::String(_))) if node.text.is_some() => {
+                Shown::String(node.text.unwrap_or_default().trim_matches('"').to_owned())
+            }
+            _ => shown(node),
+        };
+        all.insert(key.clone(), value);
+    }
+}
+
+fn shown(node: &Node<'_>) -> Shown {
+    match &node.value {
+        Value::Table(inner) => {
+            Shown::Table(inner.iter().map(|(key, node)| (key.clone(), shown(node))).collect())
+        }
+        Value::List(list) => Shown::Array(list.iter().map(shown).collect()),
+        Value::Leaf(leaf) => of_leaf(leaf),
+    }
+}
+
+fn of_leaf(leaf: &DeValue<'_>) -> Shown {
+    match leaf {
+        DeValue::String(text) => Shown::String(text.to_string()),
+        DeValue::Integer(number) => {
+            let read = i64::from_str_radix(number.as_str(), number.radix());
+            read.map_or_else(|_| Shown::String(number.as_str().to_owned()), Shown::Integer)
+        }
+        DeValue::Float(number) => {
+            let read = number.as_str().parse();
+            read.map_or_else(|_| Shown::String(number.as_str().to_owned()), Shown::Float)
+        }
+        DeValue::Boolean(flag) => Shown::Boolean(*flag),
+        DeValue::Datetime(at) => Shown::Datetime(*at),
+        // They are nodes of the tree.
+        DeValue::Array(_) | DeValue::Table(_) => Shown::Boolean(false),
+    }
+}
+
+fn redact(key: &str, value: &mut Shown) {
+    match value {
+        Shown::Table(table) => table.iter_mut().for_each(|(key, value)| redact(key, value)),
+        Shown::Array(list) => list.iter_mut().for_each(|value| redact(key, value)),
+        Shown::String(text) if matches!(key, "uri" | "uris") => {
+            if let Some(without) = without_password(text) {
+                *text = without;
+            }
+        }
+        Shown::String(_) | Shown::Integer(_) | Shown::Float(_) | Shown::Boolean(_) | Shown::Datetime(_) => {}
+    }
+}
+
+/// `amqp://user:password@host` with the password redacted; `None`: there is none.
+fn without_password(uri: &str) -> Option<String> {
+    let (scheme, rest) = uri.split_once("://")?;
+    let authority = rest.find(['/', '?', '#']).map_or(rest, |end| &rest[..end]);
+    let (login, _) = authority.rsplit_once('@')?;
+    let (user, _) = login.split_once(':')?;
+    Some(format!("{scheme}://{user}:{REDACTED}{}", &rest[login.len()..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn show(text: &str, env: &[(&str, &str)]) -> Result<String, Faults> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        let env: Vec<(String, String)> =
+            env.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        Config::show(Some(&path), env.into_iter())
+    }
+
+    #[test]
+    fn what_was_written_lies_over_the_defaults() {
+        let text = show(
+            "[amqp]\nuris = [\"amqp://u:canary@localhost/%2f\", \"amqp://localhost\"]\n\
+             [defaults]\nretry = { min = \"2s\" }\n[applications.shop]\nwindow = \"10s\"\nmax_items = 0x10\n",
+            &[("TIDEGATE__INGEST__QUEUE", "123"), ("TIDEGATE__EGRESS__URI", "amqp://w:canary@localhost")],
+        );
+        let text = text.unwrap();
+        assert!(!text.contains("canary"), "{text}");
+        let all: toml::Table = text.parse().unwrap();
+        let uris: Vec<_> =
+            all["amqp"]["uris"].as_array().unwrap().iter().map(|v| v.as_str().unwrap()).collect();
+        assert_eq!(uris, ["amqp://u:***@localhost/%2f", "amqp://localhost"]);
+        assert!(all["amqp"].get("uri").is_none());
+        assert_eq!(all["egress"]["uri"].as_str(), Some("amqp://w:***@localhost"));
+        assert_eq!(all["ingest"]["queue"].as_str(), Some("123"));
+        assert_eq!(all["ingest"]["prefetch"].as_integer(), Some(10_000));
+        assert_eq!(all["defaults"]["retry"]["min"].as_str(), Some("2s"));
+        assert_eq!(all["defaults"]["retry"]["max"].as_str(), Some("5m"));
+        assert_eq!(all["applications"]["shop"]["max_items"].as_integer(), Some(16));
+    }
+
+    #[test]
+    fn what_is_shown_is_a_configuration_that_says_the_same() {
+        let text = show("[limits]\nmemory = \"64MiB\"\n", &[]).unwrap();
+        assert_eq!(show(&text, &[]).unwrap(), text);
+        assert!(show("[limits]\nmemory = 3\n", &[]).is_err());
+    }
+
+    #[test]
+    fn only_a_password_is_left_out() {
+        let shown = |uri| without_password(uri);
+        assert_eq!(shown("amqp://u:p%40q@h:1/v"), Some("amqp://u:***@h:1/v".to_owned()));
+        assert_eq!(shown("amqps://u:@h"), Some("amqps://u:***@h".to_owned()));
+        for without in ["amqp://h:5672", "amqp://u@h", "amqp://[::1]:5/v"] {
+            assert_eq!(shown(without), None);
+        }
+    }
+}
