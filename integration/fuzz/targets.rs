@@ -65,6 +65,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             }
             Command::Count(_)
             | Command::List(_)
+            | Command::Outlook(_)
             | Command::Pause(_)
             | Command::Resume(_)
             | Command::Retry(_)

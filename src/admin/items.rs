@@ -1,4 +1,4 @@
-//! Items and customers: look up, cancel, list, count, flush.
+//! Items and customers: look up, cancel, list, count, flush; what is due when.
 
 use super::answer::ApiState;
 use super::audit::Caller;
@@ -14,6 +14,7 @@ use axum::{Extension, Router};
 pub(super) fn router() -> Router<ApiState> {
     Router::new()
         .route("/api/v1/items", get(list))
+        .route("/api/v1/timeline", get(timeline))
         .route("/api/v1/items/{application}/{id}", get(lookup).delete(cancel))
         .route("/api/v1/customers/{application}/{customer}", get(count))
         .route("/api/v1/customers/{application}/{customer}/items", delete(cancel_all))
@@ -22,6 +23,10 @@ pub(super) fn router() -> Router<ApiState> {
 
 async fn list(State(shared): State<ApiState>, uri: Uri) -> Response {
     shared.look(parse::filter(uri.query()).map(CommandRequest::List)).await
+}
+
+async fn timeline(State(shared): State<ApiState>, uri: Uri) -> Response {
+    shared.look(parse::outlook(uri.query()).map(CommandRequest::Outlook)).await
 }
 
 async fn lookup(State(shared): State<ApiState>, uri: Uri) -> Response {

@@ -6,7 +6,7 @@
 
 use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::types::{CustomerOf, Filter, Key, ListedStage};
+use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Outlook};
 use percent_encoding::percent_decode_str;
 use std::sync::Arc;
 
@@ -94,6 +94,30 @@ pub fn no_query(query: Option<&str>) -> Result<(), BadRequest> {
     }
 }
 
+/// Spans of a timeline, with the length of a stretch, ms, and their number.
+const SPANS: [(&str, u64, usize); 3] = [("minute", 1_000, 60), ("hour", 60_000, 60), ("day", 1_800_000, 48)];
+
+/// What a timeline is wanted of. An empty value is absent; without a span it is the next hour.
+///
+/// # Errors
+/// As [`filter`].
+pub fn outlook(query: Option<&str>) -> Result<Outlook, BadRequest> {
+    let [_, (_, each_ms, stretches), _] = SPANS;
+    let mut outlook = Outlook { application: None, each_ms, stretches };
+    for (name, value) in parameters(query, &["application", "span"])? {
+        if name == "application" {
+            bounded(&value, &name, MAX_NAME)?;
+            outlook.application = Some(Arc::from(value));
+        } else {
+            let span = SPANS.into_iter().find(|(word, ..)| *word == value);
+            let (_, each_ms, stretches) =
+                span.ok_or_else(|| fault(&name, "it is none of minute, hour and day"))?;
+            (outlook.each_ms, outlook.stretches) = (each_ms, stretches);
+        }
+    }
+    Ok(outlook)
+}
+
 /// The filter of a list. An empty value is absent; `cursor` and `from` together: the later place counts.
 ///
 /// # Errors
@@ -101,17 +125,25 @@ pub fn no_query(query: Option<&str>) -> Result<(), BadRequest> {
 pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
     const KNOWN: [&str; 7] = ["application", "customer", "state", "from", "to", "cursor", "limit"];
     let mut filter = Filter { limit: DEFAULT_PAGE, ..Filter::default() };
-    let mut seen = [false; KNOWN.len()];
-    for (name, value) in pairs(query.unwrap_or_default())? {
-        let Some(place) = KNOWN.iter().position(|known| *known == name) else { return Err(unknown(&name)) };
-        if std::mem::replace(&mut seen[place], true) {
-            return Err(fault(&name, "it is there twice"));
-        }
-        if !value.is_empty() {
-            set(&mut filter, &name, &value)?;
-        }
+    for (name, value) in parameters(query, &KNOWN)? {
+        set(&mut filter, &name, &value)?;
     }
     Ok(filter)
+}
+
+/// Those that are not empty, each known and there once.
+fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
+    let mut all = pairs(query.unwrap_or_default())?;
+    for (place, (name, _)) in all.iter().enumerate() {
+        if !known.contains(&name.as_str()) {
+            return Err(unknown(name));
+        }
+        if all[..place].iter().any(|(before, _)| before == name) {
+            return Err(fault(name, "it is there twice"));
+        }
+    }
+    all.retain(|(_, value)| !value.is_empty());
+    Ok(all)
 }
 
 fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {

@@ -58,6 +58,34 @@ fn what_no_name_is_is_refused_by_its_parameter() {
 }
 
 #[test]
+fn a_timeline_is_of_a_span_and_perhaps_of_an_application() {
+    let of = |application: Option<&str>, each_ms, stretches| {
+        Ok(Outlook { application: application.map(Arc::from), each_ms, stretches })
+    };
+    for (query, want) in [
+        ("span=minute", of(None, 1_000, 60)),
+        ("span=hour", of(None, 60_000, 60)),
+        ("span=day&application=a%2Fb", of(Some("a/b"), 1_800_000, 48)),
+        ("span=&application=", of(None, 60_000, 60)),
+        ("", of(None, 60_000, 60)),
+    ] {
+        assert_eq!(outlook(Some(query)), want, "{query}");
+    }
+    assert_eq!(outlook(None), outlook(Some("span=hour")));
+    for (query, named) in [
+        ("span=week", "span: it is none of minute, hour and day"),
+        ("span=day&span=day", "span: it is there twice"),
+        ("spam=day", "spam: this path knows no such query parameter"),
+        ("customer=c", "customer: this path knows no such query parameter"),
+        ("application=%ff", "application: it is not UTF-8"),
+    ] {
+        assert_eq!(error(outlook(Some(query))), named, "{query}");
+    }
+    let long = format!("application={}", "x".repeat(201));
+    assert!(error(outlook(Some(&long))).starts_with("application: it has 201 bytes"));
+}
+
+#[test]
 fn a_filter_takes_what_the_contract_names() {
     assert_eq!(filter(None), Ok(Filter { limit: DEFAULT_PAGE, ..Filter::default() }));
     let all =

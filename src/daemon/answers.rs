@@ -4,9 +4,11 @@ use crate::admin::parse::cursor_text;
 use crate::admin::{CommandResponse, Status};
 use crate::amqp::wire::item_id;
 use crate::engine::types::{
-    Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target,
+    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target,
+    Timeline,
 };
 use serde_json::{json, Map, Value};
+use std::sync::Arc;
 
 /// What is reported of an item in a look-up; `None` is null.
 struct Reported<'a> {
@@ -31,6 +33,7 @@ pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
         | Answer::Counted { .. }
         | Answer::Flushed(_)
         | Answer::Listed { .. }
+        | Answer::Timeline(_)
         | Answer::Done { .. } => Status::Known,
     };
     CommandResponse { status, document: document(reply, store_identity) }
@@ -69,6 +72,7 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
             let rows: Vec<Value> = items.iter().map(|listed| row(listed, store_identity)).collect();
             json!({ "items": rows, "next": next.map(cursor_text) })
         }
+        (Answer::Timeline(told), _) => timeline(told),
         (Answer::Done { changed }, _) => json!({ "result": "done", "changed": changed }),
         (Answer::Rejected(text), _) => json!({ "result": "rejected", "error": text }),
         (Answer::Unavailable(text), _) => match reply.asker {
@@ -157,6 +161,24 @@ fn row(listed: &Listed, store_identity: u64) -> Value {
         "received": listed.received,
         "attempts": listed.attempts,
         "last_error": listed.last_error.as_deref(),
+    })
+}
+
+/// What becomes due when.
+fn timeline(told: &Timeline) -> Value {
+    let row = |(name, ahead): (&Arc<str>, &Ahead)| {
+        let Ahead { count, next_due } = ahead;
+        json!({ "name": &**name, "count": count, "next_due": next_due })
+    };
+    let applications: Vec<Value> = told.applications.iter().map(row).collect();
+    json!({
+        "at": told.at,
+        "from": told.from,
+        "bucket_ms": told.each_ms,
+        "counts": told.counts,
+        "counted_until": told.counted_until,
+        "applications": applications,
+        "applications_truncated": told.applications_truncated,
     })
 }
 

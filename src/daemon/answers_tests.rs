@@ -1,8 +1,7 @@
 //! Who is answered, when, and with what.
 
 use super::*;
-use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, ListedStage};
-use std::sync::Arc;
+use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, ListedStage, Outlook};
 
 const STORE: u64 = 0x1234;
 
@@ -154,6 +153,36 @@ fn a_list_is_a_page_and_the_place_of_the_next() {
 }
 
 #[test]
+fn a_timeline_names_its_stretches_and_how_far_it_is_known() {
+    let ahead = Ahead { count: 3, next_due: Some(6_100) };
+    let timeline = Timeline {
+        at: 6_050,
+        from: 6_000,
+        each_ms: 1_000,
+        counts: vec![3, 0],
+        counted_until: None,
+        applications: [("mail".into(), ahead)].into(),
+        applications_truncated: false,
+    };
+    let told = |timeline| {
+        let outlook = Outlook { application: None, each_ms: 1_000, stretches: 2 };
+        told(Command::Outlook(outlook), Answer::Timeline(Box::new(timeline)))
+    };
+    let want = json!({
+        "at": 6_050, "from": 6_000, "bucket_ms": 1_000, "counts": [3, 0], "counted_until": null,
+        "applications": [{ "name": "mail", "count": 3, "next_due": 6_100 }],
+        "applications_truncated": false,
+    });
+    assert_eq!(told(timeline.clone()), (Status::Known, want));
+    let in_part = Timeline { counted_until: Some(6_500), applications_truncated: true, ..timeline };
+    let (_, document) = told(in_part);
+    assert_eq!(
+        (&document["counted_until"], &document["applications_truncated"]),
+        (&json!(6_500), &json!(true))
+    );
+}
+
+#[test]
 fn the_other_commands_are_answered_in_their_words() {
     let counted = |next_due| Answer::Counted { waiting: 3, in_flight: 2, parked: 1, next_due };
     let all = |command| told(command, Answer::Done { changed: true });
@@ -186,6 +215,7 @@ fn every_command_can_be_unknown_refused_or_unavailable() {
         Command::Count(customer_of()),
         Command::Flush(customer_of()),
         Command::List(Filter::default()),
+        Command::Outlook(Outlook { application: None, each_ms: 1, stretches: 1 }),
         Command::Pause(app()),
         Command::Resume(app()),
         Command::Retry(app()),

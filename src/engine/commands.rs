@@ -40,9 +40,11 @@ pub(super) fn execute(
         Command::Pause(application) => Executed::Answer(set_paused(core, settings, application, true, now)),
         Command::Resume(application) => Executed::Answer(set_paused(core, settings, application, false, now)),
         Command::Retry(application) => Executed::Answer(retry(core, application)),
-        Command::CancelAll(_) | Command::Count(_) | Command::List(_) | Command::DropParked(_) => {
-            Executed::Scan
-        }
+        Command::CancelAll(_)
+        | Command::Count(_)
+        | Command::List(_)
+        | Command::Outlook(_)
+        | Command::DropParked(_) => Executed::Scan,
     }
 }
 

@@ -2,6 +2,7 @@
 //! [`super::types`].
 
 use super::types::{BatchId, Content, Dead, Delivery, Identity, Key};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Where the answer to a command goes: the message's `reply_to` and `correlation_id`.
@@ -80,6 +81,45 @@ impl Filter {
     }
 }
 
+/// How many items become due when: stretches of time of one length, the first of which is under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outlook {
+    /// Of this application alone.
+    pub application: Option<Arc<str>>,
+    /// Length of a stretch, at least 1 ms. They begin at multiples of it.
+    pub each_ms: u64,
+    /// Number of stretches, at least 1.
+    pub stretches: usize,
+}
+
+/// What an application has in an [`Outlook`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// Items that become due within it, as far as they were counted.
+    pub count: u64,
+    /// When the next one becomes due, also beyond it, UTC ms.
+    pub next_due: Option<u64>,
+}
+
+/// What becomes due when: the answer to an [`Outlook`]. What was due before is not in it. Times are UTC ms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeline {
+    /// From this moment on it was counted.
+    pub at: u64,
+    /// Begin of the first stretch.
+    pub from: u64,
+    /// Length of a stretch, ms.
+    pub each_ms: u64,
+    /// Items of each stretch.
+    pub counts: Vec<u64>,
+    /// There was more than one answer goes over: what lies from here on was counted in part.
+    pub counted_until: Option<u64>,
+    /// By name: those that have anything that is not due yet.
+    pub applications: BTreeMap<Arc<str>, Ahead>,
+    /// There are more applications than one answer goes over.
+    pub applications_truncated: bool,
+}
+
 /// What is asked of the daemon, beside requests. `I` is how one item is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command<I = Target> {
@@ -95,6 +135,8 @@ pub enum Command<I = Target> {
     Flush(CustomerOf),
     /// One page of the items that have not ended, in order of due.
     List(Filter),
+    /// How many items become due when.
+    Outlook(Outlook),
     /// Hold an application's items back, until [`Command::Resume`].
     Pause(Box<str>),
     /// Let a paused application go on.
@@ -115,6 +157,7 @@ impl<I> Command<I> {
             Command::Count(of) => Command::Count(of),
             Command::Flush(of) => Command::Flush(of),
             Command::List(filter) => Command::List(filter),
+            Command::Outlook(outlook) => Command::Outlook(outlook),
             Command::Pause(application) => Command::Pause(application),
             Command::Resume(application) => Command::Resume(application),
             Command::Retry(application) => Command::Retry(application),
@@ -255,6 +298,8 @@ pub enum Answer {
         /// `None`: no more.
         next: Option<Key>,
     },
+    /// What becomes due when.
+    Timeline(Box<Timeline>),
     /// It is so now; `changed`: and was not before.
     Done {
         /// The command made a difference.

@@ -1,4 +1,4 @@
-//! Commands that go over many items: all of a customer, all parked ones, a page of a list.
+//! Commands that go over many items: all of a customer, all parked ones, a page of a list, what is due when.
 //!
 //! Each goes over memory and over the store in bounded steps, between which everything else goes on. What a
 //! step brings is judged by what memory knows then: an item that came into memory meanwhile is met there, and
@@ -9,6 +9,7 @@
 //! cancelled. Requests of that customer wait until it has gone over all items ([`super::arrivals`]).
 
 mod legs;
+mod timeline;
 
 use super::core::{Core, LiveItem, Whereabouts};
 use super::event::{Load, Scan, Stored};
@@ -18,6 +19,7 @@ use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Ident
 use legs::{legs, narrow, residents, Leg, LIST_QUEUES};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use timeline::Counting;
 
 /// Items in memory of one step, and rows of a step over the store.
 const STEP_ROWS: usize = 1_000;
@@ -41,6 +43,7 @@ enum Kind {
     Count(CustomerOf),
     DropParked(Box<str>),
     List(Filter),
+    Outlook(Box<Counting>),
 }
 
 /// One command on its way.
@@ -105,6 +108,7 @@ impl Scans {
             Command::Count(of) => Kind::Count(of.clone()),
             Command::DropParked(application) => Kind::DropParked(application.clone()),
             Command::List(filter) => Kind::List(narrow(core, filter.clone())),
+            Command::Outlook(outlook) => Kind::Outlook(Box::new(Counting::new(core, outlook, now))),
             Command::Cancel(_)
             | Command::Lookup(_)
             | Command::Flush(_)
@@ -116,7 +120,8 @@ impl Scans {
             }
         };
         let resident = residents(core, &kind);
-        let mut counted = if matches!(kind, Kind::Count(_)) { resident.clone() } else { Vec::new() };
+        let counts = matches!(kind, Kind::Count(_) | Kind::Outlook(_));
+        let mut counted = if counts { resident.clone() } else { Vec::new() };
         counted.sort_unstable();
         let running = Running {
             kind,
@@ -147,7 +152,7 @@ impl Scans {
             Kind::CancelAll(of) => {
                 *of.application == *application && *of.customer == *customer && !scan.is_through()
             }
-            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) => false,
+            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) | Kind::Outlook(_) => false,
         });
         found.map(|(number, _)| *number)
     }
@@ -328,7 +333,7 @@ impl Scans {
             Kind::CancelAll(of) => {
                 seq < scan.before && *of.application == *application && Some(&*of.customer) == customer
             }
-            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) => false,
+            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) | Kind::Outlook(_) => false,
         })
     }
 
@@ -344,7 +349,7 @@ impl Scans {
             let concerned = match (&scan.kind, &leg.along) {
                 (Kind::CancelAll(of), _) => *of.application == *application,
                 (Kind::DropParked(name), _) => **name == *application,
-                (Kind::Count(_) | Kind::List(_), _) => false,
+                (Kind::Count(_) | Kind::List(_) | Kind::Outlook(_), _) => false,
             };
             if concerned {
                 scan.known_until = Some(scan.known_until.map_or(to, |known| known.min(to)));
@@ -363,6 +368,10 @@ impl Running {
         if core.stock().items()[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
             // It has died since the scan began.
             return;
+        }
+        if let Kind::Outlook(counting) = &mut self.kind {
+            let listed = core.listed(id);
+            return counting.count(&listed.application, listed.due);
         }
         let seq = core.stock().items()[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
@@ -388,6 +397,7 @@ impl Running {
                     self.page.push(listed);
                 }
             }
+            Kind::Outlook(_) => {}
         }
     }
 
@@ -404,8 +414,9 @@ impl Running {
                 let listed = core.listed(id);
                 self.tally(&listed);
             }
+            Kind::Outlook(_) if self.counted_in_memory(stored.key.seq) => {}
             Kind::Count(_) | Kind::List(_) => {}
-            Kind::CancelAll(_) | Kind::DropParked(_) => self.look_at(core, id, now),
+            Kind::CancelAll(_) | Kind::DropParked(_) | Kind::Outlook(_) => self.look_at(core, id, now),
         }
     }
 
@@ -415,6 +426,13 @@ impl Running {
     }
 
     fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
+        let counted = self.counted_in_memory(stored.key.seq);
+        if let Kind::Outlook(counting) = &mut self.kind {
+            if !counted && stored.dead.is_none() {
+                counting.count(&stored.application, stored.key.due);
+            }
+            return;
+        }
         let later = stored.key.seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
@@ -431,8 +449,7 @@ impl Running {
                     core.cancel_far(&stored, end_of_cancel(&self.asker), now);
                 }
             }
-            Kind::Count(_)
-                if later || self.counted_in_memory(stored.key.seq) || mutated(Mutant::CountsOneTooFew) => {}
+            Kind::Count(_) if later || counted || mutated(Mutant::CountsOneTooFew) => {}
             Kind::Count(_) => {
                 let listed = core.listed_far(stored, now);
                 self.tally(&listed);
@@ -443,6 +460,7 @@ impl Running {
                     self.page.push(listed);
                 }
             }
+            Kind::Outlook(_) => {}
         }
     }
 
@@ -461,13 +479,20 @@ impl Running {
     fn go_on(&mut self, next: Option<Key>) {
         let rewound = match self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) => self.known_until.take(),
-            Kind::Count(_) | Kind::List(_) => None,
+            Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => None,
         };
         let next = [next, rewound].into_iter().flatten().min();
         let Some(legs) = &mut self.legs else { return };
+        if let (Kind::Outlook(counting), Some(leg)) = (&mut self.kind, legs.front_mut()) {
+            if !counting.goes_on(leg, next, self.leg_rows) {
+                legs.pop_front();
+                self.leg_rows = 0;
+            }
+            return;
+        }
         let enough = match &self.kind {
             Kind::List(filter) => self.page.len() >= filter.limit && self.leg_rows >= filter.limit,
-            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => false,
+            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => false,
         };
         match (next, legs.front_mut()) {
             (Some(next), Some(leg)) if !enough && self.steps < LIST_STEPS.max(legs_len(&self.kind)) => {
@@ -504,9 +529,10 @@ impl Running {
         let leg = self.legs.as_ref()?.front()?.clone();
         self.steps += 1;
         core.stock_mut().reads_mut().begin();
-        let list = match &self.kind {
-            Kind::List(filter) => Some(filter.limit),
-            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => None,
+        let most = match &self.kind {
+            Kind::List(filter) => filter.limit.clamp(1, STEP_ROWS),
+            Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(STEP_ROWS),
+            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => STEP_ROWS,
         };
         Some(Load::Scan(Scan {
             number,
@@ -514,9 +540,9 @@ impl Running {
             from: leg.from,
             until: leg.until,
             customer: leg.customer,
-            max_rows: list.map_or(STEP_ROWS, |limit| limit.clamp(1, STEP_ROWS)),
+            max_rows: most,
             max_looked_at: STEP_LOOKED_AT,
-            properties: list.is_some(),
+            properties: matches!(self.kind, Kind::List(_)),
         }))
     }
 
@@ -539,6 +565,7 @@ impl Running {
                     next: left_out.or(self.known_until).filter(|_| !mutated(Mutant::ListEndsTooSoon)),
                 }
             }
+            Kind::Outlook(counting) => Answer::Timeline(Box::new(counting.told())),
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }
             }
@@ -557,6 +584,8 @@ pub(super) fn end_of_cancel(asker: &Asker) -> End {
 fn legs_len(kind: &Kind) -> u32 {
     match kind {
         Kind::List(filter) if filter.application.is_none() => LIST_QUEUES as u32,
-        Kind::List(_) | Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => LIST_STEPS,
+        Kind::List(_) | Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => {
+            LIST_STEPS
+        }
     }
 }

@@ -4,8 +4,8 @@
 //! unchecked one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
 pub use super::request::{
-    Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Reply, ReplyTo,
-    Target,
+    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Outlook,
+    Reply, ReplyTo, Target, Timeline,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Commands and applications, over the wire.
 
 use super::*;
-use crate::engine::types::{CustomerOf, Filter, ListedStage};
+use crate::engine::types::{CustomerOf, Filter, ListedStage, Outlook};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Mutex;
 
@@ -35,10 +35,12 @@ fn every_path_is_a_command() {
         limit: 5,
         ..Filter::default()
     };
+    let outlook = Outlook { application: Some("a".into()), each_ms: 1_800_000, stretches: 48 };
     for (method, path, want) in [
         ("GET", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Lookup(item())),
         ("DELETE", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Cancel(item())),
         ("GET", "/api/v1/items?application=a&state=parked&limit=5", CommandRequest::List(filter)),
+        ("GET", "/api/v1/timeline?span=day&application=a", CommandRequest::Outlook(outlook)),
         ("GET", "/api/v1/customers/a/c%2Fd", CommandRequest::Count(of())),
         ("DELETE", "/api/v1/customers/a/c%2Fd/items", CommandRequest::CancelAll(of())),
         ("POST", "/api/v1/customers/a/c%2Fd/flush", CommandRequest::Flush(of())),
@@ -88,6 +90,8 @@ fn what_is_not_understood_reaches_nobody() {
         ("GET", "/api/v1/items?cursor=x", "cursor: "),
         ("GET", "/api/v1/items?from=1&from=2", "from: "),
         ("GET", "/api/v1/items?sort=due", "sort: "),
+        ("GET", "/api/v1/timeline?span=year", "span: "),
+        ("GET", "/api/v1/timeline?from=1", "from: "),
     ] {
         let answer = it.request(method, path, &[], b"");
         assert_eq!(answer.status, 400, "{method} {path}");
@@ -95,6 +99,7 @@ fn what_is_not_understood_reaches_nobody() {
     }
     for (method, path) in [
         ("DELETE", "/api/v1/items"),
+        ("POST", "/api/v1/timeline"),
         ("POST", "/api/v1/items/a/1"),
         ("GET", "/api/v1/customers/a/c/items"),
         ("GET", "/api/v1/customers/a/c/flush"),

@@ -59,6 +59,11 @@ pub(super) fn residents(core: &Core, kind: &Kind) -> Vec<u64> {
             parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
         }
         // What is stored is met in the store.
+        Kind::Outlook(counting) => {
+            let pending = core.pending().into_iter();
+            let name = |id: &ItemId| stock.address(&stock.items()[*id]).0;
+            pending.filter(|id| counting.is_about(&name(id))).map(seq).collect()
+        }
         Kind::List(filter) => {
             let pending = core.pending().into_iter();
             pending.filter(|id| filter.takes(&core.listed(*id))).map(seq).collect()
@@ -120,6 +125,7 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> VecDeque<Leg> {
             out.push_back(Leg { along, from, until, customer: None, low: from });
         }
         Kind::List(filter) => out = list_legs(core, filter, now),
+        Kind::Outlook(counting) => out = counting.legs(),
     }
     out
 }

@@ -19,5 +19,6 @@ mod limits;
 mod measure;
 mod sim;
 mod stories;
+mod timeline;
 mod transcripts;
 mod world;

@@ -307,6 +307,7 @@ proptest! {
                     Command::Flush(of) => ("flush", &of.application, &of.customer, 200),
                     Command::Count(_)
                     | Command::List(_)
+                    | Command::Outlook(_)
                     | Command::Pause(_)
                     | Command::Resume(_)
                     | Command::Retry(_)
