@@ -21,6 +21,7 @@ mod life;
 mod limits;
 mod list;
 mod operate;
+mod page;
 mod requests;
 mod storefaults;
 mod traps;

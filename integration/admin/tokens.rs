@@ -45,7 +45,14 @@ fn the_token_for_reading_reads_and_does_nothing_else() {
     let mut daemon = Daemon::stopped(&config(&site), &site.dir);
     daemon.start_again();
     daemon.wait_ready();
-    for path in ["/api/v1/state", "/metrics", "/api/v1/items", "/api/v1/applications", "/api/v1/parked"] {
+    for path in [
+        "/api/v1/state",
+        "/metrics",
+        "/api/v1/items",
+        "/api/v1/timeline",
+        "/api/v1/applications",
+        "/api/v1/parked",
+    ] {
         let of = |token| status(&daemon, "GET", path, token);
         assert_eq!([of(Some(FULL)), of(Some(READ)), of(Some("another")), of(None)], [200, 200, 401, 401]);
     }

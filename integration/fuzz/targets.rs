@@ -269,5 +269,8 @@ pub fn http(data: &[u8]) {
         assert!((1..=parse::MAX_PAGE).contains(&filter.limit));
         assert_eq!(parse::cursor(&parse::cursor_text(filter.from)), Some(filter.from));
     }
+    if let Ok(outlook) = parse::outlook(query) {
+        assert!(outlook.each_ms > 0 && (1..=60).contains(&outlook.stretches));
+    }
     let _ = (parse::moment(text), parse::stage(text), parse::cursor(text));
 }

@@ -116,7 +116,10 @@ fn canaries_are_never_told() {
 
     for path in [
         "/api/v1/state",
+        "/",
+        "/page.js",
         "/api/v1/items",
+        "/api/v1/timeline",
         "/api/v1/items?limit=1000&state=waiting",
         "/api/v1/items/shop/waiting",
         "/api/v1/items/nobody/unroutable",

@@ -6,7 +6,7 @@
 //! comes from. No browser speaks to a unix socket, but a port that is forwarded to one (`ssh -L`) is within
 //! its reach: so both hold there, too. There is no CORS: no page may ever read an answer.
 
-use super::Tokens;
+use super::{page, Tokens};
 use crate::config::Listen;
 use axum::http::{header, HeaderMap, Method, StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
@@ -96,13 +96,15 @@ impl Guard {
     }
 
     /// Judges one request. Probes (`/livez`, `/readyz`) need no token: they tell a supervisor nothing but
-    /// which part is not up, and supervisors seldom carry secrets.
+    /// which part is not up, and supervisors seldom carry secrets. Nor do the files of the page, which hold
+    /// no data: it is the page that asks for the token.
     pub(super) fn judge(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
         if uri.path_and_query().map_or(0, |p| p.as_str().len()) > MAX_URI {
             return Err(Refusal::UriTooLong);
         }
         match &self.tokens.full {
             Some(_) if is_probe(uri.path()) => Ok(Grant::Open),
+            Some(_) if page::is_page(uri.path()) && reads(method) => Ok(Grant::Open),
             Some(full) => self.judge_bearer(method, headers, full),
             None if !self.host_is_ours(uri, headers) => Err(Refusal::Host),
             None if is_foreign_page(headers) => Err(Refusal::Origin),
@@ -151,8 +153,12 @@ impl Guard {
     }
 }
 
-/// Answered without token.
-pub(super) fn is_probe(path: &str) -> bool {
+/// Answered without token, from memory alone: probes, and the files of the page.
+pub(super) fn is_static(path: &str) -> bool {
+    is_probe(path) || page::is_page(path)
+}
+
+fn is_probe(path: &str) -> bool {
     matches!(path, "/livez" | "/readyz")
 }
 
@@ -310,6 +316,25 @@ mod tests {
         );
         assert_eq!(judge(&guard, "/livez", &[]), Ok(Grant::Open));
         assert_eq!(judge(&guard, "/readyz", &[]), Ok(Grant::Open));
+    }
+
+    #[test]
+    fn the_page_is_shown_to_whoever_may_connect_and_nothing_is_told() {
+        let locked = guard("0.0.0.0:9380", Some("s3cret"), Some("r3ad"));
+        for path in ["/", "/page.css", "/page.js"] {
+            assert_eq!(judge(&locked, path, &[]), Ok(Grant::Open), "{path}");
+            let uri = Uri::from_static(path);
+            let posted = locked.judge(&Method::POST, &uri, &HeaderMap::new());
+            assert_eq!(posted, Err(Refusal::Unauthorized), "{path}");
+            // Without a token whoever asks is known by the name that was asked for, here too.
+            assert_eq!(judge(&open(), path, &[("host", "localhost:1")]), Ok(Grant::Open));
+            assert_eq!(judge(&open(), path, &[("host", "evil.example")]), Err(Refusal::Host));
+            let foreign = [("host", "localhost"), ("sec-fetch-site", "cross-site")];
+            assert_eq!(judge(&open(), path, &foreign), Err(Refusal::Origin));
+        }
+        for path in ["/page.html", "/page.js/", "//", "/api/v1/state", "/metrics", "/api/v1/timeline"] {
+            assert_eq!(judge(&locked, path, &[]), Err(Refusal::Unauthorized), "{path}");
+        }
     }
 
     #[test]

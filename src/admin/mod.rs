@@ -1,5 +1,5 @@
-//! The admin HTTP server: probes, the state document, and commands on items, customers and applications; for
-//! operators and supervisors.
+//! The admin HTTP server: probes, the state document, commands on items, customers and applications, and a
+//! page for people; for operators and supervisors.
 //!
 //! It owns nothing and decides nothing. What it tells it asks the daemon's loop for, through a callback that
 //! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a
@@ -16,6 +16,7 @@ mod items;
 mod listener;
 mod liveness;
 mod metrics;
+mod page;
 pub mod parse;
 mod readiness;
 mod routes;

@@ -5,10 +5,10 @@
 use super::accept::Peer;
 use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN};
 use super::audit::{Audited, Caller, RefusedLog};
-use super::guard::{is_probe, reads, Guard, Refusal};
+use super::guard::{is_static, reads, Guard, Refusal};
 use super::liveness::Liveness;
 use super::readiness::Readiness;
-use super::{applications, items, metrics, Ask};
+use super::{applications, items, metrics, page, Ask};
 use axum::body::{to_bytes, Body};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
@@ -33,7 +33,7 @@ const MAX_QUESTIONS: usize = 16;
 /// connections for probes.
 pub(super) const MAX_COMMANDS: usize = 32;
 
-/// On every answer. No page may frame, sniff, keep or read it.
+/// On every answer. No page may frame, sniff, keep or read it; only the own page has a policy of its own.
 const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),
@@ -60,6 +60,7 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Live
         refused: Arc::default(),
     };
     probes()
+        .merge(page::router())
         .merge(items::router())
         .merge(applications::router())
         .route("/api/v1/state", get(state))
@@ -150,8 +151,8 @@ async fn judged(gate: &Gate, mut request: Request, next: Next) -> Response {
     };
     let peer = request.extensions().get::<Peer>().copied();
     request.extensions_mut().insert(Caller { peer, grant });
-    // Probes are answered from memory, and must be answered when everything else is stuck.
-    let _slot = if is_probe(request.uri().path()) {
+    // These are answered from memory; probes must be when everything else is stuck.
+    let _slot = if is_static(request.uri().path()) {
         None
     } else {
         let slots = if is_question(request.method(), request.uri().path()) {
@@ -192,7 +193,7 @@ async fn with_bounded_body(request: Request) -> Result<Request, Response> {
 async fn harden(request: Request, next: Next) -> Response {
     let mut answer = next.run(request).await;
     for (name, value) in SECURITY_HEADERS {
-        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+        answer.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
     }
     answer
 }

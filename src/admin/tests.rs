@@ -272,6 +272,38 @@ fn every_answer_carries_the_security_headers() {
     }
 }
 
+/// Its files need no token; what they ask for does.
+#[test]
+fn the_page_is_three_files_with_a_policy_of_their_own() {
+    let policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                  img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let files = [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")];
+    for token in [None, Some(TOKEN)] {
+        let it = start(token, Arc::new(|query| panic!("the loop is not asked: {query:?}")));
+        for (path, kind) in files {
+            let answer = it.get(path);
+            assert_eq!(answer.status, 200, "{path}");
+            assert_eq!(answer.header("content-type"), format!("{kind}; charset=utf-8"));
+            assert_eq!(answer.header("content-security-policy"), policy);
+            for (name, value) in [
+                ("cache-control", "no-store"),
+                ("x-content-type-options", "nosniff"),
+                ("x-frame-options", "DENY"),
+                ("referrer-policy", "no-referrer"),
+                ("cross-origin-resource-policy", "same-origin"),
+            ] {
+                assert_eq!(answer.header(name), value, "{path}");
+            }
+            let head = it.request("HEAD", path, &[], b"");
+            assert_eq!((head.status, head.text.as_str()), (200, ""), "{path}");
+            let refused = it.request("POST", path, &[], b"");
+            assert_eq!(refused.status, if token.is_some() { 401 } else { 405 }, "{path}");
+            let elsewhere = it.request("GET", path, &[("host", "evil.example")], b"");
+            assert_eq!(elsewhere.status, if token.is_some() { 200 } else { 403 }, "{path}");
+        }
+    }
+}
+
 #[test]
 fn a_rebound_name_and_a_web_page_are_refused() {
     let it = start(None, answering());

@@ -7,6 +7,7 @@
 mod asker;
 mod bounds;
 mod broker;
+mod browser;
 mod client;
 mod daemon;
 mod disk;
@@ -24,6 +25,7 @@ mod util;
 pub use asker::{correlation_of, Asker};
 pub use bounds::{alone, bounded};
 pub use broker::{external_uri, Node};
+pub use browser::Browser;
 pub use client::{Client, Ended, Inbox, Verdict};
 pub use daemon::{binary, Config, Daemon, Told};
 pub use disk::Disk;

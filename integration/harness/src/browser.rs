@@ -1,0 +1,214 @@
+//! A real browser without a window, driven by its WebDriver: what a person does on a page, and what a page did.
+//!
+//! WebDriver is JSON over HTTP, of which a page's test needs a dozen requests. Driver and browser are this test's own:
+//! they live in its directory, and are ended by their process ids.
+
+use crate::broker::free_port;
+use crate::guard;
+use crate::require::require;
+use crate::util::wait_until;
+use base64::{engine::general_purpose::STANDARD, Engine};
+use rustix::process::{kill_process, Pid, Signal};
+use serde_json::{json, Value};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use ureq::Agent;
+
+/// Longest wait for one answer of the driver: the first one starts a browser.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Longest wait for what a page is to show.
+const SHOWN_WITHIN: Duration = Duration::from_secs(20);
+/// Longest time for browser and driver to end by themselves.
+const END_WITHIN: Duration = Duration::from_secs(5);
+/// How WebDriver names an element in its answers.
+const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+
+/// A running browser with one empty page. Ended when dropped.
+#[derive(Debug)]
+pub struct Browser {
+    driver: Child,
+    browser: Vec<u32>,
+    session: String,
+    agent: Agent,
+}
+
+impl Browser {
+    /// Starts one with its files below `dir`; `None` where this machine has none, which is told.
+    pub fn start(dir: &Path) -> Option<Browser> {
+        if !require("chromedriver") || !require("chromium") {
+            return None;
+        }
+        let port = free_port();
+        let log = fs::File::create(dir.join("chromedriver.log")).expect("the driver's log");
+        let driver = Command::new("chromedriver")
+            .arg(format!("--port={port}"))
+            .env("HOME", dir)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .expect("chromedriver starts");
+        guard::watch(driver.id());
+        let config = Agent::config_builder().http_status_as_error(false).proxy(None);
+        let agent = Agent::new_with_config(config.timeout_global(Some(ANSWER_WITHIN)).build());
+        let base = format!("http://127.0.0.1:{port}");
+        let mut it = Browser { driver, browser: Vec::new(), session: String::new(), agent };
+        wait_until("the driver is ready", ANSWER_WITHIN, || {
+            it.exchange("GET", &format!("{base}/status"), &Value::Null)
+                .is_ok_and(|told| told["ready"] == json!(true))
+        });
+        let told = it.exchange("POST", &format!("{base}/session"), &capabilities(dir)).expect("a session");
+        it.session = format!("{base}/session/{}", told["sessionId"].as_str().expect("its id"));
+        it.browser = children(it.driver.id());
+        it.browser.iter().copied().for_each(guard::watch);
+        Some(it)
+    }
+
+    fn exchange(&self, method: &str, url: &str, body: &Value) -> Result<Value, String> {
+        let body = if method == "POST" { body.to_string() } else { String::new() };
+        let request = ureq::http::Request::builder().method(method).uri(url);
+        let request = request.header("content-type", "application/json").body(body).expect("a request");
+        let mut answer = self.agent.run(request).map_err(|error| error.to_string())?;
+        let text = answer.body_mut().read_to_string().map_err(|error| error.to_string())?;
+        let mut told: Value = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
+        if answer.status().is_success() {
+            Ok(told["value"].take())
+        } else {
+            Err(format!("{}: {}", told["value"]["error"], told["value"]["message"]))
+        }
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let told = self.exchange("POST", &format!("{}{path}", self.session), body);
+        told.unwrap_or_else(|error| panic!("{path} {body}: {error}"))
+    }
+
+    /// Goes to an address.
+    pub fn open(&self, url: &str) {
+        self.post("/url", &json!({ "url": url }));
+    }
+
+    /// Runs a script in the page; its `return` comes back.
+    pub fn run(&self, script: &str) -> Value {
+        self.post("/execute/sync", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Waits until an expression holds in the page; panics with the page's text where it does not come to that.
+    pub fn wait(&self, expression: &str) {
+        let end = Instant::now() + SHOWN_WITHIN;
+        while self.run(&format!("return Boolean({expression})")) != json!(true) {
+            if Instant::now() > end {
+                panic!("not within {SHOWN_WITHIN:?}: {expression}\n{}", self.text("body"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn element(&self, selector: &str) -> String {
+        let found = self.post("/element", &json!({ "using": "css selector", "value": selector }));
+        found[ELEMENT].as_str().unwrap_or_else(|| panic!("{selector}: {found}")).to_owned()
+    }
+
+    /// What a person reads there.
+    pub fn text(&self, selector: &str) -> String {
+        let script = format!("return document.querySelector({}).innerText", Value::from(selector));
+        self.run(&script).as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Clicks with a pointer: it has to be in view, and nothing may lie over it.
+    pub fn click(&self, selector: &str) {
+        self.post(&format!("/element/{}/click", self.element(selector)), &json!({}));
+    }
+
+    /// Types into a field, behind what is in it.
+    pub fn type_into(&self, selector: &str, text: &str) {
+        self.post(&format!("/element/{}/value", self.element(selector)), &json!({ "text": text }));
+    }
+
+    /// Presses one key wherever the focus is.
+    pub fn key(&self, key: char) {
+        let keys = [json!({ "type": "keyDown", "value": key }), json!({ "type": "keyUp", "value": key })];
+        self.post("/actions", &json!({ "actions": [{ "type": "key", "id": "keys", "actions": keys }] }));
+    }
+
+    /// A command of the browser's own protocol.
+    pub fn command(&self, name: &str, parameters: &Value) -> Value {
+        self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": parameters }))
+    }
+
+    /// What it has logged since the last time: `browser` is the console, `performance` the network.
+    pub fn log(&self, kind: &str) -> Vec<Value> {
+        let told = self.post("/se/log", &json!({ "type": kind }));
+        told.as_array().cloned().unwrap_or_default()
+    }
+
+    /// Draws the page into a file: as wide as it is, and from its top on up to so many pixels high.
+    pub fn draw(&self, file: &Path, height: u32) {
+        let script = "return [window.innerWidth, document.documentElement.scrollHeight]";
+        let size = self.run(script);
+        let height = size[1].as_u64().map_or(height.into(), |all| all.min(height.into()));
+        let clip = json!({ "x": 0, "y": 0, "width": size[0], "height": height, "scale": 1 });
+        let parameters = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
+        let shot = self.command("Page.captureScreenshot", &parameters);
+        let bytes = STANDARD.decode(shot["data"].as_str().expect("a picture")).expect("base64");
+        fs::write(file, bytes).expect("the picture's file");
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if !self.session.is_empty() {
+            // It ends its browser; where it does not, that is ended below.
+            let _ended = self.exchange("DELETE", &self.session, &Value::Null);
+        }
+        let end = Instant::now() + END_WITHIN;
+        for pid in &self.browser {
+            while guard::alive(*pid) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            if guard::alive(*pid) {
+                let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+                let _killed = pid.map(|pid| kill_process(pid, Signal::KILL));
+            }
+            guard::forget(*pid);
+        }
+        let _killed = self.driver.kill();
+        let _reaped = self.driver.wait();
+        guard::forget(self.driver.id());
+    }
+}
+
+fn capabilities(dir: &Path) -> Value {
+    let profile = format!("--user-data-dir={}", dir.join("profile").display());
+    let arguments = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--no-proxy-server",
+        // It asks nobody for anything by itself.
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--window-size=1280,1000",
+        &profile,
+    ];
+    json!({ "capabilities": { "alwaysMatch": {
+        "browserName": "chrome",
+        "goog:chromeOptions": { "args": arguments },
+        "goog:loggingPrefs": { "browser": "ALL", "performance": "ALL" },
+    } } })
+}
+
+/// Processes that this one has started, by whichever thread.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let of = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+    let all: Vec<String> = threads.flatten().map(of).collect();
+    all.iter().flat_map(|line| line.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+}

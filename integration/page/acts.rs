@@ -1,0 +1,152 @@
+//! What is done from the page: asked first, with the number concerned, and told at the end.
+
+use super::{config, opened, press, press_in_row, row_has, says, some_of_each, was_well_behaved};
+use serde_json::{json, Value};
+use std::time::Duration;
+use tidegate_harness::{wait_until, Browser, Daemon, Site};
+
+/// The dialog asks this, of so much; answers with this button.
+fn asked(browser: &Browser, title: &str, counted: &str, answer: &str) {
+    browser.wait("document.getElementById('ask').open");
+    browser.wait(&says("#ask-title", title));
+    browser.wait(&says("#ask-count", counted));
+    press(browser, "#ask", answer);
+    browser.wait("!document.getElementById('ask').open");
+}
+
+fn is_paused(daemon: &Daemon, name: &str) -> bool {
+    daemon.ask("GET", &format!("/api/v1/applications/{name}")).1["paused"] == true
+}
+
+fn audited(daemon: &Daemon, action: &str) -> usize {
+    daemon.log().matches(&format!("admin action action=\"{action}\"")).count()
+}
+
+#[test]
+fn an_application_is_paused_and_resumed() {
+    let site = Site::new("pagepause");
+    let daemon = site.start(&config(&site));
+    some_of_each(&site, &daemon);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    press_in_row(&browser, "applications", "shop", "Pause…");
+    asked(&browser, "Pause shop?", "12 items: 12 waiting", "Leave it");
+    assert_eq!((is_paused(&daemon, "shop"), audited(&daemon, "pause")), (false, 0), "it was left");
+    // With the keyboard: escape leaves it, and what was left does nothing.
+    press_in_row(&browser, "applications", "shop", "Pause…");
+    browser.wait(&says("#ask-count", "12 items"));
+    browser.key('\u{e00c}');
+    browser.wait("!document.getElementById('ask').open");
+    assert!(!is_paused(&daemon, "shop"));
+    press_in_row(&browser, "applications", "shop", "Pause…");
+    asked(&browser, "Pause shop?", "12 items: 12 waiting", "Pause");
+    browser.wait(&says("#outcomes", "Paused: shop"));
+    browser.wait(&row_has("applications", &["shop", "paused"]));
+    assert!(is_paused(&daemon, "shop"));
+    press_in_row(&browser, "applications", "shop", "Resume…");
+    asked(&browser, "Resume shop?", "12 items: 12 waiting", "Resume");
+    browser.wait(&says("#outcomes", "Resumed: shop"));
+    assert_eq!((is_paused(&daemon, "shop"), audited(&daemon, "pause")), (false, 1));
+    was_well_behaved(&browser, &daemon);
+}
+
+#[test]
+fn items_and_customers_are_taken_back_and_flushed() {
+    let site = Site::new("pagecancel");
+    let daemon = site.start(&config(&site));
+    some_of_each(&site, &daemon);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    press_in_row(&browser, "rows", "letter", "Cancel…");
+    asked(&browser, "Cancel item letter?", "1 item, waiting, due in", "Leave it");
+    press_in_row(&browser, "rows", "letter", "Cancel…");
+    asked(&browser, "Cancel item letter?", "1 item, waiting, due in", "Cancel the item");
+    browser.wait(&says("#outcomes", "Cancelled: 1 item"));
+    browser.wait(&format!("!({})", row_has("rows", &["letter"])));
+    let state = |path: &str| daemon.ask("GET", path).1;
+    assert_eq!(state("/api/v1/items/mail/letter")["state"], "cancelled");
+    let customer = |name: &str| {
+        press(&browser, "#search", "Clear");
+        browser.wait("document.getElementById('search-name').value === ''");
+        browser.type_into("#search-name", name);
+        browser.type_into("#search-application", "shop");
+        press(&browser, "#search", "Search");
+        browser.wait(&says("#found [data-of=customer]", name));
+    };
+    customer("anna");
+    press(&browser, "#found", "Cancel all…");
+    asked(&browser, "Cancel all of customer anna?", "8 items: 8 waiting", "Cancel 8 items");
+    browser.wait(&says("#outcomes", "Cancelled: 8 items"));
+    assert_eq!(state("/api/v1/customers/shop/anna")["waiting"], 0);
+    customer("carl");
+    press(&browser, "#found", "Flush the window…");
+    asked(&browser, "Flush the window of carl?", "2 items of this customer wait", "Flush");
+    browser.wait(&says("#outcomes", "Flushed: 2 items of carl"));
+    wait_until("they have left", Duration::from_secs(10), || {
+        state("/api/v1/items/shop/window-1")["state"] == "sent"
+    });
+    assert_eq!((audited(&daemon, "cancel"), audited(&daemon, "cancel_customer")), (1, 1));
+    was_well_behaved(&browser, &daemon);
+}
+
+#[test]
+fn what_is_parked_is_tried_and_given_up() {
+    let site = Site::new("pageparked");
+    let daemon = site.start(&config(&site));
+    some_of_each(&site, &daemon);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    let failures = || {
+        let parked = daemon.ask("GET", "/api/v1/parked").1;
+        parked["applications"][0]["failures"].as_u64().unwrap_or(0)
+    };
+    let before = failures();
+    press_in_row(&browser, "parked", "nobody", "Try now…");
+    asked(&browser, "Try now nobody?", "2 items:", "Try now");
+    browser.wait(&says("#outcomes", "Tried now: nobody"));
+    wait_until("it has failed again", Duration::from_secs(10), || failures() > before);
+    press_in_row(&browser, "parked", "nobody", "Drop…");
+    asked(
+        &browser,
+        "Drop what is parked of nobody?",
+        "2 items are parked and will be given up.",
+        "Drop 2 items",
+    );
+    browser.wait(&says("#outcomes", "Cancelled: 2 items"));
+    browser.wait(&row_has("parked", &["nobody", "0"]));
+    assert_eq!(daemon.items("parked"), 0);
+    was_well_behaved(&browser, &daemon);
+}
+
+#[test]
+fn it_goes_on_after_a_restart_and_says_meanwhile_that_nobody_answers() {
+    let site = Site::new("pagerestart");
+    let mut daemon = site.start(&config(&site));
+    some_of_each(&site, &daemon);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    browser.wait(&row_has("applications", &["shop", "12"]));
+    daemon.kill9();
+    browser.wait(&says("#silence-text", "No answer since"));
+    browser.wait(&says("#silence-text", "it cannot be reached"));
+    assert_eq!(browser.run("return document.getElementById('board').className"), json!("stale"));
+    daemon.start_again();
+    daemon.wait_ready();
+    press(&browser, "#silence", "Try now");
+    browser.wait("document.getElementById('silence').hidden");
+    browser.wait(&row_has("applications", &["shop", "12"]));
+    let first = browser.run("return board.at");
+    browser.wait(&format!("board.at > {first} + 1500"));
+    // A tab that nobody looks at asks nothing.
+    let hide = |hidden: bool| {
+        browser.run(&format!(
+            "Object.defineProperty(document, 'hidden', {{ value: {hidden}, configurable: true }}); \
+             document.dispatchEvent(new Event('visibilitychange'))"
+        ))
+    };
+    hide(true);
+    browser.wait("!polling");
+    let asked = "return performance.getEntriesByType('resource').length";
+    let before: Value = browser.run(asked);
+    browser.run("performance.clearResourceTimings(); window.since = Date.now()");
+    browser.wait("Date.now() - window.since > 5000");
+    assert_eq!(browser.run(asked), json!(0), "before it was hidden: {before}");
+    hide(false);
+    browser.wait("performance.getEntriesByType('resource').length > 0");
+}

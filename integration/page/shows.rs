@@ -1,0 +1,126 @@
+//! What there is, when it is due, who it is of, and what has become of it.
+
+use super::{config, opened, press, row_has, says, some_of_each, was_well_behaved, FAR};
+use serde_json::json;
+use std::time::Duration;
+use tidegate_harness::{wait_until, Site};
+
+#[test]
+fn items_applications_and_what_is_due_when() {
+    let site = Site::new("page");
+    let daemon = site.start(&config(&site));
+    some_of_each(&site, &daemon);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    browser.wait(&says("#state", "running"));
+    browser.wait(&row_has("applications", &["shop", "12", "0"]));
+    browser.wait(&row_has("applications", &["nobody", "parked", "2"]));
+    browser.wait(&row_has("parked", &["nobody", "2", "returned by the broker: 312 NO_ROUTE"]));
+    browser.wait(&row_has("rows", &["letter", "mail", "anna", "waiting"]));
+    browser.wait("[...document.querySelectorAll('#rows tr')].length === 15");
+    browser.wait(&says("#due-text", "Nothing becomes due within the next minute"));
+    site.client.publish_all((0..3).map(|n| site.push("shop", "1").id(&format!("soon-{n}")).delay(55_000)));
+    browser.wait(&says("#due-text", "3 items become due within the next minute"));
+    browser.click("[data-span=hour]");
+    browser.wait(&says("#due-text", "14 items become due within the next hour"));
+    browser.click("[data-span=day]");
+    browser.wait(&says("#due-text", "16 items become due within the next day"));
+    browser.run(
+        "const select = document.getElementById('due-application'); \
+                 select.value = 'mail'; select.dispatchEvent(new Event('change'))",
+    );
+    browser.wait(&says("#due-text", "1 item becomes due within the next day"));
+    browser.run("document.getElementById('due-details').open = true");
+    browser.wait("document.querySelectorAll('#due-rows tr').length === 1");
+    let times = browser.run("return [...document.querySelectorAll('#rows td.time')].map((td) => td.title)");
+    assert!(times
+        .as_array()
+        .is_some_and(|all| all.iter().all(|t| t.as_str().is_some_and(|t| t.contains('T')))));
+    // It follows what happens.
+    site.client.publish(&site.push("mail", "1").id("new").delay(9_000));
+    browser.wait(&row_has("rows", &["new", "mail"]));
+    browser.wait(&format!("!({})", row_has("rows", &["new", "mail"])));
+    browser.wait("document.getElementById('late-figures').innerText.match(/within\\s+[\\d.]+ (µs|ms)/)");
+    browser.wait("document.querySelector('#rates-chart polyline.out')");
+    was_well_behaved(&browser, &daemon);
+}
+
+#[test]
+fn an_item_and_a_customer_are_found_by_name() {
+    let site = Site::new("pagesearch");
+    let daemon = site.start(&config(&site));
+    some_of_each(&site, &daemon);
+    site.client.publish(&site.push("mail", "1").id("gone"));
+    wait_until("it has left", Duration::from_secs(10), || {
+        daemon.ask("GET", "/api/v1/items/mail/gone").1["state"] == "sent"
+    });
+    let Some(browser) = opened(&site, &daemon) else { return };
+    browser.wait(&row_has("applications", &["shop"]));
+    let search = |text: &str| {
+        press(&browser, "#search", "Clear");
+        browser.wait("document.getElementById('search-name').value === ''");
+        browser.type_into("#search-name", text);
+        press(&browser, "#search", "Search");
+    };
+    // Wherever it is: no application is named.
+    search("far");
+    browser.wait(&says("#found [data-of=item]", "Item far"));
+    let card = browser.text("#found [data-of=item]");
+    assert!(card.contains("waiting") && card.contains("ben") && card.contains("received"), "{card}");
+    assert!(card.contains("in 2 h 59 min") || card.contains("in 3 h"), "{card}");
+    search("gone");
+    browser.wait(&says("#found [data-of=item]", "in batch"));
+    search("p-1");
+    browser.wait(&says("#found [data-of=item]", "312 NO_ROUTE"));
+    search("anna");
+    browser.wait("document.querySelectorAll('#found [data-of=customer]').length === 2");
+    browser.wait("document.querySelectorAll('#rows tr').length === 9");
+    // No customer may have such a name, and the rest goes on.
+    search(&"n".repeat(230));
+    browser.wait(&says("#found", "No customer and no item of this name is known"));
+    let shown = browser.run("return list.at");
+    browser.wait(&format!("list.at > {shown} && document.getElementById('silence').hidden"));
+    search("nobody-knows");
+    browser.wait(&says("#rows", "No customer of this name has items"));
+    press(&browser, "#search", "Clear");
+    browser.wait("document.querySelectorAll('#rows tr').length === 15");
+    was_well_behaved(&browser, &daemon);
+}
+
+/// Whoever may publish chooses these.
+#[test]
+fn hostile_names_are_text() {
+    let site = Site::new("pagehostile");
+    let daemon = site.start(&config(&site));
+    let hack = "<img src=x onerror=\"window.hacked=1\">";
+    let script = "</td><script>window.hacked=2</script>";
+    let turned = "\u{202e}gnitirw \u{0}\n\u{7}";
+    let long = "m".repeat(200);
+    site.client.publish_all([
+        site.push(hack, "1").id(script).customer("<b>c</b>").delay(FAR),
+        site.push("shop", "1").id("'\"><svg onload=window.hacked=3>").customer(hack).delay(FAR),
+        site.push("shop", "1").id(turned).customer(&long).delay(FAR),
+        site.push(&long, "1").id(&long).customer(&long),
+        site.push("..", "1").id("dots").delay(FAR),
+    ]);
+    wait_until("all are there", Duration::from_secs(10), || daemon.items("waiting") == 5);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    browser.wait(&row_has("applications", &[hack]));
+    browser.wait(&row_has("rows", &[script, "<b>c</b>"]));
+    browser.type_into("#search-name", hack);
+    press(&browser, "#search", "Search");
+    browser.wait(&says("#found [data-of=customer]", hack));
+    press(&browser, "#found", "Cancel all…");
+    browser.wait(&says("#ask-title", hack));
+    browser.wait(&says("#ask-count", "1 item: 1 waiting"));
+    press(&browser, "#ask", "Cancel 1 item");
+    browser.wait(&says("#outcomes", "Cancelled: 1 item"));
+    // A browser cannot ask for such a name, and does not ask for another instead.
+    super::press_in_row(&browser, "applications", "..", "Pause…");
+    browser.wait(&says("#outcomes", "A browser cannot ask for the name \"..\""));
+    let strange = "return [window.hacked ?? null, document.querySelectorAll('img').length, \
+         document.scripts.length, document.querySelectorAll('b').length]";
+    assert_eq!(browser.run(strange), json!([null, 0, 1, 0]));
+    let wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+    assert_eq!(browser.run(wide), json!(true), "a long name makes the page wide");
+    was_well_behaved(&browser, &daemon);
+}

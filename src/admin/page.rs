@@ -1,0 +1,67 @@
+//! The page for people at `/`: three files that are part of the binary.
+//!
+//! They hold no data, so they are served to whoever may connect, without a token; what the page shows it asks
+//! the API for, as every client does. It loads nothing from elsewhere, and its policy lets it load nothing:
+//! names of producers stand on it, as text.
+
+use super::answer::ApiState;
+use axum::http::{header, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::Router;
+
+/// One file: its path, its type, its text.
+type PageFile = (&'static str, &'static str, &'static str);
+
+const FILES: [PageFile; 3] = [
+    ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
+    ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
+    ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
+];
+
+/// What the browser lets the page do: its own script and style, its own API, and nothing else. No script or
+/// style may stand in the document itself, so that no text can become one.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+     img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Routes of this file.
+pub(super) fn router() -> Router<ApiState> {
+    FILES
+        .into_iter()
+        .fold(Router::new(), |router, file| router.route(file.0, get(move || async move { served(file) })))
+}
+
+/// One of the files.
+pub(super) fn is_page(path: &str) -> bool {
+    FILES.iter().any(|(known, ..)| *known == path)
+}
+
+fn served((_, kind, text): PageFile) -> Response {
+    let policy = HeaderValue::from_static(POLICY);
+    ([(header::CONTENT_TYPE, kind)], [(header::CONTENT_SECURITY_POLICY, policy)], text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing of the document runs by itself, and nothing is loaded from elsewhere.
+    #[test]
+    fn the_document_keeps_to_its_policy() {
+        let [(_, _, html), (_, _, css), (_, _, js)] = FILES;
+        for banned in ["<style", " style=", " onclick=", " onload=", " onerror=", "javascript:", "@import"] {
+            assert!(!html.contains(banned) && !css.contains(banned), "{banned}");
+        }
+        assert_eq!(html.matches("<script").count(), 1);
+        assert!(html.contains(r#"<script src="page.js" defer></script>"#));
+        for banned in
+            ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage"]
+        {
+            assert!(!js.contains(banned), "{banned}");
+        }
+        for (path, _, text) in FILES {
+            let links = text.matches("://").count() - text.matches("http://www.w3.org/2000/svg").count();
+            assert_eq!(links, 0, "{path} names another host");
+        }
+    }
+}

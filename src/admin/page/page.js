@@ -1,0 +1,1039 @@
+// The page of the admin port: asks the API, and shows what it says.
+//
+// Every name, id and error comes from producers and brokers: it becomes text (textContent, attributes of our own
+// choosing) and never markup. Nothing is kept but a token, for the life of the tab.
+"use strict";
+
+const POLL_MS = 2000;
+const METRICS_EVERY_MS = 4000;
+const DUE_EVERY_MS = 5000;
+const ITEMS_EVERY_MS = 5000;
+const ANSWER_WITHIN_MS = 8000;
+const COMMAND_WITHIN_MS = 35000;
+const LONGEST_PAUSE_MS = 15000;
+const KEPT_MS = 10 * 60 * 1000;
+const MOST_ROWS = 200;
+const PAGE_ROWS = 25;
+// Applications that are asked one by one for an id, where none is named.
+const MOST_ASKED = 50;
+// Bytes of a name of a customer or an application.
+const MOST_NAME = 200;
+
+const TOKEN_KEY = "tidegate-token";
+const SVG = "http://www.w3.org/2000/svg";
+
+const STATES = {
+  running: ["good", "all is well"],
+  paused: ["warn", "no requests are taken at this moment"],
+  stuck: ["bad", "something that may leave has been due for more than 30 s"],
+  blocked: ["bad", "the broker has raised an alarm and takes nothing"],
+  not_ready: ["bad", "not ready"],
+  draining: ["warn", "it is shutting down"],
+};
+
+// ---- small things ----------------------------------------------------------------------------------------
+
+const by = (id) => document.getElementById(id);
+
+/** An element; strings among the children become text. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+function draw(tag, attributes, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** What a producer or a broker has written: isolated, so that it cannot turn around what stands beside it. */
+const foreign = (text, cut = false) => make("bdi", cut ? { class: "cut", title: text } : {}, text);
+
+/** Sets a text if it is another one: a selection stays. */
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function button(text, act, kind = "") {
+  const element = make("button", { type: "button", class: kind || null }, text);
+  element.addEventListener("click", act);
+  return element;
+}
+
+const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
+const count = (n) => whole.format(n);
+const things = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
+
+function rate(perSecond) {
+  if (perSecond >= 100) return `${count(perSecond)}/s`;
+  return `${perSecond.toFixed(perSecond >= 10 ? 1 : 2)}/s`;
+}
+
+function bytes(n) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let place = 0;
+  while (n >= 1024 && place < units.length - 1) [n, place] = [n / 1024, place + 1];
+  return `${place === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[place]}`;
+}
+
+/** A length of time, ms, in its largest two units. */
+function span(ms) {
+  const s = Math.abs(ms) / 1000;
+  if (s < 1) return `${Math.round(s * 1000)} ms`;
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 60) return `${Math.floor(s)} s`;
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = units.findIndex(([, length]) => s >= length);
+  const [name, length] = units[first];
+  const [next, smaller] = units[first + 1];
+  const rest = Math.floor((s % length) / smaller);
+  return `${Math.floor(s / length)} ${name}${rest > 0 && s / length < 10 ? ` ${rest} ${next}` : ""}`;
+}
+
+/** Microseconds. */
+function shortTime(us) {
+  if (us < 1000) return `${Math.round(us)} µs`;
+  return us < 10000 ? `${(us / 1000).toFixed(1)} ms` : span(us / 1000);
+}
+
+/** The daemon's clock as far as it is known: this machine's may be another. */
+const now = () => Date.now() + clockAhead;
+let clockAhead = 0;
+
+function relative(ms) {
+  const away = ms - now();
+  if (Math.abs(away) < 1000) return "now";
+  // Whole seconds: tenths would flicker.
+  const rounded = Math.abs(away) < 60000 ? Math.round(away / 1000) * 1000 : away;
+  const told = span(rounded).replace(".0 s", " s");
+  return rounded > 0 ? `in ${told}` : `${told} ago`;
+}
+
+const clock = (ms, options) => new Date(ms).toLocaleTimeString("en-GB", options);
+const exact = (ms) => `${new Date(ms).toLocaleString("en-GB", { dateStyle: "medium" })} ${clock(ms)}` +
+  ` (${new Date(ms).toISOString()})`;
+
+function showTime(element, ms, none = "–") {
+  if (ms === null || ms === undefined) {
+    element.removeAttribute("title");
+    return say(element, none);
+  }
+  element.title = exact(ms);
+  say(element, relative(ms));
+}
+
+// ---- asking the daemon -----------------------------------------------------------------------------------
+
+class Unauthorized extends Error {}
+/** It answered, and did not do it: 4xx. */
+class Refused extends Error {}
+
+const token = () => sessionStorage.getItem(TOKEN_KEY);
+
+/** A path of names. A browser takes a name of dots for a step up, however it is written. */
+function path(...segments) {
+  return "/api/v1" + segments.map((segment) => {
+    if (segment === "." || segment === "..") {
+      throw new Refused(`A browser cannot ask for the name "${segment}": the command line can.`);
+    }
+    return `/${encodeURIComponent(segment)}`;
+  }).join("");
+}
+
+function query(parameters) {
+  const all = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
+  return all.size ? `?${all}` : "";
+}
+
+async function ask(method, where, within = ANSWER_WITHIN_MS) {
+  const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
+  const response = await fetch(where, { method, headers, cache: "no-store", redirect: "error",
+    signal: AbortSignal.timeout(within) });
+  if (response.status === 401) throw new Unauthorized();
+  const text = await response.text();
+  if (where === "/metrics" && response.ok) return text;
+  let document = {};
+  try {
+    document = JSON.parse(text);
+  } catch {
+    throw new Error(`an answer that is no JSON, status ${response.status}`);
+  }
+  // What is unknown is an answer.
+  if (response.ok || response.status === 404) return document;
+  const fault = document.error || document.result || `status ${response.status}`;
+  if (response.status === 503) throw new Error(fault);
+  throw new Refused(fault);
+}
+
+const fault = (error) => error.name === "TimeoutError" ? "it did not answer in time" :
+  error instanceof TypeError ? "it cannot be reached" : error.message;
+
+// ---- what is kept ----------------------------------------------------------------------------------------
+
+let board = null;
+let timeline = null;
+let answeredAt = 0;
+let silentSince = 0;
+let pause = 0;
+let timer = 0;
+let polling = false;
+const nextDue = new Map();
+const due = { span: "minute", application: "", at: 0, pause: DUE_EVERY_MS, asked: 0 };
+const traffic = { startedAt: 0, samples: [] };
+const late = { of: "recent", at: 0, startedAt: 0, samples: [] };
+const list = { at: 0, filter: { customer: "", application: "", state: "" }, rows: [], next: null, pages: 1, asked: 0 };
+
+// ---- the round -------------------------------------------------------------------------------------------
+
+/** One round of questions, and when the next one is. Nothing is asked while nobody looks. */
+async function round() {
+  clearTimeout(timer);
+  if (polling || document.hidden) return;
+  polling = true;
+  try {
+    const state = await ask("GET", "/api/v1/state");
+    answered(state);
+    const at = Date.now();
+    if (at - late.at >= METRICS_EVERY_MS) await part(askLateness, late, "late-text");
+    if (at - due.at >= due.pause) await part(askTimeline, due, "due-text");
+    if (at - list.at >= ITEMS_EVERY_MS && list.pages === 1) await part(askItems, list, "items-text");
+    pause = POLL_MS;
+  } catch (error) {
+    if (error instanceof Unauthorized) {
+      polling = false;
+      return signIn(token() ? "This token is not accepted." : "");
+    }
+    silent(error);
+  }
+  polling = false;
+  timer = setTimeout(round, pause);
+}
+
+/** A question beside the state: the daemon answers, so what is wrong with this one is told where it belongs. */
+async function part(question, kept, place) {
+  try {
+    await question();
+  } catch (error) {
+    if (error instanceof Unauthorized) throw error;
+    kept.at = Date.now();
+    say(by(place), `This could not be asked for: ${fault(error)}. What stands here is of before.`);
+  }
+}
+
+function answered(state) {
+  board = state;
+  answeredAt = Date.now();
+  silentSince = 0;
+  clockAhead = state.at - answeredAt;
+  by("silence").hidden = true;
+  by("board").classList.remove("stale");
+  by("board").hidden = false;
+  by("sign-in").hidden = true;
+  by("sign-out").hidden = !token();
+  sample(state);
+  showAll();
+}
+
+function silent(error) {
+  silentSince = silentSince || Date.now();
+  pause = Math.min(Math.max(pause, POLL_MS / 2) * 2, LONGEST_PAUSE_MS);
+  by("board").classList.add("stale");
+  by("silence").hidden = false;
+  by("silence").dataset.reason = fault(error);
+  silence(Date.now() + pause);
+}
+
+/** Says since when nobody answers, for as long as that is so. */
+function silence(until) {
+  if (until) by("silence").dataset.until = until;
+  if (by("silence").hidden) return;
+  const since = answeredAt || silentSince;
+  const left = Math.max(0, Math.ceil((by("silence").dataset.until - Date.now()) / 1000));
+  say(by("silence-text"), `No answer since ${clock(since)}: ${by("silence").dataset.reason}. ` +
+    `What stands below is of then. Trying again in ${left} s.`);
+}
+
+function again() {
+  pause = 0;
+  due.at = late.at = 0;
+  if (list.pages === 1) list.at = 0;
+  round();
+}
+
+function signIn(text) {
+  clearTimeout(timer);
+  sessionStorage.removeItem(TOKEN_KEY);
+  by("board").hidden = true;
+  by("silence").hidden = true;
+  by("sign-out").hidden = true;
+  by("sign-in").hidden = false;
+  by("state").className = "pill";
+  say(by("state"), "locked");
+  say(by("state-text"), "");
+  say(by("token-fault"), text);
+  by("token").focus();
+}
+
+// ---- overall, figures ------------------------------------------------------------------------------------
+
+function showAll() {
+  showOverall();
+  showFigures();
+  showRates();
+  showApplications();
+  showParked();
+  showEnds();
+}
+
+function showOverall() {
+  const [kind, text] = STATES[board.state] || ["warn", ""];
+  by("state").className = `pill ${kind}`;
+  say(by("state"), board.state);
+  say(by("state-text"), board.missing.length ? `missing: ${board.missing.join(", ")}` : text);
+  const about = by("about");
+  about.title = `Started ${exact(board.started_at)}`;
+  say(about, `version ${board.version} · up ${span(board.uptime_ms).replace(/\.\d s/, " s")}`);
+  document.title = board.state === "running" ? "tidegate" : `${board.state} – tidegate`;
+}
+
+const figures = new Map();
+
+function figure(name, value, under, kind = "", title = "") {
+  if (!figures.has(name)) {
+    const [number, below] = [make("span"), make("span", { class: "under" })];
+    const row = make("div", {}, make("dt", {}, name), make("dd", {}, number, below));
+    by("figures").append(row);
+    figures.set(name, { row, number, below });
+  }
+  const { row, number, below } = figures.get(name);
+  row.className = kind;
+  row.title = title;
+  say(number, value);
+  say(below, under);
+}
+
+function showFigures() {
+  const { items, totals, in_flight_batches: batches } = board;
+  const next = items.next_due_at;
+  figure("Waiting", count(items.waiting), next ? `next due ${relative(next)}` : "", "", next ? exact(next) : "");
+  const oldest = items.due ? items.oldest_due_at : null;
+  figure("Due", count(items.due), oldest ? `oldest ${relative(oldest)}` : "", "", oldest ? exact(oldest) : "");
+  figure("In flight", count(items.in_flight), items.in_flight ? `in ${things(batches, "batch", "batches")}` : "");
+  figure("Parked", count(items.parked), "", items.parked ? "bad" : "");
+  figure("Open windows", count(items.windows), "");
+  figure("Delivered", count(totals.confirmed), "since the start");
+  const dead = Object.values(totals.dead).reduce((sum, n) => sum + n, 0);
+  const reasons = Object.entries(totals.dead).filter(([, n]) => n > 0).map(([why, n]) => `${why} ${count(n)}`);
+  figure("Dead letters", count(dead), dead ? reasons.join(", ") : "since the start");
+}
+
+function showEnds() {
+  const facts = board.links.map((link) =>
+    [link.side, `${link.state}${link.detail ? `: ${link.detail}` : ""}`]);
+  const { store, totals } = board;
+  facts.push(["store", `${store.kind}, ${bytes(store.bytes)} used, ${bytes(store.free_bytes)} free; ` +
+    `last commit ${store.last_commit_ms} ms, longest ${store.max_commit_ms} ms`]);
+  facts.push(["totals", [["received", totals.received], ["accepted", totals.accepted],
+    ["delivered", totals.confirmed], ["cancelled", totals.cancelled], ["replaced", totals.replaced],
+    ["rejected", totals.rejected]].map(([name, n]) => `${count(n)} ${name}`).join(", ") +
+    `; ${things(totals.returned, "batch", "batches")} returned, ${count(totals.nacked)} nacked`]);
+  facts.push(["loop", `longest turn ${shortTime(board.longest_turn_us)}`]);
+  const rows = by("ends");
+  if (rows.children.length !== facts.length * 2) {
+    rows.replaceChildren(...facts.flatMap(([name]) => [make("dt", {}, name), make("dd", {}, make("bdi"))]));
+  }
+  facts.forEach(([, text], n) => say(rows.children[n * 2 + 1].firstChild, text));
+}
+
+// ---- charts ----------------------------------------------------------------------------------------------
+
+const LEFT = 44, BELOW = 20, ABOVE = 8;
+
+/** A number of this size or above that reads well at the top of an axis. */
+function roundUp(n) {
+  if (n <= 1) return 1;
+  const ten = 10 ** Math.floor(Math.log10(n));
+  return [1, 2, 5, 10].map((step) => step * ten).find((step) => step >= n);
+}
+
+function frame(place, label, top, format, marks) {
+  const box = by(place);
+  const width = Math.max(box.clientWidth, 200), height = box.clientHeight || 132;
+  const inner = { width: width - LEFT, height: height - ABOVE - BELOW };
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  for (const part of [0, 0.5, 1]) {
+    const y = ABOVE + inner.height * (1 - part);
+    svg.append(draw("line", { x1: LEFT, x2: width, y1: y, y2: y }));
+    if (part > 0) svg.append(draw("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, format(top * part)));
+  }
+  // At the edges a text ends where the chart does, and of those that would touch one is left out.
+  let free = -Infinity;
+  for (const [part, text] of marks) {
+    const x = LEFT + inner.width * part, half = text.length * 3.2;
+    const anchor = part < 0.02 ? "start" : part > 0.98 ? "end" : "middle";
+    const from = anchor === "start" ? x : anchor === "end" ? x - 2 * half : x - half;
+    if (from < free) continue;
+    free = from + 2 * half + 10;
+    svg.append(draw("text", { x, y: height - 5, "text-anchor": anchor }, text));
+  }
+  box.replaceChildren(svg);
+  return { svg, ...inner };
+}
+
+/** Columns, each with what a pointer over it is told. */
+function columns(place, label, bars, marks) {
+  const top = roundUp(Math.max(2, ...bars.map((bar) => bar.value)));
+  const { svg, width, height } = frame(place, label, top, (n) => count(n), marks);
+  const step = width / bars.length, gap = Math.min(2, step / 4);
+  const group = draw("g", { class: "columns" });
+  bars.forEach((bar, n) => {
+    const x = LEFT + n * step, tall = bar.value ? Math.max(1.5, height * bar.value / top) : 0;
+    group.append(draw("g", {}, draw("title", {}, bar.title),
+      draw("rect", { class: "hover", x, y: ABOVE, width: step, height }),
+      draw("rect", { class: bar.unsure ? "unsure" : "", x: x + gap / 2, width: Math.max(0.5, step - gap), rx: 1,
+        y: ABOVE + height - tall, height: tall })));
+  });
+  svg.append(group);
+}
+
+// ---- what is due when ------------------------------------------------------------------------------------
+
+async function askTimeline() {
+  const asked = ++due.asked;
+  const begun = Date.now();
+  const told = await ask("GET", `/api/v1/timeline${query({ span: due.span, application: due.application })}`);
+  if (asked !== due.asked) return;
+  timeline = told;
+  due.at = Date.now();
+  // What takes long is asked for less often: a twentieth of the daemon's reading at the most.
+  due.pause = Math.max(DUE_EVERY_MS, (due.at - begun) * 20);
+  if (!due.application) nextDue.clear();
+  for (const row of timeline.applications) nextDue.set(row.name, row.next_due);
+  showTimeline();
+  showApplications();
+}
+
+function showTimeline() {
+  if (!timeline) return;
+  const { from, at, bucket_ms: each, counts, counted_until: until } = timeline;
+  const end = from + each * counts.length;
+  const fine = each < 60000 ? {} : { hour: "2-digit", minute: "2-digit" };
+  const bars = counts.map((value, n) => {
+    const begin = from + n * each;
+    const unsure = until !== null && begin + each > until;
+    const when = `${clock(begin, fine)} to ${clock(begin + each, fine)}`;
+    return { value, unsure, begin, title: `${when}: ${unsure ? "at least " : ""}${things(value, "item")}` };
+  });
+  const sum = counts.reduce((all, n) => all + n, 0);
+  const marks = [0, 0.25, 0.5, 0.75, 1].map((part) => [part, clock(from + (end - from) * part, fine)]);
+  columns("due-chart", `Items due from ${clock(from, fine)} to ${clock(end, fine)}, in columns of ${span(each)}`,
+    bars, marks);
+  const most = bars.reduce((best, bar) => bar.value > best.value ? bar : best, bars[0]);
+  const named = { minute: "minute", hour: "hour", day: "day" }[due.span];
+  const length = span(each).replace(".0", "").replace(/^1 /, "");
+  let text = sum === 0 ? `Nothing becomes due within the next ${named}.` :
+    `${until === null ? "" : "At least "}${things(sum, "item becomes", "items become")} due within the next ` +
+    `${named}; most at ${clock(most.begin, fine)}: ${count(most.value)} in ${/^\d/.test(length) ? length : `a ${{ s: "second", min: "minute", h: "hour" }[length]}`}.`;
+  if (until !== null && until > at) {
+    text += ` There is more than one count goes over: it is exact until ${clock(until)}.`;
+  }
+  if (timeline.applications_truncated) text += " There are more applications than one count goes over.";
+  const apart = board && !due.application ? [["due already", board.items.due], ["parked", board.items.parked]] : [];
+  const some = apart.filter(([, n]) => n > 0).map(([name, n]) => `${name} (${count(n)})`);
+  if (some.length) text += ` What is ${some.join(" or ")} is not in it.`;
+  say(by("due-text"), text);
+  if (by("due-details").open) showDueRows(bars, fine);
+}
+
+function showDueRows(bars, fine) {
+  const rows = bars.filter((bar) => bar.value > 0).map((bar) => make("tr", {},
+    make("td", { title: exact(bar.begin) }, clock(bar.begin, fine)),
+    make("td", { class: "number" }, `${bar.unsure ? "at least " : ""}${count(bar.value)}`)));
+  by("due-rows").replaceChildren(...(rows.length ? rows : [make("tr", {}, make("td", { colspan: 2 }, "none"))]));
+}
+
+// ---- throughput ------------------------------------------------------------------------------------------
+
+/** Rates are differences of counters, which begin anew with each process. */
+function sample(state) {
+  if (traffic.startedAt !== state.started_at) [traffic.startedAt, traffic.samples] = [state.started_at, []];
+  const { samples } = traffic;
+  samples.push({ at: state.at, came: state.totals.accepted, left: state.totals.confirmed });
+  while (samples.length > 2 && samples[0].at < state.at - KEPT_MS) samples.shift();
+}
+
+function between(a, b) {
+  const seconds = Math.max(0.001, (b.at - a.at) / 1000);
+  return { at: b.at, came: Math.max(0, b.came - a.came) / seconds, left: Math.max(0, b.left - a.left) / seconds };
+}
+
+function showRates() {
+  const { samples } = traffic;
+  const points = samples.slice(1).map((sample, n) => between(samples[n], sample));
+  const last = samples[samples.length - 1];
+  const before = samples.find((sample) => sample.at >= last.at - 11000);
+  const present = points.length ? between(before === last ? samples[samples.length - 2] : before, last) : null;
+  say(by("rate-in"), present ? rate(present.came) : "–");
+  say(by("rate-out"), present ? rate(present.left) : "–");
+  const length = Math.max(60000, Math.min(KEPT_MS, last.at - samples[0].at));
+  const top = roundUp(Math.max(1, ...points.flatMap((point) => [point.came, point.left])));
+  const { svg, width, height } = frame("rates-chart", `Items a second, in and out, over ${span(length)}`, top,
+    (n) => n < 1 ? n.toFixed(1) : count(n), [[0, `${span(length).replace(".0", "")} ago`], [1, "now"]]);
+  for (const [key, name] of [["came", "in"], ["left", "out"]]) {
+    const at = (point) => [LEFT + width * Math.max(0, 1 - (last.at - point.at) / length),
+      ABOVE + height * (1 - point[key] / top)].map((n) => n.toFixed(1)).join(",");
+    if (points.length > 1) svg.append(draw("polyline", { class: name, points: points.map(at).join(" ") }));
+  }
+  say(by("rates-text"), points.length ? "Items accepted and items delivered, a second; the numbers are of the last 10 s." :
+    "Rates are counted from the moment at which this page was opened.");
+}
+
+// ---- lateness --------------------------------------------------------------------------------------------
+
+/** The daemon's own histogram: how many items left no later than each bound, seconds. */
+function readHistogram(text) {
+  const line = /^tidegate_publish_lateness_seconds_bucket\{le="([^"]+)"\} (\d+)/gm;
+  return [...text.matchAll(line)].map(([, bound, n]) => [bound === "+Inf" ? Infinity : Number(bound), Number(n)]);
+}
+
+async function askLateness() {
+  late.at = Date.now();
+  const sums = readHistogram(await ask("GET", "/metrics"));
+  if (late.startedAt !== board.started_at) [late.startedAt, late.samples] = [board.started_at, []];
+  late.samples.push({ at: board.at, sums });
+  while (late.samples.length > 2 && late.samples[0].at < board.at - KEPT_MS) late.samples.shift();
+  showLateness();
+}
+
+/** The bound below which this part of all lies. */
+function quantile(sums, part) {
+  const all = sums[sums.length - 1][1];
+  const found = sums.find(([, n]) => n >= all * part);
+  return found ? found[0] : Infinity;
+}
+
+const bound = (seconds) => seconds === Infinity ? "more than 10 min" : shortTime(seconds * 1e6).replace(".0", "");
+
+function showLateness() {
+  const { samples } = late;
+  if (!samples.length) return;
+  const newest = samples[samples.length - 1];
+  const recent = late.of === "recent";
+  const sums = recent ? newest.sums.map(([le, n], place) => [le, n - samples[0].sums[place][1]]) : newest.sums;
+  const all = sums.length ? sums[sums.length - 1][1] : 0;
+  const bars = sums.map(([le, n], place) => {
+    const value = n - (place ? sums[place - 1][1] : 0);
+    const above = place ? sums[place - 1][0] : 0;
+    const range = le === Infinity ? "more than 10 min" : `${place ? `${bound(above)} to ` : "up to "}${bound(le)}`;
+    return { value, title: `${range}: ${things(value, "item")}` };
+  });
+  const marks = sums.map(([le], place) => [place, le]).filter(([, le]) => [0.001, 0.01, 0.1, 1, 10, 60].includes(le))
+    .map(([place, le]) => [(place + 1) / sums.length, bound(le)]);
+  columns("late-chart", "Items by how late they left", bars, marks);
+  const of = board.lateness;
+  const facts = recent ?
+    [["half within", 0.5], ["99 % within", 0.99], ["99.9 % within", 0.999]].map(([name, part]) =>
+      [name, all ? bound(quantile(sums, part)) : "–"]) :
+    [["half within", of.p50_us], ["99 % within", of.p99_us], ["99.9 % within", of.p999_us], ["latest", of.max_us]]
+      .map(([name, us]) => [name, of.count ? shortTime(us) : "–"]);
+  by("late-figures").replaceChildren(...facts.map(([name, value]) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  const length = Math.max(0, newest.at - samples[0].at);
+  const scale = "Moment of publish minus due; each column is a step of the daemon's histogram.";
+  say(by("late-text"), !recent ? `${things(of.count, "item")} since the start. ${scale}` :
+    all ? `${things(all, "item")} in the last ${span(length)}. ${scale}` :
+      `Nothing has left in the ${span(Math.max(length, 1000)).replace(".0", "")} for which this page has looked.`);
+}
+
+// ---- tables ----------------------------------------------------------------------------------------------
+
+/** Rows by key: those that stay are kept, with their focus, and only what differs is written. */
+function table(body, rows, create, empty) {
+  const known = body.known || (body.known = new Map());
+  const keys = new Set(rows.map(([key]) => key));
+  for (const [key, row] of known) {
+    if (!keys.has(key)) {
+      row.element.remove();
+      known.delete(key);
+    }
+  }
+  let before = null;
+  for (const [key, data] of rows) {
+    if (!known.has(key)) known.set(key, create(key, data));
+    const row = known.get(key);
+    const next = before ? before.nextSibling : body.firstChild;
+    if (row.element !== next) body.insertBefore(row.element, next);
+    row.show(data);
+    before = row.element;
+  }
+  const none = body.querySelector("td.empty");
+  if (rows.length) return none && none.parentElement.remove();
+  const across = body.parentElement.querySelectorAll("thead th").length;
+  if (!none) body.append(make("tr", {}, make("td", { class: "empty note", colspan: across })));
+  say(body.querySelector("td.empty"), empty);
+}
+
+/** A row whose cells are named by the table's headings, which a narrow screen shows beside them. */
+function cells(body, ...classes) {
+  const labels = [...body.parentElement.querySelectorAll("thead th")].map((th) => th.textContent);
+  const all = classes.map((kind, n) => make("td", { class: kind || null, "data-label": labels[n] }));
+  return { element: make("tr", {}, ...all), cells: all };
+}
+
+function number(cell, n) {
+  say(cell, count(n));
+  cell.classList.toggle("zero", n === 0);
+}
+
+/** Children of a cell, put there anew when what they say is another. */
+function fill(cell, key, children) {
+  if (cell.dataset.key === key) return;
+  cell.dataset.key = key;
+  cell.replaceChildren(...children());
+}
+
+// ---- applications, parked --------------------------------------------------------------------------------
+
+const errorOf = (application) => application.last_error || "";
+
+function showApplications() {
+  if (!board) return;
+  const part = by("application-filter").value.toLowerCase();
+  const fits = board.applications.filter((a) => a.name.toLowerCase().includes(part));
+  const rows = fits.slice(0, MOST_ROWS).map((a) => [`a${a.name}`, a]);
+  if (board.dead_letters && !part) rows.push(["dead letters", board.dead_letters]);
+  const none = part ? "No application has this in its name." :
+    "No application has anything waiting. One appears with its first request.";
+  table(by("applications"), rows, applicationRow, none);
+  const left = fits.length - Math.min(fits.length, MOST_ROWS);
+  const more = board.applications_truncated ? ` The daemon lists ${count(board.applications.length)} of ${count(board.applications_total)}.` : "";
+  say(by("applications-text"), `${left ? `${count(left)} more: name a part of theirs above.` : ""}${more}`.trim());
+  offer(board.applications.map((a) => a.name));
+}
+
+function applicationRow() {
+  const body = by("applications");
+  const row = cells(body, "name lead", "", "number", "time", "number", "number", "number", "error", "actions");
+  const [name, state, waiting, next, dueNow, flying, parked, error, actions] = row.cells;
+  row.show = (a) => {
+    const isDead = a.name === "";
+    fill(name, a.name, () => [isDead ? make("em", {}, "dead letters") : foreign(a.name, true)]);
+    const [word, kind] = a.paused ? ["paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
+    fill(state, word, () => [make("span", { class: `pill ${kind}` }, word)]);
+    number(waiting, a.waiting);
+    number(dueNow, a.due);
+    number(flying, a.in_flight);
+    number(parked, a.parked);
+    // What was next at the last count may have left since: then something is due about now.
+    const ahead = nextDue.get(a.name);
+    showTime(next, a.oldest_due_at ?? (isDead || !ahead ? null : Math.max(ahead, now())));
+    fill(error, errorOf(a), () => errorOf(a) ? [foreign(errorOf(a), true)] : []);
+    fill(actions, `${a.paused}`, () => isDead ? [] : [a.paused ?
+      button("Resume…", () => orderApplication(a.name, "resume")) : button("Pause…", () => orderApplication(a.name, "pause"))]);
+  };
+  return row;
+}
+
+function showParked() {
+  const isParked = (a) => a.state === "parked" || a.parked > 0;
+  const all = board.applications.concat(board.dead_letters || []).filter(isParked);
+  by("parked-table").hidden = all.length === 0;
+  table(by("parked"), all.slice(0, MOST_ROWS).map((a) => [`a${a.name}`, a]), parkedRow, "");
+  say(by("parked-text"), all.length === 0 ? "Nothing is parked: whatever could not be delivered would stand here, with the reason." :
+    all.length > MOST_ROWS ? `${count(all.length - MOST_ROWS)} more.` : "");
+}
+
+function parkedRow() {
+  const row = cells(by("parked"), "name lead", "number", "number", "time", "error", "actions");
+  const [name, items, failures, next, reason, actions] = row.cells;
+  row.show = (a) => {
+    fill(name, a.name, () => [a.name ? foreign(a.name, true) : make("em", {}, "dead letters")]);
+    number(items, a.parked);
+    number(failures, a.failures || 0);
+    const wait = a.next_try_in_ms;
+    next.title = wait === undefined ? "" : exact(board.at + wait);
+    say(next, wait === undefined ? "goes out now" : wait < 1000 ? "now" : `in ${span(Math.round(wait / 1000) * 1000).replace(".0", "")}`);
+    fill(reason, errorOf(a), () => errorOf(a) ? [foreign(errorOf(a), true)] : []);
+    fill(actions, `${a.state} ${a.parked > 0}`, () => a.name === "" ? [] : [
+      ...(a.state === "parked" ? [button("Try now…", () => orderApplication(a.name, "retry"))] : []),
+      ...(a.parked > 0 ? [button("Drop…", () => dropParked(a.name), "danger")] : [])]);
+  };
+  return row;
+}
+
+/** Names of applications, in the two fields that take one. */
+function offer(names) {
+  const key = names.join("\n");
+  if (offer.key === key) return;
+  offer.key = key;
+  by("known-applications").replaceChildren(...names.map((name) => make("option", { value: name })));
+  const select = by("due-application");
+  const chosen = due.application;
+  const all = chosen && !names.includes(chosen) ? [chosen, ...names] : names;
+  select.replaceChildren(make("option", { value: "" }, "all applications"),
+    ...all.map((name) => make("option", { value: name }, name)));
+  select.value = chosen;
+}
+
+// ---- items -----------------------------------------------------------------------------------------------
+
+const askItems = () => askPage(false);
+
+async function askPage(further) {
+  const asked = ++list.asked;
+  const { customer, application, state } = list.filter;
+  const page = await ask("GET", `/api/v1/items${query({ customer, application, state, limit: PAGE_ROWS,
+    cursor: further ? list.next : "" })}`, COMMAND_WITHIN_MS);
+  if (asked !== list.asked) return;
+  list.at = Date.now();
+  list.pages = further ? list.pages + 1 : 1;
+  list.rows = further ? list.rows.concat(page.items) : page.items;
+  list.next = page.next;
+  showItems();
+}
+
+function showItems() {
+  const rows = list.rows.map((item, n) => [`${item.application}\n${item.id}\n${item.received}\n${item.id ? "" : n}`, item]);
+  const filtered = Object.values(list.filter).some(Boolean);
+  const none = list.next ? "None so far: there is more to look through." :
+    list.filter.customer ? "No customer of this name has items that have not ended." :
+      filtered ? "No item that has not ended is of this kind." :
+        "Nothing waits. What is pushed appears here until it has left.";
+  table(by("rows"), rows, itemRow, none);
+  by("more").hidden = !list.next;
+  const paged = list.pages > 1 ? " This list stands still while more than one page is shown; Search or Clear begins anew." : "";
+  say(by("items-text"), list.rows.length ? `${list.next ? "The first " : ""}${things(list.rows.length, "item")}, in order of due.${paged}` : "");
+}
+
+function itemRow() {
+  const row = cells(by("rows"), "time", "", "name", "name", "name", "number", "error", "actions");
+  const [when, state, application, customer, id, attempts, error, actions] = row.cells;
+  row.show = (item) => {
+    showTime(when, item.due);
+    fill(state, item.state, () => [make("span", { class: `pill ${item.state === "parked" ? "bad" : ""}` }, item.state)]);
+    fill(application, item.application, () => [foreign(item.application, true)]);
+    fill(customer, item.customer || "", () => item.customer === null ? ["–"] : [link(item.customer, () =>
+      search({ name: item.customer, application: item.application }))]);
+    fill(id, item.id || "", () => item.id === null ? ["–"] : [link(item.id, () => showFound([lifeOf(item.application, item.id, item)]))]);
+    number(attempts, item.attempts);
+    fill(error, errorOf(item), () => errorOf(item) ? [foreign(errorOf(item), true)] : []);
+    fill(actions, "", () => item.id === null ? [] : [button("Cancel…", () => cancelItem(item.application, item.id))]);
+  };
+  return row;
+}
+
+function link(text, act) {
+  const element = button("", act, "link");
+  element.append(foreign(text, true));
+  return element;
+}
+
+async function showFound(cards) {
+  const told = (await Promise.all(cards.map((card) => card.catch((error) => note(fault(error)))))).filter(Boolean);
+  by("found").replaceChildren(...told);
+  return told.length;
+}
+
+const note = (text) => make("p", { class: "note" }, text);
+
+/** What has become of an item, step by step. */
+async function lifeOf(application, id, row = null) {
+  const item = await ask("GET", path("items", application, id), COMMAND_WITHIN_MS);
+  if (item.state === "unknown") return row ? note(`"${id}" has ended, and is remembered no more.`) : null;
+  // A look-up does not tell when it came; its row in the list does, as long as it has not ended.
+  const listed = row || await rowOf(item);
+  const steps = [];
+  const step = (at, text, kind = "") => steps.push({ at, text, kind });
+  if (listed) step(listed.received, "received");
+  const ended = { sent: "sent", cancelled: "cancelled", expired: "expired", dead: "dead" }[item.state];
+  if (item.due !== null) step(item.due, item.due > now() ? "due" : "was due", item.due > now() && !ended ? "to-come" : "");
+  if (item.attempts > 0) step(null, things(item.attempts, "attempt failed", "attempts failed"), "bad");
+  if (ended) step(item.at, `${ended}${item.reason ? `: ${item.reason}` : ""}${item.batch ? `, in batch ${item.batch}` : ""}`,
+    ended === "sent" ? "" : "bad");
+  else if (item.state !== "waiting") step(null, item.state === "in_flight" ? "in flight: published, and not settled" : "parked: its application cannot be delivered to", item.state === "parked" ? "bad" : "");
+  const facts = [["application", item.application], ["customer", item.customer ?? "–"], ["state", item.state]];
+  if (item.last_error) facts.push(["last error", item.last_error]);
+  const life = steps.map(({ at, text, kind }) => make("li", { class: kind || null },
+    `${text}${at === null ? "" : " "}`, at === null ? null : make("time", { title: exact(at), datetime: new Date(at).toISOString() }, `${relative(at)}, ${clock(at)}`)));
+  const buttons = make("div", { class: "buttons" });
+  if (!ended) buttons.append(button("Cancel this item…", () => cancelItem(application, id), "danger"));
+  buttons.append(button("Close", () => by("found").replaceChildren()));
+  return make("article", { class: "card", "data-of": "item" }, make("h3", {}, "Item ", foreign(id)),
+    make("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, foreign(value))])),
+    make("ul", { class: "life" }, ...life), buttons);
+}
+
+async function rowOf(item) {
+  if (item.due === null || ["sent", "cancelled", "expired", "dead"].includes(item.state)) return null;
+  const page = await ask("GET", `/api/v1/items${query({ application: item.application, from: item.due, to: item.due + 1 })}`);
+  return page.items.find((row) => row.id === item.id) || null;
+}
+
+const countOf = (application, customer) => ask("GET", path("customers", application, customer), COMMAND_WITHIN_MS);
+const sumOf = (counts) => counts.waiting + counts.in_flight + counts.parked;
+
+async function customerCard(application, customer) {
+  const counts = await countOf(application, customer);
+  if (sumOf(counts) === 0) return null;
+  const when = make("dd");
+  showTime(when, counts.next_due);
+  const facts = [["application", foreign(application)], ["waiting", count(counts.waiting)], ["in flight", count(counts.in_flight)],
+    ["parked", count(counts.parked)]].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
+  return make("article", { class: "card", "data-of": "customer" }, make("h3", {}, "Customer ", foreign(customer)),
+    make("dl", { class: "facts" }, ...facts, make("dt", {}, "next due"), when),
+    make("div", { class: "buttons" },
+      button("Flush the window…", () => flush(application, customer)),
+      button("Cancel all…", () => cancelCustomer(application, customer), "danger"),
+      button("Close", () => by("found").replaceChildren())));
+}
+
+function search({ name, application = "", state = "" }) {
+  by("search-name").value = name;
+  by("search-application").value = application;
+  by("search-state").value = state;
+  return submitSearch();
+}
+
+/** A name may be a customer's or an item's: both are looked for. */
+async function submitSearch() {
+  const name = by("search-name").value, application = by("search-application").value;
+  // Names of customers end sooner than ids do.
+  const isCustomer = new TextEncoder().encode(name).length <= MOST_NAME;
+  list.filter = { customer: isCustomer ? name : "", application, state: by("search-state").value };
+  by("found").replaceChildren(...(name ? [note("Looking…")] : []));
+  try {
+    const listed = askItems();
+    if (name) {
+      const known = board ? board.applications.map((a) => a.name) : [];
+      const names = application ? [application] : known.slice(0, MOST_ASKED);
+      await listed;
+      const owners = application ? [application] : [...new Set(list.rows.map((row) => row.application))].slice(0, 5);
+      const customers = isCustomer ? owners.map((of) => customerCard(of, name)) : [];
+      const found = await showFound([...names.map((of) => lifeOf(of, name)), ...customers]);
+      if (!found) {
+        const some = !application && known.length > MOST_ASKED ? ` Ids were looked for in ${MOST_ASKED} of ${count(known.length)} applications: name one.` : "";
+        by("found").replaceChildren(note(`No customer and no item of this name is known${application ? " to this application" : ""}.${some}`));
+      }
+    }
+    await listed;
+  } catch (error) {
+    if (error instanceof Unauthorized) return signIn("");
+    by("found").replaceChildren(note(`It could not be looked for: ${fault(error)}.`));
+  }
+}
+
+// ---- actions: each asks first, with the number concerned, and says how it ended --------------------------
+
+/** Asks before something is done. `counted` tells the number concerned; without it nothing can be done. */
+async function confirmed(title, text, counted, verb, danger) {
+  const dialog = by("ask"), yes = by("ask-yes"), no = by("ask-no");
+  by("ask-title").replaceChildren(...title);
+  by("ask-text").replaceChildren(...text);
+  yes.className = danger ? "danger" : "primary";
+  yes.disabled = true;
+  say(yes, verb);
+  say(by("ask-count"), "Counting…");
+  dialog.returnValue = "";
+  const decided = new Promise((resolve) => {
+    yes.onclick = () => dialog.close("yes");
+    no.onclick = () => dialog.close("");
+    dialog.onclose = () => resolve(dialog.returnValue === "yes");
+  });
+  dialog.showModal();
+  no.focus();
+  counted().then((told) => {
+    say(by("ask-count"), told);
+    yes.disabled = false;
+  }).catch((error) => {
+    if (error instanceof Unauthorized) dialog.close("");
+    say(by("ask-count"), `It could not be counted: ${fault(error)}.`);
+  });
+  return decided;
+}
+
+function outcome(good, ...children) {
+  const element = make("div", { class: good ? "outcome" : "outcome bad" }, make("div", {}, ...children));
+  element.append(button("Close", () => element.remove()));
+  by("outcomes").append(element);
+  while (by("outcomes").children.length > 3) by("outcomes").firstChild.remove();
+  if (good) setTimeout(() => element.remove(), 20000);
+}
+
+/** Asks, does it, says how it ended, and looks again. */
+async function carryOut({ title, text, counted, verb, danger = false, method, where, told, about }) {
+  let target;
+  try {
+    target = where();
+  } catch (error) {
+    return outcome(false, error.message);
+  }
+  if (!await confirmed(title, text, counted, verb, danger)) return;
+  try {
+    outcome(true, told(await ask(method, target, COMMAND_WITHIN_MS)), ...about);
+  } catch (error) {
+    if (error instanceof Unauthorized) return signIn("This token is not accepted.");
+    const perhaps = error instanceof Refused ? "" : " It may still be done.";
+    outcome(false, `Not done: ${fault(error)}.${perhaps}`, ...about);
+  }
+  list.at = due.at = 0;
+  by("found").replaceChildren();
+  if (list.pages > 1) askItems().catch(() => {});
+  round();
+}
+
+const cancelled = (answer) => {
+  const words = {
+    cancelled: () => `Cancelled: ${things(answer.count, "item")}` + (answer.in_flight ? `; ${count(answer.in_flight)} in flight may have left` : "") + ".",
+    sent: () => `Too late: it was sent ${relative(answer.at)}.`,
+    expired: () => "Too late: it has expired.",
+    dead: () => `Too late: it is dead (${answer.reason}).`,
+    in_flight: () => "It is in flight, and its outcome is not known yet: ask again.",
+    unknown: () => "It is not known any more: nothing was cancelled.",
+  };
+  return (words[answer.result] || (() => JSON.stringify(answer)))();
+};
+const changed = (yes, no) => (answer) => answer.changed ? yes : no;
+const of = (name) => [" ", foreign(name)];
+
+const ORDERS = {
+  pause: { verb: "Pause", text: "Nothing of it is published until it is resumed. Its requests are taken on, and wait.",
+    told: changed("Paused:", "It was paused already:") },
+  resume: { verb: "Resume", text: "What was held back leaves, in order.", told: changed("Resumed:", "It was not paused:") },
+  retry: { verb: "Try now", text: "One batch is tried at once. If it is delivered, the rest follows.",
+    told: changed("Tried now:", "It is not parked any more:") },
+};
+
+async function countApplication(name) {
+  const a = await ask("GET", path("applications", name));
+  if (a.result === "unknown" || a.error) return "It has no items at this moment.";
+  return `${things(a.total, "item")}: ${count(a.waiting)} waiting, ${count(a.due)} due, ${count(a.in_flight)} in flight, ${count(a.parked)} parked.`;
+}
+
+function orderApplication(name, order) {
+  const { verb, text, told } = ORDERS[order];
+  return carryOut({ title: [`${verb}`, ...of(name), "?"], text: [note(text)], counted: () => countApplication(name), verb,
+    method: "POST", where: () => path("applications", name, order), told, about: of(name) });
+}
+
+function dropParked(name) {
+  const counted = async () => {
+    const a = await ask("GET", path("applications", name));
+    if (!a.parked) throw new Refused("nothing of it is parked any more");
+    say(by("ask-yes"), `Drop ${things(a.parked, "item")}`);
+    return `${things(a.parked, "item is", "items are")} parked and will be given up.`;
+  };
+  return carryOut({ title: ["Drop what is parked of", ...of(name), "?"],
+    text: [note("They are cancelled for good, without dead letters. What waits for its time stays.")], counted,
+    verb: "Drop", danger: true, method: "DELETE", where: () => path("applications", name, "parked"), told: cancelled, about: of(name) });
+}
+
+function cancelItem(application, id) {
+  const counted = async () => {
+    const item = await ask("GET", path("items", application, id), COMMAND_WITHIN_MS);
+    if (!["waiting", "in_flight", "parked"].includes(item.state)) throw new Refused(`it is ${item.state}`);
+    const when = item.due === null ? "" : `, due ${relative(item.due)}`;
+    return `1 item, ${item.state}${when}.`;
+  };
+  return carryOut({ title: ["Cancel item", ...of(id), "?"], text: [make("p", { class: "note" }, "Of application", ...of(application), ". It will not be sent.")],
+    counted, verb: "Cancel the item", danger: true, method: "DELETE", where: () => path("items", application, id), told: cancelled, about: of(id) });
+}
+
+function cancelCustomer(application, customer) {
+  const counted = async () => {
+    const counts = await countOf(application, customer);
+    const all = sumOf(counts);
+    if (all === 0) throw new Refused("there are none any more");
+    say(by("ask-yes"), `Cancel ${things(all, "item")}`);
+    return `${things(all, "item")}: ${count(counts.waiting)} waiting, ${count(counts.in_flight)} in flight, ${count(counts.parked)} parked.`;
+  };
+  return carryOut({ title: ["Cancel all of customer", ...of(customer), "?"],
+    text: [make("p", { class: "note" }, "Of application", ...of(application), ". What arrives from now on is not touched.")], counted,
+    verb: "Cancel all", danger: true, method: "DELETE", where: () => path("customers", application, customer, "items"), told: cancelled, about: of(customer) });
+}
+
+function flush(application, customer) {
+  const counted = async () => {
+    const counts = await countOf(application, customer);
+    return `${things(counts.waiting, "item")} of this customer ${counts.waiting === 1 ? "waits" : "wait"}; of these, what is in the open window leaves.`;
+  };
+  return carryOut({ title: ["Flush the window of", ...of(customer), "?"],
+    text: [make("p", { class: "note" }, "Of application", ...of(application), ". It leaves now and not at its end; items with a time of their own stay.")], counted,
+    verb: "Flush", method: "POST", where: () => path("customers", application, customer, "flush"),
+    told: (answer) => answer.count ? `Flushed: ${things(answer.count, "item")} of` : "No window was open, nothing was flushed:", about: of(customer) });
+}
+
+// ---- what a person does ----------------------------------------------------------------------------------
+
+/** One button of a group is pressed. */
+function press(group, chosen) {
+  for (const one of group.querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === chosen));
+}
+
+function refreshTimeline() {
+  due.at = 0;
+  askTimeline().catch(silentlyAgain);
+}
+
+/** The round says what is wrong; here it is enough that it is asked again. */
+function silentlyAgain(error) {
+  if (error instanceof Unauthorized) signIn("");
+  else round();
+}
+
+by("spans").addEventListener("click", (event) => {
+  if (!event.target.dataset.span) return;
+  due.span = event.target.dataset.span;
+  press(by("spans"), event.target);
+  refreshTimeline();
+});
+by("due-application").addEventListener("change", (event) => {
+  due.application = event.target.value;
+  refreshTimeline();
+});
+by("due-details").addEventListener("toggle", showTimeline);
+by("late-of").addEventListener("click", (event) => {
+  if (!event.target.dataset.of) return;
+  late.of = event.target.dataset.of;
+  press(by("late-of"), event.target);
+  showLateness();
+});
+by("application-filter").addEventListener("input", showApplications);
+by("search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  submitSearch();
+});
+by("search").addEventListener("reset", () => setTimeout(submitSearch));
+by("more").addEventListener("click", () => askPage(true).catch(silentlyAgain));
+by("try-now").addEventListener("click", again);
+by("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN_KEY, by("token").value.trim());
+  by("token").value = "";
+  again();
+});
+by("sign-out").addEventListener("click", () => {
+  sessionStorage.removeItem(TOKEN_KEY);
+  again();
+});
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) clearTimeout(timer);
+  else again();
+});
+let resized = 0;
+addEventListener("resize", () => {
+  clearTimeout(resized);
+  resized = setTimeout(() => {
+    if (!board) return;
+    showRates();
+    showTimeline();
+    showLateness();
+  }, 100);
+});
+setInterval(silence, 1000);
+round();
