@@ -35,6 +35,19 @@ fn items_applications_and_what_is_due_when() {
     assert!(times
         .as_array()
         .is_some_and(|all| all.iter().all(|t| t.as_str().is_some_and(|t| t.contains('T')))));
+    // Where not all was counted the page says so; here as if it were.
+    browser.run(
+        "timeline = { ...timeline, counted_until: timeline.from + 10 * timeline.bucket_ms }; \
+                 showTimeline()",
+    );
+    assert!(
+        browser.text("#due-text").starts_with("At least 1 item becomes due"),
+        "{}",
+        browser.text("#due-text")
+    );
+    assert!(browser.text("#due-text").contains("it is exact until"), "{}", browser.text("#due-text"));
+    let pale = browser.run("return document.querySelectorAll('#due-chart rect.unsure').length");
+    assert_eq!(pale, json!(38));
     // It follows what happens.
     site.client.publish(&site.push("mail", "1").id("new").delay(9_000));
     browser.wait(&row_has("rows", &["new", "mail"]));

@@ -5,7 +5,7 @@
 
 use crate::broker::free_port;
 use crate::guard;
-use crate::require::require;
+use crate::require::{on_path, require};
 use crate::util::wait_until;
 use base64::{engine::general_purpose::STANDARD, Engine};
 use rustix::process::{kill_process, Pid, Signal};
@@ -41,6 +41,7 @@ impl Browser {
         if !require("chromedriver") || !require("chromium") {
             return None;
         }
+        let binary = on_path("chromium")?;
         let port = free_port();
         let log = fs::File::create(dir.join("chromedriver.log")).expect("the driver's log");
         let driver = Command::new("chromedriver")
@@ -61,7 +62,8 @@ impl Browser {
             it.exchange("GET", &format!("{base}/status"), &Value::Null)
                 .is_ok_and(|told| told["ready"] == json!(true))
         });
-        let told = it.exchange("POST", &format!("{base}/session"), &capabilities(dir)).expect("a session");
+        let told =
+            it.exchange("POST", &format!("{base}/session"), &capabilities(dir, &binary)).expect("a session");
         it.session = format!("{base}/session/{}", told["sessionId"].as_str().expect("its id"));
         it.browser = children(it.driver.id());
         it.browser.iter().copied().for_each(guard::watch);
@@ -182,7 +184,7 @@ impl Drop for Browser {
     }
 }
 
-fn capabilities(dir: &Path) -> Value {
+fn capabilities(dir: &Path, binary: &Path) -> Value {
     let profile = format!("--user-data-dir={}", dir.join("profile").display());
     let arguments = [
         "--headless=new",
@@ -200,7 +202,7 @@ fn capabilities(dir: &Path) -> Value {
     ];
     json!({ "capabilities": { "alwaysMatch": {
         "browserName": "chrome",
-        "goog:chromeOptions": { "args": arguments },
+        "goog:chromeOptions": { "args": arguments, "binary": binary },
         "goog:loggingPrefs": { "browser": "ALL", "performance": "ALL" },
     } } })
 }

@@ -8,6 +8,7 @@ use crate::bounds::test_name;
 use crate::util::shout;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::path::PathBuf;
 
 fn is_set(name: &str) -> bool {
     std::env::var(name).is_ok_and(|value| !["", "0", "false"].contains(&value.as_str()))
@@ -45,10 +46,16 @@ pub fn lacks(tool: &str, why: &str) {
 /// # Panics
 /// In a CI, unless `TIDEGATE_LACKS` names it.
 pub fn require(tool: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
+    let found = on_path(tool).is_some();
     if !found {
         lacks(tool, "is not installed");
     }
     found
+}
+
+/// Where a program lies.
+pub(crate) fn on_path(tool: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places: Vec<PathBuf> = std::env::split_paths(&path).map(|dir| dir.join(tool)).collect();
+    places.into_iter().find(|place| place.is_file())
 }

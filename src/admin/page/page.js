@@ -153,7 +153,8 @@ function query(parameters) {
 
 async function ask(method, where, within = ANSWER_WITHIN_MS) {
   const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
-  const response = await fetch(where, { method, headers, cache: "no-store", redirect: "error",
+  // Relative to where the page lies, which may be below a proxy's path.
+  const response = await fetch(`.${where}`, { method, headers, cache: "no-store", redirect: "error",
     signal: AbortSignal.timeout(within) });
   if (response.status === 401) throw new Unauthorized();
   const text = await response.text();
@@ -256,7 +257,9 @@ function silence(until) {
   const since = answeredAt || silentSince;
   const left = Math.max(0, Math.ceil((by("silence").dataset.until - Date.now()) / 1000));
   say(by("silence-text"), `No answer since ${clock(since)}: ${by("silence").dataset.reason}. ` +
-    `What stands below is of then. Trying again in ${left} s.`);
+    "What stands below is of then.");
+  // Not part of what is read aloud at each change.
+  say(by("silence-next"), `${span(Date.now() - since).replace(/\.\d s/, " s")} by now; trying again in ${left} s.`);
 }
 
 function again() {

@@ -11,8 +11,7 @@ use crate::engine::types::{Key, Now, Outlook, Timeline};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Rows that one answer goes over: a tenth of a second of reading, in steps between which everything else
-/// goes on.
+/// Rows that one answer goes over: some 40 ms of reading, in steps between which everything else goes on.
 const ROWS: usize = 50_000;
 
 /// Applications that one answer goes over; as many as the state lists.
