@@ -14,6 +14,33 @@ fn asked(browser: &Browser, title: &str, counted: &str, answer: &str) {
     browser.wait("!document.getElementById('ask').open");
 }
 
+/// One question after the other, as fast as can be: what is left of the one is no answer to the next.
+#[test]
+fn a_dialog_that_is_closed_answers_no_later_one() {
+    let site = Site::new("pageagain");
+    let daemon = site.start(&config(&site));
+    some_of_each(&site, &daemon);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    browser.wait(&row_has("applications", &["shop", "12"]));
+    // The first one's end is told, and its count comes, when the second one is there already.
+    browser.run(
+        "window.first = carryOut({ title: ['one'], text: [], verb: 'A', told: () => 'the first', about: [], \
+             counted: () => new Promise((told) => { window.late = told; }), method: 'POST', \
+             where: () => '/api/v1/applications/mail/pause' }); \
+         document.getElementById('ask-no').click(); \
+         orderApplication('shop', 'pause')",
+    );
+    browser.wait(&says("#ask-count", "12 items"));
+    browser.run("window.late(['the count of another', 'B'])");
+    browser.run("return window.first");
+    assert_eq!(browser.text("#ask-title"), "Pause shop?");
+    assert!(browser.text("#ask-count").starts_with("12 items"), "{}", browser.text("#ask-count"));
+    asked(&browser, "Pause shop?", "12 items", "Pause");
+    browser.wait(&says("#outcomes", "Paused: shop"));
+    assert_eq!((is_paused(&daemon, "shop"), is_paused(&daemon, "mail")), (true, false));
+    was_well_behaved(&browser, &daemon);
+}
+
 fn is_paused(daemon: &Daemon, name: &str) -> bool {
     daemon.ask("GET", &format!("/api/v1/applications/{name}")).1["paused"] == true
 }
@@ -126,10 +153,12 @@ fn it_goes_on_after_a_restart_and_says_meanwhile_that_nobody_answers() {
     browser.wait(&says("#silence-text", "No answer since"));
     browser.wait(&says("#silence-text", "it cannot be reached"));
     assert_eq!(browser.run("return document.getElementById('board').className"), json!("stale"));
+    browser.wait(&says("#state", "no answer"));
     daemon.start_again();
     daemon.wait_ready();
     press(&browser, "#silence", "Try now");
     browser.wait("document.getElementById('silence').hidden");
+    browser.wait(&says("#state", "running"));
     browser.wait(&row_has("applications", &["shop", "12"]));
     let first = browser.run("return board.at");
     browser.wait(&format!("board.at > {first} + 1500"));

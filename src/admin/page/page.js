@@ -245,6 +245,11 @@ function silent(error) {
   silentSince = silentSince || Date.now();
   pause = Math.min(Math.max(pause, POLL_MS / 2) * 2, LONGEST_PAUSE_MS);
   by("board").classList.add("stale");
+  // The last word may not be true any more.
+  by("state").className = "pill bad";
+  say(by("state"), "no answer");
+  say(by("state-text"), board ? `the last word was: ${board.state}` : "");
+  document.title = "no answer – tidegate";
   by("silence").hidden = false;
   by("silence").dataset.reason = fault(error);
   silence(Date.now() + pause);
@@ -279,6 +284,7 @@ function signIn(text) {
   by("state").className = "pill";
   say(by("state"), "locked");
   say(by("state-text"), "");
+  say(by("about"), "");
   say(by("token-fault"), text);
   by("token").focus();
 }
@@ -833,8 +839,14 @@ async function submitSearch() {
 
 // ---- actions: each asks first, with the number concerned, and says how it ended --------------------------
 
-/** Asks before something is done. `counted` tells the number concerned; without it nothing can be done. */
+let asking = 0;
+
+/**
+ * Asks before something is done. `counted` tells the number concerned, and perhaps another word for the button;
+ * without it nothing can be done. What comes late from a dialog that is closed concerns no later one.
+ */
 async function confirmed(title, text, counted, verb, danger) {
+  const mine = ++asking;
   const dialog = by("ask"), yes = by("ask-yes"), no = by("ask-no");
   by("ask-title").replaceChildren(...title);
   by("ask-text").replaceChildren(...text);
@@ -842,19 +854,25 @@ async function confirmed(title, text, counted, verb, danger) {
   yes.disabled = true;
   say(yes, verb);
   say(by("ask-count"), "Counting…");
-  dialog.returnValue = "";
   const decided = new Promise((resolve) => {
-    yes.onclick = () => dialog.close("yes");
-    no.onclick = () => dialog.close("");
-    dialog.onclose = () => resolve(dialog.returnValue === "yes");
+    const decide = (answer) => () => {
+      resolve(answer);
+      dialog.close();
+    };
+    yes.onclick = decide(true);
+    no.onclick = decide(false);
+    dialog.onclose = () => dialog.open || resolve(false);
   });
   dialog.showModal();
   no.focus();
-  counted().then((told) => {
+  counted().then(([told, word]) => {
+    if (mine !== asking) return;
     say(by("ask-count"), told);
+    if (word) say(yes, word);
     yes.disabled = false;
   }).catch((error) => {
-    if (error instanceof Unauthorized) dialog.close("");
+    if (mine !== asking) return;
+    if (error instanceof Unauthorized) dialog.close();
     say(by("ask-count"), `It could not be counted: ${fault(error)}.`);
   });
   return decided;
@@ -914,8 +932,8 @@ const ORDERS = {
 
 async function countApplication(name) {
   const a = await ask("GET", path("applications", name));
-  if (a.result === "unknown" || a.error) return "It has no items at this moment.";
-  return `${things(a.total, "item")}: ${count(a.waiting)} waiting, ${count(a.due)} due, ${count(a.in_flight)} in flight, ${count(a.parked)} parked.`;
+  if (a.result === "unknown" || a.error) return ["It has no items at this moment."];
+  return [`${things(a.total, "item")}: ${count(a.waiting)} waiting, ${count(a.due)} due, ${count(a.in_flight)} in flight, ${count(a.parked)} parked.`];
 }
 
 function orderApplication(name, order) {
@@ -928,8 +946,7 @@ function dropParked(name) {
   const counted = async () => {
     const a = await ask("GET", path("applications", name));
     if (!a.parked) throw new Refused("nothing of it is parked any more");
-    say(by("ask-yes"), `Drop ${things(a.parked, "item")}`);
-    return `${things(a.parked, "item is", "items are")} parked and will be given up.`;
+    return [`${things(a.parked, "item is", "items are")} parked and will be given up.`, `Drop ${things(a.parked, "item")}`];
   };
   return carryOut({ title: ["Drop what is parked of", ...of(name), "?"],
     text: [note("They are cancelled for good, without dead letters. What waits for its time stays.")], counted,
@@ -941,7 +958,7 @@ function cancelItem(application, id) {
     const item = await ask("GET", path("items", application, id), COMMAND_WITHIN_MS);
     if (!["waiting", "in_flight", "parked"].includes(item.state)) throw new Refused(`it is ${item.state}`);
     const when = item.due === null ? "" : `, due ${relative(item.due)}`;
-    return `1 item, ${item.state}${when}.`;
+    return [`1 item, ${item.state}${when}.`];
   };
   return carryOut({ title: ["Cancel item", ...of(id), "?"], text: [make("p", { class: "note" }, "Of application", ...of(application), ". It will not be sent.")],
     counted, verb: "Cancel the item", danger: true, method: "DELETE", where: () => path("items", application, id), told: cancelled, about: of(id) });
@@ -952,8 +969,8 @@ function cancelCustomer(application, customer) {
     const counts = await countOf(application, customer);
     const all = sumOf(counts);
     if (all === 0) throw new Refused("there are none any more");
-    say(by("ask-yes"), `Cancel ${things(all, "item")}`);
-    return `${things(all, "item")}: ${count(counts.waiting)} waiting, ${count(counts.in_flight)} in flight, ${count(counts.parked)} parked.`;
+    return [`${things(all, "item")}: ${count(counts.waiting)} waiting, ${count(counts.in_flight)} in flight, ${count(counts.parked)} parked.`,
+      `Cancel ${things(all, "item")}`];
   };
   return carryOut({ title: ["Cancel all of customer", ...of(customer), "?"],
     text: [make("p", { class: "note" }, "Of application", ...of(application), ". What arrives from now on is not touched.")], counted,
@@ -963,7 +980,7 @@ function cancelCustomer(application, customer) {
 function flush(application, customer) {
   const counted = async () => {
     const counts = await countOf(application, customer);
-    return `${things(counts.waiting, "item")} of this customer ${counts.waiting === 1 ? "waits" : "wait"}; of these, what is in the open window leaves.`;
+    return [`${things(counts.waiting, "item")} of this customer ${counts.waiting === 1 ? "waits" : "wait"}; of these, what is in the open window leaves.`];
   };
   return carryOut({ title: ["Flush the window of", ...of(customer), "?"],
     text: [make("p", { class: "note" }, "Of application", ...of(application), ". It leaves now and not at its end; items with a time of their own stay.")], counted,
@@ -1022,7 +1039,8 @@ by("token-form").addEventListener("submit", (event) => {
 });
 by("sign-out").addEventListener("click", () => {
   sessionStorage.removeItem(TOKEN_KEY);
-  again();
+  // What it let be seen is forgotten as well.
+  location.reload();
 });
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) clearTimeout(timer);
