@@ -163,12 +163,13 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
+        let all = descendants(self.driver.id());
         if !self.session.is_empty() {
             // It ends its browser; where it does not, that is ended below.
             let _ended = self.exchange("DELETE", &self.session, &Value::Null);
         }
         let end = Instant::now() + END_WITHIN;
-        for pid in &self.browser {
+        for pid in &all {
             while guard::alive(*pid) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -176,8 +177,8 @@ impl Drop for Browser {
                 let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
                 let _killed = pid.map(|pid| kill_process(pid, Signal::KILL));
             }
-            guard::forget(*pid);
         }
+        self.browser.iter().copied().for_each(guard::forget);
         let _killed = self.driver.kill();
         let _reaped = self.driver.wait();
         guard::forget(self.driver.id());
@@ -209,8 +210,20 @@ fn capabilities(dir: &Path, binary: &Path) -> Value {
 
 /// Processes that this one has started, by whichever thread.
 fn children(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    // One that has ended has none.
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     let of = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
     let all: Vec<String> = threads.flatten().map(of).collect();
     all.iter().flat_map(|line| line.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The same, and theirs: a browser is many processes.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut all = children(pid);
+    let mut next = 0;
+    while let Some(pid) = all.get(next).copied() {
+        all.extend(children(pid));
+        next += 1;
+    }
+    all
 }
