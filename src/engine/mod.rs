@@ -313,7 +313,10 @@ impl Engine {
         // Else what has failed without it being known, or is due at the same moment, would be overtaken.
         self.course.more |=
             !ended || !in_order || self.core.pump(self.settings.turn.sent, now, &mut self.fx.publishes);
-        self.trim(now);
+        // Else one would be given up for the room that another has left without it being known.
+        if ended {
+            self.trim(now);
+        }
         self.tell_outcomes(now);
         self.advance_scans(now);
         self.notice_room(stopped_at);

@@ -129,6 +129,25 @@ fn the_oldest_is_dropped_wherever_it_lies() {
     assert!(w.queue.is_empty());
 }
 
+/// Three attempts have ended, and a call looks at one.
+#[test]
+fn nothing_is_given_up_for_room_that_there_is() {
+    let mut settings = with(|app| (app.max_waiting, app.on_full) = (3, OnFull::DropOldest));
+    settings.turn.ended = 1;
+    let mut w = World::new(settings);
+    w.send(vec![item("a", "", "proof"), item("a", "", "and another")]);
+    w.run(100);
+    w.send((1..=3).map(|n| item("a", "", &n.to_string())).collect());
+    let out: Vec<u64> = w.out.drain(..).map(|(_, batch)| batch.number).collect();
+    assert_eq!(out.len(), 3);
+    let confirmed = |number| Settled { number, outcome: CONFIRMED };
+    w.input(Input::Settled(out.into_iter().map(confirmed).collect()));
+    w.send((4..=6).map(|n| at(T0 + 5_000 + n, item("a", "", &n.to_string()))).collect());
+    w.run(10_000);
+    assert_eq!(ends(&w), (names(&["proof", "and another", "4", "5", "6"]), vec![]));
+    w.store.check_empty();
+}
+
 /// Far more windows close than memory has room for, and nobody takes what they hold.
 #[test]
 fn members_of_closed_windows_wait_for_room() {
