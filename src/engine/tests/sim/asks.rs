@@ -104,6 +104,7 @@ impl Sim {
             arrivals: 0,
             letters: 0,
             excuses: vec![],
+            recognised: false,
         }
     }
 

@@ -395,15 +395,9 @@ impl Model {
         known: &[Known],
         ended: &Ended,
     ) -> bool {
-        let forgotten = matches!(known.last(), Some(Known::Ended(seq)) if self.lives[seq].tail == Some(0));
-        let line = self.timeline.get(&target.identity).into_iter().flatten().rev();
-        let ends = line.filter_map(|(_, known)| match known {
-            Known::Ended(seq) => Some(*seq),
-            Known::Nobody | Known::Waiting(_) | Known::Out(_) => None,
-        });
-        let mut remembered = ends.skip_while(|seq| self.lives[seq].tail == Some(0));
+        let Some(Known::Ended(last)) = known.last() else { return false };
         let told = |seq: u64| self.ended_so(seq, ended) && self.remembered(seq, asked.now.wall).0;
-        forgotten && remembered.next().is_some_and(told)
+        self.end_before(target.identity, *last).is_some_and(told)
     }
 
     /// It was taken back before it was written: what was remembered of it then is told, within the tail.

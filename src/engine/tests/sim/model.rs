@@ -42,6 +42,8 @@ pub(super) struct Ask {
     pub(super) arrivals: u32,
     pub(super) letters: u32,
     pub(super) excuses: Vec<Excuse>,
+    /// Its ack was lost, and a redelivery is recognised as long as its end is remembered.
+    pub(super) recognised: bool,
 }
 
 /// One message of the ingest queue.

@@ -192,12 +192,16 @@ impl Model {
             let message = self.messages.get_mut(number).expect("sent");
             (message.delivered, message.safe_since, message.answered) = (None, None, false);
             message.taken.iter_mut().for_each(|taken| *taken = None);
-            if std::mem::take(&mut message.acked) {
-                for ask in message.asks.clone() {
-                    if forgets || !self.is_known(ask) {
-                        self.asks[ask].excuses.push(Excuse::AckLost);
-                    }
+            let acked = std::mem::take(&mut message.acked);
+            for ask in message.asks.clone() {
+                let known = !forgets && self.is_known(ask);
+                let asked = &mut self.asks[ask];
+                // With nothing stored its end has gone with the process.
+                let forgotten = forgets && std::mem::take(&mut asked.recognised);
+                if acked && !known || forgotten {
+                    asked.excuses.push(Excuse::AckLost);
                 }
+                asked.recognised |= acked && known;
             }
         }
     }

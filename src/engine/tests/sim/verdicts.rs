@@ -123,19 +123,10 @@ impl Model {
                 drops && safe
             }
             Known::Ended(seq) => {
-                let (may, _) = self.remembered(
-                    seq,
-                    self.messages[&self.asks[ask].message].delivered.map_or(0, |_| self.lives[&seq].ended_at),
-                );
-                let again = redelivered && (self.is_same(seq, ask) || own_end);
-                may && match self.lives[&seq].state {
-                    State::Sent => match rule {
-                        DuplicateRule::Keep | DuplicateRule::Earliest => true,
-                        DuplicateRule::Replace | DuplicateRule::Latest => again,
-                        DuplicateRule::Reject => redelivered,
-                    },
-                    _ => again,
-                }
+                let drops = |seq, from| self.drops_for_an_end(seq, ask, from, own_end);
+                let before =
+                    || self.end_before(identity, seq).is_some_and(|seq| drops(seq, self.handed_over_at(ask)));
+                drops(seq, self.lives[&seq].ended_at) || before()
             }
         });
         let delivered = self.messages[&self.asks[ask].message].delivered;
@@ -152,6 +143,38 @@ impl Model {
             allowed || unseen,
             "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}; {new:?}"
         );
+    }
+
+    /// By the contract's table, for an id of which this end is remembered, asked at that moment.
+    fn drops_for_an_end(&self, seq: u64, ask: usize, from_wall: u64, own_end: bool) -> bool {
+        let message = &self.messages[&self.asks[ask].message];
+        let redelivered = message.delivered.is_some_and(|(.., redelivered)| redelivered);
+        let again = redelivered && (self.is_same(seq, ask) || own_end);
+        let drops = match (self.lives[&seq].state, self.asks[ask].new.on_duplicate) {
+            (State::Sent, DuplicateRule::Keep | DuplicateRule::Earliest) => true,
+            (State::Sent, DuplicateRule::Reject) => redelivered,
+            _ => again,
+        };
+        drops && self.remembered(seq, from_wall).0
+    }
+
+    /// When the message of an entry was handed over, by the wall clock of now.
+    fn handed_over_at(&self, ask: usize) -> u64 {
+        let delivered = self.messages[&self.asks[ask].message].delivered;
+        delivered.map_or(self.now.wall, |(_, mono, ..)| self.now.wall.saturating_sub(self.now.mono - mono))
+    }
+
+    /// By which end an id is known, where nothing was remembered of this one as the tail was 0 then:
+    /// the last before it that was.
+    pub(super) fn end_before(&self, identity: Identity, seq: u64) -> Option<u64> {
+        let forgotten = |seq: &u64| self.lives[seq].tail == Some(0);
+        let ends =
+            self.timeline.get(&identity).into_iter().flatten().rev().filter_map(|(_, known)| match known {
+                Known::Ended(seq) => Some(*seq),
+                Known::Nobody | Known::Waiting(_) | Known::Out(_) => None,
+            });
+        let mut before = ends.skip_while(|end| *end != seq).skip_while(forgotten);
+        before.next().filter(|_| forgotten(&seq))
     }
 
     fn stays(&self, seq: u64, ask: usize) -> bool {
@@ -228,7 +251,10 @@ impl Model {
             Known::Nobody => false,
             Known::Waiting(_) | Known::Out(_) => true,
             Known::Ended(seq) => {
-                self.lives[&seq].state == State::Sent && self.remembered(seq, self.lives[&seq].ended_at).0
+                let sent = |seq, from| self.lives[&seq].state == State::Sent && self.remembered(seq, from).0;
+                let before = self.end_before(identity, seq);
+                sent(seq, self.lives[&seq].ended_at)
+                    || before.is_some_and(|seq| sent(seq, self.handed_over_at(ask)))
             }
         };
         let seen = known.iter().any(met) || self.met_unseen(ask, identity);
