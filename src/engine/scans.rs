@@ -16,7 +16,7 @@ use super::event::{Load, Scan, Stored};
 use super::ids::ItemId;
 use super::mutant::{mutated, Mutant};
 use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now};
-use legs::{legs, narrow, residents, Leg, LIST_QUEUES};
+use legs::{legs, narrow, residents, Leg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use timeline::Counting;
@@ -27,8 +27,10 @@ const STEP_ROWS: usize = 1_000;
 /// Rows looked at in one step: some milliseconds of reading, in which commits wait.
 const STEP_LOOKED_AT: usize = 4_000;
 
-/// Steps that one page of a list may take; then it comes as it is, and says where to go on.
+/// Steps that one page of a list may take, of one application and of all; then each application that is left
+/// has one, and the page says where to go on.
 const LIST_STEPS: u32 = 100;
+const LIST_STEPS_OF_ALL: u32 = 2_000;
 
 /// Scans at one time.
 const SCANS: usize = 64;
@@ -495,9 +497,7 @@ impl Running {
             Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => false,
         };
         match (next, legs.front_mut()) {
-            (Some(next), Some(leg)) if !enough && self.steps < LIST_STEPS.max(legs_len(&self.kind)) => {
-                leg.from = next
-            }
+            (Some(next), Some(leg)) if !enough && self.steps < most_steps(&self.kind) => leg.from = next,
             (Some(next), Some(leg)) if !matches!(self.kind, Kind::List(_)) => leg.from = next,
             (next, _) => {
                 if let (Some(next), Kind::List(_)) = (next, &self.kind) {
@@ -581,9 +581,9 @@ pub(super) fn end_of_cancel(asker: &Asker) -> End {
     }
 }
 
-fn legs_len(kind: &Kind) -> u32 {
+fn most_steps(kind: &Kind) -> u32 {
     match kind {
-        Kind::List(filter) if filter.application.is_none() => LIST_QUEUES as u32,
+        Kind::List(filter) if filter.application.is_none() => LIST_STEPS_OF_ALL,
         Kind::List(_) | Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => {
             LIST_STEPS
         }

@@ -10,9 +10,6 @@ use crate::engine::types::{Filter, Key, ListedStage, Now};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Applications that one list goes over.
-pub(super) const LIST_QUEUES: usize = 2_000;
-
 /// A part of the store to go over.
 #[derive(Clone, Debug)]
 pub(super) struct Leg {
@@ -155,7 +152,8 @@ fn list_legs(core: &Core, filter: &Filter, now: Now) -> VecDeque<Leg> {
         })
         .filter(|leg| leg.from.due < until)
         .collect();
+    // None is left out, however many they are: what is looked for may lie in the last. A page that fills
+    // before ends there.
     legs.sort_by_key(|leg| leg.low);
-    legs.truncate(LIST_QUEUES);
     legs.into()
 }

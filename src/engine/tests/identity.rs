@@ -471,6 +471,25 @@ fn a_list_comes_in_order_and_page_by_page() {
     assert_eq!(pages(of(Filter { state: Some(ListedStage::InFlight), ..Filter::default() })).len(), 0);
 }
 
+/// What is looked for lies in the last of them.
+#[test]
+fn a_list_leaves_out_no_application_however_many_there_are() {
+    const APPLICATIONS: u64 = 2_500;
+    let mut w = World::new(Settings { max_applications: APPLICATIONS, ..settings() });
+    for first in (0..APPLICATIONS).step_by(500) {
+        let of = |n: u64| {
+            let customer = if n == APPLICATIONS - 1 { "wanted" } else { "other" };
+            at(T0 + 1_000_000 + n, item(&format!("app-{n}"), customer, &n.to_string()))
+        };
+        w.send((first..first + 500).map(of).collect());
+    }
+    w.drain_jobs();
+    let filter = Filter { customer: Some("wanted".into()), limit: 10, ..Filter::default() };
+    let Answer::Listed { items, next } = w.ask(Command::List(filter)) else { panic!("a page") };
+    assert_eq!((items.len(), next), (1, None));
+    assert_eq!(&*items[0].application, "app-2499");
+}
+
 #[test]
 fn with_nothing_stored_the_rules_hold_too() {
     let mut w = World::new(Settings { hold_max: Some(3_600_000), ..settings() });
