@@ -48,6 +48,14 @@ fn opened(site: &Site<'_>, daemon: &Daemon) -> Option<Browser> {
     Some(browser)
 }
 
+/// A daemon that holds some of each, and a browser that shows its page.
+fn shown(site: &Site<'_>) -> Option<(Daemon, Browser)> {
+    let daemon = site.start(&config(site));
+    some_of_each(site, &daemon);
+    let browser = opened(site, &daemon)?;
+    Some((daemon, browser))
+}
+
 /// An expression: this element says this.
 fn says(selector: &str, text: &str) -> String {
     let [selector, text] = [selector, text].map(Value::from);

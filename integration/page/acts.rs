@@ -1,6 +1,6 @@
 //! What is done from the page: asked first, with the number concerned, and told at the end.
 
-use super::{config, opened, press, press_in_row, row_has, says, some_of_each, was_well_behaved};
+use super::{press, press_in_row, row_has, says, shown, was_well_behaved};
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::{wait_until, Browser, Daemon, Site};
@@ -18,9 +18,7 @@ fn asked(browser: &Browser, title: &str, counted: &str, answer: &str) {
 #[test]
 fn a_dialog_that_is_closed_answers_no_later_one() {
     let site = Site::new("pageagain");
-    let daemon = site.start(&config(&site));
-    some_of_each(&site, &daemon);
-    let Some(browser) = opened(&site, &daemon) else { return };
+    let Some((daemon, browser)) = shown(&site) else { return };
     browser.wait(&row_has("applications", &["shop", "12"]));
     // The first one's end is told, and its count comes, when the second one is there already.
     browser.run(
@@ -52,9 +50,7 @@ fn audited(daemon: &Daemon, action: &str) -> usize {
 #[test]
 fn an_application_is_paused_and_resumed() {
     let site = Site::new("pagepause");
-    let daemon = site.start(&config(&site));
-    some_of_each(&site, &daemon);
-    let Some(browser) = opened(&site, &daemon) else { return };
+    let Some((daemon, browser)) = shown(&site) else { return };
     press_in_row(&browser, "applications", "shop", "Pause…");
     asked(&browser, "Pause shop?", "12 items: 12 waiting", "Leave it");
     assert_eq!((is_paused(&daemon, "shop"), audited(&daemon, "pause")), (false, 0), "it was left");
@@ -79,9 +75,7 @@ fn an_application_is_paused_and_resumed() {
 #[test]
 fn items_and_customers_are_taken_back_and_flushed() {
     let site = Site::new("pagecancel");
-    let daemon = site.start(&config(&site));
-    some_of_each(&site, &daemon);
-    let Some(browser) = opened(&site, &daemon) else { return };
+    let Some((daemon, browser)) = shown(&site) else { return };
     press_in_row(&browser, "rows", "letter", "Cancel…");
     asked(&browser, "Cancel item letter?", "1 item, waiting, due in", "Leave it");
     press_in_row(&browser, "rows", "letter", "Cancel…");
@@ -117,9 +111,7 @@ fn items_and_customers_are_taken_back_and_flushed() {
 #[test]
 fn what_is_parked_is_tried_and_given_up() {
     let site = Site::new("pageparked");
-    let daemon = site.start(&config(&site));
-    some_of_each(&site, &daemon);
-    let Some(browser) = opened(&site, &daemon) else { return };
+    let Some((daemon, browser)) = shown(&site) else { return };
     let failures = || {
         let parked = daemon.ask("GET", "/api/v1/parked").1;
         parked["applications"][0]["failures"].as_u64().unwrap_or(0)
@@ -145,9 +137,7 @@ fn what_is_parked_is_tried_and_given_up() {
 #[test]
 fn it_goes_on_after_a_restart_and_says_meanwhile_that_nobody_answers() {
     let site = Site::new("pagerestart");
-    let mut daemon = site.start(&config(&site));
-    some_of_each(&site, &daemon);
-    let Some(browser) = opened(&site, &daemon) else { return };
+    let Some((mut daemon, browser)) = shown(&site) else { return };
     browser.wait(&row_has("applications", &["shop", "12"]));
     daemon.kill9();
     browser.wait(&says("#silence-text", "No answer since"));

@@ -1,6 +1,6 @@
 //! On a phone, in the dark, and with a keyboard.
 
-use super::{config, opened, row_has, some_of_each, was_well_behaved};
+use super::{row_has, shown, was_well_behaved};
 use serde_json::{json, Value};
 use std::path::{Path, PathBuf};
 use tidegate_harness::{Browser, Site};
@@ -33,9 +33,7 @@ fn light(browser: &Browser, property: &str) -> f64 {
 #[test]
 fn narrow_dark_and_without_a_pointer() {
     let site = Site::new("pagelooks");
-    let daemon = site.start(&config(&site));
-    some_of_each(&site, &daemon);
-    let Some(browser) = opened(&site, &daemon) else { return };
+    let Some((daemon, browser)) = shown(&site) else { return };
     size(&browser, 1280, 1000, false);
     browser.wait(&row_has("rows", &["far"]));
     browser.wait("document.querySelector('#due-chart svg') && document.querySelector('#late-chart svg')");

@@ -1,6 +1,6 @@
 //! What there is, when it is due, who it is of, and what has become of it.
 
-use super::{config, opened, press, row_has, says, some_of_each, was_well_behaved, FAR};
+use super::{config, opened, press, row_has, says, shown, some_of_each, was_well_behaved, FAR};
 use serde_json::json;
 use std::time::Duration;
 use tidegate_harness::{wait_until, Site};
@@ -8,9 +8,7 @@ use tidegate_harness::{wait_until, Site};
 #[test]
 fn items_applications_and_what_is_due_when() {
     let site = Site::new("page");
-    let daemon = site.start(&config(&site));
-    some_of_each(&site, &daemon);
-    let Some(browser) = opened(&site, &daemon) else { return };
+    let Some((daemon, browser)) = shown(&site) else { return };
     browser.wait(&says("#state", "running"));
     browser.wait(&row_has("applications", &["shop", "12", "0"]));
     browser.wait(&row_has("applications", &["nobody", "parked", "2"]));

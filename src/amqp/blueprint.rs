@@ -4,7 +4,7 @@
 //! nothing.
 
 use super::ingest_lock::lock_name;
-use crate::config::{Config, Topology};
+use crate::config::{Config, DeadLetters, EgressConfig, IngestConfig, Topology};
 
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
 const DELIVERY_LIMIT: i64 = 50;
@@ -16,10 +16,47 @@ pub(crate) enum Argument {
     Number(i64),
 }
 
+/// The names that both sides use.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    pub(super) queue: String,
+    pub(super) ingest: String,
+    pub(super) egress: String,
+    pub(super) dead: String,
+}
+
+impl Names {
+    pub(crate) fn of(ingest: &IngestConfig, egress: &EgressConfig, dead: &DeadLetters) -> Names {
+        Names {
+            queue: ingest.queue.clone(),
+            ingest: ingest.exchange.clone(),
+            egress: egress.exchange.clone(),
+            dead: dead.exchange.clone(),
+        }
+    }
+}
+
+/// How an exchange routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Routing {
+    Direct,
+    Fanout,
+}
+
+impl Routing {
+    /// As RabbitMQ names it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Routing::Direct => "direct",
+            Routing::Fanout => "fanout",
+        }
+    }
+}
+
 /// Something durable on the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Declared {
-    Exchange { name: String, kind: &'static str },
+    Exchange { name: String, kind: Routing },
     Queue { name: String, arguments: Vec<(&'static str, Argument)> },
     Binding { exchange: String, queue: String },
 }
@@ -32,41 +69,39 @@ pub(crate) struct Rights {
     pub(crate) read: String,
 }
 
-/// Arguments of the ingest queue.
-pub(super) fn ingest_arguments(dead: &str) -> Vec<(&'static str, Argument)> {
+/// Requests: where they are published, and where they are taken from. In the order in which it can be made,
+/// as all of these.
+pub(crate) fn ingest(names: &Names) -> [Declared; 3] {
     let text = |value: &str| Argument::Text(value.to_owned());
-    vec![
+    let arguments = vec![
         ("x-queue-type", text("quorum")),
-        ("x-dead-letter-exchange", text(dead)),
+        ("x-dead-letter-exchange", text(&names.dead)),
         ("x-dead-letter-strategy", text("at-least-once")),
         ("x-overflow", text("reject-publish")),
         ("x-delivery-limit", Argument::Number(DELIVERY_LIMIT)),
-    ]
-}
-
-/// What the ingest side uses, in the order in which it can be made.
-pub(crate) fn of_ingest(config: &Config) -> Vec<Declared> {
-    let (queue, exchange) = (config.ingest.queue.clone(), config.ingest.exchange.clone());
-    let dead = config.dead.exchange.clone();
-    vec![
-        Declared::Exchange { name: dead.clone(), kind: "fanout" },
-        Declared::Queue { name: dead.clone(), arguments: Vec::new() },
-        Declared::Binding { exchange: dead.clone(), queue: dead },
-        Declared::Queue { name: queue.clone(), arguments: ingest_arguments(&config.dead.exchange) },
-        Declared::Exchange { name: exchange.clone(), kind: "fanout" },
+    ];
+    let (queue, exchange) = (names.queue.clone(), names.ingest.clone());
+    [
+        Declared::Queue { name: queue.clone(), arguments },
+        Declared::Exchange { name: exchange.clone(), kind: Routing::Fanout },
         Declared::Binding { exchange, queue },
     ]
 }
 
-/// What the publishing side uses, likewise.
-pub(crate) fn of_egress(config: &Config) -> Vec<Declared> {
-    let dead = config.dead.exchange.clone();
-    vec![
-        Declared::Exchange { name: config.egress.exchange.clone(), kind: "direct" },
-        Declared::Exchange { name: dead.clone(), kind: "fanout" },
-        Declared::Queue { name: dead.clone(), arguments: Vec::new() },
-        Declared::Binding { exchange: dead.clone(), queue: dead },
-    ]
+/// Where batches are published.
+pub(crate) fn egress(exchange: &str) -> Declared {
+    Declared::Exchange { name: exchange.to_owned(), kind: Routing::Direct }
+}
+
+/// Dead letters: their exchange, which both sides name.
+pub(crate) fn dead_exchange(name: &str) -> Declared {
+    Declared::Exchange { name: name.to_owned(), kind: Routing::Fanout }
+}
+
+/// Dead letters: the queue behind the exchange.
+pub(crate) fn dead_queue(name: &str) -> [Declared; 2] {
+    let (exchange, queue) = (name.to_owned(), name.to_owned());
+    [Declared::Queue { name: queue.clone(), arguments: Vec::new() }, Declared::Binding { exchange, queue }]
 }
 
 /// The least rights of the login that consumes requests and answers commands. To declare, it needs more than

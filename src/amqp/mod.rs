@@ -204,13 +204,8 @@ impl Options {
         }
     }
 
-    fn names(&self) -> topology::Names {
-        topology::Names {
-            queue: self.ingest.queue.clone(),
-            ingest: self.ingest.exchange.clone(),
-            egress: self.egress.exchange.clone(),
-            dead: self.dead.exchange.clone(),
-        }
+    fn names(&self) -> blueprint::Names {
+        blueprint::Names::of(&self.ingest, &self.egress, &self.dead)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Each side sees to what it uses, since the two may have different logins or even brokers. Deliberately
 //! absent: deleting or changing anything that is there. A queue with other arguments is used as it is.
 
-use super::blueprint::{ingest_arguments, Argument};
+use super::blueprint::{self, Argument, Declared, Names, Routing};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use crate::config::Topology;
@@ -13,29 +13,12 @@ use lapin::{Channel, ExchangeKind};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The names that a side needs.
-#[derive(Clone, Debug)]
-pub(super) struct Names {
-    pub(super) queue: String,
-    pub(super) ingest: String,
-    pub(super) egress: String,
-    pub(super) dead: String,
-}
-
 /// Something an operator should know though it does not stop the work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Note {
     /// Requests can be lost by it.
     pub(super) risky: bool,
     pub(super) text: String,
-}
-
-/// What an exchange of another type means.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OtherType {
-    /// Batches would go to the wrong queues.
-    Refuse,
-    Report,
 }
 
 /// Prepares what the consumer needs: ingest queue, exchange and binding, and the dead exchange that the queue
@@ -58,10 +41,7 @@ pub(super) async fn prepare_ingest(
         Topology::Declare => {
             let dead = setup.declare_dead(&names.dead).await;
             setup.tolerate_dead(&names.dead, dead)?;
-            let (arguments, named) = ingest_queue(&names.dead);
-            setup.declare_queue(&names.queue, arguments, &named).await?;
-            setup.declare_exchange(&names.ingest, ExchangeKind::Fanout, OtherType::Report).await?;
-            setup.bind(&names.queue, &names.ingest).await?;
+            setup.declare_all(&blueprint::ingest(names)).await?;
         }
     }
     Ok(setup.finish().await)
@@ -89,7 +69,7 @@ pub(super) async fn prepare_egress(
             );
         }
         Topology::Declare => {
-            setup.declare_exchange(exchange, ExchangeKind::Direct, OtherType::Refuse).await?;
+            setup.declare(&blueprint::egress(exchange)).await?;
         }
     }
     Ok(setup.finish().await)
@@ -111,8 +91,8 @@ pub(super) async fn prepare_dead(
         Topology::Off => {}
         Topology::Passive => setup.check_exchange(exchange).await?,
         Topology::Declare => {
-            setup.declare_exchange(exchange, ExchangeKind::Fanout, OtherType::Report).await?;
-            if let Err(fault) = setup.declare_dead_queue(exchange).await {
+            setup.declare(&blueprint::dead_exchange(exchange)).await?;
+            if let Err(fault) = setup.declare_all(&blueprint::dead_queue(exchange)).await {
                 if fault.kind != FaultKind::Setup {
                     return Err(fault);
                 }
@@ -159,14 +139,8 @@ pub(super) async fn inspect_ingest(
 ) -> Vec<Result<Note, Fault>> {
     let mut setup = Setup::new(session, limit);
     let mut found = Vec::new();
-    if setup.exists(&mut found, &names.queue, true).await {
-        let (arguments, named) = ingest_queue(&names.dead);
-        let outcome = setup.declare_queue(&names.queue, arguments, &named).await;
-        setup.compared(&mut found, outcome);
-    }
-    if setup.exists(&mut found, &names.ingest, false).await {
-        let outcome = setup.declare_exchange(&names.ingest, ExchangeKind::Fanout, OtherType::Report).await;
-        setup.compared(&mut found, outcome);
+    for declared in blueprint::ingest(names) {
+        setup.inspect(&mut found, &declared).await;
     }
     setup.inspect_dead(&mut found, &names.dead).await;
     setup.finish().await;
@@ -181,10 +155,7 @@ pub(super) async fn inspect_egress(
 ) -> Vec<Result<Note, Fault>> {
     let mut setup = Setup::new(session, limit);
     let mut found = Vec::new();
-    if setup.exists(&mut found, &names.egress, false).await {
-        let outcome = setup.declare_exchange(&names.egress, ExchangeKind::Direct, OtherType::Refuse).await;
-        setup.compared(&mut found, outcome);
-    }
+    setup.inspect(&mut found, &blueprint::egress(&names.egress)).await;
     setup.inspect_dead(&mut found, &names.dead).await;
     let text = format!(
         "whether this account may write to '{}' and '{}' cannot be seen without publishing",
@@ -198,29 +169,28 @@ pub(super) async fn inspect_egress(
 /// What the broker takes off the ingest queue by itself arrives at the dead exchange. Without a limit
 /// RabbitMQ 4 drops after 20 returns, and a limit of -1 makes 3.10 drop at the first.
 /// As the protocol carries them.
-fn field_table(arguments: Vec<(&'static str, Argument)>) -> FieldTable {
+fn field_table(arguments: &[(&'static str, Argument)]) -> FieldTable {
     let mut table = FieldTable::default();
     for (name, value) in arguments {
         let value = match value {
-            Argument::Text(text) => AMQPValue::LongString(text.into()),
-            Argument::Number(number) => AMQPValue::LongLongInt(number),
+            Argument::Text(text) => AMQPValue::LongString(text.as_str().into()),
+            Argument::Number(number) => AMQPValue::LongLongInt(*number),
         };
-        table.insert(name.into(), value);
+        table.insert((*name).into(), value);
     }
     table
 }
 
-/// Arguments of the ingest queue, and how they are named where a queue has others.
-fn ingest_queue(dead: &str) -> (FieldTable, String) {
-    let arguments = ingest_arguments(dead);
-    let named: Vec<_> = arguments
-        .iter()
-        .map(|(name, value)| match value {
-            Argument::Text(text) => format!("{name}={text}"),
-            Argument::Number(number) => format!("{name}={number}"),
-        })
-        .collect();
-    (field_table(arguments), named.join(", "))
+/// As they are named where a queue has others.
+fn named(arguments: &[(&'static str, Argument)]) -> String {
+    if arguments.is_empty() {
+        return "durable, no arguments".to_owned();
+    }
+    let one = |(name, value): &(&str, Argument)| match value {
+        Argument::Text(text) => format!("{name}={text}"),
+        Argument::Number(number) => format!("{name}={number}"),
+    };
+    arguments.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 fn short(name: &str) -> Result<ShortString, Fault> {
@@ -305,13 +275,23 @@ impl<'a> Setup<'a> {
     }
 
     async fn declare_dead(&mut self, name: &str) -> Result<(), Fault> {
-        self.declare_exchange(name, ExchangeKind::Fanout, OtherType::Report).await?;
-        self.declare_dead_queue(name).await
+        self.declare(&blueprint::dead_exchange(name)).await?;
+        self.declare_all(&blueprint::dead_queue(name)).await
     }
 
-    async fn declare_dead_queue(&mut self, name: &str) -> Result<(), Fault> {
-        self.declare_queue(name, FieldTable::default(), "durable, no arguments").await?;
-        self.bind(name, name).await
+    async fn declare_all(&mut self, all: &[Declared]) -> Result<(), Fault> {
+        for declared in all {
+            self.declare(declared).await?;
+        }
+        Ok(())
+    }
+
+    async fn declare(&mut self, declared: &Declared) -> Result<(), Fault> {
+        match declared {
+            Declared::Queue { name, arguments } => self.declare_queue(name, arguments).await,
+            Declared::Exchange { name, kind } => self.declare_exchange(name, *kind).await,
+            Declared::Binding { exchange, queue } => self.bind(queue, exchange).await,
+        }
     }
 
     /// Requests are taken without the dead exchange too: only what the broker itself takes off the queue
@@ -331,10 +311,15 @@ impl<'a> Setup<'a> {
         }
     }
 
-    async fn declare_queue(&mut self, name: &str, arguments: FieldTable, ours: &str) -> Result<(), Fault> {
+    async fn declare_queue(
+        &mut self,
+        name: &str,
+        arguments: &[(&'static str, Argument)],
+    ) -> Result<(), Fault> {
         let channel = self.channel().await?;
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        let result = timeout(self.limit, channel.queue_declare(short(name)?, options, arguments)).await;
+        let result =
+            timeout(self.limit, channel.queue_declare(short(name)?, options, field_table(arguments))).await;
         let Err(fault) = self.done(&format!("declaring queue '{name}'"), result) else { return Ok(()) };
         match fault.code {
             Some(406) => {
@@ -342,8 +327,9 @@ impl<'a> Setup<'a> {
                     true,
                     format!(
                         "queue '{name}' has other arguments and is used as it is; requests can be lost where \
-                         they differ. The broker says: {}. Wanted: {ours}",
-                        fault.text
+                         they differ. The broker says: {}. Wanted: {}",
+                        fault.text,
+                        named(arguments)
                     ),
                 );
                 self.check_queue(name).await.map(drop)
@@ -356,17 +342,16 @@ impl<'a> Setup<'a> {
         }
     }
 
-    async fn declare_exchange(
-        &mut self,
-        name: &str,
-        kind: ExchangeKind,
-        other: OtherType,
-    ) -> Result<(), Fault> {
+    async fn declare_exchange(&mut self, name: &str, routing: Routing) -> Result<(), Fault> {
         if name.is_empty() {
             return Ok(());
         }
         let channel = self.channel().await?;
-        let wanted = format!("{kind:?}, durable, no arguments").to_lowercase();
+        let wanted = format!("{}, durable, no arguments", routing.as_str());
+        let kind = match routing {
+            Routing::Direct => ExchangeKind::Direct,
+            Routing::Fanout => ExchangeKind::Fanout,
+        };
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let call = channel.exchange_declare(short(name)?, kind, options, FieldTable::default());
         let result = timeout(self.limit, call).await;
@@ -374,7 +359,8 @@ impl<'a> Setup<'a> {
             return Ok(());
         };
         match fault.code {
-            Some(406) if other == OtherType::Refuse && fault.text.contains("'type'") => {
+            // Batches would go to the wrong queues.
+            Some(406) if routing == Routing::Direct && fault.text.contains("'type'") => {
                 fault.kind = FaultKind::Setup;
                 fault.text =
                     format!("exchange '{name}' is of another type. {}. Wanted: {wanted}", fault.text);
@@ -456,6 +442,19 @@ impl<'a> Setup<'a> {
                 found.push(Err(fault));
                 false
             }
+        }
+    }
+
+    /// Whether it is there, and how it differs. Bindings cannot be looked at.
+    async fn inspect(&mut self, found: &mut Vec<Result<Note, Fault>>, declared: &Declared) {
+        let (name, queue) = match declared {
+            Declared::Queue { name, .. } => (name, true),
+            Declared::Exchange { name, .. } => (name, false),
+            Declared::Binding { .. } => return,
+        };
+        if self.exists(found, name, queue).await {
+            let outcome = self.declare(declared).await;
+            self.compared(found, outcome);
         }
     }
 

@@ -99,16 +99,7 @@ impl Client {
     /// # Errors
     /// No answer, or one that is no JSON.
     pub(super) fn exchange(&self, method: Method, path: &str) -> Result<(u16, Value), Failure> {
-        let unreachable =
-            |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.place));
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
-        }
-        let request = request.body(()).map_err(Failure::failed)?;
-        let mut answer = self.agent.run(request).map_err(unreachable)?;
-        let status = answer.status().as_u16();
-        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
+        let (status, text) = self.send(method, path, ANSWER_WITHIN)?;
         let value = serde_json::from_str(&text).map_err(|_| self.not_tidegate())?;
         Ok((status, value))
     }
@@ -118,15 +109,23 @@ impl Client {
     /// # Errors
     /// No answer in time.
     pub(super) fn probe(&self, path: &str, within: Duration) -> Result<(u16, Value), Failure> {
+        let (status, text) = self.send(Method::GET, path, within)?;
+        Ok((status, serde_json::from_str(&text).unwrap_or_default()))
+    }
+
+    fn send(&self, method: Method, path: &str, within: Duration) -> Result<(u16, String), Failure> {
         let unreachable =
             |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.place));
-        let request = Request::builder().uri(format!("{}{path}", self.base));
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
         let request = request.body(()).map_err(Failure::failed)?;
         let request = self.agent.configure_request(request).timeout_global(Some(within)).build();
         let mut answer = self.agent.run(request).map_err(unreachable)?;
         let status = answer.status().as_u16();
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
-        Ok((status, serde_json::from_str(&text).unwrap_or_default()))
+        Ok((status, text))
     }
 
     /// The document of an answer: of what there is, or of what is `unknown`.
@@ -169,7 +168,6 @@ fn bounds() -> ureq::config::Config {
         // The daemon is asked directly, and its token is shown to no proxy.
         .proxy(None)
         .timeout_connect(Some(CONNECT_WITHIN))
-        .timeout_global(Some(ANSWER_WITHIN))
         .build()
 }
 

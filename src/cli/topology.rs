@@ -2,7 +2,7 @@
 
 use super::args::Output;
 use super::output::{Failure, Out};
-use crate::amqp::blueprint::{self, any_of, Argument, Declared, Rights};
+use crate::amqp::blueprint::{self, any_of, Argument, Declared, Names, Rights};
 use crate::config::{Config, Topology};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeSet;
@@ -31,19 +31,25 @@ struct BrokerEnd<'c> {
 }
 
 fn ends(config: &Config) -> Vec<BrokerEnd<'_>> {
-    let ingest = config.amqp.endpoints.first().map(|e| BrokerEnd {
-        vhost: &e.vhost,
-        user: &e.user,
-        declared: blueprint::of_ingest(config),
-        rights: blueprint::ingest_rights(config),
-    });
-    let egress = config.egress.endpoints.first().map(|e| BrokerEnd {
-        vhost: &e.vhost,
-        user: &e.user,
-        declared: blueprint::of_egress(config),
-        rights: blueprint::egress_rights(config),
-    });
-    ingest.into_iter().chain(egress).collect()
+    let names = Names::of(&config.ingest, &config.egress, &config.dead);
+    let dead: Vec<Declared> = [blueprint::dead_exchange(&config.dead.exchange)]
+        .into_iter()
+        .chain(blueprint::dead_queue(&config.dead.exchange))
+        .collect();
+    // The ingest queue names the dead exchange: that goes before it.
+    let ingest = dead.iter().cloned().chain(blueprint::ingest(&names)).collect();
+    let egress = std::iter::once(blueprint::egress(&config.egress.exchange)).chain(dead).collect();
+    let sides = [
+        (&config.amqp.endpoints, ingest, blueprint::ingest_rights(config)),
+        (&config.egress.endpoints, egress, blueprint::egress_rights(config)),
+    ];
+    sides
+        .into_iter()
+        .filter_map(|(endpoints, declared, rights)| {
+            let e = endpoints.first()?;
+            Some(BrokerEnd { vhost: &e.vhost, user: &e.user, declared, rights })
+        })
+        .collect()
 }
 
 /// Each thing once, with its virtual host, in the order in which it can be made.
@@ -128,7 +134,7 @@ fn command(vhost: &str, declared: &Declared) -> String {
     let admin = format!("rabbitmqadmin --vhost {} declare", quoted(vhost));
     match declared {
         Declared::Exchange { name, kind } => {
-            format!("{admin} exchange --name {} --type {kind} --durable true", quoted(name))
+            format!("{admin} exchange --name {} --type {} --durable true", quoted(name), kind.as_str())
         }
         Declared::Queue { name, arguments } => {
             let kind = arguments.iter().find_map(|(name, value)| match value {
@@ -169,7 +175,7 @@ fn definitions(config: &Config) -> Value {
     for (vhost, declared) in declared(&ends) {
         match declared {
             Declared::Exchange { name, kind } => exchanges.push(json!({
-                "vhost": vhost, "name": name, "type": kind, "durable": true, "auto_delete": false,
+                "vhost": vhost, "name": name, "type": kind.as_str(), "durable": true, "auto_delete": false,
                 "internal": false, "arguments": {},
             })),
             Declared::Queue { name, arguments } => {

@@ -68,9 +68,14 @@ pub const SAMPLE: &str = include_str!("../../config.example.toml");
 
 /// Paths of all keys there are, those of `[applications.NAME]` apart (they are those of `[defaults]`).
 pub fn keys() -> Vec<String> {
+    shapes().into_keys().collect()
+}
+
+/// The same with what each takes, as JSON Schema says it.
+fn shapes() -> BTreeMap<String, serde_json::Value> {
     let findings = section::Findings::default();
     let _ = read::config(&tree::Table::new(), &findings, &login::Surroundings::default());
-    findings.keys.take().into_keys().collect()
+    findings.keys.take()
 }
 
 impl Config {
@@ -83,22 +88,7 @@ impl Config {
         path: Option<&Path>,
         env: impl Iterator<Item = (String, String)>,
     ) -> Result<LoadedConfig, Faults> {
-        let mut env: Vec<(String, String)> =
-            env.filter(|(k, _)| k.starts_with(tree::PREFIX) || k == CREDENTIALS).collect();
-        // RETRY stands before RETRY__MIN, so that the whole table never hides one of its keys.
-        env.sort();
-        let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
-        let findings = section::Findings::default();
-        let (tree, around) = laid_over(file.as_ref(), &env, &findings)?;
-        let config = read::config(&tree, &findings, &around);
-        let (mut faults, mut warnings) = (findings.faults.take(), findings.warnings.take());
-        faults.sort();
-        warnings.sort();
-        if faults.is_empty() {
-            Ok(LoadedConfig { config, warnings })
-        } else {
-            Err(Faults(faults))
-        }
+        Written::read(path, env, tree::PREFIX)?.judge()
     }
 
     /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to
@@ -112,11 +102,9 @@ impl Config {
         env: impl Iterator<Item = (String, String)>,
         with_token: bool,
     ) -> Result<Admin, Faults> {
-        let env: Vec<(String, String)> =
-            env.filter(|(k, _)| k.starts_with("TIDEGATE__ADMIN__") || k == CREDENTIALS).collect();
-        let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
+        let written = Written::read(path, env, "TIDEGATE__ADMIN__")?;
         let findings = section::Findings::default();
-        let (tree, around) = laid_over(file.as_ref(), &env, &findings)?;
+        let (tree, around) = written.laid_over(&findings)?;
         let admin = read::admin_of_client(&tree, &findings, &around, with_token);
         let mut faults = findings.faults.take();
         faults.sort();
@@ -151,25 +139,62 @@ impl Config {
 /// Set by systemd: the directory of the service's credentials.
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 
-/// What the file says with the variables laid over it, in their order, and what else the environment holds.
-fn laid_over<'t>(
-    file: Option<&'t File>,
-    env: &'t [(String, String)],
-    findings: &section::Findings,
-) -> Result<(tree::Table<'t>, login::Surroundings), Faults> {
-    let mut tree = match file {
-        None => tree::Table::new(),
-        Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
-    };
-    let mut around = login::Surroundings { file_exposed: file.is_some_and(|f| f.exposed), credentials: None };
-    for (name, value) in env {
-        if name == CREDENTIALS {
-            around.credentials = (!value.is_empty()).then(|| value.into());
-        } else if let Err(fault) = tree::overlay(&mut tree, name, value) {
-            findings.faults.borrow_mut().push(fault);
+/// What was written of a configuration: the file, and the variables, in an order in which they can be laid
+/// over it.
+struct Written {
+    file: Option<File>,
+    env: Vec<(String, String)>,
+}
+
+impl Written {
+    /// Of the environment, the variables that begin with `prefix`, and where credentials are.
+    fn read(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+        prefix: &str,
+    ) -> Result<Self, Faults> {
+        let mut env: Vec<(String, String)> =
+            env.filter(|(name, _)| name.starts_with(prefix) || name == CREDENTIALS).collect();
+        // RETRY stands before RETRY__MIN, so that the whole table never hides one of its keys.
+        env.sort();
+        let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
+        Ok(Written { file, env })
+    }
+
+    fn judge(&self) -> Result<LoadedConfig, Faults> {
+        let findings = section::Findings::default();
+        let (tree, around) = self.laid_over(&findings)?;
+        let config = read::config(&tree, &findings, &around);
+        let (mut faults, mut warnings) = (findings.faults.take(), findings.warnings.take());
+        faults.sort();
+        warnings.sort();
+        if faults.is_empty() {
+            Ok(LoadedConfig { config, warnings })
+        } else {
+            Err(Faults(faults))
         }
     }
-    Ok((tree, around))
+
+    /// What the file says with the variables laid over it, and what else the environment holds.
+    fn laid_over(
+        &self,
+        findings: &section::Findings,
+    ) -> Result<(tree::Table<'_>, login::Surroundings), Faults> {
+        let mut tree = match &self.file {
+            None => tree::Table::new(),
+            Some(f) => tree::parse(&f.text, &f.path).map_err(Faults)?,
+        };
+        let file_exposed = self.file.as_ref().is_some_and(|f| f.exposed);
+        let mut around = login::Surroundings { file_exposed, credentials: None };
+        for (name, value) in &self.env {
+            if name == CREDENTIALS {
+                around.credentials = (!value.is_empty()).then(|| value.into());
+            } else if let Err(fault) = tree::overlay(&mut tree, name, value) {
+                findings.faults.borrow_mut().push(fault);
+            }
+        }
+        Ok((tree, around))
+    }
 }
 
 /// Most bytes of unconfirmed batches: what lapin holds twice, and what a lost connection repeats.

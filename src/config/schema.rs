@@ -3,7 +3,7 @@
 //! Which keys there are and what each takes comes from the code that reads them, meanings and defaults from
 //! the sample. What must hold between keys no schema says; `tidegate check` does.
 
-use super::{login, read, section, tree, SAMPLE};
+use super::{shapes, SAMPLE};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 
@@ -13,13 +13,11 @@ const DRAFT: &str = "http://json-schema.org/draft-07/schema#";
 /// The schema of a configuration file. A value that it refuses is refused at the start, too; what it accepts
 /// may still be out of bounds, since bounds of durations and sizes lie in their text.
 pub fn schema() -> Value {
-    let findings = section::Findings::default();
-    let _ = read::config(&tree::Table::new(), &findings, &login::Surroundings::default());
     let meanings = meanings();
     let defaults = toml::from_str::<toml::Table>(SAMPLE).unwrap_or_default();
     let mut root = object();
-    for (path, mut shape) in findings.keys.take() {
-        if let Some(Value::Object(shape)) = Some(&mut shape) {
+    for (path, mut shape) in shapes() {
+        if let Value::Object(shape) = &mut shape {
             if let Some(meaning) = meanings.get(path.as_str()) {
                 shape.insert("description".to_owned(), json!(meaning));
             }

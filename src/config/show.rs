@@ -1,8 +1,9 @@
 //! The configuration as it holds: what was written laid over the defaults, as text of the same form, without
 //! secrets.
 
-use super::tree::{Node, Table, Value};
-use super::{laid_over, section, Config, Faults, File, SAMPLE};
+use super::section::Findings;
+use super::tree::{Node, Table, Value, PREFIX};
+use super::{Config, Faults, Written, SAMPLE};
 use std::path::Path;
 use toml::de::DeValue;
 use toml::Value as Shown;
@@ -16,16 +17,10 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::load`]: of a faulty configuration nothing is shown.
-    pub fn show(
-        path: Option<&Path>,
-        env: impl Iterator<Item = (String, String)> + Clone,
-    ) -> Result<String, Faults> {
-        Config::load(path, env.clone())?;
-        let mut env: Vec<(String, String)> =
-            env.filter(|(name, _)| name.starts_with(super::tree::PREFIX)).collect();
-        env.sort();
-        let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
-        let (tree, _) = laid_over(file.as_ref(), &env, &section::Findings::default())?;
+    pub fn show(path: Option<&Path>, env: impl Iterator<Item = (String, String)>) -> Result<String, Faults> {
+        let written = Written::read(path, env, PREFIX)?;
+        written.judge()?;
+        let (tree, _) = written.laid_over(&Findings::default())?;
         let mut all: toml::Table = toml::from_str(SAMPLE).unwrap_or_default();
         lay_over(&mut all, &tree);
         all.iter_mut().for_each(|(key, value)| redact(key, value));
@@ -34,22 +29,23 @@ impl Config {
 }
 
 fn lay_over(all: &mut toml::Table, tree: &Table<'_>) {
-    // Of the two ways to write addresses the one that was written holds.
-    for (written, other) in [("uris", "uri"), ("uri", "uris")] {
-        if tree.contains_key(written) {
-            all.remove(other);
-        }
-    }
-    for (key, node) in tree {
-        let value = match (&node.value, all.get_mut(key)) {
-            (Value::Table(inner), Some(Shown::Table(known))) => {
+    // Of the two ways to write addresses one holds: the one that was written, and a variable before the file.
+    let is_variable = |key| tree.get(key).map(|node| node.text.is_some());
+    let beaten = match (is_variable("uri"), is_variable("uris")) {
+        (Some(true), Some(false)) | (Some(_), None) => Some("uris"),
+        (_, Some(_)) => Some("uri"),
+        (None, None) => None,
+    };
+    beaten.map(|key| all.remove(key));
+    for (key, node) in tree.iter().filter(|(key, _)| beaten != Some(key)) {
+        let value = match (&node.value, all.get_mut(key), node.text) {
+            (Value::Table(inner), Some(Shown::Table(known)), _) => {
                 lay_over(known, inner);
                 continue;
             }
+            (Value::Leaf(DeValue::String(text)), ..) => Shown::String(text.to_string()),
             // What looks like a number is text where the key wants text.
-            (Value::Leaf(_), Some(Shown::String(_))) if node.text.is_some() => {
-                Shown::String(node.text.unwrap_or_default().trim_matches('"').to_owned())
-            }
+            (Value::Leaf(_), Some(Shown::String(_)), Some(text)) => Shown::String(text.to_owned()),
             _ => shown(node),
         };
         all.insert(key.clone(), value);
@@ -143,8 +139,12 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_a_configuration_that_says_the_same() {
-        let text = show("[limits]\nmemory = \"64MiB\"\n", &[]).unwrap();
-        assert_eq!(show(&text, &[]).unwrap(), text);
+        let uris = "[amqp]\nuris = [\"amqp://localhost\"]\n";
+        let over = ("TIDEGATE__AMQP__URI", "\"amqp://127.0.0.1\"");
+        for (text, env) in [("[limits]\nmemory = \"64MiB\"\n", vec![]), (uris, vec![]), (uris, vec![over])] {
+            let text = show(text, &env).unwrap();
+            assert_eq!(show(&text, &[]).unwrap(), text);
+        }
         assert!(show("[limits]\nmemory = 3\n", &[]).is_err());
     }
 

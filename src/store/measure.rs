@@ -21,6 +21,12 @@ fn put(seq: u64, body: usize) -> Op {
     put_item(Stored { content: Some(Arc::new(content)), ..item(seq, seq) }, false)
 }
 
+/// An id that a producer gave, in no order.
+fn given(seq: u64) -> Identity {
+    let spread = u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+    Identity::given(spread.to_be_bytes())
+}
+
 /// Resident memory of this process, MiB: now, and at its peak.
 fn memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -128,9 +134,6 @@ fn a_million_waiting_in_little_memory() {
 fn a_million_identities() {
     const ROWS: u64 = 1_000_000;
     const ASKED: u64 = 1_000;
-    let given = |seq: u64| {
-        Identity::given(u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes())
-    };
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&config(dir.path()), 256 << 20, false).unwrap().store;
     let begin = |bucket| Op::BeginBucket(BucketRow { bucket, from: 1 });
@@ -184,9 +187,6 @@ fn far_items(limit: u64) {
     const ROWS: u64 = 1_000_000;
     const CUSTOMERS: u64 = 10_000;
     const COMMIT: u64 = 4_000;
-    let given = |seq: u64| {
-        Identity::given(u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes())
-    };
     let customer = |seq: u64| -> Arc<str> { format!("customer-{}", seq % CUSTOMERS).into() };
     let rows =
         |seq: u64| IndexRows { identity: Some(given(seq)), customer: Some((APP.into(), customer(seq))) };
@@ -251,12 +251,9 @@ fn many_queues(queues: u64, given_ids: bool) {
     const EACH: u64 = 10;
     const LIMIT: u64 = 256 << 20;
     let what = format!("{queues} queues, {}", if given_ids { "with ids" } else { "without ids" });
-    let identity = |seq: u64| {
-        Identity::given(u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_be_bytes())
-    };
     let op = |seq: u64| {
         let Op::Put { item, .. } = put(seq, 300) else { unreachable!() };
-        let given = given_ids.then(|| identity(seq));
+        let given = given_ids.then(|| given(seq));
         put_item(Stored { application: queue_name(seq % queues), given, fingerprint: seq, ..*item }, false)
     };
     let dir = tempfile::tempdir().unwrap();
@@ -298,7 +295,7 @@ fn many_queues(queues: u64, given_ids: bool) {
         for start in (0..queues).step_by(1_000) {
             let ops = (start..start + 1_000).flat_map(|seq| {
                 let place = Place { queue: queue_name(seq), key: Key { due: seq, seq } };
-                let rows = IndexRows { identity: given_ids.then(|| identity(seq)), customer: None };
+                let rows = IndexRows { identity: given_ids.then(|| given(seq)), customer: None };
                 [Op::Delete { place, rows }, queue_row(seq, EACH - 1, Key { due: seq + 1, seq: 0 })]
             });
             store.commit(&[group(start, ops.collect())]).unwrap();

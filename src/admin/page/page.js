@@ -751,6 +751,8 @@ async function showFound(cards) {
 
 const note = (text) => make("p", { class: "note" }, text);
 
+const hasEnded = (item) => ["sent", "cancelled", "expired", "dead"].includes(item.state);
+
 /** What has become of an item, step by step. */
 async function lifeOf(application, id, row = null) {
   const item = await ask("GET", path("items", application, id), COMMAND_WITHIN_MS);
@@ -760,7 +762,7 @@ async function lifeOf(application, id, row = null) {
   const steps = [];
   const step = (at, text, kind = "") => steps.push({ at, text, kind });
   if (listed) step(listed.received, "received");
-  const ended = { sent: "sent", cancelled: "cancelled", expired: "expired", dead: "dead" }[item.state];
+  const ended = hasEnded(item) ? item.state : null;
   if (item.due !== null) step(item.due, item.due > now() ? "due" : "was due", item.due > now() && !ended ? "to-come" : "");
   if (item.attempts > 0) step(null, things(item.attempts, "attempt failed", "attempts failed"), "bad");
   if (ended) step(item.at, `${ended}${item.reason ? `: ${item.reason}` : ""}${item.batch ? `, in batch ${item.batch}` : ""}`,
@@ -779,7 +781,7 @@ async function lifeOf(application, id, row = null) {
 }
 
 async function rowOf(item) {
-  if (item.due === null || ["sent", "cancelled", "expired", "dead"].includes(item.state)) return null;
+  if (item.due === null || hasEnded(item)) return null;
   const page = await ask("GET", `/api/v1/items${query({ application: item.application, from: item.due, to: item.due + 1 })}`);
   return page.items.find((row) => row.id === item.id) || null;
 }
