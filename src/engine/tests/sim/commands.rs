@@ -132,14 +132,16 @@ impl Model {
         self.commands = commands;
     }
 
-    /// A window has one member more, and a flush may be judged before the next.
+    /// A window has one member more, and a flush may be judged before the next; or before that of the same commit which
+    /// took a member's place.
     pub(super) fn recount_window(&mut self, application: &str, customer: &str) {
         let n = self.windows.count(application, customer) as u64;
+        let replaced = self.windows.replaced_now(application, customer);
         for asked in self.commands.values_mut() {
             let Command::Flush(of) = &asked.command else { continue };
             if *of.application == *application && *of.customer == *customer {
                 asked.least = asked.least.min(n);
-                asked.most = asked.most.max(n);
+                asked.most = asked.most.max(n + replaced);
             }
         }
     }
@@ -432,12 +434,20 @@ impl Model {
             Known::Waiting(seq) => {
                 let life = &self.lives[seq];
                 let expiry = self.asks[life.ask].new.expiry;
-                let died = life.refused || expiry.is_some_and(|at| at <= self.now.wall);
+                let expired = expiry.is_some_and(|at| at <= self.now.wall);
+                let died = life.refused || expired || self.given_up_unseen(self.application(*seq));
                 !self.durable && (died || self.taken_back_unseen(*seq) || self.heir_is_forgotten(*seq))
             }
             Known::Out(_) => false,
         };
         known.is_empty() || known.iter().any(forgotten)
+    }
+
+    /// With nothing stored: so many may have been taken that the oldest had to go, whose letter has not left.
+    fn given_up_unseen(&self, application: &str) -> bool {
+        let settings = self.settings.of(application);
+        let most = self.live(application) + self.unseen_of(application);
+        settings.on_full == OnFull::DropOldest && settings.max_waiting > 0 && most > settings.max_waiting
     }
 
     /// By a command since it began to wait as it does now: one that was answered, or any where no end is remembered.

@@ -249,13 +249,17 @@ impl Model {
         self.open.iter().find(has).copied()
     }
 
-    /// Items whose successor under the same id was published before the commit that deletes them.
+    /// Items whose successor under the same id was published before the commit that deletes them, or that were never
+    /// written, so that no commit deletes them.
     fn succeeded(&self, application: &str) -> u64 {
         let of_ids = || self.lives.values().filter(|life| life.identity.is_given());
-        let is_heir = |heir: &Life, seq: u64| heir.seq > seq && heir.published.is_some();
+        let is_heir = |heir: &Life, life: &Life| {
+            let gone_already = heir.published.is_some() || life.put.is_none() && life.state == State::Waiting;
+            heir.identity == life.identity && heir.seq > life.seq && gone_already
+        };
         of_ids()
             .filter(|life| life.state.is_live() && self.application(life.seq) == application)
-            .filter(|life| of_ids().any(|heir| heir.identity == life.identity && is_heir(heir, life.seq)))
+            .filter(|life| of_ids().any(|heir| is_heir(heir, life)))
             .count() as u64
     }
 

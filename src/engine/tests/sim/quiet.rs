@@ -345,14 +345,17 @@ impl Sim {
             .or_else(|| self.was_just_reached(ask).then_some(Undecided::Unseen))
     }
 
-    /// The line has come to it a moment ago: one that is not acked yet stands before it, and was taken then.
+    /// The line has come to it a moment ago: one that stood before it was taken then.
     fn was_just_reached(&self, ask: usize) -> bool {
         let model = &self.model;
         let tag = |number: &usize| model.messages[number].delivered.map(|(_, _, tag, _)| tag);
         let own = tag(&model.asks[ask].message);
-        let before = model.open.iter().filter(|number| tag(number) < own);
-        let mut taken = before.flat_map(|number| model.messages[number].taken.iter().flatten());
-        taken.any(|seq| model.now.mono <= model.lives[seq].seen + ACK_MS)
+        let is_before = |life: &Life| {
+            let message = model.asks[life.ask].message;
+            tag(&message) < own && model.messages[&message].taken.contains(&Some(life.seq))
+        };
+        let lately = model.lives.values().filter(|life| model.now.mono <= life.seen + ACK_MS);
+        lately.into_iter().any(is_before)
     }
 
     /// What has waited for an attempt stands in a line of its own, perhaps behind something that waits for room.

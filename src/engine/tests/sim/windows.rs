@@ -69,6 +69,8 @@ pub(super) struct Windows {
     next: usize,
     /// The clock has stepped: what has closed may be due at another moment.
     stepped: bool,
+    /// Members of open windows whose place another takes in the commit that is looked at.
+    replaced_now: BTreeMap<Name, u64>,
     /// Windows of which a member left by the wall clock, which had been set forward: planned end, and its end by the other
     /// clock, until when they go on.
     going_on: BTreeMap<Name, (u64, u64)>,
@@ -280,6 +282,21 @@ impl Windows {
         if win.members.is_empty() && win.closed.is_some() {
             self.all.remove(id);
         }
+    }
+
+    /// Another takes the place of one that is in an open window, with the commit that is looked at.
+    pub(super) fn note_replaced(&mut self, seq: u64) {
+        let Some(win) = self.of(seq).filter(|win| win.closed.is_none()) else { return };
+        *self.replaced_now.entry(win.name.clone()).or_default() += 1;
+    }
+
+    pub(super) fn replaced_now(&self, application: &str, customer: &str) -> u64 {
+        self.replaced_now.get(&(application.into(), customer.into())).copied().unwrap_or(0)
+    }
+
+    /// The next commit is looked at.
+    pub(super) fn forget_replaced(&mut self) {
+        self.replaced_now.clear();
     }
 
     /// The end of an open window whose only member has just left it.

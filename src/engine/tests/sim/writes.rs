@@ -93,6 +93,7 @@ impl Model {
         }
         self.moves(ops);
         self.leaving.clear();
+        self.windows.forget_replaced();
         self.rows(ops, token);
     }
 
@@ -399,6 +400,7 @@ impl Model {
                     if tail == 0 {
                         self.perhaps_taken_back(seq);
                     }
+                    self.windows.note_replaced(seq);
                     return self.set(seq, State::Replaced);
                 }
                 let forgets = identity.is_given() && tail > 0 && remembered.is_none();
