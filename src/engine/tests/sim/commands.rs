@@ -11,8 +11,9 @@ pub(super) struct Asked {
     /// The call with which it came, and the moment.
     pub(super) call: usize,
     pub(super) now: Now,
-    /// The call in which it was answered.
+    /// The call in which it was answered, and the moment, UTC ms.
     pub(super) answered: usize,
+    answered_at: u64,
     /// Its message's tag, where it came by message: what arrived behind is not meant.
     pub(super) tag: Option<u64>,
     /// Items that it took back.
@@ -27,21 +28,24 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// The call by which it has begun: in its line it stands behind those that the store is asked for first.
-    fn begun_by(&self, model: &Model) -> usize {
+    /// The call by which it has begun, and the moment, UTC ms: in its line it stands behind those that the store is asked
+    /// for first.
+    fn begun_by(&self, model: &Model) -> (usize, u64) {
         let is_before = |other: &&Asked| {
             let asks = matches!(other.command, Command::Cancel(_) | Command::Lookup(_));
             asks && other.local && other.call < self.call && other.answered > self.call
         };
         let all = model.commands.values().chain(model.answered.values());
-        all.filter(is_before).map(|other| other.answered).fold(self.call, usize::max)
+        let answered = all.filter(is_before).map(|other| (other.answered, other.answered_at));
+        answered.fold((self.call, self.now.wall), std::cmp::max)
     }
 
     /// It is a cancel of a customer and has begun, and this waited then for a time that had not come.
     pub(super) fn is_its_own(&self, model: &Model, seq: u64) -> bool {
         let life = &model.lives[&seq];
-        let waited = life.accepted < self.call && life.waiting_since < self.call && life.due > self.now.wall;
-        let begun = self.local && self.begun_by(model) < model.call && !model.stepped;
+        let (begun_by, begun_at) = self.begun_by(model);
+        let waited = life.accepted < self.call && life.waiting_since < self.call && life.due > begun_at;
+        let begun = self.local && begun_by < model.call && !model.stepped;
         let cancels = matches!(self.command, Command::CancelAll(_));
         let own_time =
             model.asks[life.ask].new.at.is_some() && life.put.is_some() && life.published.is_none();
@@ -66,7 +70,7 @@ impl Asked {
             }
             Command::DropParked(application) => {
                 // It is no cancel of a customer, behind which that customer's requests wait.
-                let later = self.local && came.is_some_and(|(call, ..)| call > self.begun_by(model));
+                let later = self.local && came.is_some_and(|(call, ..)| call > self.begun_by(model).0);
                 let app = model.apps.get(&**application);
                 let parked = app.is_some_and(|app| app.failing || app.failed_call >= self.call);
                 *application == new.application && !later && parked
@@ -96,6 +100,7 @@ impl Model {
             call: self.call,
             now: self.now,
             answered: usize::MAX,
+            answered_at: u64::MAX,
             took: BTreeSet::new(),
             perhaps: BTreeSet::new(),
             least: u64::MAX,
@@ -201,7 +206,7 @@ impl Model {
         };
         self.judge_answer(&asked, answer);
         self.keep_told(&mut asked, answer);
-        asked.answered = self.call;
+        (asked.answered, asked.answered_at) = (self.call, self.now.wall);
         self.answered.insert(number, asked);
     }
 
