@@ -198,11 +198,15 @@ impl Window {
         self.expiry = self.expiry.min(member.expiry);
     }
 
-    /// A member ended. Whether it was the last.
+    /// A member ended. Whether it was the last. One of a former life that was in the store alone and has not
+    /// come into memory was never counted, where its window had no row.
     pub(super) fn leave(&mut self, weight: u32, overhead: u64, was_far: bool) -> bool {
+        if was_far {
+            let Some(left) = self.far.checked_sub(1) else { return false };
+            self.far = left;
+        }
         self.count = self.count.saturating_sub(1);
         self.weight = self.weight.saturating_sub(u64::from(weight) + overhead);
-        self.far -= u32::from(was_far && self.far > 0);
         self.count == 0
     }
 

@@ -410,6 +410,13 @@ impl Stock {
             } else {
                 counts.1 += 1;
             }
+            if let Stage::Windowed { pos, .. } = item.stage() {
+                let window = item.customer().and_then(|customer| self.customers[customer].window.as_ref());
+                let window = window.expect("a member has an open window");
+                assert_eq!(window.members().get(pos as usize), Some(&id), "it stands where its window has it");
+                let known = window.far() as usize + window.members().len();
+                assert_eq!(window.count() as usize, known, "members of {}", self.queues[item.queue()].name());
+            }
         }
         for queue in self.queues.ids() {
             let (stored, pending) = resident.get(&queue).copied().unwrap_or_default();

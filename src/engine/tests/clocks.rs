@@ -193,3 +193,26 @@ fn what_is_due_finds_room_where_all_of_memory_waits_behind_it() {
     assert_eq!(ends(&w).0.len(), 505);
     w.store.check_empty();
 }
+
+/// Members of a former life that have not come into memory are not counted in a short window: whoever ends there takes
+/// none of those along that are.
+#[test]
+fn members_of_a_former_life_that_are_taken_back_in_the_store_leave_the_others_in_their_window() {
+    let budget = Budget { rows: 4, ..settings().budget };
+    let mut w = World::new(Settings { budget, ..settings() });
+    let id = |n: u64| n.to_string();
+    w.send((1..=12).map(|n| with_id(&id(n), DuplicateRule::Keep, item("a", "ann", &id(n)))).collect());
+    w.drain_jobs();
+    w.crash();
+    w.drain_jobs();
+    let here = w.engine.memory_bytes().0 as u64;
+    assert!((1..=4).contains(&here), "{here} are in memory");
+    for n in here + 1..=12 {
+        assert_eq!(w.ask(Command::Cancel(target("a", &id(n)))), Answer::Cancelled { count: 1, in_flight: 0 });
+        w.engine.check_invariants();
+    }
+    w.run(5_000);
+    let left: Vec<String> = (1..=here).map(id).collect();
+    assert_eq!(w.story(), [(3_000, left)]);
+    w.store.check_empty();
+}
