@@ -55,7 +55,7 @@ impl Limits {
     /// number of items stays.
     pub(super) fn judge(
         &mut self,
-        stock: &mut Stock,
+        stock: &Stock,
         settings: &Settings,
         (item, queue, timing): (&NewItem, QueueId, Timing),
         replaces: bool,
@@ -66,13 +66,13 @@ impl Limits {
         }
         let counted = if replaces { LimitVerdict::Admit } else { self.judge_number(stock, settings, queue) };
         match counted {
-            LimitVerdict::Admit => self.judge_windows(stock, settings, (item, queue, timing), now),
+            LimitVerdict::Admit => judge_windows(stock, settings, (item, queue, timing)),
             other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => other,
         }
     }
 
     /// Of one item more: applications there may be, and items of this one.
-    fn judge_number(&mut self, stock: &mut Stock, settings: &Settings, queue: QueueId) -> LimitVerdict {
+    fn judge_number(&mut self, stock: &Stock, settings: &Settings, queue: QueueId) -> LimitVerdict {
         let is_new = stock.queues()[queue].total() == 0;
         // The queue of dead letters belongs to no application.
         let letters = stock.queues()[stock.queues().dead_letters()].total() > 0;
@@ -84,7 +84,7 @@ impl Limits {
         self.judge_count(stock, queue)
     }
 
-    fn judge_count(&mut self, stock: &mut Stock, queue: QueueId) -> LimitVerdict {
+    fn judge_count(&mut self, stock: &Stock, queue: QueueId) -> LimitVerdict {
         let settings = stock.queues().settings_of(queue);
         let (max, policy) = (settings.max_waiting, settings.on_full);
         let mut full_at = max;
@@ -116,37 +116,6 @@ impl Limits {
                 } else {
                     LimitVerdict::Admit
                 }
-            }
-        }
-    }
-
-    fn judge_windows(
-        &mut self,
-        stock: &mut Stock,
-        settings: &Settings,
-        (item, queue, timing): (&NewItem, QueueId, Timing),
-        now: Now,
-    ) -> LimitVerdict {
-        if timing != Timing::Windowed || stock.windows().open_count() < settings.customers {
-            return LimitVerdict::Admit;
-        }
-        let name = item.customer.as_deref();
-        let customer = name.and_then(|name| stock.customers().find(stock.queues(), queue, name));
-        let opens = customer.is_none_or(|id| stock.customers()[id].window.is_none());
-        if !opens || mutated(Mutant::WindowsUnlimited) {
-            return LimitVerdict::Admit;
-        }
-        match stock.queues().settings_of(queue).on_full {
-            OnFull::Pause => LimitVerdict::Wait,
-            OnFull::FlushEarly | OnFull::DropOldest => {
-                if let Some(id) = stock.windows().first(stock.customers()) {
-                    stock.close_window(id, ClosedBy::Flush, now);
-                }
-                LimitVerdict::Admit
-            }
-            OnFull::DropNewest => {
-                let error = format!("limits.customers = {} windows are open", settings.customers);
-                LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
             }
         }
     }
@@ -237,6 +206,55 @@ impl Limits {
 /// What counts towards a limit: a line that waits for room goes on once one of these is less.
 pub(super) fn occupied(stock: &Stock) -> [u64; 3] {
     [stock.windows().open_count(), stock.queues().total(), stock.queues().occupied()]
+}
+
+/// Of one window more.
+fn judge_windows(
+    stock: &Stock,
+    settings: &Settings,
+    (item, queue, timing): (&NewItem, QueueId, Timing),
+) -> LimitVerdict {
+    if !lacks_window(stock, settings, (item, queue, timing)) {
+        return LimitVerdict::Admit;
+    }
+    match stock.queues().settings_of(queue).on_full {
+        OnFull::Pause => LimitVerdict::Wait,
+        OnFull::FlushEarly | OnFull::DropOldest => LimitVerdict::Admit,
+        OnFull::DropNewest => {
+            let error = format!("limits.customers = {} windows are open", settings.customers);
+            LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
+        }
+    }
+}
+
+/// It would open a window, and as many are open as may be.
+fn lacks_window(
+    stock: &Stock,
+    settings: &Settings,
+    (item, queue, timing): (&NewItem, QueueId, Timing),
+) -> bool {
+    if timing != Timing::Windowed || stock.windows().open_count() < settings.customers {
+        return false;
+    }
+    let name = item.customer.as_deref();
+    let customer = name.and_then(|name| stock.customers().find(stock.queues(), queue, name));
+    let opens = customer.is_none_or(|id| stock.customers()[id].window.is_none());
+    opens && !mutated(Mutant::WindowsUnlimited)
+}
+
+/// Closes the window that makes room for the one of an item that is let in, where there is no room: once what it
+/// replaces is gone, which may leave memory together with a window that closes.
+pub(super) fn make_room(
+    stock: &mut Stock,
+    settings: &Settings,
+    asked: (&NewItem, QueueId, Timing),
+    now: Now,
+) {
+    if lacks_window(stock, settings, asked) {
+        if let Some(id) = stock.windows().first(stock.customers()) {
+            stock.close_window(id, ClosedBy::Flush, now);
+        }
+    }
 }
 
 /// The memory store holds nothing for longer than the broker waits for an ack.

@@ -399,7 +399,9 @@ impl Core {
         let Some(found) = found else { return Whereabouts::Nowhere };
         if let Some(mut stored) = found.item {
             if stored.dead.is_none() && stored.application == *self.stock.queues()[queue].name() {
-                self.renew(&mut stored);
+                // Since it was read it may have been tried, or its window may have closed. What has ended since is
+                // not believed in the first place (`Watch`).
+                self.stock.reads().renew(&mut stored);
                 return Whereabouts::Live(LiveItem::Far(Box::new(stored)));
             }
         }
@@ -416,12 +418,6 @@ impl Core {
             }
             Some(_) | None => Whereabouts::Nowhere,
         }
-    }
-
-    /// Makes an item in the store alone what it is now: since it was read it may have been tried, or a window
-    /// may have closed. What has ended since is not believed in the first place (`Watch`).
-    pub(super) fn renew(&self, stored: &mut Stored) {
-        self.stock.reads().renew(stored);
     }
 
     /// What is to be told of an item in memory.

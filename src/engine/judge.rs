@@ -1,6 +1,6 @@
 //! What an arrival comes to: asked for, admitted, dropped, put in another's place, or made to wait.
 
-use super::admission::{LimitVerdict, Limits};
+use super::admission::{self, LimitVerdict, Limits};
 use super::arrivals::Arrival;
 use super::core::{Core, LiveItem, Whereabouts};
 use super::duplicates::{self, Known, Verdict};
@@ -231,14 +231,14 @@ impl<'a> Bench<'a> {
         &mut self,
         core: &mut Core,
         (item, queue): (Box<NewItem>, QueueId),
-        mut live: LiveItem,
+        live: LiveItem,
         (origin, comes_back): (Origin, bool),
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
         let timing = timing(core.stock().queues().settings_of(queue), &item, now);
         let asked = (&*item, queue, timing);
-        match self.limits.judge(core.stock_mut(), self.settings, asked, true, now) {
+        match self.limits.judge(core.stock(), self.settings, asked, true, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Judged::NoRoom(item),
             // It has its place already: one request would end both as sent and as dead.
@@ -247,10 +247,6 @@ impl<'a> Bench<'a> {
                 reject(core, item.rejected(dead), origin, now);
                 return Judged::Done;
             }
-        }
-        if let LiveItem::Far(stored) = &mut live {
-            // To make room its own window may have been closed just now.
-            core.renew(stored);
         }
         let inherited = inherited_window(core, &item, &live, now);
         match &live {
@@ -261,6 +257,7 @@ impl<'a> Bench<'a> {
         core.stock_mut().counters_mut().duplicates[rule as usize].replaced += 1;
         // Not deferred: else its forerunner would be gone before it is written, and the broker alone have it.
         let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item, queue);
+        admission::make_room(core.stock_mut(), self.settings, (&item, queue, timing), now);
         core.stock_mut().admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
         Judged::Done
     }
@@ -275,9 +272,10 @@ impl<'a> Bench<'a> {
     ) -> Judged {
         let timing = timing(core.stock().queues().settings_of(queue), &item, now);
         let asked = (&*item, queue, timing);
-        match self.limits.judge(core.stock_mut(), self.settings, asked, false, now) {
+        match self.limits.judge(core.stock(), self.settings, asked, false, now) {
             LimitVerdict::Admit => {
                 let may_defer = self.may_defer(core, &item, queue);
+                admission::make_room(core.stock_mut(), self.settings, asked, now);
                 let admission = Admission { queue, origin, timing, inherited: None, may_defer };
                 core.stock_mut().admit(*item, admission, now);
                 Judged::Done

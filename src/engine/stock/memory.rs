@@ -413,7 +413,11 @@ impl Stock {
             if let Stage::Windowed { pos, .. } = item.stage() {
                 let window = item.customer().and_then(|customer| self.customers[customer].window.as_ref());
                 let window = window.expect("a member has an open window");
-                assert_eq!(window.members().get(pos as usize), Some(&id), "it stands where its window has it");
+                assert_eq!(
+                    window.members().get(pos as usize),
+                    Some(&id),
+                    "it stands where its window has it"
+                );
                 let known = window.far() as usize + window.members().len();
                 assert_eq!(window.count() as usize, known, "members of {}", self.queues[item.queue()].name());
             }

@@ -313,3 +313,22 @@ fn who_waits_again_stays_before_those_that_waited_with_it() {
     assert_eq!(ends(&w).0, ["0", "1", "2", "3"]);
     assert!(w.queue.is_empty());
 }
+
+/// The window that has to close for it is that of the very item which it replaces, and that leaves memory as it becomes due.
+#[test]
+fn who_replaces_the_item_whose_window_makes_room_takes_its_place() {
+    let mut w = World::new(Settings { customers: 1, ..with(|app| app.on_full = OnFull::FlushEarly) });
+    let request =
+        |customer: &str, name: &str| with_id("x", DuplicateRule::Replace, item("a", customer, name));
+    w.send(vec![request("ann", "old")]);
+    w.drain_jobs();
+    w.ask(Command::Pause("a".into()));
+    assert_eq!(w.engine.memory_bytes().0, 1, "what is due while it is paused leaves memory, and this is not");
+    w.send(vec![request("bob", "new")]);
+    w.drain_jobs();
+    w.engine.check_invariants();
+    w.ask(Command::Resume("a".into()));
+    w.run(5_000);
+    assert_eq!(w.story(), [(3_000, names(&["new"]))]);
+    w.store.check_empty();
+}
