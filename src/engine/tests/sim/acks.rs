@@ -78,14 +78,19 @@ impl Model {
         !self.durable && (self.may_be_cancelled(ask) || met())
     }
 
-    /// One that was published and never written leaves no delete when another takes its place; that is safe.
+    /// One that was published and never written leaves no delete when another takes its place, or when it is taken back
+    /// before the answer is given; that is safe.
     fn end_unwritten(&mut self, number: usize) {
         let taken = self.messages[&number].taken.clone();
         for seq in taken.into_iter().flatten() {
             let life = &self.lives[&seq];
-            let given = life.put.is_none() && life.identity.is_given();
-            if given && life.state == State::Waiting && self.has_safe_heir(life) {
+            if life.put.is_some() || life.state != State::Waiting {
+                continue;
+            }
+            if life.identity.is_given() && self.has_safe_heir(life) {
                 self.set(seq, State::Replaced);
+            } else if self.durable && self.taken_back(seq) {
+                self.set(seq, State::Cancelled);
             }
         }
     }

@@ -53,6 +53,11 @@ impl Model {
             call.now.mono,
             call.heard
         );
+        if let Heard::Requests(requests) = &call.heard {
+            let of = |(number, tag, _): &(usize, u64, bool)| Some((*tag, self.messages[number].command?));
+            let commands = requests.iter().filter_map(of);
+            commands.for_each(|(tag, command)| eprintln!("    {tag} is {:?}", self.mailed[&command]));
+        }
         call.ops.iter().for_each(|op| match op {
             Op::Put { item, indexed } => {
                 let payload = item.content.as_ref().map(|content| text(content));
