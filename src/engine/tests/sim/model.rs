@@ -435,8 +435,8 @@ impl Model {
         };
         if self.is_id_taken_since(ask) {
             self.asks[ask].excuses.push(Excuse::IdTaken);
-        } else if self.lives.values().any(|life| life.ask == ask) && !self.is_known(ask) {
-            // The tail has been shortened since its ack was lost.
+        } else if self.lives.values().any(|life| life.ask == ask) && !self.is_known_throughout(ask) {
+            // The tail has been shortened since its ack was lost, be it for a while.
             let excuses = &mut self.asks[ask].excuses;
             if !excuses.contains(&Excuse::AckLost) {
                 excuses.push(Excuse::AckLost);

@@ -185,6 +185,12 @@ impl Model {
                 .all(|life| life.tail.is_none_or(|tail| tail >= 600_000))
     }
 
+    /// A redelivery of it is recognised, and would have been under all settings of before.
+    pub(super) fn is_known_throughout(&self, ask: usize) -> bool {
+        let name = &self.asks[ask].new.application;
+        self.is_known(ask) && self.before.iter().all(|whole| whole.of(name).dedupe_tail >= 600_000)
+    }
+
     /// These are still with the broker, whose acks went with the connection.
     pub(super) fn redelivered(&mut self, numbers: &[usize], killed: bool) {
         let forgets = killed && !self.durable;
@@ -251,7 +257,9 @@ impl Model {
         for seq in taken {
             let life = &self.lives[&seq];
             let ask = life.ask;
-            if !self.is_known(ask) {
+            // With nothing stored, how it died is remembered once its letter has been confirmed.
+            let letter_out = !self.durable && matches!(life.state, State::DeadOut(..));
+            if letter_out || !self.is_known(ask) {
                 self.asks[ask].excuses.push(Excuse::AckLost);
             }
             let kept = life.put.is_some() || !matches!(life.state, State::Waiting | State::Dead(_));
