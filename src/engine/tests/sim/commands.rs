@@ -440,7 +440,7 @@ impl Model {
                 let life = &self.lives[seq];
                 let expiry = self.asks[life.ask].new.expiry;
                 let expired = expiry.is_some_and(|at| at <= self.now.wall);
-                let died = life.refused || expired || self.given_up_unseen(self.application(*seq));
+                let died = life.refused || expired || self.given_up_unseen(life);
                 !self.durable && (died || self.taken_back_unseen(*seq) || self.heir_is_forgotten(*seq))
             }
             Known::Out(_) => false,
@@ -448,11 +448,25 @@ impl Model {
         known.is_empty() || known.iter().any(forgotten)
     }
 
-    /// With nothing stored: so many may have been taken that the oldest had to go, whose letter has not left.
-    fn given_up_unseen(&self, application: &str) -> bool {
-        let settings = self.settings.of(application);
-        let most = self.live(application) + self.unseen_of(application);
-        settings.on_full == OnFull::DropOldest && settings.max_waiting > 0 && most > settings.max_waiting
+    /// With nothing stored: so many may have been taken since it came that the oldest had to go, whose letter has not left.
+    pub(super) fn given_up_unseen(&self, life: &Life) -> bool {
+        self.apps[self.application(life.seq)].over >= life.accepted
+    }
+
+    /// With nothing stored: applications of which more may have been taken than may wait.
+    pub(super) fn note_over(&mut self) {
+        if self.durable {
+            return;
+        }
+        let is_over = |name: &&String| {
+            let settings = self.settings.of(name);
+            let drops = settings.on_full == OnFull::DropOldest && settings.max_waiting > 0;
+            drops && self.live(name) + self.unseen_of(name) > settings.max_waiting
+        };
+        let over: Vec<String> = self.apps.keys().filter(is_over).cloned().collect();
+        for name in over {
+            self.app(&name).over = self.call;
+        }
     }
 
     /// By a command since it began to wait as it does now: one that was answered, or any where no end is remembered.

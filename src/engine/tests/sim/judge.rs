@@ -26,6 +26,7 @@ impl Model {
         self.most_windows = self.windows.open.len()
             + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
         self.hear(call.heard);
+        self.leave_alone_until_looked_at();
         self.recount();
         let items = call.publishes.iter().filter(|batch| batch.dead.is_none()).flat_map(|batch| &batch.items);
         let unwritten =
@@ -39,6 +40,7 @@ impl Model {
         self.note_flushes(call.token.is_some());
         self.recount();
         self.note_safe();
+        self.note_over();
         call.replies.iter().for_each(|reply| self.reply(reply));
         call.acks.iter().for_each(|ack| self.ack(*ack));
         self.check_limits();
@@ -180,24 +182,15 @@ impl Model {
             let (least, most) = self.publishes.get_mut(&settled.number).expect("published");
             (*least, *most) = (*least - 1, *most - 1);
         }
-        let pause = self.settings.of(&flight.application).retry.max;
-        let pause = self
-            .before
-            .iter()
-            .fold(pause, |pause, before| pause.max(before.of(&flight.application).retry.max));
-        let until = self.now.mono + pause;
+        let until = self.now.mono + self.longest_pause(&flight.application);
         let fails = match settled.outcome {
             Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) | Outcome::Overdue => true,
             // A culprit that is found may park its application as well.
             Outcome::Refused(_) => flight.alone,
             Outcome::Confirmed(_) | Outcome::Unknown | Outcome::Unsent => false,
         };
-        if flight.dead {
-            self.dead_left_alone_until = if fails || matches!(settled.outcome, Outcome::Refused(_)) {
-                until
-            } else {
-                self.dead_left_alone_until
-            };
+        if flight.dead && (fails || matches!(settled.outcome, Outcome::Refused(_))) {
+            (self.dead_left_alone_until, self.dead_failure) = (until, self.call);
         }
         let call = self.call;
         let retry = self.settings.of(&flight.application).retry;
@@ -232,6 +225,26 @@ impl Model {
         } else if !flight.dead && confirmed && flight.alone && flight.sent >= app.failure {
             // What was out before the failure proves nothing.
             (app.failing, app.left_alone_until) = (false, 0);
+        }
+    }
+
+    fn longest_pause(&self, application: &str) -> u64 {
+        let all = std::iter::once(&self.settings).chain(&self.before);
+        all.map(|whole| whole.of(application).retry.max).max().unwrap_or(0)
+    }
+
+    /// Where few ended attempts are looked at in a call, a failure may not have been before the last of them.
+    fn leave_alone_until_looked_at(&mut self) {
+        if self.settings.turn.ended > 10 {
+            return;
+        }
+        if self.dead_failure > self.rested {
+            self.dead_left_alone_until = self.now.mono + self.longest_pause("");
+        }
+        let failing = self.apps.iter().filter(|(_, app)| app.failing && app.failure > self.rested);
+        for name in failing.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            let until = self.now.mono + self.longest_pause(&name);
+            self.app(&name).left_alone_until = until;
         }
     }
 

@@ -176,6 +176,8 @@ pub(super) struct App {
     pub(super) paused: bool,
     /// A pause or its end is under way: both are possible.
     pub(super) pausing: u32,
+    /// With nothing stored: the last call in which so many may have been taken that the oldest are given up.
+    pub(super) over: usize,
 }
 
 pub(super) struct Model {
@@ -225,6 +227,8 @@ pub(super) struct Model {
     /// Windows that were open at some moment of this call.
     pub(super) most_windows: usize,
     pub(super) call: usize,
+    /// The last call with which the engine had nothing left to do.
+    pub(super) rested: usize,
     pub(super) now: Now,
     pub(super) committed: Token,
     pub(super) egress: (bool, bool),
@@ -242,6 +246,8 @@ pub(super) struct Model {
     pub(super) lives_begun: u32,
     pub(super) ingest_lost: bool,
     pub(super) dead_left_alone_until: u64,
+    /// The call of a dead letter's last failure.
+    pub(super) dead_failure: usize,
     /// The call since which the disk is full; and whether it ever was.
     pub(super) full_since: Option<usize>,
     pub(super) was_full: bool,
@@ -281,6 +287,7 @@ impl Model {
             published: BTreeMap::new(),
             most_windows: 0,
             call: 0,
+            rested: 0,
             now,
             committed: 0,
             egress: (false, false),
@@ -295,6 +302,7 @@ impl Model {
             lives_begun: 1,
             ingest_lost: false,
             dead_left_alone_until: 0,
+            dead_failure: 0,
             full_since: None,
             was_full: false,
             publishes: BTreeMap::new(),

@@ -48,6 +48,7 @@ impl Sim {
             self.judge();
             self.free_channel();
             if self.world.wait() != Some(0) && self.world.jobs.is_empty() {
+                self.model.rested = self.model.call;
                 return;
             }
             self.world.input(Input::Tick);
@@ -82,7 +83,8 @@ impl Sim {
                 || !app.flights.is_empty();
             // With nothing stored one that has died is seen again when its dead letter leaves.
             let expiry = model.asks[life.ask].new.expiry;
-            let dead = life.refused || expiry.is_some_and(|at| at <= model.now.wall);
+            let expired = expiry.is_some_and(|at| at <= model.now.wall);
+            let dead = life.refused || expired || model.given_up_unseen(life);
             let unseen = !life.acked && model.may_have_ended_unseen(life.ask) || dead && !model.durable;
             if slots || alone || hindered || unseen || !self.is_due(life.seq) {
                 continue;
@@ -148,13 +150,19 @@ impl Sim {
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);
         // It may have left its window by the wall clock, and wait for that, which was set back.
         let end = if model.stepped_back > 0 { end.max(life.due) } else { end };
-        model.windows.is_overripe(seq, model.now) && end <= model.now.wall
+        // Its window may be another of the same end, which opened when it came.
+        let may_be_new = win.unsure && model.stepped && !self.is_past(&new.application, life.seen);
+        model.windows.is_overripe(seq, model.now) && end <= model.now.wall && !may_be_new
     }
 
     /// A window that a former life left has had its length since the restart.
     fn is_a_window_past(&self, application: &str) -> bool {
+        self.is_past(application, self.model.restarted.1)
+    }
+
+    /// A window that was open at this moment, monotonic, is over.
+    fn is_past(&self, application: &str, mono: u64) -> bool {
         let model = &self.model;
-        let (_, mono) = model.restarted;
         let longest = std::iter::once(&model.settings).chain(&model.before).map(|s| s.of(application).window);
         let end = mono + longest.max().unwrap_or(0) + CLOCK_SLACK_MS;
         model.now.mono > end
