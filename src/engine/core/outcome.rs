@@ -214,7 +214,7 @@ impl Core {
         let doubled = FIRST_ASIDE_MS << self.stock.items()[id].attempts().saturating_sub(1).min(10);
         let until = now.wall + doubled.min(LAST_ASIDE_MS);
         self.stock.amend(id, |item| item.set_last_error(text.into()));
-        self.stock.defer_letter(id, until);
+        self.stock.defer_letter(id, until, now);
     }
 
     /// No confirm came in time. Where others were out with it, it is one of the suspects; where it was alone,

@@ -199,7 +199,7 @@ impl Stock {
     }
 
     /// A dead letter waits until then, wall clock, and others go before it.
-    pub(in crate::engine) fn defer_letter(&mut self, id: ItemId, until: u64) {
+    pub(in crate::engine) fn defer_letter(&mut self, id: ItemId, until: u64, now: Now) {
         let from = self.place_in_store(&self.items[id]);
         let Some(mut item) = self.remove(id) else { return };
         let (queue, old) = (item.queue(), item.key());
@@ -215,6 +215,7 @@ impl Stock {
         }
         let key = item.key();
         let id = self.insert(item);
+        self.keep_content(id, now);
         self.schedule.insert(items::place_of(id), key);
     }
 

@@ -353,6 +353,7 @@ impl Stock {
         } else {
             self.queues.add_resident(queue, item.key());
             let id = self.insert(item);
+            self.keep_content(id, now);
             self.make_ready(id, now);
         }
     }

@@ -332,3 +332,20 @@ fn who_replaces_the_item_whose_window_makes_room_takes_its_place() {
     assert_eq!(w.story(), [(3_000, names(&["new"]))]);
     w.store.check_empty();
 }
+
+/// Dead letters are sent one after the other: those that wait for it are as any others whose payload can be read again.
+#[test]
+fn payloads_of_what_is_given_up_leave_memory() {
+    let budget = Budget { contents: 1_000, ..settings().budget };
+    let limited = with(|app| (app.max_waiting, app.on_full) = (10, OnFull::DropOldest));
+    let mut w = World::new(Settings { budget, ..limited });
+    w.input(Input::EgressBlocked(true));
+    w.send((0..500).map(|n| at(T0 + 10_000 + n, item("a", "", &n.to_string()))).collect());
+    w.run(1_000);
+    let (rows, bytes) = w.engine.memory_bytes();
+    assert!(rows >= 500 && bytes <= 2_000, "{rows} rows, {bytes} bytes");
+    w.input(Input::EgressBlocked(false));
+    w.run(60_000);
+    assert_eq!((ends(&w).0.len(), ends(&w).1.len()), (10, 490));
+    w.store.check_empty();
+}

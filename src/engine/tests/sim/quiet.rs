@@ -21,6 +21,9 @@ const SOME_ROWS: usize = 16;
 /// Bytes of contents beyond the budget and what is not durable or in flight: what a load brings.
 const CONTENTS_BEYOND: u64 = 300 * 200;
 
+/// The same while nothing moves: what is about to be sent again.
+const CONTENTS_AT_REST: u64 = 80 * 200;
+
 impl Sim {
     /// The store does all its work, time passes until every wait of the engine's own is over, and nobody confirms anything.
     pub(super) fn rest(&mut self) {
@@ -63,6 +66,18 @@ impl Sim {
         self.check_line();
         self.check_commands();
         self.check_store();
+        self.check_contents();
+    }
+
+    /// While nothing moves, payloads have gone that can be read again.
+    fn check_contents(&self) {
+        if !self.model.durable {
+            return;
+        }
+        let (_, bytes) = self.world.engine.memory_bytes();
+        let flying: usize = self.model.flights.values().map(|flight| flight.items.len()).sum();
+        let most = self.world.settings.budget.contents + 200 * flying as u64 + CONTENTS_AT_REST;
+        assert!(bytes <= most, "{bytes} bytes in memory while nothing moves, {most} may be");
     }
 
     /// Whatever is due is on its way, or something that is known hinders it.
