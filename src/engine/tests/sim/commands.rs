@@ -324,7 +324,7 @@ impl Model {
                     // Perhaps before it was ever written.
                     let unwritten = self.end_unwritten_by_cancel(asked, &known);
                     let pending = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
-                    let unseen = unwritten || pending;
+                    let unseen = unwritten || pending || self.was_taken_back_since(asked, target);
                     assert!(
                         !asked.took.is_empty() || !asked.perhaps.is_empty() || unseen,
                         "{target:?} is said to be cancelled, and was not taken out: {known:?}"
@@ -351,6 +351,13 @@ impl Model {
             Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
             _ => panic!("no answer to a cancel: {answer:?}"),
         }
+    }
+
+    /// Its end has been written, and what it was went back to the broker with its connection before the answer.
+    fn was_taken_back_since(&self, asked: &Asked, target: &Target) -> bool {
+        let ends = self.unwritten_ends.get(&target.identity);
+        let is_its = |ended: &Ended| ended.end == End::Cancelled && ended.at >= asked.now.wall;
+        ends.is_some_and(|ends| ends.iter().any(is_its))
     }
 
     /// One that was published, certainly not delivered, and never written leaves no delete.

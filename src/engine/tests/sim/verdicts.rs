@@ -133,6 +133,7 @@ impl Model {
         let (since, mono) = delivered.map_or((0, self.now.mono), |(call, mono, ..)| (call, mono));
         let unseen = self.ended_unseen(identity, since, &known)
             || redelivered && self.comes_back_unwritten(new, mono, &known)
+            || redelivered && self.was_taken_back_unseen(new)
             || self.met_pending(ask, identity)
             || self.lives.values().any(|life| life.identity == identity && life.state == State::Replaced)
             || !self.durable && (self.may_be_cancelled(ask) || self.met_unseen(ask, identity));
@@ -143,6 +144,13 @@ impl Model {
             allowed || unseen,
             "{ask} ({rule:?}, redelivered {redelivered}) was dropped though its id is {known:?}; {new:?}"
         );
+    }
+
+    /// It was taken back while it had not been seen in that delivery, and comes again.
+    fn was_taken_back_unseen(&self, new: &NewItem) -> bool {
+        let ends = new.identity.and_then(|identity| self.unwritten_ends.get(&identity));
+        let is_own = |ended: &Ended| ended.end == End::Cancelled && ended.fingerprint == new.fingerprint;
+        ends.is_some_and(|ends| ends.iter().any(is_own))
     }
 
     /// By the contract's table, for an id of which this end is remembered, asked at that moment.

@@ -159,10 +159,13 @@ impl Model {
             let may_be_it = life.state.is_live() || life.state == State::Cancelled;
             may_be_it && new.identity == Some(identity) && new.fingerprint == ended.fingerprint
         });
-        let unseen = matches!(ended.end, End::Cancelled | End::CancelledAgain) && !seen;
-        if unseen {
+        if !matches!(ended.end, End::Cancelled | End::CancelledAgain) || seen && self.durable {
+            return;
+        }
+        // With nothing stored it is not seen, either, that one which was there has been taken back.
+        self.unwritten_ends.entry(identity).or_default().push(ended.clone());
+        if !seen {
             self.note(identity, Known::Nobody);
-            self.unwritten_ends.entry(identity).or_default().push(ended.clone());
         }
     }
 
