@@ -440,7 +440,12 @@ impl Model {
     pub(super) fn may_be_unknown(&self, asked: &Asked, known: &[Known]) -> bool {
         let forgotten = |k: &Known| match k {
             Known::Nobody => true,
-            Known::Ended(seq) => self.remembered(*seq, asked.now.wall).1 || self.heir_is_back(*seq),
+            Known::Ended(seq) => {
+                // With nothing stored, how it died is remembered once its letter has been confirmed.
+                let letter = matches!(self.lives[seq].state, State::Dead(_) | State::DeadOut(..));
+                let unconfirmed = letter && !self.durable;
+                unconfirmed || self.remembered(*seq, asked.now.wall).1 || self.heir_is_back(*seq)
+            }
             // With nothing stored its death is not seen until its letter leaves, nor that it was taken back until
             // its message is acked.
             Known::Waiting(seq) => {

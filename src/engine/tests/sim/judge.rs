@@ -233,15 +233,18 @@ impl Model {
         all.map(|whole| whole.of(application).retry.max).max().unwrap_or(0)
     }
 
-    /// Where few ended attempts are looked at in a call, a failure may not have been before the last of them.
+    /// Few ended attempts are looked at in a call, and one of which was heard then may still stand in line.
+    pub(super) fn may_be_unlooked_at(&self, call: usize) -> bool {
+        self.settings.turn.ended < 10 && call > self.rested
+    }
+
+    /// A failure may be looked at no sooner than now.
     fn leave_alone_until_looked_at(&mut self) {
-        if self.settings.turn.ended > 10 {
-            return;
-        }
-        if self.dead_failure > self.rested {
+        if self.may_be_unlooked_at(self.dead_failure) {
             self.dead_left_alone_until = self.now.mono + self.longest_pause("");
         }
-        let failing = self.apps.iter().filter(|(_, app)| app.failing && app.failure > self.rested);
+        let unlooked_at = |app: &App| app.failing && self.may_be_unlooked_at(app.failure);
+        let failing = self.apps.iter().filter(|(_, app)| unlooked_at(app));
         for name in failing.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             let until = self.now.mono + self.longest_pause(&name);
             self.app(&name).left_alone_until = until;

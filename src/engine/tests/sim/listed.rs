@@ -70,6 +70,8 @@ impl Model {
                 let due = listed.due <= self.latest_wall;
                 *s == seq && (life.published.is_some() || due)
             }
+            // Few ended attempts are looked at in a call, and it is not its turn.
+            (Known::Ended(s), ListedStage::InFlight) => *s == seq && self.may_be_unlooked_at(life.ended_call),
             _ => false,
         });
         let moved = life.waiting_since >= asked.call;
