@@ -222,8 +222,8 @@ impl Model {
         }
         if !flight.dead && fails {
             (app.failing, app.left_alone_until, app.failure) = (true, until, call);
-        } else if !flight.dead && confirmed && flight.alone && flight.sent >= app.failure {
-            // What was out before the failure proves nothing.
+        } else if !flight.dead && confirmed && flight.alone && flight.sent >= app.failure && !flight.suspect {
+            // What was out before the failure proves nothing, nor does a suspect that was.
             (app.failing, app.left_alone_until) = (false, 0);
         }
     }

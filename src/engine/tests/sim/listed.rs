@@ -15,8 +15,11 @@ impl Model {
                     |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) if *s == listed.key.seq);
                 // What is due at once may be told of before it is published or written.
                 let at_once = listed.due <= self.now.wall && !self.lives.contains_key(&listed.key.seq);
-                let unseen = self.may_wait_unseen(target.identity)
-                    || at_once && self.met_pending(usize::MAX, target.identity);
+                // Or its connection went before it was.
+                let in_line = self.met_pending(usize::MAX, target.identity) || self.ingest_lost >= asked.call;
+                // One whose request comes again has its number until then.
+                let orphaned = self.lives.get(&listed.key.seq).is_some_and(|life| life.orphaned);
+                let unseen = self.may_wait_unseen(target.identity) || at_once && in_line || orphaned;
                 assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
                 if !unseen {
                     self.judge_listed(asked, listed);

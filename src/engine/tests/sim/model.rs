@@ -244,7 +244,8 @@ pub(super) struct Model {
     /// The latest that the wall clock has been in this life: what was due then may be on its way.
     pub(super) latest_wall: u64,
     pub(super) lives_begun: u32,
-    pub(super) ingest_lost: bool,
+    /// The call in which the ingest connection was last lost.
+    pub(super) ingest_lost: usize,
     pub(super) dead_left_alone_until: u64,
     /// The call of a dead letter's last failure.
     pub(super) dead_failure: usize,
@@ -300,7 +301,7 @@ impl Model {
             last_step: 0,
             latest_wall: now.wall,
             lives_begun: 1,
-            ingest_lost: false,
+            ingest_lost: 0,
             dead_left_alone_until: 0,
             dead_failure: 0,
             full_since: None,

@@ -559,7 +559,7 @@ impl Sim {
             "{} are said to be cancelled, {gone:?} were",
             counters.cancelled
         );
-        if !model.ingest_lost {
+        if model.ingest_lost == 0 {
             let dropped: u64 = counters.duplicates.iter().map(|rule| rule.dropped).sum();
             assert_eq!(taken + dropped, model.asks.len() as u64, "every entry has become something");
         }

@@ -250,7 +250,7 @@ impl Model {
 
     /// The ingest connection is gone: what was not acked comes again.
     pub(super) fn ingest_gone(&mut self) {
-        self.ingest_lost = true;
+        self.ingest_lost = self.call;
         self.note_given_back();
         let open = self.open.iter().map(|number| &self.messages[number]);
         let taken: Vec<u64> = open.flat_map(|message| message.taken.iter().flatten().copied()).collect();
