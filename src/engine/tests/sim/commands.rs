@@ -233,7 +233,9 @@ impl Model {
                     return;
                 }
                 let most = self.ever_of(of, asked.call);
-                let least = if self.prompt { asked.least } else { 0 };
+                // Of those whose window closed meanwhile some may have moved behind its back.
+                let moved = asked.dues.iter().filter(|(seq, due)| self.lives[seq].due < **due).count() as u64;
+                let least = if self.prompt { asked.least.saturating_sub(moved) } else { 0 };
                 assert_eq!(next_due.is_some(), total > 0, "{answer:?}");
                 let first = self.first_due_of(of, asked).filter(|_| self.prompt);
                 assert!(
