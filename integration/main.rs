@@ -9,6 +9,7 @@
 mod admin;
 mod commands;
 mod config;
+mod contract;
 mod crash;
 mod delivery;
 mod dropin;
