@@ -36,6 +36,9 @@ if [ -n "$$missing" ]; then \
 fi
 endef
 
+# A module of Debian's python3, where it is missing: as a tool that is never there, with its package.
+python = $(shell /usr/bin/python3 -c 'import $(1)' 2>/dev/null || echo python3-$(1))
+
 .PHONY: help
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -55,7 +58,11 @@ lint: fetch ## formatting and lints
 
 .PHONY: setup
 setup:
-	@$(call install,strace faketime promtool=prometheus $(if $(TIDEGATE_CI),systemd-analyze=systemd))
+	@$(call install,strace faketime promtool=prometheus amqp-publish=amqp-tools curl \
+		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu))
+	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
+		|| npm install --silent --no-save --prefix target/node amqplib@2 >/dev/null \
+		|| echo "no amqplib to be had: the examples for node say that they are skipped"
 	@($(call install,chromedriver=chromium-driver chromium)) || echo "no browser to be had: tests of the page say that they are skipped"
 
 # Worlds of the simulator: the seed of one that fails is printed, and SEED=... SEEDS=1 repeats it.
