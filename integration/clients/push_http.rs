@@ -178,6 +178,7 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
         ("PAUSE = 0.5 ", "PAUSE = 0.1 "),
         ("MAX_PAUSE = 60", "MAX_PAUSE = 1"),
     ];
+    let quick = quick.map(|(theirs, ours)| (theirs, ours.to_owned()));
     let script = example(&site, &daemon, "python/push_http.py", &quick);
     let start = || Program::start("python3", &[&script, "addresses.json"], &site.dir);
     let pusher = start();
