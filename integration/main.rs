@@ -13,6 +13,7 @@ mod config;
 mod contract;
 mod crash;
 mod delivery;
+mod deploy;
 mod dropin;
 mod fake_broker;
 mod harness;
