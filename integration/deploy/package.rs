@@ -70,6 +70,11 @@ fn everything_lies_where_it_is_looked_for() {
     assert_eq!(package.names(unit), ["tidegate.service".to_owned()].into());
     assert_eq!(package.file(&format!("{unit}/tidegate.service")), source("systemd/tidegate.service"));
 
+    // The unit reloads with /bin/kill, which a minimal system lacks.
+    let depends = package.script("control");
+    let depends = depends.lines().find(|line| line.starts_with("Depends:")).expect("what it needs");
+    assert!(depends.contains("libc6") && depends.contains("procps"), "{depends}");
+
     let shipped = package.files.join("usr/bin/tidegate");
     let told = |program: &Path, word: &str| {
         let output = Command::new(program).arg(word).output().expect("the program");
