@@ -36,6 +36,9 @@ if [ -n "$$missing" ]; then \
 fi
 endef
 
+# A module of Debian's python3, where it is missing: as a tool that is never there, with its package.
+python = $(shell /usr/bin/python3 -c 'import $(1)' 2>/dev/null || echo python3-$(1))
+
 .PHONY: help
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,6 +51,27 @@ fetch:
 build: fetch ## the release binary, target/release/tidegate
 	$(CARGO) build --release --locked --offline
 
+# cargo-deb, where it is missing, is built below target; nothing else of the machine is touched.
+CARGO_DEB := $(CURDIR)/target/tools/bin/cargo-deb
+
+.PHONY: deb
+deb: build ## a Debian package in target/debian: binary, unit, sample configuration, man pages, completions
+	@[ -x $(CARGO_DEB) ] || $(CARGO) install cargo-deb --locked --quiet --root $(CURDIR)/target/tools
+	@rm -rf target/deb && mkdir -p target/deb/man target/deb/completions
+	@$(BIN) man --directory target/deb/man
+	@$(BIN) completions bash >target/deb/completions/tidegate.bash
+	@$(BIN) completions zsh >target/deb/completions/_tidegate
+	@$(BIN) completions fish >target/deb/completions/tidegate.fish
+	@$(CARGO_DEB) --no-build --no-strip --locked --offline
+
+MUSL := x86_64-unknown-linux-musl
+.PHONY: static
+static: fetch ## a binary that needs no library: target/x86_64-unknown-linux-musl/release/tidegate
+	@$(call install,musl-gcc=musl-tools)
+	@rustup target list --installed | grep -qx $(MUSL) || rustup target add $(MUSL)
+	$(CARGO) build --release --locked --offline --target $(MUSL) || \
+		{ $(CARGO) fetch --locked --target $(MUSL) && $(CARGO) build --release --locked --target $(MUSL); }
+
 .PHONY: lint
 lint: fetch ## formatting and lints
 	$(CARGO) fmt --all --check
@@ -55,7 +79,11 @@ lint: fetch ## formatting and lints
 
 .PHONY: setup
 setup:
-	@$(call install,strace faketime promtool=prometheus $(if $(TIDEGATE_CI),systemd-analyze=systemd))
+	@$(call install,strace faketime promtool=prometheus amqp-publish=amqp-tools curl \
+		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu))
+	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
+		|| npm install --silent --no-save --prefix target/node amqplib@2 >/dev/null \
+		|| echo "no amqplib to be had: the examples for node say that they are skipped"
 	@($(call install,chromedriver=chromium-driver chromium)) || echo "no browser to be had: tests of the page say that they are skipped"
 
 # Worlds of the simulator: the seed of one that fails is printed, and SEED=... SEEDS=1 repeats it.
@@ -71,7 +99,7 @@ sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug fo
 SKIPPED := $(CURDIR)/target/skipped
 
 .PHONY: test
-test: setup lint build sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
+test: setup lint deb sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
 	@mkdir -p target && : >$(SKIPPED)
 	TIDEGATE_SKIPPED=$(SKIPPED) TIDEGATE_BIN=$(BIN) RUST_TEST_THREADS=$(TEST_THREADS) \
 		$(CARGO) test --workspace --no-fail-fast --locked --offline $(call bounded,$(TEST_SECONDS)); \

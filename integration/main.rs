@@ -7,10 +7,13 @@
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 
 mod admin;
+mod clients;
 mod commands;
 mod config;
+mod contract;
 mod crash;
 mod delivery;
+mod deploy;
 mod dropin;
 mod fake_broker;
 mod harness;

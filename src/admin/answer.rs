@@ -23,6 +23,9 @@ const STATE_WITHIN: Duration = Duration::from_secs(5);
 /// list or the cancel of a large customer for many reads.
 pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);
 
+/// Media type of every error (RFC 9457).
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+
 /// What every handler knows.
 #[derive(Clone)]
 pub(super) struct ApiState {
@@ -86,12 +89,12 @@ impl ApiState {
     }
 }
 
+/// What tells of something is the command's own JSON, `unknown` included; what is not done is a problem.
 fn of(answered: CommandResponse) -> Response {
     match answered.status {
         Status::Unavailable => busy(answered.document),
-        status @ (Status::Known | Status::Unknown | Status::Refused) => {
-            (code(status), Json(answered.document)).into_response()
-        }
+        Status::Refused => problem(code(Status::Refused), answered.document),
+        status @ (Status::Known | Status::Unknown) => (code(status), Json(answered.document)).into_response(),
     }
 }
 
@@ -110,12 +113,24 @@ pub(super) fn unavailable(text: &str) -> Response {
 }
 
 fn busy(document: Value) -> Response {
-    let mut answer = (StatusCode::SERVICE_UNAVAILABLE, Json(document)).into_response();
+    let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, document);
     answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     answer
 }
 
 /// Any other refusal.
 pub(super) fn failure(status: StatusCode, text: &str) -> Response {
-    (status, Json(json!({ "error": text }))).into_response()
+    problem(status, json!({ "error": text }))
+}
+
+/// Every error is made here: the members of RFC 9457 beside `error`, the sentence, which stays where it is.
+/// The status says what kind it is, so that no other `type` is needed.
+fn problem(status: StatusCode, mut document: Value) -> Response {
+    let detail = document["error"].clone();
+    document["type"] = "about:blank".into();
+    document["title"] = status.canonical_reason().unwrap_or("Error").into();
+    document["status"] = status.as_u16().into();
+    document["detail"] = detail;
+    let kind = (header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+    (status, [kind], document.to_string()).into_response()
 }

@@ -6,7 +6,7 @@
 //! comes from. No browser speaks to a unix socket, but a port that is forwarded to one (`ssh -L`) is within
 //! its reach: so both hold there, too. There is no CORS: no page may ever read an answer.
 
-use super::{page, Tokens};
+use super::{openapi, page, Tokens};
 use crate::config::Listen;
 use axum::http::{header, HeaderMap, Method, StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
@@ -153,9 +153,9 @@ impl Guard {
     }
 }
 
-/// Answered without token, from memory alone: probes, and the files of the page.
+/// Answered from memory alone: probes, the files of the page, the document of the API.
 pub(super) fn is_static(path: &str) -> bool {
-    is_probe(path) || page::is_page(path)
+    is_probe(path) || page::is_page(path) || path == openapi::PATH
 }
 
 fn is_probe(path: &str) -> bool {

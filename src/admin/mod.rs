@@ -16,6 +16,7 @@ mod items;
 mod listener;
 mod liveness;
 mod metrics;
+mod openapi;
 mod page;
 pub mod parse;
 mod readiness;

@@ -11,9 +11,9 @@ use axum::routing::get;
 use axum::Router;
 
 /// One file: its path, its type, its text.
-type PageFile = (&'static str, &'static str, &'static str);
+pub(super) type PageFile = (&'static str, &'static str, &'static str);
 
-const FILES: [PageFile; 3] = [
+pub(super) const FILES: [PageFile; 3] = [
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),

@@ -325,6 +325,7 @@ fn the_token_opens_everything_and_its_lack_all_but_probes() {
         assert!(answer.header("www-authenticate").starts_with("Bearer"));
         assert!(!answer.text.contains("canary"));
         assert_eq!(it.request("GET", "/nowhere", headers, b"").status, 401);
+        assert_eq!(it.request("GET", "/api/v1/openapi.json", headers, b"").status, 401);
     }
     assert_eq!(it.get("/livez").status, 200);
     assert_eq!(it.get("/readyz").status, 503);

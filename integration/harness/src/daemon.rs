@@ -2,7 +2,7 @@
 
 use crate::broker::free_port;
 use crate::guard;
-use crate::http;
+use crate::http::{self, HttpAnswer};
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -205,7 +205,7 @@ impl Daemon {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
             let answer = http::request("GET", self.admin, "/readyz");
-            if answer.as_ref().is_some_and(|(status, _)| *status == 200) {
+            if answer.as_ref().is_some_and(|answer| answer.status == 200) {
                 return;
             }
             if let Some(status) = self.ended() {
@@ -282,11 +282,16 @@ impl Daemon {
     /// Asks the admin port: status, and the body as JSON (or as a JSON string where it is none). `(0, null)` when
     /// nobody answers.
     pub fn ask(&self, method: &str, path: &str) -> (u16, Value) {
-        let Some((status, body)) = http::request(method, self.admin, path) else {
+        let Some(answer) = self.ask_whole(method, path) else {
             return (0, Value::Null);
         };
-        let value = serde_json::from_str(&body).unwrap_or(Value::String(body));
-        (status, value)
+        let value = serde_json::from_str(&answer.body).unwrap_or(Value::String(answer.body));
+        (answer.status, value)
+    }
+
+    /// As [`Daemon::ask`], with the media type, and the body as it came; `None` when nobody answers.
+    pub fn ask_whole(&self, method: &str, path: &str) -> Option<HttpAnswer> {
+        http::request(method, self.admin, path)
     }
 
     /// `/api/v1/state`.

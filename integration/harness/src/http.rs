@@ -4,8 +4,19 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Status code and body; `None` when nobody answers.
-pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<(u16, String)> {
+/// What came back.
+#[derive(Clone, Debug)]
+pub struct HttpAnswer {
+    /// Status code.
+    pub status: u16,
+    /// Media type without its parameters; empty where none is named.
+    pub kind: String,
+    /// The whole body.
+    pub body: String,
+}
+
+/// `None` when nobody answers.
+pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<HttpAnswer> {
     let limit = Duration::from_secs(10);
     let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
@@ -19,8 +30,11 @@ pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<(
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.split_whitespace().nth(1)?.parse().ok()?;
-    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    Some((status, if chunked { dechunk(body) } else { body.to_owned() }))
+    let head = head.to_ascii_lowercase();
+    let kind = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().to_owned();
+    let chunked = head.contains("transfer-encoding: chunked");
+    Some(HttpAnswer { status, kind, body: if chunked { dechunk(body) } else { body.to_owned() } })
 }
 
 fn dechunk(mut body: &str) -> String {

@@ -1,0 +1,100 @@
+//! Schedule, batch, cancel and consume, in each language.
+
+use super::example;
+use serde_json::json;
+use std::time::Duration;
+use tidegate_harness::{require, require_module, wait_until, Daemon, Program, Site};
+
+struct Language {
+    interpreter: &'static str,
+    /// Folder and ending of its examples.
+    of: (&'static str, &'static str),
+}
+
+impl Language {
+    fn run(&self, site: &Site<'_>, daemon: &Daemon, name: &str) -> Program {
+        let (folder, ending) = self.of;
+        let file = example(site, daemon, &format!("{folder}/{name}.{ending}"), &[]);
+        Program::start(self.interpreter, &[&file], &site.dir)
+    }
+
+    /// What all of them do, and what a consumer in this language has told of each batch.
+    fn judge(&self, test: &str, told: [&str; 8]) {
+        let site = Site::new(test);
+        let daemon = site.start(&site.config().text("defaults.window", "1s"));
+        if self.interpreter == "sh" {
+            // As its comment says: it is somebody else who binds.
+            let queue = site.queue("shop-batches");
+            site.client.queue(&queue, Default::default());
+            site.client.bind(&queue, &site.out(), "shop");
+        }
+        let consumer = self.run(&site, &daemon, "consume");
+        let queue = site.queue("shop-batches");
+        let listens = || site.client.depth(&queue) == Some(0);
+        wait_until("the consumer has its queue", Duration::from_secs(20), listens);
+        self.run(&site, &daemon, "schedule").end();
+        self.run(&site, &daemon, "batch").end();
+        let cancelled = self.run(&site, &daemon, "cancel").end();
+        let answer: serde_json::Value = serde_json::from_str(cancelled.trim()).expect("an answer");
+        assert_eq!(answer, json!({"count": 1, "result": "cancelled"}));
+        for text in told {
+            consumer.wait_for(text);
+        }
+        let confirmed = || daemon.state()["totals"]["batches_confirmed"].clone();
+        assert_eq!(confirmed(), 4, "two reminders, and a batch for each customer");
+        wait_until("all is acked", Duration::from_secs(10), || daemon.items("waiting") == 0);
+        drop(consumer);
+        assert_eq!(site.client.depth(&queue), Some(0), "nothing comes back");
+    }
+}
+
+#[test]
+fn python() {
+    if require_module("python3", "pika", "python3-pika") {
+        let told = [
+            "None reminder-soon {'remind': 'pay'}",
+            "None reminder-later {'remind': 'pay'}",
+            "anna order-1 {'order': 1}",
+            "anna order-2 {'order': 2}",
+            "anna order-3 {'order': 3}",
+            "ben order-4 {'order': 4}",
+            "ben order-5 {'order': 5}",
+            "ben order-6 {'order': 6}",
+        ];
+        Language { interpreter: "python3", of: ("python", "py") }.judge("python", told);
+    }
+}
+
+#[test]
+fn node() {
+    if require_module("node", "amqplib", "amqplib") {
+        let told = [
+            r#"null reminder-soon {"remind":"pay"}"#,
+            r#"null reminder-later {"remind":"pay"}"#,
+            r#"anna order-1 {"order":1}"#,
+            r#"anna order-2 {"order":2}"#,
+            r#"anna order-3 {"order":3}"#,
+            r#"ben order-4 {"order":4}"#,
+            r#"ben order-5 {"order":5}"#,
+            r#"ben order-6 {"order":6}"#,
+        ];
+        Language { interpreter: "node", of: ("node", "js") }.judge("node", told);
+    }
+}
+
+#[test]
+fn shell() {
+    if require("amqp-publish") && require("amqp-consume") && require("curl") {
+        let told = [
+            r#""id":"reminder-soon""#,
+            r#""id":"reminder-later""#,
+            r#""id":"order-1""#,
+            r#""id":"order-2""#,
+            r#""id":"order-3""#,
+            r#""id":"order-4""#,
+            r#""id":"order-5""#,
+            r#""id":"order-6""#,
+        ];
+        Language { interpreter: "sh", of: ("shell", "sh") }.judge("shell", told);
+    }
+}

@@ -1,0 +1,57 @@
+//! The code of `docs/MIGRATION.md`, block by block, as it stands there.
+
+use super::example_of;
+use std::fs;
+use std::path::Path;
+use tidegate_harness::{now_ms, require_module, Program, Site};
+
+/// Blocks of this language below this heading.
+fn block(heading: &str, language: &str) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/MIGRATION.md");
+    let text = fs::read_to_string(file).expect("the document");
+    let (_, section) = text.split_once(&format!("\n## {heading}\n")).expect("the heading");
+    let section = section.split("\n## ").next().expect("a section");
+    let (_, code) = section.split_once(&format!("```{language}\n")).expect("a block");
+    code.split("```").next().expect("its end").to_owned()
+}
+
+fn judge(heading: &str, language: &str, interpreter: &str) {
+    let site = Site::new(heading);
+    let daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+    let names = [("my-queue", site.queue("my-queue"))];
+    let code = example_of(&site, &daemon, &block(heading, language), &names);
+    fs::write(site.dir.join("recipe"), code).expect("the recipe");
+    let begun = now_ms();
+    let said = Program::start(interpreter, &["recipe"], &site.dir).end();
+    assert_eq!(said.trim(), "later 1000 m-1");
+    assert!(now_ms() - begun >= 1000, "too early");
+}
+
+#[test]
+fn with_pika() {
+    if require_module("python3", "pika", "python3-pika") {
+        judge("pika", "python", "python3");
+    }
+}
+
+#[test]
+fn with_kombu() {
+    if require_module("python3", "kombu", "python3-kombu") {
+        judge("kombu", "python", "python3");
+    }
+}
+
+#[test]
+fn with_amqplib() {
+    if require_module("node", "amqplib", "amqplib") {
+        judge("NestJS, amqplib", "javascript", "node");
+    }
+}
+
+/// No block is left out: each stands below a heading that is judged here.
+#[test]
+fn all_recipes_are_run() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/MIGRATION.md");
+    let text = fs::read_to_string(file).expect("the document");
+    assert_eq!((text.matches("```python\n").count(), text.matches("```javascript\n").count()), (2, 1));
+}

@@ -1,0 +1,114 @@
+//! Programs of others that a test starts: what they print, and that none of them outlives it.
+
+use crate::guard;
+use crate::require::{lacks, require};
+use crate::util::wait_until;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// The system's interpreter, whose packages are Debian's.
+const PYTHON: &str = "/usr/bin/python3";
+/// Where `make setup` puts packages of node.
+const NODE_MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/node/node_modules");
+
+/// Whether an interpreter finds a module, `python3` or `node`; where it does not, as [`lacks`]. `package` is what the
+/// module is called where it is installed from.
+///
+/// # Panics
+/// In a CI, unless `TIDEGATE_LACKS` names the package.
+pub fn require_module(interpreter: &str, module: &str, package: &str) -> bool {
+    if !require(interpreter) {
+        return false;
+    }
+    let script = match interpreter {
+        "node" => format!("require('{module}')"),
+        _ => format!("import {module}"),
+    };
+    let flag = if interpreter == "node" { "-e" } else { "-c" };
+    let found = command(interpreter).args([flag, &script]).output().is_ok_and(|told| told.status.success());
+    if !found {
+        lacks(package, "is not installed");
+    }
+    found
+}
+
+fn command(name: &str) -> Command {
+    let mut command = Command::new(if name == "python3" { PYTHON } else { name });
+    command.env("NODE_PATH", NODE_MODULES).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// One that runs in the test's directory. It ends with the test, with all that it has started.
+pub struct Program {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts `python3`, `node` or another interpreter with a script and its arguments. Everything that it prints goes to
+    /// a file.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    pub fn start(interpreter: &str, arguments: &[&str], dir: &Path) -> Program {
+        let log = tempfile::Builder::new().prefix("program-").tempfile_in(dir).expect("a log");
+        let (file, log) = log.keep().expect("a log that stays");
+        let second: File = file.try_clone().expect("a second handle");
+        let child = command(interpreter)
+            .args(arguments)
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(file)
+            .stderr(second)
+            .process_group(0)
+            .spawn()
+            .unwrap_or_else(|e| panic!("{interpreter} does not start: {e}"));
+        guard::watch(child.id());
+        Program { child, log }
+    }
+
+    /// What it has printed so far.
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until it has printed this.
+    ///
+    /// # Panics
+    /// It has not within 20 s.
+    pub fn wait_for(&self, text: &str) {
+        let end = Duration::from_secs(20);
+        let what = || format!("{text:?} in what it said:\n{}", self.said());
+        if !self.said().contains(text) {
+            wait_until(&what(), end, || self.said().contains(text));
+        }
+    }
+
+    /// Waits for its end, and gives what it printed.
+    ///
+    /// # Panics
+    /// It has not ended within 30 s, or not well.
+    pub fn end(mut self) -> String {
+        let mut status: Option<ExitStatus> = None;
+        wait_until("the program ends", Duration::from_secs(30), || {
+            status = self.child.try_wait().expect("its status");
+            status.is_some()
+        });
+        assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", self.said());
+        self.said()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let group = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        if let Some(group) = group {
+            let _gone = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _reaped = self.child.wait();
+        guard::forget(self.child.id());
+    }
+}

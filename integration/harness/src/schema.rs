@@ -1,0 +1,31 @@
+//! JSON judged by a schema that is part of a document.
+
+use serde_json::Value;
+
+/// What is wrong with a value, by the schema at `reference` (`#/...`) of a document. Clients bear keys that are new to
+/// them; here a key that the schema does not tell of is a fault.
+///
+/// # Panics
+/// There is no such schema, or it is none.
+pub fn schema_faults(document: &Value, reference: &str, value: &Value) -> Vec<String> {
+    let mut schema = document.clone();
+    close(&mut schema);
+    if reference != "#" {
+        assert!(schema.pointer(&reference[1..]).is_some(), "there is no {reference}");
+        schema["$ref"] = reference.into();
+    }
+    let validator = jsonschema::validator_for(&schema).unwrap_or_else(|e| panic!("{reference}: {e}"));
+    validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect()
+}
+
+fn close(value: &mut Value) {
+    let told = value["type"] == "object" && value["properties"].is_object();
+    if told && value.get("additionalProperties").is_none() {
+        value["additionalProperties"] = false.into();
+    }
+    if let Some(inner) = value.as_array_mut() {
+        inner.iter_mut().for_each(close);
+    } else if let Some(inner) = value.as_object_mut() {
+        inner.values_mut().for_each(close);
+    }
+}
