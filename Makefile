@@ -55,14 +55,17 @@ build: fetch ## the release binary, target/release/tidegate
 CARGO_DEB := $(CURDIR)/target/tools/bin/cargo-deb
 
 .PHONY: deb
-deb: build ## a Debian package in target/debian: binary, unit, sample configuration, man pages, completions
+deb: build ## a Debian package in target/debian, looked at by tests: binary, unit, sample configuration, man pages
 	@[ -x $(CARGO_DEB) ] || $(CARGO) install cargo-deb --locked --quiet --root $(CURDIR)/target/tools
 	@rm -rf target/deb && mkdir -p target/deb/man target/deb/completions
 	@$(BIN) man --directory target/deb/man
 	@$(BIN) completions bash >target/deb/completions/tidegate.bash
 	@$(BIN) completions zsh >target/deb/completions/_tidegate
 	@$(BIN) completions fish >target/deb/completions/tidegate.fish
+	@rm -rf target/debian
 	@$(CARGO_DEB) --no-build --no-strip --locked --offline
+	TIDEGATE_BIN=$(BIN) TIDEGATE_DEB="$$(ls $(CURDIR)/target/debian/*.deb)" \
+		$(CARGO) test --test integration --locked --offline -- deploy::package
 
 MUSL := x86_64-unknown-linux-musl
 .PHONY: static
@@ -82,7 +85,7 @@ setup:
 	@$(call install,strace faketime promtool=prometheus amqp-publish=amqp-tools curl \
 		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu))
 	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
-		|| npm install --silent --no-save --prefix target/node amqplib@2 >/dev/null \
+		|| timeout 90 npm install --silent --no-save --prefix target/node amqplib@2 >/dev/null \
 		|| echo "no amqplib to be had: the examples for node say that they are skipped"
 	@($(call install,chromedriver=chromium-driver chromium)) || echo "no browser to be had: tests of the page say that they are skipped"
 
@@ -99,7 +102,7 @@ sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug fo
 SKIPPED := $(CURDIR)/target/skipped
 
 .PHONY: test
-test: setup lint deb sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
+test: setup lint build sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
 	@mkdir -p target && : >$(SKIPPED)
 	TIDEGATE_SKIPPED=$(SKIPPED) TIDEGATE_BIN=$(BIN) RUST_TEST_THREADS=$(TEST_THREADS) \
 		$(CARGO) test --workspace --no-fail-fast --locked --offline $(call bounded,$(TEST_SECONDS)); \

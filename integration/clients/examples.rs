@@ -3,7 +3,7 @@
 use super::example;
 use serde_json::json;
 use std::time::Duration;
-use tidegate_harness::{require, require_module, wait_until, Daemon, Program, Site};
+use tidegate_harness::{has_node, require, require_python, wait_until, Daemon, Program, Site};
 
 struct Language {
     interpreter: &'static str,
@@ -50,7 +50,7 @@ impl Language {
 
 #[test]
 fn python() {
-    if require_module("python3", "pika", "python3-pika") {
+    if require_python("pika", "python3-pika") {
         let told = [
             "None reminder-soon {'remind': 'pay'}",
             "None reminder-later {'remind': 'pay'}",
@@ -67,7 +67,7 @@ fn python() {
 
 #[test]
 fn node() {
-    if require_module("node", "amqplib", "amqplib") {
+    if has_node() {
         let told = [
             r#"null reminder-soon {"remind":"pay"}"#,
             r#"null reminder-later {"remind":"pay"}"#,

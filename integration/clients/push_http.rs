@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
-use tidegate_harness::{require_module, wait_until, Program, Site};
+use tidegate_harness::{require_python, wait_until, Program, Site};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
@@ -162,7 +162,7 @@ fn ids(customer: &str) -> Vec<String> {
 
 #[test]
 fn every_customer_gets_all_in_order_and_none_waits_for_another() {
-    if !require_module("python3", "pika", "python3-pika") {
+    if !require_python("pika", "python3-pika") {
         return;
     }
     let site = Site::new("push-http");

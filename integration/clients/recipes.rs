@@ -3,7 +3,7 @@
 use super::example_of;
 use std::fs;
 use std::path::Path;
-use tidegate_harness::{now_ms, require_module, Program, Site};
+use tidegate_harness::{has_node, now_ms, require_python, Program, Site};
 
 /// Blocks of this language below this heading.
 fn block(heading: &str, language: &str) -> String {
@@ -29,21 +29,21 @@ fn judge(heading: &str, language: &str, interpreter: &str) {
 
 #[test]
 fn with_pika() {
-    if require_module("python3", "pika", "python3-pika") {
+    if require_python("pika", "python3-pika") {
         judge("pika", "python", "python3");
     }
 }
 
 #[test]
 fn with_kombu() {
-    if require_module("python3", "kombu", "python3-kombu") {
+    if require_python("kombu", "python3-kombu") {
         judge("kombu", "python", "python3");
     }
 }
 
 #[test]
 fn with_amqplib() {
-    if require_module("node", "amqplib", "amqplib") {
+    if has_node() {
         judge("NestJS, amqplib", "javascript", "node");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tidegate_harness::{binary, lacks, require, workdir};
+use tidegate_harness::{binary, skip, workdir};
 
 /// The package, taken apart: its files below one folder, its scripts below another.
 struct Package {
@@ -14,24 +14,16 @@ struct Package {
 }
 
 impl Package {
-    /// `None` where there is none, which is told.
+    /// `None` outside of `make deb`, which names it; that is told.
     fn open(test: &str) -> Option<Package> {
-        if !require("dpkg-deb") {
-            return None;
-        }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let version = env!("CARGO_PKG_VERSION");
-        let made = fs::read_dir(root.join("target/debian")).into_iter().flatten().flatten();
-        let ours = format!("tidegate_{version}-1_");
-        let mut found = made.filter(|entry| entry.file_name().to_string_lossy().starts_with(&ours));
-        let Some(package) = found.find(|entry| entry.path().extension().is_some_and(|e| e == "deb")) else {
-            lacks("deb", "is not made (make deb)");
+        let Some(package) = std::env::var_os("TIDEGATE_DEB").filter(|path| !path.is_empty()) else {
+            skip("looks at a package, and make deb has this run once it has made one");
             return None;
         };
         let dir = workdir(test);
         let parts = Package { files: dir.join("files"), control: dir.join("control") };
         for (verb, to) in [("--extract", &parts.files), ("--control", &parts.control)] {
-            let done = Command::new("dpkg-deb").arg(verb).arg(package.path()).arg(to).status();
+            let done = Command::new("dpkg-deb").arg(verb).arg(&package).arg(to).status();
             assert!(done.is_ok_and(|status| status.success()), "dpkg-deb {verb}");
         }
         Some(parts)

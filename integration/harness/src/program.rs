@@ -1,7 +1,7 @@
 //! Programs of others that a test starts: what they print, and that none of them outlives it.
 
 use crate::guard;
-use crate::require::{lacks, require};
+use crate::require::{lacks, on_path, require, skip};
 use crate::util::wait_until;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -14,25 +14,32 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Where `make setup` puts packages of node.
 const NODE_MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/node/node_modules");
 
-/// Whether an interpreter finds a module, `python3` or `node`; where it does not, as [`lacks`]. `package` is what the
-/// module is called where it is installed from.
+/// Whether Python finds a module; where it does not, as [`lacks`]. `package` is Debian's name of it.
 ///
 /// # Panics
 /// In a CI, unless `TIDEGATE_LACKS` names the package.
-pub fn require_module(interpreter: &str, module: &str, package: &str) -> bool {
-    if !require(interpreter) {
+pub fn require_python(module: &str, package: &str) -> bool {
+    if !require("python3") {
         return false;
     }
-    let script = match interpreter {
-        "node" => format!("require('{module}')"),
-        _ => format!("import {module}"),
-    };
-    let flag = if interpreter == "node" { "-e" } else { "-c" };
-    let found = command(interpreter).args([flag, &script]).output().is_ok_and(|told| told.status.success());
+    let found = finds("python3", "-c", &format!("import {module}"));
     if !found {
         lacks(package, "is not installed");
     }
     found
+}
+
+/// Whether there is a node with amqplib, which comes from a registry of its own, and which no test insists on.
+pub fn has_node() -> bool {
+    let found = on_path("node").is_some() && finds("node", "-e", "require('amqplib')");
+    if !found {
+        skip("there is no node with amqplib");
+    }
+    found
+}
+
+fn finds(interpreter: &str, flag: &str, script: &str) -> bool {
+    command(interpreter).args([flag, script]).output().is_ok_and(|told| told.status.success())
 }
 
 fn command(name: &str) -> Command {
