@@ -234,8 +234,8 @@ mod tests {
             ingest_rights(&config),
             rights(lock, r"^(amq\.default|tidegate\.in)$", r"^tidegate\.ingest$")
         );
-        let dead = r"^tidegate\.dead$";
-        assert_eq!(egress_rights(&config), rights("^$", r"^(tidegate\.out|tidegate\.dead)$", dead));
+        let letters = r"^tidegate\.dead$";
+        assert_eq!(egress_rights(&config), rights("^$", r"^(tidegate\.out|tidegate\.dead)$", letters));
         assert_eq!(
             rights_of_both(&config),
             rights(
