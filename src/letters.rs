@@ -195,6 +195,8 @@ pub struct LetterReport {
     pub kept: usize,
     /// There are letters that were not looked at.
     pub more: bool,
+    /// Of a list: how many stand before the next page; `None`: there is none that can be reached.
+    pub next: Option<usize>,
     /// Why it ended before its end, if it did. What is told of was done.
     pub stopped: Option<String>,
     /// Those of a list.

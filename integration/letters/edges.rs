@@ -84,16 +84,17 @@ fn a_queue_of_another_making_is_used_as_it_is() {
         .text("dead.queue.max_bytes", "0B");
     let mut daemon = Daemon::start(&described, &site.dir);
     daemon.wait_ready();
-    let before = daemon.log().len();
-    assert_eq!(ids(&listed(&daemon, "")), ["s0"]);
-    let log = daemon.log();
+    // It may have been published again after the end of the first one.
+    let mut all = listed(&daemon, "");
+    all.dedup();
+    assert_eq!(ids(&all), ["s0"]);
     let notes: Vec<String> = daemon.state()["links"]
         .as_object()
         .into_iter()
         .flatten()
         .filter_map(|(_, link)| Some(link["notes"].to_string()).filter(|text| text.contains("used as it is")))
         .collect();
-    assert_eq!(notes, Vec::<String>::new(), "{}", &log[before.min(log.len())..]);
+    assert_eq!(notes, Vec::<String>::new(), "{}", daemon.log_tail());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::answer::ApiState;
 use super::audit::Caller;
 use super::items::named;
 use super::parse;
-use crate::letters::{LetterReport, MOST_LOOKED_AT};
+use crate::letters::LetterReport;
 use axum::extract::State;
 use axum::http::{header, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -31,12 +31,16 @@ pub(super) fn router() -> Router<ApiState> {
 }
 
 async fn count(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
-    let groups = |report: LetterReport| found("groups", json!(report.groups), &report);
+    let groups = |report: LetterReport| Json(found("groups", json!(report.groups), &report)).into_response();
     shared.letters(caller, parse::letter_count(uri.query()), groups).await
 }
 
 async fn list(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
-    let page = |report: LetterReport| found("letters", json!(report.letters), &report);
+    let page = |report: LetterReport| {
+        let mut told = found("letters", json!(report.letters), &report);
+        told["next"] = json!(report.next.map(|next| next.to_string()));
+        Json(told).into_response()
+    };
     shared.letters(caller, parse::letter_list(uri.query()), page).await
 }
 
@@ -65,18 +69,12 @@ async fn discard(State(shared): State<ApiState>, Extension(caller): Extension<Ca
     shared.letters(caller, parse::letter_drop(uri.query()), done).await
 }
 
-/// Where the next page begins; `None`: this was the last one that can be reached.
-fn next(report: &LetterReport) -> Option<String> {
-    let further = report.more && report.looked_at < MOST_LOOKED_AT;
-    further.then(|| report.looked_at.to_string())
-}
-
 /// Of a count or a list: what was found, under this name.
-fn found(name: &str, found: Value, report: &LetterReport) -> Response {
+fn found(name: &str, found: Value, report: &LetterReport) -> Value {
     let LetterReport { depth, looked_at, more, stopped, .. } = report;
-    let mut told = json!({ "depth": depth, "looked_at": looked_at, "more": more, "stopped": stopped, "next": next(report) });
+    let mut told = json!({ "depth": depth, "looked_at": looked_at, "more": more, "stopped": stopped });
     told[name] = found;
-    Json(told).into_response()
+    told
 }
 
 /// Of what was sent back or dropped.
@@ -102,7 +100,7 @@ fn lines(report: LetterReport) -> Response {
         |text: String| HeaderValue::from_str(&text.replace(|c: char| !c.is_ascii_graphic(), " ")).ok();
     let told = match &report.stopped {
         Some(stopped) => value(stopped.clone()).map(|text| (STOPPED, text)),
-        None => next(&report).and_then(value).map(|next| (NEXT, next)),
+        None => report.next.and_then(|next| value(next.to_string())).map(|next| (NEXT, next)),
     };
     answer.headers_mut().extend(told);
     answer

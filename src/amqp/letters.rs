@@ -137,6 +137,8 @@ impl LetterDesk {
         };
         let ended = walk.end().await;
         (report.depth, report.looked_at, report.more) = (walk.depth, walk.looked_at, walk.more());
+        let next = report.next.or_else(|| report.more.then_some(report.looked_at));
+        report.next = next.filter(|next| *next < walk.depth.min(MOST_LOOKED_AT));
         let stopped = outcome.err().or_else(|| ended.err().filter(|_| report.count > 0));
         match stopped {
             None => Ok(report),
@@ -268,15 +270,17 @@ impl Walk {
         whole: bool,
     ) -> Result<(), Fault> {
         let mut bytes = 0;
-        while report.letters.len() < limit && bytes < FULL_PAGE {
-            let Some(delivery) = self.next().await? else { break };
-            if self.looked_at <= skip {
+        // A quorum queue puts what comes back behind what came back before: only of a walk to the end does
+        // everything keep its place, and with it the next page.
+        while let Some(delivery) = self.next().await? {
+            if report.next.is_some() || self.looked_at <= skip {
                 continue;
             }
             let letter = raw(&delivery);
             if filter.takes(&letter.read(false)) {
                 bytes += if whole { letter.body.len() } else { 0 };
                 report.letters.push(letter.read(whole));
+                report.next = (report.letters.len() >= limit || bytes >= FULL_PAGE).then_some(self.looked_at);
             }
         }
         Ok(())

@@ -112,13 +112,16 @@ pub(super) async fn is_own_dead_queue(
     limit: Duration,
 ) -> Result<bool, Fault> {
     let mut setup = Setup::new(session, limit);
-    let own = match (mode, blueprint::dead_queue(dead).first()) {
-        (_, None) => false,
-        (Topology::Passive | Topology::Off, Some(_)) => true,
-        (Topology::Declare, Some(queue)) => {
+    let own = match (mode, blueprint::dead_queue(dead).as_slice()) {
+        (_, []) => false,
+        (Topology::Passive | Topology::Off, _) => true,
+        (Topology::Declare, [queue, rest @ ..]) => {
             // What differs, or may not be declared, is noted.
             setup.declare(queue).await?;
-            setup.notes.is_empty()
+            let own = setup.notes.is_empty();
+            // One that was gone has lost its binding as well.
+            setup.declare_all(rest).await?;
+            own
         }
     };
     setup.finish().await;

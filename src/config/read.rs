@@ -73,10 +73,17 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
 
 /// The name of a queue or exchange: an AMQP short string. RabbitMQ drops line breaks from names silently.
 fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
-    let name = s.get(key, default, Text);
-    if name.is_empty() {
+    let name = name_if_any(s, key, default);
+    if name.is_empty() && !s.failed(&[key]) {
         s.fault(key, "is empty");
-    } else if name.len() > 255 {
+    }
+    name
+}
+
+/// The same; empty says something of its own.
+fn name_if_any(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
+    let name = s.get(key, default, Text);
+    if name.len() > 255 {
         s.fault(key, format!("is {} bytes long: at most 255", name.len()));
     } else if name.chars().any(char::is_control) {
         s.fault(key, "holds a control character");
@@ -92,7 +99,7 @@ fn dead_queue(mut s: Section<'_, '_>, d: DeadQueue, config: &Config) -> DeadQueu
         ("none", DeadQueueKind::None),
     ];
     let kind = s.get("type", d.kind, Words(words));
-    let name = if s.is_set("name") { name(&mut s, "name", d.name) } else { s.get("name", d.name, Text) };
+    let name = name_if_any(&mut s, "name", d.name);
     if name == config.ingest.queue {
         s.fault("name", "is ingest.queue: dead items would come back as requests");
     }
