@@ -1,5 +1,5 @@
-//! What lies in the queue of dead letters, and what can be done with it, in the words that the admin port, the
-//! command line and the AMQP side share; pure.
+//! What lies in the queue of dead letters, and what can be done with it, in the words that the admin port,
+//! the command line and the AMQP side share; pure.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -158,7 +158,7 @@ pub struct Letter {
 pub struct WholeLetter {
     /// AMQP properties, but headers.
     pub properties: Map<String, Value>,
-    /// All headers.
+    /// All headers, by name.
     pub headers: Value,
     /// The body, where it is UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -208,10 +208,10 @@ pub struct LetterReport {
 /// Why nothing was done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LetterTrouble {
-    /// As things stand; trying again does not help.
+    /// Not as things stand; trying again does not help.
     #[error("{0}")]
     Refused(String),
-    /// At present.
+    /// Not at present: trying again may help.
     #[error("{0}")]
     Unavailable(String),
 }

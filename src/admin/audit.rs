@@ -1,5 +1,6 @@
 //! Who changed what, and how it ended: one line of the log for each command that changes something, and each
-//! deed on dead letters, under a target of its own; and, bounded in number, for requests that would have and were turned away.
+//! deed on dead letters, under a target of its own; and, bounded in number, for requests that would have and
+//! were turned away.
 //!
 //! Names are data of producers: they are quoted, and no longer than the contract lets them be. No token,
 //! header or body is ever written.

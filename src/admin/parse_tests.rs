@@ -164,9 +164,9 @@ fn letters_are_meant_by_name_or_all_of_them() {
         application: application.map(Into::into),
         key: key.and_then(LetterKey::parse),
     };
-    let dropped = |query: &str| match letter_drop(Some(query)) {
-        Ok(LetterJob::Drop { filter, limit }) => (filter, limit),
-        other => panic!("{query}: {other:?}"),
+    let dropped = |query: &str| {
+        let Ok(LetterJob::Drop { filter, limit }) = letter_drop(Some(query)) else { panic!("{query}") };
+        (filter, limit)
     };
     assert_eq!(dropped("all=true"), (LetterFilter::default(), MOST_OF_A_CALL));
     assert_eq!(dropped("reason=broker%3Aexpired&limit=7"), (filter(Some("broker:expired"), None, None), 7));
@@ -189,9 +189,10 @@ fn letters_are_meant_by_name_or_all_of_them() {
 
 #[test]
 fn letters_go_back_at_one_time() {
-    let terms = |query: &str| match letter_retry(Some(&format!("all=true&{query}"))) {
-        Ok(LetterJob::Retry { terms, .. }) => terms,
-        other => panic!("{query}: {other:?}"),
+    let terms = |query: &str| {
+        let read = letter_retry(Some(&format!("all=true&{query}")));
+        let Ok(LetterJob::Retry { terms, .. }) = read else { panic!("{query}") };
+        terms
     };
     let new = |time: NewTime, deliver_before: Option<u64>| RetryTerms { time, deliver_before };
     assert_eq!(terms(""), RetryTerms::default());

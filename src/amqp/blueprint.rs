@@ -8,9 +8,9 @@ use crate::config::{Config, DeadLetters, DeadQueueKind, EgressConfig, IngestConf
 
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
 const DELIVERY_LIMIT: i64 = 50;
-/// The same for dead letters, which are returned after each look at them, and have nowhere to be moved: more
-/// than there will ever be. Without a limit RabbitMQ 4 drops after 20 returns, and a limit of -1, its word for
-/// none, makes 3.10 drop at the first.
+/// The same for dead letters, which are returned after each look at them, and have nowhere to be moved:
+/// more than there will ever be. Without a limit RabbitMQ 4 drops after 20 returns, and a limit of -1, its word
+/// for none, makes 3.10 drop at the first.
 const LOOKS_LIMIT: i64 = 1_000_000_000;
 
 /// Value of a queue's argument.
@@ -258,9 +258,10 @@ mod tests {
     #[test]
     fn a_full_dead_queue_refuses_and_looks_are_not_counted() {
         let mut letters = Config::default().dead;
-        let arguments = |letters: &DeadLetters| match &dead_queue(letters)[0] {
-            Declared::Queue { arguments, .. } => arguments.clone(),
-            other => panic!("{other:?}"),
+        let arguments = |letters: &DeadLetters| {
+            let all = dead_queue(letters);
+            let Declared::Queue { arguments, .. } = &all[0] else { panic!("{all:?}") };
+            arguments.clone()
         };
         let of = |all: &[(&'static str, Argument)], name: &str| {
             all.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())

@@ -32,7 +32,9 @@ use tokio::sync::Semaphore;
 use tokio::time::{timeout, Instant};
 
 /// For all of a walk but what is under way at its end; the admin port waits for longer.
-const WALK_WITHIN: Duration = Duration::from_secs(15);
+const WALK_WITHIN: Duration = Duration::from_secs(12);
+/// For the job before, if there is one.
+const TURN_WITHIN: Duration = Duration::from_secs(5);
 /// For a connection, over all addresses.
 const OPEN_WITHIN: Duration = Duration::from_secs(5);
 /// For one answer of the broker.
@@ -42,8 +44,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 /// Requests that are published and not confirmed, and bytes of their bodies; the first always fits.
 const CHUNK: usize = 64;
 const CHUNK_BYTES: usize = 4 << 20;
-/// Returns after which a letter of a queue of unknown making is not touched: a quorum queue of RabbitMQ 4.0 to
-/// 4.2 drops after 20, unless it was declared otherwise.
+/// Returns after which a letter of a queue of unknown making is not touched: a quorum queue of RabbitMQ 4.0
+/// to 4.2 drops after 20, unless it was declared otherwise.
 const MOST_RETURNS: u64 = 10;
 
 /// See the module.
@@ -79,7 +81,7 @@ impl LetterDesk {
                         names none to look into";
             return Err(LetterTrouble::Refused(text.to_owned()));
         };
-        let Ok(_turn) = self.turn.try_acquire() else {
+        let Ok(Ok(_turn)) = timeout(TURN_WITHIN, self.turn.acquire()).await else {
             let text = "dead letters are being handled for somebody else: try again in a moment";
             return Err(LetterTrouble::Unavailable(text.to_owned()));
         };
@@ -156,7 +158,11 @@ fn trouble(queue: &str, fault: Fault) -> LetterTrouble {
     };
     match fault.kind {
         FaultKind::Setup => LetterTrouble::Refused(text),
-        _ => LetterTrouble::Unavailable(text),
+        FaultKind::Lost
+        | FaultKind::Content
+        | FaultKind::ContentFatal
+        | FaultKind::Parse
+        | FaultKind::AfterEnd => LetterTrouble::Unavailable(text),
     }
 }
 
@@ -404,15 +410,21 @@ impl<'d> Post<'d> {
         if chunk.is_empty() {
             return (Vec::new(), Ok(()));
         }
+        let exchange = &self.desk.ingest.exchange;
+        // Its code would say something of the queue of dead letters.
+        let explained = |fault: Fault| Fault {
+            code: None,
+            ..fault.while_doing(&format!("sending back to exchange '{exchange}'"))
+        };
         let channel = match self.channel().await {
             Ok(channel) => channel,
-            Err(fault) => return (Vec::new(), Err(fault)),
+            Err(fault) => return (Vec::new(), Err(explained(fault))),
         };
-        match timeout(STEP_WITHIN, published(&channel, &self.desk.ingest.exchange, chunk)).await {
+        match timeout(STEP_WITHIN, published(&channel, exchange, chunk)).await {
             Ok(Ok((confirmed, None))) => (confirmed, Ok(())),
-            Ok(Ok((confirmed, Some(fault)))) => (confirmed, Err(fault)),
-            Ok(Err(fault)) => (Vec::new(), Err(fault)),
-            Err(_) => (Vec::new(), Err(self.overdue())),
+            Ok(Ok((confirmed, Some(fault)))) => (confirmed, Err(explained(fault))),
+            Ok(Err(fault)) => (Vec::new(), Err(explained(fault))),
+            Err(_) => (Vec::new(), Err(explained(self.overdue()))),
         }
     }
 
@@ -472,10 +484,9 @@ async fn published(
         }
     }
     match returned {
-        Some(text) => Err(Fault::lost(format!(
-            "exchange '{}' has no queue to put requests into: returned, {text}",
-            exchange.as_str()
-        ))),
+        Some(text) => {
+            Err(Fault::lost(format!("it has no queue to put requests into: they came back, {text}")))
+        }
         None => Ok((confirmed, fault)),
     }
 }

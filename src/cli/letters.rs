@@ -11,7 +11,7 @@ use crate::letters::MOST_OF_A_CALL;
 use serde_json::{json, Value};
 use ureq::http::Method;
 
-type Pairs = Vec<(&'static str, String)>;
+type LetterQuery = Vec<(&'static str, String)>;
 
 /// Runs one of them.
 ///
@@ -29,15 +29,16 @@ pub(super) fn run(client: &Client, command: &DeadCommand, output: Output) -> Res
     }
 }
 
-fn filter(args: &LetterFilterArgs) -> Pairs {
+fn filter(args: &LetterFilterArgs) -> LetterQuery {
     let pairs = [("reason", args.reason.clone()), ("application", args.application.clone())];
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Walks along the queue, page by page, until `limit` letters were shown or the end is reached; the last page.
+/// Walks along the queue, page by page, until `limit` letters were shown or the end is reached; the last
+/// page.
 fn pages(
     client: &Client,
-    filter: &Pairs,
+    filter: &LetterQuery,
     limit: u64,
     whole: bool,
     mut show: impl FnMut(&[Value]) -> Result<(), Failure>,
@@ -234,7 +235,7 @@ fn retry(client: &Client, args: &LetterRetryArgs, output: Output) -> Result<(), 
         ("delay", args.delay.map(|delay| delay.as_millis().to_string())),
         ("deliver_before", args.deliver_before.map(|ms| ms.to_string())),
     ];
-    let terms: Pairs = terms.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    let terms: LetterQuery = terms.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
     change(client, &args.meant, &RETRY, &terms, output)
 }
 

@@ -333,7 +333,7 @@ pub struct EgressConfig {
 /// Section `[dead]`: where dead letters go to.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
-    /// Fanout exchange.
+    /// Name of the fanout exchange.
     pub exchange: String,
     /// Where they lie until somebody takes them.
     pub queue: DeadQueue,

@@ -889,19 +889,23 @@ function outcome(good, ...children) {
   if (good) setTimeout(() => element.remove(), 20000);
 }
 
-/** Asks, does it, says how it ended, and looks again. */
+/** Asks, does it, says how it ended, and looks again; whether it was tried. */
 async function carryOut({ title, text, counted, verb, danger = false, method, where, told, about }) {
   let target;
   try {
     target = where();
   } catch (error) {
-    return outcome(false, error.message);
+    outcome(false, error.message);
+    return false;
   }
-  if (!await confirmed(title, text, counted, verb, danger)) return;
+  if (!await confirmed(title, text, counted, verb, danger)) return false;
   try {
     outcome(true, told(await ask(method, target, COMMAND_WITHIN_MS)), ...about);
   } catch (error) {
-    if (error instanceof Unauthorized) return signIn("This token is not accepted.");
+    if (error instanceof Unauthorized) {
+      signIn("This token is not accepted.");
+      return false;
+    }
     const perhaps = error instanceof Refused ? "" : " It may still be done.";
     outcome(false, `Not done: ${fault(error)}.${perhaps}`, ...about);
   }
@@ -909,6 +913,7 @@ async function carryOut({ title, text, counted, verb, danger = false, method, wh
   by("found").replaceChildren();
   if (list.pages > 1) askItems().catch(() => {});
   round();
+  return true;
 }
 
 const cancelled = (answer) => {
@@ -1098,7 +1103,7 @@ const handled = (verb) => (answer) => `${verb}: ${things(answer.count, "letter")
   (answer.stopped ? `; stopped: ${answer.stopped}` : "") + `; ${count(answer.left)} left in the queue:`;
 
 async function change(order) {
-  await carryOut(order);
+  if (!await carryOut(order)) return;
   by("dead-letter").hidden = true;
   await lookIntoLetters();
 }

@@ -83,10 +83,8 @@ impl RawLetter<'_> {
 
     fn broker_reason(&self) -> Box<str> {
         let Some(AMQPValue::FieldArray(deaths)) = self.header(DEATHS) else { return "unknown".into() };
-        let word = deaths.as_slice().first().and_then(|death| match death {
-            AMQPValue::FieldTable(death) => death.inner().get("reason"),
-            _ => None,
-        });
+        let Some(AMQPValue::FieldTable(death)) = deaths.as_slice().first() else { return "unknown".into() };
+        let word = death.inner().get("reason");
         match fields::text("reason", word, usize::MAX) {
             Ok(Some(word)) => format!("broker:{word}").into(),
             Ok(None) | Err(_) => "unknown".into(),

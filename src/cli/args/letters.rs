@@ -48,7 +48,7 @@ pub(crate) struct LetterFilterArgs {
 /// Arguments of `dead list`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterListArgs {
-    /// Which ones.
+    /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
     /// Most letters shown
@@ -82,13 +82,13 @@ pub(crate) struct MeantArgs {
         conflicts_with_all = ["reason", "application", "all"]
     )]
     pub key: Option<String>,
-    /// Which ones.
+    /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
-    /// Every letter
+    /// Every letter that is there
     #[arg(long, conflicts_with_all = ["reason", "application"])]
     pub all: bool,
-    /// Most letters
+    /// Most letters that are taken
     #[arg(
         long,
         value_name = "N",
@@ -104,7 +104,7 @@ pub(crate) struct MeantArgs {
 /// Arguments of `dead retry`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterRetryArgs {
-    /// Which ones.
+    /// Which letters it is about.
     #[command(flatten)]
     pub meant: MeantArgs,
     /// New time to leave: RFC 3339 with offset, or UTC milliseconds [default: at once]
@@ -121,7 +121,7 @@ pub(crate) struct LetterRetryArgs {
 /// Arguments of `dead drop`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterDropArgs {
-    /// Which ones.
+    /// Which letters it is about.
     #[command(flatten)]
     pub meant: MeantArgs,
 }
@@ -129,10 +129,10 @@ pub(crate) struct LetterDropArgs {
 /// Arguments of `dead export`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterExportArgs {
-    /// Which ones.
+    /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
-    /// Most letters
+    /// Most letters that are taken
     #[arg(
         long,
         value_name = "N",
@@ -150,10 +150,8 @@ mod tests {
 
     fn parse(line: &str) -> Result<DeadCommand, i32> {
         let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.exit_code())?;
-        match cli.command {
-            CliCommand::Dead(command) => Ok(command),
-            other => panic!("{other:?}"),
-        }
+        let CliCommand::Dead(command) = cli.command else { panic!("{line}") };
+        Ok(command)
     }
 
     #[test]
