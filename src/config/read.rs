@@ -100,7 +100,7 @@ fn dead_queue(mut s: Section<'_, '_>, d: DeadQueue, config: &Config) -> DeadQueu
     ];
     let kind = s.get("type", d.kind, Words(words));
     let name = name_if_any(&mut s, "name", d.name);
-    if name == config.ingest.queue {
+    if !name.is_empty() && name == config.ingest.queue {
         s.fault("name", "is ingest.queue: dead items would come back as requests");
     }
     // RabbitMQ reads both as signed numbers of 64 bits.
