@@ -141,6 +141,7 @@ impl LetterDesk {
         (report.depth, report.looked_at, report.more) = (walk.depth, walk.looked_at, walk.more());
         let next = report.next.or_else(|| report.more.then_some(report.looked_at));
         report.next = next.filter(|next| *next < walk.depth.min(MOST_LOOKED_AT));
+        report.next = report.next.filter(|_| outcome.is_ok());
         let stopped = outcome.err().or_else(|| ended.err().filter(|_| report.count > 0));
         match stopped {
             None => Ok(report),
@@ -205,8 +206,16 @@ impl Walk {
     /// The next one; `None`: that was the last one, or enough.
     async fn next(&mut self) -> Result<Option<Delivery>, Fault> {
         let first = self.looked_at == 0;
-        if !first && !self.more() || self.looked_at >= MOST_LOOKED_AT || Instant::now() >= self.until {
+        if !first && !self.more() || self.looked_at >= MOST_LOOKED_AT {
             return Ok(None);
+        }
+        // Not an end like another: what was taken goes behind what earlier walks took, and no page follows.
+        if Instant::now() >= self.until {
+            return Err(Fault::lost(format!(
+                "the broker is slow: {} letters were looked at in {} s",
+                self.looked_at,
+                WALK_WITHIN.as_secs()
+            )));
         }
         let taking = self.channel.basic_get(self.queue.clone(), BasicGetOptions::default());
         let taken = match timeout(STEP_WITHIN, taking).await {

@@ -6,7 +6,7 @@ use super::args::{
 };
 use super::client::{is_unknown, path, query, Client};
 use super::commands::cell;
-use super::output::{note, plain, Failure, Out};
+use super::output::{plain, Failure, Out};
 use crate::letters::MOST_OF_A_CALL;
 use serde_json::{json, Value};
 use ureq::http::Method;
@@ -198,14 +198,19 @@ fn export(client: &Client, args: &LetterExportArgs) -> Result<(), Failure> {
         left_out += letters.iter().filter(|letter| letter["body_left_out"] == true).count();
         letters.iter().try_for_each(|letter| out.line(letter))
     })?;
+    ending(&page)?;
+    // Whoever drops what was saved must know that it was not all.
     if let Some(text) = unseen(&page) {
-        note(text);
+        return Err(Failure::Partial(format!("not all were saved {text}")));
+    }
+    if let Some(next) = page["next"].as_str() {
+        return Err(Failure::Partial(format!("not all were saved: --limit ended it at letter {next}")));
     }
     if left_out > 0 {
         let text = format!("{left_out} without their bodies, which are longer than 8 MiB");
         return Err(Failure::Partial(text));
     }
-    ending(&page)
+    Ok(())
 }
 
 /// What is done with letters, in the words of an answer and a question.
