@@ -7,11 +7,11 @@ use serde_json::{Map, Value};
 /// Most letters that one call looks at. Each is held until the call ends, and then goes back to its place. Few
 /// enough for a slow broker: taking one costs milliseconds in a quorum queue.
 pub const MOST_LOOKED_AT: usize = 2_000;
-/// Most letters of one page, and most that one call sends back or drops.
+/// Most letters that one call sends back or drops.
 pub const MOST_OF_A_CALL: usize = 1_000;
 /// Largest body, bytes, that an answer shows: in base64 it still fits into what clients read.
 pub const MOST_SHOWN_BODY: usize = 8 << 20;
-/// Bytes of bodies after which a page ends; the first letter always fits.
+/// Bytes of bodies after which a list ends; the first letter always fits.
 pub const FULL_PAGE: usize = 4 << 20;
 /// Digits of a [`LetterKey`].
 pub const KEY_LENGTH: usize = 32;
@@ -86,13 +86,11 @@ pub struct RetryTerms {
 pub enum LetterJob {
     /// How many there are, by reason and application.
     Count,
-    /// Shows them in order, from the one behind the first `skip` of the queue on.
+    /// Shows them, in one walk: a quorum queue does not keep the order of what is given back.
     List {
         /// Those that are wanted.
         filter: LetterFilter,
-        /// Letters at the head to pass over.
-        skip: usize,
-        /// Most of one page, 1 to [`MOST_OF_A_CALL`].
+        /// Most of them, 1 to [`MOST_LOOKED_AT`].
         limit: usize,
         /// With headers and body.
         whole: bool,
@@ -194,10 +192,8 @@ pub struct LetterReport {
     pub count: usize,
     /// Letters that were meant and stay, because a new time cannot be given to them.
     pub kept: usize,
-    /// There are letters that were not looked at.
+    /// There are letters that were not looked at, or are not in the list for want of room.
     pub more: bool,
-    /// Of a list: how many stand before the next page; `None`: there is none that can be reached.
-    pub next: Option<usize>,
     /// Why it ended before its end, if it did. What is told of was done.
     pub stopped: Option<String>,
     /// Those of a list.

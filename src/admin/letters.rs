@@ -15,9 +15,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use serde_json::{json, Value};
 
-/// On an export that is not the last one: the `cursor` of the next.
-const NEXT: HeaderName = HeaderName::from_static("x-tidegate-next");
-/// On one that is not complete: why.
+/// On an export that is not complete: why.
 const STOPPED: HeaderName = HeaderName::from_static("x-tidegate-stopped");
 
 /// Routes of this file, below `/api/v1`.
@@ -36,11 +34,7 @@ async fn count(State(shared): State<ApiState>, Extension(caller): Extension<Call
 }
 
 async fn list(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
-    let page = |report: LetterReport| {
-        let mut told = found("letters", json!(report.letters), &report);
-        told["next"] = json!(report.next.map(|next| next.to_string()));
-        Json(told).into_response()
-    };
+    let page = |report: LetterReport| Json(found("letters", json!(report.letters), &report)).into_response();
     shared.letters(caller, parse::letter_list(uri.query()), page).await
 }
 
@@ -95,13 +89,11 @@ fn lines(report: LetterReport) -> Response {
     }
     let kind = HeaderValue::from_static("application/x-ndjson");
     let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
+    let why = report.stopped.or_else(|| report.more.then(|| "there are more letters".to_owned()));
     // An error's text may hold what no header can.
     let value =
         |text: String| HeaderValue::from_str(&text.replace(|c: char| !c.is_ascii_graphic(), " ")).ok();
-    let told = match &report.stopped {
-        Some(stopped) => value(stopped.clone()).map(|text| (STOPPED, text)),
-        None => report.next.and_then(|next| value(next.to_string())).map(|next| (NEXT, next)),
-    };
+    let told = why.and_then(value).map(|text| (STOPPED, text));
     answer.headers_mut().extend(told);
     answer
 }

@@ -162,17 +162,13 @@ pub fn letter_count(query: Option<&str>) -> Result<LetterJob, BadRequest> {
 /// # Errors
 /// As [`filter`].
 pub fn letter_list(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    let all = parameters(query, &["reason", "application", "key", "cursor", "limit", "whole"])?;
-    let (filter, limit) = letter_filter(&all, DEFAULT_PAGE)?;
-    let skip = match of(&all, "cursor") {
-        None => 0,
-        Some(text) => {
-            let place = number(text).and_then(|n| usize::try_from(n).ok());
-            let place = place.filter(|n| *n <= MOST_LOOKED_AT);
-            place.ok_or_else(|| fault("cursor", "it is no `next` of a page"))?
-        }
-    };
-    Ok(LetterJob::List { filter, skip, limit, whole: flag(&all, "whole")? })
+    letters_of(query, DEFAULT_PAGE, false)
+}
+
+fn letters_of(query: Option<&str>, limit: usize, whole: bool) -> Result<LetterJob, BadRequest> {
+    let all = parameters(query, &["reason", "application", "key", "limit", "whole"])?;
+    let (filter, limit) = letter_filter(&all, limit, MOST_LOOKED_AT)?;
+    Ok(LetterJob::List { filter, limit, whole: flag(&all, "whole")? || whole })
 }
 
 /// Dead letters with all that they hold: as [`letter_list`], `whole` in any case.
@@ -180,12 +176,7 @@ pub fn letter_list(query: Option<&str>) -> Result<LetterJob, BadRequest> {
 /// # Errors
 /// As [`filter`].
 pub fn letter_export(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    match letter_list(query)? {
-        LetterJob::List { filter, skip, limit, .. } => {
-            Ok(LetterJob::List { filter, skip, limit, whole: true })
-        }
-        job @ (LetterJob::Count | LetterJob::Retry { .. } | LetterJob::Drop { .. }) => Ok(job),
-    }
+    letters_of(query, MOST_LOOKED_AT, true)
 }
 
 /// One dead letter, whole: `/api/v1/dead/letters/KEY`.
@@ -195,7 +186,7 @@ pub fn letter_export(query: Option<&str>) -> Result<LetterJob, BadRequest> {
 pub fn letter(path: &str) -> Result<LetterJob, BadRequest> {
     let key = key_of(path.split('/').nth(SECOND).unwrap_or_default())?;
     let filter = LetterFilter { key: Some(key), ..LetterFilter::default() };
-    Ok(LetterJob::List { filter, skip: 0, limit: 1, whole: true })
+    Ok(LetterJob::List { filter, limit: 1, whole: true })
 }
 
 /// Dead letters to drop.
@@ -253,7 +244,11 @@ fn key_of(text: &str) -> Result<LetterKey, BadRequest> {
 }
 
 /// The application `-` stands for those whose application could not be read: no name is empty in a query.
-fn letter_filter(all: &[(String, String)], limit: usize) -> Result<(LetterFilter, usize), BadRequest> {
+fn letter_filter(
+    all: &[(String, String)],
+    limit: usize,
+    most: usize,
+) -> Result<(LetterFilter, usize), BadRequest> {
     let mut filter = LetterFilter::default();
     if let Some(reason) = of(all, "reason") {
         bounded(reason, "reason", MAX_NAME)?;
@@ -264,12 +259,12 @@ fn letter_filter(all: &[(String, String)], limit: usize) -> Result<(LetterFilter
         filter.application = Some(if name == "-" { "".into() } else { name.into() });
     }
     filter.key = of(all, "key").map(key_of).transpose()?;
-    Ok((filter, of(all, "limit").map_or(Ok(limit), |text| rows("limit", text))?))
+    Ok((filter, of(all, "limit").map_or(Ok(limit), |text| rows("limit", text, most))?))
 }
 
 /// Never all of them by mistake, as when a variable of a script is empty.
 fn meant_letters(all: &[(String, String)]) -> Result<(LetterFilter, usize), BadRequest> {
-    let (filter, limit) = letter_filter(all, MOST_OF_A_CALL)?;
+    let (filter, limit) = letter_filter(all, MOST_OF_A_CALL, MOST_OF_A_CALL)?;
     match (flag(all, "all")?, filter == LetterFilter::default()) {
         (false, true) => {
             Err(fault("all", "name a key, a reason or an application, or say all=true to mean every letter"))
@@ -280,10 +275,10 @@ fn meant_letters(all: &[(String, String)]) -> Result<(LetterFilter, usize), BadR
 }
 
 /// A number of rows.
-fn rows(name: &str, text: &str) -> Result<usize, BadRequest> {
+fn rows(name: &str, text: &str, most: usize) -> Result<usize, BadRequest> {
     let rows = number(text).and_then(|n| usize::try_from(n).ok());
-    let within = rows.filter(|n| (1..=MAX_PAGE).contains(n));
-    within.ok_or_else(|| fault(name, &format!("it is not a number from 1 to {MAX_PAGE}")))
+    let within = rows.filter(|n| (1..=most).contains(n));
+    within.ok_or_else(|| fault(name, &format!("it is not a number from 1 to {most}")))
 }
 
 fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
@@ -301,7 +296,7 @@ fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
             let place = cursor(value).ok_or_else(|| fault(name, "it is no `next` of a page"))?;
             filter.from = filter.from.max(place);
         }
-        "limit" => filter.limit = rows(name, value)?,
+        "limit" => filter.limit = rows(name, value, MAX_PAGE)?,
         _ => return Err(unknown(name)),
     }
     Ok(())

@@ -44,6 +44,9 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 /// Requests that are published and not confirmed, and bytes of their bodies; the first always fits.
 const CHUNK: usize = 64;
 const CHUNK_BYTES: usize = 4 << 20;
+/// Letters of a quorum queue that come back in the order in which they were taken, if all are given back at
+/// once: RabbitMQ keeps more of them in a map without one.
+const KEEPS_ORDER: usize = 32;
 /// Returns after which a letter of a queue of unknown making is not touched: a quorum queue of RabbitMQ 4.0
 /// to 4.2 drops after 20, unless it was declared otherwise.
 const MOST_RETURNS: u64 = 10;
@@ -126,9 +129,7 @@ impl LetterDesk {
         let mut report = LetterReport::default();
         let outcome = match job {
             LetterJob::Count => walk.count(&mut report).await,
-            LetterJob::List { filter, skip, limit, whole } => {
-                walk.list(&mut report, filter, (*skip, *limit), *whole).await
-            }
+            LetterJob::List { filter, limit, whole } => walk.list(&mut report, filter, *limit, *whole).await,
             LetterJob::Drop { filter, limit } => walk.drop(&mut report, filter, *limit).await,
             LetterJob::Retry { filter, limit, terms } => {
                 let mut post = Post::new(self, *terms);
@@ -138,10 +139,8 @@ impl LetterDesk {
             }
         };
         let ended = walk.end().await;
-        (report.depth, report.looked_at, report.more) = (walk.depth, walk.looked_at, walk.more());
-        let next = report.next.or_else(|| report.more.then_some(report.looked_at));
-        report.next = next.filter(|next| *next < walk.depth.min(MOST_LOOKED_AT));
-        report.next = report.next.filter(|_| outcome.is_ok());
+        report.more |= walk.more();
+        (report.depth, report.looked_at) = (walk.depth, walk.looked_at);
         let stopped = outcome.err().or_else(|| ended.err().filter(|_| report.count > 0));
         match stopped {
             None => Ok(report),
@@ -209,7 +208,7 @@ impl Walk {
         if !first && !self.more() || self.looked_at >= MOST_LOOKED_AT {
             return Ok(None);
         }
-        // Not an end like another: what was taken goes behind what earlier walks took, and no page follows.
+        // Not an end like another: fewer were looked at than was promised.
         if Instant::now() >= self.until {
             return Err(Fault::lost(format!(
                 "the broker is slow: {} letters were looked at in {} s",
@@ -281,21 +280,22 @@ impl Walk {
         &mut self,
         report: &mut LetterReport,
         filter: &LetterFilter,
-        (skip, limit): (usize, usize),
+        limit: usize,
         whole: bool,
     ) -> Result<(), Fault> {
-        let mut bytes = 0;
-        // A quorum queue puts what comes back behind what came back before: only of a walk to the end does
-        // everything keep its place, and with it the next page.
+        let (mut bytes, mut full) = (0, false);
         while let Some(delivery) = self.next().await? {
-            if report.next.is_some() || self.looked_at <= skip {
+            let letter = raw(&delivery);
+            if full || !filter.takes(&letter.read(false)) {
+                report.more |= full && filter.takes(&letter.read(false));
                 continue;
             }
-            let letter = raw(&delivery);
-            if filter.takes(&letter.read(false)) {
-                bytes += if whole { letter.body.len() } else { 0 };
-                report.letters.push(letter.read(whole));
-                report.next = (report.letters.len() >= limit || bytes >= FULL_PAGE).then_some(self.looked_at);
+            bytes += if whole { letter.body.len() } else { 0 };
+            report.letters.push(letter.read(whole));
+            full = report.letters.len() >= limit || bytes >= FULL_PAGE;
+            // A short queue is walked to its end: what comes back together keeps its order.
+            if full && self.depth > KEEPS_ORDER {
+                break;
             }
         }
         Ok(())

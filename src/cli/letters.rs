@@ -34,33 +34,14 @@ fn filter(args: &LetterFilterArgs) -> LetterQuery {
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Walks along the queue, page by page, until `limit` letters were shown or the end is reached; the last
-/// page.
-fn pages(
-    client: &Client,
-    filter: &LetterQuery,
-    limit: u64,
-    whole: bool,
-    mut show: impl FnMut(&[Value]) -> Result<(), Failure>,
-) -> Result<Value, Failure> {
-    let mut left = limit;
-    let mut cursor: Option<String> = None;
-    loop {
-        let mut pairs = filter.clone();
-        pairs.push(("limit", left.min(MOST_OF_A_CALL as u64).to_string()));
-        pairs.push(("whole", whole.to_string()));
-        pairs.extend(cursor.clone().map(|cursor| ("cursor", cursor)));
-        let page = client.ask(Method::GET, &(path(&["dead"]) + &query(&pairs)))?;
-        let letters =
-            page["letters"].as_array().ok_or_else(|| Failure::failed("the daemon's answer is no list"))?;
-        show(letters)?;
-        left = left.saturating_sub(letters.len() as u64);
-        let next = page["next"].as_str().map(str::to_owned);
-        // A page that did not get further would be asked for again and again.
-        if left == 0 || next.is_none() || next == cursor || !page["stopped"].is_null() {
-            return Ok(page);
-        }
-        cursor = next;
+/// Up to `limit` letters, in one walk.
+fn walked(client: &Client, filter: &LetterFilterArgs, limit: u64, whole: bool) -> Result<Value, Failure> {
+    let mut pairs = self::filter(filter);
+    pairs.extend([("limit", limit.to_string()), ("whole", whole.to_string())]);
+    let page = client.ask(Method::GET, &(path(&["dead"]) + &query(&pairs)))?;
+    match page["letters"].is_array() {
+        true => Ok(page),
+        false => Err(Failure::failed("the daemon's answer is no list")),
     }
 }
 
@@ -74,25 +55,16 @@ fn ending(page: &Value) -> Result<(), Failure> {
 
 fn unseen(page: &Value) -> Option<String> {
     let (looked_at, depth) = (page["looked_at"].as_u64()?, page["depth"].as_u64()?);
-    (page["more"] == true).then(|| format!("(looked at {looked_at} of {depth}; there is more behind them)"))
+    (page["more"] == true).then(|| format!("(looked at {looked_at} of {depth}; there are more)"))
 }
 
 fn list(client: &Client, args: &LetterListArgs, output: Output) -> Result<(), Failure> {
-    let mut all = Vec::new();
-    let page = pages(client, &filter(&args.filter), args.limit, false, |letters| {
-        all.extend_from_slice(letters);
-        Ok(())
-    })?;
+    let page = walked(client, &args.filter, args.limit, false)?;
     let mut out = Out::lock();
     match output {
-        Output::Json => {
-            out.json(&json!({
-                "letters": all, "depth": page["depth"], "looked_at": page["looked_at"], "more": page["more"],
-                "stopped": page["stopped"],
-            }))?;
-        }
+        Output::Json => out.json(&page)?,
         Output::Table => {
-            out.table(&rows(&LETTER_COLUMNS, &all))?;
+            out.table(&rows(&LETTER_COLUMNS, page["letters"].as_array().map_or(&[][..], Vec::as_slice)))?;
             unseen(&page).map_or(Ok(()), |text| out.line(text))?;
         }
     }
@@ -192,19 +164,15 @@ fn unknown(answer: &Value) -> Failure {
 
 /// One document a line, whatever the output is to be.
 fn export(client: &Client, args: &LetterExportArgs) -> Result<(), Failure> {
+    let page = walked(client, &args.filter, args.limit, true)?;
+    let letters = page["letters"].as_array().map_or(&[][..], Vec::as_slice);
+    let left_out = letters.iter().filter(|letter| letter["body_left_out"] == true).count();
     let mut out = Out::lock();
-    let mut left_out = 0;
-    let page = pages(client, &filter(&args.filter), args.limit, true, |letters| {
-        left_out += letters.iter().filter(|letter| letter["body_left_out"] == true).count();
-        letters.iter().try_for_each(|letter| out.line(letter))
-    })?;
+    letters.iter().try_for_each(|letter| out.line(letter))?;
     ending(&page)?;
     // Whoever drops what was saved must know that it was not all.
     if let Some(text) = unseen(&page) {
         return Err(Failure::Partial(format!("not all were saved {text}")));
-    }
-    if let Some(next) = page["next"].as_str() {
-        return Err(Failure::Partial(format!("not all were saved: --limit ended it at letter {next}")));
     }
     if left_out > 0 {
         let text = format!("{left_out} without their bodies, which are longer than 8 MiB");

@@ -1123,25 +1123,20 @@ function dropLetters(which, name) {
 }
 
 async function saveLetters() {
-  const parts = [];
-  let cursor = "", lines = 0, stopped = null;
+  let text = "", stopped = null;
   try {
-    do {
-      const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
-      const response = await fetch(`.${path("dead", "export")}${query({ cursor })}`, { headers, cache: "no-store",
-        redirect: "error", signal: AbortSignal.timeout(COMMAND_WITHIN_MS) });
-      if (response.status === 401) return signIn("This token is not accepted.");
-      const text = await response.text();
-      if (!response.ok) throw new Error(JSON.parse(text).error);
-      parts.push(text);
-      lines += text.split("\n").length - 1;
-      cursor = response.headers.get("x-tidegate-next") || "";
-      stopped = response.headers.get("x-tidegate-stopped");
-    } while (cursor);
+    const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
+    const response = await fetch(`.${path("dead", "export")}`, { headers, cache: "no-store", redirect: "error",
+      signal: AbortSignal.timeout(COMMAND_WITHIN_MS) });
+    if (response.status === 401) return signIn("This token is not accepted.");
+    text = await response.text();
+    if (!response.ok) throw new Error(JSON.parse(text).error);
+    stopped = response.headers.get("x-tidegate-stopped");
   } catch (error) {
     return outcome(false, `Not saved: ${fault(error)}.`);
   }
-  const address = URL.createObjectURL(new Blob(parts, { type: "application/x-ndjson" }));
+  const lines = text.split("\n").length - 1;
+  const address = URL.createObjectURL(new Blob([text], { type: "application/x-ndjson" }));
   make("a", { href: address, download: "dead-letters.ndjson" }).click();
   URL.revokeObjectURL(address);
   outcome(!stopped, `Saved: ${things(lines, "letter")}${stopped ? `, and no more: ${stopped}` : ""}.`);

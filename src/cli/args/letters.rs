@@ -2,7 +2,7 @@
 
 use super::name;
 use crate::admin::parse::moment;
-use crate::letters::LetterKey;
+use crate::letters::{LetterKey, MOST_LOOKED_AT};
 use clap::{Args, Subcommand};
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub(crate) struct LetterListArgs {
         long,
         value_name = "N",
         default_value_t = 100,
-        value_parser = clap::value_parser!(u64).range(1..=MOST_LETTERS)
+        value_parser = clap::value_parser!(u64).range(1..=MOST_LOOKED_AT as u64)
     )]
     pub limit: u64,
     /// Only say how many, by reason and application
@@ -136,8 +136,8 @@ pub(crate) struct LetterExportArgs {
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 10_000,
-        value_parser = clap::value_parser!(u64).range(1..=MOST_LETTERS)
+        default_value_t = MOST_LOOKED_AT as u64,
+        value_parser = clap::value_parser!(u64).range(1..=MOST_LOOKED_AT as u64)
     )]
     pub limit: u64,
 }
