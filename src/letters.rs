@@ -4,8 +4,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Most letters that one call looks at. Each is held until the call ends, and then goes back to its place. Few
-/// enough for a slow broker: taking one costs milliseconds in a quorum queue.
+/// Most letters that one call looks at. Each is held until the call ends, and then goes back. Few enough for
+/// a slow broker: taking one costs milliseconds in a quorum queue.
 pub const MOST_LOOKED_AT: usize = 2_000;
 /// Most letters that one call sends back or drops.
 pub const MOST_OF_A_CALL: usize = 1_000;

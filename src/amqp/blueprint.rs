@@ -9,8 +9,8 @@ use crate::config::{Config, DeadLetters, DeadQueueKind, EgressConfig, IngestConf
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
 const DELIVERY_LIMIT: i64 = 50;
 /// The same for dead letters, which are returned after each look at them, and have nowhere to be moved:
-/// more than there will ever be. Without a limit RabbitMQ 4 drops after 20 returns, and a limit of -1, its word
-/// for none, makes 3.10 drop at the first.
+/// more than there will ever be. Without a limit RabbitMQ 4 drops after 20 returns, and a limit of -1, its
+/// word for none, makes 3.10 drop at the first.
 const LOOKS_LIMIT: i64 = 1_000_000_000;
 
 /// Value of a queue's argument.

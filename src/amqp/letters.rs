@@ -1,7 +1,7 @@
 //! The desk where dead letters are handled: a walk along their queue, on connections of its own.
 //!
 //! A queue can only be looked into by taking its messages. So the walk takes one after the other, keeps none
-//! but what is asked for, and leaves all of them unacked until its end, when they go back to their places.
+//! but what is asked for, and leaves all of them unacked until its end, when they go back.
 //! One at a time, because nobody knows how large the next one is: a consumer's prefetch would fetch many.
 //!
 //! Nothing is lost half-way, whenever the process ends: what is unacked goes back by itself, a letter that is
