@@ -20,6 +20,7 @@ mod harness;
 mod hostile;
 mod identity;
 mod isolation;
+mod letters;
 mod life;
 mod limits;
 mod list;

@@ -1,6 +1,7 @@
 //! The page of the admin port, as a person meets it in a browser.
 
 mod acts;
+mod dead;
 mod files;
 mod looks;
 mod picture;

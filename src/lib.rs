@@ -13,6 +13,7 @@ pub mod clock;
 pub mod config;
 pub mod daemon;
 pub mod engine;
+pub mod letters;
 pub mod logging;
 pub mod notify;
 pub mod signals;

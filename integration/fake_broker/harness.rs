@@ -129,7 +129,7 @@ pub fn options(port: u16) -> Options {
             prefetch: 1_000,
         },
         egress: config::EgressConfig { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
-        dead: config::DeadLetters { exchange: "tidegate.dead".into() },
+        dead: config::Config::default().dead,
         limits: limits(),
         copies: Arc::default(),
         memory: 1 << 30,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
-use tidegate_harness::{Client, Config, Daemon, Node, Push, Site};
+use tidegate_harness::{wait_until, Client, Config, Daemon, Node, Push, Site};
 
 /// What follows the program's name in a line of shell, as the shell takes it apart.
 fn arguments(line: &str) -> Vec<String> {
@@ -40,6 +40,11 @@ fn works(site: &Site<'_>, client: &Client, daemon: Daemon) {
     assert_eq!(item.id, "least");
     let state = daemon.state();
     assert_eq!(state["ready"], true, "{state}");
+    client.publish(&Push::new(&site.ingest(), "shop", "1").with("x-delay", "soon").id("wrong"));
+    wait_until("the dead letter", Duration::from_secs(20), || client.depth(&site.dead()) == Some(1));
+    let (status, answer) = daemon.ask("POST", "/api/v1/dead/retry?reason=invalid");
+    assert_eq!((status, &answer["count"]), (200, &1.into()), "{answer}");
+    assert_eq!(inbox.items(1, Duration::from_secs(20)).remove(0).id, "wrong");
     // Without the right to it, consumers would be counted instead.
     assert!(!daemon.log().contains("are counted instead"), "{}", daemon.log_tail());
     assert!(!daemon.log().contains("ACCESS_REFUSED"), "{}", daemon.log_tail());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidegate_harness::{wait_until, Browser, Daemon, Site};
 
 /// The dialog asks this, of so much; answers with this button.
-fn asked(browser: &Browser, title: &str, counted: &str, answer: &str) {
+pub(super) fn asked(browser: &Browser, title: &str, counted: &str, answer: &str) {
     browser.wait("document.getElementById('ask').open");
     browser.wait(&says("#ask-title", title));
     browser.wait(&says("#ask-count", counted));

@@ -8,6 +8,7 @@ use super::parse::BadRequest;
 use super::readiness::Readiness;
 use super::state::Document;
 use super::{Ask, Query};
+use crate::letters::{LetterJob, LetterReport, LetterTrouble};
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
@@ -74,6 +75,45 @@ impl ApiState {
         audit.end(code(answered.status), &answered);
         let mut answer = of(answered);
         answer.extensions_mut().insert(Audited);
+        answer
+    }
+
+    /// Has work on dead letters done, if it was understood; tells who did what changes something.
+    pub(super) async fn letters(
+        &self,
+        caller: Caller,
+        job: Result<LetterJob, BadRequest>,
+        shown: impl FnOnce(LetterReport) -> Response,
+    ) -> Response {
+        let job = match job {
+            Ok(job) => job,
+            Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
+        };
+        let audit = job.deed().map(|(action, filter)| Audit::of_letters(caller, action, filter));
+        let (reply, answer) = oneshot::channel();
+        (self.ask)(Query::Letters(job.clone(), reply));
+        let unavailable = |text: &str| Err(LetterTrouble::Unavailable(text.to_owned()));
+        let done = match timeout(COMMAND_WITHIN, answer).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(_)) => unavailable("the daemon is stopping"),
+            Err(_) => unavailable("the broker did not answer in time; it may still be done"),
+        };
+        let (status, document) = match &done {
+            Ok(report) => (Status::Known, json!({ "result": "done", "count": report.count })),
+            Err(LetterTrouble::Refused(text)) => {
+                (Status::Refused, json!({ "result": "rejected", "error": text }))
+            }
+            Err(LetterTrouble::Unavailable(text)) => (Status::Unavailable, json!({ "error": text })),
+        };
+        let answered = CommandResponse { status, document };
+        let audited = audit.is_some();
+        if let Some(audit) = audit {
+            audit.end(code(status), &answered);
+        }
+        let mut answer = done.map_or_else(|_| of(answered), shown);
+        if audited {
+            answer.extensions_mut().insert(Audited);
+        }
         answer
     }
 

@@ -1,5 +1,6 @@
-//! Who changed what, and how it ended: one line of the log for each command that changes something, under a
-//! target of its own; and, bounded in number, for requests that would have and were turned away.
+//! Who changed what, and how it ended: one line of the log for each command that changes something, and each
+//! deed on dead letters, under a target of its own; and, bounded in number, for requests that would have and
+//! were turned away.
 //!
 //! Names are data of producers: they are quoted, and no longer than the contract lets them be. No token,
 //! header or body is ever written.
@@ -8,6 +9,7 @@ use super::accept::Peer;
 use super::command::{CommandRequest, CommandResponse};
 use super::guard::Grant;
 use crate::engine::types::Command;
+use crate::letters::{LetterFilter, LetterKey};
 use axum::http::{Method, StatusCode};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,13 +38,26 @@ pub(super) struct Audited;
 #[derive(Debug)]
 pub(super) struct Audit<'c> {
     caller: Caller,
-    command: &'c CommandRequest,
+    action: &'static str,
+    subject: Subject<'c>,
     ended: bool,
 }
 
 impl<'c> Audit<'c> {
     pub(super) fn begin(caller: Caller, command: &'c CommandRequest) -> Audit<'c> {
-        Audit { caller, command, ended: false }
+        let (action, subject) = told(command);
+        Audit { caller, action, subject, ended: false }
+    }
+
+    /// `action` and filter are those of a [`crate::letters::LetterJob`] that changes something.
+    pub(super) fn of_letters(caller: Caller, action: &'static str, filter: &'c LetterFilter) -> Audit<'c> {
+        let subject = Subject {
+            application: filter.application.as_deref(),
+            reason: filter.reason.as_deref(),
+            letter: filter.key.as_ref().map(LetterKey::as_str),
+            ..Subject::default()
+        };
+        Audit { caller, action, subject, ended: false }
     }
 
     /// With the answer that the client gets.
@@ -54,13 +69,13 @@ impl<'c> Audit<'c> {
     }
 
     fn write(&self, status: Option<u16>, result: &str, count: Option<u64>, changed: Option<bool>) {
-        let (action, subject) = told(self.command);
-        let Subject { application, id, customer } = subject;
+        let Subject { application, id, customer, reason, letter } = self.subject;
+        let action = self.action;
         let peer = self.caller.peer.map(tracing::field::display);
         let token = self.caller.grant.as_str();
         tracing::info!(
             target: "tidegate::audit",
-            action, application, id, customer, peer, token, status, result, count, changed,
+            action, application, id, customer, reason, letter, peer, token, status, result, count, changed,
             "admin action"
         );
     }
@@ -75,15 +90,24 @@ impl Drop for Audit<'_> {
 }
 
 /// What a command is about.
-#[derive(Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Subject<'c> {
     application: Option<&'c str>,
     id: Option<&'c str>,
     customer: Option<&'c str>,
+    /// Of dead letters.
+    reason: Option<&'c str>,
+    /// The key of one dead letter.
+    letter: Option<&'c str>,
 }
 
 fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
-    let of = |application, id, customer| Subject { application: Some(application), id, customer };
+    let of = |application, id, customer| Subject {
+        application: Some(application),
+        id,
+        customer,
+        ..Subject::default()
+    };
     match command {
         Command::Cancel(item) => ("cancel", of(&item.application, Some(&item.id), None)),
         Command::Lookup(item) => ("lookup", of(&item.application, Some(&item.id), None)),

@@ -13,6 +13,7 @@ mod command;
 mod connections;
 mod guard;
 mod items;
+mod letters;
 mod listener;
 mod liveness;
 mod metrics;
@@ -32,6 +33,7 @@ pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
 use crate::config::Listen;
+use crate::letters::{LetterJob, LetterReport, LetterTrouble};
 use accept::AdminListener;
 use connections::{Connections, Places};
 use listener::Bounds;
@@ -52,6 +54,8 @@ pub enum Query {
     State(oneshot::Sender<StateInput>),
     /// A command, and where its response goes.
     Command(CommandRequest, oneshot::Sender<CommandResponse>),
+    /// Work on dead letters, which is not the loop's: it goes to the broker, and to no other part.
+    Letters(LetterJob, oneshot::Sender<Result<LetterReport, LetterTrouble>>),
 }
 
 /// Posts a query into the loop's mailbox. Must not block.

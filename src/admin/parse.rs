@@ -7,6 +7,9 @@
 use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Outlook};
+use crate::letters::{
+    LetterFilter, LetterJob, LetterKey, NewTime, RetryTerms, MOST_LOOKED_AT, MOST_OF_A_CALL,
+};
 use percent_encoding::percent_decode_str;
 use std::sync::Arc;
 
@@ -146,6 +149,138 @@ fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String
     Ok(all)
 }
 
+/// How many dead letters there are: a path without parameters.
+///
+/// # Errors
+/// There is one.
+pub fn letter_count(query: Option<&str>) -> Result<LetterJob, BadRequest> {
+    no_query(query).map(|()| LetterJob::Count)
+}
+
+/// A page of dead letters. `whole` is `true` or `false`.
+///
+/// # Errors
+/// As [`filter`].
+pub fn letter_list(query: Option<&str>) -> Result<LetterJob, BadRequest> {
+    letters_of(query, DEFAULT_PAGE, false)
+}
+
+fn letters_of(query: Option<&str>, limit: usize, whole: bool) -> Result<LetterJob, BadRequest> {
+    let all = parameters(query, &["reason", "application", "key", "limit", "whole"])?;
+    let (filter, limit) = letter_filter(&all, limit, MOST_LOOKED_AT)?;
+    Ok(LetterJob::List { filter, limit, whole: flag(&all, "whole")? || whole })
+}
+
+/// Dead letters with all that they hold: as [`letter_list`], `whole` in any case.
+///
+/// # Errors
+/// As [`filter`].
+pub fn letter_export(query: Option<&str>) -> Result<LetterJob, BadRequest> {
+    letters_of(query, MOST_LOOKED_AT, true)
+}
+
+/// One dead letter, whole: `/api/v1/dead/letters/KEY`.
+///
+/// # Errors
+/// What stands there is no key.
+pub fn letter(path: &str) -> Result<LetterJob, BadRequest> {
+    let key = key_of(path.split('/').nth(SECOND).unwrap_or_default())?;
+    let filter = LetterFilter { key: Some(key), ..LetterFilter::default() };
+    Ok(LetterJob::List { filter, limit: 1, whole: true })
+}
+
+/// Dead letters to drop.
+///
+/// # Errors
+/// As [`filter`]; and neither a key, a reason nor an application is named, nor `all=true` said.
+pub fn letter_drop(query: Option<&str>) -> Result<LetterJob, BadRequest> {
+    let all = parameters(query, &["reason", "application", "key", "limit", "all"])?;
+    let (filter, limit) = meant_letters(&all)?;
+    Ok(LetterJob::Drop { filter, limit })
+}
+
+/// Dead letters to send back. `at` and `deliver_before` are moments, `delay` is in ms.
+///
+/// # Errors
+/// As [`letter_drop`]; and `at` with `delay`, or an expiry that is not behind the new time.
+pub fn letter_retry(query: Option<&str>) -> Result<LetterJob, BadRequest> {
+    const KNOWN: [&str; 8] =
+        ["reason", "application", "key", "limit", "all", "at", "delay", "deliver_before"];
+    let all = parameters(query, &KNOWN)?;
+    let (filter, limit) = meant_letters(&all)?;
+    let read = |name: &str| of(&all, name).map(|text| moment(text).map_err(|text| fault(name, text)));
+    let time = match (read("at").transpose()?, of(&all, "delay")) {
+        (Some(_), Some(_)) => return Err(fault("delay", "it is there beside `at`: only one can hold")),
+        (Some(at), None) => NewTime::At(at),
+        (None, Some(text)) => {
+            let ms = number(text).ok_or_else(|| fault("delay", "it is not a number of milliseconds"))?;
+            NewTime::After(ms)
+        }
+        (None, None) => NewTime::Now,
+    };
+    let deliver_before = read("deliver_before").transpose()?;
+    if let (NewTime::At(at), Some(before)) = (time, deliver_before) {
+        if before <= at {
+            return Err(fault("deliver_before", "it is not behind `at`: the item would expire"));
+        }
+    }
+    Ok(LetterJob::Retry { filter, limit, terms: RetryTerms { time, deliver_before } })
+}
+
+fn of<'p>(all: &'p [(String, String)], name: &str) -> Option<&'p str> {
+    all.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+}
+
+fn flag(all: &[(String, String)], name: &str) -> Result<bool, BadRequest> {
+    match of(all, name) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(_) => Err(fault(name, "it is neither true nor false")),
+    }
+}
+
+fn key_of(text: &str) -> Result<LetterKey, BadRequest> {
+    LetterKey::parse(text).ok_or_else(|| fault("key", "it is no key of a dead letter: 32 hexadecimal digits"))
+}
+
+/// The application `-` stands for those whose application could not be read: no name is empty in a query.
+fn letter_filter(
+    all: &[(String, String)],
+    limit: usize,
+    most: usize,
+) -> Result<(LetterFilter, usize), BadRequest> {
+    let mut filter = LetterFilter::default();
+    if let Some(reason) = of(all, "reason") {
+        bounded(reason, "reason", MAX_NAME)?;
+        filter.reason = Some(reason.into());
+    }
+    if let Some(name) = of(all, "application") {
+        bounded(name, "application", MAX_NAME)?;
+        filter.application = Some(if name == "-" { "".into() } else { name.into() });
+    }
+    filter.key = of(all, "key").map(key_of).transpose()?;
+    Ok((filter, of(all, "limit").map_or(Ok(limit), |text| rows("limit", text, most))?))
+}
+
+/// Never all of them by mistake, as when a variable of a script is empty.
+fn meant_letters(all: &[(String, String)]) -> Result<(LetterFilter, usize), BadRequest> {
+    let (filter, limit) = letter_filter(all, MOST_OF_A_CALL, MOST_OF_A_CALL)?;
+    match (flag(all, "all")?, filter == LetterFilter::default()) {
+        (false, true) => {
+            Err(fault("all", "name a key, a reason or an application, or say all=true to mean every letter"))
+        }
+        (true, false) => Err(fault("all", "it is there beside a filter: only one can hold")),
+        (true, true) | (false, false) => Ok((filter, limit)),
+    }
+}
+
+/// A number of rows.
+fn rows(name: &str, text: &str, most: usize) -> Result<usize, BadRequest> {
+    let rows = number(text).and_then(|n| usize::try_from(n).ok());
+    let within = rows.filter(|n| (1..=most).contains(n));
+    within.ok_or_else(|| fault(name, &format!("it is not a number from 1 to {most}")))
+}
+
 fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
     let checked_name = || bounded(value, name, MAX_NAME).map(|()| Some(Arc::from(value)));
     match name {
@@ -161,12 +296,7 @@ fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
             let place = cursor(value).ok_or_else(|| fault(name, "it is no `next` of a page"))?;
             filter.from = filter.from.max(place);
         }
-        "limit" => {
-            let rows = number(value).and_then(|n| usize::try_from(n).ok());
-            let within = rows.filter(|n| (1..=MAX_PAGE).contains(n));
-            filter.limit =
-                within.ok_or_else(|| fault(name, &format!("it is not a number from 1 to {MAX_PAGE}")))?;
-        }
+        "limit" => filter.limit = rows(name, value, MAX_PAGE)?,
         _ => return Err(unknown(name)),
     }
     Ok(())

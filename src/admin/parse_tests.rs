@@ -157,6 +157,76 @@ fn a_filter_refuses_by_name() {
 }
 
 #[test]
+fn letters_are_meant_by_name_or_all_of_them() {
+    let key = "0123456789abcdef0123456789abcdef";
+    let filter = |reason: Option<&str>, application: Option<&str>, key: Option<&str>| LetterFilter {
+        reason: reason.map(Into::into),
+        application: application.map(Into::into),
+        key: key.and_then(LetterKey::parse),
+    };
+    let dropped = |query: &str| {
+        let Ok(LetterJob::Drop { filter, limit }) = letter_drop(Some(query)) else { panic!("{query}") };
+        (filter, limit)
+    };
+    assert_eq!(dropped("all=true"), (LetterFilter::default(), MOST_OF_A_CALL));
+    assert_eq!(dropped("reason=broker%3Aexpired&limit=7"), (filter(Some("broker:expired"), None, None), 7));
+    assert_eq!(dropped("application=-").0, filter(None, Some(""), None));
+    assert_eq!(dropped(&format!("key={key}")).0, filter(None, None, Some(key)));
+    for (query, named) in [
+        ("", "all: name a key"),
+        ("reason=&application=", "all: name a key"),
+        ("all=false", "all: name a key"),
+        ("all=yes", "all: it is neither"),
+        ("all=true&reason=x", "all: it is there beside"),
+        ("key=12", "key: it is no key"),
+        ("all=true&limit=0", "limit: it is not a number"),
+        ("all=true&cursor=1", "cursor: this path knows no"),
+    ] {
+        let text = error(letter_drop(Some(query)));
+        assert!(text.starts_with(named), "{query}: {text}");
+    }
+}
+
+#[test]
+fn letters_go_back_at_one_time() {
+    let terms = |query: &str| {
+        let read = letter_retry(Some(&format!("all=true&{query}")));
+        let Ok(LetterJob::Retry { terms, .. }) = read else { panic!("{query}") };
+        terms
+    };
+    let new = |time: NewTime, deliver_before: Option<u64>| RetryTerms { time, deliver_before };
+    assert_eq!(terms(""), RetryTerms::default());
+    assert_eq!(terms("delay=5"), new(NewTime::After(5), None));
+    assert_eq!(terms("at=1800000000000"), new(NewTime::At(1_800_000_000_000), None));
+    let both = terms("at=1800000000000&deliver_before=1800000000001");
+    assert_eq!(both, new(NewTime::At(1_800_000_000_000), Some(1_800_000_000_001)));
+    for (query, named) in [
+        ("at=1800000000000&delay=5", "delay: it is there beside"),
+        ("delay=-5", "delay: it is not a number"),
+        ("at=soon", "at: it is neither"),
+        ("at=1800000000001&deliver_before=1800000000001", "deliver_before: it is not behind"),
+    ] {
+        let text = error(letter_retry(Some(&format!("all=true&{query}"))));
+        assert!(text.starts_with(named), "{query}: {text}");
+    }
+}
+
+#[test]
+fn letters_are_listed_in_one_walk() {
+    let list = |query: &str| letter_list(Some(query)).unwrap();
+    let filter = LetterFilter { reason: Some("full".into()), ..LetterFilter::default() };
+    let want = LetterJob::List { filter, limit: 5, whole: true };
+    assert_eq!(list("reason=full&limit=5&whole=true"), want);
+    assert_eq!(letter_export(Some("reason=full&limit=5")), Ok(want));
+    assert!(error(letter_list(Some("limit=2001"))).starts_with("limit: it is not a number"));
+    let key = "0123456789abcdef0123456789abcdef";
+    let one = LetterFilter { key: LetterKey::parse(key), ..LetterFilter::default() };
+    let want = LetterJob::List { filter: one, limit: 1, whole: true };
+    assert_eq!(letter(&format!("/api/v1/dead/letters/{key}")), Ok(want));
+    assert!(letter("/api/v1/dead/letters/..").is_err());
+}
+
+#[test]
 fn a_path_without_query_refuses_one() {
     assert_eq!(no_query(None), Ok(()));
     assert_eq!(no_query(Some("")), Ok(()));

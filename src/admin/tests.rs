@@ -52,6 +52,7 @@ fn tell(query: Query, state: StateInput) {
     match query {
         Query::State(reply) => drop(reply.send(state)),
         Query::Command(asked, _) => panic!("no command was expected: {asked:?}"),
+        Query::Letters(asked, _) => panic!("no work on letters was expected: {asked:?}"),
     }
 }
 

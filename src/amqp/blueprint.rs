@@ -4,10 +4,14 @@
 //! nothing.
 
 use super::ingest_lock::lock_name;
-use crate::config::{Config, DeadLetters, EgressConfig, IngestConfig, Topology};
+use crate::config::{Config, DeadLetters, DeadQueueKind, EgressConfig, IngestConfig, Topology};
 
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
 const DELIVERY_LIMIT: i64 = 50;
+/// The same for dead letters, which are returned after each look at them, and have nowhere to be moved:
+/// more than there will ever be. Without a limit RabbitMQ 4 drops after 20 returns, and a limit of -1, its
+/// word for none, makes 3.10 drop at the first.
+const LOOKS_LIMIT: i64 = 1_000_000_000;
 
 /// Value of a queue's argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +26,7 @@ pub(crate) struct Names {
     pub(super) queue: String,
     pub(super) ingest: String,
     pub(super) egress: String,
-    pub(super) dead: String,
+    pub(super) dead: DeadLetters,
 }
 
 impl Names {
@@ -31,7 +35,7 @@ impl Names {
             queue: ingest.queue.clone(),
             ingest: ingest.exchange.clone(),
             egress: egress.exchange.clone(),
-            dead: dead.exchange.clone(),
+            dead: dead.clone(),
         }
     }
 }
@@ -75,7 +79,7 @@ pub(crate) fn ingest(names: &Names) -> [Declared; 3] {
     let text = |value: &str| Argument::Text(value.to_owned());
     let arguments = vec![
         ("x-queue-type", text("quorum")),
-        ("x-dead-letter-exchange", text(&names.dead)),
+        ("x-dead-letter-exchange", text(&names.dead.exchange)),
         ("x-dead-letter-strategy", text("at-least-once")),
         ("x-overflow", text("reject-publish")),
         ("x-delivery-limit", Argument::Number(DELIVERY_LIMIT)),
@@ -98,38 +102,81 @@ pub(crate) fn dead_exchange(name: &str) -> Declared {
     Declared::Exchange { name: name.to_owned(), kind: Routing::Fanout }
 }
 
-/// Dead letters: the queue behind the exchange.
-pub(crate) fn dead_queue(name: &str) -> [Declared; 2] {
-    let (exchange, queue) = (name.to_owned(), name.to_owned());
-    [Declared::Queue { name: queue.clone(), arguments: Vec::new() }, Declared::Binding { exchange, queue }]
+/// Dead letters: the queue behind the exchange, and its binding; nothing where none is to be declared. A full
+/// one refuses: what is refused waits in the store, while a letter at its head that made room would be lost.
+pub(crate) fn dead_queue(dead: &DeadLetters) -> Vec<Declared> {
+    let text = |value: &str| Argument::Text(value.to_owned());
+    let mut arguments = match dead.queue.kind {
+        DeadQueueKind::None => return Vec::new(),
+        DeadQueueKind::Quorum => {
+            vec![("x-queue-type", text("quorum")), ("x-delivery-limit", Argument::Number(LOOKS_LIMIT))]
+        }
+        DeadQueueKind::Classic => vec![("x-queue-type", text("classic"))],
+    };
+    let limits = [("x-max-length", dead.queue.max_length), ("x-max-length-bytes", dead.queue.max_bytes)];
+    for (name, limit) in limits.into_iter().filter(|(_, limit)| *limit > 0) {
+        arguments.push((name, Argument::Number(limit.cast_signed())));
+    }
+    if arguments.iter().any(|(name, _)| name.starts_with("x-max-")) {
+        arguments.push(("x-overflow", text("reject-publish")));
+    }
+    let (exchange, name) = (dead.exchange.clone(), dead.queue_name().unwrap_or_default().to_owned());
+    let binding = Declared::Binding { exchange, queue: name.clone() };
+    vec![Declared::Queue { name, arguments }, binding]
 }
 
-/// The least rights of the login that consumes requests and answers commands. To declare, it needs more than
-/// to use what is there.
+/// All that dead letters need, in the order in which it can be made.
+pub(crate) fn dead(dead: &DeadLetters) -> Vec<Declared> {
+    let mut all = vec![dead_exchange(&dead.exchange)];
+    all.extend(dead_queue(dead));
+    all
+}
+
+/// Names of what [`dead`] declares: one where queue and exchange share theirs.
+fn dead_names(dead: &DeadLetters) -> Vec<&str> {
+    let mut names = vec![&*dead.exchange];
+    names.extend(
+        dead.queue_name().filter(|name| dead.queue.kind != DeadQueueKind::None && *name != dead.exchange),
+    );
+    names
+}
+
+/// The least rights of the login that consumes requests, answers commands and sends dead letters back. To
+/// declare, it needs more than to use what is there.
 pub(crate) fn ingest_rights(config: &Config) -> Rights {
-    let (queue, exchange, dead) = (&*config.ingest.queue, &*config.ingest.exchange, &*config.dead.exchange);
+    let (queue, exchange, dead) = (&*config.ingest.queue, &*config.ingest.exchange, dead_names(&config.dead));
     let lock = lock_name(queue);
     match config.amqp.topology {
         Topology::Declare => Rights {
-            configure: any_of(&[&lock, queue, exchange, dead]),
+            configure: any_of(&[&[&*lock, queue, exchange], &*dead].concat()),
             // To bind takes the right to write to the queue and to read from the exchange, to name a
             // dead-letter exchange that to write to it.
-            write: any_of(&["amq.default", queue, dead]),
-            read: any_of(&[queue, exchange, dead]),
+            write: any_of(&[&["amq.default", queue, exchange], &*dead].concat()),
+            read: any_of(&[&[queue, exchange], &*dead].concat()),
         },
-        Topology::Passive | Topology::Off => {
-            Rights { configure: any_of(&[&lock]), write: any_of(&["amq.default"]), read: any_of(&[queue]) }
-        }
+        Topology::Passive | Topology::Off => Rights {
+            configure: any_of(&[&lock]),
+            write: any_of(&["amq.default", exchange]),
+            read: any_of(&[queue]),
+        },
     }
 }
 
-/// The least rights of the login that publishes batches and dead letters.
+/// The least rights of the login that publishes batches and dead letters, and looks into the queue of those.
 pub(crate) fn egress_rights(config: &Config) -> Rights {
-    let (exchange, dead) = (&*config.egress.exchange, &*config.dead.exchange);
-    let write = any_of(&[exchange, dead]);
+    let (exchange, dead) = (&*config.egress.exchange, dead_names(&config.dead));
     match config.amqp.topology {
-        Topology::Declare => Rights { configure: write.clone(), write, read: any_of(&[dead]) },
-        Topology::Passive | Topology::Off => Rights { configure: any_of(&[]), write, read: any_of(&[]) },
+        Topology::Declare => {
+            let write = any_of(&[&[exchange], &*dead].concat());
+            let mut read = dead;
+            read.extend(config.dead.queue_name().filter(|_| config.dead.queue.kind == DeadQueueKind::None));
+            Rights { configure: write.clone(), write, read: any_of(&read) }
+        }
+        Topology::Passive | Topology::Off => Rights {
+            configure: any_of(&[]),
+            write: any_of(&[exchange, &config.dead.exchange]),
+            read: any_of(config.dead.queue_name().as_slice()),
+        },
     }
 }
 
@@ -183,12 +230,49 @@ mod tests {
             read: read.to_owned(),
         };
         let lock = r"^tidegate\.lock\.tidegate\.ingest$";
-        assert_eq!(ingest_rights(&config), rights(lock, r"^amq\.default$", r"^tidegate\.ingest$"));
-        assert_eq!(egress_rights(&config), rights("^$", r"^(tidegate\.out|tidegate\.dead)$", "^$"));
+        assert_eq!(
+            ingest_rights(&config),
+            rights(lock, r"^(amq\.default|tidegate\.in)$", r"^tidegate\.ingest$")
+        );
+        let letters = r"^tidegate\.dead$";
+        assert_eq!(egress_rights(&config), rights("^$", r"^(tidegate\.out|tidegate\.dead)$", letters));
         assert_eq!(
             rights_of_both(&config),
-            rights(lock, r"^amq\.default$|^(tidegate\.out|tidegate\.dead)$", r"^tidegate\.ingest$")
+            rights(
+                lock,
+                r"^(amq\.default|tidegate\.in)$|^(tidegate\.out|tidegate\.dead)$",
+                r"^tidegate\.ingest$|^tidegate\.dead$"
+            )
         );
+        config.dead.queue.kind = DeadQueueKind::None;
+        assert_eq!(egress_rights(&config).read, "^$", "nobody said which queue");
+        assert_eq!(dead(&config.dead).len(), 1, "the exchange alone");
+        config.dead.queue.name = "ours".to_owned();
+        config.amqp.topology = Topology::Declare;
+        assert_eq!(egress_rights(&config).read, r"^(tidegate\.dead|ours)$");
+        assert_eq!(egress_rights(&config).configure, r"^(tidegate\.out|tidegate\.dead)$");
+        config.dead.queue.kind = DeadQueueKind::Quorum;
+        assert_eq!(egress_rights(&config).configure, r"^(tidegate\.out|tidegate\.dead|ours)$");
+    }
+
+    #[test]
+    fn a_full_dead_queue_refuses_and_looks_are_not_counted() {
+        let mut letters = Config::default().dead;
+        let arguments = |letters: &DeadLetters| {
+            let all = dead_queue(letters);
+            let Declared::Queue { arguments, .. } = &all[0] else { panic!("{all:?}") };
+            arguments.clone()
+        };
+        let of = |all: &[(&'static str, Argument)], name: &str| {
+            all.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
+        };
+        let quorum = arguments(&letters);
+        assert_eq!(of(&quorum, "x-delivery-limit"), Some(Argument::Number(LOOKS_LIMIT)));
+        assert_eq!(of(&quorum, "x-max-length"), Some(Argument::Number(1_000_000)));
+        assert_eq!(of(&quorum, "x-overflow"), Some(Argument::Text("reject-publish".to_owned())));
+        letters.queue.kind = DeadQueueKind::Classic;
+        (letters.queue.max_length, letters.queue.max_bytes) = (0, 0);
+        assert_eq!(arguments(&letters), [("x-queue-type", Argument::Text("classic".to_owned()))]);
     }
 
     #[test]

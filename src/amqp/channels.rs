@@ -408,7 +408,7 @@ impl EgressChannels {
         }
         let opening = async move {
             let limit = options.timeouts.connect;
-            let notes = prepare_dead(&session, options.amqp.topology, &options.dead.exchange, limit).await?;
+            let notes = prepare_dead(&session, options.amqp.topology, &options.dead, limit).await?;
             Ok((confirm_channel(&session, limit).await?, notes))
         };
         self.dead.open(opening.boxed());

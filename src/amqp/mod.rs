@@ -26,6 +26,7 @@ mod fault;
 mod ingest_lock;
 mod inspect;
 mod lateness;
+mod letters;
 mod message;
 mod outlet;
 mod prefetch;
@@ -43,6 +44,7 @@ pub mod wire;
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use inspect::{inspect, Inspected, Severity};
 pub use lateness::{Distribution, BOUNDS_US};
+pub use letters::LetterDesk;
 pub use replies::OutgoingReply;
 pub use shared::Stats;
 

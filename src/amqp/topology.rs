@@ -6,7 +6,7 @@
 use super::blueprint::{self, Argument, Declared, Names, Routing};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use crate::config::Topology;
+use crate::config::{DeadLetters, Topology};
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
@@ -33,14 +33,14 @@ pub(super) async fn prepare_ingest(
     match mode {
         Topology::Off => {}
         Topology::Passive => {
-            let dead = setup.check_exchange(&names.dead).await;
-            setup.tolerate_dead(&names.dead, dead)?;
+            let dead = setup.check_exchange(&names.dead.exchange).await;
+            setup.tolerate_dead(&names.dead.exchange, dead)?;
             setup.check_queue(&names.queue).await?;
             setup.check_exchange(&names.ingest).await?;
         }
         Topology::Declare => {
             let dead = setup.declare_dead(&names.dead).await;
-            setup.tolerate_dead(&names.dead, dead)?;
+            setup.tolerate_dead(&names.dead.exchange, dead)?;
             setup.declare_all(&blueprint::ingest(names)).await?;
         }
     }
@@ -83,16 +83,16 @@ pub(super) async fn prepare_egress(
 pub(super) async fn prepare_dead(
     session: &Session,
     mode: Topology,
-    exchange: &str,
+    dead: &DeadLetters,
     limit: Duration,
 ) -> Result<Vec<Note>, Fault> {
     let mut setup = Setup::new(session, limit);
     match mode {
         Topology::Off => {}
-        Topology::Passive => setup.check_exchange(exchange).await?,
+        Topology::Passive => setup.check_exchange(&dead.exchange).await?,
         Topology::Declare => {
-            setup.declare(&blueprint::dead_exchange(exchange)).await?;
-            if let Err(fault) = setup.declare_all(&blueprint::dead_queue(exchange)).await {
+            setup.declare(&blueprint::dead_exchange(&dead.exchange)).await?;
+            if let Err(fault) = setup.declare_dead_queue(dead).await {
                 if fault.kind != FaultKind::Setup {
                     return Err(fault);
                 }
@@ -101,6 +101,31 @@ pub(super) async fn prepare_dead(
         }
     }
     Ok(setup.finish().await)
+}
+
+/// Whether the queue of dead letters is just as it would be declared. Where it has to be made by others, they
+/// are taken by their word; one of another making has limits that nobody knows.
+pub(super) async fn is_own_dead_queue(
+    session: &Session,
+    mode: Topology,
+    dead: &DeadLetters,
+    limit: Duration,
+) -> Result<bool, Fault> {
+    let mut setup = Setup::new(session, limit);
+    let own = match (mode, blueprint::dead_queue(dead).as_slice()) {
+        (_, []) => false,
+        (Topology::Passive | Topology::Off, _) => true,
+        (Topology::Declare, [queue, rest @ ..]) => {
+            // What differs, or may not be declared, is noted.
+            setup.declare(queue).await?;
+            let own = setup.notes.is_empty();
+            // One that was gone has lost its binding as well.
+            setup.declare_all(rest).await?;
+            own
+        }
+    };
+    setup.finish().await;
+    Ok(own)
 }
 
 /// Consumers and ready messages of a queue at present.
@@ -159,7 +184,7 @@ pub(super) async fn inspect_egress(
     setup.inspect_dead(&mut found, &names.dead).await;
     let text = format!(
         "whether this account may write to '{}' and '{}' cannot be seen without publishing",
-        names.egress, names.dead
+        names.egress, names.dead.exchange
     );
     found.push(Ok(Note { risky: false, text }));
     setup.finish().await;
@@ -274,9 +299,22 @@ impl<'a> Setup<'a> {
         self.done(&format!("checking exchange '{name}'"), result)
     }
 
-    async fn declare_dead(&mut self, name: &str) -> Result<(), Fault> {
-        self.declare(&blueprint::dead_exchange(name)).await?;
-        self.declare_all(&blueprint::dead_queue(name)).await
+    async fn declare_dead(&mut self, dead: &DeadLetters) -> Result<(), Fault> {
+        self.declare(&blueprint::dead_exchange(&dead.exchange)).await?;
+        self.declare_dead_queue(dead).await
+    }
+
+    async fn declare_dead_queue(&mut self, dead: &DeadLetters) -> Result<(), Fault> {
+        let before = self.notes.len();
+        self.declare_all(&blueprint::dead_queue(dead)).await?;
+        // One of an earlier configuration works on. What it lacks, and the way out, is for the operator.
+        for note in self.notes.iter_mut().skip(before).filter(|note| note.risky) {
+            note.text.push_str(
+                ". To have it made as wanted: empty it (tidegate dead retry, export, drop), delete it and \
+                 restart; or name another queue in dead.queue.name, or describe this one in [dead.queue]",
+            );
+        }
+        Ok(())
     }
 
     async fn declare_all(&mut self, all: &[Declared]) -> Result<(), Fault> {
@@ -326,7 +364,7 @@ impl<'a> Setup<'a> {
                 self.note(
                     true,
                     format!(
-                        "queue '{name}' has other arguments and is used as it is; requests can be lost where \
+                        "queue '{name}' has other arguments and is used as it is; messages can be lost where \
                          they differ. The broker says: {}. Wanted: {}",
                         fault.text,
                         named(arguments)
@@ -458,9 +496,16 @@ impl<'a> Setup<'a> {
         }
     }
 
-    async fn inspect_dead(&mut self, found: &mut Vec<Result<Note, Fault>>, name: &str) {
-        self.exists(found, name, false).await;
-        self.exists(found, name, true).await;
+    async fn inspect_dead(&mut self, found: &mut Vec<Result<Note, Fault>>, dead: &DeadLetters) {
+        self.exists(found, &dead.exchange, false).await;
+        match blueprint::dead_queue(dead).first() {
+            Some(queue) => self.inspect(found, queue).await,
+            None => {
+                if let Some(name) = dead.queue_name() {
+                    self.exists(found, name, true).await;
+                }
+            }
+        }
     }
 
     fn compared(&mut self, found: &mut Vec<Result<Note, Fault>>, outcome: Result<(), Fault>) {

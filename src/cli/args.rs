@@ -1,9 +1,14 @@
 //! The command line: what may be written, checked as far as text alone allows.
 
 mod commands;
+mod letters;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
+};
+pub(super) use letters::{
+    DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
+    LetterRetryArgs, MeantArgs,
 };
 
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
@@ -15,10 +20,11 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0   done
   1   failed; the reason is on standard error
-  2   wrong usage; parked drop without --yes, tail of a parked application without --drain
+  2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
+      --drain
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
-      cancelled (cancel)
+      cancelled (cancel); not all of the dead letters that were meant (dead)
   75  the store is locked by another process (run)
   78  the configuration is at fault
 
@@ -99,6 +105,9 @@ pub(super) enum CliCommand {
     /// What cannot be delivered at present: show it, try it again, give it up
     #[command(subcommand)]
     Parked(ParkedCommand),
+    /// What was given up and lies in the queue of dead letters: look, send back, drop, save
+    #[command(subcommand)]
+    Dead(DeadCommand),
     /// Show the state of the running daemon
     Status,
     /// Say whether the running daemon is well, by exit code: for probes and scripts
@@ -136,6 +145,7 @@ impl CliCommand {
             | CliCommand::Pause(_)
             | CliCommand::Resume(_)
             | CliCommand::Parked(_)
+            | CliCommand::Dead(_)
             | CliCommand::Health(_)
             | CliCommand::Status => true,
         }

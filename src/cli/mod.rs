@@ -8,6 +8,7 @@ mod check;
 mod client;
 mod commands;
 mod health;
+mod letters;
 mod list;
 mod output;
 mod paper;
@@ -93,6 +94,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Parked(ParkedCommand::List(args)) => list::parked(&daemon()?, &args, output)?,
         CliCommand::Parked(ParkedCommand::Retry(args)) => commands::retry(&daemon()?, &args, output)?,
         CliCommand::Parked(ParkedCommand::Drop(args)) => commands::drop_parked(&daemon()?, &args, output)?,
+        CliCommand::Dead(command) => letters::run(&daemon()?, &command, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }

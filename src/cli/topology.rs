@@ -32,10 +32,7 @@ struct BrokerEnd<'c> {
 
 fn ends(config: &Config) -> Vec<BrokerEnd<'_>> {
     let names = Names::of(&config.ingest, &config.egress, &config.dead);
-    let dead: Vec<Declared> = [blueprint::dead_exchange(&config.dead.exchange)]
-        .into_iter()
-        .chain(blueprint::dead_queue(&config.dead.exchange))
-        .collect();
+    let dead = blueprint::dead(&config.dead);
     // The ingest queue names the dead exchange: that goes before it.
     let ingest = dead.iter().cloned().chain(blueprint::ingest(&names)).collect();
     let egress = std::iter::once(blueprint::egress(&config.egress.exchange)).chain(dead).collect();
@@ -232,6 +229,7 @@ mod tests {
         at("rabbitmqctl set_permissions -p push tg '^tidegate\\.lock\\.tidegate\\.ingest$'");
         let made = definitions(&config);
         assert_eq!(made["queues"].as_array().unwrap().len(), 2);
+        assert_eq!(made["queues"][0]["arguments"]["x-queue-type"], "quorum");
         assert_eq!(made["queues"][1]["arguments"]["x-delivery-limit"], 50);
         assert_eq!(made["exchanges"].as_array().unwrap().len(), 3);
     }

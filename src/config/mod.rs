@@ -333,8 +333,45 @@ pub struct EgressConfig {
 /// Section `[dead]`: where dead letters go to.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
-    /// Fanout exchange, with a durable queue of the same name.
+    /// Name of the fanout exchange.
     pub exchange: String,
+    /// Where they lie until somebody takes them.
+    pub queue: DeadQueue,
+}
+
+impl DeadLetters {
+    /// Name of the queue that dead letters are looked for in; `None`: there is none that is known.
+    pub fn queue_name(&self) -> Option<&str> {
+        match (&*self.queue.name, self.queue.kind) {
+            ("", DeadQueueKind::None) => None,
+            ("", DeadQueueKind::Quorum | DeadQueueKind::Classic) => Some(&self.exchange),
+            (name, _) => Some(name),
+        }
+    }
+}
+
+/// Section `[dead.queue]`: the queue behind the exchange of dead letters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadQueue {
+    /// Empty: the name of the exchange.
+    pub name: String,
+    /// What is declared.
+    pub kind: DeadQueueKind,
+    /// Most letters in it; 0: no limit.
+    pub max_length: u64,
+    /// Most bytes of bodies in it; 0: no limit.
+    pub max_bytes: u64,
+}
+
+/// Values of `dead.queue.type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeadQueueKind {
+    /// Replicated, on the nodes of a cluster.
+    Quorum,
+    /// On one node.
+    Classic,
+    /// None is declared: whoever runs the broker has bound one.
+    None,
 }
 
 /// Values of `store.kind`.
@@ -415,7 +452,15 @@ impl Default for Config {
                 exchange: "tidegate.in".into(),
                 prefetch: 10_000,
             },
-            dead: DeadLetters { exchange: "tidegate.dead".into() },
+            dead: DeadLetters {
+                exchange: "tidegate.dead".into(),
+                queue: DeadQueue {
+                    name: String::new(),
+                    kind: DeadQueueKind::Quorum,
+                    max_length: 1_000_000,
+                    max_bytes: 4 << 30,
+                },
+            },
             store: StoreConfig {
                 kind: StoreKind::Disk,
                 path: "/var/lib/tidegate".into(),

@@ -9,7 +9,9 @@ use super::section::{Findings, Section};
 use super::terms::MAX_NAME;
 use super::tree::Table;
 use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
-use super::{Admin, Config, LimitsConfig, Listen, StoreConfig, StoreKind, Timeouts};
+use super::{
+    Admin, Config, DeadQueue, DeadQueueKind, LimitsConfig, Listen, StoreConfig, StoreKind, Timeouts,
+};
 use crate::engine::types::{AppSettings, Format};
 use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
@@ -49,6 +51,7 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     config.egress.max_in_flight = in_flight as usize;
     config.dead.exchange = name(&mut dead, "exchange", d.dead.exchange);
     names_differ(&config, [&mut ingest, &mut egress, &mut dead]);
+    config.dead.queue = dead_queue(dead.section("queue"), d.dead.queue, &config);
     let mut ends = config.amqp.endpoints.iter().chain(&config.egress.endpoints);
     if config.amqp.ca_file.is_some() && !ends.any(|e| e.tls) {
         amqp_section.warn("ca_file", "has no effect: no address begins with amqps://");
@@ -70,15 +73,44 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
 
 /// The name of a queue or exchange: an AMQP short string. RabbitMQ drops line breaks from names silently.
 fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
-    let name = s.get(key, default, Text);
-    if name.is_empty() {
+    let name = name_if_any(s, key, default);
+    if name.is_empty() && !s.failed(&[key]) {
         s.fault(key, "is empty");
-    } else if name.len() > 255 {
+    }
+    name
+}
+
+/// The same; empty says something of its own.
+fn name_if_any(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
+    let name = s.get(key, default, Text);
+    if name.len() > 255 {
         s.fault(key, format!("is {} bytes long: at most 255", name.len()));
     } else if name.chars().any(char::is_control) {
         s.fault(key, "holds a control character");
     }
     name
+}
+
+/// `config` has the names of all else.
+fn dead_queue(mut s: Section<'_, '_>, d: DeadQueue, config: &Config) -> DeadQueue {
+    let words = &[
+        ("quorum", DeadQueueKind::Quorum),
+        ("classic", DeadQueueKind::Classic),
+        ("none", DeadQueueKind::None),
+    ];
+    let kind = s.get("type", d.kind, Words(words));
+    let name = name_if_any(&mut s, "name", d.name);
+    if !name.is_empty() && name == config.ingest.queue {
+        s.fault("name", "is ingest.queue: dead items would come back as requests");
+    }
+    // RabbitMQ reads both as signed numbers of 64 bits.
+    let max_length = s.get("max_length", d.max_length, Whole(0..=1 << 53));
+    let max_bytes = s.get("max_bytes", d.max_bytes, Size(0..=1 << 53));
+    if kind == DeadQueueKind::None && (s.is_set("max_length") || s.is_set("max_bytes")) {
+        s.warn("type", "is \"none\": no queue is declared, and limits of its length have no effect");
+    }
+    s.end();
+    DeadQueue { name, kind, max_length, max_bytes }
 }
 
 /// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault

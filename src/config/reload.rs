@@ -43,6 +43,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("egress.uri", egress_same),
         ("egress.max_in_flight", old.egress.max_in_flight == new.egress.max_in_flight),
         ("dead.exchange", old.dead.exchange == new.dead.exchange),
+        ("dead.queue", old.dead.queue == new.dead.queue),
         ("store.kind", old.store.kind == new.store.kind),
         ("store.path", old.store.path == new.store.path),
         ("store.hold_max", old.store.hold_max == new.store.hold_max),

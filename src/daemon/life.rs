@@ -244,6 +244,8 @@ impl Life<'_> {
                 // The sender may have gone.
                 let _ = reply.send(self.state());
             }
+            // Done beside the loop; one that came here all the same hears that it is not.
+            LoopEvent::Query(admin::Query::Letters(_, reply)) => drop(reply),
             LoopEvent::Query(admin::Query::Command(request, sender)) => {
                 let identity = self.shard.store_identity;
                 if let Some(command) = self.shard.queries.admit(request, sender, identity) {

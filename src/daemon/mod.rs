@@ -9,6 +9,7 @@
 
 mod answers;
 mod commands;
+mod desk;
 mod housekeeping;
 mod life;
 mod mailbox;

@@ -7,8 +7,9 @@
 use super::life::{Ending, Life};
 use super::mailbox::{LoopEvent, Mailbox};
 use super::starts::Starts;
-use super::{RunError, RunOptions};
+use super::{desk, RunError, RunOptions};
 use crate::admin::{self, Liveness, Readiness};
+use crate::amqp::LetterDesk;
 use crate::clock;
 use crate::config::{self, Config, StoreKind};
 use crate::engine::types::Now;
@@ -138,12 +139,15 @@ impl Process {
     }
 
     fn serve_admin(&self) -> Result<admin::Server, RunError> {
-        let ask = Arc::clone(&self.inlet);
+        let inlet = Arc::clone(&self.inlet);
+        let desk = Arc::new(LetterDesk::new(&self.config));
+        let runtime = self.runtime.handle().clone();
+        let ask = desk::beside(runtime, desk, move |query| inlet.post(LoopEvent::Query(query)));
         let server = self.runtime.block_on(admin::serve(
             (&self.config.admin).into(),
             Arc::clone(&self.readiness),
             Arc::clone(&self.liveness),
-            Arc::new(move |query| ask.post(LoopEvent::Query(query))),
+            Arc::new(ask),
         ))?;
         Ok(server)
     }

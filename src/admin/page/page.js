@@ -18,6 +18,7 @@ const PAGE_ROWS = 25;
 const MOST_ASKED = 50;
 // Bytes of a name of a customer or an application.
 const MOST_NAME = 200;
+const MOST_LETTERS = 1000;
 
 const TOKEN_KEY = "tidegate-token";
 const SVG = "http://www.w3.org/2000/svg";
@@ -888,19 +889,23 @@ function outcome(good, ...children) {
   if (good) setTimeout(() => element.remove(), 20000);
 }
 
-/** Asks, does it, says how it ended, and looks again. */
+/** Asks, does it, says how it ended, and looks again; whether it was tried. */
 async function carryOut({ title, text, counted, verb, danger = false, method, where, told, about }) {
   let target;
   try {
     target = where();
   } catch (error) {
-    return outcome(false, error.message);
+    outcome(false, error.message);
+    return false;
   }
-  if (!await confirmed(title, text, counted, verb, danger)) return;
+  if (!await confirmed(title, text, counted, verb, danger)) return false;
   try {
     outcome(true, told(await ask(method, target, COMMAND_WITHIN_MS)), ...about);
   } catch (error) {
-    if (error instanceof Unauthorized) return signIn("This token is not accepted.");
+    if (error instanceof Unauthorized) {
+      signIn("This token is not accepted.");
+      return false;
+    }
     const perhaps = error instanceof Refused ? "" : " It may still be done.";
     outcome(false, `Not done: ${fault(error)}.${perhaps}`, ...about);
   }
@@ -908,6 +913,7 @@ async function carryOut({ title, text, counted, verb, danger = false, method, wh
   by("found").replaceChildren();
   if (list.pages > 1) askItems().catch(() => {});
   round();
+  return true;
 }
 
 const cancelled = (answer) => {
@@ -990,6 +996,152 @@ function flush(application, customer) {
     told: (answer) => answer.count ? `Flushed: ${things(answer.count, "item")} of` : "No window was open, nothing was flushed:", about: of(customer) });
 }
 
+// ---- dead letters ----------------------------------------------------------------------------------------
+
+const letters = { group: null };
+
+/** In a query no name is empty: a dash stands for those whose application could not be read. */
+const groupQuery = (group) => ({ reason: group.reason, application: group.application || "-" });
+const groupName = (group) => [" ", foreign(group.reason), ...(group.application ? [" of", ...of(group.application)] : [])];
+
+/** What of the queue was not seen, and why. */
+function unseen(told) {
+  const behind = told.more ? ` Looked at ${count(told.looked_at)} of ${count(told.depth)}: there is more behind them.` : "";
+  return behind + (told.stopped ? ` Not all could be looked at: ${told.stopped}.` : "");
+}
+
+async function lookIntoLetters() {
+  say(by("dead-text"), "Looking…");
+  by("dead-look").disabled = true;
+  try {
+    const told = await ask("GET", path("dead", "count"), COMMAND_WITHIN_MS);
+    const rows = told.groups.slice(0, MOST_ROWS).map((group) => [`g${group.reason}\n${group.application}`, group]);
+    by("dead-found").hidden = rows.length === 0;
+    by("dead-save").hidden = rows.length === 0;
+    table(by("dead-groups"), rows, groupRow, "");
+    say(by("dead-text"), (rows.length ? `${things(told.depth, "letter")} at ${clock(now())}.` : "There are none.") + unseen(told));
+    if (letters.group) await showLetters(letters.group);
+  } catch (error) {
+    if (error instanceof Unauthorized) return signIn("");
+    say(by("dead-text"), `They cannot be looked at: ${fault(error)}.`);
+  } finally {
+    by("dead-look").disabled = false;
+  }
+}
+
+function groupRow() {
+  const row = cells(by("dead-groups"), "name lead", "name", "number", "actions");
+  const [reason, application, n, actions] = row.cells;
+  row.show = (group) => {
+    fill(reason, group.reason, () => [foreign(group.reason)]);
+    fill(application, group.application, () => [group.application ? foreign(group.application, true) : make("em", {}, "not readable")]);
+    number(n, group.count);
+    fill(actions, "these", () => [button("Show", () => showLetters(group)),
+      button("Send back…", () => sendBack(groupQuery(group), groupName(group))),
+      button("Drop…", () => dropLetters(groupQuery(group), groupName(group)), "danger")]);
+  };
+  return row;
+}
+
+async function showLetters(group) {
+  letters.group = group;
+  try {
+    const page = await ask("GET", `${path("dead")}${query({ ...groupQuery(group), limit: PAGE_ROWS })}`, COMMAND_WITHIN_MS);
+    by("dead-table").hidden = page.letters.length === 0;
+    // Two that are alike in all have one key.
+    const rows = page.letters.map((letter, n) => [`l${letter.key} ${n}`, letter]);
+    table(by("dead-rows"), rows, letterRow, "");
+  } catch (error) {
+    if (error instanceof Unauthorized) return signIn("");
+    say(by("dead-text"), `They cannot be looked at: ${fault(error)}.`);
+  }
+}
+
+function letterRow() {
+  const row = cells(by("dead-rows"), "name lead", "name", "number", "error", "actions");
+  const [id, customer, size, error, actions] = row.cells;
+  row.show = (letter) => {
+    fill(id, letter.id || "", () => [letter.id ? foreign(letter.id, true) : make("em", {}, "none")]);
+    fill(customer, letter.customer || "", () => letter.customer ? [foreign(letter.customer, true)] : []);
+    number(size, letter.bytes);
+    fill(error, letter.error || "", () => letter.error ? [foreign(letter.error, true)] : []);
+    const name = of(letter.id || letter.key);
+    fill(actions, letter.key, () => [button("Whole", () => showLetter(letter.key)),
+      button("Send back…", () => sendBack({ key: letter.key }, name)),
+      button("Drop…", () => dropLetters({ key: letter.key }, name), "danger")]);
+  };
+  return row;
+}
+
+async function showLetter(key) {
+  const shown = by("dead-letter");
+  try {
+    const letter = await ask("GET", path("dead", "letters", key), COMMAND_WITHIN_MS);
+    say(shown, letter.key ? JSON.stringify(letter, null, 2) : "It is not there any more.");
+  } catch (error) {
+    if (error instanceof Unauthorized) return signIn("");
+    say(shown, `It cannot be shown: ${fault(error)}.`);
+  }
+  shown.hidden = false;
+}
+
+async function countLetters(which) {
+  if (which.key) {
+    const letter = await ask("GET", path("dead", "letters", which.key), COMMAND_WITHIN_MS);
+    if (!letter.key) throw new Refused("it is not there any more");
+    return ["1 letter."];
+  }
+  const told = await ask("GET", path("dead", "count"), COMMAND_WITHIN_MS);
+  const group = told.groups.find((one) => one.reason === which.reason && (one.application || "-") === which.application);
+  if (!group) throw new Refused("there are none any more");
+  return [`${told.more ? "At least " : ""}${things(group.count, "letter")}; at most ${count(MOST_LETTERS)} at a time.`];
+}
+
+/** Of an answer about several: what was done, what was not, and what is left. */
+const handled = (verb) => (answer) => `${verb}: ${things(answer.count, "letter")}` +
+  (answer.kept ? `; ${count(answer.kept)} kept: an envelope takes no new time` : "") +
+  (answer.stopped ? `; stopped: ${answer.stopped}` : "") + `; ${count(answer.left)} left in the queue:`;
+
+async function change(order) {
+  if (!await carryOut(order)) return;
+  by("dead-letter").hidden = true;
+  await lookIntoLetters();
+}
+
+function sendBack(which, name) {
+  const at = by("dead-at").value;
+  const text = at ? `They leave at ${exact(new Date(at).getTime())}.` : "They go out at once, as requests without a time.";
+  return change({ title: ["Send back", ...name, "?"], verb: "Send back", method: "POST", counted: () => countLetters(which),
+    text: [note(`${text} Each leaves the queue of dead letters once it is safe in the ingest queue.`)],
+    where: () => path("dead", "retry") + query({ ...which, at: at ? new Date(at).getTime() : "" }), told: handled("Sent back"), about: name });
+}
+
+function dropLetters(which, name) {
+  return change({ title: ["Drop", ...name, "?"], verb: "Drop", danger: true, method: "DELETE", counted: () => countLetters(which),
+    text: [note("They are gone for good. To keep them, save them first.")],
+    where: () => path("dead") + query(which), told: handled("Dropped"), about: name });
+}
+
+async function saveLetters() {
+  let text = "", stopped = null;
+  try {
+    const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
+    const response = await fetch(`.${path("dead", "export")}`, { headers, cache: "no-store", redirect: "error",
+      signal: AbortSignal.timeout(COMMAND_WITHIN_MS) });
+    if (response.status === 401) return signIn("This token is not accepted.");
+    text = await response.text();
+    if (!response.ok) throw new Error(JSON.parse(text).error);
+    stopped = response.headers.get("x-tidegate-stopped");
+  } catch (error) {
+    return outcome(false, `Not saved: ${fault(error)}.`);
+  }
+  const lines = text.split("\n").length - 1;
+  const address = URL.createObjectURL(new Blob([text], { type: "application/x-ndjson" }));
+  make("a", { href: address, download: "dead-letters.ndjson" }).click();
+  URL.revokeObjectURL(address);
+  outcome(!stopped, `Saved: ${things(lines, "letter")}${stopped ? `, and no more: ${stopped}` : ""}.`);
+}
+
 // ---- what a person does ----------------------------------------------------------------------------------
 
 /** One button of a group is pressed. */
@@ -1031,6 +1183,8 @@ by("search").addEventListener("submit", (event) => {
   submitSearch();
 });
 by("search").addEventListener("reset", () => setTimeout(submitSearch));
+by("dead-look").addEventListener("click", lookIntoLetters);
+by("dead-save").addEventListener("click", saveLetters);
 by("more").addEventListener("click", () => askPage(true).catch(silentlyAgain));
 by("try-now").addEventListener("click", again);
 by("token-form").addEventListener("submit", (event) => {

@@ -210,7 +210,7 @@ fn push_name(out: &mut Vec<u8>, name: &str) {
 
 /// A header's value as JSON. `depth` counts the tables and arrays around it; the recursion is as deep as that
 /// at most, as it was when the headers were stored.
-fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
+pub(super) fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
     match value.kind {
         b'S' => match std::str::from_utf8(value.bytes) {
             Ok(text) => push_string(out, text),

@@ -13,6 +13,7 @@ mod fields;
 mod fingerprint;
 mod identity;
 mod json;
+mod letter;
 mod properties;
 mod request;
 mod time;
@@ -22,6 +23,7 @@ pub use batch::{batch_id_of, encode, item_id, Body, Exchanges, Outgoing};
 pub(crate) use fields::near_misses;
 pub use identity::{identity, target};
 pub use json::is_embeddable;
+pub(crate) use letter::RawLetter;
 pub use request::{request, Incoming, RequestLimits};
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ const MAX_PROPERTIES: usize = 64 << 10;
 const MAX_DEAD_PROPERTIES: usize = 120 << 10;
 
 /// Content type of the JSON envelope.
-const ENVELOPE: &str = "application/vnd.tidegate+json";
+pub(super) const ENVELOPE: &str = "application/vnd.tidegate+json";
 
 /// An ingest message, as it was delivered.
 #[derive(Clone, Debug)]

@@ -1,0 +1,83 @@
+//! Letters that are sent back: as the requests that they were, when they shall leave.
+
+use super::{died, done, invalid, lie_there, listed};
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tidegate_harness::{now_ms, wait_until, Site};
+
+#[test]
+fn one_goes_at_a_new_time_and_the_rest_at_once() {
+    let site = Site::new("letters-back");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    let past = i64::try_from(now_ms()).expect("a date") - 1_000;
+    let expired = site.push("shop", "1").id("late").customer("anna").number("x-deliver-before", past);
+    died(&site, [invalid(&site, "shop", "s0").customer("anna"), invalid(&site, "shop", "s1"), expired], 3);
+    let key = listed(&daemon, "?limit=1")[0]["key"].as_str().expect("a key").to_owned();
+    let sent_at = Instant::now();
+    let answer = done(&daemon, "POST", &format!("/api/v1/dead/retry?key={key}&delay=1500"));
+    assert_eq!((&answer["count"], &answer["left"]), (&json!(1), &json!(2)));
+    let batch = inbox.batch();
+    assert_eq!((batch.ids(), batch.customer.as_deref()), (vec!["s0"], Some("anna")));
+    assert!(sent_at.elapsed() >= Duration::from_millis(1_500), "{:?}", sent_at.elapsed());
+    // Without a time, and without the expiry that it could not meet.
+    let answer = done(&daemon, "POST", "/api/v1/dead/retry?all=true");
+    assert_eq!((&answer["count"], &answer["kept"], &answer["more"]), (&json!(2), &json!(0), &json!(false)));
+    let mut ids: Vec<String> =
+        inbox.items(2, Duration::from_secs(10)).into_iter().map(|item| item.id).collect();
+    ids.sort();
+    assert_eq!(ids, ["late", "s1"]);
+    lie_there(&site, 0);
+    assert_eq!(daemon.state()["totals"]["dead_confirmed"], 3, "none died again");
+    assert_eq!(daemon.log().matches("admin action action=\"dead_retry\"").count(), 2);
+}
+
+/// An id that has died is used again, as often as it dies, and arrives as it was but for what says so.
+#[test]
+fn what_was_given_up_goes_out_once_its_queue_is_there() {
+    let site = Site::new("letters-again");
+    let config = site
+        .config()
+        .set("defaults.retry", r#"{ min = "50ms", max = "100ms", attempts = 1 }"#)
+        .text("defaults.format", "passthrough");
+    let daemon = site.start(&config);
+    let pushes = (0..5).map(|n| site.push("nobody", "{}").id(&format!("n{n}")).with("lang", "en"));
+    died(&site, pushes, 5);
+    // Nobody has bound a queue so far: they die again, under the same ids, and are not taken for repeats.
+    let answer = done(&daemon, "POST", "/api/v1/dead/retry?reason=attempts");
+    assert_eq!(answer["count"], 5);
+    wait_until("all have died twice", Duration::from_secs(20), || {
+        daemon.state()["totals"]["dead_confirmed"] == 10
+    });
+    lie_there(&site, 5);
+    let inbox = site.inbox("nobody");
+    let told = daemon.cli(&["dead", "retry", "--application", "nobody", "--yes"]);
+    assert_eq!((told.code, told.out.trim()), (0, "sent back: 5 letters; left in the queue: 0"), "{told:?}");
+    let mut ids = Vec::new();
+    for message in inbox.take(5, Duration::from_secs(20)) {
+        assert_eq!(message.text("lang").as_deref(), Some("en"));
+        assert!(
+            message.header("x-tidegate-reason").is_none() && message.header("x-tidegate-error").is_none()
+        );
+        assert!(message.text("x-tidegate-retried").is_some(), "it says that it was sent back");
+        ids.push(message.id());
+    }
+    ids.sort();
+    assert_eq!(ids, ["n0", "n1", "n2", "n3", "n4"]);
+    assert_eq!(daemon.state()["totals"]["duplicates"]["keep"]["dropped"], 0);
+}
+
+#[test]
+fn an_envelope_takes_no_new_time() {
+    let site = Site::new("letters-envelope");
+    let daemon = site.start(&site.config());
+    let broken = site.push("shop", "[]").id("e").content_type("application/vnd.tidegate+json");
+    died(&site, [broken, invalid(&site, "shop", "plain")], 2);
+    let told = daemon.cli(&["dead", "retry", "--all", "--delay", "1h", "--yes"]);
+    assert_eq!((told.code, told.out.trim()), (3, "sent back: 1 letter; left in the queue: 1"), "{told:?}");
+    assert!(told.err.contains("an envelope says its times itself"), "{}", told.err);
+    wait_until("the other waits", Duration::from_secs(10), || {
+        daemon.ask("GET", "/api/v1/items/shop/plain").1["state"] == "waiting"
+    });
+    lie_there(&site, 1);
+}

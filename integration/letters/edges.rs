@@ -1,0 +1,166 @@
+//! Bounds and troubles: limits, a full queue, queues of another making, a broker that is away.
+
+use super::{died, done, ids, invalid, lie_there, listed};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::ExchangeKind;
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tidegate_harness::{wait_until, Daemon, Site};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The status of what must not be done, and the sentence that says why.
+fn refused(daemon: &Daemon, method: &str, path: &str) -> (u16, String) {
+    let (status, answer) = daemon.ask(method, path);
+    (status, answer["error"].as_str().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_call_keeps_to_its_limit_and_nothing_is_meant_by_default() {
+    let site = Site::new("letters-limit");
+    let daemon = site.start(&site.config());
+    died(&site, (0..5).map(|n| invalid(&site, "shop", &n.to_string())), 5);
+    let answer = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&limit=2");
+    assert_eq!((&answer["count"], &answer["left"], &answer["more"]), (&json!(2), &json!(3), &json!(true)));
+    assert_eq!(ids(&listed(&daemon, "")), ["2", "3", "4"]);
+    for (method, path) in [
+        ("DELETE", "/api/v1/dead"),
+        ("DELETE", "/api/v1/dead?reason="),
+        ("DELETE", "/api/v1/dead?all=true&reason=invalid"),
+        ("DELETE", "/api/v1/dead?all=true&limit=1001"),
+        ("POST", "/api/v1/dead/retry"),
+        ("POST", "/api/v1/dead/retry?all=true&at=2030-01-01T00:00:00Z&delay=5"),
+        ("POST", "/api/v1/dead/retry?all=true&delay=soon"),
+    ] {
+        assert_eq!(daemon.ask(method, path).0, 400, "{method} {path}");
+    }
+    lie_there(&site, 3);
+}
+
+#[test]
+fn what_does_not_fit_waits_and_follows() {
+    let site = Site::new("letters-full");
+    let config = site
+        .config()
+        .set("dead.queue.max_length", "2")
+        .set("defaults.retry", r#"{ min = "100ms", max = "200ms" }"#);
+    let daemon = site.start(&config);
+    site.client.publish_all((0..20).map(|n| invalid(&site, "shop", &n.to_string())));
+    // The limit is kept roughly: a letter or more may be on its way when it is reached.
+    wait_until("the queue is full", LIMIT, || {
+        daemon.state()["dead_letters"]["state"]["parked"].is_object()
+            || daemon.state()["dead_letters"]["parked"] != 0
+    });
+    let mut dropped = 0;
+    wait_until("all have come by", LIMIT, || {
+        let (status, answer) = daemon.ask("DELETE", "/api/v1/dead?all=true");
+        assert_eq!(status, 200, "{answer}");
+        dropped += answer["count"].as_u64().expect("a count");
+        dropped >= 20
+    });
+    assert_eq!(dropped, 20);
+}
+
+/// That of an earlier version: classic, and without limits.
+#[test]
+fn a_queue_of_another_making_is_used_as_it_is() {
+    let site = Site::new("letters-classic");
+    site.client.exchange(&site.dead(), ExchangeKind::Fanout);
+    site.client.queue(&site.dead(), FieldTable::default());
+    let daemon = site.start(&site.config());
+    died(&site, [invalid(&site, "shop", "s0")], 1);
+    assert_eq!(ids(&listed(&daemon, "")), ["s0"]);
+    let log = daemon.log();
+    assert!(
+        log.contains("is used as it is") && log.contains("name another queue in dead.queue.name"),
+        "{log}"
+    );
+    drop(daemon);
+    // Described as it is, there is nothing to warn of.
+    let described = site
+        .config()
+        .text("dead.queue.type", "classic")
+        .set("dead.queue.max_length", "0")
+        .text("dead.queue.max_bytes", "0B");
+    let mut daemon = Daemon::start(&described, &site.dir);
+    daemon.wait_ready();
+    // It may have been published again after the end of the first one.
+    let mut all = listed(&daemon, "");
+    all.dedup();
+    assert_eq!(ids(&all), ["s0"]);
+    let notes: Vec<String> = daemon.state()["links"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(_, link)| Some(link["notes"].to_string()).filter(|text| text.contains("used as it is")))
+        .collect();
+    assert_eq!(notes, Vec::<String>::new(), "{}", daemon.log_tail());
+}
+
+#[test]
+fn without_a_queue_of_ours_that_is_said_and_anothers_is_not_worn_out() {
+    let site = Site::new("letters-none");
+    let none = site.config().text("dead.queue.type", "none");
+    let daemon = site.start(&none);
+    let (status, text) = refused(&daemon, "GET", "/api/v1/dead");
+    assert!(status == 409 && text.contains("dead.queue.type is \"none\""), "{status} {text}");
+    assert_eq!(site.client.depth(&site.dead()), None, "none is declared");
+    drop(daemon);
+    // One of the operator's: nobody knows how many looks it bears.
+    let own = site.queue("graveyard");
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    site.client.queue(&own, arguments);
+    site.client.bind(&own, &site.dead(), "");
+    let mut daemon = Daemon::start(&none.text("dead.queue.name", &own), &site.dir);
+    daemon.wait_ready();
+    site.client.publish(&invalid(&site, "shop", "s0"));
+    wait_until("the letter", LIMIT, || site.client.depth(&own) == Some(1));
+    let mut looks = 0;
+    let text = loop {
+        let (status, text) = refused(&daemon, "GET", "/api/v1/dead");
+        if status != 200 {
+            assert_eq!(status, 409, "{text}");
+            break text;
+        }
+        looks += 1;
+        assert!(looks < 20, "RabbitMQ 4 would have dropped it");
+    };
+    assert!(text.contains("have been returned") && looks >= 5, "after {looks}: {text}");
+    assert_eq!(site.client.depth(&own), Some(1), "it is still there");
+}
+
+#[test]
+fn a_broker_that_is_away_is_named_and_letters_are_untouched() {
+    let site = Site::new("letters-away");
+    let (proxy, uri) = site.node.proxied();
+    let daemon = site.start(&site.config().text("amqp.uri", &uri));
+    died(&site, [invalid(&site, "shop", "s0")], 1);
+    drop(proxy);
+    let asked = Instant::now();
+    for (method, path) in [("GET", "/api/v1/dead"), ("POST", "/api/v1/dead/retry?all=true")] {
+        let (status, text) = refused(&daemon, method, path);
+        assert!(status == 503 && !text.is_empty(), "{status} {text}");
+    }
+    assert!(asked.elapsed() < LIMIT, "{:?}", asked.elapsed());
+    let told = daemon.cli(&["dead", "list"]);
+    assert!(told.code == 1 && told.err.contains("HTTP 503"), "{told:?}");
+    lie_there(&site, 1);
+}
+
+/// The requests have nowhere to go: they come back, and their letters stay.
+#[test]
+fn a_letter_that_nobody_takes_stays() {
+    let site = Site::new("letters-nowhere");
+    let daemon = site.start(&site.config());
+    died(&site, (0..3).map(|n| invalid(&site, "shop", &n.to_string())), 3);
+    site.client.unbind(&site.ingest_queue(), &site.ingest(), "");
+    let (status, text) = refused(&daemon, "POST", "/api/v1/dead/retry?all=true");
+    assert!(
+        status == 503 && text.contains("312 NO_ROUTE") && text.contains(&site.ingest()),
+        "{status} {text}"
+    );
+    lie_there(&site, 3);
+    site.client.bind(&site.ingest_queue(), &site.ingest(), "");
+    assert_eq!(done(&daemon, "POST", "/api/v1/dead/retry?all=true")["count"], 3);
+}

@@ -1,0 +1,45 @@
+//! The daemon is killed while it sends many letters back.
+
+use super::{died, done, invalid};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+use tidegate_harness::{wait_until, Site};
+
+const MANY: u32 = 600;
+
+#[test]
+fn a_kill_in_the_midst_of_a_retry_loses_none() {
+    let site = Site::new("letters-kill");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config());
+    died(&site, (0..MANY).map(|n| invalid(&site, "shop", &n.to_string())), MANY);
+    // It gets no answer: its daemon is killed.
+    let mut asking = TcpStream::connect(daemon.admin()).expect("the admin port");
+    let head = format!(
+        "POST /api/v1/dead/retry?all=true HTTP/1.1\r\nHost: {}\r\nContent-Length: 0\r\n\r\n",
+        daemon.admin()
+    );
+    asking.write_all(head.as_bytes()).expect("it is asked");
+    // Some have come through as requests: others are unconfirmed, and more are merely held.
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    seen.extend(inbox.items(1, Duration::from_secs(20)).into_iter().map(|item| item.id));
+    daemon.kill9();
+    daemon.start_again();
+    daemon.wait_ready();
+    wait_until("what was held is back", Duration::from_secs(20), || {
+        daemon.ask("GET", "/api/v1/dead/count").0 == 200
+    });
+    // What was published in the last moments before the kill, letters included, may be published again.
+    wait_until("all are sent back", Duration::from_secs(20), || {
+        let answer = done(&daemon, "POST", "/api/v1/dead/retry?all=true");
+        answer["left"] == 0 && daemon.state()["dead_letters"]["total"].as_u64().unwrap_or(0) == 0
+    });
+    while seen.len() < MANY as usize {
+        let Some(message) = inbox.poll(Duration::from_secs(15)) else { break };
+        seen.extend(message.batch().items.into_iter().map(|item| item.id));
+    }
+    assert_eq!(seen.len(), MANY as usize, "{}", daemon.log_tail());
+    assert_eq!(site.client.depth(&site.dead()), Some(0));
+}

@@ -1,0 +1,186 @@
+//! What may be written behind `dead`.
+
+use super::name;
+use crate::admin::parse::moment;
+use crate::letters::{LetterKey, MOST_LOOKED_AT};
+use clap::{Args, Subcommand};
+use std::time::Duration;
+
+/// Most letters of one command: it goes on call by call.
+const MOST_LETTERS: u64 = 100_000;
+
+/// A letter's key, as lists show it.
+fn key(text: &str) -> Result<String, &'static str> {
+    LetterKey::parse(text)
+        .map(|_| text.to_owned())
+        .ok_or("it is no key: 32 hexadecimal digits, as lists show it")
+}
+
+/// Subcommands of `dead`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeadCommand {
+    /// Show dead letters in the order in which they lie there, or how many by reason and application
+    List(LetterListArgs),
+    /// Show one with its headers, properties and body
+    Show(LetterArgs),
+    /// Send letters back as requests, at once or at a new time
+    ///
+    /// What tidegate and RabbitMQ added is taken off, and so are an old time, and an expiry that could not be
+    /// met. Each leaves the queue once its request is safe in the ingest queue.
+    Retry(LetterRetryArgs),
+    /// Take letters away for good
+    Drop(LetterDropArgs),
+    /// Print letters with all that they hold, one JSON document a line
+    Export(LetterExportArgs),
+}
+
+/// Which letters are shown.
+#[derive(Args, Debug, Default)]
+pub(crate) struct LetterFilterArgs {
+    /// Of this reason alone: invalid, expired, attempts, ..., broker:expired, ...
+    #[arg(long, value_name = "R", value_parser = name)]
+    pub reason: Option<String>,
+    /// Of this application alone; - stands for those whose application could not be read
+    #[arg(long, value_name = "A", value_parser = name, allow_hyphen_values = true)]
+    pub application: Option<String>,
+}
+
+/// Arguments of `dead list`.
+#[derive(Args, Debug)]
+pub(crate) struct LetterListArgs {
+    /// Which letters it is about.
+    #[command(flatten)]
+    pub filter: LetterFilterArgs,
+    /// Most letters shown
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(1..=MOST_LOOKED_AT as u64)
+    )]
+    pub limit: u64,
+    /// Only say how many, by reason and application
+    #[arg(long, conflicts_with = "limit")]
+    pub count: bool,
+}
+
+/// Arguments of `dead show`.
+#[derive(Args, Debug)]
+pub(crate) struct LetterArgs {
+    /// Key of the letter, as lists show it
+    #[arg(value_parser = key)]
+    pub key: String,
+}
+
+/// Which letters are meant, for what changes something.
+#[derive(Args, Debug)]
+pub(crate) struct MeantArgs {
+    /// Key of one letter, as lists show it
+    #[arg(
+        value_parser = key,
+        required_unless_present_any = ["reason", "application", "all"],
+        conflicts_with_all = ["reason", "application", "all"]
+    )]
+    pub key: Option<String>,
+    /// Which letters it is about.
+    #[command(flatten)]
+    pub filter: LetterFilterArgs,
+    /// Every letter that is there
+    #[arg(long, conflicts_with_all = ["reason", "application"])]
+    pub all: bool,
+    /// Most letters that are taken
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1_000,
+        value_parser = clap::value_parser!(u64).range(1..=MOST_LETTERS)
+    )]
+    pub limit: u64,
+    /// Do it; without this, only say how many letters it would be
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// Arguments of `dead retry`.
+#[derive(Args, Debug)]
+pub(crate) struct LetterRetryArgs {
+    /// Which letters it is about.
+    #[command(flatten)]
+    pub meant: MeantArgs,
+    /// New time to leave: RFC 3339 with offset, or UTC milliseconds [default: at once]
+    #[arg(long, value_name = "T", value_parser = moment, conflicts_with = "delay")]
+    pub at: Option<u64>,
+    /// New time to leave, from now on, such as 30m
+    #[arg(long, value_name = "D", value_parser = humantime::parse_duration)]
+    pub delay: Option<Duration>,
+    /// New expiry, in place of the old one: RFC 3339 with offset, or UTC milliseconds
+    #[arg(long, value_name = "T", value_parser = moment)]
+    pub deliver_before: Option<u64>,
+}
+
+/// Arguments of `dead drop`.
+#[derive(Args, Debug)]
+pub(crate) struct LetterDropArgs {
+    /// Which letters it is about.
+    #[command(flatten)]
+    pub meant: MeantArgs,
+}
+
+/// Arguments of `dead export`.
+#[derive(Args, Debug)]
+pub(crate) struct LetterExportArgs {
+    /// Which letters it is about.
+    #[command(flatten)]
+    pub filter: LetterFilterArgs,
+    /// Most letters that are taken
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = MOST_LOOKED_AT as u64,
+        value_parser = clap::value_parser!(u64).range(1..=MOST_LOOKED_AT as u64)
+    )]
+    pub limit: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cli, CliCommand};
+    use super::*;
+    use clap::Parser;
+
+    fn parse(line: &str) -> Result<DeadCommand, i32> {
+        let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.exit_code())?;
+        let CliCommand::Dead(command) = cli.command else { panic!("{line}") };
+        Ok(command)
+    }
+
+    #[test]
+    fn what_changes_something_says_what_it_means() {
+        let key = "0123456789abcdef0123456789abcdef";
+        let Ok(DeadCommand::Retry(args)) = parse(&format!("tidegate dead retry {key} --delay 5m --yes"))
+        else {
+            panic!("no retry")
+        };
+        assert_eq!((args.meant.key.as_deref(), args.meant.yes), (Some(key), true));
+        assert_eq!(args.delay, Some(Duration::from_secs(300)));
+        let Ok(DeadCommand::Drop(args)) = parse("tidegate dead drop --reason expired --application -") else {
+            panic!("no drop")
+        };
+        assert_eq!(args.meant.filter.application.as_deref(), Some("-"));
+        assert!(!args.meant.yes && !args.meant.all);
+        for wrong in [
+            "tidegate dead drop",
+            "tidegate dead drop --yes",
+            "tidegate dead retry 12",
+            "tidegate dead drop --all --reason expired",
+            &format!("tidegate dead drop {key} --all"),
+            &format!("tidegate dead drop {key} --reason expired"),
+            "tidegate dead retry --all --at 2030-01-01T00:00:00Z --delay 3s",
+            "tidegate dead retry --all --limit 100001",
+            "tidegate dead list --count --limit 3",
+            "tidegate dead show",
+        ] {
+            assert_eq!(parse(wrong).err(), Some(2), "{wrong}");
+        }
+    }
+}

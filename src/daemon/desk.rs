@@ -1,0 +1,35 @@
+//! Dead letters: what the admin port asks of them is done beside the loop, on a task of its own, to its end.
+
+use crate::admin::Query;
+use crate::amqp::LetterDesk;
+use crate::letters::{LetterJob, LetterReport, LetterTrouble};
+use std::sync::Arc;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+/// Passes on to the loop what is the loop's.
+pub(super) fn beside(
+    runtime: Handle,
+    desk: Arc<LetterDesk>,
+    to_the_loop: impl Fn(Query) + Send + Sync + 'static,
+) -> impl Fn(Query) + Send + Sync {
+    move |query| match query {
+        Query::Letters(job, reply) => {
+            runtime.spawn(carried_out(Arc::clone(&desk), job, reply));
+        }
+        query @ (Query::State(_) | Query::Command(..)) => to_the_loop(query),
+    }
+}
+
+async fn carried_out(
+    desk: Arc<LetterDesk>,
+    job: LetterJob,
+    reply: oneshot::Sender<Result<LetterReport, LetterTrouble>>,
+) {
+    let done = desk.carry_out(&job).await;
+    if let Ok(LetterReport { stopped: Some(text), .. }) | Err(LetterTrouble::Unavailable(text)) = &done {
+        tracing::warn!(error = text, "dead letters could not be handled, or only in part");
+    }
+    // Whoever asked may have gone.
+    let _ = reply.send(done);
+}
