@@ -242,7 +242,7 @@ fn lacks_window(
     opens && !mutated(Mutant::WindowsUnlimited)
 }
 
-/// Closes the window that makes room for the one of an item that is let in, where there is no room: once what it
+/// Closes the window that makes room for the one of an item that is let in, where there is none: once what it
 /// replaces is gone, which may leave memory together with a window that closes.
 pub(super) fn make_room(
     stock: &mut Stock,

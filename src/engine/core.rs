@@ -399,8 +399,8 @@ impl Core {
         let Some(found) = found else { return Whereabouts::Nowhere };
         if let Some(mut stored) = found.item {
             if stored.dead.is_none() && stored.application == *self.stock.queues()[queue].name() {
-                // Since it was read it may have been tried, or its window may have closed. What has ended since is
-                // not believed in the first place (`Watch`).
+                // Since it was read it may have been tried, or its window may have closed. What has ended
+                // since is not believed in the first place (`Watch`).
                 self.stock.reads().renew(&mut stored);
                 return Whereabouts::Live(LiveItem::Far(Box::new(stored)));
             }
