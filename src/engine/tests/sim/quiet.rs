@@ -21,7 +21,7 @@ const SOME_ROWS: usize = 16;
 /// Bytes of contents beyond the budget and what is not durable or in flight: what a load brings.
 const CONTENTS_BEYOND: u64 = 300 * 200;
 
-/// The same while nothing moves: what is about to be sent again.
+/// The same while nothing moves, beside what was in flight and is to be sent again.
 const CONTENTS_AT_REST: u64 = 80 * 200;
 
 impl Sim {
@@ -76,7 +76,9 @@ impl Sim {
         }
         let (_, bytes) = self.world.engine.memory_bytes();
         let flying: usize = self.model.flights.values().map(|flight| flight.items.len()).sum();
-        let most = self.world.settings.budget.contents + 200 * flying as u64 + CONTENTS_AT_REST;
+        let settings = &self.world.settings;
+        let sent = 200 * flying.max(settings.max_in_flight) as u64;
+        let most = settings.budget.contents + sent + CONTENTS_AT_REST;
         assert!(bytes <= most, "{bytes} bytes in memory while nothing moves, {most} may be");
     }
 
