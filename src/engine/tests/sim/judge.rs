@@ -141,7 +141,8 @@ impl Model {
 
     fn note_flushes(&mut self, written: bool) {
         let mut windows = std::mem::take(&mut self.windows);
-        let open = windows.open.len();
+        // Whoever needed room was judged before those closed whose time had come.
+        let open = windows.open.len().max(self.most_windows);
         windows.note_flushes(written, self.call, self.now.wall, |(application, customer)| {
             self.may_flush_one_of(application, customer, open)
         });
