@@ -53,16 +53,18 @@ const ROOM_LOOK: Duration = Duration::from_millis(2);
 struct DiskBudget {
     /// Cache of blocks read.
     cache: u64,
-    /// Rows not flushed to a table yet, in all keyspaces together. Two more of that size may be on their way
-    /// to the disk; at twice as much that is not, commits wait.
+    /// Rows not flushed to a table yet, in all keyspaces together. As much again is on its way to the disk
+    /// where rows come fast; at twice as much that is not, commits wait.
     memtables: u64,
 }
 
 impl DiskBudget {
-    /// A quarter of the limit: one part cache, three parts memtables.
+    /// A quarter of the limit: one part cache, three parts memtables, half of them on their way. The larger a
+    /// memtable, the fewer tables there are to be compacted.
     fn of(memory_limit: u64) -> Self {
         let part = memory_limit / 16;
-        DiskBudget { cache: part.clamp(1 << 20, 256 << 20), memtables: part.clamp(1 << 20, 32 << 20) }
+        let memtables = part / 2 * 3;
+        DiskBudget { cache: part.clamp(1 << 20, 256 << 20), memtables: memtables.clamp(1 << 20, 32 << 20) }
     }
 }
 
