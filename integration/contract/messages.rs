@@ -1,11 +1,11 @@
 //! `docs/asyncapi.yaml` and `docs/schemas`: that they hold together, and that real messages are as they tell.
 
-use serde_json::{json, Map, Value};
+use serde_json::{json, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidegate_harness::lapin::types::AMQPValue;
-use tidegate_harness::{schema_faults, wait_until, Asker, Push, Received, Site};
+use tidegate_harness::{schema_faults, schema_references, wait_until, Asker, Push, Received, Site};
 
 const ENVELOPE: &str = "application/vnd.tidegate+json";
 
@@ -51,8 +51,7 @@ fn names() -> Vec<String> {
 #[test]
 fn every_reference_leads_somewhere_and_every_schema_is_used() {
     let document = asyncapi();
-    let mut named = Vec::new();
-    references(&document, &mut named);
+    let named = schema_references(&document);
     for reference in &named {
         match reference.strip_prefix('#') {
             Some(place) => assert!(document.pointer(place).is_some(), "{reference} leads nowhere"),
@@ -69,13 +68,6 @@ fn every_reference_leads_somewhere_and_every_schema_is_used() {
             assert!(message.starts_with(&format!("{channel}/messages/")), "{name}: {message}");
         }
     }
-}
-
-fn references(value: &Value, named: &mut Vec<String>) {
-    named.extend(value["$ref"].as_str().map(ToOwned::to_owned));
-    let empty = (vec![], Map::new());
-    value.as_array().unwrap_or(&empty.0).iter().for_each(|inner| references(inner, named));
-    value.as_object().unwrap_or(&empty.1).values().for_each(|inner| references(inner, named));
 }
 
 /// Names of exchanges and queues are the defaults, and their kinds those that are declared.

@@ -8,7 +8,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use tidegate_harness::schema_faults;
+use tidegate_harness::{schema_faults, schema_references};
 
 const METHODS: [&str; 5] = ["get", "post", "put", "delete", "patch"];
 
@@ -71,8 +71,7 @@ fn the_document_tells_of_every_route_and_of_no_other() {
 #[test]
 fn nothing_is_missing_and_nothing_is_left_over() {
     let document = document();
-    let mut named = BTreeSet::new();
-    collect(&document, &mut named);
+    let named = schema_references(&document);
     for reference in &named {
         let place = reference.strip_prefix('#').unwrap();
         assert!(document.pointer(place).is_some(), "{reference} leads nowhere");
@@ -88,15 +87,6 @@ fn nothing_is_missing_and_nothing_is_left_over() {
         .flat_map(|path| METHODS.into_iter().filter_map(|method| path[method]["operationId"].as_str()))
         .collect();
     assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), told().len(), "{ids:?}");
-}
-
-fn collect(value: &Value, named: &mut BTreeSet<String>) {
-    if let Some(reference) = value["$ref"].as_str() {
-        named.insert(reference.to_owned());
-    }
-    let empty = (vec![], serde_json::Map::new());
-    value.as_array().unwrap_or(&empty.0).iter().for_each(|inner| collect(inner, named));
-    value.as_object().unwrap_or(&empty.1).values().for_each(|inner| collect(inner, named));
 }
 
 /// Names stand in the code; here they are only repeated.

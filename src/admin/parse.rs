@@ -157,26 +157,27 @@ pub fn letter_count(query: Option<&str>) -> Result<LetterJob, BadRequest> {
     no_query(query).map(|()| LetterJob::Count)
 }
 
+/// What chooses dead letters.
+const LETTER_CHOICE: [&str; 4] = ["reason", "application", "key", "limit"];
+
 /// A page of dead letters. `whole` is `true` or `false`.
 ///
 /// # Errors
 /// As [`filter`].
 pub fn letter_list(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    letters_of(query, DEFAULT_PAGE, false)
+    let all = parameters(query, &[&LETTER_CHOICE[..], &["whole"]].concat())?;
+    let (filter, limit) = letter_filter(&all, DEFAULT_PAGE, MOST_LOOKED_AT)?;
+    Ok(LetterJob::List { filter, limit, whole: flag(&all, "whole")? })
 }
 
-fn letters_of(query: Option<&str>, limit: usize, whole: bool) -> Result<LetterJob, BadRequest> {
-    let all = parameters(query, &["reason", "application", "key", "limit", "whole"])?;
-    let (filter, limit) = letter_filter(&all, limit, MOST_LOOKED_AT)?;
-    Ok(LetterJob::List { filter, limit, whole: flag(&all, "whole")? || whole })
-}
-
-/// Dead letters with all that they hold: as [`letter_list`], `whole` in any case.
+/// Dead letters with all that they hold.
 ///
 /// # Errors
 /// As [`filter`].
 pub fn letter_export(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    letters_of(query, MOST_LOOKED_AT, true)
+    let all = parameters(query, &LETTER_CHOICE)?;
+    let (filter, limit) = letter_filter(&all, MOST_LOOKED_AT, MOST_LOOKED_AT)?;
+    Ok(LetterJob::List { filter, limit, whole: true })
 }
 
 /// One dead letter, whole: `/api/v1/dead/letters/KEY`.
@@ -194,7 +195,7 @@ pub fn letter(path: &str) -> Result<LetterJob, BadRequest> {
 /// # Errors
 /// As [`filter`]; and neither a key, a reason nor an application is named, nor `all=true` said.
 pub fn letter_drop(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    let all = parameters(query, &["reason", "application", "key", "limit", "all"])?;
+    let all = parameters(query, &[&LETTER_CHOICE[..], &["all"]].concat())?;
     let (filter, limit) = meant_letters(&all)?;
     Ok(LetterJob::Drop { filter, limit })
 }
@@ -204,9 +205,8 @@ pub fn letter_drop(query: Option<&str>) -> Result<LetterJob, BadRequest> {
 /// # Errors
 /// As [`letter_drop`]; and `at` with `delay`, or an expiry that is not behind the new time.
 pub fn letter_retry(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    const KNOWN: [&str; 8] =
-        ["reason", "application", "key", "limit", "all", "at", "delay", "deliver_before"];
-    let all = parameters(query, &KNOWN)?;
+    let own = ["all", "at", "delay", "deliver_before"];
+    let all = parameters(query, &[&LETTER_CHOICE[..], &own].concat())?;
     let (filter, limit) = meant_letters(&all)?;
     let read = |name: &str| of(&all, name).map(|text| moment(text).map_err(|text| fault(name, text)));
     let time = match (read("at").transpose()?, of(&all, "delay")) {

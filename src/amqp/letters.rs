@@ -286,12 +286,16 @@ impl Walk {
         let (mut bytes, mut full) = (0, false);
         while let Some(delivery) = self.next().await? {
             let letter = raw(&delivery);
-            if full || !filter.takes(&letter.read(false)) {
-                report.more |= full && filter.takes(&letter.read(false));
+            let summary = letter.read(false);
+            if !filter.takes(&summary) {
+                continue;
+            }
+            if full {
+                report.more = true;
                 continue;
             }
             bytes += if whole { letter.body.len() } else { 0 };
-            report.letters.push(letter.read(whole));
+            report.letters.push(if whole { letter.read(true) } else { summary });
             full = report.letters.len() >= limit || bytes >= FULL_PAGE;
             // A short queue is walked to its end: what comes back together keeps its order.
             if full && self.depth > KEEPS_ORDER {

@@ -41,6 +41,6 @@ pub use program::{has_node, require_python, Program};
 pub use proxy::{Proxy, Way, Welcome};
 pub use raw::{nested_arrays, Raw, RawProperties};
 pub use require::{lacks, require, skip};
-pub use schema::schema_faults;
+pub use schema::{schema_faults, schema_references};
 pub use site::Site;
 pub use util::{block_on, now_ms, now_us, percentile, runtime, say, wait_until};

@@ -1,6 +1,7 @@
 //! JSON judged by a schema that is part of a document.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// What is wrong with a value, by the schema at `reference` (`#/...`) of a document. Clients bear keys that are new to
 /// them; here a key that the schema does not tell of is a fault.
@@ -16,6 +17,19 @@ pub fn schema_faults(document: &Value, reference: &str, value: &Value) -> Vec<St
     }
     let validator = jsonschema::validator_for(&schema).unwrap_or_else(|e| panic!("{reference}: {e}"));
     validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect()
+}
+
+/// All that is referred to with `$ref` in a document.
+pub fn schema_references(document: &Value) -> BTreeSet<String> {
+    let mut named = BTreeSet::new();
+    collect(document, &mut named);
+    named
+}
+
+fn collect(value: &Value, named: &mut BTreeSet<String>) {
+    named.extend(value["$ref"].as_str().map(ToOwned::to_owned));
+    value.as_array().into_iter().flatten().for_each(|inner| collect(inner, named));
+    value.as_object().into_iter().flatten().for_each(|(_, inner)| collect(inner, named));
 }
 
 fn close(value: &mut Value) {
