@@ -531,11 +531,7 @@ fn failures(
 
 /// Worlds in which engine and reference differ for a reason that is not known yet, with what is seen. They are left out,
 /// and named whenever the test runs; `SEED=N SEEDS=1` runs one of them.
-const OPEN: &[(u64, &str)] = &[
-    (116441, "a batch names the expiry of a member as what closed its window, the reference its time"),
-    (128826, "one that replaces the only member of a window inherits its end, and a millisecond more"),
-    (157621, "a batch names a flush as what closed its window, the reference its time"),
-];
+const OPEN: &[(u64, &str)] = &[];
 
 /// Mutants that the worlds do not find, with the reason.
 const OPEN_MUTANTS: &[(Mutant, &str)] = &[];

@@ -153,7 +153,7 @@ impl Model {
 
     /// Somebody may be flushing this window: by command, or because there is no room.
     pub(super) fn may_flush(&self, application: &str, customer: &str) -> bool {
-        self.may_flush_one_of(application, customer, self.windows.open.len())
+        self.may_flush_one_of(application, customer, self.windows_at_most())
     }
 
     /// The same, with so many windows open.
@@ -188,6 +188,11 @@ impl Model {
         asked
             .filter(|asked| matches!(asked.command, Command::DropParked(_)))
             .any(|asked| asked.covers(self, seq))
+    }
+
+    /// A cancel may have been first, before another came in its place.
+    pub(super) fn is_perhaps_taken_back(&self, seq: u64) -> bool {
+        self.commands.values().any(|asked| asked.perhaps.contains(&seq))
     }
 
     /// An item went for which another has come, and no end of it is remembered: a cancel may have been first.

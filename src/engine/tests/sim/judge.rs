@@ -139,10 +139,14 @@ impl Model {
         }
     }
 
+    /// Whoever needs room is judged before those close whose time has come.
+    pub(super) fn windows_at_most(&self) -> usize {
+        self.windows.open.len().max(self.most_windows)
+    }
+
     fn note_flushes(&mut self, written: bool) {
+        let open = self.windows_at_most();
         let mut windows = std::mem::take(&mut self.windows);
-        // Whoever needed room was judged before those closed whose time had come.
-        let open = windows.open.len().max(self.most_windows);
         windows.note_flushes(written, self.call, self.now.wall, |(application, customer)| {
             self.may_flush_one_of(application, customer, open)
         });

@@ -275,7 +275,7 @@ impl Model {
             && new.customer.is_some()
             && (whole.customers < 10
                 || self.lives_begun > 1
-                || self.most_windows.max(self.windows.open.len()) as u64 >= whole.customers)
+                || self.windows_at_most() as u64 >= whole.customers)
     }
 
     /// It is refused for want of a window, where that is the policy.
@@ -287,6 +287,14 @@ impl Model {
         })
     }
 
+    /// Confirmed, and not deleted: they count until their outcome is looked at.
+    fn unheard_of(&self, application: &str) -> u64 {
+        let is_unheard = |life: &&Life| {
+            life.state == State::Sent && !life.deleted && *self.asks[life.ask].new.application == *application
+        };
+        self.lives.values().filter(is_unheard).count() as u64
+    }
+
     fn may_be_full(&self, ask: usize, was_accepted: bool, live: u64) -> bool {
         let new = &self.asks[ask].new;
         let all = std::iter::once(&self.settings).chain(&self.before);
@@ -296,7 +304,7 @@ impl Model {
             let given_back = self.given_back.get(&*new.application).copied().unwrap_or(0);
             let unseen = self.unseen_of(&new.application).saturating_sub(1) + given_back;
             let leaving = self.leaving.get(&*new.application).copied().unwrap_or(0);
-            let live = live + leaving;
+            let live = live + leaving + self.unheard_of(&new.application);
             let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
             let windows = self.may_be_full_of_windows(new, whole);
             // With those of which something may have been taken and has not been seen.

@@ -327,6 +327,7 @@ impl Windows {
     /// A member was published, or its row moved: its window has closed then. `may_flush`: somebody may have flushed it.
     pub(super) fn has_closed(&mut self, seq: u64, due: u64, cause: ClosedBy, may_flush: bool, call: usize) {
         let Some(id) = self.of.get(&seq).copied() else { return };
+        let others = self.causes_of_same_end(id);
         let win = self.all.get_mut(&id).expect("there");
         let Some(close) = &mut win.closed else {
             let justified =
@@ -350,6 +351,10 @@ impl Windows {
         if close.guessed && due < close.due {
             (close.due, close.causes, close.guessed) = (due, [cause].into(), false);
         }
+        if self.stepped && due == win.end && others.contains(&cause) {
+            // By the wall clock, which was set back, it is not over: it left with a later one of the same end.
+            close.causes.insert(cause);
+        }
         let unsure = win.unsure || counted;
         if !unsure && cause == ClosedBy::Flush && win.flushes.contains(&due) {
             // Its close was written late, when another moment had come at which it would have closed.
@@ -359,6 +364,18 @@ impl Windows {
             return assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
         }
         assert_eq!(due, close.due, "{seq} of {:?}: closed by {:?}, said {cause:?}", win.name, close.causes);
+    }
+
+    /// What has closed, or may close, the customer's other windows of the same planned end.
+    fn causes_of_same_end(&self, id: usize) -> BTreeSet<ClosedBy> {
+        let own = &self.all[&id];
+        let is_other =
+            |(other, win): &(&usize, &Win)| **other != id && win.name == own.name && win.end == own.end;
+        let causes = |win: &Win| match &win.closed {
+            Some(close) => close.causes.clone(),
+            None => &win.ripe | &win.may_close,
+        };
+        self.all.iter().filter(is_other).flat_map(|(_, win)| causes(win)).collect()
     }
 
     /// Its row was moved. Once the clock has been set back another window may have the planned end of one that closed by

@@ -341,7 +341,7 @@ impl Model {
         // Another may have come and gone in between: written, or due at once and replaced before that.
         let between = self.lives.range(old + 1..key.seq).any(|(_, life)| Some(life.identity) == new.identity);
         let ask = self.lives[&key.seq].ask;
-        if between || self.follows_at_once(ask) {
+        if between || self.follows_at_once(ask) || self.is_perhaps_taken_back(old) {
             return;
         }
         let by_time = matches!(new.on_duplicate, DuplicateRule::Earliest | DuplicateRule::Latest);
