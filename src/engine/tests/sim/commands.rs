@@ -535,7 +535,8 @@ impl Model {
             matches!(&other.command, Command::CancelAll(o) if o == of)
                 || matches!(other.command, Command::Cancel(_) | Command::DropParked(_))
         };
-        let shared = self.commands.values().filter(others).count() > 0
+        // One that went on when the connection that brought it was lost may have been first.
+        let shared = self.commands.values().chain(self.orphaned.values()).any(|asked| others(&asked))
             || self.answered.values().filter(|a| others(a) && a.call + 200 >= asked.call).count() > 0;
         let took = asked.took.len() as u64;
         // What a request behind it replaced was taken back first.

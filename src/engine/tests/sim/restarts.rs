@@ -274,4 +274,41 @@ impl Model {
         self.commands = kept;
         self.orphaned.extend(gone);
     }
+
+    /// Members that a former life left are due when their window closed, from now on; they are told. Those of a window
+    /// that had closed before are due at another moment than its planned end.
+    pub(super) fn rekeyed_restored(
+        &mut self,
+        queue: &str,
+        end: u64,
+        customer: &str,
+        through: u64,
+        due: u64,
+        except: &[u64],
+    ) -> Vec<u64> {
+        assert!(due <= end, "a window's due {due} after its end {end}");
+        let is_member = |life: &&Life| {
+            let windowed = self.asks[life.ask].new.at.is_none();
+            let waits = life.state == State::Waiting && life.published.is_none();
+            let here = life.restored && life.due == end && life.seq <= through && !except.contains(&life.seq);
+            windowed && waits && here
+        };
+        let members: Vec<u64> =
+            self.of_customer(queue, customer).filter(is_member).map(|life| life.seq).collect();
+        for seq in &members {
+            self.lives.get_mut(seq).expect("there").due = due;
+        }
+        members
+    }
+
+    /// Those of a former life that were in the store alone have the due of their key again.
+    pub(super) fn uncovered(&mut self, queue: &str, customer: &str, end: u64, through: u64) {
+        let waits = |life: &&Life| life.state == State::Waiting && life.published.is_none();
+        let members = self.of_customer(queue, customer).filter(waits).map(|life| life.seq);
+        for seq in members.filter(|seq| *seq <= through).collect::<Vec<_>>() {
+            if self.windows.uncover(seq) == Some(end) {
+                self.lives.get_mut(&seq).expect("there").due = end;
+            }
+        }
+    }
 }

@@ -74,6 +74,8 @@ pub(super) struct Windows {
     /// Windows of which a member left by the wall clock, which had been set forward: planned end, and its end by the other
     /// clock, until when they go on.
     going_on: BTreeMap<Name, (u64, u64)>,
+    /// Members of a former life that a closing's row covers, as far as they are in memory, with the due of their key.
+    covered: BTreeMap<u64, u64>,
 }
 
 pub(super) fn length(settings: &AppSettings, wall: u64) -> u64 {
@@ -187,8 +189,12 @@ impl Windows {
         win.is_some_and(|win| now.mono <= win.mono_end + CLOCK_SLACK_MS)
     }
 
-    fn close(&mut self, id: usize, call: usize, wall: u64, causes: BTreeSet<ClosedBy>) {
+    fn close(&mut self, id: usize, call: usize, wall: u64, mut causes: BTreeSet<ClosedBy>) {
         let win = self.all.get_mut(&id).expect("open");
+        if wall >= win.end {
+            // Its members keep their key, and with it no other cause once they have left memory.
+            causes.insert(ClosedBy::Time);
+        }
         win.closed = Some(Close { call, due: win.end.min(wall), causes, guessed: wall == u64::MAX });
         if self.open.get(&win.name) == Some(&id) {
             self.open.remove(&win.name.clone());
@@ -270,6 +276,16 @@ impl Windows {
         self.all.insert(self.next, win);
         self.open.insert(name, self.next);
         self.next
+    }
+
+    /// Members of a former life, with the due of their key: it holds again once the closing's row has gone.
+    pub(super) fn cover(&mut self, members: &[u64], due: u64) {
+        self.covered.extend(members.iter().map(|seq| (*seq, due)));
+    }
+
+    /// One that is covered no more; the due of its key.
+    pub(super) fn uncover(&mut self, seq: u64) -> Option<u64> {
+        self.covered.remove(&seq)
     }
 
     /// A member has ended in whatever way. Its window may be gone, where it has left that before.

@@ -130,8 +130,13 @@ impl Model {
                 }
                 Op::PutClosing(row) => {
                     let (queue, customer) = (&row.application, &row.customer);
-                    self.rekeyed_restored(queue, row.end, customer, row.through_seq, row.due, &[]);
+                    let covered =
+                        self.rekeyed_restored(queue, row.end, customer, row.through_seq, row.due, &[]);
+                    self.windows.cover(&covered, row.end);
                     self.rekeyed((queue, customer, row.end), row.through_seq, row.due, row.cause, &[]);
+                }
+                Op::DeleteClosing { application, customer, end, through_seq } => {
+                    self.uncovered(application, customer, *end, *through_seq);
                 }
                 _ => {}
             }
@@ -549,30 +554,6 @@ impl Model {
         let again = self.of_customer(queue, customer).filter(is_it).map(|life| life.seq);
         for seq in again.collect::<Vec<_>>() {
             self.windows.moved_along(seq, moved.due, moved.cause);
-        }
-    }
-
-    /// The same for members that a former life left: from now on they are due when their window closed. Those of a window
-    /// that had closed before are due at another moment than its planned end.
-    fn rekeyed_restored(
-        &mut self,
-        queue: &str,
-        end: u64,
-        customer: &str,
-        through: u64,
-        due: u64,
-        except: &[u64],
-    ) {
-        assert!(due <= end, "a window's due {due} after its end {end}");
-        let is_member = |life: &&Life| {
-            let windowed = self.asks[life.ask].new.at.is_none();
-            let waits = life.state == State::Waiting && life.published.is_none();
-            let here = life.restored && life.due == end && life.seq <= through && !except.contains(&life.seq);
-            windowed && waits && here
-        };
-        let members = self.of_customer(queue, customer).filter(is_member).map(|life| life.seq);
-        for seq in members.collect::<Vec<_>>() {
-            self.lives.get_mut(&seq).expect("there").due = due;
         }
     }
 }
