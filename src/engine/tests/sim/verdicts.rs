@@ -304,8 +304,9 @@ impl Model {
             let given_back = self.given_back.get(&*new.application).copied().unwrap_or(0);
             let unseen = self.unseen_of(&new.application).saturating_sub(1) + given_back;
             let leaving = self.leaving.get(&*new.application).copied().unwrap_or(0);
-            let live = live + leaving + self.unheard_of(&new.application);
-            let at_limit = limit > 0 && if was_accepted { live > limit } else { live + unseen >= limit };
+            let live = live + leaving;
+            let most = live + self.unheard_of(&new.application);
+            let at_limit = limit > 0 && if was_accepted { most > limit } else { most + unseen >= limit };
             let windows = self.may_be_full_of_windows(new, whole);
             // With those of which something may have been taken and has not been seen.
             let has_any = |(name, app): &(&String, &App)| {
