@@ -82,7 +82,7 @@ fn measure(options: &Options) -> Result<Report, String> {
         return Err(format!("{} is not there: build it, or name one by TIDEGATE_BIN", daemon.display()));
     }
     let begun = Instant::now();
-    let bench = Bench { node: Node::start(""), plan: options.plan.clone(), names: options.names.clone() };
+    let bench = Bench { node: Node::start("", ""), plan: options.plan.clone(), names: options.names.clone() };
     let machine = Machine::of(&bench.node);
     println!("{machine}\n{}", bench.plan);
     let mut report = Report { machine, plan: bench.plan.clone(), seconds: 0, cases: Vec::new() };

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
 
 mod copies;
+mod tls;
 
 use secrecy::ExposeSecret;
 use std::collections::BTreeSet;
@@ -145,7 +146,10 @@ fn the_examples_in_the_example_work() {
         .collect();
     let dir = Dir::new(&uncommented.join("\n"));
     let secret = dir.file("secret", "hush", 0o600);
-    let loaded = dir.load(&[("TIDEGATE__AMQP__PASSWORD_FILE", secret.to_str().unwrap())]).unwrap();
+    let secret = secret.to_str().unwrap();
+    let files =
+        ["TIDEGATE__AMQP__PASSWORD_FILE", "TIDEGATE__EGRESS__PASSWORD_FILE"].map(|name| (name, secret));
+    let loaded = dir.load(&files).unwrap();
     assert_eq!(loaded.warnings, []);
     assert_eq!(loaded.config.amqp.endpoints.len(), 2);
     assert_eq!(loaded.config.applications["shop"].window, 10_000);

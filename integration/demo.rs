@@ -16,7 +16,7 @@ use tidegate_harness::{
 fn main() -> ExitCode {
     run_guarded(|| {
         println!("A RabbitMQ node of our own starts; nothing else on this machine is touched ..");
-        let node = Node::start("");
+        let node = Node::start("", "");
         let site = Site::on(&node, "demo");
         Demo::new(&site).run()
     })

@@ -132,7 +132,8 @@ fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
     let seed = asked.seed.unwrap_or_else(tidegate_harness::seed);
     println!("faults: {} rows, seed {seed}", chosen.len());
     let failpoints = std::env::var_os("TIDEGATE_FAILPOINT_BIN").filter(|p| !p.is_empty()).map(Into::into);
-    let context = Context { node: Node::start(""), seed, long: asked.long, quick: !asked.all, failpoints };
+    let context =
+        Context { node: Node::start("", ""), seed, long: asked.long, quick: !asked.all, failpoints };
     let mut rows = Vec::new();
     for fault in chosen {
         let begun = Instant::now();

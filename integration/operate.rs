@@ -3,6 +3,7 @@
 mod paper;
 mod parked;
 mod paused;
+mod secured;
 mod setup;
 
 use serde_json::{json, Value};

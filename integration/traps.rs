@@ -19,6 +19,7 @@ use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tidegate::amqp::{connect, Event, Side};
+use tidegate::config;
 use tidegate::engine::types::{Ack, Delivery, Outcome};
 
 /// T1: a `multiple` ack completes confirms in any order, and a return rides on whichever is first.
@@ -215,7 +216,7 @@ fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
     let began = Instant::now();
     let result = runtime.block_on(connect(
         &endpoint("127.0.0.1", silent_port),
-        None,
+        &config::AmqpConfig::default(),
         options.timeouts.connect,
         "tidegate test",
     ));
@@ -257,8 +258,9 @@ fn t8_the_password_is_never_shown() {
     let (error, _) = daemon.wait("the refusal", down_of(Side::Ingest));
     assert!(error.contains("403 ACCESS_REFUSED"), "{error}");
     let nowhere = endpoint("127.0.0.1", 1);
-    let failed =
-        runtime().block_on(connect(&nowhere, None, Duration::from_secs(5), "tidegate test")).unwrap_err();
+    let failed = runtime()
+        .block_on(connect(&nowhere, &config::AmqpConfig::default(), Duration::from_secs(5), "tidegate test"))
+        .unwrap_err();
     let log = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
     assert!(log.contains("no working connection"), "the log was captured: {log}");
     for text in [shown, error, format!("{failed} {failed:?}"), log] {

@@ -109,7 +109,8 @@ pub fn runtime() -> tokio::runtime::Runtime {
 
 pub fn endpoint(host: &str, port: u16) -> Endpoint {
     Endpoint {
-        tls: false,
+        tls: None,
+        login: config::Login::Password,
         host: host.to_owned(),
         port,
         vhost: "/".to_owned(),
@@ -128,7 +129,12 @@ pub fn options(port: u16) -> Options {
             exchange: "tidegate.in".into(),
             prefetch: 1_000,
         },
-        egress: config::EgressConfig { exchange: "tidegate.out".into(), endpoints, max_in_flight: 1_000 },
+        egress: config::EgressConfig {
+            exchange: "tidegate.out".into(),
+            endpoints,
+            tls: Arc::default(),
+            max_in_flight: 1_000,
+        },
         dead: config::Config::default().dead,
         limits: limits(),
         copies: Arc::default(),

@@ -142,7 +142,7 @@ pub fn refused(context: &Context) -> Row {
 
 /// Stops, kills and restarts of the application within the node, under load.
 pub fn restarted(context: &Context) -> Row {
-    let node = Node::start("");
+    let node = Node::start("", "");
     let mut scene = Scene::on(context, &node, "broker", |_, c| c);
     scene.start();
     scene.load(500);

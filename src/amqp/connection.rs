@@ -10,26 +10,23 @@
 use super::fault::Fault;
 use crate::config::advice::explained;
 use crate::config::terms::is_loopback_host;
-use crate::config::{self, Endpoint};
+use crate::config::{self, Endpoint, Login, Tls};
 use async_rs::traits::Reactor;
 use async_rs::{Runtime, Tokio};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
-use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo, SASLMechanism};
 use lapin::{Channel, Connection, ConnectionProperties};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use secrecy::{ExposeSecret, SecretString};
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// What RabbitMQ offers by default. lapin asks for no limit unless told, and the size of a frame bounds what
-/// one header table can hold.
-const FRAME_MAX: u32 = 131_072;
 /// What RabbitMQ offers by default. Few are open at a time, but the publishing connection replaces those that
 /// have ended, and lapin (seen with 4.12) may refuse a number that it uses for the second time: the
 /// connection is then made anew.
@@ -48,12 +45,12 @@ pub enum ConnectError {
     },
     /// Refused by the network, TLS or the broker; the reason names the user or the virtual host where it is
     /// theirs.
-    #[error("{address} as user '{user}' on virtual host '{vhost}': {reason}")]
+    #[error("{address} as {account} on virtual host '{vhost}': {reason}")]
     Refused {
         /// Host and port.
         address: String,
-        /// User name of the URI.
-        user: String,
+        /// Who asked: the user of the URI, or that of the certificate.
+        account: String,
         /// Virtual host of the URI.
         vhost: String,
         /// The broker's or system's text.
@@ -77,13 +74,11 @@ pub enum ConnectError {
 /// [`ConnectError`]; its texts never contain the password.
 pub async fn connect(
     endpoint: &Endpoint,
-    ca_file: Option<&Path>,
+    amqp: &config::AmqpConfig,
     limit: Duration,
     name: &str,
 ) -> Result<Connection, ConnectError> {
-    let amqp =
-        config::AmqpConfig { ca_file: ca_file.map(Path::to_path_buf), ..config::AmqpConfig::default() };
-    let (connection, socket) = dial(endpoint, &amqp, limit, name).await?;
+    let (connection, socket) = dial(endpoint, amqp, limit, name).await?;
     socket.forget();
     Ok(connection)
 }
@@ -100,7 +95,7 @@ pub fn address(endpoint: &Endpoint) -> String {
 
 /// Whether passwords and messages cross a network in the clear.
 pub fn is_exposed(endpoint: &Endpoint) -> bool {
-    !endpoint.tls && !is_loopback_host(&endpoint.host)
+    endpoint.tls.is_none() && !is_loopback_host(&endpoint.host)
 }
 
 /// An open connection that is shut down, at the latest, when it is dropped.
@@ -226,10 +221,10 @@ async fn dial(
     limit: Duration,
     name: &str,
 ) -> Result<(Connection, Socket), ConnectError> {
-    let uri = uri(endpoint, amqp.heartbeat)?;
+    let uri = uri(endpoint, amqp)?;
     let socket = Socket::default();
     let mut attempt = Attempt(Some(socket.clone()));
-    let tls = endpoint.tls.then(|| amqp.ca_file.clone());
+    let tls = endpoint.tls.clone();
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     let registered = socket.clone();
     let connecting = Connection::connector(
@@ -239,7 +234,7 @@ async fn dial(
             let AMQPAuthority { host, port, .. } = uri.authority;
             // lapin calls this on a thread of its own, which cannot be cancelled: it needs a bound of its
             // own.
-            match timeout(limit, transport(host, port, tls.as_ref(), &runtime, &registered)).await {
+            match timeout(limit, transport(host, port, tls.as_deref(), &runtime, &registered)).await {
                 Ok(stream) => Ok(stream?),
                 Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
             }
@@ -253,9 +248,9 @@ async fn dial(
         }
         Ok(Err(error)) => Err(ConnectError::Refused {
             address: address(endpoint),
-            user: endpoint.user.clone(),
+            account: account(endpoint),
             vhost: endpoint.vhost.clone(),
-            reason: explained(Fault::from(error).text, endpoint.tls),
+            reason: explained(Fault::from(error).text, endpoint.tls.is_some()),
         }),
         Err(_) => Err(ConnectError::Timeout { address: address(endpoint), limit_ms: limit.as_millis() }),
     }
@@ -263,11 +258,11 @@ async fn dial(
 
 type Transport = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
 
-/// TCP and, if asked for, TLS: `tls` is `Some` with the file of the only CA to trust, if there is one.
+/// TCP and, if asked for, TLS.
 async fn transport(
     host: String,
     port: u16,
-    tls: Option<&Option<PathBuf>>,
+    tls: Option<&Tls>,
     runtime: &Runtime<Tokio>,
     socket: &Socket,
 ) -> io::Result<Transport> {
@@ -278,33 +273,48 @@ async fn transport(
     }
     match tls {
         None => Ok(stream),
-        Some(ca_file) => stream.into_rustls(&tls_connector(ca_file.as_deref())?, &host).await,
+        Some(tls) => stream.into_rustls(&tls_connector(tls)?, &host).await,
     }
 }
 
-/// With a CA file that CA alone is trusted; lapin's own configuration would only add it to the platform's.
-fn tls_connector(ca_file: Option<&Path>) -> io::Result<RustlsConnector> {
-    let config = match ca_file {
-        None => RustlsConnectorConfig::new_with_native_certs()?,
-        Some(path) => {
-            let unusable = |reason: String| {
-                io::Error::new(io::ErrorKind::InvalidData, format!("CA file {}: {reason}", path.display()))
-            };
-            let certificates = CertificateDer::pem_file_iter(path)
-                .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-                .map_err(|e| unusable(e.to_string()))?;
-            if certificates.is_empty() {
-                return Err(unusable("no certificate in it".to_owned()));
-            }
-            RustlsConnectorConfig::default().with_parsable_certificates(certificates)
-        }
-    };
-    config.connector_with_no_client_auth()
+/// With a CA file that CA alone is trusted, unless the system's are wanted beside it; lapin's own
+/// configuration would always add it to those. All files are read anew.
+fn tls_connector(tls: &Tls) -> io::Result<RustlsConnector> {
+    let system = tls.system_cas || tls.ca_file.is_none();
+    let mut trusted = RustlsConnectorConfig::default();
+    if system {
+        trusted = trusted.with_native_certs()?;
+    }
+    if let Some(path) = &tls.ca_file {
+        trusted = trusted.with_parsable_certificates(certificates("ca_file", path)?);
+    }
+    let Some(own) = &tls.own else { return trusted.connector_with_no_client_auth() };
+    let chain = certificates("certificate_file", &own.certificate_file)?;
+    let key = PrivateKeyDer::from_pem_file(&own.key_file)
+        .map_err(|e| unusable("key_file", &own.key_file, &e.to_string()))?;
+    // In the words of the library it is the broker's certificate that does not fit.
+    trusted.connector_with_single_cert(chain, key).map_err(|e| {
+        let reason = format!("is not the certificate of key_file {}: {e}", own.key_file.display());
+        unusable("certificate_file", &own.certificate_file, &reason)
+    })
+}
+
+fn certificates(key: &str, path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = read.map_err(|e| unusable(key, path, &e.to_string()))?;
+    if certificates.is_empty() {
+        return Err(unusable(key, path, "no certificate in it"));
+    }
+    Ok(certificates)
+}
+
+fn unusable(key: &str, path: &Path, reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{key} {}: {reason}", path.display()))
 }
 
 /// Field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a trailing slash
 /// for the virtual host `""`. Never formatted: its `Debug` prints the password.
-fn uri(endpoint: &Endpoint, heartbeat: Duration) -> Result<AMQPUri, ConnectError> {
+fn uri(endpoint: &Endpoint, amqp: &config::AmqpConfig) -> Result<AMQPUri, ConnectError> {
     // lapin panics on names that do not fit an AMQP short string.
     if endpoint.vhost.len() > 255 {
         return Err(ConnectError::Invalid {
@@ -313,7 +323,7 @@ fn uri(endpoint: &Endpoint, heartbeat: Duration) -> Result<AMQPUri, ConnectError
         });
     }
     Ok(AMQPUri {
-        scheme: if endpoint.tls { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
+        scheme: if endpoint.tls.is_some() { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
         authority: AMQPAuthority {
             userinfo: AMQPUserInfo {
                 username: endpoint.user.clone(),
@@ -324,13 +334,20 @@ fn uri(endpoint: &Endpoint, heartbeat: Duration) -> Result<AMQPUri, ConnectError
         },
         vhost: endpoint.vhost.clone(),
         query: AMQPQueryString {
-            frame_max: Some(FRAME_MAX),
+            frame_max: Some(amqp.frame_max),
             channel_max: Some(CHANNEL_MAX),
-            heartbeat: Some(u16::try_from(heartbeat.as_secs()).unwrap_or(u16::MAX)),
+            heartbeat: Some(u16::try_from(amqp.heartbeat.as_secs()).unwrap_or(u16::MAX)),
             connection_timeout: None,
-            auth_mechanism: None,
+            auth_mechanism: (endpoint.login == Login::External).then_some(SASLMechanism::External),
         },
     })
+}
+
+fn account(endpoint: &Endpoint) -> String {
+    match endpoint.login {
+        Login::Password => format!("user '{}'", endpoint.user),
+        Login::External => "the user of its certificate".to_owned(),
+    }
 }
 
 /// The password as its file holds it now: it may have been changed since the start.
@@ -352,7 +369,8 @@ mod tests {
 
     fn endpoint(host: &str, tls: bool) -> Endpoint {
         Endpoint {
-            tls,
+            tls: tls.then(Arc::default),
+            login: Login::Password,
             host: host.to_owned(),
             port: 5672,
             vhost: "/".to_owned(),
@@ -381,7 +399,7 @@ mod tests {
     fn an_ipv6_address_is_kept_as_it_is_and_shown_in_brackets() {
         let endpoint = endpoint("::1", false);
         assert_eq!(address(&endpoint), "[::1]:5672");
-        assert_eq!(uri(&endpoint, Duration::from_secs(10)).unwrap().authority.host, "::1");
+        assert_eq!(uri(&endpoint, &config::AmqpConfig::default()).unwrap().authority.host, "::1");
     }
 
     #[test]
@@ -391,7 +409,10 @@ mod tests {
         let endpoint = Endpoint { password_file: Some(path.clone()), ..endpoint("localhost", false) };
         for text in ["first", "second"] {
             std::fs::write(&path, format!("{text}\n")).unwrap();
-            assert_eq!(uri(&endpoint, Duration::from_secs(10)).unwrap().authority.userinfo.password, text);
+            assert_eq!(
+                uri(&endpoint, &config::AmqpConfig::default()).unwrap().authority.userinfo.password,
+                text
+            );
         }
         std::fs::remove_file(&path).unwrap();
         assert_eq!(password(&endpoint).expose_secret(), "canary", "the one read last");
@@ -401,6 +422,6 @@ mod tests {
     fn a_vhost_that_lapin_would_panic_on_is_refused() {
         let mut endpoint = endpoint("localhost", false);
         endpoint.vhost = "v".repeat(256);
-        assert!(matches!(uri(&endpoint, Duration::from_secs(10)), Err(ConnectError::Invalid { .. })));
+        assert!(matches!(uri(&endpoint, &config::AmqpConfig::default()), Err(ConnectError::Invalid { .. })));
     }
 }

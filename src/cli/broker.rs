@@ -40,7 +40,7 @@ impl CliSession {
         let limit = config.timeouts.connect;
         let mut said = Vec::new();
         for endpoint in endpoints {
-            match connect(endpoint, config.amqp.ca_file.as_deref(), limit, name).await {
+            match connect(endpoint, &config.amqp, limit, name).await {
                 Ok(connection) => {
                     let channel = within(limit, "opening a channel", connection.create_channel()).await?;
                     return Ok(CliSession { connection, channel, limit });

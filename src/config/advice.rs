@@ -16,6 +16,25 @@ pub(crate) fn explained(error: String, tls: bool) -> String {
 fn advice(error: &str, tls: bool) -> Option<&'static str> {
     let says = |word: &str| error.contains(word);
     if tls {
+        // What the broker says of tidegate's certificate.
+        if says("received fatal alert") {
+            if says("CertificateRequired") || says("HandshakeFailure") {
+                return Some(
+                    "the broker asks for a client certificate: give certificate_file and key_file, signed by \
+                     an authority that the broker trusts",
+                );
+            }
+            if says("CertificateExpired") {
+                return Some(
+                    "certificate_file holds a certificate that has expired, or the broker's clock is wrong",
+                );
+            }
+            if says("UnknownCA") || says("BadCertificate") || says("CertificateUnknown") {
+                return Some(
+                    "the broker does not trust the authority of the certificate in certificate_file",
+                );
+            }
+        }
         if says("CaUsedAsEndEntity") {
             return Some(
                 "the broker shows a CA certificate as its own: have that CA sign a server certificate for \
@@ -28,18 +47,20 @@ fn advice(error: &str, tls: bool) -> Option<&'static str> {
             );
         }
         if says("UnknownIssuer") {
-            return Some("no trusted CA has signed the broker's certificate: give its CA as amqp.ca_file");
+            return Some(
+                "no trusted CA has signed the broker's certificate: give its CA as amqp.ca_file, or \
+                 egress.ca_file",
+            );
         }
-        if says("NotValidForName") {
+        if says("not valid for name") || says("not valid for any names") {
             return Some(
                 "the broker's certificate is for another name: write the name that it is for in the address",
             );
         }
-        if says("Expired") {
-            return Some("the broker's certificate has expired, or this machine's clock is wrong");
-        }
-        if says("CertificateRequired") || says("HandshakeFailure") {
-            return Some("the broker may ask for a client certificate, and tidegate has none to show");
+        if says("certificate expired") || says("certificate not valid yet") {
+            return Some(
+                "the broker's certificate has expired or is not valid yet, or this machine's clock is wrong",
+            );
         }
         return None;
     }
@@ -60,7 +81,19 @@ mod tests {
             ("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))", true, "server certificate"),
             ("received corrupt message of type InvalidContentType", true, "write amqp://"),
             ("invalid peer certificate: UnknownIssuer", true, "amqp.ca_file"),
-            ("invalid peer certificate: NotValidForName", true, "another name"),
+            (
+                "invalid peer certificate: certificate not valid for name \"b\"; certificate is",
+                true,
+                "another name",
+            ),
+            (
+                "invalid peer certificate: certificate expired: verification time 1",
+                true,
+                "or this machine's clock",
+            ),
+            ("received fatal alert: CertificateRequired", true, "give certificate_file and key_file"),
+            ("received fatal alert: CertificateExpired", true, "a certificate that has expired"),
+            ("received fatal alert: UnknownCA", true, "does not trust the authority"),
             ("a frame of the broker cannot be parsed", false, "write amqps://"),
         ] {
             assert!(advice(error, tls).is_some_and(|text| text.contains(wants)), "{error}");

@@ -6,19 +6,21 @@ use super::finding::Location;
 use super::secret;
 use super::section::{Findings, Section};
 use super::terms::is_loopback_host;
-use super::units::{Span, Text, Words};
+use super::tls::{self, Login, Tls};
+use super::units::{Flag, Size, Span, Text, Words};
 use super::uri;
 use super::{AmqpConfig, Endpoint, Topology};
 use secrecy::{ExposeSecret, SecretString};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
-
-/// More than any bundle of certificates; a device given by mistake is not read for ever.
-const MAX_CA_BYTES: u64 = 16 << 20;
 
 /// Upper bound on the heartbeat: a dead connection is noticed after about two of them.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
+
+/// What RabbitMQ takes: no smaller than 8 KiB with quorum queues, and no larger than it is configured for.
+const FRAME_SIZES: RangeInclusive<u64> = 8 << 10..=16 << 20;
 
 /// What is known of the world outside the file.
 #[derive(Default)]
@@ -32,32 +34,11 @@ pub(super) struct Surroundings {
 /// `[amqp]`, but for what other sections have to do with it.
 pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig {
     let d = AmqpConfig::default();
-    let uri = s.get("uri", String::new(), Text);
-    let uris = s.list("uris", || Text);
-    let mut texts: Vec<(Location, String, String)> = Vec::new();
-    // A variable takes the place of what the file says, whichever of the two keys that is.
-    let file = |place| matches!(place, Location::File { .. });
-    let both = s.is_set("uri") && s.is_set("uris");
-    let list_wins = both && file(s.place("uri")) && !file(s.place("uris"));
-    let text_wins = both && !file(s.place("uri")) && file(s.place("uris"));
-    if both && !list_wins && !text_wins {
-        let later = if s.place("uris") > s.place("uri") { "uris" } else { "uri" };
-        s.fault(later, "give either `uri` or `uris`, not both");
-    } else if s.is_set("uris") && !text_wins {
-        if uris.as_ref().is_some_and(Vec::is_empty) {
-            s.fault("uris", "is empty: give at least one address");
-        }
-        for (n, (place, text)) in uris.into_iter().flatten().enumerate() {
-            texts.push((place, format!("{}[{n}]", s.path_of("uris")), text));
-        }
-    } else if s.is_set("uri") && !s.failed(&["uri"]) {
-        texts.push((s.place("uri"), s.path_of("uri"), uri));
-    }
+    let addresses = addresses(s);
     let password = secret_of(s, "password_file", "amqp-password", around);
-    let mut endpoints: Vec<Endpoint> = texts
-        .iter()
-        .filter_map(|(place, key, text)| endpoint(place, key, text, &password, s.findings(), around))
-        .collect();
+    let tls = Arc::new(tls::tls(s, &Tls::default(), "amqp-key", around));
+    let login = tls::login(s);
+    let mut endpoints = endpoints(s, &addresses, &Means { password: &password, tls: &tls, login }, around);
     if endpoints.is_empty() {
         endpoints = d.endpoints;
         if let Password::Given(p, path) = &password {
@@ -73,26 +54,89 @@ pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig
     if heartbeat.subsec_nanos() != 0 {
         s.fault("heartbeat", "is not a whole number of seconds, which is what the protocol knows");
     }
-    AmqpConfig { endpoints, topology, ca_file: ca_file(s), heartbeat }
+    let frame_max = s.get("frame_max", d.frame_max.into(), Size(FRAME_SIZES)) as u32;
+    AmqpConfig { endpoints, topology, tls, heartbeat, frame_max }
 }
 
-/// Addresses of the publishing connection.
-pub(super) fn egress_endpoints(
+/// Addresses of the publishing connection, and what is trusted there.
+pub(super) fn egress(
     s: &mut Section<'_, '_>,
     amqp: &AmqpConfig,
     around: &Surroundings,
-) -> Vec<Endpoint> {
-    let uri = s.get("uri", String::new(), Text);
-    if uri.is_empty() {
-        if !s.get("password_file", String::new(), Text).is_empty() {
-            s.fault("password_file", "belongs to egress.uri, which is empty: use amqp.password_file");
+) -> (Vec<Endpoint>, Arc<Tls>) {
+    let mut addresses = addresses(s);
+    addresses.retain(|(.., text)| !text.is_empty());
+    if addresses.is_empty() && !s.failed(&["uri", "uris"]) {
+        for key in ["password_file", "ca_file", "certificate_file", "key_file"] {
+            if !s.get(key, String::new(), Text).is_empty() {
+                s.fault(key, format!("belongs to egress.uri, which is empty: use amqp.{key}"));
+            }
         }
-        return amqp.endpoints.clone();
+        let system_cas = s.get("system_cas", false, Flag);
+        let external = tls::login(s) == Login::External;
+        for (key, _) in [("system_cas", system_cas), ("login", external)].into_iter().filter(|(_, set)| *set)
+        {
+            s.fault(key, format!("belongs to egress.uri, which is empty: use amqp.{key}"));
+        }
+        return (amqp.endpoints.clone(), Arc::clone(&amqp.tls));
     }
     let password = secret_of(s, "password_file", "egress-password", around);
-    let (place, key) = (s.place("uri"), s.path_of("uri"));
-    let own = endpoint(&place, &key, &uri, &password, s.findings(), around);
-    own.map_or_else(|| amqp.endpoints.clone(), |e| vec![e])
+    let tls = Arc::new(tls::tls(s, &amqp.tls, "egress-key", around));
+    let login = tls::login(s);
+    let own = endpoints(s, &addresses, &Means { password: &password, tls: &tls, login }, around);
+    (if own.is_empty() { amqp.endpoints.clone() } else { own }, tls)
+}
+
+/// Each address of `uri` or `uris` as it is written, with its place and key.
+fn addresses(s: &mut Section<'_, '_>) -> Vec<(Location, String, String)> {
+    let uri = s.get("uri", String::new(), Text);
+    let uris = s.list("uris", || Text);
+    let mut texts = Vec::new();
+    // A variable takes the place of what the file says, whichever of the two keys that is.
+    let file = |place| matches!(place, Location::File { .. });
+    let has_uri = s.is_set("uri") && !(uri.is_empty() && s.is_set("uris"));
+    let both = has_uri && s.is_set("uris");
+    let list_wins = both && file(s.place("uri")) && !file(s.place("uris"));
+    let text_wins = both && !file(s.place("uri")) && file(s.place("uris"));
+    if both && !list_wins && !text_wins {
+        let later = if s.place("uris") > s.place("uri") { "uris" } else { "uri" };
+        s.fault(later, "give either `uri` or `uris`, not both");
+    } else if s.is_set("uris") && !text_wins {
+        if uris.as_ref().is_some_and(Vec::is_empty) {
+            s.fault("uris", "is empty: give at least one address");
+        }
+        for (n, (place, text)) in uris.into_iter().flatten().enumerate() {
+            texts.push((place, format!("{}[{n}]", s.path_of("uris")), text));
+        }
+    } else if has_uri && !s.failed(&["uri"]) {
+        texts.push((s.place("uri"), s.path_of("uri"), uri));
+    }
+    texts
+}
+
+/// What all addresses of a section have in common.
+struct Means<'a> {
+    password: &'a Password,
+    tls: &'a Arc<Tls>,
+    login: Login,
+}
+
+fn endpoints(
+    s: &mut Section<'_, '_>,
+    addresses: &[(Location, String, String)],
+    means: &Means<'_>,
+    around: &Surroundings,
+) -> Vec<Endpoint> {
+    if means.login == Login::External && means.tls.own.is_none() {
+        let failed = s.failed(&["certificate_file", "key_file"]);
+        if !failed {
+            s.fault("login", "\"external\" is a login by certificate: give certificate_file and key_file");
+        }
+    }
+    let found = addresses
+        .iter()
+        .filter_map(|(place, key, text)| endpoint(place, key, text, means, s.findings(), around));
+    found.collect()
 }
 
 /// A secret from outside the URI.
@@ -127,12 +171,7 @@ pub(super) fn secret_of(
     };
     match secret::read(&path) {
         Ok(secret) => {
-            if secret.exposed {
-                s.warn(key, format!("{} may be read by every user: chmod o= it", path.display()));
-            }
-            if secret.foreign {
-                s.warn(key, format!("{} belongs to another user, who may change it", path.display()));
-            }
+            secret::warn_of(s, key, &path, &secret);
             Password::Given(secret.text, path)
         }
         Err(text) => {
@@ -147,7 +186,7 @@ fn endpoint(
     place: &Location,
     key: &str,
     text: &str,
-    password: &Password,
+    means: &Means<'_>,
     findings: &Findings,
     around: &Surroundings,
 ) -> Option<Endpoint> {
@@ -158,13 +197,20 @@ fn endpoint(
             return None;
         }
     };
+    let password = means.password;
+    let external = means.login == Login::External;
+    if external && !parsed.tls {
+        let text = "is not amqps://, and login = \"external\" is a login by certificate";
+        findings.fault(place.clone(), key, text);
+        return None;
+    }
     let host = &parsed.host;
     let warn = |text: String| findings.warn(place.clone(), key, text);
     let here = is_loopback_host(host);
     if parsed.bare_slash {
         warn("ends in a bare /, which is taken as the vhost /: write /%2f, or leave the slash out".into());
     }
-    if parsed.user.is_none() && !here {
+    if parsed.user.is_none() && !here && !external {
         warn(format!(
             "names no user for {host}: guest is taken, whom RabbitMQ lets in only from its own machine"
         ));
@@ -175,7 +221,9 @@ fn endpoint(
         ));
     }
     let guest = |p: &SecretString| parsed.user.as_deref() == Some("guest") && p.expose_secret() == "guest";
-    if let Some(literal) = &parsed.password {
+    if external && (parsed.password.is_some() || matches!(password, Password::Given(..))) {
+        warn("has a password that is not used: login = \"external\" is a login by certificate".into());
+    } else if let Some(literal) = &parsed.password {
         if matches!(password, Password::Given(..)) && !guest(literal) {
             warn(
                 "holds a password that is not used: the one of password_file or of the credential is".into(),
@@ -193,6 +241,7 @@ fn endpoint(
         (Password::Given(p, _), _) => p.clone(),
         (Password::None | Password::Failed, Some(literal)) => literal,
         (Password::Failed, None) => SecretString::default(),
+        (Password::None, None) if external => SecretString::default(),
         (Password::None, None) if parsed.user.is_none() => "guest".to_owned().into(),
         (Password::None, None) => {
             let text = "names a user and no password: add it (user:password@), or use password_file";
@@ -202,7 +251,8 @@ fn endpoint(
     };
     let user = parsed.user.unwrap_or_else(|| "guest".into());
     Some(Endpoint {
-        tls: parsed.tls,
+        tls: parsed.tls.then(|| Arc::clone(means.tls)),
+        login: means.login,
         host: parsed.host,
         port: parsed.port,
         vhost: parsed.vhost,
@@ -210,21 +260,4 @@ fn endpoint(
         password,
         password_file,
     })
-}
-
-fn ca_file(s: &mut Section<'_, '_>) -> Option<PathBuf> {
-    let path = s.get("ca_file", String::new(), Text);
-    if path.is_empty() {
-        return None;
-    }
-    let mut text = Vec::new();
-    // Certificates are public: links are followed. What is in them is judged when the connection is made.
-    let read =
-        std::fs::File::open(Path::new(&path)).and_then(|f| f.take(MAX_CA_BYTES).read_to_end(&mut text));
-    if let Err(e) = read {
-        s.fault("ca_file", format!("{path} cannot be read: {e}"));
-    } else if !String::from_utf8_lossy(&text).contains("-----BEGIN CERTIFICATE-----") {
-        s.fault("ca_file", format!("{path} holds no PEM certificate"));
-    }
-    Some(path.into())
 }

@@ -20,6 +20,7 @@ mod secret;
 mod section;
 mod show;
 pub mod terms;
+mod tls;
 mod tree;
 mod units;
 mod uri;
@@ -29,6 +30,7 @@ pub use finding::{Faults, Finding, Location};
 pub use listen::{Listen, UNIX_SCHEME};
 pub use reload::needs_restart;
 pub use schema::schema;
+pub use tls::{Login, OwnCertificate, Tls};
 
 use crate::engine::types::{AppSettings, Budget, Settings, TurnLimits};
 use secrecy::SecretString;
@@ -266,8 +268,10 @@ pub struct Config {
 /// password.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// The scheme is `amqps`.
-    pub tls: bool,
+    /// The scheme is `amqps`, and this is how the broker is known; `None`: it is `amqp`.
+    pub tls: Option<Arc<Tls>>,
+    /// How tidegate says who it is.
+    pub login: Login,
     /// Host name or address, IPv6 without brackets.
     pub host: String,
     /// TCP port; 5672 or 5671 unless given.
@@ -301,11 +305,13 @@ pub struct AmqpConfig {
     pub endpoints: Vec<Endpoint>,
     /// What is declared or checked at each connect.
     pub topology: Topology,
-    /// PEM file with the only CA to trust; `None` = the platform's.
-    pub ca_file: Option<PathBuf>,
+    /// How the broker is known, where addresses begin with `amqps`.
+    pub tls: Arc<Tls>,
     /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both
     /// sides.
     pub heartbeat: Duration,
+    /// Largest frame that is asked for, bytes; a header table has to fit in one. The broker may allow less.
+    pub frame_max: u32,
 }
 
 /// Section `[ingest]`: where requests come from.
@@ -326,6 +332,8 @@ pub struct EgressConfig {
     pub exchange: String,
     /// Addresses of the publishing connection: `egress.uri`, else those of `[amqp]`.
     pub endpoints: Vec<Endpoint>,
+    /// How the broker is known there.
+    pub tls: Arc<Tls>,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
 }
@@ -444,6 +452,7 @@ impl Default for Config {
             egress: EgressConfig {
                 exchange: "tidegate.out".into(),
                 endpoints: amqp.endpoints.clone(),
+                tls: Arc::default(),
                 max_in_flight: 1_000,
             },
             amqp,
@@ -495,7 +504,8 @@ impl Default for Config {
 impl Default for AmqpConfig {
     fn default() -> Self {
         let guest = Endpoint {
-            tls: false,
+            tls: None,
+            login: Login::Password,
             host: "127.0.0.1".into(),
             port: 5672,
             vhost: "/".into(),
@@ -506,8 +516,9 @@ impl Default for AmqpConfig {
         AmqpConfig {
             endpoints: vec![guest],
             topology: Topology::Declare,
-            ca_file: None,
+            tls: Arc::default(),
             heartbeat: Duration::from_secs(10),
+            frame_max: 128 << 10,
         }
     }
 }

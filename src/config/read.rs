@@ -4,7 +4,7 @@
 
 use super::application::{application, BROKER_USUAL};
 use super::copies::{Copies, CopyRules};
-use super::login::{amqp, egress_endpoints, secret_of, Password, Surroundings};
+use super::login::{amqp, egress as egress_ends, secret_of, Password, Surroundings};
 use super::section::{Findings, Section};
 use super::terms::MAX_NAME;
 use super::tree::Table;
@@ -46,15 +46,20 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     config.ingest.exchange = name(&mut ingest, "exchange", d.ingest.exchange);
     config.ingest.prefetch = ingest.get("prefetch", d.ingest.prefetch.into(), Whole(1..=65_535)) as u16;
     config.egress.exchange = name(&mut egress, "exchange", d.egress.exchange);
-    config.egress.endpoints = egress_endpoints(&mut egress, &config.amqp, around);
+    (config.egress.endpoints, config.egress.tls) = egress_ends(&mut egress, &config.amqp, around);
     let in_flight = egress.get("max_in_flight", d.egress.max_in_flight as u64, Whole(1..=65_535));
     config.egress.max_in_flight = in_flight as usize;
     config.dead.exchange = name(&mut dead, "exchange", d.dead.exchange);
     names_differ(&config, [&mut ingest, &mut egress, &mut dead]);
     config.dead.queue = dead_queue(dead.section("queue"), d.dead.queue, &config);
     let mut ends = config.amqp.endpoints.iter().chain(&config.egress.endpoints);
-    if config.amqp.ca_file.is_some() && !ends.any(|e| e.tls) {
-        amqp_section.warn("ca_file", "has no effect: no address begins with amqps://");
+    if !ends.any(|e| e.tls.is_some()) {
+        for (section, tls) in [(&amqp_section, &config.amqp.tls), (&egress, &config.egress.tls)] {
+            let named = [("ca_file", tls.ca_file.is_some()), ("certificate_file", tls.own.is_some())];
+            for (key, _) in named.into_iter().filter(|(key, given)| *given && section.is_set(key)) {
+                section.warn(key, "has no effect: no address begins with amqps://");
+            }
+        }
     }
 
     config.store = store(root.section("store"), d.store);

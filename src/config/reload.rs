@@ -1,7 +1,8 @@
 //! Which keys take effect at a reload, and which wait for a restart.
 
-use super::{Config, Endpoint};
+use super::{Config, Endpoint, Tls};
 use secrecy::{ExposeSecret, SecretString};
+use std::path::Path;
 use std::sync::Arc;
 
 impl Config {
@@ -29,18 +30,40 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     // `egress.endpoints` follow `[amqp]` where egress has no login of its own: named once then.
     let amqp_same = same_ends(&old.amqp.endpoints, &new.amqp.endpoints);
     let follows = |c: &Config| same_ends(&c.amqp.endpoints, &c.egress.endpoints);
-    let egress_same = same_ends(&old.egress.endpoints, &new.egress.endpoints) || follows(old) && follows(new);
+    let follow = follows(old) && follows(new);
+    let egress_same = same_ends(&old.egress.endpoints, &new.egress.endpoints) || follow;
+    // Likewise what is trusted.
+    let tls_follows = |c: &Config| c.amqp.tls == c.egress.tls;
+    let egress_tls = |same: fn(&Tls) -> Option<&Path>| {
+        same(&old.egress.tls) == same(&new.egress.tls) || tls_follows(old) && tls_follows(new)
+    };
+    let amqp_tls = |same: fn(&Tls) -> Option<&Path>| same(&old.amqp.tls) == same(&new.amqp.tls);
+    let ca_file: fn(&Tls) -> Option<&Path> = |tls| tls.ca_file.as_deref();
+    let system_cas: fn(&Tls) -> Option<&Path> = |tls| tls.system_cas.then_some(Path::new(""));
+    let certificate: fn(&Tls) -> Option<&Path> = |tls| tls.own.as_ref().map(|own| &*own.certificate_file);
+    let key: fn(&Tls) -> Option<&Path> = |tls| tls.own.as_ref().map(|own| &*own.key_file);
+    let login = |c: &[Endpoint]| c.first().map(|e| e.login);
     let text = |token: &Option<SecretString>| token.as_ref().map(|t| t.expose_secret().to_owned());
     let all = [
         ("amqp.uri", amqp_same),
         ("amqp.topology", old.amqp.topology == new.amqp.topology),
-        ("amqp.ca_file", old.amqp.ca_file == new.amqp.ca_file),
+        ("amqp.ca_file", amqp_tls(ca_file)),
+        ("amqp.system_cas", amqp_tls(system_cas)),
+        ("amqp.certificate_file", amqp_tls(certificate)),
+        ("amqp.key_file", amqp_tls(key)),
+        ("amqp.login", login(&old.amqp.endpoints) == login(&new.amqp.endpoints)),
         ("amqp.heartbeat", old.amqp.heartbeat == new.amqp.heartbeat),
+        ("amqp.frame_max", old.amqp.frame_max == new.amqp.frame_max),
         ("ingest.queue", old.ingest.queue == new.ingest.queue),
         ("ingest.exchange", old.ingest.exchange == new.ingest.exchange),
         ("ingest.prefetch", old.ingest.prefetch == new.ingest.prefetch),
         ("egress.exchange", old.egress.exchange == new.egress.exchange),
         ("egress.uri", egress_same),
+        ("egress.ca_file", egress_tls(ca_file)),
+        ("egress.system_cas", egress_tls(system_cas)),
+        ("egress.certificate_file", egress_tls(certificate)),
+        ("egress.key_file", egress_tls(key)),
+        ("egress.login", login(&old.egress.endpoints) == login(&new.egress.endpoints) || follow),
         ("egress.max_in_flight", old.egress.max_in_flight == new.egress.max_in_flight),
         ("dead.exchange", old.dead.exchange == new.dead.exchange),
         ("dead.queue", old.dead.queue == new.dead.queue),
@@ -60,8 +83,12 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
 }
 
 fn same_endpoint(a: &Endpoint, b: &Endpoint) -> bool {
-    let parts = |e: &Endpoint| (e.tls, e.host.clone(), e.port, e.vhost.clone(), e.user.clone());
-    parts(a) == parts(b) && a.password.expose_secret() == b.password.expose_secret()
+    let parts = |e: &Endpoint| (e.tls.is_some(), e.host.clone(), e.port, e.vhost.clone(), e.user.clone());
+    // A password from a file is read again at each connect.
+    let from_file = a.password_file.is_some() && a.password_file == b.password_file;
+    let same_password =
+        a.password_file == b.password_file && a.password.expose_secret() == b.password.expose_secret();
+    parts(a) == parts(b) && (from_file || same_password)
 }
 
 #[cfg(test)]

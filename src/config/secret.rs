@@ -1,7 +1,8 @@
 //! Secrets that stand in files of their own: read whole, within bounds, never printed.
 
+use super::section::Section;
 use rustix::fs::{Mode, OFlags};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -9,6 +10,9 @@ use std::path::Path;
 
 /// Longer than any password or token; a file given by mistake is not read whole.
 const MAX_BYTES: u64 = 4_096;
+
+/// More than any private key, with whatever is said about it in front.
+const MAX_KEY_BYTES: u64 = 64 << 10;
 
 /// A secret, and what is doubtful about the file that it stands in.
 pub(super) struct Secret {
@@ -34,23 +38,52 @@ fn open(path: &Path) -> Result<File, String> {
 
 /// The text of a file, one newline at its end removed. Empty, too long, or not UTF-8 is a fault.
 pub(super) fn read(path: &Path) -> Result<Secret, String> {
-    let file = open(path)?;
-    let meta = file.metadata().map_err(|e| unreadable(path, &e))?;
-    let foreign = meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw();
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("{} holds more than {MAX_BYTES} bytes", path.display()));
-    }
-    let text = String::from_utf8(bytes).map_err(|_| format!("{} is not UTF-8", path.display()))?;
-    let text = text.strip_suffix('\n').map_or(text.as_str(), |t| t.strip_suffix('\r').unwrap_or(t));
+    let secret = read_whole(path, MAX_BYTES)?;
+    let text = secret.text.expose_secret();
+    let text = text.strip_suffix('\n').map_or(text, |t| t.strip_suffix('\r').unwrap_or(t));
     if text.is_empty() {
         return Err(format!("{} is empty", path.display()));
     }
     if text.contains(['\0', '\n']) {
         return Err(format!("{} holds more than one line", path.display()));
     }
+    Ok(Secret { text: text.to_owned().into(), ..secret })
+}
+
+/// A PEM file with a private key, which is not taken apart here.
+pub(super) fn read_key(path: &Path) -> Result<Secret, String> {
+    let secret = read_whole(path, MAX_KEY_BYTES)?;
+    let text = secret.text.expose_secret();
+    if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
+        return Err(format!("{} is encrypted: tidegate has no passphrase for it", path.display()));
+    }
+    if !text.contains("PRIVATE KEY-----") {
+        return Err(format!("{} holds no PEM private key", path.display()));
+    }
+    Ok(secret)
+}
+
+fn read_whole(path: &Path, most: u64) -> Result<Secret, String> {
+    let file = open(path)?;
+    let meta = file.metadata().map_err(|e| unreadable(path, &e))?;
+    let foreign = meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw();
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
+    if bytes.len() as u64 > most {
+        return Err(format!("{} holds more than {most} bytes", path.display()));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| format!("{} is not UTF-8", path.display()))?;
     Ok(Secret { text: text.into(), exposed: meta.mode() & 0o007 != 0, foreign })
+}
+
+/// Says what is doubtful about the file that `key` names.
+pub(super) fn warn_of(s: &Section<'_, '_>, key: &'static str, path: &Path, secret: &Secret) {
+    if secret.exposed {
+        s.warn(key, format!("{} may be read by every user: chmod o= it", path.display()));
+    }
+    if secret.foreign {
+        s.warn(key, format!("{} belongs to another user, who may change it", path.display()));
+    }
 }
 
 fn unreadable(path: &Path, e: &io::Error) -> String {
@@ -60,7 +93,6 @@ fn unreadable(path: &Path, e: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use secrecy::ExposeSecret;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

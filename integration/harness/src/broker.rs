@@ -1,7 +1,9 @@
 //! A RabbitMQ node of our own: own name, ports, directories and epmd, so that nothing of the machine is touched.
 //!
-//! The system's broker service is never started, stopped or spoken to. No plugin is enabled.
+//! The system's broker service is never started, stopped or spoken to. No plugin is enabled, but for the one that lets
+//! clients log in by certificate, where a test asks for TLS.
 
+use crate::authority::Signed;
 use crate::bounds;
 use crate::guard;
 use crate::proxy::Proxy;
@@ -64,7 +66,7 @@ impl Node {
         static NODE: OnceLock<Node> = OnceLock::new();
         NODE.get_or_init(|| match external_uri() {
             Some(uri) => Node { uri, private: None },
-            None => Node::start(""),
+            None => Node::start("", ""),
         })
     }
 
@@ -85,11 +87,30 @@ impl Node {
             skip_named(test, UNCONTROLLED);
             return None;
         }
-        Some(Node::start(conf))
+        Some(Node::start(conf, ""))
     }
 
-    /// Starts a private node and waits until it serves.
-    pub fn start(conf: &str) -> Node {
+    /// The same with a TLS listener of its own, whose port is told, and logins by certificate: the user is its common
+    /// name. `asks`: it refuses whoever shows no certificate of this authority.
+    pub fn with_tls(test: &str, shown: &Signed, authority: &Path, asks: bool) -> Option<(Node, u16)> {
+        if external_uri().is_some() {
+            skip_named(test, UNCONTROLLED);
+            return None;
+        }
+        let port = free_port();
+        let conf = format!(
+            "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {}\nssl_options.certfile = {}\n\
+             ssl_options.keyfile = {}\nssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = {asks}\n\
+             ssl_cert_login_from = common_name\nauth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL",
+            authority.display(),
+            shown.certificate.display(),
+            shown.key.display(),
+        );
+        Some((Node::start(&conf, "rabbitmq_auth_mechanism_ssl"), port))
+    }
+
+    /// Starts a private node and waits until it serves. `plugins`: their names, by comma.
+    pub fn start(conf: &str, plugins: &str) -> Node {
         let sbin = find_sbin();
         let dir = guard::workdir("node");
         let private = Private {
@@ -100,7 +121,7 @@ impl Node {
             children: Mutex::default(),
             dir,
         };
-        private.prepare(conf);
+        private.prepare(conf, plugins);
         private.launch();
         let uri = format!("amqp://guest:guest@127.0.0.1:{}/%2f", private.port);
         Node { uri, private: Some(private) }
@@ -228,14 +249,14 @@ impl Private {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prepare(&self, conf: &str) {
+    fn prepare(&self, conf: &str, plugins: &str) {
         for sub in ["home", "mnesia", "log"] {
             fs::create_dir(self.dir.join(sub)).expect("a directory for the node");
         }
         let cookie = self.dir.join("home/.erlang.cookie");
         fs::write(&cookie, format!("TIDEGATE{}", self.port)).expect("the cookie");
         fs::set_permissions(&cookie, fs::Permissions::from_mode(0o400)).expect("the cookie's mode");
-        fs::write(self.dir.join("enabled_plugins"), "[].\n").expect("the list of plugins");
+        fs::write(self.dir.join("enabled_plugins"), format!("[{plugins}].\n")).expect("the list of plugins");
         let definitions = self.dir.join("definitions.json");
         fs::write(&definitions, definitions_json()).expect("the definitions");
         let conf = format!(

@@ -5,6 +5,7 @@
 //! outside. Faults of the harness itself end the test with a panic that says what was expected.
 
 mod asker;
+mod authority;
 mod bounds;
 mod broker;
 mod browser;
@@ -25,6 +26,7 @@ mod site;
 mod util;
 
 pub use asker::{correlation_of, Asker};
+pub use authority::{Authority, Signed};
 pub use bounds::{alone, bounded};
 pub use broker::{external_uri, Node};
 pub use browser::Browser;
