@@ -96,7 +96,7 @@ fn a_password_that_was_rotated_in_its_file_waits_for_no_restart() {
     let new = dir.load(&[]).expect("a configuration").config;
     assert!(needs_restart(&old, &new).is_empty(), "{:?}", needs_restart(&old, &new));
     let mut other = new.clone();
-    other.amqp.frame_max = 8192;
+    other.amqp.frame_max = 16 << 10;
     other.amqp.tls = std::sync::Arc::default();
     other.egress.tls = std::sync::Arc::default();
     assert_eq!(needs_restart(&new, &other), ["amqp.ca_file", "amqp.frame_max"]);

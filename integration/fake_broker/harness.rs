@@ -151,7 +151,7 @@ pub fn options(port: u16) -> Options {
 }
 
 pub fn limits() -> RequestLimits {
-    RequestLimits { max_body: 8 << 20, max_envelope_items: 100, max_delay_ms: 1 << 40 }
+    RequestLimits { max_body: 8 << 20, max_envelope_items: 100, max_delay_ms: 1 << 40, frame_max: 128 << 10 }
 }
 
 /// A batch of one item; its application is `app` and its number.

@@ -17,8 +17,12 @@ use tidegate::store::{ended, fields, record, rows};
 /// 2026-06-01T00:00:00Z.
 const NOW: u64 = 1_780_272_000_000;
 const STORE: u64 = 0xabcd;
-const LIMITS: RequestLimits =
-    RequestLimits { max_body: 1 << 20, max_envelope_items: 100, max_delay_ms: 3650 * 86_400_000 };
+const LIMITS: RequestLimits = RequestLimits {
+    max_body: 1 << 20,
+    max_envelope_items: 100,
+    max_delay_ms: 3650 * 86_400_000,
+    frame_max: 128 << 10,
+};
 const ENVELOPE: &str = "application/vnd.tidegate+json";
 
 fn read(properties: BasicProperties, key: &str, body: &[u8]) -> RequestBody {

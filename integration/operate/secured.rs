@@ -1,6 +1,7 @@
 //! TLS and logins: whom tidegate trusts, whom it makes itself known to and how, and what it says of each thing that is
 //! wrong.
 
+use super::setup::{self, make_accounts};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -96,6 +97,26 @@ fn by_certificate_at_one_end_and_by_password_at_the_other() {
         |end: &str| listed.lines().find(|line| line.contains(end)).unwrap_or_else(|| panic!("{listed}"));
     assert!(line("tidegate ingest").starts_with("other\tEXTERNAL\ttrue\t7\t65536"), "{listed}");
     assert!(line("tidegate egress").starts_with("guest\tPLAIN\ttrue\t7\t65536"), "{listed}");
+}
+
+/// Each end by a certificate of its own, and with the rights that `topology print` gives its user.
+#[test]
+fn certificates_log_in_with_the_least_rights() {
+    let certificates = workdir("certificates");
+    let authority = Authority::new(&certificates, "ca");
+    let server = authority.server("server", "127.0.0.1");
+    let name = "certificates_log_in_with_the_least_rights";
+    let Some((node, port)) = Node::with_tls(name, &server, authority.file(), true) else { return };
+    let site = Site::on(&node, "least");
+    let mut config = site.config().text("amqp.ca_file", path(authority.file()));
+    for (section, user) in [("amqp", "cert-in"), ("egress", "cert-out")] {
+        config = shows(config, section, &authority.client(user))
+            .text(&format!("{section}.uri"), &format!("amqps://{user}@127.0.0.1:{port}/%2f"))
+            .text(&format!("{section}.login"), "external");
+    }
+    let daemon = Daemon::stopped(&config, &site.dir);
+    let client = make_accounts(&node, &daemon, "/");
+    setup::works(&site, &client, daemon);
 }
 
 #[test]

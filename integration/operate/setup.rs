@@ -14,7 +14,7 @@ fn arguments(line: &str) -> Vec<String> {
 }
 
 /// Makes the accounts of the printed script, all with one password, and lets an account of the test in.
-fn make_accounts(node: &Node, daemon: &Daemon, vhost: &str) -> Client {
+pub(super) fn make_accounts(node: &Node, daemon: &Daemon, vhost: &str) -> Client {
     let told = daemon.cli(&["topology", "print"]);
     assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
     for line in told.out.lines().filter(|line| line.starts_with("rabbitmqctl ")) {
@@ -27,7 +27,7 @@ fn make_accounts(node: &Node, daemon: &Daemon, vhost: &str) -> Client {
 }
 
 /// A message goes all the way, and an order by AMQP is answered: both logins may do their work.
-fn works(site: &Site<'_>, client: &Client, daemon: Daemon) {
+pub(super) fn works(site: &Site<'_>, client: &Client, daemon: Daemon) {
     let mut daemon = daemon;
     daemon.start_again();
     let daemon = daemon.ready();

@@ -38,7 +38,12 @@ mod tests {
     use lapin::BasicProperties;
 
     fn cost(properties: BasicProperties, body: Vec<u8>) -> u64 {
-        let limits = RequestLimits { max_body: 1 << 20, max_envelope_items: 10_000, max_delay_ms: 1 };
+        let limits = RequestLimits {
+            max_body: 1 << 20,
+            max_envelope_items: 10_000,
+            max_delay_ms: 1,
+            frame_max: 128 << 10,
+        };
         let raw = body.len() as u64;
         let incoming = Incoming { exchange: "in", routing_key: "app", properties, body, received: 1 };
         let body = wire::request(incoming, &limits, &CopyRules::default(), 1);

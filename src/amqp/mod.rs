@@ -196,7 +196,7 @@ impl Options {
             ingest: config.ingest.clone(),
             egress: config.egress.clone(),
             dead: config.dead.clone(),
-            limits: request_limits(&config.limits),
+            limits: request_limits(config),
             copies: Arc::clone(&config.copies),
             memory: config.limits.memory,
             timeouts: config.timeouts,
@@ -211,12 +211,14 @@ impl Options {
     }
 }
 
-/// The limits of one request out of `[limits]`.
-fn request_limits(limits: &config::LimitsConfig) -> RequestLimits {
+/// The limits of one request.
+fn request_limits(config: &Config) -> RequestLimits {
+    let limits = &config.limits;
     RequestLimits {
         max_body: limits.max_body,
         max_envelope_items: limits.max_envelope_items,
         max_delay_ms: u64::try_from(limits.max_delay.as_millis()).unwrap_or(u64::MAX),
+        frame_max: config.amqp.frame_max,
     }
 }
 
@@ -305,7 +307,7 @@ impl Amqp {
 
     /// What a reload changes for requests that are read from now on.
     pub fn reconfigure(&self, config: &Config) {
-        let limits = request_limits(&config.limits);
+        let limits = request_limits(config);
         let (copies, memory) = (Arc::clone(&config.copies), config.limits.memory);
         self.order(IngestOrder::Configure { limits, copies, memory });
     }

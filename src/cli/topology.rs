@@ -3,7 +3,7 @@
 use super::args::Output;
 use super::output::{Failure, Out};
 use crate::amqp::blueprint::{self, any_of, Argument, Declared, Names, Rights};
-use crate::config::{Config, Topology};
+use crate::config::{Config, Login, Topology};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeSet;
 
@@ -26,6 +26,7 @@ pub(super) fn print(config: &Config, output: Output) -> Result<(), Failure> {
 struct BrokerEnd<'c> {
     vhost: &'c str,
     user: &'c str,
+    login: Login,
     declared: Vec<Declared>,
     rights: Rights,
 }
@@ -44,7 +45,7 @@ fn ends(config: &Config) -> Vec<BrokerEnd<'_>> {
         .into_iter()
         .filter_map(|(endpoints, declared, rights)| {
             let e = endpoints.first()?;
-            Some(BrokerEnd { vhost: &e.vhost, user: &e.user, declared, rights })
+            Some(BrokerEnd { vhost: &e.vhost, user: &e.user, login: e.login, declared, rights })
         })
         .collect()
 }
@@ -114,6 +115,10 @@ fn accounts(config: &Config, ends: &[BrokerEnd<'_>]) -> Vec<String> {
     for (vhost, user, rights) in &wanted {
         if known.insert(user) {
             lines.push(format!("rabbitmqctl add_user {} PASSWORD", quoted(user)));
+            // Its certificate logs in: no password should do so as well.
+            if ends.iter().any(|end| end.login == Login::External && end.user == user) {
+                lines.push(format!("rabbitmqctl clear_password {}", quoted(user)));
+            }
         }
         lines.push(permission(vhost, user, rights));
     }

@@ -19,8 +19,8 @@ use std::time::Duration;
 /// Upper bound on the heartbeat: a dead connection is noticed after about two of them.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
 
-/// What RabbitMQ takes: no smaller than 8 KiB with quorum queues, and no larger than it is configured for.
-const FRAME_SIZES: RangeInclusive<u64> = 8 << 10..=16 << 20;
+/// At the least twice what a dead letter's headers add; the broker takes no larger one than it is set to.
+const FRAME_SIZES: RangeInclusive<u64> = 16 << 10..=16 << 20;
 
 /// What is known of the world outside the file.
 #[derive(Default)]

@@ -19,11 +19,8 @@ use std::sync::Arc;
 
 /// Most headers of a request.
 const MAX_HEADERS: usize = 1_000;
-/// Most bytes of a request's properties, headers included: half of a frame of 128 KiB, in which they must
-/// fit.
-const MAX_PROPERTIES: usize = 64 << 10;
-/// Most bytes of properties that a dead letter can carry: a frame, less what is added to them.
-const MAX_DEAD_PROPERTIES: usize = 120 << 10;
+/// What is left of a frame for the headers that are added to a dead letter.
+const ADDED_HEADERS: usize = 8 << 10;
 
 /// Content type of the JSON envelope.
 pub(super) const ENVELOPE: &str = "application/vnd.tidegate+json";
@@ -52,6 +49,20 @@ pub struct RequestLimits {
     pub max_envelope_items: usize,
     /// Furthest own time, ms ahead.
     pub max_delay_ms: u64,
+    /// Largest AMQP frame, at least 16 KiB: properties and headers of one message must fit into one.
+    pub frame_max: u32,
+}
+
+impl RequestLimits {
+    /// Most bytes of a request's properties, headers included.
+    fn max_properties(&self) -> usize {
+        self.frame_max as usize / 2
+    }
+
+    /// Most bytes of properties that a dead letter can carry.
+    fn max_dead_properties(&self) -> usize {
+        (self.frame_max as usize).saturating_sub(ADDED_HEADERS)
+    }
 }
 
 /// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it
@@ -206,10 +217,11 @@ impl<'a> Message<'a> {
                 format!("the message has {count} headers, more than {MAX_HEADERS}"),
             ));
         }
-        if bytes > MAX_PROPERTIES {
+        let most = self.limits.max_properties();
+        if bytes > most {
             return Err(fields::verdict(
                 Reason::TooLarge,
-                format!("the properties have {bytes} bytes, more than {MAX_PROPERTIES}"),
+                format!("the properties have {bytes} bytes, more than {most} (half of amqp.frame_max)"),
             ));
         }
         Ok(())
@@ -236,11 +248,11 @@ impl<'a> Message<'a> {
     /// As they came; where they cannot travel so, only headers that are plain values, as many as fit.
     fn dead_properties(&self) -> Vec<u8> {
         if let Ok(bytes) = self.basic.write(|out| put_headers(out, self.properties, |_, _| true)) {
-            if bytes.len() <= MAX_DEAD_PROPERTIES {
+            if bytes.len() <= self.limits.max_dead_properties() {
                 return bytes;
             }
         }
-        let left = std::cell::Cell::new(MAX_PROPERTIES);
+        let left = std::cell::Cell::new(self.limits.max_properties());
         let keep = |name: &str, value: &AMQPValue| {
             let Some(size) = plain_size(value).map(|size| size + name.len() + 2) else { return false };
             let Some(rest) = left.get().checked_sub(size) else { return false };

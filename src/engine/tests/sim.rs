@@ -531,7 +531,10 @@ fn failures(
 
 /// Worlds in which engine and reference differ for a reason that is not known yet, with what is seen. They are left out,
 /// and named whenever the test runs; `SEED=N SEEDS=1` runs one of them.
-const OPEN: &[(u64, &str)] = &[];
+const OPEN: &[(u64, &str)] = &[
+    (170743, "with nothing stored, an id is unknown that the reference holds for waiting"),
+    (172901, "one of two that a full application gives up together is due 100 ms before the other"),
+];
 
 /// Mutants that the worlds do not find, with the reason.
 const OPEN_MUTANTS: &[(Mutant, &str)] = &[];

@@ -20,8 +20,12 @@ const NOW: u64 = 1_780_272_000_000;
 const DAY: u64 = 86_400_000;
 /// Identity of the store.
 const STORE: u64 = 0xabcd;
-const LIMITS: RequestLimits =
-    RequestLimits { max_body: 1 << 20, max_envelope_items: 5, max_delay_ms: 3650 * DAY };
+const LIMITS: RequestLimits = RequestLimits {
+    max_body: 1 << 20,
+    max_envelope_items: 5,
+    max_delay_ms: 3650 * DAY,
+    frame_max: 128 << 10,
+};
 
 fn text(text: &str) -> AMQPValue {
     AMQPValue::LongString(text.into())
