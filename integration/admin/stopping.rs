@@ -1,8 +1,8 @@
-//! What the service manager is told when the daemon stops.
+//! What the service manager is told when the daemon stops, and when a part of it stalls.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
-use tidegate_harness::{Daemon, Site};
+use tidegate_harness::{wait_until, Daemon, Site};
 
 /// The service manager's end of the line.
 struct Manager(UnixDatagram);
@@ -23,15 +23,62 @@ impl Manager {
     }
 }
 
+impl Manager {
+    /// One for this daemon, from its next start on.
+    fn of(daemon: &mut Daemon, site: &Site<'_>) -> Manager {
+        let path = site.dir.join("notify");
+        let manager = Manager(UnixDatagram::bind(&path).expect("a socket"));
+        manager.0.set_read_timeout(Some(Duration::from_secs(1))).expect("a time limit");
+        daemon.environment("NOTIFY_SOCKET", Some(&path.to_string_lossy()));
+        manager
+    }
+
+    /// Messages that are there.
+    fn told(&self) -> Vec<String> {
+        self.0.set_nonblocking(true).expect("a mode");
+        let mut bytes = [0; 1_024];
+        let told = std::iter::from_fn(|| self.0.recv(&mut bytes).ok().map(|n| bytes[..n].to_vec()));
+        let told = told.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect();
+        self.0.set_nonblocking(false).expect("a mode");
+        told
+    }
+}
+
+/// The disk does not answer for ten seconds, of which the daemon knows nothing but that its call does not come back.
+#[test]
+fn a_part_that_stalls_keeps_the_watchdog_from_being_fed() {
+    let site = Site::new("stalled");
+    site.application("shop");
+    let mut daemon = Daemon::stopped(&site.config(), &site.dir);
+    let manager = Manager::of(&mut daemon, &site);
+    daemon.environment("WATCHDOG_USEC", Some("2000000"));
+    daemon.launch_traced(&["trace=fdatasync", "inject=fdatasync:delay_enter=10000000:when=40"]);
+    daemon.wait_ready();
+    manager.until("WATCHDOG=1");
+    let mut sent = 0;
+    wait_until("a call that does not come back", Duration::from_secs(60), || {
+        sent += 1;
+        site.client.publish(&site.push("shop", "{}").with("x-delay", "1h").id(&sent.to_string()));
+        daemon.log().contains("no progress: the watchdog is not fed")
+    });
+    assert!(daemon.log().contains("[\"store\"]"), "{}", daemon.log_tail());
+    manager.told();
+    // As long as systemd would wait, and nothing but status lines comes.
+    std::thread::sleep(Duration::from_secs(2));
+    let told = manager.told();
+    assert!(!told.iter().any(|text| text.starts_with("WATCHDOG=1")), "{told:?}");
+    manager.until("WATCHDOG=1");
+    let log = daemon.log();
+    assert_eq!(log.matches("the watchdog is not fed").count(), 1, "a line for the change: {log}");
+    assert!(log.contains("all parts make progress again"), "{log}");
+}
+
 #[test]
 fn the_time_of_the_drain_is_asked_for_at_its_begin() {
     let site = Site::new("drain");
-    let path = site.dir.join("notify");
-    let manager = Manager(UnixDatagram::bind(&path).expect("a socket"));
-    manager.0.set_read_timeout(Some(Duration::from_secs(1))).expect("a time limit");
     // Longer than the unit's TimeoutStopSec.
     let mut daemon = Daemon::stopped(&site.config().text("timeouts.drain", "90s"), &site.dir);
-    daemon.environment("NOTIFY_SOCKET", Some(&path.to_string_lossy()));
+    let manager = Manager::of(&mut daemon, &site);
     daemon.start_again();
     manager.until("READY=1");
     daemon.wait_ready();

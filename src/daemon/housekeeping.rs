@@ -8,8 +8,8 @@ use crate::engine::event::Input;
 use crate::engine::types::Reason;
 use crate::{clock, store};
 
-/// A part that has made no progress for longer while it had work is taken for dead: the watchdog is not fed.
-/// ms.
+/// A part that has made no progress for longer while it had work is taken for dead, ms: the watchdog is not
+/// fed. Less where systemd looks more often than every 30 s: after two of its intervals.
 const STUCK_MS: u64 = 60_000;
 
 /// Free space below which nothing is accepted, as a share of the file system; above with some distance,
@@ -39,7 +39,8 @@ impl Life<'_> {
         if now.mono < self.watchdog_fed_at_ms + interval.as_millis() as u64 / 2 {
             return;
         }
-        if self.is_alive(now.mono, &stats) {
+        let limit = STUCK_MS.min(2 * interval.as_millis() as u64);
+        if self.is_alive(now.mono, limit, &stats) {
             self.watchdog_fed_at_ms = now.mono;
             self.process.notify.watchdog();
         }
@@ -84,18 +85,25 @@ impl Life<'_> {
         }
     }
 
-    /// Whether every part that has work has made progress lately. Waiting for a broker is no work.
-    fn is_alive(&self, now: u64, store: &store::thread::StoreStats) -> bool {
+    /// Whether every part that has work has made progress within `limit`, ms. Waiting for a broker is no work.
+    fn is_alive(&mut self, now: u64, limit: u64, store: &store::thread::StoreStats) -> bool {
         let amqp = self.shard.amqp.stats();
-        let stuck = |since: u64| now.saturating_sub(since) > STUCK_MS;
-        let dead = [
+        let stuck = |since: u64| now.saturating_sub(since) > limit;
+        let parts = [
             ("ingest", stuck(amqp.ingest_progress_ms)),
             ("egress", stuck(amqp.egress_progress_ms)),
-            ("store", store.oldest_ms.is_some_and(|age| age > STUCK_MS)),
+            ("store", store.oldest_ms.is_some_and(|age| age > limit)),
         ];
-        for (part, _) in dead.iter().filter(|(_, dead)| *dead) {
-            tracing::error!(part, "no progress: the watchdog is not fed");
+        let stalled: Vec<&'static str> =
+            parts.into_iter().filter(|(_, stuck)| *stuck).map(|(part, _)| part).collect();
+        if stalled != self.stalled {
+            if stalled.is_empty() {
+                tracing::info!("all parts make progress again: the watchdog is fed");
+            } else {
+                tracing::error!(parts = ?stalled, limit_ms = limit, "no progress: the watchdog is not fed");
+            }
+            self.stalled = stalled;
         }
-        dead.iter().all(|(_, dead)| !dead)
+        self.stalled.is_empty()
     }
 }

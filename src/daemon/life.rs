@@ -77,6 +77,8 @@ pub(super) struct Life<'p> {
     pub(super) disk_low: bool,
     /// Items given up for want of room, as last logged.
     pub(super) logged_full: u64,
+    /// Parts without progress, for which the watchdog is not fed.
+    pub(super) stalled: Vec<&'static str>,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
     failure: Option<store::StoreFailure>,
@@ -150,6 +152,7 @@ impl OpenLife {
             housekept_at_ms: 0,
             disk_low: false,
             logged_full: 0,
+            stalled: Vec::new(),
             stop_at_ms: None,
             failure: None,
             process,

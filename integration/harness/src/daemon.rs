@@ -135,13 +135,21 @@ impl Daemon {
     /// The same under `strace`, which writes what it sees of `calls` to the file returned.
     pub fn start_traced(config: &Config, dir: &Path, calls: &str) -> (Daemon, PathBuf) {
         let mut daemon = Daemon::prepare(config, dir);
-        let trace = dir.join("trace");
-        let mut command = Command::new("strace");
-        command.args(["-f", "-xx", "-s", "65536", "-e", &format!("trace={calls}")]);
-        command.arg("-o").arg(&trace).arg(&daemon.binary);
-        daemon.traced = true;
-        daemon.launch(command);
+        let trace = daemon.launch_traced(&[&format!("trace={calls}")]);
         (daemon, trace)
+    }
+
+    /// Starts it under `strace`, to which these expressions say what it writes to the file returned, and what it
+    /// does to calls on their way.
+    pub fn launch_traced(&mut self, expressions: &[&str]) -> PathBuf {
+        let trace = self.log.with_file_name("trace");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-xx", "-s", "65536"]);
+        command.args(expressions.iter().flat_map(|expression| ["-e", expression]));
+        command.arg("-o").arg(&trace).arg(&self.binary);
+        self.traced = true;
+        self.launch(command);
+        trace
     }
 
     fn prepare(config: &Config, dir: &Path) -> Daemon {
