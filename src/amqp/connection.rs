@@ -250,7 +250,7 @@ async fn dial(
             address: address(endpoint),
             account: account(endpoint),
             vhost: endpoint.vhost.clone(),
-            reason: explained(Fault::from(error).text, endpoint.tls.is_some()),
+            reason: explained(Fault::from(error).text, endpoint),
         }),
         Err(_) => Err(ConnectError::Timeout { address: address(endpoint), limit_ms: limit.as_millis() }),
     }

@@ -20,6 +20,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 const MINIMUM_UPTIME: Duration = Duration::from_secs(30);
 /// Minimum time between two equal lines of the log.
 const REPEAT: Duration = Duration::from_secs(60);
+/// Lines about one subject within that time, where their text differs from one to the next.
+const MOST_LINES: u32 = 6;
 /// Upper bound on distinct notes remembered; a broker does not have more ways to differ.
 const MAX_NOTES: usize = 64;
 
@@ -153,30 +155,58 @@ pub(super) fn time_left(shutdown: &ShutdownSignal) -> Duration {
     }
 }
 
-/// Logs what can happen again and again at most once a minute for each subject, unless its text changes.
+/// Logs what can happen again and again at most once a minute for each subject, unless its text changes; and
+/// however often that does, [`MOST_LINES`] times.
 #[derive(Debug, Default)]
 pub(super) struct RateLimitedLog(BTreeMap<&'static str, LastLine>);
 
 #[derive(Debug)]
 struct LastLine {
     text: String,
-    at: Instant,
-    /// Lines left out since.
+    /// When the minute began that `lines` is about.
+    since: Instant,
+    /// Lines written in it.
+    lines: u32,
+    /// Lines left out since the last one.
     left_out: u64,
+}
+
+impl LastLine {
+    /// How many lines were left out before this one; `None`: it is left out as well.
+    fn admit(&mut self, text: &str, now: Instant) -> Option<u64> {
+        if now.duration_since(self.since) >= REPEAT {
+            (self.since, self.lines) = (now, 0);
+        }
+        if self.lines > 0 && is_same(&self.text, text) || self.lines >= MOST_LINES {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        text.clone_into(&mut self.text);
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+/// Whatever numbers are in them: an error may tell the time.
+fn is_same(a: &str, b: &str) -> bool {
+    let words = |text: &'_ str| text.bytes().filter(|byte| !byte.is_ascii_digit()).collect::<Vec<_>>();
+    words(a) == words(b)
 }
 
 impl RateLimitedLog {
     /// `subject` is one of a closed set.
     pub(super) fn warn(&mut self, subject: &'static str, detail: &str, message: &str) {
-        let last = self.0.get_mut(subject).filter(|last| last.text == detail && last.at.elapsed() < REPEAT);
-        if let Some(last) = last {
-            last.left_out += 1;
-            tracing::debug!(subject, detail, "{message}");
-            return;
+        let now = Instant::now();
+        let last = self.0.entry(subject).or_insert_with(|| LastLine {
+            text: String::new(),
+            since: now,
+            lines: 0,
+            left_out: 0,
+        });
+        match last.admit(detail, now) {
+            Some(left_out) => tracing::warn!(subject, detail, left_out, "{message}"),
+            None => tracing::debug!(subject, detail, "{message}"),
         }
-        let line = LastLine { text: detail.to_owned(), at: Instant::now(), left_out: 0 };
-        let left_out = self.0.insert(subject, line).map_or(0, |last| last.left_out);
-        tracing::warn!(subject, detail, left_out, "{message}");
     }
 }
 
@@ -196,5 +226,25 @@ impl NoteLog {
             }
         }
         notes.into_iter().map(|note| note.text).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_is_told_once_a_minute_and_whatever_changes_a_few_times() {
+        let begin = Instant::now();
+        let mut last = LastLine { text: String::new(), since: begin, lines: 0, left_out: 0 };
+        let mut told = |text: &str, second: u64| last.admit(text, begin + Duration::from_secs(second));
+        assert_eq!([told("a", 0), told("a", 1), told("b", 2)], [Some(0), None, Some(1)]);
+        assert_eq!(told("b 1 s", 3), Some(0));
+        assert_eq!(told("b 2 s", 4), None, "but for a number");
+        for n in 5..60 {
+            let text = "x".repeat(n as usize);
+            assert_eq!(told(&text, n).is_some(), n < 8, "second {n}");
+        }
+        assert_eq!([told("x", 60), told("x", 61)], [Some(52), None], "another minute");
     }
 }

@@ -3,105 +3,155 @@
 //! TLS libraries name what they met, not what is wrong with the configuration. These are the cases in which
 //! the text leaves no doubt; for all others there is no advice.
 
-/// The error's own text, with the advice behind it where there is one. `tls`: the address begins with
-/// amqps://.
-pub(crate) fn explained(error: String, tls: bool) -> String {
-    match advice(&error, tls) {
+use super::{Endpoint, Login, OwnCertificate, Tls};
+
+/// The error's own text, with the advice behind it where there is one.
+pub(crate) fn explained(error: String, endpoint: &Endpoint) -> String {
+    match advice(&error, endpoint) {
         Some(advice) => format!("{error}: {advice}"),
         None => error,
     }
 }
 
 /// One sentence that says what to change.
-fn advice(error: &str, tls: bool) -> Option<&'static str> {
-    let says = |word: &str| error.contains(word);
-    if tls {
-        // What the broker says of tidegate's certificate.
-        if says("received fatal alert") {
-            if says("CertificateRequired") || says("HandshakeFailure") {
-                return Some(
-                    "the broker asks for a client certificate: give certificate_file and key_file, signed by \
-                     an authority that the broker trusts",
-                );
-            }
-            if says("CertificateExpired") {
-                return Some(
-                    "certificate_file holds a certificate that has expired, or the broker's clock is wrong",
-                );
-            }
-            if says("UnknownCA") || says("BadCertificate") || says("CertificateUnknown") {
-                return Some(
-                    "the broker does not trust the authority of the certificate in certificate_file",
-                );
-            }
-        }
-        if says("CaUsedAsEndEntity") {
-            return Some(
-                "the broker shows a CA certificate as its own: have that CA sign a server certificate for \
-                 the broker, and keep the CA in amqp.ca_file",
-            );
-        }
-        if says("InvalidContentType") || says("InvalidMessage") || says("corrupt message") {
-            return Some(
-                "the broker does not speak TLS on this port: write amqp://, or its TLS port (usually 5671)",
-            );
-        }
-        if says("UnknownIssuer") {
-            return Some(
-                "no trusted CA has signed the broker's certificate: give its CA as amqp.ca_file, or \
-                 egress.ca_file",
-            );
-        }
-        if says("not valid for name") || says("not valid for any names") {
-            return Some(
-                "the broker's certificate is for another name: write the name that it is for in the address",
-            );
-        }
-        if says("certificate expired") || says("certificate not valid yet") {
-            return Some(
-                "the broker's certificate has expired or is not valid yet, or this machine's clock is wrong",
-            );
-        }
-        return None;
+fn advice(error: &str, endpoint: &Endpoint) -> Option<String> {
+    if endpoint.login == Login::External && error.contains("ACCESS_REFUSED") {
+        return Some(
+            "the broker knows no user of the name that it reads from the certificate: see its \
+             ssl_cert_login_from, its plugin rabbitmq_auth_mechanism_ssl and its auth_mechanisms"
+                .to_owned(),
+        );
+    }
+    if let Some(tls) = &endpoint.tls {
+        // Alerts carry the same words about tidegate's certificate.
+        return if error.contains("fatal alert") {
+            of_own_certificate(error, tls.own.as_ref())
+        } else {
+            of_broker(error, tls, &endpoint.host).or_else(|| of_silence(error, tls.own.as_ref()))
+        };
     }
     // What answers with a TLS alert instead of an AMQP frame.
-    let is_alert =
-        says("frame of the broker cannot be parsed") || says("ParsingError") || says("ParserError");
-    is_alert
-        .then_some("perhaps this is the broker's TLS port: write amqps://, or the plain port (usually 5672)")
+    let alert = ["frame of the broker cannot be parsed", "ParsingError", "ParserError"];
+    alert.iter().any(|word| error.contains(word)).then(|| {
+        "perhaps this is the broker's TLS port: write amqps://, or the plain port (usually 5672)".to_owned()
+    })
+}
+
+/// The broker's certificate does not convince, or is none.
+fn of_broker(error: &str, tls: &Tls, host: &str) -> Option<String> {
+    let says = |words: &[&str]| words.iter().any(|word| error.contains(word));
+    if says(&["CaUsedAsEndEntity"]) {
+        return Some(
+            "the broker shows a CA certificate as its own: have that CA sign a server certificate for the \
+             broker, and keep the CA in ca_file"
+                .to_owned(),
+        );
+    }
+    if says(&["InvalidContentType", "InvalidMessage", "corrupt message"]) {
+        return Some(
+            "the broker does not speak TLS on this port: write amqp://, or its TLS port (usually 5671)"
+                .to_owned(),
+        );
+    }
+    if says(&["UnknownIssuer", "BadSignature"]) {
+        return Some(match &tls.ca_file {
+            None => "no CA that the system trusts has signed the broker's certificate: give its CA as \
+                     amqp.ca_file (or egress.ca_file)"
+                .to_owned(),
+            Some(file) => {
+                format!(
+                    "the CA that has signed the broker's certificate is not in ca_file {}",
+                    file.display()
+                )
+            }
+        });
+    }
+    if says(&["not valid for name", "not valid for any names"]) {
+        return Some(format!(
+            "the broker's certificate is not for {host}: write a name that it is for in the address, or have \
+             one made for this"
+        ));
+    }
+    says(&["certificate expired", "certificate not valid yet"]).then(|| {
+        "the broker's certificate has expired or is not valid yet, or this machine's clock is wrong"
+            .to_owned()
+    })
+}
+
+/// What the broker says of tidegate's certificate, or of the lack of one.
+fn of_own_certificate(error: &str, own: Option<&OwnCertificate>) -> Option<String> {
+    let says = |words: &[&str]| words.iter().any(|word| error.contains(word));
+    let Some(own) = own else {
+        return says(&["CertificateRequired", "HandshakeFailure", "BadCertificate"]).then(|| {
+            "the broker asks for a client certificate: give certificate_file and key_file, signed by an \
+             authority that the broker trusts"
+                .to_owned()
+        });
+    };
+    let file = own.certificate_file.display();
+    if says(&["CertificateExpired"]) {
+        return Some(format!(
+            "the certificate in certificate_file {file} has expired, or the broker's clock is wrong"
+        ));
+    }
+    let doubts = ["UnknownCA", "BadCertificate", "CertificateUnknown", "CertificateRequired", "DecryptError"];
+    says(&doubts).then(|| {
+        format!(
+            "the broker does not trust the authority of certificate_file {file}: it must be in the broker's \
+             ssl_options.cacertfile"
+        )
+    })
+}
+
+/// The alert is lost where the broker closes the connection at once behind it.
+fn of_silence(error: &str, own: Option<&OwnCertificate>) -> Option<String> {
+    let closed = ["reset by peer", "roken pipe", "unexpected end of file"];
+    let file = own.filter(|_| closed.iter().any(|word| error.contains(word)))?.certificate_file.display();
+    Some(format!("perhaps the broker does not trust the authority of certificate_file {file}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::AmqpConfig;
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn what_leaves_no_doubt_has_advice() {
-        for (error, tls, wants) in [
-            ("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))", true, "server certificate"),
-            ("received corrupt message of type InvalidContentType", true, "write amqp://"),
-            ("invalid peer certificate: UnknownIssuer", true, "amqp.ca_file"),
-            (
-                "invalid peer certificate: certificate not valid for name \"b\"; certificate is",
-                true,
-                "another name",
-            ),
-            (
-                "invalid peer certificate: certificate expired: verification time 1",
-                true,
-                "or this machine's clock",
-            ),
-            ("received fatal alert: CertificateRequired", true, "give certificate_file and key_file"),
-            ("received fatal alert: CertificateExpired", true, "a certificate that has expired"),
-            ("received fatal alert: UnknownCA", true, "does not trust the authority"),
-            ("a frame of the broker cannot be parsed", false, "write amqps://"),
+        let with = |tls: Option<Tls>, login: Login| {
+            let plain = AmqpConfig::default().endpoints.remove(0);
+            Endpoint { tls: tls.map(Arc::new), login, ..plain }
+        };
+        let plain = with(None, Login::Password);
+        let system = with(Some(Tls::default()), Login::Password);
+        let trusting = with(Some(Tls { ca_file: Some("/ca.pem".into()), ..Tls::default() }), Login::Password);
+        let own = Some(OwnCertificate { certificate_file: "/own.pem".into(), key_file: "/own.key".into() });
+        let external = with(Some(Tls { own, ..Tls::default() }), Login::External);
+        for (error, endpoint, wants) in [
+            ("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))", &system, "server certificate"),
+            ("received corrupt message of type InvalidContentType", &system, "write amqp://"),
+            ("invalid peer certificate: UnknownIssuer", &system, "amqp.ca_file"),
+            ("invalid peer certificate: UnknownIssuer", &trusting, "is not in ca_file /ca.pem"),
+            ("certificate not valid for name \"b\"; certificate is only", &system, "is not for 127.0.0.1"),
+            ("certificate expired: verification time 1", &system, "or this machine's clock"),
+            ("received fatal alert: CertificateRequired", &system, "give certificate_file and key_file"),
+            ("received fatal alert: CertificateExpired", &external, "/own.pem has expired"),
+            ("received fatal alert: UnknownCA", &external, "authority of certificate_file /own.pem"),
+            ("Connection reset by peer (os error 104)", &external, "perhaps the broker does not trust"),
+            ("ACCESS_REFUSED - Login was refused", &external, "ssl_cert_login_from"),
+            ("a frame of the broker cannot be parsed", &plain, "write amqps://"),
         ] {
-            assert!(advice(error, tls).is_some_and(|text| text.contains(wants)), "{error}");
+            let told = advice(error, endpoint);
+            assert!(told.as_ref().is_some_and(|text| text.contains(wants)), "{error}: {told:?}");
         }
-        for (error, tls) in
-            [("connection refused", false), ("connection refused", true), ("UnknownIssuer", false)]
-        {
-            assert_eq!(advice(error, tls), None, "{error}");
+        for (error, endpoint) in [
+            ("connection refused", &plain),
+            ("connection refused", &system),
+            ("UnknownIssuer", &plain),
+            ("ACCESS_REFUSED", &system),
+            ("Connection reset by peer", &system),
+        ] {
+            assert_eq!(advice(error, endpoint), None, "{error}");
         }
     }
 }

@@ -19,8 +19,9 @@ use std::time::Duration;
 /// Upper bound on the heartbeat: a dead connection is noticed after about two of them.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
 
-/// At the least twice what a dead letter's headers add; the broker takes no larger one than it is set to.
-const FRAME_SIZES: RangeInclusive<u64> = 16 << 10..=16 << 20;
+/// At the least twice what a dead letter's headers add; at most what the client's parser has stack for,
+/// should all of a frame be headers within headers.
+const FRAME_SIZES: RangeInclusive<u64> = 16 << 10..=128 << 10;
 
 /// What is known of the world outside the file.
 #[derive(Default)]

@@ -8,8 +8,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Longer than any password or token; a file given by mistake is not read whole.
-const MAX_BYTES: u64 = 4_096;
+/// Longer than any password or signed token; a file given by mistake is not read whole.
+const MAX_BYTES: u64 = 16 << 10;
 
 /// More than any private key, with whatever is said about it in front.
 const MAX_KEY_BYTES: u64 = 64 << 10;
@@ -107,8 +107,8 @@ mod tests {
             std::fs::write(&path, content).unwrap();
             assert!(read(&path).is_err(), "{content:?}");
         }
-        std::fs::write(&path, [b'x'; 5_000]).unwrap();
-        assert!(read(&path).err().unwrap().contains("more than 4096"));
+        std::fs::write(&path, [b'x'; 17_000]).unwrap();
+        assert!(read(&path).err().unwrap().contains("more than 16384"));
         std::fs::write(&path, b"\xff").unwrap();
         assert!(read(&path).err().unwrap().ends_with("is not UTF-8"));
     }

@@ -85,7 +85,8 @@ impl Life<'_> {
         }
     }
 
-    /// Whether every part that has work has made progress within `limit`, ms. Waiting for a broker is no work.
+    /// Whether every part that has work has made progress within `limit`, ms. Waiting for a broker is no
+    /// work.
     fn is_alive(&mut self, now: u64, limit: u64, store: &store::thread::StoreStats) -> bool {
         let amqp = self.shard.amqp.stats();
         let stuck = |since: u64| now.saturating_sub(since) > limit;
