@@ -12,6 +12,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod daemon;
+pub mod distribution;
 pub mod engine;
 pub mod letters;
 pub mod logging;

@@ -6,6 +6,7 @@
 //! closed sets: never a customer, an id, or an application, of which a producer may invent any number.
 
 use super::state::{Document, LinkState, STATES};
+use crate::distribution::Distribution;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet};
@@ -21,9 +22,15 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
     /// Per item: moment of publish minus due.
-    pub lateness: Durations,
+    pub lateness: Distribution,
     /// Per batch: publish to confirm.
-    pub confirm: Durations,
+    pub confirm: Distribution,
+    /// Per batch, at its first publish: items in it.
+    pub batch_items: Distribution,
+    /// The same: length of its body, bytes.
+    pub batch_bytes: Distribution,
+    /// Per commit: the sync with its writes.
+    pub commits: Distribution,
     /// Connections that ended or did not come about, by side.
     pub connections_failed: [(&'static str, u64); 2],
     /// Most deliveries asked for in advance at present.
@@ -34,15 +41,6 @@ pub struct Traffic {
     pub answers_unroutable: u64,
     /// Headers that are nearly named like one with a meaning.
     pub near_miss_headers: u64,
-}
-
-/// How many durations lie between which bounds.
-#[derive(Clone, Debug, Default)]
-pub struct Durations {
-    /// All durations together, microseconds.
-    pub sum_us: u64,
-    /// How many lie up to each bound (microseconds) and above the one before; `None`: above all.
-    pub counts: Vec<(Option<u64>, u64)>,
 }
 
 /// The page.
@@ -168,8 +166,13 @@ impl DaemonFigures {
             counts(results).map(|(result, count)| ([("rule", rule.as_str()), ("result", result)], count))
         });
         to.counters("duplicates", "Requests whose id was known.", duplicates)?;
-        to.histogram("publish_lateness", "Per item: moment of publish minus due.", &traffic.lateness)?;
-        to.histogram("publish_confirm", "Per batch: publish to confirm.", &traffic.confirm)?;
+        let lateness = "Per item: moment of publish minus due.";
+        to.histogram("publish_lateness", lateness, Some(Unit::Seconds), &traffic.lateness)?;
+        let confirm = "Per batch: publish to confirm.";
+        to.histogram("publish_confirm", confirm, Some(Unit::Seconds), &traffic.confirm)?;
+        to.histogram("batch_items", "Per batch: items in it.", None, &traffic.batch_items)?;
+        let help = "Per batch: length of its body.";
+        to.histogram("batch_size", help, Some(Unit::Bytes), &traffic.batch_bytes)?;
         let links = self.document.links.iter().flat_map(|link| {
             LinkState::STATES
                 .map(|state| ([("side", link.side.as_str()), ("state", state)], flag(link.state == state)))
@@ -198,6 +201,8 @@ impl DaemonFigures {
         let store = &self.document.store;
         to.counter("store_commits", "Durable commits.", store.commits)?;
         let seconds = |ms: u64| ms as f64 / 1e3;
+        let help = "Per commit: the sync with its writes.";
+        to.histogram("store_commit", help, Some(Unit::Seconds), &self.traffic.commits)?;
         let help = "Time that the last commit took.";
         to.gauge("store_last_commit", help, Some(Unit::Seconds), seconds(store.last_commit_ms))?;
         let help = "Longest commit since the start.";
@@ -259,12 +264,13 @@ impl Writer<'_> {
         samples.into_iter().try_for_each(|(labels, count)| counted(family.encode_family(&labels)?, &count))
     }
 
-    fn histogram(&mut self, name: &str, help: &str, of: &Durations) -> fmt::Result {
-        let bound = |us: &Option<u64>| us.map_or(f64::INFINITY, |us| us as f64 / 1e6);
-        let buckets: Vec<(f64, u64)> = of.counts.iter().map(|(us, count)| (bound(us), *count)).collect();
-        let count = of.counts.iter().map(|(_, count)| count).sum();
-        let mut metric = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
-        metric.encode_histogram::<NoLabelSet>(of.sum_us as f64 / 1e6, count, &buckets, None)
+    /// Durations are recorded in microseconds, all else in its own unit.
+    fn histogram(&mut self, name: &str, help: &str, unit: Option<Unit>, of: &Distribution) -> fmt::Result {
+        let scale = if matches!(unit, Some(Unit::Seconds)) { 1e6 } else { 1.0 };
+        let bound = |bound: &Option<u64>| bound.map_or(f64::INFINITY, |bound| bound as f64 / scale);
+        let buckets: Vec<(f64, u64)> = of.counts.iter().map(|(at, count)| (bound(at), *count)).collect();
+        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Histogram)?;
+        metric.encode_histogram::<NoLabelSet>(of.sum as f64 / scale, of.count, &buckets, None)
     }
 }
 
@@ -315,9 +321,17 @@ mod tests {
 
     fn example_page() -> String {
         let traffic = Traffic {
-            lateness: Durations {
-                sum_us: 1_500_900,
+            lateness: Distribution {
+                count: 3,
+                sum: 1_500_900,
                 counts: vec![(Some(1_000), 1), (Some(2_000_000), 2), (None, 0)],
+                ..Distribution::default()
+            },
+            batch_bytes: Distribution {
+                count: 1,
+                sum: 300,
+                counts: vec![(Some(256), 0), (None, 1)],
+                ..Distribution::default()
             },
             connections_failed: [("ingest", 0), ("egress", 3)],
             ..Traffic::default()
@@ -345,6 +359,10 @@ mod tests {
             "tidegate_publish_lateness_seconds_bucket{le=\"0.001\"} 1",
             "tidegate_publish_lateness_seconds_bucket{le=\"2.0\"} 3",
             "tidegate_publish_lateness_seconds_bucket{le=\"+Inf\"} 3",
+            "tidegate_batch_size_bytes_bucket{le=\"256.0\"} 0",
+            "tidegate_batch_size_bytes_sum 300.0",
+            "tidegate_batch_items_count 0",
+            "tidegate_store_commit_seconds_count 0",
             "tidegate_store_size_bytes 4096.0",
             "tidegate_duplicates_total{rule=\"keep\",result=\"dropped\"} 0",
         ] {

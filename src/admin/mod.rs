@@ -28,7 +28,7 @@ pub(crate) mod state;
 
 pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
 pub use liveness::Liveness;
-pub use metrics::{Durations, Traffic};
+pub use metrics::Traffic;
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 

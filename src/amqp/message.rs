@@ -19,6 +19,8 @@ use tokio::time::{timeout, Instant};
 pub(super) struct TurnOutput {
     pub(super) settled: Vec<Settled>,
     late_us: Vec<u64>,
+    /// Of each batch, its items and the bytes of its body.
+    sizes: Vec<(u64, u64)>,
     pub(super) confirm_us: Vec<u64>,
 }
 
@@ -43,6 +45,10 @@ impl TurnOutput {
         let mut figures = shared.figures();
         self.late_us.iter().for_each(|us| figures.lateness.record(*us));
         self.confirm_us.iter().for_each(|us| figures.confirm.record(*us));
+        for (items, bytes) in &self.sizes {
+            figures.batch_items.record(*items);
+            figures.batch_bytes.record(*bytes);
+        }
     }
 }
 
@@ -59,7 +65,7 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    /// Encodes, and notes how late its items are.
+    /// Encodes, and notes how late its items are, and how large it is.
     pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> PublishMessage {
         let now_us = clock::wall_us();
         let Outgoing { exchange, routing_key, properties, body, id } =
@@ -68,6 +74,7 @@ impl Encoder {
         if batch.dead.is_none() && batch.attempt == 1 {
             let late = |due: u64| now_us.saturating_sub(due.saturating_mul(1_000));
             output.late_us.extend(batch.items.iter().map(|item| late(item.due)));
+            output.sizes.push((batch.items.len() as u64, body.len() as u64));
         }
         PublishMessage { number: batch.number, id, exchange, routing_key, properties, body }
     }

@@ -25,7 +25,6 @@ mod cost;
 mod fault;
 mod ingest_lock;
 mod inspect;
-mod lateness;
 mod letters;
 mod message;
 mod outlet;
@@ -43,7 +42,6 @@ pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use inspect::{inspect, Inspected, Severity};
-pub use lateness::{Distribution, BOUNDS_US};
 pub use letters::LetterDesk;
 pub use replies::OutgoingReply;
 pub use shared::Stats;

@@ -1,8 +1,8 @@
 //! What both ends share: the way to the daemon's loop, and figures for status, metrics and watchdog.
 
-use super::lateness::{Distribution, Recorder};
 use super::{Event, LinkStatus, Side};
 use crate::clock;
+use crate::distribution::{Distribution, Recorder};
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,15 @@ use tokio::time::MissedTickBehavior;
 /// Figures of both ends since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Per item: moment of publish minus due; what leaves before its due counts as 0. Dead letters are not in
-    /// it.
+    /// Per item, microseconds: moment of publish minus due; what leaves before its due counts as 0. Dead
+    /// letters are not in it.
     pub lateness: Distribution,
-    /// Per confirmed batch: publish to confirm.
+    /// Per confirmed batch, microseconds: publish to confirm.
     pub confirm: Distribution,
+    /// Per batch, at its first publish: items in it. Dead letters are not in it.
+    pub batch_items: Distribution,
+    /// The same: length of its body, bytes.
+    pub batch_bytes: Distribution,
     /// Connections of the ingest side that ended or did not come about.
     pub ingest_failures: u64,
     /// Connections of the egress side that ended or did not come about.
@@ -47,10 +51,22 @@ pub(super) struct Shared {
     near_miss_headers: AtomicU64,
 }
 
-#[derive(Default)]
 pub(super) struct Figures {
     pub(super) lateness: Recorder,
     pub(super) confirm: Recorder,
+    pub(super) batch_items: Recorder,
+    pub(super) batch_bytes: Recorder,
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        Figures {
+            lateness: Recorder::of_durations(),
+            confirm: Recorder::of_durations(),
+            batch_items: Recorder::of_items(),
+            batch_bytes: Recorder::of_bytes(),
+        }
+    }
 }
 
 impl Shared {
@@ -111,13 +127,16 @@ impl Shared {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let (lateness, confirm) = {
+        let [lateness, confirm, batch_items, batch_bytes] = {
             let figures = self.figures();
-            (figures.lateness.snapshot(), figures.confirm.snapshot())
+            [&figures.lateness, &figures.confirm, &figures.batch_items, &figures.batch_bytes]
+                .map(Recorder::snapshot)
         };
         Stats {
             lateness,
             confirm,
+            batch_items,
+            batch_bytes,
             ingest_failures: self.failures[0].load(Relaxed),
             egress_failures: self.failures[1].load(Relaxed),
             ingest_progress_ms: self.progress[0].load(Relaxed),

@@ -1,10 +1,11 @@
 //! What the daemon tells of itself: link states, the state document, the line for systemd.
 
 use super::life::Life;
-use crate::admin::{Durations, Latch, LatenessState, LinkState, StateInput, StoreState, Traffic};
-use crate::amqp::{Distribution, LinkStatus, Side, Stats, BOUNDS_US};
+use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState, Traffic};
+use crate::amqp::{LinkStatus, Side, Stats};
 use crate::clock;
 use crate::config::{Config, StoreKind};
+use crate::distribution::Distribution;
 use crate::engine::snapshot::Snapshot;
 
 /// `store.kind` in words.
@@ -73,12 +74,12 @@ impl Life<'_> {
             },
             lateness: LatenessState {
                 count: lateness.count,
-                p50_us: lateness.p50_us,
-                p99_us: lateness.p99_us,
-                p999_us: lateness.p999_us,
-                max_us: lateness.max_us,
+                p50_us: lateness.p50,
+                p99_us: lateness.p99,
+                p999_us: lateness.p999,
+                max_us: lateness.max,
             },
-            traffic: traffic(&amqp),
+            traffic: traffic(&amqp, self.shard.store.commit_times()),
             draining: self.stop_at_ms.is_some(),
             version: env!("CARGO_PKG_VERSION"),
             started_at: self.process.started.wall,
@@ -112,21 +113,19 @@ impl Life<'_> {
     }
 }
 
-fn traffic(amqp: &Stats) -> Traffic {
+fn traffic(amqp: &Stats, commits: Distribution) -> Traffic {
     Traffic {
-        lateness: durations(&amqp.lateness),
-        confirm: durations(&amqp.confirm),
+        lateness: amqp.lateness.clone(),
+        confirm: amqp.confirm.clone(),
+        batch_items: amqp.batch_items.clone(),
+        batch_bytes: amqp.batch_bytes.clone(),
+        commits,
         connections_failed: [("ingest", amqp.ingest_failures), ("egress", amqp.egress_failures)],
         prefetch: amqp.prefetch,
         parse_errors: amqp.parse_errors,
         answers_unroutable: amqp.answers_unroutable,
         near_miss_headers: amqp.near_miss_headers,
     }
-}
-
-fn durations(of: &Distribution) -> Durations {
-    let bounds = BOUNDS_US.iter().copied().map(Some).chain([None]);
-    Durations { sum_us: of.sum_us, counts: bounds.zip(of.counts).collect() }
 }
 
 fn describe(link: &LinkStatus) -> (&'static str, String) {

@@ -15,6 +15,7 @@ pub use super::report::{OnEvent, StoreEvent, StoreStats, ThreadLimits, STORE_CAL
 use super::jobs::{size, Job, Jobs, Queued, JOB_COST};
 use super::{CloseError, CommitGroup, ReadError, Reader, SpawnError, Store, StoreFailure, Usage};
 use crate::clock;
+use crate::distribution::{Distribution, Recorder};
 use crate::engine::event::{Load, Loaded, Place};
 use std::collections::VecDeque;
 use std::fmt;
@@ -55,6 +56,7 @@ pub fn spawn(
         reads: Condvar::new(),
         done: Condvar::new(),
         limits,
+        commit_times: Mutex::new(Recorder::of_durations()),
         on_event,
     });
     let handle = StoreHandle { shared: shared.clone(), threads: Arc::default() };
@@ -177,6 +179,11 @@ impl StoreHandle {
         }
     }
 
+    /// How long each sync with its writes took, microseconds.
+    pub fn commit_times(&self) -> Distribution {
+        self.shared.commit_times.lock().unwrap_or_else(PoisonError::into_inner).snapshot()
+    }
+
     /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing
     /// because it is full, and in which nothing would be compacted else. To be called as long as it is;
     /// without effect within a minute of the last time that it was begun. [`StoreStats::usage`] tells what
@@ -287,6 +294,7 @@ struct ThreadShared {
     /// For [`StoreHandle::close`] and [`watch`]: a thread has ended.
     done: Condvar,
     limits: ThreadLimits,
+    commit_times: Mutex<Recorder>,
     on_event: OnEvent,
 }
 
@@ -400,7 +408,9 @@ impl ThreadShared {
         ThreadTurn::Commit(groups, finds)
     }
 
-    fn committed(&self, groups: &[CommitGroup], took_ms: u64) {
+    fn committed(&self, groups: &[CommitGroup], took_us: u64) {
+        self.commit_times.lock().unwrap_or_else(PoisonError::into_inner).record(took_us);
+        let took_ms = took_us / 1_000;
         let mut state = self.lock();
         state.stats.commits += groups.len() as u64;
         state.stats.last_commit_ms = took_ms;
@@ -455,11 +465,11 @@ fn commit(
     finds: &[Load],
     shared: &ThreadShared,
 ) -> Result<(), StoreFailure> {
-    let started = clock::now().mono;
+    let (started, started_us) = (clock::now().mono, clock::mono_us());
     failpoint!("before-commit");
     store.commit(groups)?;
     failpoint!("after-commit");
-    shared.committed(groups, clock::now().mono.saturating_sub(started));
+    shared.committed(groups, clock::mono_us().saturating_sub(started_us));
     if let Some(last) = groups.last() {
         shared.report(StoreEvent::Committed(last.token));
     }
