@@ -250,7 +250,8 @@ fn endpoint(
             return None;
         }
     };
-    let user = parsed.user.unwrap_or_else(|| "guest".into());
+    // Of a certificate's user only the broker knows the name; `topology print` then writes this one.
+    let user = parsed.user.unwrap_or_else(|| if external { "USER" } else { "guest" }.into());
     Some(Endpoint {
         tls: parsed.tls.then(|| Arc::clone(means.tls)),
         login: means.login,

@@ -44,12 +44,12 @@ pub enum Login {
 
 /// The keys of a section that are about this. What it leaves out is as in `d`.
 pub(super) fn tls(s: &mut Section<'_, '_>, d: &Tls, credential: &str, around: &Surroundings) -> Tls {
-    let ca_file = pem_file(s, "ca_file", "BEGIN CERTIFICATE");
+    let ca_file = pem_file(s, "ca_file");
     let system_cas = s.get("system_cas", ca_file.is_none() && d.system_cas, Flag);
     if system_cas && s.is_set("system_cas") && ca_file.is_none() && d.ca_file.is_none() {
         s.warn("system_cas", "has no effect: without ca_file the operating system's authorities are trusted");
     }
-    let certificate_file = pem_file(s, "certificate_file", "BEGIN CERTIFICATE");
+    let certificate_file = pem_file(s, "certificate_file");
     let key_file = key_file(s, credential, certificate_file.is_some(), around);
     let own = match (certificate_file, key_file) {
         (Some(certificate_file), Some(key_file)) => Some(OwnCertificate { certificate_file, key_file }),
@@ -74,7 +74,7 @@ pub(super) fn login(s: &mut Section<'_, '_>) -> Login {
 
 /// Certificates are public: links are followed, whoever may read. What is in them is judged when the
 /// connection is made.
-fn pem_file(s: &mut Section<'_, '_>, key: &'static str, marker: &str) -> Option<PathBuf> {
+fn pem_file(s: &mut Section<'_, '_>, key: &'static str) -> Option<PathBuf> {
     let path = s.get(key, String::new(), Text);
     if path.is_empty() {
         return None;
@@ -83,7 +83,7 @@ fn pem_file(s: &mut Section<'_, '_>, key: &'static str, marker: &str) -> Option<
     let file = std::fs::File::open(Path::new(&path));
     if let Err(e) = file.and_then(|f| f.take(MAX_PEM_BYTES).read_to_end(&mut text)) {
         s.fault(key, format!("{path} cannot be read: {e}"));
-    } else if !String::from_utf8_lossy(&text).contains(marker) {
+    } else if !String::from_utf8_lossy(&text).contains("-----BEGIN CERTIFICATE-----") {
         s.fault(key, format!("{path} holds no PEM certificate"));
     }
     Some(path.into())
