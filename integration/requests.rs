@@ -4,5 +4,6 @@
 mod envelope;
 mod fields;
 mod formats;
+mod lines;
 mod passed_on;
 mod rejected;

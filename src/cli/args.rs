@@ -219,14 +219,21 @@ pub(super) struct CheckArgs {
     pub connect: bool,
 }
 
+/// What describes the one request of `push`.
+const ONE_REQUEST: [&str; 7] = ["body", "customer", "id", "delay", "deliver_at", "headers", "content_type"];
+
 /// Arguments of `push`.
 #[derive(Args, Debug)]
 pub(super) struct PushArgs {
     /// Application that the payload is for; its batches have this routing key
-    #[arg(value_parser = name)]
-    pub application: String,
+    #[arg(value_parser = name, required_unless_present = "ndjson")]
+    pub application: Option<String>,
     /// Payload; `-` or nothing: read from standard input
     pub body: Option<String>,
+    /// Many requests from standard input, one JSON object a line, with the keys of the JSON envelope: id,
+    /// customer, delay_ms, payload and so on. The first line that is at fault ends it
+    #[arg(long, conflicts_with_all = ONE_REQUEST)]
+    pub ndjson: bool,
     /// Customer it is for: grouped with others of the same customer
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
@@ -339,7 +346,7 @@ mod tests {
             "tidegate push app --customer c --id i --delay 1h30m --header a=b --header c=d=e - \
              --content-type x/y",
         );
-        assert_eq!(args.application, "app");
+        assert_eq!(args.application.as_deref(), Some("app"));
         assert_eq!((args.customer.as_deref(), args.id.as_deref()), (Some("c"), Some("i")));
         assert_eq!(args.delay, Some(Duration::from_secs(5_400)));
         assert_eq!(args.headers, [("a".into(), "b".into()), ("c".into(), "d=e".into())]);

@@ -10,6 +10,7 @@ mod commands;
 mod health;
 mod letters;
 mod list;
+mod many;
 mod output;
 mod paper;
 mod push;
@@ -74,6 +75,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     match cli.command {
         CliCommand::Run(args) => return run(args, path),
         CliCommand::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
+        CliCommand::Push(args) if args.ndjson => many::run(&quietly(path.as_deref())?, &args, output)?,
         CliCommand::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
         CliCommand::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
         // Whatever the output is to be: these are texts of files.

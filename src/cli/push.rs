@@ -15,7 +15,7 @@ use std::time::Duration;
 /// RabbitMQ's own default limit on one message.
 const MAX_INPUT: u64 = 128 << 20;
 
-const PERSISTENT: u8 = 2;
+pub(super) const PERSISTENT: u8 = 2;
 
 /// One request, ready to be published.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(super) fn run(config: &Config, args: PushArgs, output: Output) -> Result<(),
         None => random_id()?,
     };
     let message = PushMessage {
-        application: args.application.clone(),
+        application: args.application.clone().unwrap_or_default(),
         id,
         content_type: args.content_type.clone().unwrap_or_else(|| guess_type(&body).to_owned()),
         headers: headers(&args)?,
@@ -80,7 +80,7 @@ fn read_input(input: impl Read) -> Result<Vec<u8>, Failure> {
 }
 
 /// 128 random bits: a request whose outcome is unknown can be pushed again, looked up or cancelled by it.
-fn random_id() -> Result<String, Failure> {
+pub(super) fn random_id() -> Result<String, Failure> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|e| Failure::Failed(format!("no random numbers: {e}")))?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
@@ -105,7 +105,7 @@ fn headers(args: &PushArgs) -> Result<FieldTable, Failure> {
         table.insert(name, value);
         Ok(())
     };
-    put(request_header::APPLICATION, text(&args.application))?;
+    put(request_header::APPLICATION, text(args.application.as_deref().unwrap_or_default()))?;
     if let Some(customer) = &args.customer {
         put(request_header::CUSTOMER, text(customer))?;
     }
@@ -159,7 +159,7 @@ async fn confirmed(session: &CliSession, exchange: &str, message: &PushMessage) 
 }
 
 /// With a single publish on the channel a return can only belong to it.
-fn judge(confirmation: Confirmation, exchange: &str) -> Result<(), Failure> {
+pub(super) fn judge(confirmation: Confirmation, exchange: &str) -> Result<(), Failure> {
     match confirmation {
         Confirmation::Ack(None) => Ok(()),
         Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => {

@@ -1,0 +1,244 @@
+//! `push --ndjson`: many requests from standard input, an entry of the JSON envelope a line.
+//!
+//! A line is read as the daemon will read it before it is published, so that a fault is told with its line
+//! and not by a dead letter. Many are on their way at once, within bounds; one that was not confirmed is
+//! never counted.
+
+use super::args::{Output, PushArgs};
+use super::broker::{block_on, CliSession};
+use super::output::{note, plain, Failure, Out};
+use super::push::{judge, random_id, PERSISTENT};
+use crate::amqp::wire::{self, Incoming, RequestLimits};
+use crate::amqp::Options;
+use crate::clock;
+use crate::config::{Config, CopyRules};
+use crate::engine::types::RequestBody;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::ShortString;
+use lapin::{BasicProperties, PublisherConfirm};
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::VecDeque;
+use std::io::{BufRead, IsTerminal, Read};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{channel, Receiver};
+
+/// What the daemon takes for an envelope.
+const ENVELOPE: &str = "application/vnd.tidegate+json";
+
+/// Most requests that are published and not confirmed, and their bytes.
+const UNCONFIRMED: usize = 1_000;
+const UNCONFIRMED_BYTES: usize = 16 << 20;
+
+/// Lines read ahead.
+const AHEAD: usize = 64;
+
+/// Between two lines that tell how far it is.
+const PROGRESS: Duration = Duration::from_secs(2);
+
+/// One request, ready to be published.
+struct LineEntry {
+    line: u64,
+    application: String,
+    properties: BasicProperties,
+    body: Vec<u8>,
+}
+
+/// What of an entry its message needs.
+#[derive(Deserialize)]
+struct LineKeys {
+    application: Option<String>,
+    id: Option<String>,
+}
+
+/// How it went.
+#[derive(Default)]
+struct Tally {
+    published: u64,
+    confirmed: u64,
+    made_up: u64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Connection, the first line that is at fault, and the first request that is not confirmed or comes back.
+pub(super) fn run(config: &Config, args: &PushArgs, output: Output) -> Result<(), Failure> {
+    let mut tally = Tally::default();
+    let done = block_on(async {
+        let session = CliSession::open(config, &config.amqp.endpoints, "tidegate push").await?;
+        let outcome = publish_all(&session, config, entries(config, args), &mut tally).await;
+        session.close().await;
+        outcome
+    });
+    if let Err(failure) = done {
+        let Failure::Failed(text) = failure else { return Err(failure) };
+        let Tally { published, confirmed, .. } = tally;
+        return Err(Failure::Failed(format!(
+            "{text} ({confirmed} of {published} published requests were confirmed; those with ids of their \
+             own can be pushed again)"
+        )));
+    }
+    let mut out = Out::lock();
+    if output == Output::Json {
+        return out.json(&json!({
+            "result": "confirmed",
+            "count": tally.confirmed,
+            "made_up_ids": tally.made_up,
+            "exchange": config.ingest.exchange,
+        }));
+    }
+    let rows = [
+        ("requests", tally.confirmed.to_string()),
+        ("with an id made up", tally.made_up.to_string()),
+        ("confirmed by", plain(&config.ingest.exchange).into_owned()),
+    ];
+    out.table(&rows.map(|(key, value)| vec![key.to_owned(), value]))
+}
+
+/// The entries of standard input, read by a thread of its own; behind the first fault nothing comes.
+fn entries(config: &Config, args: &PushArgs) -> Receiver<Result<(LineEntry, bool), Failure>> {
+    let (sender, receiver) = channel(AHEAD);
+    let limits = Options::new(config, 0, None).limits;
+    let (application, exchange) = (args.application.clone(), config.ingest.exchange.clone());
+    tokio::task::spawn_blocking(move || {
+        let mut input = std::io::stdin().lock();
+        for line in 1.. {
+            let read = read_line(&mut input, limits.max_body);
+            let text = match read {
+                Ok(None) => return,
+                Ok(Some(text)) if text.trim_ascii().is_empty() => continue,
+                Ok(Some(text)) => Ok(text),
+                Err(error) => Err(error),
+            };
+            let entry = text.and_then(|text| entry(text, application.as_deref(), &exchange, &limits));
+            let entry = entry
+                .map(|(entry, made_up)| (LineEntry { line, ..entry }, made_up))
+                .map_err(|error| Failure::Failed(format!("line {line}: {error}")));
+            let ends = entry.is_err();
+            // Nobody listens any more where the publishing failed.
+            if sender.blocking_send(entry).is_err() || ends {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn read_line(input: &mut impl BufRead, max_body: u64) -> Result<Option<Vec<u8>>, String> {
+    let mut text = Vec::new();
+    let read = input.take(max_body + 2).read_until(b'\n', &mut text);
+    read.map_err(|e| format!("standard input: {e}"))?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    if text.last() == Some(&b'\n') {
+        text.pop();
+    }
+    if text.len() as u64 > max_body {
+        return Err(format!("more than limits.max_body ({max_body} bytes)"));
+    }
+    Ok(Some(text))
+}
+
+/// A line as a message, and whether its id was made up.
+fn entry(
+    body: Vec<u8>,
+    application: Option<&str>,
+    exchange: &str,
+    limits: &RequestLimits,
+) -> Result<(LineEntry, bool), String> {
+    let known: LineKeys = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
+    let application = known.application.or_else(|| application.map(str::to_owned)).unwrap_or_default();
+    let made_up = known.id.is_none();
+    let id = match known.id {
+        Some(id) => id,
+        None => random_id().map_err(|failure| failure.text().unwrap_or_default().to_owned())?,
+    };
+    let short = |text: &str| ShortString::try_new(text).map_err(|e| e.to_string());
+    let properties = BasicProperties::default()
+        .with_message_id(short(&id)?)
+        .with_content_type(short(ENVELOPE)?)
+        .with_delivery_mode(PERSISTENT);
+    let incoming = Incoming {
+        exchange,
+        routing_key: &application,
+        properties: properties.clone(),
+        body: body.clone(),
+        received: clock::wall_ms(),
+    };
+    match wire::request(incoming, limits, &CopyRules::default(), 0) {
+        RequestBody::Rejected(rejected) => Err(plain(&rejected.dead.error).into_owned()),
+        RequestBody::Items(_) | RequestBody::Command(..) => {
+            Ok((LineEntry { line: 0, application, properties, body }, made_up))
+        }
+    }
+}
+
+/// A request that is published, and what it waits for.
+struct UnconfirmedLine {
+    line: u64,
+    bytes: usize,
+    confirm: PublisherConfirm,
+}
+
+async fn publish_all(
+    session: &CliSession,
+    config: &Config,
+    mut entries: Receiver<Result<(LineEntry, bool), Failure>>,
+    tally: &mut Tally,
+) -> Result<(), Failure> {
+    let channel = &session.channel;
+    session.ask("asking for confirms", channel.confirm_select(ConfirmSelectOptions::default())).await?;
+    let exchange = ShortString::try_new(&*config.ingest.exchange).map_err(Failure::failed)?;
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let (mut unconfirmed, mut bytes) = (VecDeque::new(), 0);
+    let shows = std::io::stderr().is_terminal();
+    let mut shown = Instant::now();
+    let mut fault = None;
+    while let Some(entry) = entries.recv().await {
+        let (entry, made_up) = match entry {
+            Ok(entry) => entry,
+            Err(failure) => {
+                fault = Some(failure);
+                break;
+            }
+        };
+        let key = ShortString::try_new(&*entry.application).map_err(Failure::failed)?;
+        let publishing = channel.basic_publish(exchange.clone(), key, options, &entry.body, entry.properties);
+        let confirm = session.ask(&format!("line {}: publishing", entry.line), publishing).await?;
+        tally.published += 1;
+        tally.made_up += u64::from(made_up);
+        bytes += entry.body.len();
+        unconfirmed.push_back(UnconfirmedLine { line: entry.line, bytes: entry.body.len(), confirm });
+        while unconfirmed.len() >= UNCONFIRMED || bytes > UNCONFIRMED_BYTES && !unconfirmed.is_empty() {
+            bytes -= settle(session, config, &mut unconfirmed, tally).await?;
+        }
+        if shows && shown.elapsed() >= PROGRESS {
+            shown = Instant::now();
+            note(format_args!("{} confirmed", tally.confirmed));
+        }
+    }
+    while !unconfirmed.is_empty() {
+        settle(session, config, &mut unconfirmed, tally).await?;
+    }
+    fault.map_or(Ok(()), Err)
+}
+
+/// Waits for the first of them; its bytes.
+async fn settle(
+    session: &CliSession,
+    config: &Config,
+    unconfirmed: &mut VecDeque<UnconfirmedLine>,
+    tally: &mut Tally,
+) -> Result<usize, Failure> {
+    let Some(UnconfirmedLine { line, bytes, confirm }) = unconfirmed.pop_front() else { return Ok(0) };
+    let waiting = format!("line {line}: waiting for the confirm");
+    let confirmation = session.ask(&waiting, confirm).await?;
+    judge(confirmation, &config.ingest.exchange).map_err(|failure| {
+        let said = failure.text().unwrap_or_default();
+        Failure::Failed(format!("line {line}, or one near it: {said}"))
+    })?;
+    tally.confirmed += 1;
+    Ok(bytes)
+}
