@@ -37,7 +37,7 @@ const AHEAD: usize = 64;
 const PROGRESS: Duration = Duration::from_secs(2);
 
 /// One request, ready to be published.
-struct LineEntry {
+struct PushLine {
     line: u64,
     application: String,
     properties: BasicProperties,
@@ -97,7 +97,7 @@ pub(super) fn run(config: &Config, args: &PushArgs, output: Output) -> Result<()
 }
 
 /// The entries of standard input, read by a thread of its own; behind the first fault nothing comes.
-fn entries(config: &Config, args: &PushArgs) -> Receiver<Result<(LineEntry, bool), Failure>> {
+fn entries(config: &Config, args: &PushArgs) -> Receiver<Result<(PushLine, bool), Failure>> {
     let (sender, receiver) = channel(AHEAD);
     let limits = Options::new(config, 0, None).limits;
     let (application, exchange) = (args.application.clone(), config.ingest.exchange.clone());
@@ -113,7 +113,7 @@ fn entries(config: &Config, args: &PushArgs) -> Receiver<Result<(LineEntry, bool
             };
             let entry = text.and_then(|text| entry(text, application.as_deref(), &exchange, &limits));
             let entry = entry
-                .map(|(entry, made_up)| (LineEntry { line, ..entry }, made_up))
+                .map(|(entry, made_up)| (PushLine { line, ..entry }, made_up))
                 .map_err(|error| Failure::Failed(format!("line {line}: {error}")));
             let ends = entry.is_err();
             // Nobody listens any more where the publishing failed.
@@ -147,7 +147,7 @@ fn entry(
     application: Option<&str>,
     exchange: &str,
     limits: &RequestLimits,
-) -> Result<(LineEntry, bool), String> {
+) -> Result<(PushLine, bool), String> {
     let known: LineKeys = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
     let application = known.application.or_else(|| application.map(str::to_owned)).unwrap_or_default();
     let made_up = known.id.is_none();
@@ -170,7 +170,7 @@ fn entry(
     match wire::request(incoming, limits, &CopyRules::default(), 0) {
         RequestBody::Rejected(rejected) => Err(plain(&rejected.dead.error).into_owned()),
         RequestBody::Items(_) | RequestBody::Command(..) => {
-            Ok((LineEntry { line: 0, application, properties, body }, made_up))
+            Ok((PushLine { line: 0, application, properties, body }, made_up))
         }
     }
 }
@@ -185,7 +185,7 @@ struct UnconfirmedLine {
 async fn publish_all(
     session: &CliSession,
     config: &Config,
-    mut entries: Receiver<Result<(LineEntry, bool), Failure>>,
+    mut entries: Receiver<Result<(PushLine, bool), Failure>>,
     tally: &mut Tally,
 ) -> Result<(), Failure> {
     let channel = &session.channel;
