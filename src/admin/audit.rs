@@ -11,6 +11,7 @@ use super::guard::Grant;
 use crate::engine::types::Command;
 use crate::letters::{LetterFilter, LetterKey};
 use axum::http::{Method, StatusCode};
+use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -65,10 +66,12 @@ impl<'c> Audit<'c> {
         self.ended = true;
         let told = &answered.document;
         let result = told["result"].as_str().unwrap_or("unavailable");
-        self.write(Some(status.as_u16()), result, told["count"].as_u64(), told["changed"].as_bool());
+        self.write(Some(status.as_u16()), result, told);
     }
 
-    fn write(&self, status: Option<u16>, result: &str, count: Option<u64>, changed: Option<bool>) {
+    fn write(&self, status: Option<u16>, result: &str, told: &Value) {
+        let (count, changed) = (told["count"].as_u64(), told["changed"].as_bool());
+        let (due, before) = (told["due"].as_u64(), told["before"].as_u64());
         let Subject { application, id, customer, reason, letter } = self.subject;
         let action = self.action;
         let peer = self.caller.peer.map(tracing::field::display);
@@ -76,7 +79,7 @@ impl<'c> Audit<'c> {
         tracing::info!(
             target: "tidegate::audit",
             action, application, id, customer, reason, letter, peer, token, status, result, count, changed,
-            "admin action"
+            due, before, "admin action"
         );
     }
 }
@@ -84,7 +87,7 @@ impl<'c> Audit<'c> {
 impl Drop for Audit<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.write(None, "unanswered", None, None);
+            self.write(None, "unanswered", &Value::Null);
         }
     }
 }
@@ -110,6 +113,7 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
     };
     match command {
         Command::Cancel(item) => ("cancel", of(&item.application, Some(&item.id), None)),
+        Command::Reschedule(item, _) => ("reschedule", of(&item.application, Some(&item.id), None)),
         Command::Lookup(item) => ("lookup", of(&item.application, Some(&item.id), None)),
         Command::CancelAll(c) => ("cancel_customer", of(&c.application, None, Some(&c.customer))),
         Command::Flush(c) => ("flush", of(&c.application, None, Some(&c.customer))),
@@ -170,7 +174,7 @@ mod tests {
     use super::*;
     use crate::admin::{ItemOf, Status};
     use crate::logging::LogMemory;
-    use serde_json::{json, Value};
+    use serde_json::json;
     use tracing_subscriber::layer::SubscriberExt;
 
     /// What is logged meanwhile, without times.

@@ -1,4 +1,4 @@
-//! Items and customers: look up, cancel, list, count, flush; what is due when.
+//! Items and customers: look up, cancel, reschedule, list, count, flush; what is due when.
 
 use super::answer::ApiState;
 use super::audit::Caller;
@@ -16,6 +16,7 @@ pub(super) fn router() -> Router<ApiState> {
         .route("/api/v1/items", get(list))
         .route("/api/v1/timeline", get(timeline))
         .route("/api/v1/items/{application}/{id}", get(lookup).delete(cancel))
+        .route("/api/v1/items/{application}/{id}/reschedule", post(reschedule))
         .route("/api/v1/customers/{application}/{customer}", get(count))
         .route("/api/v1/customers/{application}/{customer}/items", delete(cancel_all))
         .route("/api/v1/customers/{application}/{customer}/flush", post(flush))
@@ -35,6 +36,15 @@ async fn lookup(State(shared): State<ApiState>, uri: Uri) -> Response {
 
 async fn cancel(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
     shared.change(caller, named(&uri, parse::item).map(CommandRequest::Cancel)).await
+}
+
+async fn reschedule(
+    State(shared): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Response {
+    let read = |of| Ok(CommandRequest::Reschedule(of, parse::new_due(uri.query())?));
+    shared.change(caller, parse::item(uri.path()).and_then(read)).await
 }
 
 async fn count(State(shared): State<ApiState>, uri: Uri) -> Response {

@@ -6,7 +6,7 @@
 
 use super::command::ItemOf;
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Outlook};
+use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, NewDue, Outlook};
 use crate::letters::{
     LetterFilter, LetterJob, LetterKey, NewTime, RetryTerms, MOST_LOOKED_AT, MOST_OF_A_CALL,
 };
@@ -134,6 +134,29 @@ pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
     Ok(filter)
 }
 
+/// The new time of an item: `at`, a moment, or `delay`, in ms; one of them.
+///
+/// # Errors
+/// As [`filter`]; and both, or neither.
+pub fn new_due(query: Option<&str>) -> Result<NewDue, BadRequest> {
+    own_time(&parameters(query, &["at", "delay"])?)?
+        .ok_or_else(|| fault("at", "say when: `at`, a moment, or `delay`, in ms"))
+}
+
+/// `at`, a moment, or `delay`, in ms, if one of them is there.
+fn own_time(all: &[(String, String)]) -> Result<Option<NewDue>, BadRequest> {
+    let at = of(all, "at").map(|text| moment(text).map_err(|text| fault("at", text))).transpose()?;
+    match (at, of(all, "delay")) {
+        (Some(_), Some(_)) => Err(fault("delay", "it is there beside `at`: only one can hold")),
+        (Some(at), None) => Ok(Some(NewDue::At(at))),
+        (None, Some(text)) => {
+            let ms = number(text).ok_or_else(|| fault("delay", "it is not a number of milliseconds"))?;
+            Ok(Some(NewDue::After(ms)))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
 /// Those that are not empty, each known and there once.
 fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
     let mut all = pairs(query.unwrap_or_default())?;
@@ -208,17 +231,14 @@ pub fn letter_retry(query: Option<&str>) -> Result<LetterJob, BadRequest> {
     let own = ["all", "at", "delay", "deliver_before"];
     let all = parameters(query, &[&LETTER_CHOICE[..], &own].concat())?;
     let (filter, limit) = meant_letters(&all)?;
-    let read = |name: &str| of(&all, name).map(|text| moment(text).map_err(|text| fault(name, text)));
-    let time = match (read("at").transpose()?, of(&all, "delay")) {
-        (Some(_), Some(_)) => return Err(fault("delay", "it is there beside `at`: only one can hold")),
-        (Some(at), None) => NewTime::At(at),
-        (None, Some(text)) => {
-            let ms = number(text).ok_or_else(|| fault("delay", "it is not a number of milliseconds"))?;
-            NewTime::After(ms)
-        }
-        (None, None) => NewTime::Now,
+    let time = match own_time(&all)? {
+        Some(NewDue::At(at)) => NewTime::At(at),
+        Some(NewDue::After(ms)) => NewTime::After(ms),
+        None => NewTime::Now,
     };
-    let deliver_before = read("deliver_before").transpose()?;
+    let before = of(&all, "deliver_before");
+    let before = before.map(|text| moment(text).map_err(|text| fault("deliver_before", text)));
+    let deliver_before = before.transpose()?;
     if let (NewTime::At(at), Some(before)) = (time, deliver_before) {
         if before <= at {
             return Err(fault("deliver_before", "it is not behind `at`: the item would expire"));

@@ -5,6 +5,7 @@ mod letters;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
+    RescheduleArgs,
 };
 pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
@@ -24,7 +25,7 @@ Exit codes:
       --drain
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
-      cancelled (cancel); not all of the dead letters that were meant (dead)
+      cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead)
   75  the store is locked by another process (run)
   78  the configuration is at fault
 
@@ -94,6 +95,11 @@ pub(super) enum CliCommand {
     Cancel(CancelArgs),
     /// Show what has become of an item
     Lookup(LookupArgs),
+    /// Give an item that waits another time; its payload, its id and its properties stay
+    ///
+    /// A member of a window leaves it, and has a time of its own from then on. What has been sent, has ended, or
+    /// is in flight keeps its own: exit code 3. A time behind the item's expiry is refused: exit code 1.
+    Reschedule(RescheduleArgs),
     /// Close the open window of a customer now
     Flush(FlushArgs),
     /// Show the items that have not ended, in order of due
@@ -140,6 +146,7 @@ impl CliCommand {
             CliCommand::Tail(_)
             | CliCommand::Cancel(_)
             | CliCommand::Lookup(_)
+            | CliCommand::Reschedule(_)
             | CliCommand::Flush(_)
             | CliCommand::List(_)
             | CliCommand::Pause(_)

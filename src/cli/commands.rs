@@ -1,16 +1,23 @@
-//! `cancel`, `lookup`, `flush`, `pause`, `resume`, `parked retry`, `parked drop`: one question, one answer.
+//! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `parked retry`, `parked drop`: one question, one answer.
 
-use super::args::{ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output};
+use super::args::{ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, RescheduleArgs};
 use super::client::{is_unknown, path, Client};
 use super::moment;
 use super::output::{plain, Failure, Out};
 use serde_json::Value;
 use ureq::http::Method;
 
-/// What `changed` means to a reader: it made a difference, or it did not.
-type Changed = [&'static str; 2];
+/// The words for what a command does.
+#[derive(Clone, Copy)]
+struct Words {
+    /// What `changed` means to a reader: it made a difference, or it did not.
+    changed: [&'static str; 2],
+    /// What was to be done to an item.
+    done: &'static str,
+}
 
-const PLAIN: Changed = ["done", "it was so already"];
+const CANCELLED: Words = Words { changed: ["done", "it was so already"], done: "cancelled" };
+const RESCHEDULED: Words = Words { done: "rescheduled", ..CANCELLED };
 
 /// Runs `cancel`.
 ///
@@ -24,7 +31,7 @@ pub(super) fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Resu
             return Err(Failure::Usage("either ID or --customer must be there".to_owned()))
         }
     };
-    conclude(&client.ask(Method::DELETE, &path)?, PLAIN, output)
+    conclude(&client.ask(Method::DELETE, &path)?, CANCELLED, output)
 }
 
 /// Runs `lookup`.
@@ -45,13 +52,29 @@ pub(super) fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Resu
     Ok(())
 }
 
+/// Runs `reschedule`.
+///
+/// # Errors
+/// Failed when the daemon cannot be asked, or refuses the time; partial when the item does not wait any more.
+pub(super) fn reschedule(client: &Client, args: &RescheduleArgs, output: Output) -> Result<(), Failure> {
+    let time = match (args.at, args.delay) {
+        (Some(at), None) => format!("at={at}"),
+        (None, Some(delay)) => format!("delay={}", delay.as_millis()),
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(Failure::Usage("either --at or --delay must be there".to_owned()))
+        }
+    };
+    let path = path(&["items", &args.application, &args.id, "reschedule"]);
+    conclude(&client.ask(Method::POST, &format!("{path}?{time}"))?, RESCHEDULED, output)
+}
+
 /// Runs `flush`.
 ///
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when it knows nothing of the customer.
 pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result<(), Failure> {
     let path = path(&["customers", &args.application, &args.customer, "flush"]);
-    conclude(&client.ask(Method::POST, &path)?, PLAIN, output)
+    conclude(&client.ask(Method::POST, &path)?, CANCELLED, output)
 }
 
 /// Runs `pause`.
@@ -82,11 +105,11 @@ fn order(
     client: &Client,
     args: &ApplicationArgs,
     verb: &str,
-    changed: Changed,
+    changed: [&'static str; 2],
     output: Output,
 ) -> Result<(), Failure> {
     let path = path(&["applications", &args.application, verb]);
-    conclude(&client.ask(Method::POST, &path)?, changed, output)
+    conclude(&client.ask(Method::POST, &path)?, Words { changed, ..CANCELLED }, output)
 }
 
 /// Runs `parked drop`.
@@ -99,7 +122,8 @@ pub(super) fn drop_parked(client: &Client, args: &DropArgs, output: Output) -> R
         return Err(unconfirmed(&answer, &args.application));
     }
     let path = path(&["applications", &args.application, "parked"]);
-    conclude(&client.ask(Method::DELETE, &path)?, ["dropped", "nothing was parked"], output)
+    let words = Words { changed: ["dropped", "nothing was parked"], ..CANCELLED };
+    conclude(&client.ask(Method::DELETE, &path)?, words, output)
 }
 
 fn unconfirmed(application: &Value, name: &str) -> Failure {
@@ -111,8 +135,8 @@ fn unconfirmed(application: &Value, name: &str) -> Failure {
 }
 
 /// Prints the answer, and decides how the command ends.
-fn conclude(answer: &Value, changed: Changed, output: Output) -> Result<(), Failure> {
-    let (text, done) = tell(answer, changed);
+fn conclude(answer: &Value, words: Words, output: Output) -> Result<(), Failure> {
+    let (text, done) = tell(answer, words);
     let mut out = Out::lock();
     match output {
         Output::Json => out.json(answer)?,
@@ -132,25 +156,28 @@ fn ending(answer: &Value, text: String, done: bool) -> Result<(), Failure> {
 }
 
 /// One sentence, and whether all was done that was asked for.
-fn tell(answer: &Value, changed: Changed) -> (String, bool) {
+fn tell(answer: &Value, Words { changed, done }: Words) -> (String, bool) {
     let text = |key: &str| plain(answer[key].as_str().unwrap_or_default()).into_owned();
     let count = || items(answer["count"].as_u64().unwrap_or(0));
+    let not = |why: String| (format!("not {done}: {why}"), false);
     match answer["result"].as_str() {
+        Some("cancelled") if done != "cancelled" => not("it was cancelled".to_owned()),
         Some("cancelled") => match answer["in_flight"].as_u64() {
             None | Some(0) => (format!("cancelled: {}", count()), true),
             Some(left) => (format!("cancelled: {}; in flight, and not cancelled: {left}", count()), false),
         },
+        Some("rescheduled") => {
+            let (due, before) = (at(&answer["due"]), at(&answer["before"]));
+            (format!("rescheduled: due at {due}, before at {before}"), true)
+        }
         Some("flushed") => (format!("flushed: {}", count()), true),
         Some("done") => (changed[usize::from(answer["changed"] == false)].to_owned(), true),
-        Some("sent") => {
-            (format!("not cancelled: sent at {} in batch {}", at(&answer["at"]), text("batch")), false)
-        }
-        Some("expired") => (format!("not cancelled: expired at {}", at(&answer["at"])), false),
+        Some("sent") => not(format!("sent at {} in batch {}", at(&answer["at"]), text("batch"))),
+        Some("expired") => not(format!("expired at {}", at(&answer["at"]))),
         Some("dead") => {
-            let said = format!("({}): {}", text("reason"), text("error"));
-            (format!("not cancelled: dead since {} {said}", at(&answer["at"])), false)
+            not(format!("dead since {} ({}): {}", at(&answer["at"]), text("reason"), text("error")))
         }
-        Some("in_flight") => ("not cancelled: in flight, and its outcome is not known yet".to_owned(), false),
+        Some("in_flight") => not("in flight, and its outcome is not known yet".to_owned()),
         Some("unknown") => (unknown(), false),
         Some("rejected") => (format!("rejected: {}", text("error")), false),
         // Of a newer daemon.
@@ -194,7 +221,7 @@ mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
     use crate::admin::{CommandRequest, CommandResponse, ItemOf, Query, Status};
-    use crate::engine::types::CustomerOf;
+    use crate::engine::types::{CustomerOf, NewDue};
     use serde_json::json;
     use std::sync::{Arc, Mutex};
 
@@ -226,6 +253,11 @@ mod tests {
                 "not cancelled: in flight, and its outcome is not known yet",
                 3,
             ),
+            (
+                json!({ "result": "rescheduled", "due": AT, "before": AT - 1_000 }),
+                "rescheduled: due at 2027-01-15T08:00:00Z, before at 2027-01-15T07:59:59Z",
+                0,
+            ),
             (json!({ "result": "unknown" }), "unknown: the daemon has nothing of that name", 3),
             (json!({ "result": "flushed", "count": 2 }), "flushed: 2 items", 0),
             (json!({ "result": "done", "changed": true }), "yes", 0),
@@ -233,10 +265,19 @@ mod tests {
             (json!({ "result": "rejected", "error": "no id" }), "rejected: no id", 1),
             (json!({ "result": "new" }), "{\"result\":\"new\"}", 3),
         ] {
-            let (text, done) = tell(&answer, ["yes", "no"]);
+            let (text, done) = tell(&answer, Words { changed: ["yes", "no"], ..CANCELLED });
             assert_eq!(text, want);
             assert_eq!(ending(&answer, text, done).map_or_else(|f| f.exit_code(), |()| 0), code, "{answer}");
         }
+    }
+
+    #[test]
+    fn what_was_taken_back_gets_no_other_time() {
+        let cancelled = json!({ "result": "cancelled", "count": 1 });
+        assert_eq!(tell(&cancelled, RESCHEDULED), ("not rescheduled: it was cancelled".to_owned(), false));
+        let in_flight = json!({ "result": "in_flight" });
+        let want = "not rescheduled: in flight, and its outcome is not known yet".to_owned();
+        assert_eq!(tell(&in_flight, RESCHEDULED), (want, false));
     }
 
     #[test]
@@ -296,12 +337,24 @@ mod tests {
         assert_eq!(ended(pause(&client, &sms, Output::Table)), 3);
         let yes = DropArgs { application: "%sms".to_owned(), yes: true };
         assert_eq!(ended(drop_parked(&client, &yes, Output::Table)), 3);
+        let later = RescheduleArgs {
+            application: "a/b".to_owned(),
+            id: "i?".to_owned(),
+            at: None,
+            delay: Some(std::time::Duration::from_secs(90)),
+        };
+        assert_eq!(ended(reschedule(&client, &later, Output::Table)), 3);
+        let at = RescheduleArgs { at: Some(AT), delay: None, ..later };
+        assert_eq!(ended(reschedule(&client, &at, Output::Table)), 3);
+        let other = ItemOf { application: "a/b".into(), id: "i?".into() };
         let want = [
             CommandRequest::Cancel(ItemOf { application: "a/b".into(), id: "..".into() }),
             CommandRequest::CancelAll(CustomerOf { application: "a/b".into(), customer: "c d?#".into() }),
             CommandRequest::Retry("%sms".into()),
             CommandRequest::Pause("%sms".into()),
             CommandRequest::DropParked("%sms".into()),
+            CommandRequest::Reschedule(other.clone(), NewDue::After(90_000)),
+            CommandRequest::Reschedule(other, NewDue::At(AT)),
         ];
         assert_eq!(*heard.lock().unwrap(), want);
     }

@@ -89,6 +89,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Status => status::run(&daemon()?, output)?,
         CliCommand::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
         CliCommand::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
+        CliCommand::Reschedule(args) => commands::reschedule(&daemon()?, &args, output)?,
         CliCommand::Flush(args) => commands::flush(&daemon()?, &args, output)?,
         CliCommand::List(args) => list::run(&daemon()?, &args, output)?,
         CliCommand::Pause(args) => commands::pause(&daemon()?, &args, output)?,

@@ -127,6 +127,7 @@ impl Config {
             defaults: Arc::new(self.defaults.clone()),
             applications: self.applications.iter().map(|(k, v)| (k.clone(), Arc::new(v.clone()))).collect(),
             hold_max,
+            max_delay: self.limits.max_delay.as_millis() as u64,
             budget: Budget::of(self.limits.memory),
             customers: self.limits.customers,
             max_applications: self.limits.applications,

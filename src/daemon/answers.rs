@@ -32,6 +32,7 @@ pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
         | Answer::Found(_)
         | Answer::Counted { .. }
         | Answer::Flushed(_)
+        | Answer::Rescheduled { .. }
         | Answer::Listed { .. }
         | Answer::Timeline(_)
         | Answer::Done { .. } => Status::Known,
@@ -68,6 +69,9 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
             of_customer(reply.command.as_deref(), counts)
         }
         (Answer::Flushed(count), _) => json!({ "result": "flushed", "count": count }),
+        (Answer::Rescheduled { due, before }, _) => {
+            json!({ "result": "rescheduled", "due": due, "before": before })
+        }
         (Answer::Listed { items, next }, _) => {
             let rows: Vec<Value> = items.iter().map(|listed| row(listed, store_identity)).collect();
             json!({ "items": rows, "next": next.map(cursor_text) })

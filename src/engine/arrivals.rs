@@ -43,9 +43,10 @@ impl Arrival {
     pub(super) fn subject(&self) -> Option<(&str, [Option<Identity>; 2])> {
         match self {
             Arrival::Item(item, _) => Some((&item.application, [item.identity, None])),
-            Arrival::Command { command: Command::Cancel(target) | Command::Lookup(target), .. } => {
-                Some((&target.application, target.identities()))
-            }
+            Arrival::Command {
+                command: Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _),
+                ..
+            } => Some((&target.application, target.identities())),
             Arrival::Command { .. } | Arrival::Rejected(..) => None,
         }
     }

@@ -8,10 +8,11 @@ use super::core::{Core, LiveItem, Whereabouts};
 use super::event::Found;
 use super::health::HealthState;
 use super::ids::QueueId;
+use super::judge;
 use super::mutant::{mutated, Mutant};
 use super::scans::{end_of_cancel, Scans};
 use super::types::{
-    Answer, Asker, ClosedBy, Command, CustomerOf, End, Ended, Identity, Now, Settings, Target,
+    Answer, Asker, ClosedBy, Command, CustomerOf, End, Ended, Identity, NewDue, Now, Settings, Target,
 };
 
 /// What a command comes to.
@@ -35,6 +36,7 @@ pub(super) fn execute(
 ) -> Executed {
     match command {
         Command::Cancel(target) => cancel(core, scans, target, end_of_cancel(asker), found, now),
+        Command::Reschedule(target, due) => reschedule(core, scans, settings, (target, *due), found, now),
         Command::Lookup(target) => Executed::Answer(look_up(core, scans, target, found, now)),
         Command::Flush(of) => Executed::Answer(Answer::Flushed(flush(core, of, now))),
         Command::Pause(application) => Executed::Answer(set_paused(core, settings, application, true, now)),
@@ -100,6 +102,70 @@ fn cancel(
         Whereabouts::Live(LiveItem::Far(stored)) => core.cancel_far(&stored, end, now),
     }
     Executed::Answer(Answer::Cancelled { count: 1, in_flight: 0 })
+}
+
+/// Gives an item another time. What is in flight, or may have been delivered, keeps its own.
+fn reschedule(
+    core: &mut Core,
+    scans: &mut Scans,
+    settings: &Settings,
+    (target, due): (&Target, NewDue),
+    found: Vec<(Identity, Found)>,
+    now: Now,
+) -> Executed {
+    if settings.hold_max.is_some() {
+        // The broker alone has the request, and would bring it back with its old time.
+        let why = "store.kind is memory: an item keeps the time of its request";
+        return Executed::Answer(Answer::Unavailable(why));
+    }
+    let (identity, whereabouts) = find(core, scans, target, found, now);
+    let live = match whereabouts {
+        Whereabouts::Nowhere => return Executed::Answer(dead_or_unknown(core, target)),
+        Whereabouts::Ended(ended) => return Executed::Answer(Answer::Ended(ended)),
+        Whereabouts::Live(live) => live,
+    };
+    let (undecided, before, expiry) = match &live {
+        LiveItem::Resident(id) => {
+            let item = &core.stock().items()[*id];
+            let expiry = (item.expiry() != u64::MAX).then_some(item.expiry());
+            (core.is_undecided(*id), item.due(), expiry)
+        }
+        LiveItem::Far(stored) => (stored.outcome_unknown, stored.key.due, stored.expiry),
+    };
+    if undecided {
+        return Executed::Await(identity);
+    }
+    let due = match new_due(settings, (&target.application, due), expiry, now) {
+        Ok(due) => due,
+        Err(text) => return Executed::Answer(Answer::Rejected(text.into())),
+    };
+    match live {
+        LiveItem::Resident(id) => core.reschedule(id, due, now),
+        LiveItem::Far(stored) => core.stock_mut().reschedule_far(&stored, due),
+    }
+    Executed::Answer(Answer::Rescheduled { due, before })
+}
+
+/// The moment that is meant, as it would be for a request of this application.
+fn new_due(
+    settings: &Settings,
+    (application, due): (&str, NewDue),
+    expiry: Option<u64>,
+    now: Now,
+) -> Result<u64, String> {
+    let at = match due {
+        NewDue::At(at) => at,
+        NewDue::After(delay) => now.wall.saturating_add(delay),
+    };
+    let latest = now.wall.saturating_add(settings.max_delay);
+    if at > latest {
+        return Err(format!("{at} is more than limits.max_delay ahead: {latest} is the latest"));
+    }
+    if expiry.is_some_and(|expiry| at.max(now.wall) >= expiry) {
+        let expiry = expiry.unwrap_or_default();
+        return Err(format!("the item expires at {expiry} (x-deliver-before), which is not behind {at}"));
+    }
+    Ok(judge::own_due(settings.of(application), at, expiry, now))
 }
 
 fn look_up(

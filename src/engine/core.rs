@@ -185,6 +185,12 @@ impl Core {
         self.stock.finish_far(stored);
     }
 
+    /// An item in memory that is not in flight is due then, wherever it stands.
+    pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
+        self.take_off(id);
+        self.stock.reschedule(id, due, now);
+    }
+
     /// An item ends without having been sent: it leaves every list, the store, and the broker's memory of its
     /// request.
     pub(super) fn take_out(&mut self, id: ItemId) {

@@ -95,6 +95,16 @@ impl Stored {
     }
 }
 
+impl Stored {
+    /// Index rows that it may have in the store: what is removed and is not there is no fault.
+    pub(super) fn index_rows(&self) -> IndexRows {
+        let moved = self.accepted_due != self.key.due;
+        let identity = (self.given.is_some() || moved).then_some(self.identity());
+        let customer = self.customer.clone().map(|customer| (Arc::clone(&self.application), customer));
+        IndexRows { identity, customer }
+    }
+}
+
 /// Where a stored item lies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -173,6 +183,7 @@ pub(super) struct Rewritten {
     pub(super) key: Key,
     pub(super) attempts: u32,
     pub(super) outcome_unknown: bool,
+    pub(super) own_time: bool,
     /// It is among the dead letters.
     pub(super) dead: bool,
 }
@@ -186,6 +197,8 @@ pub struct Standing {
     pub last_error: Option<Arc<str>>,
     /// Same as [`Stored::outcome_unknown`].
     pub outcome_unknown: bool,
+    /// Same as [`Stored::own_time`].
+    pub own_time: bool,
     /// Same as [`Stored::closed_by`].
     pub closed_by: ClosedBy,
     /// Same as [`Stored::dead`].

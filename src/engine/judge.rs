@@ -50,9 +50,10 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
         queue.map_or(settings.of(application), |queue| core.stock().queues().settings_of(queue)).dedupe_tail;
     let far = queue.is_some_and(|queue| core.stock().queues()[queue].far() > 0);
     let assigned = match arrival {
-        Arrival::Command { command: Command::Cancel(target) | Command::Lookup(target), .. } => {
-            target.assigned
-        }
+        Arrival::Command {
+            command: Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _),
+            ..
+        } => target.assigned,
         Arrival::Command { .. } | Arrival::Item(..) | Arrival::Rejected(..) => None,
     };
     let mut out = Vec::new();
@@ -78,7 +79,7 @@ fn timing(settings: &AppSettings, item: &NewItem, now: Now) -> Timing {
 }
 
 /// An own time, rounded as configured; the past is now. Rounding never passes an expiry.
-fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now: Now) -> u64 {
+pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now: Now) -> u64 {
     let step = settings.coalesce;
     if at <= now.wall {
         return now.wall;

@@ -97,7 +97,7 @@ impl Reads {
             let row = changed.row.filter(|row| row.dead == stored.dead.is_some());
             if let Some(row) = row {
                 (stored.key, stored.attempts) = (row.key, row.attempts);
-                stored.outcome_unknown = row.outcome_unknown;
+                (stored.outcome_unknown, stored.own_time) = (row.outcome_unknown, row.own_time);
             }
             return row.is_some();
         }
@@ -224,6 +224,7 @@ mod tests {
             key: Key { due: 9, seq: 4 },
             attempts: 2,
             outcome_unknown: true,
+            own_time: false,
             dead: false,
         });
         let read = |seq| present_key(&reads, Key { due: 5, seq });
@@ -266,7 +267,13 @@ mod tests {
         let mut reads = Reads::new();
         reads.begin();
         let key = Key { due: 5, seq: 4 };
-        reads.note_rewritten(Rewritten { key, attempts: 2, outcome_unknown: true, dead: false });
+        reads.note_rewritten(Rewritten {
+            key,
+            attempts: 2,
+            outcome_unknown: true,
+            own_time: false,
+            dead: false,
+        });
         let mut stored = row(key);
         assert!(reads.renew(&mut stored));
         assert_eq!((stored.attempts, stored.outcome_unknown), (2, true));
@@ -278,7 +285,13 @@ mod tests {
         reads.begin();
         let key = Key { due: 5, seq: 4 };
         reads.note_gone(4);
-        reads.note_rewritten(Rewritten { key, attempts: 1, outcome_unknown: false, dead: true });
+        reads.note_rewritten(Rewritten {
+            key,
+            attempts: 1,
+            outcome_unknown: false,
+            own_time: false,
+            dead: true,
+        });
         assert!(!reads.renew(&mut row(key)));
         let dead = Dead { reason: Reason::Expired, error: "late".into() };
         let mut letter = Stored { dead: Some(dead.into()), ..row(key) };

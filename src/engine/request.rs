@@ -120,6 +120,15 @@ pub struct Timeline {
     pub applications_truncated: bool,
 }
 
+/// The time that an item is to have from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewDue {
+    /// This moment, UTC ms; one that is over: at once.
+    At(u64),
+    /// So many ms after the command is executed.
+    After(u64),
+}
+
 /// What is asked of the daemon, beside requests. `I` is how one item is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command<I = Target> {
@@ -129,6 +138,8 @@ pub enum Command<I = Target> {
     CancelAll(CustomerOf),
     /// What has become of an item.
     Lookup(I),
+    /// Give an item that waits another time.
+    Reschedule(I, NewDue),
     /// How many items a customer has.
     Count(CustomerOf),
     /// Close a customer's open window now.
@@ -153,6 +164,7 @@ impl<I> Command<I> {
         match self {
             Command::Cancel(item) => Command::Cancel(name(item)),
             Command::Lookup(item) => Command::Lookup(name(item)),
+            Command::Reschedule(item, due) => Command::Reschedule(name(item), due),
             Command::CancelAll(of) => Command::CancelAll(of),
             Command::Count(of) => Command::Count(of),
             Command::Flush(of) => Command::Flush(of),
@@ -291,6 +303,13 @@ pub enum Answer {
     },
     /// The window was closed; number of items in it.
     Flushed(u64),
+    /// The item has another time. Both UTC ms.
+    Rescheduled {
+        /// When it is due now.
+        due: u64,
+        /// When it was due before.
+        before: u64,
+    },
     /// One page, and where the next one begins.
     Listed {
         /// In order of due.

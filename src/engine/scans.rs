@@ -113,6 +113,7 @@ impl Scans {
             Command::Outlook(outlook) => Kind::Outlook(Box::new(Counting::new(core, outlook, now))),
             Command::Cancel(_)
             | Command::Lookup(_)
+            | Command::Reschedule(..)
             | Command::Flush(_)
             | Command::Pause(_)
             | Command::Resume(_)

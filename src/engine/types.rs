@@ -4,8 +4,8 @@
 //! unchecked one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
 pub use super::request::{
-    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Outlook,
-    Reply, ReplyTo, Target, Timeline,
+    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, NewDue,
+    Outlook, Reply, ReplyTo, Target, Timeline,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -437,6 +437,8 @@ pub struct Settings {
     pub applications: BTreeMap<String, Arc<AppSettings>>,
     /// `store.hold_max` in ms when nothing is stored (`kind = "memory"`); `None` with a durable store.
     pub hold_max: Option<u64>,
+    /// How far ahead an item's time may be, ms.
+    pub max_delay: u64,
     /// The engine's share of `limits.memory`.
     pub budget: Budget,
     /// Most open windows.

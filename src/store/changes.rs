@@ -271,6 +271,7 @@ impl<'a> Changes<'a> {
         let view = view(&row, &bytes)?;
         let moved = View {
             key: to.key,
+            own_time: standing.own_time,
             closed_by: standing.closed_by,
             attempts: standing.attempts,
             last_error: standing.last_error.as_deref(),

@@ -88,10 +88,11 @@ impl Model {
             Op::Index { key, rows } => self.index(*key, rows),
             Op::Move { from, to, removed, written, standing } => {
                 let item = self.items.remove(&(from.queue.clone(), from.key)).unwrap();
-                let Standing { attempts, last_error, outcome_unknown, closed_by, dead } =
+                let Standing { attempts, last_error, outcome_unknown, own_time, closed_by, dead } =
                     Standing::clone(standing);
-                let item =
-                    Stored { key: to.key, attempts, last_error, outcome_unknown, closed_by, dead, ..item };
+                let known =
+                    Stored { attempts, last_error, outcome_unknown, own_time, closed_by, dead, ..item };
+                let item = Stored { key: to.key, ..known };
                 self.items.insert((to.queue.clone(), to.key), item);
                 self.unindex(from.key, removed);
                 self.index(to.key, written);
@@ -318,6 +319,7 @@ fn transfer(item: &Stored, removed: IndexRows, due: u64, dead: bool) -> Op {
         attempts: item.attempts + 1,
         last_error: Some("no queue".into()),
         outcome_unknown: due.is_multiple_of(2),
+        own_time: true,
         closed_by: ClosedBy::Flush,
         dead: item.dead.clone(),
     };

@@ -71,6 +71,7 @@ pub(super) fn verdict() -> Arc<Dead> {
 
 /// Without index rows.
 pub(super) fn moved(from: Place, to: Place, standing: Standing) -> Op {
+    let standing = Standing { own_time: true, ..standing };
     let (removed, written) = (IndexRows::default(), IndexRows::default());
     Op::Move { from, to, removed, written, standing: Box::new(standing) }
 }
@@ -289,6 +290,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
         attempts: 3,
         last_error: Some("nack".into()),
         outcome_unknown: true,
+        own_time: true,
         closed_by: ClosedBy::Flush,
         dead: Some(verdict()),
     };

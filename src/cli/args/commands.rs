@@ -4,6 +4,7 @@ use super::{id, name};
 use crate::admin::parse::{cursor, moment, stage};
 use crate::engine::types::ListedStage;
 use clap::{Args, Subcommand};
+use std::time::Duration;
 
 /// Most items of one list: they are held in memory for their columns.
 const MAX_LISTED: u64 = 100_000;
@@ -25,6 +26,23 @@ pub(crate) struct CancelArgs {
     /// All items of this customer instead
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
+}
+
+/// Arguments of `reschedule`.
+#[derive(Args, Debug)]
+pub(crate) struct RescheduleArgs {
+    /// Application of the item
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// Id of the item
+    #[arg(value_parser = id)]
+    pub id: String,
+    /// New time to leave: RFC 3339 with offset, or UTC milliseconds
+    #[arg(long, value_name = "T", value_parser = moment, required_unless_present = "delay")]
+    pub at: Option<u64>,
+    /// New time to leave, from now on, such as 30m
+    #[arg(long, value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "at")]
+    pub delay: Option<Duration>,
 }
 
 /// Arguments of `lookup`.
@@ -135,6 +153,26 @@ mod tests {
     use super::super::{Cli, CliCommand};
     use super::*;
     use clap::Parser;
+
+    #[test]
+    fn a_new_time_is_one_of_two() {
+        let CliCommand::Reschedule(args) = parse("tidegate reschedule mail 17 --delay 1h30m") else {
+            panic!("no reschedule")
+        };
+        assert_eq!((args.at, args.delay), (None, Some(Duration::from_secs(5_400))));
+        let CliCommand::Reschedule(args) = parse("tidegate reschedule mail 17 --at 2027-01-15T08:00:00Z")
+        else {
+            panic!("no reschedule")
+        };
+        assert_eq!((args.at, args.delay), (Some(1_800_000_000_000), None));
+        for wrong in [
+            "tidegate reschedule mail 17",
+            "tidegate reschedule mail --delay 3s",
+            "tidegate reschedule mail 17 --delay 3s --at 2030-01-01T00:00:00Z",
+        ] {
+            assert_eq!(Cli::try_parse_from(wrong.split_whitespace()).unwrap_err().exit_code(), 2, "{wrong}");
+        }
+    }
 
     fn parse(line: &str) -> CliCommand {
         Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{line}: {e}")).command

@@ -320,6 +320,7 @@ impl Item {
             attempts: self.attempts(),
             last_error: self.last_error(),
             outcome_unknown: self.outcome_unknown(),
+            own_time: self.own_time(),
             closed_by: self.closed_by(),
             dead: self.dead().cloned(),
         }
@@ -328,7 +329,8 @@ impl Item {
     /// What of that reads under way have to know.
     pub(in crate::engine) fn rewritten(&self) -> Rewritten {
         let dead = self.is_dead();
-        Rewritten { key: self.key, attempts: self.attempts(), outcome_unknown: self.outcome_unknown(), dead }
+        let (attempts, outcome_unknown) = (self.attempts(), self.outcome_unknown());
+        Rewritten { key: self.key, attempts, outcome_unknown, own_time: self.own_time(), dead }
     }
 
     /// Its row, under this address.
@@ -400,9 +402,21 @@ impl Item {
         self.state.set_stage(Stage::Scheduled);
     }
 
+    /// It is due at a time of its own from now on, whatever it waited for.
+    pub(in crate::engine) fn reschedule(&mut self, due: u64) {
+        self.move_key(due);
+        self.due = due;
+        self.closing = None;
+        self.state.set_closed_by(ClosedBy::Time);
+        self.state.set(ItemFlag::OwnTime, true);
+    }
+
     fn move_key(&mut self, due: u64) {
         let accepted = self.accepted_due();
-        self.extra_mut().accepted_due = Some(accepted);
+        let moved = (accepted != due).then_some(accepted);
+        if moved.is_some() || self.extra.is_some() {
+            self.extra_mut().accepted_due = moved;
+        }
         self.key.due = due;
     }
 

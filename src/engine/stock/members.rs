@@ -135,6 +135,18 @@ impl Stock {
         self.items[id].set_stage(Stage::Windowed { pos: window.push_member(id), scheduled });
     }
 
+    /// An item in the store alone is no member any more, if it was one of an open window.
+    pub(super) fn leave_window_far(&mut self, queue: QueueId, stored: &Stored) {
+        let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) else { return };
+        let Some(id) = self.customers.find(&self.queues, queue, customer) else { return };
+        let window = self.customers[id].window.as_ref();
+        if window.is_some_and(|window| window.end() == stored.key.due) {
+            let ops = self.journal.ops();
+            self.windows.leave(&mut self.customers, &mut self.queues, id, stored.weight, true, ops);
+            self.customers.release(id, &mut self.queues);
+        }
+    }
+
     /// Closes the gap in a window's list.
     pub(super) fn forget_member(&mut self, customer: CustomerId, pos: u32) {
         let Some(window) = self.customers[customer].window.as_mut() else { return };

@@ -1,7 +1,8 @@
 //! Everything that has not ended, wherever it lies: one way in, one across, one out, and the ways between
 //! memory and store.
 //!
-//! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]. Out: [`Stock::finish`] and
+//! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]; to another time: [`Stock::reschedule`] and
+//! [`Stock::reschedule_far`]. Out: [`Stock::finish`] and
 //! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`Stock::evict`]. Each keeps all that
 //! belongs together: the item, the counts of its queue, its customer, its window, its index rows, and what
 //! reads and questions under way must not believe any more. Nothing else adds or removes an item.
@@ -9,6 +10,7 @@
 mod due;
 mod members;
 mod memory;
+mod times;
 
 use super::customers::{CustomerTurn, Customers};
 pub(super) use super::event::HORIZON_MS;
@@ -271,10 +273,7 @@ impl Stock {
             self.deferred.push_back((now.mono + DEFER_MS, id));
             return self.enlist(id, windowed, now);
         }
-        let far = key >= self.queues[queue].memory_bound()
-            || key.due > now.wall + HORIZON_MS
-            || (due_now && self.is_crowded(queue))
-            || !self.make_room(key, now);
+        let far = self.lies_in_store_alone(queue, key, due_now, now);
         item.set_indexed(far && item.customer().is_some() && !mutated(Mutant::IndexForgotten));
         self.write(&mut item);
         if far {
@@ -289,6 +288,15 @@ impl Stock {
         let id = self.insert(item);
         self.keep_content(id, now);
         self.enlist(id, windowed, now);
+    }
+
+    /// Whether an item that is written with this key does not stay in memory: it is not needed there soon, or
+    /// there is no room.
+    fn lies_in_store_alone(&mut self, queue: QueueId, key: Key, due_now: bool, now: Now) -> bool {
+        key >= self.queues[queue].memory_bound()
+            || key.due > now.wall + HORIZON_MS
+            || (due_now && self.is_crowded(queue))
+            || !self.make_room(key, now)
     }
 
     /// Hands an item's row over to the store; its delivery is safe with that.
@@ -396,22 +404,9 @@ impl Stock {
     /// An item in the store alone is done with.
     pub(super) fn finish_far(&mut self, stored: &Stored) {
         let Some(queue) = self.queues.find(stored.queue()) else { return };
-        if let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) {
-            if let Some(id) = self.customers.find(&self.queues, queue, customer) {
-                let member =
-                    self.customers[id].window.as_ref().is_some_and(|window| window.end() == stored.key.due);
-                if member {
-                    let ops = self.journal.ops();
-                    self.windows.leave(&mut self.customers, &mut self.queues, id, stored.weight, true, ops);
-                    self.customers.release(id, &mut self.queues);
-                }
-            }
-        }
-        let moved = stored.accepted_due != stored.key.due;
-        let identity = (stored.given.is_some() || moved).then_some(stored.identity());
-        let customer = stored.customer.clone().map(|customer| (Arc::clone(&stored.application), customer));
+        self.leave_window_far(queue, stored);
         let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
-        self.journal.delete(place, IndexRows { identity, customer });
+        self.journal.delete(place, stored.index_rows());
         self.queues.remove_stored(queue, stored.key, false);
         let stalls = self.queues[queue].live().is_some_and(|live| live.line().has_stalled());
         if stalls && self.queues[queue].far() == 0 && !mutated(Mutant::StalledForEver) {

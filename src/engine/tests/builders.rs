@@ -14,6 +14,7 @@ pub(super) fn settings_of(defaults: AppSettings) -> Settings {
         defaults: Arc::new(defaults),
         applications: BTreeMap::new(),
         hold_max: None,
+        max_delay: 3_650 * 86_400_000,
         budget: Budget::of(64 << 20),
         customers: 1_000,
         max_applications: 1_000,

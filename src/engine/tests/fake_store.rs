@@ -110,8 +110,9 @@ impl FakeStore {
                 let mut item =
                     self.take(&from).unwrap_or_else(|| panic!("moved what is not there: {from:?}"));
                 self.remove_rows(&from, &removed);
-                let Standing { attempts, last_error, outcome_unknown, closed_by, dead } = *standing;
-                item = Stored { attempts, last_error, outcome_unknown, closed_by, dead, key: to.key, ..item };
+                let Standing { attempts, last_error, outcome_unknown, own_time, closed_by, dead } = *standing;
+                item = Stored { attempts, last_error, outcome_unknown, own_time, closed_by, dead, ..item };
+                item.key = to.key;
                 assert_eq!(item.queue(), &*to.queue, "moved to a queue that is not its own");
                 if from != to {
                     self.check_unled(&from, &item);

@@ -17,6 +17,7 @@ mod identity;
 mod inspect;
 mod limits;
 mod measure;
+mod reschedule;
 mod sim;
 mod stories;
 mod timeline;

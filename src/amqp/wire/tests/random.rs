@@ -308,6 +308,7 @@ proptest! {
                     Command::Count(_)
                     | Command::List(_)
                     | Command::Outlook(_)
+                    | Command::Reschedule(..)
                     | Command::Pause(_)
                     | Command::Resume(_)
                     | Command::Retry(_)

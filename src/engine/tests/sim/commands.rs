@@ -260,7 +260,7 @@ impl Model {
                 self.flushed(asked, of, *count);
             }
             Command::List(filter) => self.judge_list(asked, filter, answer),
-            Command::Outlook(_) => panic!("no world asks for it"),
+            Command::Outlook(_) | Command::Reschedule(..) => panic!("no world asks for it"),
             Command::Pause(name) if matches!(answer, Answer::Unavailable(_)) => {
                 let all = std::iter::once(&self.settings).chain(&self.before);
                 let most = all.map(|whole| whole.max_applications).min().unwrap_or(0);

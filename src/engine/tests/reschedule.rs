@@ -1,0 +1,352 @@
+//! Items that get another time: they leave then and only then, once, whatever they waited for and wherever they lie.
+
+use super::world::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+use std::collections::{BTreeMap, BTreeSet};
+use DuplicateRule::Keep;
+
+fn named(id: &str, due: u64) -> NewItem {
+    with_id(id, Keep, at(due, item("a", "", id)))
+}
+
+fn later(id: &str, at: u64) -> Command {
+    Command::Reschedule(target("a", id), NewDue::At(at))
+}
+
+fn done(due: u64, before: u64) -> Answer {
+    Answer::Rescheduled { due, before }
+}
+
+fn due_of(w: &mut World, id: &str) -> u64 {
+    let Answer::Found(found) = w.ask(Command::Lookup(target("a", id))) else { panic!("{id} waits") };
+    found.due
+}
+
+#[test]
+fn one_in_memory_leaves_sooner_or_later_than_it_was_to() {
+    let mut w = World::new(settings());
+    w.send(vec![named("sooner", T0 + 10_000), named("later", T0 + 5_000), named("other", T0 + 6_000)]);
+    w.drain_jobs();
+    assert_eq!(w.ask(later("sooner", T0 + 1_000)), done(T0 + 1_000, T0 + 10_000));
+    assert_eq!(w.ask(later("later", T0 + 8_000)), done(T0 + 8_000, T0 + 5_000));
+    assert_eq!(due_of(&mut w, "later"), T0 + 8_000);
+    w.run(20_000);
+    let want = [(1_000, names(&["sooner"])), (6_000, names(&["other"])), (8_000, names(&["later"]))];
+    assert_eq!(w.story(), want);
+    w.store.check_empty();
+}
+
+#[test]
+fn one_in_the_store_alone_comes_near_and_one_in_memory_goes_far() {
+    let mut w = World::new(settings());
+    w.send(vec![named("far", T0 + 900_000), named("near", T0 + 5_000), named("off", T0 + 800_000)]);
+    w.drain_jobs();
+    assert_eq!(w.ask(later("far", T0 + 3_000)), done(T0 + 3_000, T0 + 900_000));
+    assert_eq!(w.ask(later("near", T0 + 600_000)), done(T0 + 600_000, T0 + 5_000));
+    assert_eq!(w.ask(later("off", T0 + 700_000)), done(T0 + 700_000, T0 + 800_000));
+    w.run(1_000_000);
+    let want = [(3_000, names(&["far"])), (600_000, names(&["near"])), (700_000, names(&["off"]))];
+    assert_eq!(w.story(), want);
+    w.store.check_empty();
+}
+
+#[test]
+fn what_has_no_id_is_named_by_the_one_that_it_was_assigned_also_after_it_has_moved() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 600_000, item("a", "", "far")), at(T0 + 5_000, item("a", "", "near"))]);
+    w.drain_jobs();
+    let Answer::Listed { items, .. } = w.ask(Command::List(Filter { limit: 10, ..Filter::default() })) else {
+        panic!("a list")
+    };
+    let of = |due: u64| items.iter().find(|item| item.accepted_due == due).expect("listed").key.seq;
+    let near = assigned("a", of(T0 + 5_000), T0 + 5_000);
+    let far = assigned("a", of(T0 + 600_000), T0 + 600_000);
+    for (target, due, before) in [
+        (&near, T0 + 700_000, T0 + 5_000),
+        (&far, T0 + 4_000, T0 + 600_000),
+        // Back to the time that they came with, where no row leads to them any more.
+        (&near, T0 + 5_000, T0 + 700_000),
+        (&far, T0 + 600_000, T0 + 4_000),
+        (&near, T0 + 6_000, T0 + 5_000),
+    ] {
+        let command = Command::Reschedule(target.clone(), NewDue::At(due));
+        assert_eq!(w.ask(command), done(due, before));
+    }
+    w.crash();
+    w.run(700_000);
+    assert_eq!(w.story(), [(6_000, names(&["near"])), (600_000, names(&["far"]))]);
+    w.store.check_empty();
+}
+
+#[test]
+fn a_member_leaves_its_window_and_the_others_stay() {
+    for window in [3_000, 60_000] {
+        let mut w = World::new(with(|app| (app.window, app.max_items) = (window, 3)));
+        let member = |id: &str| with_id(id, Keep, item("a", "ann", id));
+        w.send(vec![member("one"), member("two")]);
+        w.drain_jobs();
+        assert_eq!(w.ask(later("two", T0 + 1_000)), done(T0 + 1_000, T0 + window));
+        // It does not count for the window's size any more.
+        w.send(vec![member("three")]);
+        w.run(window + 10_000);
+        assert_eq!(w.story(), [(1_000, names(&["two"])), (window, names(&["one", "three"]))], "{window}");
+        w.store.check_empty();
+    }
+}
+
+#[test]
+fn a_new_time_outlives_the_process() {
+    let mut w = World::new(with(|app| app.window = 30_000));
+    let member = |id: &str| with_id(id, Keep, item("a", "ann", id));
+    w.send(vec![member("member"), member("stays"), named("near", T0 + 4_000), named("far", T0 + 400_000)]);
+    w.drain_jobs();
+    for (id, due) in [("member", 50_000), ("near", 60_000), ("far", 2_000)] {
+        assert!(matches!(w.ask(later(id, T0 + due)), Answer::Rescheduled { .. }), "{id}");
+    }
+    w.crash();
+    w.run(100_000);
+    let want = [
+        (2_000, names(&["far"])),
+        (30_000, names(&["stays"])),
+        (50_000, names(&["member"])),
+        (60_000, names(&["near"])),
+    ];
+    assert_eq!(w.story(), want);
+    w.store.check_empty();
+}
+
+#[test]
+fn the_request_that_comes_again_does_not_bring_its_old_time_back() {
+    let mut w = World::new(settings());
+    w.send(vec![named("x", T0 + 3_000)]);
+    w.drain_jobs();
+    assert_eq!(w.ask(later("x", T0 + 9_000)), done(T0 + 9_000, T0 + 3_000));
+    w.send(vec![named("x", T0 + 3_000)]);
+    w.run(20_000);
+    assert_eq!(w.story(), [(9_000, names(&["x"]))]);
+}
+
+#[test]
+fn what_is_over_or_under_way_keeps_its_time_and_the_answer_says_so() {
+    let mut w = World::new(settings());
+    w.send(vec![named("sent", T0), named("gone", T0 + 9_000)]);
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(1), later("sent", T0 + 5_000))]));
+    w.drain_jobs();
+    assert_eq!(w.answer_to(1), None, "it waits for the outcome");
+    w.run(1_000);
+    assert!(matches!(w.answer_to(1), Some(Answer::Ended(ended)) if matches!(ended.end, End::Sent(_))));
+    w.ask(Command::Cancel(target("a", "gone")));
+    assert!(matches!(w.ask(later("gone", T0)), Answer::Ended(ended) if ended.end == End::Cancelled));
+    assert_eq!(w.ask(later("nobody", T0)), Answer::Unknown);
+    // One that fails while it is waited for is not under way any more.
+    w.send(vec![named("failing", w.now.wall)]);
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(2), later("failing", T0 + 60_000))]));
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    assert!(matches!(w.answer_to(2), Some(Answer::Rescheduled { .. })), "{:?}", w.answer_to(2));
+    w.run(100_000);
+    assert_eq!(w.story().last(), Some(&(60_000, names(&["failing"]))));
+}
+
+#[test]
+fn times_that_cannot_be_are_refused_and_change_nothing() {
+    let mut w = World::new(Settings { max_delay: 100_000, ..settings() });
+    let expiring = NewItem { expiry: Some(T0 + 20_000), ..named("x", T0 + 5_000) };
+    w.send(vec![expiring]);
+    w.drain_jobs();
+    for wrong in [T0 + 100_001, T0 + 20_000, T0 + 30_000] {
+        let answer = w.ask(later("x", wrong));
+        let Answer::Rejected(text) = &answer else { panic!("{answer:?}") };
+        assert!(text.contains("max_delay") || text.contains("x-deliver-before"), "{text}");
+    }
+    let after = Command::Reschedule(target("a", "x"), NewDue::After(u64::MAX));
+    assert!(matches!(w.ask(after), Answer::Rejected(_)));
+    assert_eq!(due_of(&mut w, "x"), T0 + 5_000);
+    // One that is over is at once.
+    w.run(1_000);
+    assert_eq!(w.ask(later("x", T0 - 5)), done(T0 + 1_000, T0 + 5_000));
+    w.run(10_000);
+    assert_eq!(w.story(), [(1_000, names(&["x"]))]);
+    let mut memory = World::new(Settings { hold_max: Some(100_000), ..settings() });
+    memory.send(vec![named("x", T0 + 5_000)]);
+    assert!(matches!(memory.ask(later("x", T0 + 6_000)), Answer::Unavailable(_)));
+}
+
+/// Numbers that look random, the same for each seed.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// What is known of one item of a random world.
+struct Promise {
+    target: Target,
+    /// It leaves at one of these moments: more than one where an answer was lost with the process.
+    due: Vec<u64>,
+    windowed: bool,
+}
+
+struct Random {
+    w: World,
+    draw: Draw,
+    promises: BTreeMap<String, Promise>,
+    gone: usize,
+    /// What had arrived when the process was last killed: the end of it need not have been durable.
+    perhaps_again: BTreeSet<String>,
+}
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        let mut draw = Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let window = [2_000, 15_000, 60_000][draw.below(3) as usize];
+        let rows = [4, 40, 4_000][draw.below(3) as usize];
+        let mut settings = with(|app| app.window = window);
+        settings.budget.rows = rows;
+        Random {
+            w: World::new(settings),
+            draw,
+            promises: BTreeMap::new(),
+            gone: 0,
+            perhaps_again: BTreeSet::new(),
+        }
+    }
+
+    fn spread(&mut self) -> u64 {
+        let spread = [50, 3_000, 40_000, 300_000][self.draw.below(4) as usize];
+        self.draw.below(spread)
+    }
+
+    fn send(&mut self) {
+        let number = self.promises.len();
+        let (payload, wall) = (number.to_string(), self.w.now.wall);
+        let customer = ["", "ann", "ben"][self.draw.below(3) as usize];
+        let mut new = item("a", customer, &payload);
+        let windowed = !customer.is_empty() && self.draw.below(2) == 0;
+        let due = wall + self.spread();
+        if !windowed {
+            new = at(due, new);
+        }
+        let has_id = self.draw.below(3) > 0;
+        if has_id {
+            new = with_id(&payload, Keep, new);
+        }
+        let longest = wall + self.w.settings.defaults.window;
+        self.w.send(vec![new]);
+        self.w.drain_jobs();
+        let target = if has_id { target("a", &payload) } else { self.assigned_to(&payload) };
+        let due = if windowed { (wall..=longest).step_by(1).collect() } else { vec![due] };
+        self.promises.insert(payload, Promise { target, due, windowed });
+    }
+
+    /// By the id that it was assigned, as a list shows it; one that is out already is named by what nothing has.
+    fn assigned_to(&mut self, payload: &str) -> Target {
+        let filter = Filter { limit: 1_000, ..Filter::default() };
+        let Answer::Listed { items, .. } = self.w.ask(Command::List(filter)) else { panic!("a list") };
+        let newest = items.iter().max_by_key(|item| item.key.seq);
+        newest.map_or(target("a", payload), |item| assigned("a", item.key.seq, item.accepted_due))
+    }
+
+    fn reschedule(&mut self) {
+        if self.promises.is_empty() {
+            return;
+        }
+        let number = self.draw.below(self.promises.len() as u64).to_string();
+        let at = self.w.now.wall + self.spread();
+        let target = self.promises[&number].target.clone();
+        let asker = 1_000_000 + self.w.replies.len() as u64;
+        let command = Command::Reschedule(target, NewDue::At(at));
+        self.w.input(Input::Commands(vec![(Asker::Local(asker), command)]));
+        if self.draw.below(8) == 0 {
+            // The process is killed, and the command may have been durable.
+            for _ in 0..self.draw.below(3) {
+                self.w.do_job();
+            }
+            let promise = self.promises.get_mut(&number).expect("there");
+            if self.w.answer_to(asker).is_none() {
+                promise.due.push(at);
+            }
+            self.heed(&number, asker);
+            self.w.crash();
+            return;
+        }
+        self.w.drain_jobs();
+        self.heed(&number, asker);
+    }
+
+    fn heed(&mut self, number: &str, asker: u64) {
+        match self.w.answer_to(asker) {
+            Some(Answer::Rescheduled { due, .. }) => {
+                let promise = self.promises.get_mut(number).expect("there");
+                (promise.due, promise.windowed) = (vec![due], false);
+            }
+            Some(Answer::Ended(_) | Answer::Unknown) | None => {}
+            Some(other) => panic!("{number}: {other:?}"),
+        }
+    }
+
+    /// Whatever has arrived since the last look came in its time, and once.
+    fn judge(&mut self, seed: u64, all: &mut BTreeSet<String>) {
+        for (now, batch) in &self.w.delivered[self.gone..] {
+            for item in &batch.items {
+                if self.perhaps_again.remove(&name(item)) {
+                    continue;
+                }
+                let promise = &self.promises[&name(item)];
+                let arrived = now.wall;
+                assert!(
+                    promise.due.contains(&arrived),
+                    "seed {seed}: {} came at {arrived}: windowed {}, due {:?}",
+                    name(item),
+                    promise.windowed,
+                    promise.due.first()
+                );
+                let first = all.insert(name(item));
+                assert!(first, "seed {seed}: {} came twice", name(item));
+            }
+        }
+        self.gone = self.w.delivered.len();
+    }
+}
+
+#[test]
+fn in_random_worlds_each_leaves_once_at_the_last_time_that_it_was_given() {
+    for seed in 1..=150 {
+        let mut world = Random::new(seed);
+        let mut arrived = BTreeSet::new();
+        for _ in 0..60 {
+            let lives = world.w.lives;
+            match world.draw.below(10) {
+                0..4 => world.send(),
+                4..8 => world.reschedule(),
+                8 => {
+                    let ms = world.spread();
+                    world.w.run(ms);
+                }
+                _ => {
+                    world.w.drain_jobs();
+                    world.w.crash();
+                }
+            }
+            if world.w.lives != lives {
+                world.perhaps_again.clone_from(&arrived);
+            }
+            // Whatever is due goes at this very moment.
+            world.w.run(0);
+            world.w.engine.check_invariants();
+            world.judge(seed, &mut arrived);
+        }
+        world.w.run(1_000_000);
+        world.judge(seed, &mut arrived);
+        assert_eq!(arrived.len(), world.promises.len(), "seed {seed}: each of them arrives");
+        world.w.store.check_empty();
+    }
+}
