@@ -6,6 +6,7 @@ mod cli;
 mod crash;
 mod http;
 mod race;
+mod reschedule;
 mod states;
 
 use std::time::Duration;

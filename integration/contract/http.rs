@@ -126,6 +126,18 @@ fn items(told: &Told<'_>) {
     let timeline = told.get("/api/v1/timeline", "/api/v1/timeline?span=day&application=shop", 200);
     assert_eq!(timeline["applications"][0]["name"], "shop", "{timeline}");
     told.get("/api/v1/timeline", "/api/v1/timeline?span=year", 400);
+    let reschedule = format!("{ITEM}/reschedule");
+    let new_time = |id: &str, time: &str, status: u16| {
+        told.ask("POST", &reschedule, &format!("/api/v1/items/shop/{id}/reschedule?{time}"), status)
+    };
+    assert_eq!(new_time("late", "delay=90000", 200)["result"], "rescheduled");
+    assert_eq!(new_time("now", "at=2030-01-01T00:00:00Z", 200)["result"], "sent");
+    assert_eq!(new_time("over", "delay=0", 200)["result"], "expired");
+    assert_eq!(new_time("none", "delay=0", 404)["result"], "unknown");
+    assert_eq!(new_time("late", "at=2199-12-31T23:59:59Z", 409)["result"], "rejected");
+    for wrong in ["", "at=tomorrow", "delay=-1", "delay=1&at=2030-01-01T00:00:00Z", "until=1"] {
+        new_time("late", wrong, 400);
+    }
     for (id, status, result) in
         [("late", 200, "cancelled"), ("now", 200, "sent"), ("over", 200, "expired"), ("none", 404, "unknown")]
     {

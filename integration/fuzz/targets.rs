@@ -70,6 +70,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             Command::Count(_)
             | Command::List(_)
             | Command::Outlook(_)
+            | Command::Reschedule(..)
             | Command::Pause(_)
             | Command::Resume(_)
             | Command::Retry(_)

@@ -97,8 +97,8 @@ pub(super) enum CliCommand {
     Lookup(LookupArgs),
     /// Give an item that waits another time; its payload, its id and its properties stay
     ///
-    /// A member of a window leaves it, and has a time of its own from then on. What has been sent, has ended, or
-    /// is in flight keeps its own: exit code 3. A time behind the item's expiry is refused: exit code 1.
+    /// A member of a window leaves it, and has a time of its own from then on. What has been sent, has
+    /// ended, or is in flight keeps its own, and a time behind the item's expiry is refused: exit code 3.
     Reschedule(RescheduleArgs),
     /// Close the open window of a customer now
     Flush(FlushArgs),

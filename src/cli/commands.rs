@@ -1,4 +1,5 @@
-//! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `parked retry`, `parked drop`: one question, one answer.
+//! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `parked retry`, `parked drop`: one question,
+//! one answer.
 
 use super::args::{ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, RescheduleArgs};
 use super::client::{is_unknown, path, Client};
@@ -9,15 +10,15 @@ use ureq::http::Method;
 
 /// The words for what a command does.
 #[derive(Clone, Copy)]
-struct Words {
+struct Wording {
     /// What `changed` means to a reader: it made a difference, or it did not.
     changed: [&'static str; 2],
     /// What was to be done to an item.
     done: &'static str,
 }
 
-const CANCELLED: Words = Words { changed: ["done", "it was so already"], done: "cancelled" };
-const RESCHEDULED: Words = Words { done: "rescheduled", ..CANCELLED };
+const CANCELLED: Wording = Wording { changed: ["done", "it was so already"], done: "cancelled" };
+const RESCHEDULED: Wording = Wording { done: "rescheduled", ..CANCELLED };
 
 /// Runs `cancel`.
 ///
@@ -55,7 +56,8 @@ pub(super) fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Resu
 /// Runs `reschedule`.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked, or refuses the time; partial when the item does not wait any more.
+/// Failed when the daemon cannot be asked; partial when it refuses the time, or the item does not wait any
+/// more.
 pub(super) fn reschedule(client: &Client, args: &RescheduleArgs, output: Output) -> Result<(), Failure> {
     let time = match (args.at, args.delay) {
         (Some(at), None) => format!("at={at}"),
@@ -109,7 +111,7 @@ fn order(
     output: Output,
 ) -> Result<(), Failure> {
     let path = path(&["applications", &args.application, verb]);
-    conclude(&client.ask(Method::POST, &path)?, Words { changed, ..CANCELLED }, output)
+    conclude(&client.ask(Method::POST, &path)?, Wording { changed, ..CANCELLED }, output)
 }
 
 /// Runs `parked drop`.
@@ -122,7 +124,7 @@ pub(super) fn drop_parked(client: &Client, args: &DropArgs, output: Output) -> R
         return Err(unconfirmed(&answer, &args.application));
     }
     let path = path(&["applications", &args.application, "parked"]);
-    let words = Words { changed: ["dropped", "nothing was parked"], ..CANCELLED };
+    let words = Wording { changed: ["dropped", "nothing was parked"], ..CANCELLED };
     conclude(&client.ask(Method::DELETE, &path)?, words, output)
 }
 
@@ -135,7 +137,7 @@ fn unconfirmed(application: &Value, name: &str) -> Failure {
 }
 
 /// Prints the answer, and decides how the command ends.
-fn conclude(answer: &Value, words: Words, output: Output) -> Result<(), Failure> {
+fn conclude(answer: &Value, words: Wording, output: Output) -> Result<(), Failure> {
     let (text, done) = tell(answer, words);
     let mut out = Out::lock();
     match output {
@@ -156,7 +158,7 @@ fn ending(answer: &Value, text: String, done: bool) -> Result<(), Failure> {
 }
 
 /// One sentence, and whether all was done that was asked for.
-fn tell(answer: &Value, Words { changed, done }: Words) -> (String, bool) {
+fn tell(answer: &Value, Wording { changed, done }: Wording) -> (String, bool) {
     let text = |key: &str| plain(answer[key].as_str().unwrap_or_default()).into_owned();
     let count = || items(answer["count"].as_u64().unwrap_or(0));
     let not = |why: String| (format!("not {done}: {why}"), false);
@@ -265,7 +267,7 @@ mod tests {
             (json!({ "result": "rejected", "error": "no id" }), "rejected: no id", 1),
             (json!({ "result": "new" }), "{\"result\":\"new\"}", 3),
         ] {
-            let (text, done) = tell(&answer, Words { changed: ["yes", "no"], ..CANCELLED });
+            let (text, done) = tell(&answer, Wording { changed: ["yes", "no"], ..CANCELLED });
             assert_eq!(text, want);
             assert_eq!(ending(&answer, text, done).map_or_else(|f| f.exit_code(), |()| 0), code, "{answer}");
         }

@@ -6,7 +6,7 @@ use super::keyspace::KeyspaceId;
 use super::rows;
 use super::scan_tests::of_customer;
 use super::tests::{
-    delete, failed, fresh, given, group, index, item, items, key, named, open_at, place, put_item, APP,
+    delete, fresh, given, group, index, item, items, key, named, open_at, place, put_item, APP,
 };
 use super::*;
 use crate::engine::event::{AheadRow, Marks, QueueRow, RekeyMembers, Stored, Wanted};
@@ -207,8 +207,9 @@ fn windows_of_one_moment_that_close_in_one_call_meet_what_was_written_between_th
     let put = |item: Stored| put_item(item, false);
     store.commit(&[group(1, (1..=3).map(|n| put(member(100, n, &format!("c{n}")))).collect())]).unwrap();
     let first = vec![rekey(100, vec![window("c1", 9, 50, &[])], false), put(member(100, 4, "c2"))];
-    let second =
-        vec![failed(100, 4, 2), rekey(100, vec![window("c2", 9, 60, &[]), window("c1", 9, 70, &[])], false)];
+    let attempts = crate::engine::event::Standing { attempts: 2, ..Default::default() };
+    let failed = tests::moved(place(APP, 100, 4), place(APP, 100, 4), attempts);
+    let second = vec![failed, rekey(100, vec![window("c2", 9, 60, &[]), window("c1", 9, 70, &[])], false)];
     store.commit(&[group(2, first), group(3, second)]).unwrap();
     let left: Vec<(u64, u64)> = keys(&mut *store).iter().map(|key| (key.due, key.seq)).collect();
     assert_eq!(left, [(50, 1), (60, 2), (60, 4), (100, 3)]);

@@ -71,14 +71,18 @@ pub(super) fn verdict() -> Arc<Dead> {
 
 /// Without index rows.
 pub(super) fn moved(from: Place, to: Place, standing: Standing) -> Op {
-    let standing = Standing { own_time: true, ..standing };
     let (removed, written) = (IndexRows::default(), IndexRows::default());
     Op::Move { from, to, removed, written, standing: Box::new(standing) }
 }
 
+/// Of an item with a time of its own.
+fn of_its_own() -> Standing {
+    Standing { own_time: true, ..Standing::default() }
+}
+
 /// A failed attempt, written where the item is.
 pub(super) fn failed(due: u64, seq: u64, attempts: u32) -> Op {
-    let standing = Standing { attempts, last_error: Some("no queue".into()), ..Standing::default() };
+    let standing = Standing { attempts, last_error: Some("no queue".into()), ..of_its_own() };
     moved(place(APP, due, seq), place(APP, due, seq), standing)
 }
 
@@ -271,7 +275,7 @@ fn groups_take_effect_in_order() {
 fn what_comes_and_goes_in_one_call_is_not_written() {
     let (dir, mut store) = fresh();
     let came = group(1, vec![put(1, 1), put(2, 2), put(3, 3), put(5, 5)]);
-    let moved = moved(place(APP, 5, 5), place(APP, 6, 5), Standing::default());
+    let moved = moved(place(APP, 5, 5), place(APP, 6, 5), of_its_own());
     let went = group(2, vec![delete(1, 1), failed(3, 3, 1), delete(3, 3), moved, delete(6, 5)]);
     store.commit(&[came, went]).unwrap();
     assert_eq!(everything(&mut *store), vec![key(2, 2)]);
@@ -303,7 +307,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
     };
     // One that is on the disk, one written earlier in the same group, one in an earlier group of the same
     // call.
-    let elsewhere = moved(place(APP, 2, 2), place(APP, 7, 2), Standing::default());
+    let elsewhere = moved(place(APP, 2, 2), place(APP, 7, 2), of_its_own());
     store
         .commit(&[group(2, vec![op, put(3, 3), failed(3, 3, 1)]), group(3, vec![failed(3, 3, 2), elsewhere])])
         .unwrap();
@@ -327,7 +331,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
         store = open_at(dir.path()).store;
     }
     // What it says is all that is known from then on; and a dead one may be given another try.
-    let back = moved(place("", 50, 1), place(APP, 60, 1), Standing::default());
+    let back = moved(place("", 50, 1), place(APP, 60, 1), of_its_own());
     store.commit(&[group(4, vec![failed(3, 3, 9), back])]).unwrap();
     let third = Stored { attempts: 9, ..third };
     assert_eq!(items(&mut *store, APP), vec![third, second, Stored { key: key(60, 1), ..item(1, 1) }]);

@@ -1,8 +1,8 @@
 //! Everything that has not ended, wherever it lies: one way in, one across, one out, and the ways between
 //! memory and store.
 //!
-//! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]; to another time: [`Stock::reschedule`] and
-//! [`Stock::reschedule_far`]. Out: [`Stock::finish`] and
+//! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]; to another time:
+//! [`Stock::reschedule`] and [`Stock::reschedule_far`]. Out: [`Stock::finish`] and
 //! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`Stock::evict`]. Each keeps all that
 //! belongs together: the item, the counts of its queue, its customer, its window, its index rows, and what
 //! reads and questions under way must not believe any more. Nothing else adds or removes an item.

@@ -1,12 +1,12 @@
-//! Items that get another time while they wait: the row moves in the store, and keeps its payload, its arrival
-//! number and its ids.
+//! Items that get another time while they wait: the row moves in the store, and keeps its payload, its
+//! arrival number and its ids.
 
 use super::*;
 use crate::engine::event::{Rewritten, Standing};
 
 impl Stock {
-    /// An item in memory is due then, at a time of its own. It is on no list, and in no flight. One that is not
-    /// written yet is written first: the broker would bring it back with its old time.
+    /// An item in memory is due then, at a time of its own. It is on no list, and in no flight. One that is
+    /// not written yet is written first: the broker would bring it back with its old time.
     pub(in crate::engine) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
         if !self.items[id].is_stored() {
             self.store_pending(id, now);
@@ -51,8 +51,8 @@ impl Stock {
         self.enlist(id, false, now);
     }
 
-    /// An item in the store alone is due then, at a time of its own. It stays there: what is due soon is read as
-    /// any other.
+    /// An item in the store alone is due then, at a time of its own. It stays there: what is due soon is read
+    /// as any other.
     pub(in crate::engine) fn reschedule_far(&mut self, stored: &Stored, due: u64) {
         let Some(queue) = self.queues.find(stored.queue()) else { return };
         self.leave_window_far(queue, stored);
