@@ -68,7 +68,7 @@ pub enum NewTime {
     Now,
     /// At this moment, UTC ms.
     At(u64),
-    /// So many ms after tidegate has taken it from the ingest queue.
+    /// So many ms after it is sent back.
     After(u64),
 }
 

@@ -19,7 +19,7 @@ fn what_is_passed_on_is_read_by_application() {
         "#,
     );
     let of = |application: &str| {
-        let copies = c.copies.of(application);
+        let copies = &c.readings.of(application).copies;
         let properties: Vec<&str> = copies.properties.iter().map(|property| property.name()).collect();
         (copies.headers.join(" "), properties.join(" "))
     };
@@ -29,7 +29,7 @@ fn what_is_passed_on_is_read_by_application() {
     assert_eq!(of("mail"), Default::default(), "it carries everything in any case");
     let dir = Dir::new("");
     let set = [("TIDEGATE__APPLICATIONS__shop__COPY_HEADERS", "[\"a\"]")];
-    assert_eq!(dir.load(&set).unwrap().config.copies.of("shop").headers, ["a"]);
+    assert_eq!(dir.load(&set).unwrap().config.readings.of("shop").copies.headers, ["a"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
 use tidegate::amqp::{Amqp, Event, LinkStatus, Options, Side};
-use tidegate::config::{self, CopyRules, Endpoint, Timeouts};
+use tidegate::config::{self, Endpoint, Readings, Timeouts};
 use tidegate::engine::event::Intake;
 use tidegate::engine::types::{Batch, BatchItem, ClosedBy, Format, Outcome, Request, RequestBody, Settled};
 
@@ -137,7 +137,7 @@ pub fn options(port: u16) -> Options {
         },
         dead: config::Config::default().dead,
         limits: limits(),
-        copies: Arc::default(),
+        readings: Arc::default(),
         memory: 1 << 30,
         timeouts: Timeouts {
             connect: Duration::from_secs(5),
@@ -163,7 +163,7 @@ pub fn batch(number: u64) -> Batch {
         body: number.to_string().into_bytes(),
         received: 1_000,
     };
-    let RequestBody::Items(items) = request(incoming, &limits(), &CopyRules::default(), STORE) else {
+    let RequestBody::Items(items) = request(incoming, &limits(), &Readings::default(), STORE) else {
         panic!("a plain request is understood")
     };
     Batch {

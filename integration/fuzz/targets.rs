@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tidegate::admin::parse;
 use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
-use tidegate::config::{terms, Config, CopiedProperty, Copies, CopyRules};
+use tidegate::config::{terms, Config, CopiedProperty, Copies, DelayFrom, Reading, Readings};
 use tidegate::engine::size::overhead;
 use tidegate::engine::types::{
     Batch, BatchItem, ClosedBy, Command, Format, Identity, Key, NewItem, RequestBody,
@@ -30,17 +30,19 @@ fn read(properties: BasicProperties, key: &str, body: &[u8]) -> RequestBody {
     request(
         Incoming { exchange: "tidegate.in", routing_key: key, properties, body, received: NOW },
         &LIMITS,
-        &copies(),
+        &readings(),
         STORE,
     )
 }
 
 /// Whatever has a name of these goes into batches; some of them cannot be attributes of events together, as after a
 /// reload.
-fn copies() -> CopyRules {
+fn readings() -> Readings {
     let properties = CopiedProperty::ALL.iter().map(|(_, property)| *property).collect();
     let headers = ["traceparent", "x-tenant", "xtenant", "h", "lang", "id"].map(str::to_owned).to_vec();
-    CopyRules { defaults: Arc::new(Copies { properties, headers }), ..CopyRules::default() }
+    let copies = Arc::new(Copies { properties, headers });
+    let defaults = Reading { copies, delay_from: DelayFrom::Timestamp };
+    Readings { defaults, ..Readings::default() }
 }
 
 /// Everything that comes of a message keeps the contract's bounds, and can be published in every format.

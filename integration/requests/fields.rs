@@ -201,3 +201,23 @@ fn an_assigned_id_is_there_and_unique() {
     assert_eq!(ids.len(), 50);
     assert!(ids.iter().all(|id| !id.is_empty()));
 }
+
+#[test]
+fn what_waited_in_the_queue_is_not_late_by_that_where_delays_count_from_the_timestamp() {
+    let site = Site::new("delay-from");
+    let inbox = site.inbox("shop");
+    let config = site.config().text("applications.shop.delay_from", "timestamp");
+    let mut daemon = site.start(&config);
+    daemon.kill9();
+    // Published an hour ago, with a delay that ends in two seconds.
+    let made = now_ms() / 1_000 - 3_600;
+    let due = made * 1_000 + 3_603_000;
+    let mut push = site.push("shop", "1").id("waited").delay(3_603_000);
+    push.properties = push.properties.with_timestamp(made);
+    assert_eq!(site.client.publish(&push), Verdict::Taken);
+    daemon.start_again();
+    daemon.wait_ready();
+    assert_eq!(inbox.batch().ids(), ["waited"]);
+    let arrived = now_ms();
+    assert!((due..due + 2_000).contains(&arrived), "due {due}, arrived {arrived}");
+}

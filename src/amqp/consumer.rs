@@ -27,7 +27,7 @@ use super::topology::{count_queue, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
 use super::{Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
 use crate::clock;
-use crate::config::CopyRules;
+use crate::config::Readings;
 use crate::engine::event::Intake;
 use crate::engine::types::{Delivery as Handle, Request};
 use futures_util::future::BoxFuture;
@@ -62,7 +62,7 @@ pub(super) struct Ingest {
     orders: UnboundedReceiver<IngestOrder>,
     shutdown: ShutdownSignal,
     limits: RequestLimits,
-    copies: Arc<CopyRules>,
+    readings: Arc<Readings>,
     generation: u32,
     /// What the loop has ordered last; it begins with [`Intake::Pause`].
     intake: Intake,
@@ -107,7 +107,7 @@ impl Ingest {
             quarantine: Quarantine::started(options.quarantine, options.ingest.prefetch),
             prefetch: Prefetch::new(options.ingest.prefetch, options.memory, options.limits.max_body),
             limits: options.limits,
-            copies: Arc::clone(&options.copies),
+            readings: Arc::clone(&options.readings),
             shared,
             options,
             orders,
@@ -156,8 +156,8 @@ impl Ingest {
         match order {
             IngestOrder::Acks(_) => {}
             IngestOrder::Intake(intake) => self.intake = intake,
-            IngestOrder::Configure { limits, copies, memory } => {
-                (self.limits, self.copies) = (limits, copies);
+            IngestOrder::Configure { limits, readings, memory } => {
+                (self.limits, self.readings) = (limits, readings);
                 self.prefetch.set_limits(memory, limits.max_body);
             }
             IngestOrder::Stop => self.stopped = true,
@@ -420,7 +420,7 @@ impl Ingest {
             delivery: Handle { generation, tag: delivery.delivery_tag },
             redelivered: delivery.redelivered,
             received,
-            body: wire::request(incoming, &self.limits, &self.copies, self.options.store_identity),
+            body: wire::request(incoming, &self.limits, &self.readings, self.options.store_identity),
         }
     }
 

@@ -32,7 +32,7 @@ fn rejected(rejected: &Rejected) -> u64 {
 mod tests {
     use super::*;
     use crate::amqp::wire::{self, Incoming, RequestLimits};
-    use crate::config::CopyRules;
+    use crate::config::Readings;
     use crate::engine::types::Delivery;
     use lapin::types::FieldTable;
     use lapin::BasicProperties;
@@ -46,7 +46,7 @@ mod tests {
         };
         let raw = body.len() as u64;
         let incoming = Incoming { exchange: "in", routing_key: "app", properties, body, received: 1 };
-        let body = wire::request(incoming, &limits, &CopyRules::default(), 1);
+        let body = wire::request(incoming, &limits, &Readings::default(), 1);
         of(
             &Request { delivery: Delivery { generation: 1, tag: 1 }, redelivered: false, received: 1, body },
             raw,

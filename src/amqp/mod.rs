@@ -167,8 +167,8 @@ pub struct Options {
     pub dead: config::DeadLetters,
     /// Of one request.
     pub limits: RequestLimits,
-    /// What of a request goes into its entries of batches.
-    pub copies: Arc<config::CopyRules>,
+    /// How requests are read, by application.
+    pub readings: Arc<config::Readings>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.
@@ -195,7 +195,7 @@ impl Options {
             egress: config.egress.clone(),
             dead: config.dead.clone(),
             limits: request_limits(config),
-            copies: Arc::clone(&config.copies),
+            readings: Arc::clone(&config.readings),
             memory: config.limits.memory,
             timeouts: config.timeouts,
             store_identity,
@@ -225,7 +225,7 @@ fn request_limits(config: &Config) -> RequestLimits {
 enum IngestOrder {
     Acks(Vec<Ack>),
     Intake(Intake),
-    Configure { limits: RequestLimits, copies: Arc<config::CopyRules>, memory: u64 },
+    Configure { limits: RequestLimits, readings: Arc<config::Readings>, memory: u64 },
     Stop,
 }
 
@@ -306,8 +306,8 @@ impl Amqp {
     /// What a reload changes for requests that are read from now on.
     pub fn reconfigure(&self, config: &Config) {
         let limits = request_limits(config);
-        let (copies, memory) = (Arc::clone(&config.copies), config.limits.memory);
-        self.order(IngestOrder::Configure { limits, copies, memory });
+        let (readings, memory) = (Arc::clone(&config.readings), config.limits.memory);
+        self.order(IngestOrder::Configure { limits, readings, memory });
     }
 
     /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection

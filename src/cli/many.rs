@@ -11,7 +11,7 @@ use super::push::{judge, random_id, PERSISTENT};
 use crate::amqp::wire::{self, Incoming, RequestLimits};
 use crate::amqp::Options;
 use crate::clock;
-use crate::config::{Config, CopyRules};
+use crate::config::{Config, Readings};
 use crate::engine::types::RequestBody;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
@@ -167,7 +167,7 @@ fn entry(
         body: body.clone(),
         received: clock::wall_ms(),
     };
-    match wire::request(incoming, limits, &CopyRules::default(), 0) {
+    match wire::request(incoming, limits, &Readings::default(), 0) {
         RequestBody::Rejected(rejected) => Err(plain(&rejected.dead.error).into_owned()),
         RequestBody::Items(_) | RequestBody::Command(..) => {
             Ok((PushLine { line: 0, application, properties, body }, made_up))

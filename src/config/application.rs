@@ -1,23 +1,23 @@
 //! What an application may set: the keys of `[defaults]` and of `[applications.NAME]`.
 
-use super::copies::{copies, Copies};
+use super::copies::copies;
 use super::read::BROKER_MAX;
+use super::reading::{DelayFrom, Reading};
 use super::section::Section;
 use super::units::{Flag, Size, Span, Whole, Words};
 use crate::engine::types::{AppSettings, Format, OnFull, Retry};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// RabbitMQ 4 refuses larger messages unless configured otherwise (`max_message_size`).
 pub(super) const BROKER_USUAL: u64 = 16 << 20;
 
-/// What one application's table says: how the engine treats its items, and what its batches pass on.
-pub(super) type Said = (AppSettings, Arc<Copies>);
+/// What one application's table says: how the engine treats its items, and how its requests are read.
+pub(super) type Said = (AppSettings, Reading);
 
 /// Reads `[defaults]` or one `[applications.NAME]` (whose `base` is sound or not). Tells whether it is sound.
 pub(super) fn application(
     mut s: Section<'_, '_>,
-    (base, base_copies): (&AppSettings, &Arc<Copies>),
+    (base, base_reading): (&AppSettings, &Reading),
     base_sound: Option<bool>,
     hold_max: Option<Duration>,
 ) -> (Said, bool) {
@@ -40,7 +40,8 @@ pub(super) fn application(
     let max_items = s.get("max_items", base.max_items.into(), Whole(1..=u32::MAX.into())) as u32;
     let max_bytes = s.get("max_bytes", base.max_bytes, Size(1..=BROKER_MAX));
     let format = s.get("format", base.format, Words(formats));
-    let copies = copies(&mut s, base_copies, format, base_sound.is_none());
+    let copies = copies(&mut s, &base_reading.copies, format, base_sound.is_none());
+    let delay_from = s.get("delay_from", base_reading.delay_from, Words(DelayFrom::ALL));
     let dedupe_tail = s.get_ms("dedupe_tail", base.dedupe_tail, Span::from_ms(0));
     let (retry, retry_sound) = retry(s.section("retry"), base.retry, base_sound);
     let on_full = s.get("on_full", base.on_full, Words(policies));
@@ -75,7 +76,7 @@ pub(super) fn application(
         on_full,
         max_waiting,
     };
-    ((settings, copies), sound)
+    ((settings, Reading { copies, delay_from }), sound)
 }
 
 fn retry(mut s: Section<'_, '_>, base: Retry, base_sound: Option<bool>) -> (Retry, bool) {

@@ -86,22 +86,6 @@ impl Copies {
     }
 }
 
-/// What is passed on, by application.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CopyRules {
-    /// For every application that has no table of its own.
-    pub defaults: Arc<Copies>,
-    /// By application name.
-    pub applications: BTreeMap<String, Arc<Copies>>,
-}
-
-impl CopyRules {
-    /// Those of one application.
-    pub fn of(&self, application: &str) -> &Copies {
-        self.applications.get(application).unwrap_or(&self.defaults)
-    }
-}
-
 /// The CloudEvents attribute for a name: its letters, in lower case, and digits; CloudEvents allow no others.
 pub fn event_name(name: &str) -> String {
     let allowed = name.bytes().filter(u8::is_ascii_alphanumeric);

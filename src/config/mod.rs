@@ -14,6 +14,7 @@ mod finding;
 mod listen;
 mod login;
 mod read;
+mod reading;
 mod reload;
 mod schema;
 mod secret;
@@ -25,9 +26,10 @@ mod tree;
 mod units;
 mod uri;
 
-pub use copies::{event_name, is_event_member, CopiedProperty, Copies, CopyRules};
+pub use copies::{event_name, is_event_member, CopiedProperty, Copies};
 pub use finding::{Faults, Finding, Location};
 pub use listen::{Listen, UNIX_SCHEME};
+pub use reading::{DelayFrom, Reading, Readings};
 pub use reload::needs_restart;
 pub use schema::schema;
 pub use tls::{Login, OwnCertificate, Tls};
@@ -261,8 +263,8 @@ pub struct Config {
     pub defaults: AppSettings,
     /// `[applications.NAME]`, each laid over the defaults.
     pub applications: BTreeMap<String, AppSettings>,
-    /// What batches pass on of their requests' properties and headers, by application.
-    pub copies: Arc<CopyRules>,
+    /// How requests are read, by application.
+    pub readings: Arc<Readings>,
 }
 
 /// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the
@@ -497,7 +499,7 @@ impl Default for Config {
             },
             defaults: AppSettings::default(),
             applications: BTreeMap::new(),
-            copies: Arc::default(),
+            readings: Arc::default(),
         }
     }
 }

@@ -3,8 +3,8 @@
 //! Addresses and their logins are read by `login`, what an application may set by `application`.
 
 use super::application::{application, BROKER_USUAL};
-use super::copies::{Copies, CopyRules};
 use super::login::{amqp, egress as egress_ends, secret_of, Password, Surroundings};
+use super::reading::{Reading, Readings};
 use super::section::{Findings, Section};
 use super::terms::MAX_NAME;
 use super::tree::Table;
@@ -66,8 +66,8 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     config.limits = limits(root.section("limits"), d.limits);
     config.admin = admin(root.section("admin"), d.admin, around);
     config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
-    let (defaults, all, copies) = applications(&mut root, &config);
-    (config.defaults, config.applications, config.copies) = (defaults, all, Arc::new(copies));
+    let (defaults, all, readings) = applications(&mut root, &config);
+    (config.defaults, config.applications, config.readings) = (defaults, all, Arc::new(readings));
     bodies_fit_the_broker(&config, &root, findings);
 
     for section in [amqp_section, ingest, egress, dead, root] {
@@ -329,32 +329,32 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
 fn applications(
     root: &mut Section<'_, '_>,
     config: &Config,
-) -> (AppSettings, BTreeMap<String, AppSettings>, CopyRules) {
+) -> (AppSettings, BTreeMap<String, AppSettings>, Readings) {
     let hold_max = match config.store.kind {
         StoreKind::Disk => None,
         StoreKind::Memory => Some(config.store.hold_max),
     };
-    let base = (&config.defaults, &config.copies.defaults);
-    let ((defaults, copied), sound) = application(root.section("defaults"), base, None, hold_max);
+    let base = (&config.defaults, &config.readings.defaults);
+    let ((defaults, reading), sound) = application(root.section("defaults"), base, None, hold_max);
     let mut all = BTreeMap::new();
-    let mut copies = CopyRules { defaults: copied, applications: BTreeMap::new() };
+    let mut readings = Readings { defaults: reading, applications: BTreeMap::new() };
     for (name, section) in root.section("applications").named() {
         if name.is_empty() || name.len() > MAX_NAME {
             section.fault_here(format!("has a name of {} bytes: 1 to {MAX_NAME}", name.len()));
         }
-        let base = (&defaults, &copies.defaults);
-        let ((settings, copied), _) = application(section, base, Some(sound), hold_max);
-        copies.applications.insert(name.to_owned(), passed_on(&settings, copied));
+        let base = (&defaults, &readings.defaults);
+        let ((settings, reading), _) = application(section, base, Some(sound), hold_max);
+        readings.applications.insert(name.to_owned(), without_waste(&settings, reading));
         all.insert(name.to_owned(), settings);
     }
-    copies.defaults = passed_on(&defaults, copies.defaults);
-    (defaults, all, copies)
+    readings.defaults = without_waste(&defaults, readings.defaults);
+    (defaults, all, readings)
 }
 
 /// What leaves as it came has nothing to be chosen.
-fn passed_on(settings: &AppSettings, copies: Arc<Copies>) -> Arc<Copies> {
+fn without_waste(settings: &AppSettings, reading: Reading) -> Reading {
     match settings.format {
-        Format::Json | Format::Ndjson | Format::CloudEvents => copies,
-        Format::Passthrough => Arc::default(),
+        Format::Json | Format::Ndjson | Format::CloudEvents => reading,
+        Format::Passthrough => Reading { copies: Arc::default(), ..reading },
     }
 }

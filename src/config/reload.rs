@@ -12,7 +12,7 @@ impl Config {
         let mut live = self.clone();
         live.defaults = new.defaults.clone();
         live.applications = new.applications.clone();
-        live.copies = Arc::clone(&new.copies);
+        live.readings = Arc::clone(&new.readings);
         live.limits.customers = new.limits.customers;
         live.limits.applications = new.limits.applications;
         live.limits.max_body = new.limits.max_body;
@@ -94,7 +94,7 @@ fn same_endpoint(a: &Endpoint, b: &Endpoint) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Copies, CopyRules};
+    use crate::config::{Copies, DelayFrom, Reading, Readings};
     use std::time::Duration;
 
     #[test]
@@ -105,8 +105,9 @@ mod tests {
         new.defaults.window = 7;
         new.applications.insert("shop".into(), new.defaults.clone());
         let headers = vec!["traceparent".to_owned()];
-        let copied = Arc::new(Copies { headers, ..Copies::default() });
-        new.copies = Arc::new(CopyRules { defaults: copied, ..CopyRules::default() });
+        let copies = Arc::new(Copies { headers, ..Copies::default() });
+        let defaults = Reading { copies, delay_from: DelayFrom::Timestamp };
+        new.readings = Arc::new(Readings { defaults, ..Readings::default() });
         new.limits.customers = 1;
         new.limits.max_body = 2;
         new.limits.max_envelope_items = 3;

@@ -10,7 +10,7 @@
 
 use super::json::{push_base64, push_number, push_string};
 use super::properties::{elements, entries, put_choice, Basic, RawValue, MAX_DEPTH};
-use crate::config::{event_name, is_event_member, CopiedProperty, Copies, CopyRules};
+use crate::config::{event_name, is_event_member, CopiedProperty, Copies, Readings};
 use jiff::Timestamp;
 use std::io::Write as _;
 
@@ -82,19 +82,19 @@ impl Choice {
 
 /// The choices of one message, whose entries may be of different applications.
 pub(super) struct Choices<'a> {
-    rules: &'a CopyRules,
+    readings: &'a Readings,
     made: Vec<(&'a Copies, Choice)>,
 }
 
 impl<'a> Choices<'a> {
-    pub(super) fn new(rules: &'a CopyRules) -> Self {
-        Choices { rules, made: Vec::new() }
+    pub(super) fn new(readings: &'a Readings) -> Self {
+        Choices { readings, made: Vec::new() }
     }
 
     /// For an entry of this application. Entries differ in nothing that can be chosen, so it is made and
     /// measured once for all of them.
     pub(super) fn of(&mut self, application: &str, stored: &[u8]) -> &Choice {
-        let copies = self.rules.of(application);
+        let copies = &*self.readings.of(application).copies;
         let known = self.made.iter().position(|(made, _)| std::ptr::eq(*made, copies));
         let at = known.unwrap_or_else(|| {
             self.made.push((copies, Choice::of(stored, copies)));

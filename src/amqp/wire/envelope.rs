@@ -5,7 +5,7 @@
 //! again.
 
 use super::copied::Choices;
-use super::fields::{self, OwnTime};
+use super::fields;
 use super::fingerprint::Fingerprint;
 use super::json::is_json_type;
 use super::properties::{put_header_number, put_header_text, put_headers, Basic, TooDeep};
@@ -111,7 +111,7 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
     // Each entry's own application is hashed with the entry.
     let application = message.application()?.unwrap_or_default();
     let sent = Fingerprint::of_message(message, &shared, &application).map_err(|TooDeep| too_deep())?;
-    let mut choices = Choices::new(message.copies);
+    let mut choices = Choices::new(message.readings);
     if !is_array(text) {
         let entry = serde_json::from_str(text)
             .map_err(|error| fields::invalid(format!("the envelope is not understood: {error}")))?;
@@ -254,7 +254,7 @@ fn one(
         })?,
     };
     let customer = text_of("customer", entry.customer, MAX_NAME)?;
-    let mut own = OwnTime::new(message.received, message.limits.max_delay_ms);
+    let mut own = message.own_times(&application);
     let deliver_at = given_of("deliver_at", entry.deliver_at)?;
     own.at("deliver_at", deliver_at, ShownJson(entry.deliver_at))?;
     let delay_ms = given_of("delay_ms", entry.delay_ms)?;

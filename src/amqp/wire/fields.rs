@@ -8,6 +8,8 @@ use lapin::types::{AMQPValue, FieldTable};
 use std::borrow::Cow;
 use std::fmt::Display;
 
+/// Where RabbitMQ notes the time of a message's arrival, ms (its timestamp interceptor).
+pub(super) const TIMESTAMP_IN_MS: &str = "timestamp_in_ms";
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.
@@ -167,14 +169,16 @@ pub(super) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<Duplicate
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnTime {
     received: u64,
+    /// When the request was made, where delays count from then.
+    made: Option<u64>,
     max_delay: u64,
     found: Option<(&'static str, u64)>,
 }
 
 impl OwnTime {
-    /// `received`: UTC ms; `max_delay`: ms.
-    pub(super) fn new(received: u64, max_delay: u64) -> Self {
-        OwnTime { received, max_delay, found: None }
+    /// `received`: UTC ms; `made`: likewise, delays count from then; `max_delay`: ms, from the receipt.
+    pub(super) fn new(received: u64, made: Option<u64>, max_delay: u64) -> Self {
+        OwnTime { received, made, max_delay, found: None }
     }
 
     /// A point in time. Past is now.
@@ -189,7 +193,7 @@ impl OwnTime {
         self.add(name, at.max(self.received))
     }
 
-    /// A delay from the moment of receipt. Negative is now.
+    /// A delay from the moment of receipt, or from when the request was made. Negative is none.
     pub(super) fn after(
         &mut self,
         name: &'static str,
@@ -198,7 +202,8 @@ impl OwnTime {
     ) -> Result<(), Dead> {
         let Some(given) = given else { return Ok(()) };
         let delay = time::delay(given).map_err(|fault| time_fault(name, fault, shown))?;
-        self.add(name, self.received.saturating_add(delay))
+        let from = self.made.unwrap_or(self.received);
+        self.add(name, from.saturating_add(delay).max(self.received))
     }
 
     /// UTC ms, not before the moment of receipt.
@@ -209,9 +214,12 @@ impl OwnTime {
     fn add(&mut self, name: &'static str, moment: u64) -> Result<(), Dead> {
         let ahead = moment - self.received.min(moment);
         if ahead > self.max_delay {
+            let from = self.made.filter(|made| *made > self.received);
+            let from = from.map(|made| format!("; its timestamp says {made} ms, which is ahead itself"));
             return Err(invalid(format!(
-                "{name} lies {ahead} ms ahead, beyond limits.max_delay ({} ms)",
-                self.max_delay
+                "{name} lies {ahead} ms ahead, beyond limits.max_delay ({} ms){}",
+                self.max_delay,
+                from.unwrap_or_default()
             )));
         }
         match self.found {

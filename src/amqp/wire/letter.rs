@@ -134,7 +134,8 @@ impl RawLetter<'_> {
         let time = match terms.time {
             NewTime::Now => None,
             NewTime::At(at) => Some((fields::DELIVER_AT, at)),
-            NewTime::After(ms) => Some((fields::DELAY, ms)),
+            // No delay, which might count from when the request was made.
+            NewTime::After(_) => Some((fields::DELIVER_AT, due)),
         };
         let expiry = terms.deliver_before.map(|before| (fields::DELIVER_BEFORE, before));
         for (name, ms) in time.into_iter().chain(expiry) {
@@ -283,7 +284,10 @@ mod tests {
         assert_eq!((back.expiration(), back.user_id(), *back.delivery_mode()), (&None, &None, Some(2)));
         let terms = RetryTerms { time: NewTime::After(60), deliver_before: None };
         let back = letter(&sent).sent_back(&terms, NOW, "m").unwrap();
-        assert_eq!(back.headers().as_ref().unwrap().inner()["x-delay"], AMQPValue::LongLongInt(60));
+        assert_eq!(
+            back.headers().as_ref().unwrap().inner()["x-deliver-at"],
+            AMQPValue::LongLongInt(NOW as i64 + 60)
+        );
         let terms = RetryTerms { time: NewTime::At(NOW + 1), deliver_before: Some(NOW + 2) };
         let back = letter(&sent).sent_back(&terms, NOW, "m").unwrap();
         let headers = back.headers().as_ref().unwrap().inner();

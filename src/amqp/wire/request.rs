@@ -9,7 +9,7 @@ use super::identity::identity;
 use super::json::{is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
 use crate::config::terms::MAX_NAME;
-use crate::config::CopyRules;
+use crate::config::{DelayFrom, Readings};
 use crate::engine::size::{self, Parts};
 use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::AMQPValue;
@@ -66,12 +66,12 @@ impl RequestLimits {
 }
 
 /// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it
-/// whole. `copies` tells what of it goes into its entries of batches; `store_identity`, which ids this store
-/// assigns.
+/// whole. `readings` tells what of it goes into its entries of batches, and from when a delay counts;
+/// `store_identity`, which ids this store assigns.
 pub fn request(
     parts: Incoming<'_>,
     limits: &RequestLimits,
-    copies: &CopyRules,
+    readings: &Readings,
     store_identity: u64,
 ) -> RequestBody {
     let Incoming { exchange, routing_key, properties, mut body, received } = parts;
@@ -82,7 +82,7 @@ pub fn request(
         routing_key: if exchange.is_empty() { "" } else { routing_key },
         received,
         limits,
-        copies,
+        readings,
     };
     match message.read(&mut body, store_identity) {
         Ok(meaning) => meaning,
@@ -101,7 +101,7 @@ pub(super) struct Message<'a> {
     /// When it arrived, UTC ms.
     pub received: u64,
     pub limits: &'a RequestLimits,
-    pub copies: &'a CopyRules,
+    pub readings: &'a Readings,
 }
 
 impl<'a> Message<'a> {
@@ -126,7 +126,7 @@ impl<'a> Message<'a> {
         }
         let application: Box<str> = self.required_application()?.into();
         let customer = self.customer()?.map(Into::into);
-        let at = self.own_time()?;
+        let at = self.own_time(&application)?;
         let name = fields::DELIVER_BEFORE;
         let value = self.fields.deliver_before;
         let expiry = fields::expiry(name, fields::given(name, value)?, ShownHeader(value))?;
@@ -148,7 +148,7 @@ impl<'a> Message<'a> {
             Terms { application, customer, at, expiry, on_duplicate, fingerprint },
             properties,
             std::mem::take(body),
-            &mut Choices::new(self.copies),
+            &mut Choices::new(self.readings),
         )]))
     }
 
@@ -183,9 +183,29 @@ impl<'a> Message<'a> {
         fields::text(fields::CUSTOMER, self.fields.customer, MAX_NAME)
     }
 
-    fn own_time(&self) -> Result<Option<u64>, Dead> {
+    /// Own times of an entry of this application.
+    pub(super) fn own_times(&self, application: &str) -> OwnTime {
+        let made = match self.readings.of(application).delay_from {
+            DelayFrom::Received => None,
+            DelayFrom::Timestamp => self.made(),
+        };
+        OwnTime::new(self.received, made, self.limits.max_delay_ms)
+    }
+
+    /// When the producer says that it made the message, UTC ms: to the millisecond where RabbitMQ has noted
+    /// it so, else to the second.
+    fn made(&self) -> Option<u64> {
+        let headers = self.properties.headers().as_ref();
+        let noted = headers.and_then(|headers| headers.inner().get(fields::TIMESTAMP_IN_MS));
+        let noted =
+            noted.and_then(|value| if let AMQPValue::LongLongInt(ms) = value { Some(*ms) } else { None });
+        let noted = noted.and_then(|ms| u64::try_from(ms).ok());
+        noted.or(self.basic.timestamp.map(|seconds| seconds.saturating_mul(1_000)))
+    }
+
+    fn own_time(&self, application: &str) -> Result<Option<u64>, Dead> {
         let found = &self.fields;
-        let mut own = OwnTime::new(self.received, self.limits.max_delay_ms);
+        let mut own = self.own_times(application);
         for (name, value) in
             [(fields::DELIVER_AT, found.deliver_at), (fields::OPT_DELIVERY_TIME, found.opt_delivery_time)]
         {

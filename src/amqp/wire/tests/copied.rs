@@ -5,7 +5,7 @@ use super::super::properties::Basic;
 use super::super::{encode, Exchanges};
 use super::random::{batch_of, properties, read_back};
 use super::*;
-use crate::config::{Config, CopiedProperty, Copies};
+use crate::config::{Config, CopiedProperty, Copies, Reading};
 use crate::engine::size::overhead;
 use crate::engine::types::{Content, Format};
 use proptest::collection::vec;
@@ -16,17 +16,18 @@ const FORMATS: [Format; 3] = [Format::Json, Format::Ndjson, Format::CloudEvents]
 const ENVELOPE: &str = "application/vnd.tidegate+json";
 
 /// The same for every application.
-fn rules(properties: &[CopiedProperty], headers: &[&str]) -> CopyRules {
+fn rules(properties: &[CopiedProperty], headers: &[&str]) -> Readings {
     let headers = headers.iter().map(|name| (*name).to_owned()).collect();
-    let defaults = Arc::new(Copies { properties: properties.to_vec(), headers });
-    CopyRules { defaults, ..CopyRules::default() }
+    let copies = Arc::new(Copies { properties: properties.to_vec(), headers });
+    let defaults = Reading { copies, ..Reading::default() };
+    Readings { defaults, ..Readings::default() }
 }
 
 fn every_property() -> Vec<CopiedProperty> {
     CopiedProperty::ALL.iter().map(|(_, property)| *property).collect()
 }
 
-fn take_with(copies: &CopyRules, properties: BasicProperties, body: &[u8]) -> RequestBody {
+fn take_with(copies: &Readings, properties: BasicProperties, body: &[u8]) -> RequestBody {
     let body = body.to_vec();
     let incoming =
         Incoming { exchange: "tidegate.in", routing_key: "orders", properties, body, received: NOW };
@@ -44,7 +45,7 @@ fn written(format: Format, items: &[NewItem]) -> String {
 }
 
 /// What one request's entry has between the contract's fields and its payload.
-fn passed_on(format: Format, copies: &CopyRules, properties: BasicProperties) -> String {
+fn passed_on(format: Format, copies: &Readings, properties: BasicProperties) -> String {
     let properties = properties.with_message_id("i".into());
     let item = item(take_with(copies, properties, b""));
     let body = written(format, std::slice::from_ref(&item));
@@ -94,7 +95,7 @@ fn without_any_an_entry_is_as_ever() {
     let copies = rules(&every_property(), &["traceparent"]);
     let empty = BasicProperties::default().with_correlation_id("".into());
     for (rules, properties) in [
-        (&CopyRules::default(), with(&[("traceparent", text("t"))]).with_correlation_id("c".into())),
+        (&Readings::default(), with(&[("traceparent", text("t"))]).with_correlation_id("c".into())),
         (&copies, with(&[("Traceparent", text("t"))])),
         (&copies, empty),
     ] {
@@ -168,7 +169,7 @@ fn an_event_has_no_member_twice() {
 #[test]
 fn the_application_decides() {
     let mut copies = rules(&[CopiedProperty::CorrelationId], &[]);
-    copies.applications.insert("quiet".into(), Arc::default());
+    copies.applications.insert("quiet".into(), Reading::default());
     let sent = BasicProperties::default().with_correlation_id("c".into());
     let quiet = with(&[("x-application", text("quiet"))]).with_correlation_id("c".into());
     assert_ne!(passed_on(Format::Json, &copies, sent), "");
@@ -191,7 +192,7 @@ fn entries_of_an_envelope_have_those_of_the_message() {
     }
     // Each application has its own choice, whichever comes first.
     let mut apart = copies.clone();
-    apart.applications.insert("quiet".into(), Arc::default());
+    apart.applications.insert("quiet".into(), Reading::default());
     let body = br#"[{"payload":1,"application":"quiet"},{"payload":2},{"payload":3,"application":"quiet"}]"#;
     let read = items(take_with(&apart, sent.clone(), body));
     let with_headers = |item: &NewItem| written(Format::Json, std::slice::from_ref(item)).contains("headers");

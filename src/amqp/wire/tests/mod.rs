@@ -10,7 +10,7 @@ mod random;
 mod request;
 
 use super::{identity, request as read_with, Incoming, RequestLimits};
-use crate::config::CopyRules;
+use crate::config::Readings;
 use crate::engine::types::{Identity, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::{AMQPValue, DecimalValue, FieldTable};
 use lapin::BasicProperties;
@@ -61,7 +61,7 @@ fn from(exchange: &str, routing_key: &str, properties: BasicProperties, body: &[
 }
 
 fn read(incoming: Incoming<'_>, limits: &RequestLimits) -> RequestBody {
-    read_with(incoming, limits, &CopyRules::default(), STORE)
+    read_with(incoming, limits, &Readings::default(), STORE)
 }
 
 /// Of an item whose producer gave this id.

@@ -1,6 +1,8 @@
 //! The table of fields, row by row, and what a rejection carries.
 
+use super::super::request::ENVELOPE;
 use super::*;
+use crate::config::{DelayFrom, Reading};
 use crate::engine::types::DuplicateRule;
 
 fn own_time(name: &str, value: AMQPValue) -> Option<u64> {
@@ -305,4 +307,56 @@ fn sentences_are_bounded_and_on_one_line() {
         let error = refusal(take(with(&[(name, text(&long))]), b"x"));
         assert!(error.len() < 510 && !error.contains(char::is_control), "{error:?}");
     }
+}
+
+#[test]
+fn a_delay_counts_from_the_timestamp_where_that_is_configured() {
+    let mut readings = Readings::default();
+    readings.defaults.delay_from = DelayFrom::Timestamp;
+    readings.applications.insert("received".into(), Reading::default());
+    let made = NOW - 10_500;
+    let due = |application: &str, delay: i64, stamp: Option<u64>, noted: Option<AMQPValue>| {
+        let mut headers = vec![("x-delay", number(delay))];
+        headers.extend(noted.map(|value| ("timestamp_in_ms", value)));
+        let mut properties = with(&headers);
+        if let Some(seconds) = stamp {
+            properties = properties.with_timestamp(seconds);
+        }
+        let exchange = "tidegate.in";
+        let incoming =
+            Incoming { exchange, routing_key: application, properties, body: vec![], received: NOW };
+        match read_with(incoming, &LIMITS, &readings, STORE) {
+            RequestBody::Items(items) => items[0].at.ok_or_else(String::new),
+            RequestBody::Rejected(rejected) => Err(rejected.dead.error.to_string()),
+            RequestBody::Command(..) => panic!("no command"),
+        }
+    };
+    let stamp = Some(made / 1_000);
+    let second = made / 1_000 * 1_000;
+    assert_eq!(due("orders", 60_000, stamp, None), Ok(second + 60_000));
+    assert_eq!(due("orders", 60_000, stamp, Some(number(made as i64))), Ok(made + 60_000));
+    assert_eq!(due("orders", 60_000, None, Some(number(made as i64))), Ok(made + 60_000));
+    assert_eq!(due("orders", 5_000, stamp, None), Ok(NOW), "it is over");
+    assert_eq!(due("orders", -1, stamp, None), Ok(NOW));
+    assert_eq!(due("orders", 60_000, None, None), Ok(NOW + 60_000), "nobody says when it was made");
+    for other in [text("soon"), number(-1)] {
+        assert_eq!(due("orders", 60_000, None, Some(other)), Ok(NOW + 60_000), "that says nothing");
+    }
+    assert_eq!(due("received", 60_000, stamp, None), Ok(NOW + 60_000), "each application has its own");
+    // Milliseconds in a field for seconds.
+    let wrong = due("orders", 0, Some(NOW), None).unwrap_err();
+    assert!(wrong.contains("limits.max_delay") && wrong.contains("its timestamp says"), "{wrong}");
+    // Entries of an envelope count from their message's.
+    let properties = with(&[]).with_timestamp(made / 1_000).with_content_type(ENVELOPE.into());
+    let body = br#"[{"payload":1,"delay_ms":60000},{"payload":2,"delay_ms":60000,"application":"received"}]"#;
+    let incoming = Incoming {
+        exchange: "tidegate.in",
+        routing_key: "orders",
+        properties,
+        body: body.to_vec(),
+        received: NOW,
+    };
+    let RequestBody::Items(items) = read_with(incoming, &LIMITS, &readings, STORE) else { panic!("items") };
+    let dues: Vec<_> = items.iter().map(|item| item.at).collect();
+    assert_eq!(dues, [Some(second + 60_000), Some(NOW + 60_000)]);
 }
