@@ -169,3 +169,34 @@ fn a_foreign_user_id_travels_as_a_header() {
     let letter = site.dead_inbox().next();
     assert_eq!((letter.id().as_str(), letter.text("x-user-id").as_deref()), ("dead", Some("other")));
 }
+
+#[test]
+fn events_that_come_in_go_out_as_themselves() {
+    let site = Site::new("own-events");
+    let inbox = site.inbox("shop");
+    let config = site.config().text("applications.shop.format", "cloudevents").text("defaults.window", "1s");
+    let _daemon = site.start(&config);
+    let structured = r#"{"specversion":"1.0","id":"e-1","source":"/s","type":"t.one","data":[1]}"#;
+    let binary =
+        [("specversion", "1.0"), ("id", "e-2"), ("source", "/s"), ("type", "t.two"), ("subject", "x")];
+    let binary = binary.iter().fold(site.push("shop", r#"{"n":2}"#), |push, (name, value)| {
+        push.with(&format!("cloudEvents:{name}"), value)
+    });
+    site.client.publish_all([
+        site.push("shop", structured).content_type("application/cloudevents+json").customer("c").id("a"),
+        binary.content_type("application/json").customer("c").id("b"),
+        site.push("shop", "3").content_type("application/json").customer("c").id("plain"),
+    ]);
+    let received = inbox.next();
+    assert_eq!(property(received.properties.content_type()), "application/cloudevents-batch+json");
+    let events = received.json();
+    let fields = |name: &str| events.as_array().expect("events").iter().map(|e| e[name].clone()).collect();
+    let ids: Vec<serde_json::Value> = fields("id");
+    assert_eq!(ids, ["e-1", "e-2", "plain"]);
+    let kinds: Vec<serde_json::Value> = fields("type");
+    assert_eq!(kinds, ["t.one", "t.two", "tidegate.item"]);
+    let data: Vec<serde_json::Value> = fields("data");
+    assert_eq!(data, [serde_json::json!([1]), serde_json::json!({"n": 2}), serde_json::json!(3)]);
+    assert_eq!((&events[1]["subject"], &events[2]["subject"]), (&"x".into(), &"c".into()));
+    assert!(events.as_array().expect("events").iter().all(|event| event["due"].is_string()), "{events}");
+}

@@ -5,6 +5,7 @@
 //! it here.
 
 use super::copied::Copied;
+use super::event::OwnEvent;
 use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{has_choice, parse_table, short, signed, Basic};
@@ -246,9 +247,14 @@ fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Ve
         if index > 0 {
             out.push(b',');
         }
-        let (basic, copied) = entry_parts(&item.content);
+        let (basic, table, choice) = Basic::parse_with_choice(&item.content.properties).unwrap_or_default();
+        let copied = Copied::of(basic, table, choice);
         let id = id_of(&basic, store_identity, assigned_id(item));
         members.add(&id, item.seq);
+        if let Some(event) = OwnEvent::of(&basic, table, &item.content) {
+            event.push(&mut out, (&basic, &copied), &item.content, item.due);
+            continue;
+        }
         out.extend_from_slice(b"{\"specversion\":\"1.0\",\"id\":");
         push_string(&mut out, &id);
         out.extend_from_slice(&source_and_subject);
@@ -266,7 +272,7 @@ fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Ve
         out.extend_from_slice(b",\"due\":\"");
         push_number(&mut out, item.due);
         out.push(b'"');
-        copied.push_attributes(&mut out);
+        copied.push_attributes(&mut out, &|_| false);
         push_payload(&mut out, "data", &item.content);
         out.push(b'}');
     }

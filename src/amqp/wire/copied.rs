@@ -67,7 +67,7 @@ impl Choice {
         let copied = Copied::of(basic, table, &bytes);
         let (mut fields, mut attributes) = (Vec::new(), Vec::new());
         copied.push_fields(&mut fields);
-        copied.push_attributes(&mut attributes);
+        copied.push_attributes(&mut attributes, &|_| false);
         let cost = fields.len().max(attributes.len());
         Choice { bytes, cost }
     }
@@ -132,12 +132,12 @@ impl<'a> Copied<'a> {
     /// For `cloudevents`: `,"correlationid":".."` and the like.
     ///
     /// The configuration refuses names that events cannot carry; what was chosen for another format is left
-    /// out where its name is taken, rather than given twice.
-    pub(super) fn push_attributes(&self, out: &mut Vec<u8>) {
+    /// out where its name is taken, rather than given twice. So is what the request's own event `has`.
+    pub(super) fn push_attributes(&self, out: &mut Vec<u8>, has: &dyn Fn(&str) -> bool) {
         let mut taken: Vec<String> = Vec::new();
         let mut take = |name: &str| {
             let name = event_name(name);
-            let free = !name.is_empty() && !is_event_member(&name) && !taken.contains(&name);
+            let free = !name.is_empty() && !is_event_member(&name) && !has(&name) && !taken.contains(&name);
             free.then(|| {
                 taken.push(name.clone());
                 name
@@ -202,7 +202,7 @@ fn push_property(out: &mut Vec<u8>, value: PropertyValue<'_>) {
     }
 }
 
-fn push_name(out: &mut Vec<u8>, name: &str) {
+pub(super) fn push_name(out: &mut Vec<u8>, name: &str) {
     out.push(b',');
     push_string(out, name);
     out.push(b':');
@@ -252,7 +252,7 @@ pub(super) fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
 
 /// A header's value as a CloudEvents attribute: a boolean, a number of 32 bits, or text. A table or an array
 /// is the text of its JSON.
-fn push_attribute(out: &mut Vec<u8>, value: RawValue<'_>) {
+pub(super) fn push_attribute(out: &mut Vec<u8>, value: RawValue<'_>) {
     match value.kind {
         b'S' | b'x' => match std::str::from_utf8(value.bytes) {
             Ok(text) if value.kind == b'S' => push_string(out, text),

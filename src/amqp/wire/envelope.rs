@@ -5,6 +5,7 @@
 //! again.
 
 use super::copied::Choices;
+use super::event;
 use super::fields;
 use super::fingerprint::Fingerprint;
 use super::json::is_json_type;
@@ -101,8 +102,11 @@ pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawV
 pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, Dead> {
     let text = std::str::from_utf8(body).map_err(|_| fields::invalid("the envelope is not UTF-8"))?;
     let mut base = Vec::new();
-    put_headers(&mut base, message.properties, |name, _| !fields::Fields::is_field(name))
-        .map_err(|TooDeep| too_deep())?;
+    put_headers(&mut base, message.properties, |name, _| {
+        // Attributes of an event are those of the envelope: else each entry would be the same event.
+        !fields::Fields::is_field(name) && !event::is_attribute(name)
+    })
+    .map_err(|TooDeep| too_deep())?;
     let Ok(shared) = message.basic.write(|out| {
         out.extend_from_slice(&base);
         Ok::<_, Infallible>(())
@@ -282,7 +286,7 @@ fn one(
         }
         match (deliver_at, delay_ms, own.moment()) {
             (Some(_), _, Some(at)) => put_header_number(out, fields::DELIVER_AT, at),
-            (None, Some(_), Some(at)) => put_header_number(out, fields::DELAY, at - message.received.min(at)),
+            (None, Some(_), Some(at)) => put_header_number(out, fields::DELAY, own.delay_until(at)),
             _ => {}
         }
         if let Some(expiry) = expiry {
@@ -301,6 +305,7 @@ fn one(
         expiry,
         on_duplicate,
         fingerprint: id.as_deref().map_or(0, |id| entry.fingerprint(sent, id)),
+        event: 0,
     };
     Ok(item(&basic, terms, properties, body, choices))
 }

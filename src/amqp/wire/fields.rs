@@ -1,6 +1,7 @@
 //! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when
 //! they do not.
 
+use super::event;
 use super::time::{self, Given, TimeFault};
 pub(super) use crate::config::terms::request_header::*;
 use crate::engine::types::{Dead, DuplicateRule, Reason};
@@ -26,6 +27,8 @@ pub(super) struct Fields<'a> {
     pub opt_delivery_delay: Option<&'a AMQPValue>,
     pub deliver_before: Option<&'a AMQPValue>,
     pub on_duplicate: Option<&'a AMQPValue>,
+    /// One of the others may be an attribute of an event.
+    pub event: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -34,6 +37,8 @@ impl<'a> Fields<'a> {
         for (name, value) in headers.into_iter().flatten() {
             if let Some(slot) = fields.slot(name.as_str()) {
                 *slot = Some(value).filter(|value| !matches!(value, AMQPValue::Void));
+            } else {
+                fields.event |= event::is_attribute(name.as_str());
             }
         }
         fields
@@ -202,8 +207,16 @@ impl OwnTime {
     ) -> Result<(), Dead> {
         let Some(given) = given else { return Ok(()) };
         let delay = time::delay(given).map_err(|fault| time_fault(name, fault, shown))?;
-        let from = self.made.unwrap_or(self.received);
-        self.add(name, from.saturating_add(delay).max(self.received))
+        self.add(name, self.delays_from().saturating_add(delay).max(self.received))
+    }
+
+    fn delays_from(&self) -> u64 {
+        self.made.unwrap_or(self.received)
+    }
+
+    /// The delay that ends then, ms; none where that is over.
+    pub(super) fn delay_until(&self, moment: u64) -> u64 {
+        moment.saturating_sub(self.delays_from())
     }
 
     /// UTC ms, not before the moment of receipt.

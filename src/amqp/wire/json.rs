@@ -176,17 +176,22 @@ pub(super) fn push_payload(out: &mut Vec<u8>, name: &str, content: &Content) {
     out.extend_from_slice(name.as_bytes());
     if content.json {
         out.extend_from_slice(b"\":");
-        let start = out.len();
-        out.extend_from_slice(&content.body);
-        // In valid JSON a line break can only stand between tokens; inside a string it is always escaped.
-        for byte in &mut out[start..] {
-            if matches!(byte, b'\n' | b'\r') {
-                *byte = b' ';
-            }
-        }
+        push_one_line(out, &content.body);
     } else {
         out.extend_from_slice(b"_base64\":");
         push_base64(out, &content.body);
+    }
+}
+
+/// Writes valid JSON as it is, but on one line.
+pub(super) fn push_one_line(out: &mut Vec<u8>, json: &[u8]) {
+    let start = out.len();
+    out.extend_from_slice(json);
+    // In valid JSON a line break can only stand between tokens; inside a string it is always escaped.
+    for byte in &mut out[start..] {
+        if matches!(byte, b'\n' | b'\r') {
+            *byte = b' ';
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod command;
 mod copied;
 mod dead;
 mod envelope;
+mod event;
 mod fields;
 mod fingerprint;
 mod identity;

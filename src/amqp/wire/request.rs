@@ -3,6 +3,7 @@
 use super::command;
 use super::copied::Choices;
 use super::envelope;
+use super::event;
 use super::fields::{self, Fields, OwnTime};
 use super::fingerprint::Fingerprint;
 use super::identity::identity;
@@ -143,9 +144,10 @@ impl<'a> Message<'a> {
                 sent.finish()
             }
         };
+        let event = if self.fields.event { event::cost(table_of(&properties)) } else { 0 };
         Ok(RequestBody::Items(vec![item(
             &self.basic,
-            Terms { application, customer, at, expiry, on_duplicate, fingerprint },
+            Terms { application, customer, at, expiry, on_duplicate, fingerprint, event },
             properties,
             std::mem::take(body),
             &mut Choices::new(self.readings),
@@ -283,6 +285,11 @@ impl<'a> Message<'a> {
     }
 }
 
+/// The header table of stored properties.
+fn table_of(properties: &[u8]) -> &[u8] {
+    Basic::parse(properties).map_or(&[], |(_, table)| table)
+}
+
 /// Reason and sentence for headers nested too deep.
 pub(super) fn too_deep() -> Dead {
     fields::invalid(format!("the headers are nested more than {MAX_DEPTH} levels deep"))
@@ -296,6 +303,8 @@ pub(super) struct Terms {
     pub expiry: Option<u64>,
     pub on_duplicate: crate::engine::types::DuplicateRule,
     pub fingerprint: u64,
+    /// What attributes of an event among its headers add to its entry, bytes.
+    pub event: usize,
 }
 
 /// An item of these parts; `basic` is what `properties` holds.
@@ -316,7 +325,7 @@ pub(super) fn item(
         content_type: basic.content_type,
         content_encoding: basic.content_encoding,
         kind: basic.kind,
-        copied: choice.cost,
+        copied: choice.cost.saturating_add(terms.event),
     });
     let identity = basic.message_id.map(|id| identity(&terms.application, id));
     NewItem {

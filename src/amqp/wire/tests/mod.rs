@@ -4,6 +4,7 @@ mod batch;
 mod command;
 mod copied;
 mod envelope;
+mod event;
 mod fingerprint;
 mod properties;
 mod random;

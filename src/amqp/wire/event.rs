@@ -1,0 +1,189 @@
+//! Requests that are CloudEvents themselves, as the AMQP binding carries them (CloudEvents 1.0, AMQP protocol
+//! binding 1.0.2, sections 3.1 and 3.2): structured, the body is the event, or binary, headers are its
+//! attributes and the body its data. In a batch of the format `cloudevents` such a request is that event, and
+//! not the data of another.
+//!
+//! What lacks one of the four attributes that every event has, or has them in another form, is a request like
+//! any other.
+
+use super::copied::{push_attribute, push_name, Copied};
+use super::json::{is_media_type, media_type, push_number, push_one_line, push_payload, push_string};
+use super::properties::{entries, Basic, RawValue};
+use crate::engine::types::Content;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use std::borrow::Cow;
+use std::fmt;
+
+/// Content type of an event in structured form.
+const STRUCTURED: &str = "application/cloudevents+json";
+/// Prefixes of attributes among the headers; the second is for those who cannot write the first.
+const PREFIXES: [&str; 2] = ["cloudEvents:", "cloudEvents_"];
+/// Headers that are no attributes: the body and its content type stand for them.
+const NO_ATTRIBUTES: [&str; 3] = ["data", "data_base64", "datacontenttype"];
+/// Attributes that every event has.
+const REQUIRED: [&str; 4] = ["specversion", "id", "source", "type"];
+/// The only version that is understood.
+const VERSION: &str = "1.0";
+
+/// An event that a request is.
+#[derive(Debug)]
+pub(super) enum OwnEvent<'a> {
+    /// The body is the event.
+    Structured {
+        /// Names of its members.
+        names: Vec<Cow<'a, str>>,
+    },
+    /// Headers are its attributes, by name; the required ones are there.
+    Binary {
+        /// No one twice.
+        attributes: Vec<(&'a str, RawValue<'a>)>,
+    },
+}
+
+/// Whether a header may be an attribute of an event.
+pub(super) fn is_attribute(header: &str) -> bool {
+    PREFIXES.iter().any(|prefix| header.starts_with(prefix))
+}
+
+/// Most bytes that the attributes of a request's own event add to its entry. `table`: its header table with
+/// the length.
+pub(super) fn cost(table: &[u8]) -> usize {
+    let mut out = Vec::new();
+    if let Some(attributes) = attributes(table) {
+        attributes.into_iter().for_each(|(name, value)| push(&mut out, name, value));
+    }
+    out.len()
+}
+
+impl<'a> OwnEvent<'a> {
+    /// The event that this request is, if it is one. `table`: its header table with the length.
+    pub(super) fn of(basic: &Basic<'a>, table: &'a [u8], content: &'a Content) -> Option<Self> {
+        let is_structured =
+            basic.content_type.is_some_and(|text| media_type(text).eq_ignore_ascii_case(STRUCTURED));
+        if is_structured {
+            let names = if content.json { names(&content.body) } else { None };
+            return names.map(|names| OwnEvent::Structured { names });
+        }
+        attributes(table).map(|attributes| OwnEvent::Binary { attributes })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        match self {
+            OwnEvent::Structured { names } => names.iter().any(|known| known == name),
+            OwnEvent::Binary { attributes } => attributes.iter().any(|(known, _)| *known == name),
+        }
+    }
+
+    /// Writes it, with its due and what is passed on added where it has no attributes of these names.
+    pub(super) fn push(
+        &self,
+        out: &mut Vec<u8>,
+        (basic, copied): (&Basic<'_>, &Copied<'_>),
+        content: &Content,
+        due: u64,
+    ) {
+        match self {
+            OwnEvent::Structured { .. } => {
+                let end = content.body.iter().rposition(|byte| *byte == b'}').unwrap_or(content.body.len());
+                push_one_line(out, &content.body[..end]);
+                self.push_added(out, copied, due);
+            }
+            OwnEvent::Binary { attributes } => {
+                // One of them stands first, without a comma.
+                out.extend_from_slice(b"{\"specversion\":\"1.0\"");
+                for (name, value) in attributes.iter().filter(|(name, _)| *name != REQUIRED[0]) {
+                    push(out, name, *value);
+                }
+                if let Some(content_type) = basic.content_type.filter(|text| is_media_type(text)) {
+                    out.extend_from_slice(b",\"datacontenttype\":");
+                    push_string(out, content_type);
+                }
+                if let Some(encoding) = basic.content_encoding.filter(|_| !self.has("contentencoding")) {
+                    out.extend_from_slice(b",\"contentencoding\":");
+                    push_string(out, encoding);
+                }
+                self.push_added(out, copied, due);
+                push_payload(out, "data", content);
+            }
+        }
+        out.push(b'}');
+    }
+
+    fn push_added(&self, out: &mut Vec<u8>, copied: &Copied<'_>, due: u64) {
+        if !self.has("due") {
+            out.extend_from_slice(b",\"due\":\"");
+            push_number(out, due);
+            out.push(b'"');
+        }
+        copied.push_attributes(out, &|name| self.has(name));
+    }
+}
+
+fn push(out: &mut Vec<u8>, name: &str, value: RawValue<'_>) {
+    push_name(out, name);
+    push_attribute(out, value);
+}
+
+/// The attributes among the headers, if they are those of an event. Of one that is there under both prefixes
+/// the first counts.
+fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
+    let mut found: Vec<(&str, RawValue<'_>)> = Vec::new();
+    for (header, value) in entries(table.get(4..).unwrap_or_default()) {
+        let Some(name) = PREFIXES.iter().find_map(|prefix| header.strip_prefix(prefix)) else { continue };
+        let named = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        let is_new = !NO_ATTRIBUTES.contains(&name) && found.iter().all(|(known, _)| *known != name);
+        if named && is_new && value.kind != b'V' {
+            found.push((name, value));
+        }
+    }
+    let text = |name: &str| {
+        let (_, value) = found.iter().find(|(known, _)| *known == name)?;
+        let text = std::str::from_utf8(value.bytes).ok().filter(|_| value.kind == b'S')?;
+        (!text.is_empty()).then_some(text)
+    };
+    (REQUIRED.into_iter().all(|name| text(name).is_some()) && text(REQUIRED[0]) == Some(VERSION))
+        .then_some(found)
+}
+
+/// Names of the members of a structured event, if the body is one.
+fn names(body: &[u8]) -> Option<Vec<Cow<'_, str>>> {
+    let mut from = serde_json::Deserializer::from_slice(body);
+    from.deserialize_map(EventMembers).ok().filter(|_| from.end().is_ok())
+}
+
+/// Reads the names of an object's members, and what every event has.
+struct EventMembers;
+
+impl<'de> Visitor<'de> for EventMembers {
+    type Value = Vec<Cow<'de, str>>;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("an event")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut names: Vec<Cow<'de, str>> = Vec::new();
+        let mut required = 0;
+        while let Some(Name(name)) = map.next_key()? {
+            if names.contains(&name) {
+                return Err(serde::de::Error::custom("a member is there twice"));
+            }
+            if REQUIRED.contains(&&*name) {
+                let Name(text) = map.next_value()?;
+                let good = !text.is_empty() && (*name != *REQUIRED[0] || text == VERSION);
+                required += usize::from(good);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+            names.push(name);
+        }
+        if required < REQUIRED.len() {
+            return Err(serde::de::Error::custom("it lacks what every event has"));
+        }
+        Ok(names)
+    }
+}
+
+/// Text, borrowed where it has no escapes.
+#[derive(serde::Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
