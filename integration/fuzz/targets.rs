@@ -41,7 +41,7 @@ fn readings() -> Readings {
     let properties = CopiedProperty::ALL.iter().map(|(_, property)| *property).collect();
     let headers = ["traceparent", "x-tenant", "xtenant", "h", "lang", "id"].map(str::to_owned).to_vec();
     let copies = Arc::new(Copies { properties, headers });
-    let defaults = Reading { copies, delay_from: DelayFrom::Timestamp };
+    let defaults = Reading { copies, delay_from: DelayFrom::Timestamp, traces: true };
     Readings { defaults, ..Readings::default() }
 }
 

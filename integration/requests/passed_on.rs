@@ -196,3 +196,44 @@ fn passthrough_carries_them_in_any_case() {
     let correlation = got.properties.correlation_id().as_ref().map(|id| id.as_str());
     assert_eq!((correlation, got.body_text().as_str()), (Some("c-9"), "{}"));
 }
+
+#[test]
+fn a_batch_has_a_trace_context_of_its_own_and_each_entry_that_of_its_request() {
+    let site = Site::new("traces");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config().text("defaults.window", "60s"));
+    let context = |trace: u32, span: u32| format!("00-{trace:032x}-{span:016x}-01");
+    let push = |customer: &str, id: &str, context: &str| {
+        let push = site.push("shop", "1").content_type("application/json").customer(customer).id(id);
+        if context.is_empty() {
+            push
+        } else {
+            push.with("traceparent", context).with("tracestate", "a=1")
+        }
+    };
+    let batch = |customer: &str, pushes: Vec<tidegate_harness::Push>| {
+        let count = pushes.len();
+        site.client.publish_all(pushes);
+        wait_until("all are there", Duration::from_secs(5), || {
+            daemon.ask("GET", &format!("/api/v1/customers/shop/{customer}")).1["waiting"] == count
+        });
+        daemon.ask("POST", &format!("/api/v1/customers/shop/{customer}/flush"));
+        inbox.next()
+    };
+    let (one, two, other) = (context(7, 1), context(7, 2), context(8, 3));
+    let same = batch("same", vec![push("same", "a", &one), push("same", "b", &two), push("same", "c", "")]);
+    let parent = same.text("traceparent").expect("a context");
+    assert!(parent.starts_with(&one[..36]) && parent.ends_with("-01") && parent != one && parent != two);
+    assert_eq!(same.text("tracestate").as_deref(), Some("a=1"));
+    let entries = same.json();
+    let of = |index: usize| entries["items"][index]["traceparent"].as_str();
+    assert_eq!((of(0), of(1), of(2)), (Some(one.as_str()), Some(two.as_str()), None));
+    let several = batch("several", vec![push("several", "d", &one), push("several", "e", &other)]);
+    let parent = several.text("traceparent").expect("a context");
+    assert!(!parent.starts_with(&one[..36]) && !parent.starts_with(&other[..36]), "{parent}");
+    assert_eq!(several.text("tracestate"), None);
+    let none = batch("none", vec![push("none", "f", "")]);
+    assert_eq!(none.text("traceparent"), None);
+    let malformed = batch("bad", vec![push("bad", "g", "00-zz")]);
+    assert_eq!(malformed.text("traceparent"), None, "it counts as absent");
+}

@@ -42,6 +42,7 @@ pub(super) fn application(
     let format = s.get("format", base.format, Words(formats));
     let copies = copies(&mut s, &base_reading.copies, format, base_sound.is_none());
     let delay_from = s.get("delay_from", base_reading.delay_from, Words(DelayFrom::ALL));
+    let traces = s.get("trace_context", base_reading.traces, Flag);
     let dedupe_tail = s.get_ms("dedupe_tail", base.dedupe_tail, Span::from_ms(0));
     let (retry, retry_sound) = retry(s.section("retry"), base.retry, base_sound);
     let on_full = s.get("on_full", base.on_full, Words(policies));
@@ -76,7 +77,7 @@ pub(super) fn application(
         on_full,
         max_waiting,
     };
-    ((settings, Reading { copies, delay_from }), sound)
+    ((settings, Reading { copies, delay_from, traces }), sound)
 }
 
 fn retry(mut s: Section<'_, '_>, base: Retry, base_sound: Option<bool>) -> (Retry, bool) {

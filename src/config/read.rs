@@ -355,6 +355,6 @@ fn applications(
 fn without_waste(settings: &AppSettings, reading: Reading) -> Reading {
     match settings.format {
         Format::Json | Format::Ndjson | Format::CloudEvents => reading,
-        Format::Passthrough => Reading { copies: Arc::default(), ..reading },
+        Format::Passthrough => Reading { copies: Arc::default(), traces: false, ..reading },
     }
 }

@@ -1,5 +1,5 @@
 //! What decides how the requests of an application are read: what of them is passed on, and from when a delay
-//! counts.
+//! counts. Defaults stand here.
 
 use super::copies::Copies;
 use std::collections::BTreeMap;
@@ -22,12 +22,20 @@ impl DelayFrom {
 }
 
 /// How the requests of one application are read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// What of them goes into their entries of batches.
     pub copies: Arc<Copies>,
     /// From when their delays count.
     pub delay_from: DelayFrom,
+    /// Their trace contexts go on: into their entries, and into the context of the batch.
+    pub traces: bool,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Reading { copies: Arc::default(), delay_from: DelayFrom::default(), traces: true }
+    }
 }
 
 /// How requests are read, by application.

@@ -9,6 +9,7 @@ use super::event::OwnEvent;
 use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{has_choice, parse_table, short, signed, Basic};
+use super::trace::{Traces, TRACEPARENT, TRACESTATE};
 use super::{dead, fields};
 use crate::config::terms::batch_header as header;
 use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
@@ -116,6 +117,10 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     put_text(&mut headers, header::CLOSED_BY, batch.closed_by.as_str());
     put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
     put_text(&mut headers, header::BATCH, &hex);
+    if let Some((context, state)) = members.traces.of_attempt(id, batch.attempt) {
+        put_text(&mut headers, TRACEPARENT, &context.to_string());
+        state.into_iter().for_each(|state| put_text(&mut headers, TRACESTATE, state));
+    }
     let basic = Basic {
         content_type: Some(content_type),
         message_id: Some(&hex),
@@ -154,7 +159,7 @@ fn alone(
     item: &BatchItem,
     names: &Exchanges,
     store_identity: u64,
-    mut members: Members,
+    mut members: Members<'_>,
 ) -> Outgoing {
     let (basic, table) = parts(&item.content);
     let message_id = id_of(&basic, store_identity, assigned_id(item));
@@ -180,7 +185,7 @@ fn alone(
     }
 }
 
-fn json(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> {
+fn json<'a>(batch: &'a Batch, store_identity: u64, members: &mut Members<'a>) -> Vec<u8> {
     let mut out = Vec::with_capacity(room(batch));
     out.extend_from_slice(b"{\"application\":");
     push_string(&mut out, &batch.application);
@@ -202,7 +207,7 @@ fn json(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> {
     out
 }
 
-fn ndjson(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> {
+fn ndjson<'a>(batch: &'a Batch, store_identity: u64, members: &mut Members<'a>) -> Vec<u8> {
     let mut out = Vec::with_capacity(room(batch));
     for item in &batch.items {
         json_item(&mut out, item, store_identity, members);
@@ -211,10 +216,11 @@ fn ndjson(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> 
     out
 }
 
-fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, members: &mut Members) {
+fn json_item<'a>(out: &mut Vec<u8>, item: &'a BatchItem, store_identity: u64, members: &mut Members<'a>) {
     let (basic, copied) = entry_parts(&item.content);
     let id = id_of(&basic, store_identity, assigned_id(item));
     members.add(&id, item.seq);
+    members.traces.add(copied.trace());
     out.extend_from_slice(b"{\"id\":");
     push_string(out, &id);
     out.extend_from_slice(b",\"due\":");
@@ -232,7 +238,7 @@ fn json_item(out: &mut Vec<u8>, item: &BatchItem, store_identity: u64, members: 
     out.push(b'}');
 }
 
-fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Vec<u8> {
+fn cloud_events<'a>(batch: &'a Batch, store_identity: u64, members: &mut Members<'a>) -> Vec<u8> {
     let mut out = Vec::with_capacity(room(batch) + batch.items.len() * 128);
     // The same in every event of the batch.
     let mut source_and_subject = b",\"source\":\"/tidegate/".to_vec();
@@ -251,6 +257,7 @@ fn cloud_events(batch: &Batch, store_identity: u64, members: &mut Members) -> Ve
         let copied = Copied::of(basic, table, choice);
         let id = id_of(&basic, store_identity, assigned_id(item));
         members.add(&id, item.seq);
+        members.traces.add(copied.trace());
         if let Some(event) = OwnEvent::of(&basic, table, &item.content) {
             event.push(&mut out, (&basic, &copied), &item.content, item.due);
             continue;
@@ -349,26 +356,29 @@ pub(super) fn put_text(headers: &mut FieldTable, name: &str, text: &str) {
 
 /// A hash over the application and the (id, arrival number) of each member, so that the same members have the
 /// same id over retries and restarts.
-struct Members(blake3::Hasher);
+struct Members<'a> {
+    hasher: blake3::Hasher,
+    traces: Traces<'a>,
+}
 
-impl Members {
+impl Members<'_> {
     fn of(application: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(application.len() as u64).to_le_bytes());
         hasher.update(application.as_bytes());
-        Members(hasher)
+        Members { hasher, traces: Traces::default() }
     }
 
     fn add(&mut self, id: &str, seq: u64) {
         // Lengths keep "a" + "bc" apart from "ab" + "c".
-        self.0.update(&(id.len() as u64).to_le_bytes());
-        self.0.update(id.as_bytes());
-        self.0.update(&seq.to_le_bytes());
+        self.hasher.update(&(id.len() as u64).to_le_bytes());
+        self.hasher.update(id.as_bytes());
+        self.hasher.update(&seq.to_le_bytes());
     }
 
     fn id(&self) -> BatchId {
         let mut id = [0; 16];
-        id.copy_from_slice(&self.0.finalize().as_bytes()[..16]);
+        id.copy_from_slice(&self.hasher.finalize().as_bytes()[..16]);
         BatchId(id)
     }
 }

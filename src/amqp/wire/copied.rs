@@ -5,14 +5,19 @@
 //! it leaves, and a batch that is sent again is the same one. The values themselves are read where the stored
 //! properties have them.
 //!
-//! The choice in bytes: properties u8, one bit each in the order of [`CopiedProperty::ALL`]; then a u16 for
-//! each header, its place in the table, ascending.
+//! The choice in bytes: properties u8, one bit each in the order of [`CopiedProperty::ALL`], the highest for
+//! the trace context; then a u16 for each header, its place in the table, ascending.
 
 use super::json::{push_base64, push_number, push_string};
 use super::properties::{elements, entries, put_choice, Basic, RawValue, MAX_DEPTH};
-use crate::config::{event_name, is_event_member, CopiedProperty, Copies, Readings};
+use super::trace::{state, SpanContext, TRACEPARENT, TRACESTATE};
+use crate::config::{event_name, is_event_member, CopiedProperty, Reading, Readings};
 use jiff::Timestamp;
 use std::io::Write as _;
+
+/// The bit of the trace context among the chosen properties.
+const TRACED: u8 = 0x80;
+const _: () = assert!(CopiedProperty::ALL.len() < 8);
 
 /// First second of the year 0: RFC 3339 has no years before it.
 const FIRST_SECOND: i64 = -62_167_219_200;
@@ -43,13 +48,16 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Of stored properties: what `copies` names and the request has.
-    fn of(stored: &[u8], copies: &Copies) -> Self {
-        if copies.is_empty() {
+    /// Of stored properties: what `reading` names and the request has. `traced`: it may have a trace context.
+    fn of(stored: &[u8], reading: &Reading, traced: bool) -> Self {
+        let traced = traced && reading.traces;
+        if reading.copies.is_empty() && !traced {
             return Choice::default();
         }
         let Some((basic, table)) = Basic::parse(stored) else { return Choice::default() };
-        let mut bytes = vec![0];
+        let copies = &*reading.copies;
+        let traced = traced && trace_of(table.get(4..).unwrap_or_default()).is_some();
+        let mut bytes = vec![if traced { TRACED } else { 0 }];
         for (bit, (_, property)) in CopiedProperty::ALL.iter().enumerate() {
             if copies.properties.contains(property) && value_of(&basic, *property).is_some() {
                 bytes[0] |= 1 << bit;
@@ -83,21 +91,23 @@ impl Choice {
 /// The choices of one message, whose entries may be of different applications.
 pub(super) struct Choices<'a> {
     readings: &'a Readings,
-    made: Vec<(&'a Copies, Choice)>,
+    traced: bool,
+    made: Vec<(&'a Reading, Choice)>,
 }
 
 impl<'a> Choices<'a> {
-    pub(super) fn new(readings: &'a Readings) -> Self {
-        Choices { readings, made: Vec::new() }
+    /// `traced`: the message may have a trace context.
+    pub(super) fn new(readings: &'a Readings, traced: bool) -> Self {
+        Choices { readings, traced, made: Vec::new() }
     }
 
     /// For an entry of this application. Entries differ in nothing that can be chosen, so it is made and
     /// measured once for all of them.
     pub(super) fn of(&mut self, application: &str, stored: &[u8]) -> &Choice {
-        let copies = &*self.readings.of(application).copies;
-        let known = self.made.iter().position(|(made, _)| std::ptr::eq(*made, copies));
+        let reading = self.readings.of(application);
+        let known = self.made.iter().position(|(made, _)| std::ptr::eq(*made, reading));
         let at = known.unwrap_or_else(|| {
-            self.made.push((copies, Choice::of(stored, copies)));
+            self.made.push((reading, Choice::of(stored, reading, self.traced)));
             self.made.len() - 1
         });
         &self.made[at].1
@@ -127,6 +137,26 @@ impl<'a> Copied<'a> {
         if opened {
             out.push(b'}');
         }
+        // What is copied by name stands among the headers, and not here once more.
+        let named = |field: &str| self.headers().any(|(name, _)| name == field);
+        for (name, text) in self.trace_fields().filter(|(name, _)| !named(name)) {
+            push_name(out, name);
+            push_string(out, text);
+        }
+    }
+
+    /// The context that its entry has, with its state.
+    pub(super) fn trace(&self) -> Option<(SpanContext, Option<&'a str>)> {
+        let traced = self.choice.first().is_some_and(|chosen| chosen & TRACED != 0);
+        let (text, state) = traced.then(|| trace_of(self.table)).flatten()?;
+        Some((SpanContext::parse(text.as_bytes())?, state))
+    }
+
+    fn trace_fields(&self) -> impl Iterator<Item = (&'static str, &'a str)> {
+        let traced = self.choice.first().is_some_and(|chosen| chosen & TRACED != 0);
+        let found = traced.then(|| trace_of(self.table)).flatten();
+        let fields = found.map(|(text, state)| [Some((TRACEPARENT, text)), state.map(|s| (TRACESTATE, s))]);
+        fields.into_iter().flatten().flatten()
     }
 
     /// For `cloudevents`: `,"correlationid":".."` and the like.
@@ -154,6 +184,12 @@ impl<'a> Copied<'a> {
             push_name(out, &name);
             push_attribute(out, value);
         }
+        // The names of CloudEvents' own extension for it.
+        for (name, text) in self.trace_fields() {
+            let Some(name) = take(name) else { continue };
+            push_name(out, &name);
+            push_string(out, text);
+        }
     }
 
     fn properties(self) -> impl Iterator<Item = (CopiedProperty, PropertyValue<'a>)> {
@@ -178,6 +214,23 @@ impl<'a> Copied<'a> {
             })
             .flatten()
     }
+}
+
+/// The text of a request's trace context, where it is one, with its state. `table`: the entries of its
+/// headers.
+fn trace_of(table: &[u8]) -> Option<(&str, Option<&str>)> {
+    let mut entries = entries(table).filter(|(_, value)| value.kind == b'S');
+    let (mut context, mut added) = (None, None);
+    for (name, value) in &mut entries {
+        match name {
+            TRACEPARENT => {
+                context = SpanContext::parse(value.bytes).and(std::str::from_utf8(value.bytes).ok())
+            }
+            TRACESTATE => added = state(value.bytes),
+            _ => {}
+        }
+    }
+    Some((context?, added))
 }
 
 /// `None`: the request has none. Empty text is none.

@@ -115,7 +115,7 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
     // Each entry's own application is hashed with the entry.
     let application = message.application()?.unwrap_or_default();
     let sent = Fingerprint::of_message(message, &shared, &application).map_err(|TooDeep| too_deep())?;
-    let mut choices = Choices::new(message.readings);
+    let mut choices = Choices::new(message.readings, message.fields.traced);
     if !is_array(text) {
         let entry = serde_json::from_str(text)
             .map_err(|error| fields::invalid(format!("the envelope is not understood: {error}")))?;

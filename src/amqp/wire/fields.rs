@@ -3,6 +3,7 @@
 
 use super::event;
 use super::time::{self, Given, TimeFault};
+use super::trace::TRACEPARENT;
 pub(super) use crate::config::terms::request_header::*;
 use crate::engine::types::{Dead, DuplicateRule, Reason};
 use lapin::types::{AMQPValue, FieldTable};
@@ -29,6 +30,8 @@ pub(super) struct Fields<'a> {
     pub on_duplicate: Option<&'a AMQPValue>,
     /// One of the others may be an attribute of an event.
     pub event: bool,
+    /// One of them may be a trace context.
+    pub traced: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -39,6 +42,7 @@ impl<'a> Fields<'a> {
                 *slot = Some(value).filter(|value| !matches!(value, AMQPValue::Void));
             } else {
                 fields.event |= event::is_attribute(name.as_str());
+                fields.traced |= name.as_str() == TRACEPARENT;
             }
         }
         fields

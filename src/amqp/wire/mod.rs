@@ -18,6 +18,7 @@ mod letter;
 mod properties;
 mod request;
 mod time;
+mod trace;
 
 pub use answer::answer;
 pub use batch::{batch_id_of, encode, item_id, Body, Exchanges, Outgoing};

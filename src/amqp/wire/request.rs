@@ -150,7 +150,7 @@ impl<'a> Message<'a> {
             Terms { application, customer, at, expiry, on_duplicate, fingerprint, event },
             properties,
             std::mem::take(body),
-            &mut Choices::new(self.readings),
+            &mut Choices::new(self.readings, self.fields.traced),
         )]))
     }
 

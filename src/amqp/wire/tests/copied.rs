@@ -326,3 +326,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_trace_context_goes_into_the_entry_and_into_that_of_the_batch() {
+    const CONTEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let (mut on, mut off) = (rules(&[], &[]), rules(&[], &[]));
+    (on.defaults.traces, off.defaults.traces) = (true, false);
+    let sent = with(&[("traceparent", text(CONTEXT)), ("tracestate", text("a=1"))]);
+    let fields = format!(r#","traceparent":"{CONTEXT}","tracestate":"a=1""#);
+    for format in [Format::Json, Format::Ndjson, Format::CloudEvents] {
+        assert_eq!(passed_on(format, &on, sent.clone()), fields);
+        assert_eq!(passed_on(format, &off, sent.clone()), "");
+        let malformed = with(&[("traceparent", text("00-4bf9")), ("tracestate", text("a=1"))]);
+        assert_eq!(passed_on(format, &on, malformed), "", "it counts as absent");
+        let other_type = with(&[("traceparent", number(1))]);
+        assert_eq!(passed_on(format, &on, other_type), "");
+    }
+    let mut copied = rules(&[], &["traceparent"]);
+    copied.defaults.traces = true;
+    let once = passed_on(Format::CloudEvents, &copied, with(&[("traceparent", text(CONTEXT))]));
+    assert_eq!(once, format!(r#","traceparent":"{CONTEXT}""#), "an event has each attribute once");
+}

@@ -1,0 +1,194 @@
+//! Trace contexts: those that requests bring, and the one that a batch goes out with (W3C Trace Context,
+//! recommendation of November 2021, sections 3.2 and 3.3).
+//!
+//! A batch whose members are of one trace goes on with that trace; one of several is the root of a trace of
+//! its own, and each member's context stands in its entry, for links. Nothing is drawn at random: ids are
+//! made of the batch id and the number of the attempt, so whoever sees an attempt twice sees one span.
+
+use crate::engine::types::BatchId;
+use std::fmt;
+
+/// Header of a request, and of a batch.
+pub(super) const TRACEPARENT: &str = "traceparent";
+/// What tracing systems add to it.
+pub(super) const TRACESTATE: &str = "tracestate";
+/// Longest state that is passed on, bytes: what the recommendation asks everyone to carry.
+const LONGEST_STATE: usize = 512;
+/// Length of a context in the only version whose form is known whole.
+const LENGTH: usize = 55;
+
+/// A span in a trace, as others refer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SpanContext {
+    /// Not all zero.
+    pub trace: [u8; 16],
+    /// Not all zero.
+    pub span: [u8; 8],
+    /// Its owner may have recorded it.
+    pub sampled: bool,
+}
+
+impl SpanContext {
+    /// Of the text of a header. `None`: it is none, and counts as absent, as the recommendation has it.
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let (known, rest) = text.split_at_checked(LENGTH)?;
+        let [a, b, b'-', rest_of @ ..] = known else { return None };
+        let version = hex_byte(*a, *b)?;
+        // What a later version adds stands behind another dash.
+        let whole =
+            if version == 0 { rest.is_empty() } else { rest.first().is_none_or(|byte| *byte == b'-') };
+        let (trace, behind) = rest_of.split_at_checked(32)?;
+        let (span, flags) = behind.strip_prefix(b"-")?.split_at_checked(16)?;
+        let [c, d] = flags.strip_prefix(b"-")? else { return None };
+        let context =
+            SpanContext { trace: hex(trace)?, span: hex(span)?, sampled: hex_byte(*c, *d)? & 1 == 1 };
+        let named = context.trace != [0; 16] && context.span != [0; 8];
+        (version != 0xff && whole && named).then_some(context)
+    }
+}
+
+impl fmt::Display for SpanContext {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (trace, span) = (u128::from_be_bytes(self.trace), u64::from_be_bytes(self.span));
+        write!(out, "00-{trace:032x}-{span:016x}-{:02x}", u8::from(self.sampled))
+    }
+}
+
+/// What the members of a batch bring, and what it goes out with.
+#[derive(Debug, Default)]
+pub(super) struct Traces<'a> {
+    first: Option<(SpanContext, Option<&'a str>)>,
+    several: bool,
+    sampled: bool,
+}
+
+impl<'a> Traces<'a> {
+    /// A member's context, if it has one, with its state.
+    pub(super) fn add(&mut self, member: Option<(SpanContext, Option<&'a str>)>) {
+        let Some((context, state)) = member else { return };
+        self.sampled |= context.sampled;
+        match self.first {
+            None => self.first = Some((context, state)),
+            Some((first, _)) => self.several |= first.trace != context.trace,
+        }
+    }
+
+    /// The context of this attempt to send the batch, with a state where it goes on with a member's trace.
+    /// `None`: no member brings any.
+    pub(super) fn of_attempt(&self, batch: BatchId, attempt: u32) -> Option<(SpanContext, Option<&'a str>)> {
+        let (first, state) = self.first?;
+        let trace = if self.several { drawn("trace", batch, 0) } else { first.trace };
+        let context = SpanContext { trace, span: drawn("span", batch, attempt), sampled: self.sampled };
+        Some((context, state.filter(|_| !self.several)))
+    }
+}
+
+/// An id that looks random and is made of what the batch is. All zero is no id.
+fn drawn<const N: usize>(kind: &str, batch: BatchId, attempt: u32) -> [u8; N] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"tidegate ");
+    hasher.update(kind.as_bytes());
+    hasher.update(&batch.0);
+    hasher.update(&attempt.to_le_bytes());
+    let mut id = [0; N];
+    hasher.finalize_xof().fill(&mut id);
+    if id == [0; N] {
+        id[N - 1] = 1;
+    }
+    id
+}
+
+/// A state that can be passed on: printable ASCII, not too long.
+pub(super) fn state(text: &[u8]) -> Option<&str> {
+    let good = (1..=LONGEST_STATE).contains(&text.len())
+        && text.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ');
+    std::str::from_utf8(text).ok().filter(|_| good)
+}
+
+fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
+    let mut out = [0; N];
+    if digits.len() != 2 * N {
+        return None;
+    }
+    for (byte, pair) in out.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = hex_byte(pair[0], pair[1])?;
+    }
+    Some(out)
+}
+
+/// Of two digits in lower case: the recommendation allows no others.
+fn hex_byte(high: u8, low: u8) -> Option<u8> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    Some(digit(high)? << 4 | digit(low)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    const BATCH: BatchId = BatchId([7; 16]);
+
+    fn of(text: &str) -> SpanContext {
+        SpanContext::parse(text.as_bytes()).unwrap_or_else(|| panic!("{text}"))
+    }
+
+    #[test]
+    fn a_context_is_read_as_the_recommendation_has_it() {
+        assert_eq!(of(GOOD).to_string(), GOOD);
+        assert!(!of(&GOOD.replace("-01", "-00")).sampled && of(&GOOD.replace("-01", "-ff")).sampled);
+        assert_eq!(of(&format!("cc{}-more", &GOOD[2..])), of(GOOD), "a later version");
+        for wrong in [
+            "",
+            "00",
+            &GOOD[..54],
+            &format!("{GOOD}-"),
+            &format!("{GOOD}0"),
+            &format!("ff{}", &GOOD[2..]),
+            &format!("cc{}more", &GOOD[2..]),
+            &GOOD.to_uppercase(),
+            &GOOD.replace('-', "_"),
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e473g-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(SpanContext::parse(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn members_of_one_trace_are_gone_on_with_and_others_are_linked_to() {
+        assert_eq!(Traces::default().of_attempt(BATCH, 1), None);
+        let mut traces = Traces::default();
+        traces.add(None);
+        traces.add(Some((of(&GOOD.replace("-01", "-00")), Some("a=1"))));
+        let (alone, state) = traces.of_attempt(BATCH, 1).unwrap();
+        assert_eq!((alone.trace, alone.sampled, state), (of(GOOD).trace, false, Some("a=1")));
+        assert_ne!(alone.span, of(GOOD).span);
+        let sibling = GOOD.replace("00f067aa0ba902b7", "00f067aa0ba902b8");
+        traces.add(Some((of(&sibling), None)));
+        let (same, _) = traces.of_attempt(BATCH, 1).unwrap();
+        assert_eq!((same.trace, same.sampled), (of(GOOD).trace, true), "one was sampled");
+        traces.add(Some((of(&GOOD.replace("4bf9", "4bf8")), Some("b=2"))));
+        let (root, state) = traces.of_attempt(BATCH, 1).unwrap();
+        assert!(root.trace != of(GOOD).trace && state.is_none(), "a trace of its own");
+        // The same attempt is the same span, and the next one another of the same trace.
+        assert_eq!(traces.of_attempt(BATCH, 1).unwrap().0, root);
+        let (again, _) = traces.of_attempt(BATCH, 2).unwrap();
+        assert_eq!(again.trace, root.trace);
+        assert_ne!(again.span, root.span);
+    }
+
+    #[test]
+    fn a_state_is_printable_and_bounded() {
+        assert_eq!(state(b"a=1,b@c=2 "), Some("a=1,b@c=2 "));
+        let long = "x".repeat(LONGEST_STATE + 1);
+        for wrong in [&b""[..], b"a\n", "ü".as_bytes(), long.as_bytes()] {
+            assert_eq!(state(wrong), None);
+        }
+    }
+}
