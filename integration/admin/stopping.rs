@@ -73,6 +73,43 @@ fn a_part_that_stalls_keeps_the_watchdog_from_being_fed() {
     assert!(log.contains("all parts make progress again"), "{log}");
 }
 
+/// The threads of the connections, and the loop's own: each alone stands still for longer than systemd would wait.
+#[test]
+fn each_part_that_stands_still_trips_the_watchdog() {
+    let site = Site::new("stands-still");
+    site.application("shop");
+    let mut daemon = Daemon::stopped(&site.config(), &site.dir);
+    let manager = Manager::of(&mut daemon, &site);
+    daemon.environment("WATCHDOG_USEC", Some("2000000"));
+    daemon.start_again();
+    daemon.wait_ready();
+    for (thread, part) in
+        [("tidegate-in", Some("ingest")), ("tidegate-out", Some("egress")), ("tidegate", None)]
+    {
+        manager.until("WATCHDOG=1");
+        let held = daemon.hold_thread(thread, Duration::from_secs(12));
+        match part {
+            // The loop sees what stands still beside it, and says so.
+            Some(part) => {
+                let line = format!("not fed parts=[\"{part}\"]");
+                wait_until("a line", Duration::from_secs(10), || daemon.log().contains(&line));
+            }
+            // Nobody is left to say anything; systemd hears nothing.
+            None => wait_until("silence", Duration::from_secs(10), || {
+                let heard = manager.told();
+                std::thread::sleep(Duration::from_millis(500));
+                heard.is_empty() && manager.told().is_empty()
+            }),
+        }
+        manager.told();
+        std::thread::sleep(Duration::from_secs(2));
+        let told = manager.told();
+        assert!(!told.iter().any(|text| text.starts_with("WATCHDOG=1")), "{thread}: {told:?}");
+        drop(held);
+    }
+    manager.until("WATCHDOG=1");
+}
+
 #[test]
 fn the_time_of_the_drain_is_asked_for_at_its_begin() {
     let site = Site::new("drain");

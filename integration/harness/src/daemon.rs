@@ -264,6 +264,22 @@ impl Daemon {
         self.signal(Signal::CONT);
     }
 
+    /// The thread of this name stands still for so long at its next system call, while all others go on.
+    pub fn hold_thread(&self, name: &str, time: Duration) -> HeldThread {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon's threads");
+        let named =
+            |path: &PathBuf| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+        let mut paths = tasks.map(|entry| entry.expect("a thread").path());
+        let path = paths.find(named).unwrap_or_else(|| panic!("no thread {name}"));
+        let thread = path.file_name().expect("its number").to_string_lossy().into_owned();
+        let delay = format!("inject=all:delay_enter={}:when=1", time.as_micros());
+        let mut command = Command::new("strace");
+        command.args(["-qq", "-o", "/dev/null", "-e", "trace=all", "-e", &delay, "-p", &thread]);
+        let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("strace");
+        guard::watch(child.id());
+        HeldThread(child)
+    }
+
     /// SIGKILL, and waits for the end.
     pub fn kill9(&mut self) {
         self.signal(Signal::KILL);
@@ -406,5 +422,18 @@ impl Drop for Daemon {
                 guard::forget(child.id());
             }
         }
+    }
+}
+
+/// A thread that stands still; let go with this.
+pub struct HeldThread(Child);
+
+impl Drop for HeldThread {
+    fn drop(&mut self) {
+        guard::forget(self.0.id());
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).expect("a process id");
+        // It lets go of the thread when it is asked to end; killed, it might leave it stopped.
+        let _ = kill_process(pid, Signal::TERM);
+        let _ = self.0.wait();
     }
 }
