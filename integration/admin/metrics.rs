@@ -90,6 +90,12 @@ fn dashboard_and_alerts_ask_for_what_there_is() {
         let missing: Vec<_> = asked.difference(&told).collect();
         assert!(missing.is_empty(), "{place} names {missing:?}, which are not told");
     }
+    // And the other way round: no metric that nobody is told the meaning of.
+    let families = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let words = named(&described);
+    let is_described = |family: &&str| words.iter().any(|word| word.starts_with(*family));
+    let unsaid: Vec<_> = families.filter(|family| !is_described(family)).collect();
+    assert!(unsaid.is_empty(), "OPERATIONS.md says nothing of {unsaid:?}");
     if require("promtool") {
         let checked =
             Command::new("promtool").args(["check", "rules"]).arg(file("prometheus/alerts.yml")).output();

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tidegate_harness::{binary, Daemon, Site, Told};
+use tidegate_harness::{binary, wait_until, Daemon, Site, Told};
 
 /// Runs it with these lines as standard input.
 fn push(daemon: &Daemon, arguments: &[&str], lines: &str) -> Told {
@@ -78,4 +78,31 @@ fn the_first_fault_ends_it_and_is_told_with_its_line() {
     assert_eq!(push(&daemon, &["shop", "--ndjson", "--id", "x"], good).code, 2);
     assert_eq!(push(&daemon, &["--id", "x"], good).code, 2);
     assert_eq!(daemon.state()["totals"]["rejected"], 0, "{}", daemon.state());
+}
+
+#[test]
+fn who_writes_slowly_hears_of_a_fault_before_the_next_line() {
+    let site = Site::new("slow-lines");
+    site.application("shop");
+    let daemon = site.start(&site.config());
+    // Nothing is bound to it any more: what is published comes back.
+    site.client.unbind(&site.ingest_queue(), &site.ingest(), "");
+    let mut child = Command::new(binary())
+        .args(["push", "--ndjson", "shop", "--config"])
+        .arg(daemon.config_file())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut input = child.stdin.take().expect("its input");
+    input.write_all(b"{\"payload\":1}\n").expect("a line");
+    // The input stays open, and nothing more comes.
+    wait_until("the end of the command", Duration::from_secs(20), || {
+        child.try_wait().expect("its status").is_some()
+    });
+    drop(input);
+    let told = child.wait_with_output().expect("its end");
+    let text = String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.code() == Some(1) && text.contains("line 1"), "{text}");
 }

@@ -191,9 +191,7 @@ pub(super) async fn inspect_egress(
     found
 }
 
-/// What the broker takes off the ingest queue by itself arrives at the dead exchange. Without a limit
-/// RabbitMQ 4 drops after 20 returns, and a limit of -1 makes 3.10 drop at the first.
-/// As the protocol carries them.
+/// Arguments of a queue, as the protocol carries them.
 fn field_table(arguments: &[(&'static str, Argument)]) -> FieldTable {
     let mut table = FieldTable::default();
     for (name, value) in arguments {

@@ -15,7 +15,7 @@ use crate::config::{Config, Readings};
 use crate::engine::types::RequestBody;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
-use lapin::{BasicProperties, PublisherConfirm};
+use lapin::{BasicProperties, Confirmation, PublisherConfirm};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -192,11 +192,29 @@ async fn publish_all(
     session.ask("asking for confirms", channel.confirm_select(ConfirmSelectOptions::default())).await?;
     let exchange = ShortString::try_new(&*config.ingest.exchange).map_err(Failure::failed)?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let (mut unconfirmed, mut bytes) = (VecDeque::new(), 0);
+    let (mut unconfirmed, mut bytes) = (VecDeque::<UnconfirmedLine>::new(), 0);
     let shows = std::io::stderr().is_terminal();
     let mut shown = Instant::now();
     let mut fault = None;
-    while let Some(entry) = entries.recv().await {
+    loop {
+        // While nothing comes, what went out before is waited for: who writes slowly hears of a fault soon.
+        let next = match unconfirmed.front_mut() {
+            None => entries.recv().await,
+            Some(UnconfirmedLine { line, bytes: size, confirm }) => tokio::select! {
+                biased;
+                entry = entries.recv() => entry,
+                confirmation = confirm => {
+                    let confirmation = confirmation.map_err(|error| {
+                        Failure::Failed(format!("line {line}: waiting for the confirm: {error}"))
+                    })?;
+                    confirmed(confirmation, *line, config, tally)?;
+                    bytes -= *size;
+                    unconfirmed.pop_front();
+                    continue;
+                }
+            },
+        };
+        let Some(entry) = next else { break };
         let (entry, made_up) = match entry {
             Ok(entry) => entry,
             Err(failure) => {
@@ -235,10 +253,20 @@ async fn settle(
     let Some(UnconfirmedLine { line, bytes, confirm }) = unconfirmed.pop_front() else { return Ok(0) };
     let waiting = format!("line {line}: waiting for the confirm");
     let confirmation = session.ask(&waiting, confirm).await?;
+    confirmed(confirmation, line, config, tally)?;
+    Ok(bytes)
+}
+
+fn confirmed(
+    confirmation: Confirmation,
+    line: u64,
+    config: &Config,
+    tally: &mut Tally,
+) -> Result<(), Failure> {
     judge(confirmation, &config.ingest.exchange).map_err(|failure| {
         let said = failure.text().unwrap_or_default();
         Failure::Failed(format!("line {line}, or one near it: {said}"))
     })?;
     tally.confirmed += 1;
-    Ok(bytes)
+    Ok(())
 }
