@@ -79,6 +79,7 @@ static: fetch ## a binary that needs no library: target/x86_64-unknown-linux-mus
 lint: fetch ## formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked --offline -- -D warnings
+	$(CARGO) clippy --lib --locked --offline --no-default-features -- -D warnings
 
 .PHONY: setup
 setup:

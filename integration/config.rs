@@ -296,7 +296,7 @@ config.toml:17: defaults.retry.mx: unknown key, did you mean `max`?
 config.toml:19: applications.shop.windwo: unknown key, did you mean `window`?
 config.toml:20: applications.shop.format: is a list; expected a single value
 config.toml:21: egres: unknown section, did you mean `egress`?
-config.toml:22: colour: unknown section, known here: amqp, ingest, egress, dead, store, limits, admin, timeouts, defaults, applications"#
+config.toml:22: colour: unknown section, known here: amqp, ingest, egress, dead, store, limits, admin, timeouts, telemetry, defaults, applications"#
     );
 }
 

@@ -5,6 +5,7 @@ mod parked;
 mod paused;
 mod secured;
 mod setup;
+mod telemetry;
 
 use serde_json::{json, Value};
 use tidegate_harness::Daemon;

@@ -19,3 +19,4 @@ pub mod logging;
 pub mod notify;
 pub mod signals;
 pub mod store;
+pub mod telemetry;

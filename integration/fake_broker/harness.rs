@@ -138,6 +138,7 @@ pub fn options(port: u16) -> Options {
         dead: config::Config::default().dead,
         limits: limits(),
         readings: Arc::default(),
+        spans: None,
         memory: 1 << 30,
         timeouts: Timeouts {
             connect: Duration::from_secs(5),

@@ -6,6 +6,7 @@ use super::shared::Shared;
 use super::wire::{self, Body, Exchanges, Outgoing};
 use crate::clock;
 use crate::engine::types::{Batch, BatchId, Outcome, Settled};
+use crate::telemetry::{PublishSpan, SpanExporter};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
@@ -62,13 +63,15 @@ pub(super) fn unsent(batches: impl IntoIterator<Item = Batch>) -> impl Iterator<
 pub(super) struct Encoder {
     pub(super) names: Exchanges,
     pub(super) store_identity: u64,
+    /// Where spans go, if anywhere.
+    pub(super) spans: Option<Arc<SpanExporter>>,
 }
 
 impl Encoder {
     /// Encodes, and notes how late its items are, and how large it is.
     pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> PublishMessage {
         let now_us = clock::wall_us();
-        let Outgoing { exchange, routing_key, properties, body, id } =
+        let Outgoing { exchange, routing_key, properties, body, id, trace } =
             wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
         // Repeats are late for a reason of their own.
         if batch.dead.is_none() && batch.attempt == 1 {
@@ -76,7 +79,24 @@ impl Encoder {
             output.late_us.extend(batch.items.iter().map(|item| late(item.due)));
             output.sizes.push((batch.items.len() as u64, body.len() as u64));
         }
-        PublishMessage { number: batch.number, id, exchange, routing_key, properties, body }
+        let span = self.spans.as_ref().zip(trace).and_then(|(exporter, trace)| {
+            let span = PublishSpan {
+                name: trace.sampled()?,
+                parent: trace.parent,
+                state: trace.state,
+                links: trace.links,
+                begun: now_us,
+                destination: (exchange.to_string(), routing_key.to_string()),
+                batch: id.to_string(),
+                items: batch.items.len() as u64,
+                bytes: body.len() as u64,
+                attempt: batch.attempt,
+                lateness: now_us.saturating_sub(batch.due.saturating_mul(1_000)),
+                ..PublishSpan::default()
+            };
+            Some(Box::new(OpenSpan { span, exporter: Arc::clone(exporter) }))
+        });
+        PublishMessage { number: batch.number, id, exchange, routing_key, properties, body, span }
     }
 }
 
@@ -88,12 +108,45 @@ pub(super) struct PublishMessage {
     routing_key: ShortString,
     properties: BasicProperties,
     body: Body,
+    span: Option<Box<OpenSpan>>,
+}
+
+/// A span of which the end is not known yet.
+struct OpenSpan {
+    span: PublishSpan,
+    exporter: Arc<SpanExporter>,
+}
+
+impl OpenSpan {
+    /// With the answer to the publish, which was of this batch.
+    fn end(mut self: Box<Self>, id: BatchId, answer: &lapin::Result<Confirmation>) {
+        self.span.error = match answer {
+            // What another's answer carries is another's.
+            Ok(Confirmation::Ack(Some(back))) if wire::batch_id_of(&back.properties) == Some(id) => {
+                Some(format!("returned: {} {}", back.reply_code, back.reply_text))
+            }
+            Ok(Confirmation::Nack(_)) => Some("nacked by the broker".to_owned()),
+            Ok(Confirmation::Ack(_) | Confirmation::NotRequested) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        self.span.ended = clock::wall_us();
+        self.exporter.export(self.span);
+    }
 }
 
 impl PublishMessage {
     /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer
     /// part.
-    pub(super) async fn publish(self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
+    pub(super) async fn publish(mut self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
+        let (id, span) = (self.id, self.span.take());
+        let answer = self.confirmed(channel).await;
+        if let Some(span) = span {
+            span.end(id, &answer);
+        }
+        answer
+    }
+
+    async fn confirmed(self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let options = BasicPublishOptions { mandatory: true, immediate: false };
         let confirm = {
             let PublishMessage { exchange, routing_key, properties, body, .. } = self;

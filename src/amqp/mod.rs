@@ -49,6 +49,7 @@ pub use shared::Stats;
 use crate::config::{self, Config};
 use crate::engine::event::Intake;
 use crate::engine::types::{Ack, Batch, Delivery, Request, Settled};
+use crate::telemetry::SpanExporter;
 use replies::{Handed, Replies};
 use shared::Shared;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -169,6 +170,8 @@ pub struct Options {
     pub limits: RequestLimits,
     /// How requests are read, by application.
     pub readings: Arc<config::Readings>,
+    /// Where spans go, if anywhere.
+    pub spans: Option<Arc<SpanExporter>>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.
@@ -196,6 +199,7 @@ impl Options {
             dead: config.dead.clone(),
             limits: request_limits(config),
             readings: Arc::clone(&config.readings),
+            spans: None,
             memory: config.limits.memory,
             timeouts: config.timeouts,
             store_identity,

@@ -77,7 +77,7 @@ impl EgressPublisher {
     ) -> Self {
         let names = Exchanges::new(&options.egress.exchange, &options.dead.exchange);
         EgressPublisher {
-            encoder: Encoder { names, store_identity: options.store_identity },
+            encoder: Encoder { names, store_identity: options.store_identity, spans: options.spans.clone() },
             shared,
             options,
             jobs,

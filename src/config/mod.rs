@@ -263,6 +263,8 @@ pub struct Config {
     pub defaults: AppSettings,
     /// `[applications.NAME]`, each laid over the defaults.
     pub applications: BTreeMap<String, AppSettings>,
+    /// Where spans of published batches go: an OTLP endpoint, `http://HOST:PORT`.
+    pub otlp_endpoint: Option<String>,
     /// How requests are read, by application.
     pub readings: Arc<Readings>,
 }
@@ -499,6 +501,7 @@ impl Default for Config {
             },
             defaults: AppSettings::default(),
             applications: BTreeMap::new(),
+            otlp_endpoint: None,
             readings: Arc::default(),
         }
     }

@@ -66,6 +66,7 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     config.limits = limits(root.section("limits"), d.limits);
     config.admin = admin(root.section("admin"), d.admin, around);
     config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
+    config.otlp_endpoint = telemetry(root.section("telemetry"));
     let (defaults, all, readings) = applications(&mut root, &config);
     (config.defaults, config.applications, config.readings) = (defaults, all, Arc::new(readings));
     bodies_fit_the_broker(&config, &root, findings);
@@ -324,6 +325,25 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
     }
     s.end();
     timeouts
+}
+
+/// `[telemetry]`: where spans go; empty is nowhere.
+fn telemetry(mut s: Section<'_, '_>) -> Option<String> {
+    let endpoint = s.get("otlp_endpoint", String::new(), Text);
+    let host = endpoint.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+    let plain = |host: &str| !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && b != b'@');
+    let fault = match host {
+        _ if endpoint.is_empty() => None,
+        _ if cfg!(not(feature = "otlp")) => Some("this binary was built without the feature otlp"),
+        None if endpoint.starts_with("https://") => {
+            Some("begins with https://, which is not spoken: name a collector on this machine or its network")
+        }
+        Some(host) if plain(host) && !host.contains('?') => None,
+        Some(_) | None => Some("is no http://HOST:PORT"),
+    };
+    fault.into_iter().for_each(|text| s.fault("otlp_endpoint", text));
+    s.end();
+    Some(endpoint).filter(|endpoint| !endpoint.is_empty())
 }
 
 fn applications(

@@ -78,6 +78,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("timeouts.connect", old.timeouts.connect == new.timeouts.connect),
         ("timeouts.confirm", old.timeouts.confirm == new.timeouts.confirm),
         ("timeouts.drain", old.timeouts.drain == new.timeouts.drain),
+        ("telemetry.otlp_endpoint", old.otlp_endpoint == new.otlp_endpoint),
     ];
     all.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }

@@ -138,6 +138,7 @@ impl OpenLife {
         let on_amqp = Arc::clone(&self.mailbox);
         let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(LoopEvent::Amqp(event)));
         let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
+        let options = amqp::Options { spans: process.spans.clone(), ..options };
         let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
         // Until the engine says otherwise.
         amqp.intake(Intake::Pause);

@@ -15,6 +15,7 @@ use crate::config::{self, Config, StoreKind};
 use crate::engine::types::Now;
 use crate::notify::{watchdog_interval, Notify};
 use crate::signals;
+use crate::telemetry::SpanExporter;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +34,8 @@ pub(super) struct Process {
     pub(super) notify: Notify,
     pub(super) readiness: Arc<Readiness>,
     pub(super) liveness: Arc<Liveness>,
+    /// Where spans go, if anywhere.
+    pub(super) spans: Option<Arc<SpanExporter>>,
     pub(super) started: Now,
     pub(super) watchdog: Option<Duration>,
     inlet: Arc<Inlet>,
@@ -118,7 +121,10 @@ fn runtime(name: &str) -> Result<Runtime, RunError> {
 impl Process {
     pub(super) fn new(options: RunOptions) -> Result<Self, RunError> {
         let RunOptions { config, config_path, accept_loss, .. } = options;
+        let spans = config.otlp_endpoint.as_deref().map(SpanExporter::start).transpose();
+        let spans = spans.map_err(RunError::Runtime)?.map(Arc::new);
         Ok(Process {
+            spans,
             runtime: runtime("tidegate-in")?,
             outward: runtime("tidegate-out")?,
             config,

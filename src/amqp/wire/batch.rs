@@ -9,7 +9,7 @@ use super::event::OwnEvent;
 use super::identity::assigned;
 use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{has_choice, parse_table, short, signed, Basic};
-use super::trace::{Traces, TRACEPARENT, TRACESTATE};
+use super::trace::{BatchTrace, Traces, TRACEPARENT, TRACESTATE};
 use super::{dead, fields};
 use crate::config::terms::batch_header as header;
 use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
@@ -57,6 +57,8 @@ pub struct Outgoing {
     pub body: Body,
     /// The batch id; as hexadecimal digits also in header `x-batch`.
     pub id: BatchId,
+    /// Where a request of it brought one.
+    pub trace: Option<BatchTrace>,
 }
 
 /// A payload, built or shared; read it as `&[u8]`.
@@ -117,9 +119,10 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     put_text(&mut headers, header::CLOSED_BY, batch.closed_by.as_str());
     put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
     put_text(&mut headers, header::BATCH, &hex);
-    if let Some((context, state)) = members.traces.of_attempt(id, batch.attempt) {
+    let trace = members.traces.of_attempt(id, batch.attempt);
+    if let Some(BatchTrace { context, state, .. }) = &trace {
         put_text(&mut headers, TRACEPARENT, &context.to_string());
-        state.into_iter().for_each(|state| put_text(&mut headers, TRACESTATE, state));
+        state.iter().for_each(|state| put_text(&mut headers, TRACESTATE, state));
     }
     let basic = Basic {
         content_type: Some(content_type),
@@ -135,6 +138,7 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
         properties: basic.to_amqp(headers),
         body: Body::Built(body),
         id,
+        trace,
     }
 }
 
@@ -182,6 +186,7 @@ fn alone(
         properties: Basic { message_id: Some(&message_id), ..basic }.to_amqp(headers),
         body: Body::Of(Arc::clone(&item.content)),
         id,
+        trace: None,
     }
 }
 

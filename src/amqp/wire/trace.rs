@@ -6,6 +6,7 @@
 //! made of the batch id and the number of the attempt, so whoever sees an attempt twice sees one span.
 
 use crate::engine::types::BatchId;
+use crate::telemetry::{SpanName, MOST_LINKS};
 use std::fmt;
 
 /// Header of a request, and of a batch.
@@ -55,11 +56,33 @@ impl fmt::Display for SpanContext {
 }
 
 /// What the members of a batch bring, and what it goes out with.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Traces<'a> {
     first: Option<(SpanContext, Option<&'a str>)>,
+    /// Of all of them, as many as a span may have links.
+    links: Vec<SpanName>,
     several: bool,
     sampled: bool,
+}
+
+/// The context of an attempt to send a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchTrace {
+    /// Its own, with a span of this attempt.
+    pub(super) context: SpanContext,
+    /// The member's span that it goes on from; `None`: it is the root of a trace of its own.
+    pub parent: Option<[u8; 8]>,
+    /// What goes on of that member's trace.
+    pub state: Option<String>,
+    /// Spans of members.
+    pub links: Vec<SpanName>,
+}
+
+impl BatchTrace {
+    /// Trace and span, where somebody may have recorded a member's: then this one is recorded as well.
+    pub fn sampled(&self) -> Option<SpanName> {
+        self.context.sampled.then_some((self.context.trace, self.context.span))
+    }
 }
 
 impl<'a> Traces<'a> {
@@ -67,19 +90,23 @@ impl<'a> Traces<'a> {
     pub(super) fn add(&mut self, member: Option<(SpanContext, Option<&'a str>)>) {
         let Some((context, state)) = member else { return };
         self.sampled |= context.sampled;
+        if self.links.len() < MOST_LINKS {
+            self.links.push((context.trace, context.span));
+        }
         match self.first {
             None => self.first = Some((context, state)),
             Some((first, _)) => self.several |= first.trace != context.trace,
         }
     }
 
-    /// The context of this attempt to send the batch, with a state where it goes on with a member's trace.
-    /// `None`: no member brings any.
-    pub(super) fn of_attempt(&self, batch: BatchId, attempt: u32) -> Option<(SpanContext, Option<&'a str>)> {
+    /// The context of this attempt to send the batch. `None`: no member brings any.
+    pub(super) fn of_attempt(self, batch: BatchId, attempt: u32) -> Option<BatchTrace> {
         let (first, state) = self.first?;
         let trace = if self.several { drawn("trace", batch, 0) } else { first.trace };
         let context = SpanContext { trace, span: drawn("span", batch, attempt), sampled: self.sampled };
-        Some((context, state.filter(|_| !self.several)))
+        let goes_on = !self.several;
+        let (parent, state) = (goes_on.then_some(first.span), state.filter(|_| goes_on).map(str::to_owned));
+        Some(BatchTrace { context, parent, state, links: self.links })
     }
 }
 
@@ -166,21 +193,23 @@ mod tests {
         let mut traces = Traces::default();
         traces.add(None);
         traces.add(Some((of(&GOOD.replace("-01", "-00")), Some("a=1"))));
-        let (alone, state) = traces.of_attempt(BATCH, 1).unwrap();
-        assert_eq!((alone.trace, alone.sampled, state), (of(GOOD).trace, false, Some("a=1")));
-        assert_ne!(alone.span, of(GOOD).span);
+        let alone = traces.clone().of_attempt(BATCH, 1).unwrap();
+        assert_eq!((alone.context.trace, alone.sampled()), (of(GOOD).trace, None));
+        assert_eq!((alone.parent, alone.state.as_deref()), (Some(of(GOOD).span), Some("a=1")));
+        assert_ne!(alone.context.span, of(GOOD).span);
         let sibling = GOOD.replace("00f067aa0ba902b7", "00f067aa0ba902b8");
         traces.add(Some((of(&sibling), None)));
-        let (same, _) = traces.of_attempt(BATCH, 1).unwrap();
-        assert_eq!((same.trace, same.sampled), (of(GOOD).trace, true), "one was sampled");
+        let same = traces.clone().of_attempt(BATCH, 1).unwrap();
+        assert!(same.context.trace == of(GOOD).trace && same.sampled().is_some(), "one was sampled");
         traces.add(Some((of(&GOOD.replace("4bf9", "4bf8")), Some("b=2"))));
-        let (root, state) = traces.of_attempt(BATCH, 1).unwrap();
-        assert!(root.trace != of(GOOD).trace && state.is_none(), "a trace of its own");
+        let root = traces.clone().of_attempt(BATCH, 1).unwrap();
+        assert!(root.context.trace != of(GOOD).trace, "a trace of its own");
+        assert_eq!((root.parent, &root.state, root.links.len()), (None, &None, 3));
         // The same attempt is the same span, and the next one another of the same trace.
-        assert_eq!(traces.of_attempt(BATCH, 1).unwrap().0, root);
-        let (again, _) = traces.of_attempt(BATCH, 2).unwrap();
-        assert_eq!(again.trace, root.trace);
-        assert_ne!(again.span, root.span);
+        assert_eq!(traces.clone().of_attempt(BATCH, 1), Some(root.clone()));
+        let again = traces.of_attempt(BATCH, 2).unwrap();
+        assert_eq!(again.context.trace, root.context.trace);
+        assert_ne!(again.context.span, root.context.span);
     }
 
     #[test]

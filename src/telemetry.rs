@@ -1,0 +1,272 @@
+//! Spans of published batches, sent to a collector by OTLP (OpenTelemetry protocol 1.x, JSON over HTTP).
+//!
+//! Beside everything else: a span goes into a bounded line, and one that finds no room, or no collector, is
+//! lost and counted. Whoever publishes never waits for it. The sender is there with the cargo feature `otlp`
+//! alone; without it the configuration refuses the endpoint.
+
+use serde_json::{json, Value};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Spans that wait for the sender.
+const LINE: usize = 4_096;
+/// Spans of one request, and how long the first of them waits for company.
+const MOST: usize = 512;
+const COMPANY: Duration = Duration::from_secs(1);
+/// For one request, whole.
+const REQUEST_WITHIN: Duration = Duration::from_secs(2);
+/// Least time between two lines of the log.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Most links of one span: what collectors take without being told otherwise.
+pub const MOST_LINKS: usize = 128;
+
+/// A span of somebody's trace.
+pub type SpanName = ([u8; 16], [u8; 8]);
+
+/// The attempt to publish a batch, from the publish to the broker's answer.
+#[derive(Clone, Debug, Default)]
+pub struct PublishSpan {
+    /// Trace and span.
+    pub name: SpanName,
+    /// The span that it goes on from; `None`: it is the root of its trace.
+    pub parent: Option<[u8; 8]>,
+    /// What tracing systems added to the trace.
+    pub state: Option<String>,
+    /// Those of its members, at most [`MOST_LINKS`].
+    pub links: Vec<SpanName>,
+    /// Moment of publish, UTC us.
+    pub begun: u64,
+    /// Moment of the broker's answer, UTC us.
+    pub ended: u64,
+    /// What went wrong, if something did.
+    pub error: Option<String>,
+    /// Exchange and routing key.
+    pub destination: (String, String),
+    /// The batch id in hex.
+    pub batch: String,
+    /// Items in it.
+    pub items: u64,
+    /// Bytes of its body.
+    pub bytes: u64,
+    /// Publishes of it, from 1.
+    pub attempt: u32,
+    /// Begin minus earliest due, us.
+    pub lateness: u64,
+}
+
+/// The way to the collector.
+#[derive(Debug)]
+pub struct SpanExporter {
+    line: Option<SyncSender<PublishSpan>>,
+    lost: Arc<AtomicU64>,
+    sender: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl SpanExporter {
+    /// Starts the sender's thread. `endpoint`: as of the configuration, `http://HOST:PORT`, without the path.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(endpoint: &str) -> std::io::Result<SpanExporter> {
+        let (line, spans) = sync_channel(LINE);
+        let lost = Arc::new(AtomicU64::new(0));
+        let address = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
+        let courier = Courier { address, lost: Arc::clone(&lost), warned: None };
+        let thread = std::thread::Builder::new().name("tidegate-otlp".to_owned());
+        let sender = thread.spawn(move || courier.run(&spans))?;
+        Ok(SpanExporter { line: Some(line), lost, sender: Mutex::new(Some(sender)) })
+    }
+
+    /// Hands a span over; where there is no room for it, it is lost.
+    pub fn export(&self, span: PublishSpan) {
+        let taken = self.line.as_ref().is_some_and(|line| line.try_send(span).is_ok());
+        if !taken {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for SpanExporter {
+    /// What waits goes out, within the time of a request for each [`MOST`] of it.
+    fn drop(&mut self) {
+        self.line = None;
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(sender) = sender {
+            // A panic of it has been logged.
+            let _ = sender.join();
+        }
+    }
+}
+
+/// Takes spans from the line to the collector.
+struct Courier {
+    address: String,
+    lost: Arc<AtomicU64>,
+    warned: Option<Instant>,
+}
+
+impl Courier {
+    fn run(mut self, spans: &Receiver<PublishSpan>) {
+        let mut failed_once = false;
+        while let Ok(first) = spans.recv() {
+            let mut batch = vec![first];
+            let until = Instant::now() + COMPANY;
+            let ended = loop {
+                if batch.len() >= MOST {
+                    break false;
+                }
+                match spans.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(span) => batch.push(span),
+                    Err(RecvTimeoutError::Timeout) => break false,
+                    Err(RecvTimeoutError::Disconnected) => break true,
+                }
+            };
+            // At the end a collector that is away is tried once, and not for each request that is left.
+            let sent =
+                if ended && failed_once { Err("the end has come".to_owned()) } else { self.send(&batch) };
+            failed_once = sent.is_err();
+            if let Err(error) = sent {
+                self.lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                self.warn(&error);
+            }
+        }
+    }
+
+    #[cfg(feature = "otlp")]
+    fn send(&self, spans: &[PublishSpan]) -> Result<(), String> {
+        let config = ureq::Agent::config_builder().timeout_global(Some(REQUEST_WITHIN)).build();
+        let agent: ureq::Agent = config.into();
+        agent.post(&self.address).send_json(request(spans)).map(drop).map_err(|error| error.to_string())
+    }
+
+    #[cfg(not(feature = "otlp"))]
+    fn send(&self, spans: &[PublishSpan]) -> Result<(), String> {
+        let _ = (request(spans), REQUEST_WITHIN);
+        Err("built without the feature otlp".to_owned())
+    }
+
+    fn warn(&mut self, error: &str) {
+        if self.warned.is_some_and(|at| at.elapsed() < SILENCE) {
+            return;
+        }
+        self.warned = Some(Instant::now());
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        tracing::warn!(endpoint = self.address, lost, error, "spans do not reach the collector");
+    }
+}
+
+/// The request that carries these spans.
+fn request(spans: &[PublishSpan]) -> Value {
+    let spans: Vec<Value> = spans.iter().map(told).collect();
+    json!({ "resourceSpans": [{
+        "resource": { "attributes": [
+            attribute("service.name", "tidegate".into()),
+            attribute("service.version", env!("CARGO_PKG_VERSION").into()),
+        ]},
+        "scopeSpans": [{ "scope": { "name": "tidegate" }, "spans": spans }],
+    }]})
+}
+
+/// One span; names of attributes as the semantic conventions for messaging have them.
+fn told(span: &PublishSpan) -> Value {
+    const PRODUCER: u8 = 4;
+    let (exchange, key) = &span.destination;
+    let nanos = |us: u64| us.saturating_mul(1_000).to_string();
+    let link = |(trace, id): &SpanName| json!({ "traceId": hex(trace), "spanId": hex(id) });
+    let status = match &span.error {
+        Some(error) => json!({ "code": 2, "message": error }),
+        None => json!({}),
+    };
+    let mut told = json!({
+        "traceId": hex(&span.name.0),
+        "spanId": hex(&span.name.1),
+        "name": format!("send {exchange}"),
+        "kind": PRODUCER,
+        "startTimeUnixNano": nanos(span.begun),
+        "endTimeUnixNano": nanos(span.ended),
+        "attributes": [
+            attribute("messaging.system", "rabbitmq".into()),
+            attribute("messaging.operation.type", "send".into()),
+            attribute("messaging.operation.name", "publish".into()),
+            attribute("messaging.destination.name", exchange.as_str().into()),
+            attribute("messaging.rabbitmq.destination.routing_key", key.as_str().into()),
+            attribute("messaging.message.id", span.batch.as_str().into()),
+            attribute("messaging.message.body.size", span.bytes.into()),
+            attribute("messaging.batch.message_count", span.items.into()),
+            attribute("tidegate.attempt", span.attempt.into()),
+            attribute("tidegate.lateness_us", span.lateness.into()),
+        ],
+        "links": span.links.iter().map(link).collect::<Vec<_>>(),
+        "status": status,
+    });
+    if let Some(parent) = &span.parent {
+        told["parentSpanId"] = hex(parent).into();
+    }
+    if let Some(state) = &span.state {
+        told["traceState"] = state.as_str().into();
+    }
+    told
+}
+
+/// Whole numbers are text in the protocol's JSON: they have 64 bits.
+fn attribute(key: &str, value: Value) -> Value {
+    let value = match value.as_u64() {
+        Some(number) => json!({ "intValue": number.to_string() }),
+        None => json!({ "stringValue": value }),
+    };
+    json!({ "key": key, "value": value })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_told_as_the_protocol_has_it() {
+        let span = PublishSpan {
+            name: ([1; 16], [2; 8]),
+            parent: Some([3; 8]),
+            links: vec![([4; 16], [5; 8])],
+            begun: 1_500,
+            ended: 2_500,
+            error: Some("nacked".to_owned()),
+            destination: ("tidegate.out".to_owned(), "shop".to_owned()),
+            items: 3,
+            attempt: 1,
+            ..PublishSpan::default()
+        };
+        let told = &request(&[span])["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+        assert_eq!(told["traceId"], "01".repeat(16));
+        assert_eq!(
+            (&told["spanId"], &told["parentSpanId"]),
+            (&"02".repeat(8).into(), &"03".repeat(8).into())
+        );
+        assert_eq!(told["startTimeUnixNano"], "1500000");
+        assert_eq!((&told["kind"], &told["status"]["code"]), (&4.into(), &2.into()));
+        assert_eq!(told["links"][0]["spanId"], "05".repeat(8));
+        let attributes = told["attributes"].as_array().unwrap();
+        let of = |key: &str| attributes.iter().find(|a| a["key"] == key).map(|a| a["value"].clone());
+        assert_eq!(of("messaging.batch.message_count"), Some(json!({ "intValue": "3" })));
+        assert_eq!(of("messaging.system"), Some(json!({ "stringValue": "rabbitmq" })));
+        assert!(told.get("traceState").is_none());
+    }
+
+    #[test]
+    fn what_finds_no_room_is_lost_and_nobody_waits() {
+        // A sender that takes nothing.
+        let (line, _spans) = sync_channel(1);
+        let lost = Arc::new(AtomicU64::new(0));
+        let exporter = SpanExporter { line: Some(line), lost: Arc::clone(&lost), sender: Mutex::new(None) };
+        for _ in 0..3 {
+            exporter.export(PublishSpan::default());
+        }
+        assert_eq!(lost.load(Ordering::Relaxed), 2);
+    }
+}
