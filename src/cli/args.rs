@@ -2,6 +2,7 @@
 
 mod commands;
 mod letters;
+mod store;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
@@ -10,6 +11,7 @@ pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
     LetterRetryArgs, MeantArgs,
 };
+pub(super) use store::{StoreCommand, StoreDirArgs};
 
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -19,13 +21,13 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes:
   0   done
-  1   failed; the reason is on standard error
+  1   failed; the reason is on standard error; rows are at fault (store verify)
   2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
       --drain
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
       cancelled (cancel); not all of the dead letters that were meant (dead)
-  75  the store is locked by another process (run)
+  75  the store is locked by another process (run, store)
   78  the configuration is at fault
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
@@ -108,6 +110,9 @@ pub(super) enum CliCommand {
     /// What was given up and lies in the queue of dead letters: look, send back, drop, save
     #[command(subcommand)]
     Dead(DeadCommand),
+    /// The store of a daemon that does not run: look through it, save it, bring it back, give back room
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Show the state of the running daemon
     Status,
     /// Say whether the running daemon is well, by exit code: for probes and scripts
@@ -135,6 +140,7 @@ impl CliCommand {
             | CliCommand::Push(_)
             | CliCommand::Config(_)
             | CliCommand::Topology(_)
+            | CliCommand::Store(_)
             | CliCommand::Completions(_)
             | CliCommand::Man(_) => false,
             CliCommand::Tail(_)

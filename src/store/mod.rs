@@ -7,6 +7,7 @@
 
 mod ahead;
 mod changes;
+pub mod compact;
 mod database;
 mod directory;
 mod disk;
@@ -14,11 +15,13 @@ pub mod ended;
 mod errors;
 pub mod fields;
 mod find;
+mod frozen;
 mod jobs;
 mod keyspace;
 mod log_batch;
 mod logs;
 mod memory;
+mod opening;
 mod reclaim;
 pub mod record;
 mod rekey;
@@ -26,6 +29,7 @@ mod report;
 pub mod rows;
 mod scan;
 pub mod thread;
+pub mod verify;
 
 #[cfg(test)]
 mod ended_tests;
@@ -49,6 +53,8 @@ mod scan_tests;
 mod tests;
 #[cfg(test)]
 mod thread_tests;
+#[cfg(test)]
+mod verify_tests;
 
 pub use errors::{
     BrokenContract, CloseError, CommitError, OpenError, ReadError, SpawnError, StoreFailure, UsageError,

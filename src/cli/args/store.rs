@@ -1,0 +1,52 @@
+//! What may be written behind `store`.
+
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+/// Subcommands of `store`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Read every row, and say what is there and what is damaged
+    ///
+    /// Nothing is repaired, and no row is written. Exit code 1 if anything is wrong.
+    Verify(StoreDirArgs),
+    /// Write all tables anew without what was deleted, and say what that gave back
+    ///
+    /// A daemon does this by itself as it goes on writing. It is for a store that is to be copied, or whose
+    /// disk is short.
+    Compact(StoreDirArgs),
+}
+
+/// Which store is meant.
+#[derive(Args, Debug)]
+pub(crate) struct StoreDirArgs {
+    /// Directory of the store; with it, no configuration is read [default: store.path]
+    #[arg(value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cli, CliCommand};
+    use super::*;
+    use clap::Parser;
+
+    fn parse(line: &str) -> Result<StoreCommand, i32> {
+        let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.exit_code())?;
+        let CliCommand::Store(command) = cli.command else { panic!("{line}") };
+        Ok(command)
+    }
+
+    #[test]
+    fn a_store_is_named_or_the_configured_one() {
+        let Ok(StoreCommand::Verify(args)) = parse("tidegate store verify") else { panic!("no verify") };
+        assert_eq!(args.directory, None);
+        let Ok(StoreCommand::Compact(args)) = parse("tidegate store compact /var/lib/x --output json") else {
+            panic!("no compact")
+        };
+        assert_eq!(args.directory, Some("/var/lib/x".into()));
+        for wrong in ["tidegate store", "tidegate store verify a b"] {
+            assert_eq!(parse(wrong).err(), Some(2), "{wrong}");
+        }
+    }
+}

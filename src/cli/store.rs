@@ -1,0 +1,181 @@
+//! `store`: what can be done with a disk store that no daemon has open.
+
+use super::args::{Output, StoreCommand, StoreDirArgs};
+use super::moment;
+use super::output::{plain, Failure, Out};
+use super::progress::Progress;
+use crate::config::{Config, StoreKind};
+use crate::store::compact::{self, CompactError, Compacted};
+use crate::store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
+use crate::store::OpenError;
+use serde_json::{json, Value};
+use std::path::{Path, PathBuf};
+
+/// Faults that a JSON document names; all are counted.
+const MOST_FAULTS: usize = 100_000;
+
+/// Runs one of them. `config` reads the configuration, where it is needed.
+///
+/// # Errors
+/// Locked when a daemon has the store; failed when it is not there, cannot be read, or is damaged.
+pub(super) fn run(
+    command: &StoreCommand,
+    config: impl FnOnce() -> Result<Config, Failure>,
+    output: Output,
+) -> Result<(), Failure> {
+    match command {
+        StoreCommand::Verify(args) => verify(&Meant::of(args, config)?, output),
+        StoreCommand::Compact(args) => compact(&Meant::of(args, config)?, output),
+    }
+}
+
+/// Which store is meant, and what may be used of memory while it is open, bytes.
+struct Meant {
+    path: PathBuf,
+    memory: u64,
+}
+
+impl Meant {
+    fn of(args: &StoreDirArgs, config: impl FnOnce() -> Result<Config, Failure>) -> Result<Self, Failure> {
+        if let Some(path) = &args.directory {
+            return Ok(Meant { path: path.clone(), memory: Config::default().limits.memory });
+        }
+        let config = config()?;
+        if config.store.kind == StoreKind::Memory {
+            let text = "store.kind is memory: this configuration keeps nothing on a disk. Name a directory";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+        Ok(Meant { path: config.store.path, memory: config.limits.memory })
+    }
+}
+
+fn not_opened(error: OpenError) -> Failure {
+    if matches!(error, OpenError::Locked { .. }) {
+        return Failure::Locked(format!("store: {error}; stop the daemon that has it open first"));
+    }
+    Failure::Failed(format!("store: {error}"))
+}
+
+/// Shows how far a walk is, and what it finds.
+struct Shown {
+    progress: Progress,
+    output: Output,
+    faults: Vec<RowFault>,
+    /// Of printing a fault: told at the end.
+    broken: Option<Failure>,
+}
+
+impl Shown {
+    fn new(output: Output) -> Self {
+        Shown { progress: Progress::new(), output, faults: Vec::new(), broken: None }
+    }
+}
+
+impl Watcher for Shown {
+    fn step(&mut self, step: WalkStep) {
+        self.progress.at(step.keyspace, step.done, Some(step.total));
+    }
+
+    fn fault(&mut self, fault: RowFault) {
+        if self.output == Output::Json {
+            if self.faults.len() < MOST_FAULTS {
+                self.faults.push(fault);
+            }
+            return;
+        }
+        let RowFault { keyspace, key, error } = fault;
+        let line = format!("damaged: keyspace {keyspace}, {}: {}", plain(&key), plain(&error));
+        let printed = self.progress.aside(|| Out::lock().line(line));
+        self.broken = self.broken.take().or(printed.err());
+    }
+}
+
+fn verify(meant: &Meant, output: Output) -> Result<(), Failure> {
+    let mut shown = Shown::new(output);
+    let summary = verify::verify(&meant.path, meant.memory, &mut shown).map_err(not_opened)?;
+    let Shown { progress, faults, broken, .. } = shown;
+    drop(progress);
+    broken.map_or(Ok(()), Err)?;
+    let mut out = Out::lock();
+    match output {
+        Output::Json => out.json(&document(&meant.path, &summary, &faults))?,
+        Output::Table => out.table(&table(&meant.path, &summary))?,
+    }
+    match summary.faults {
+        0 => Ok(()),
+        1 => Err(Failure::failed("1 row is at fault")),
+        n => Err(Failure::Failed(format!("{n} rows are at fault"))),
+    }
+}
+
+fn document(path: &Path, summary: &StoreSummary, faults: &[RowFault]) -> Value {
+    let named: Vec<Value> = faults
+        .iter()
+        .map(|RowFault { keyspace, key, error }| json!({ "keyspace": keyspace, "key": key, "error": error }))
+        .collect();
+    json!({
+        "result": if summary.faults == 0 { "sound" } else { "damaged" },
+        "path": path.display().to_string(),
+        "store": format!("{:016x}", summary.identity),
+        "commit": summary.commit,
+        "rows": summary.rows,
+        "items": summary.items,
+        "dead_letters": summary.dead_letters,
+        "queues": summary.queues,
+        "paused": summary.paused,
+        "ids": summary.ids,
+        "ended_ids": summary.ended_ids,
+        "windows": summary.windows,
+        "closings": summary.closings,
+        "oldest_due": summary.oldest_due,
+        "newest_due": summary.newest_due,
+        "bytes": summary.bytes,
+        "faults": summary.faults,
+        "damaged": named,
+        "damaged_truncated": summary.faults > faults.len() as u64,
+    })
+}
+
+fn table(path: &Path, summary: &StoreSummary) -> Vec<Vec<String>> {
+    let due = |due: Option<u64>| {
+        let ms = due.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
+        ms.map_or_else(|| "-".to_owned(), moment)
+    };
+    let rows = [
+        ("store", plain(&path.display().to_string()).into_owned()),
+        ("identity", format!("{:016x}", summary.identity)),
+        ("last commit", summary.commit.to_string()),
+        ("rows", summary.rows.to_string()),
+        ("items", summary.items.to_string()),
+        ("dead letters to be sent", summary.dead_letters.to_string()),
+        ("queues", format!("{} ({} paused)", summary.queues, summary.paused)),
+        ("ids of items", summary.ids.to_string()),
+        ("ids that have ended", summary.ended_ids.to_string()),
+        ("long windows", summary.windows.to_string()),
+        ("windows closed early", summary.closings.to_string()),
+        ("oldest due", due(summary.oldest_due)),
+        ("newest due", due(summary.newest_due)),
+        ("bytes on the disk", summary.bytes.to_string()),
+        ("rows at fault", summary.faults.to_string()),
+    ];
+    rows.map(|(name, value)| vec![name.to_owned(), value]).to_vec()
+}
+
+fn compact(meant: &Meant, output: Output) -> Result<(), Failure> {
+    let mut shown = Shown::new(output);
+    let done = compact::compact(&meant.path, meant.memory, &mut shown);
+    drop(shown);
+    let Compacted { before, after } = done.map_err(|error| {
+        if let CompactError::Open(error) = error {
+            return not_opened(error);
+        }
+        Failure::Failed(format!("store: {error}"))
+    })?;
+    let mut out = Out::lock();
+    if output == Output::Json {
+        let path = meant.path.display().to_string();
+        return out.json(&json!({ "result": "done", "path": path, "before": before, "after": after }));
+    }
+    let rows = [("bytes before", before), ("bytes after", after)];
+    out.table(&rows.map(|(name, bytes)| vec![name.to_owned(), bytes.to_string()]))
+}
