@@ -4,11 +4,16 @@ use super::args::{Output, StoreCommand, StoreDirArgs};
 use super::moment;
 use super::output::{plain, Failure, Out};
 use super::progress::Progress;
+use crate::amqp::wire::{identity, item_id};
+use crate::clock;
 use crate::config::{Config, StoreKind};
 use crate::store::compact::{self, CompactError, Compacted};
+use crate::store::export::Exporter;
+use crate::store::import::{self, ImportError, Imported};
 use crate::store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
 use crate::store::OpenError;
 use serde_json::{json, Value};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Faults that a JSON document names; all are counted.
@@ -25,6 +30,8 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     match command {
         StoreCommand::Verify(args) => verify(&Meant::of(args, config)?, output),
+        StoreCommand::Export(args) => export(&Meant::of(args, config)?),
+        StoreCommand::Import(args) => import(&Meant::of(args, config)?, output),
         StoreCommand::Compact(args) => compact(&Meant::of(args, config)?, output),
     }
 }
@@ -178,4 +185,81 @@ fn compact(meant: &Meant, output: Output) -> Result<(), Failure> {
     }
     let rows = [("bytes before", before), ("bytes after", after)];
     out.table(&rows.map(|(name, bytes)| vec![name.to_owned(), bytes.to_string()]))
+}
+
+/// Bytes of lines written at a time.
+const WRITE_BYTES: usize = 256 << 10;
+
+/// Whatever the output is to be, these are lines.
+fn export(meant: &Meant) -> Result<(), Failure> {
+    let progress = Progress::new();
+    let damaged = |error: crate::store::ReadError| Failure::Failed(format!("store: {error}"));
+    let exporter = Exporter::open(&meant.path, meant.memory).map_err(not_opened)?;
+    let mut export = exporter.begin(item_id).map_err(damaged)?;
+    let mut out = BufWriter::with_capacity(WRITE_BYTES, std::io::stdout().lock());
+    let mut lines = Vec::new();
+    loop {
+        let more = export.next(&mut lines).map_err(damaged)?;
+        out.write_all(&lines)?;
+        lines.clear();
+        progress.at("items", export.told().items, Some(export.items()));
+        if !more {
+            break;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+fn import(meant: &Meant, output: Output) -> Result<(), Failure> {
+    let progress = Progress::new();
+    let mut input = BufReader::with_capacity(WRITE_BYTES, std::io::stdin().lock());
+    let mut tell = |step: import::ImportStep| progress.at("items", step.items, Some(step.total));
+    let done = import::import(&meant.path, meant.memory, &mut input, identity, clock::wall_ms(), &mut tell);
+    drop(progress);
+    let told = done.map_err(|error| match error {
+        ImportError::Open(error) => not_opened(error),
+        ImportError::Commit(_) | ImportError::Read(_) | ImportError::Close(_) => {
+            Failure::Failed(format!("store: {error}"))
+        }
+        ImportError::Cut { .. } => Failure::Partial(error.to_string()),
+        ImportError::Input(_) | ImportError::Line { .. } | ImportError::SameStore { .. } => {
+            Failure::Failed(plain(&error.to_string()).into_owned())
+        }
+    })?;
+    let mut out = Out::lock();
+    match output {
+        Output::Json => out.json(&imported_document(&meant.path, &told)),
+        Output::Table => out.table(&imported_table(&told)),
+    }
+}
+
+fn imported_document(path: &Path, told: &Imported) -> Value {
+    json!({
+        "result": "done",
+        "path": path.display().to_string(),
+        "founded": told.founded,
+        "lines_before": told.lines_before,
+        "items": told.items,
+        "dead_letters": told.dead_letters,
+        "left_out": { "waiting": told.waiting, "ended": told.ended },
+        "renumbered": told.renumbered,
+        "ended_ids": told.ended_ids,
+        "windows": told.windows,
+        "paused": told.paused,
+    })
+}
+
+fn imported_table(told: &Imported) -> Vec<Vec<String>> {
+    let rows = [
+        ("lines imported before", told.lines_before),
+        ("items", told.items),
+        ("dead letters", told.dead_letters),
+        ("left out: the id waits", told.waiting),
+        ("left out: the id has ended", told.ended),
+        ("with a new assigned id", told.renumbered),
+        ("ids that have ended", told.ended_ids),
+        ("long windows", told.windows),
+        ("queues paused", told.paused),
+    ];
+    rows.map(|(name, count)| vec![name.to_owned(), count.to_string()]).to_vec()
 }

@@ -1,5 +1,5 @@
-//! Room on the disk given back at once, in a store that no daemon has open: every table is written anew without
-//! what was deleted.
+//! Room on the disk given back at once, in a store that no daemon has open: every table is written anew
+//! without what was deleted.
 
 use super::database::unwritable;
 use super::directory::Directory;

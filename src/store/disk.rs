@@ -6,19 +6,21 @@
 use super::changes::Changes;
 use super::database::{unwritable, Epochs, Keyspaces};
 use super::directory::{Committed, Directory};
+use super::export::Exporter;
 use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::opening::{
     create, establish, open_database, open_keyspaces, read_buckets, read_format, read_meta, refuse_loss,
     DiskBudget, FoundFormat, StoreMeta,
 };
-use super::rows::{self, META_MARKS};
-use super::{ahead, logs, reclaim};
+use super::rows::{self, ImportRow, META_IMPORT, META_MARKS};
+use super::{ahead, find, logs, reclaim};
 use super::{
     CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob, Store, Usage,
     UsageError,
 };
 use crate::clock;
-use crate::engine::event::{Load, Loaded, Marks, Opened};
+use crate::engine::event::{Load, Loaded, Marks, Opened, Wanted};
+use crate::engine::types::{Ended, Key};
 use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
 use std::sync::Arc;
@@ -160,6 +162,84 @@ impl DiskStore {
         self.keyspaces.of(id)
     }
 
+    /// What has been imported into it, by the key of the row.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    pub(super) fn imports(&self) -> Result<Vec<(Vec<u8>, ImportRow)>, ReadError> {
+        let read = |key: &[u8], value: &[u8]| match key.starts_with(META_IMPORT) {
+            true => rows::read_import(key, value).map(|row| Some((key.to_vec(), row))),
+            false => Ok(None),
+        };
+        Ok(self.keyspaces.all(KeyspaceId::Meta, read)?.into_iter().flatten().collect())
+    }
+
+    /// Nothing has ever been committed to it.
+    pub(super) fn is_new(&self) -> bool {
+        self.number == 0
+    }
+
+    /// How an item ended, as the first of the buckets says that knows it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    pub(super) fn ended(&self, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
+        find::ended(&self.keyspaces, &self.epochs, wanted)
+    }
+
+    /// Whether an item lies under this key of this queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    pub(super) fn has_item(&self, queue: &str, key: Key) -> Result<bool, ReadError> {
+        Ok(self.keyspaces.item(queue, key, |view| view.key)?.is_some())
+    }
+
+    /// As [`Store::commit`], with rows of `meta` beside.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    pub(super) fn commit_with(
+        &mut self,
+        groups: &[CommitGroup],
+        meta: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<(), CommitError> {
+        let Some(last) = groups.last() else { return Ok(()) };
+        let number = self.number + 1;
+        let keyspaces = self.keyspaces.clone();
+        let mut changes = Changes::new(&keyspaces, number, self.epochs);
+        for op in groups.iter().flat_map(|group| &group.ops) {
+            changes.apply(op)?;
+        }
+        changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
+        for (key, value) in meta {
+            changes.put(KeyspaceId::Meta, key.clone(), value.clone());
+        }
+        self.await_room(&changes.touched().collect::<Vec<_>>())?;
+        for bucket in changes.begun() {
+            self.empty(*bucket)?;
+        }
+        let epochs = changes.epochs();
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
+        for (id, key, value) in changes.into_rows() {
+            let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
+            self.unflushed[id.index()] += bytes as u64 + ROW_OVERHEAD;
+            match value {
+                Some(value) => batch.insert(keyspaces.of(id), key, value),
+                None => batch.remove(keyspaces.of(id), key),
+            }
+        }
+        batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
+        (self.number, self.marks) = (number, last.marks);
+        self.epochs = epochs;
+        self.committed.record(number);
+        self.rotate()
+    }
+
     /// Hands everything in memory over to tables, and waits until it is there.
     ///
     /// # Errors
@@ -260,33 +340,7 @@ impl DiskStore {
 
 impl Store for DiskStore {
     fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
-        let Some(last) = groups.last() else { return Ok(()) };
-        let number = self.number + 1;
-        let keyspaces = self.keyspaces.clone();
-        let mut changes = Changes::new(&keyspaces, number, self.epochs);
-        for op in groups.iter().flat_map(|group| &group.ops) {
-            changes.apply(op)?;
-        }
-        changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
-        self.await_room(&changes.touched().collect::<Vec<_>>())?;
-        for bucket in changes.begun() {
-            self.empty(*bucket)?;
-        }
-        let epochs = changes.epochs();
-        let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
-        for (id, key, value) in changes.into_rows() {
-            let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
-            self.unflushed[id.index()] += bytes as u64 + ROW_OVERHEAD;
-            match value {
-                Some(value) => batch.insert(keyspaces.of(id), key, value),
-                None => batch.remove(keyspaces.of(id), key),
-            }
-        }
-        batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
-        (self.number, self.marks) = (number, last.marks);
-        self.epochs = epochs;
-        self.committed.record(number);
-        self.rotate()
+        self.commit_with(groups, &[])
     }
 
     fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {
@@ -295,6 +349,10 @@ impl Store for DiskStore {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         Some(Box::new(DiskReader { keyspaces: self.keyspaces.clone(), _directory: self.directory.clone() }))
+    }
+
+    fn exporter(&self) -> Option<Exporter> {
+        Some(Exporter::new(&self.keyspaces, &self.db, &self.directory))
     }
 
     fn usage(&self) -> Result<Usage, UsageError> {

@@ -1,11 +1,12 @@
 //! The rows of a disk store at one moment, read page by page beside whoever writes.
 //!
-//! The storage engine keeps what a snapshot sees for as long as there is one: whoever holds it must come to an
-//! end. A page is a read of its own, so that no table and no memtable is held back between two of them.
+//! The storage engine keeps what a snapshot sees for as long as there is one: whoever holds it must come to
+//! an end. A page is a read of its own, so that no table and no memtable is held back between two of them.
 
-use super::database::{unreadable, Keyspaces, Row};
+use super::database::{damaged, unreadable, Epochs, Keyspaces, Row};
 use super::keyspace::KeyspaceId;
-use super::ReadError;
+use super::{rows, ReadError};
+use crate::engine::event::BUCKETS;
 use fjall::{Database, Readable, Slice, Snapshot};
 use std::ops::Bound;
 
@@ -61,6 +62,44 @@ impl Frozen {
             }
         }
         Ok(FrozenPage { rows, next: None })
+    }
+
+    /// All rows of a keyspace.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; those of `visit`.
+    pub(super) fn each(
+        &self,
+        id: KeyspaceId,
+        mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
+        let mut behind = None;
+        loop {
+            let FrozenPage { rows, next } = self.page(id, behind.as_ref())?;
+            rows.iter().try_for_each(|(key, value)| visit(key, value))?;
+            let Some(next) = next else { return Ok(()) };
+            behind = Some(next);
+        }
+    }
+
+    /// In which epoch each bucket is (see [`super::ended`]), and those that have begun, the first one first.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; the row of a bucket that does not read as it was written.
+    pub(super) fn epochs(&self) -> Result<(Epochs, Vec<u8>), ReadError> {
+        let (mut epochs, mut begun) = (Epochs::default(), Vec::new());
+        for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
+            let id = KeyspaceId::Ended(bucket);
+            let Some(bytes) = self.get(id, rows::BUCKET)? else { continue };
+            let read = rows::read_bucket(bucket, &bytes);
+            let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
+            begun.push((epoch, row.from, bucket));
+            *known = epoch;
+        }
+        begun.sort_unstable();
+        Ok((epochs, begun.into_iter().map(|(_, _, bucket)| bucket).collect()))
     }
 
     /// Rows of a keyspace, about.

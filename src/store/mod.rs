@@ -13,11 +13,14 @@ mod directory;
 mod disk;
 pub mod ended;
 mod errors;
+pub mod export;
 pub mod fields;
 mod find;
 mod frozen;
+pub mod import;
 mod jobs;
 mod keyspace;
+pub mod lines;
 mod log_batch;
 mod logs;
 mod memory;
@@ -41,6 +44,8 @@ mod logs_tests;
 mod measure;
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod moving_tests;
 #[cfg(test)]
 mod open_tests;
 #[cfg(test)]
@@ -118,6 +123,11 @@ pub trait Store: Send {
     /// A second reader for contents, to be used by another thread at the same time. `None`: this store has
     /// none.
     fn reader(&self) -> Option<Box<dyn Reader>> {
+        None
+    }
+
+    /// Makes exports beside the thread that owns the store. `None`: this store keeps no items.
+    fn exporter(&self) -> Option<export::Exporter> {
         None
     }
 

@@ -1,5 +1,5 @@
-//! How the disk store's files are opened and made: the database, its keyspaces, and the rows that say what they
-//! are. Deliberately absent: what the rows of items mean.
+//! How the disk store's files are opened and made: the database, its keyspaces, and the rows that say what
+//! they are. Deliberately absent: what the rows of items mean.
 
 use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
 use super::directory::Directory;

@@ -177,11 +177,13 @@ pub struct ImportRow {
     pub whole: bool,
     /// The store was made by it: what it holds keeps its arrival numbers.
     pub founding: bool,
+    /// Identity of the store that it is an export of.
+    pub store: u64,
 }
 
 /// The row under [`import_key`].
 pub fn import_row(key: &[u8], row: ImportRow) -> Vec<u8> {
-    seal_numbers(key, &[row.lines, row.whole.into(), row.founding.into()])
+    seal_numbers(key, &[row.lines, row.whole.into(), row.founding.into(), row.store])
 }
 
 /// Reads [`import_row`].
@@ -190,8 +192,8 @@ pub fn import_row(key: &[u8], row: ImportRow) -> Vec<u8> {
 ///
 /// Says what is wrong with it.
 pub fn read_import(key: &[u8], bytes: &[u8]) -> Result<ImportRow, String> {
-    let [lines, whole, founding] = unseal(key, bytes)?;
-    Ok(ImportRow { lines, whole: whole != 0, founding: founding != 0 })
+    let [lines, whole, founding, store] = unseal(key, bytes)?;
+    Ok(ImportRow { lines, whole: whole != 0, founding: founding != 0, store })
 }
 
 /// The marks of commit number `commit`.
@@ -419,7 +421,7 @@ mod tests {
             let identity = Identity::assigned(a);
             let (_, v) = identity_row(identity, key(b, c));
             prop_assert_eq!(read_identity(identity, &v).unwrap(), key(b, c));
-            let import = ImportRow { lines: a, whole: expires, founding: !expires };
+            let import = ImportRow { lines: a, whole: expires, founding: !expires, store: d };
             let k = import_key(u128::from(b));
             prop_assert_eq!(read_import(&k, &import_row(&k, import)).unwrap(), import);
             let k = place_key(&["a", "b"], key(c, d)).unwrap();

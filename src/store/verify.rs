@@ -94,7 +94,7 @@ pub fn verify(path: &Path, memory_limit: u64, watcher: &mut dyn Watcher) -> Resu
     let present = open_present(path, memory_limit)?;
     let frozen = Frozen::new(&present.db, &present.keyspaces);
     let total = KeyspaceId::ALL.map(|id| frozen.about(id)).iter().sum();
-    let mut walk = Walk {
+    let mut walk = StoreWalk {
         frozen,
         watcher,
         summary: StoreSummary::default(),
@@ -120,7 +120,7 @@ pub fn verify(path: &Path, memory_limit: u64, watcher: &mut dyn Watcher) -> Resu
 /// Rows between two steps that are told.
 const STEP_ROWS: u64 = 1_000;
 
-struct Walk<'w> {
+struct StoreWalk<'w> {
     frozen: Frozen,
     watcher: &'w mut dyn Watcher,
     summary: StoreSummary,
@@ -135,9 +135,9 @@ struct Walk<'w> {
 }
 
 /// What is wrong with a row, or that nothing is.
-type Verdict = Result<(), String>;
+type RowVerdict = Result<(), String>;
 
-impl Walk<'_> {
+impl StoreWalk<'_> {
     fn fault(&mut self, id: KeyspaceId, key: &[u8], error: impl Into<String>) {
         self.summary.faults += 1;
         let (keyspace, key) = (id.name(), keyspace::show(id, key));
@@ -150,7 +150,7 @@ impl Walk<'_> {
     }
 
     /// Every row of a keyspace; what cannot be read at all ends it, and is told.
-    fn each(&mut self, id: KeyspaceId, mut visit: impl FnMut(&mut Self, &Slice, &Slice) -> Verdict) {
+    fn each(&mut self, id: KeyspaceId, mut visit: impl FnMut(&mut Self, &Slice, &Slice) -> RowVerdict) {
         let mut behind: Option<Slice> = None;
         loop {
             let page = match self.frozen.page(id, behind.as_ref()) {
@@ -233,7 +233,7 @@ impl Walk<'_> {
     }
 
     /// The rows that lead to an item.
-    fn item(&mut self, view: &View<'_>) -> Verdict {
+    fn item(&mut self, view: &View<'_>) -> RowVerdict {
         if view.key.seq >= self.marks.next_seq {
             let next = self.marks.next_seq;
             return Err(format!("its number was never given out: the next one is {next}"));
@@ -253,7 +253,7 @@ impl Walk<'_> {
         }
     }
 
-    fn led_to_by_identity(&mut self, view: &View<'_>) -> Verdict {
+    fn led_to_by_identity(&mut self, view: &View<'_>) -> RowVerdict {
         let identity = view.identity();
         let row = self.frozen.get(KeyspaceId::Identities, &identity.to_bytes()).map_err(|e| words(&e))?;
         let Some(row) = row else { return Err("the row of its id is missing".to_owned()) };

@@ -10,6 +10,15 @@ pub(crate) enum StoreCommand {
     ///
     /// Nothing is repaired, and no row is written. Exit code 1 if anything is wrong.
     Verify(StoreDirArgs),
+    /// Print everything that waits, one JSON document a line, so that it can be imported again
+    ///
+    /// It ends with a line that says so: without it, the export is not whole.
+    Export(StoreDirArgs),
+    /// Read an export from standard input into a store, which is made if it is not there
+    ///
+    /// Nothing comes twice: what an earlier import of the same export has brought, and ids that the store
+    /// knows, are left out and counted. An import that was cut short goes on where it was.
+    Import(StoreDirArgs),
     /// Write all tables anew without what was deleted, and say what that gave back
     ///
     /// A daemon does this by itself as it goes on writing. It is for a store that is to be copied, or whose
