@@ -11,7 +11,7 @@ pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
     LetterRetryArgs, MeantArgs,
 };
-pub(super) use store::{StoreCommand, StoreDirArgs};
+pub(super) use store::{StoreCommand, StoreDirArgs, StoreExportArgs};
 
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -135,12 +135,15 @@ impl CliCommand {
     /// Whether it speaks to the admin port of a running daemon.
     pub(super) fn asks_the_daemon(&self) -> bool {
         match self {
+            CliCommand::Store(StoreCommand::Export(StoreExportArgs { running, .. })) => *running,
             CliCommand::Run(_)
             | CliCommand::Check(_)
             | CliCommand::Push(_)
             | CliCommand::Config(_)
             | CliCommand::Topology(_)
-            | CliCommand::Store(_)
+            | CliCommand::Store(
+                StoreCommand::Verify(_) | StoreCommand::Import(_) | StoreCommand::Compact(_),
+            )
             | CliCommand::Completions(_)
             | CliCommand::Man(_) => false,
             CliCommand::Tail(_)

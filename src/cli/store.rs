@@ -1,6 +1,7 @@
 //! `store`: what can be done with a disk store that no daemon has open.
 
-use super::args::{Output, StoreCommand, StoreDirArgs};
+use super::args::{Output, StoreCommand, StoreDirArgs, StoreExportArgs};
+use super::client::{path, Client};
 use super::moment;
 use super::output::{plain, Failure, Out};
 use super::progress::Progress;
@@ -13,24 +14,28 @@ use crate::store::import::{self, ImportError, Imported};
 use crate::store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
 use crate::store::OpenError;
 use serde_json::{json, Value};
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Faults that a JSON document names; all are counted.
 const MOST_FAULTS: usize = 100_000;
 
-/// Runs one of them. `config` reads the configuration, where it is needed.
+/// Runs one of them. `config` reads the configuration, and `daemon` finds the one that runs, where they are
+/// needed.
 ///
 /// # Errors
-/// Locked when a daemon has the store; failed when it is not there, cannot be read, or is damaged.
+/// Locked when a daemon has the store; failed when it is not there, cannot be read, or is damaged; partial
+/// when an export is not whole.
 pub(super) fn run(
     command: &StoreCommand,
     config: impl FnOnce() -> Result<Config, Failure>,
+    daemon: impl FnOnce() -> Result<Client, Failure>,
     output: Output,
 ) -> Result<(), Failure> {
     match command {
+        StoreCommand::Export(StoreExportArgs { running: true, .. }) => export_running(&daemon()?),
         StoreCommand::Verify(args) => verify(&Meant::of(args, config)?, output),
-        StoreCommand::Export(args) => export(&Meant::of(args, config)?),
+        StoreCommand::Export(args) => export(&Meant::of(&args.store, config)?),
         StoreCommand::Import(args) => import(&Meant::of(args, config)?, output),
         StoreCommand::Compact(args) => compact(&Meant::of(args, config)?, output),
     }
@@ -58,7 +63,10 @@ impl Meant {
 
 fn not_opened(error: OpenError) -> Failure {
     if matches!(error, OpenError::Locked { .. }) {
-        return Failure::Locked(format!("store: {error}; stop the daemon that has it open first"));
+        return Failure::Locked(format!(
+            "store: {error}; stop the daemon that has it open first, or export from it: store export \
+             --running"
+        ));
     }
     Failure::Failed(format!("store: {error}"))
 }
@@ -208,6 +216,38 @@ fn export(meant: &Meant) -> Result<(), Failure> {
         }
     }
     Ok(out.flush()?)
+}
+
+/// What the daemon that has the store open says it holds.
+fn export_running(client: &Client) -> Result<(), Failure> {
+    let progress = Progress::new();
+    let mut answer = client.stream(&path(&["export"]))?;
+    let mut out = BufWriter::with_capacity(WRITE_BYTES, std::io::stdout().lock());
+    let (mut line, mut lines, mut items, mut total, mut whole) = (Vec::new(), 0_u64, 0, None, false);
+    let broken = loop {
+        line.clear();
+        match answer.read_until(b'\n', &mut line) {
+            Ok(0) => break String::new(),
+            Ok(_) => {}
+            Err(error) => break format!(": {error}"),
+        }
+        out.write_all(&line)?;
+        lines += 1;
+        items += u64::from(line.starts_with(b"{\"kind\":\"item\""));
+        if lines == 1 {
+            total = serde_json::from_slice::<Value>(&line).ok().and_then(|first| first["items"].as_u64());
+        }
+        whole = line.starts_with(b"{\"kind\":\"end\"") && line.ends_with(b"\n");
+        progress.at("items", items, total);
+    };
+    out.flush()?;
+    if whole {
+        return Ok(());
+    }
+    Err(Failure::Partial(format!(
+        "the export broke off behind line {lines}{}: it is not whole",
+        plain(&broken)
+    )))
 }
 
 fn import(meant: &Meant, output: Output) -> Result<(), Failure> {

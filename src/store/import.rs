@@ -131,7 +131,8 @@ pub fn import(
 ) -> Result<Imported, ImportError> {
     let mut lines = ExportLines { input, read: 0 };
     let Some((ExportLine::Store(first), _)) = lines.next()? else {
-        return Err(lines.fault("it is not the first line of an export"));
+        lines.read = 1;
+        return Err(lines.fault("it is missing, or not the first line of an export"));
     };
     let (export, identity) = first.names().map_err(|error| lines.fault(error))?;
     let directory = match Directory::existing(path) {

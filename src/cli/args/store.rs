@@ -13,7 +13,7 @@ pub(crate) enum StoreCommand {
     /// Print everything that waits, one JSON document a line, so that it can be imported again
     ///
     /// It ends with a line that says so: without it, the export is not whole.
-    Export(StoreDirArgs),
+    Export(StoreExportArgs),
     /// Read an export from standard input into a store, which is made if it is not there
     ///
     /// Nothing comes twice: what an earlier import of the same export has brought, and ids that the store
@@ -32,6 +32,17 @@ pub(crate) struct StoreDirArgs {
     /// Directory of the store; with it, no configuration is read [default: store.path]
     #[arg(value_name = "DIR")]
     pub directory: Option<PathBuf>,
+}
+
+/// Arguments of `store export`.
+#[derive(Args, Debug)]
+pub(crate) struct StoreExportArgs {
+    /// Which store is meant.
+    #[command(flatten)]
+    pub store: StoreDirArgs,
+    /// Ask the running daemon, which has the store open: what is durable at the moment of asking
+    #[arg(long, conflicts_with = "directory")]
+    pub running: bool,
 }
 
 #[cfg(test)]
@@ -54,7 +65,15 @@ mod tests {
             panic!("no compact")
         };
         assert_eq!(args.directory, Some("/var/lib/x".into()));
-        for wrong in ["tidegate store", "tidegate store verify a b"] {
+        for (line, running) in
+            [("tidegate store export --running", true), ("tidegate store export /x", false)]
+        {
+            let Ok(StoreCommand::Export(args)) = parse(line) else { panic!("no export") };
+            assert_eq!(args.running, running);
+        }
+        for wrong in
+            ["tidegate store", "tidegate store verify a b", "tidegate store export /var/lib/x --running"]
+        {
             assert_eq!(parse(wrong).err(), Some(2), "{wrong}");
         }
     }

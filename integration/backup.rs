@@ -1,0 +1,178 @@
+//! The store taken elsewhere: saved from a daemon that runs and from one that does not, looked through, brought back,
+//! and lived on by another daemon as if nothing had been.
+
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tidegate_harness::{binary, now_ms, wait_until, Config, Daemon, Received, Site, Told};
+
+/// Time that own-time items wait: longer than it takes to move the store.
+const AHEAD_MS: u64 = 20_000;
+
+fn config(site: &Site<'_>) -> Config {
+    site.config()
+        .set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
+        .text("applications.raw.format", "passthrough")
+        // Beyond the horizon of what is held in memory: this window has a row of its own.
+        .text("applications.long.window", "30s")
+}
+
+/// `tidegate store` with these arguments and this standard input.
+fn store(arguments: &[&str], input: &Path) -> Told {
+    let input = fs::File::open(input).expect("the input");
+    let mut command = Command::new(binary());
+    let output = command.arg("store").args(arguments).stdin(Stdio::from(input)).output().expect("the binary");
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    Told { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+fn state_of(daemon: &Daemon, application: &str, id: &str) -> String {
+    let (_, told) = daemon.ask("GET", &format!("/api/v1/items/{application}/{id}"));
+    told["state"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Items of every kind, each of which has got where it is to wait. The moment before which none of `raw` and `shop` may
+/// leave, UTC ms.
+fn fill(site: &Site<'_>, daemon: &Daemon) -> u64 {
+    let shop = site.inbox("shop");
+    site.client.publish(&site.push("shop", "1").id("gone"));
+    assert_eq!(shop.batch().ids(), ["gone"]);
+    let (status, _) = daemon.ask("POST", "/api/v1/applications/held/pause");
+    assert_eq!(status, 200);
+    // Without its exchange a dead letter stays in the store.
+    site.client.delete_exchange(&site.dead());
+    let at = now_ms() + AHEAD_MS;
+    let due = i64::try_from(at).expect("a date");
+    let far = i64::try_from(at + 3_600_000).expect("a date");
+    let timed = |n: u32| {
+        let push = site.push("shop", format!("{{\"n\":{n}}}")).content_type("application/json");
+        push.id(&format!("s{n}")).customer(&format!("c{}", n % 4)).number("x-deliver-at", due)
+    };
+    let mut pushes: Vec<_> = (0..40).map(timed).collect();
+    pushes.push(site.push("shop", "far").id("far").number("x-deliver-at", far));
+    pushes
+        .push(site.push("raw", vec![0xff, 0, 0xfe]).id("r0").with("lang", "en").number("x-deliver-at", due));
+    pushes.push(site.push("raw", "größe").with("lang", "de").customer("c").number("x-deliver-at", due));
+    pushes.extend((0..3).map(|n| site.push("long", n.to_string()).id(&format!("w{n}")).customer("anna")));
+    pushes.extend((0..5).map(|n| site.push("nobody", "1").id(&format!("n{n}"))));
+    pushes.push(site.push("held", "1").id("h0"));
+    pushes.push(site.push("shop", "1").id("dead").with("x-delay", "soon"));
+    site.client.publish_all(pushes);
+    wait_until("all are where they wait", Duration::from_secs(10), || {
+        let items = daemon.state()["items"].clone();
+        items["parked"] == 5
+            && daemon.state()["uncommitted"] == 0
+            && daemon.state()["totals"]["accepted"] == 53
+    });
+    at
+}
+
+/// The lines behind the first one, which names the export.
+fn body(export: &str) -> Vec<Value> {
+    export.lines().skip(1).map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn of_kind<'l>(lines: &'l [Value], kind: &str) -> Vec<&'l Value> {
+    lines.iter().filter(|line| line["kind"] == kind).collect()
+}
+
+#[test]
+fn a_store_that_is_moved_is_lived_on() {
+    let site = Site::new("backup");
+    let mut daemon = site.start(&config(&site));
+    let at = fill(&site, &daemon);
+    let running = daemon.cli(&["store", "export", "--running"]);
+    assert_eq!((running.code, running.err.as_str()), (0, ""), "{running:?}");
+    let locked = daemon.cli(&["store", "verify"]);
+    assert_eq!(locked.code, 75, "{locked:?}");
+    assert!(locked.err.contains(&format!("in use by process {}", daemon.pid())), "{}", locked.err);
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(20)).success());
+    let stopped = daemon.cli(&["store", "export"]);
+    assert_eq!((stopped.code, stopped.err.as_str()), (0, ""), "{stopped:?}");
+    let (lines, live) = (body(&stopped.out), body(&running.out));
+    assert_eq!(lines, live, "a running daemon tells the same");
+    assert_eq!(of_kind(&lines, "item").len(), 40 + 1 + 2 + 3 + 5 + 1 + 1);
+    assert_eq!(of_kind(&lines, "window").len(), 1, "{lines:?}");
+    assert_eq!(of_kind(&lines, "queue"), [&json!({"kind": "queue", "application": "held", "paused": true})]);
+    assert_eq!(lines.iter().filter(|line| line["state"] == "dead").count(), 1);
+    let sound = daemon.cli(&["store", "verify", "--output", "json"]);
+    assert_eq!((sound.code, sound.err.as_str()), (0, ""), "{sound:?}");
+    let sound = sound.json();
+    assert_eq!(
+        (&sound["items"], &sound["dead_letters"], &sound["windows"]),
+        (&json!(52), &json!(1), &json!(1))
+    );
+    assert_eq!((&sound["faults"], &sound["paused"], &sound["ended_ids"]), (&json!(0), &json!(1), &json!(1)));
+
+    let (file, moved) = (site.dir.join("export.ndjson"), site.dir.join("moved"));
+    fs::write(&file, &running.out).expect("a backup");
+    let path = moved.to_string_lossy().into_owned();
+    let told = store(&["import", &path, "--output", "json"], &file);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    assert_eq!((&told.json()["items"], &told.json()["founded"]), (&json!(52), &json!(true)));
+    let told = store(&["import", &path, "--output", "json"], &file);
+    assert_eq!((told.code, &told.json()["items"]), (0, &json!(0)), "{told:?}");
+    let told = store(&["compact", &path, "--output", "json"], &file);
+    assert_eq!((told.code, told.json()["after"].as_u64() > Some(0)), (0, true), "{told:?}");
+    assert_eq!(store(&["verify", &path], &file).code, 0);
+
+    lived_on(&site, &config(&site).text("store.path", &path), at, &lines);
+}
+
+/// Another daemon over the moved store: every item leaves once, when it is due and as it was.
+fn lived_on(site: &Site<'_>, config: &Config, at: u64, lines: &[Value]) {
+    assert!(now_ms() < at, "moving took too long for this test to mean anything");
+    let (shop, raw, long) = (site.inbox("shop"), site.inbox("raw"), site.inbox("long"));
+    let daemon = site.start(config);
+    assert_eq!(state_of(&daemon, "shop", "gone"), "sent", "the end of an id is remembered");
+    assert_eq!(state_of(&daemon, "shop", "far"), "waiting");
+    // Known ids, and one that has been sent: none of them comes again.
+    site.client.publish_all(["s0", "gone"].map(|id| site.push("shop", "again").id(id)));
+    wait_until("both are dropped", Duration::from_secs(10), || {
+        daemon.state()["totals"]["duplicates"]["keep"]["dropped"] == 2
+    });
+    let dead = site.dead_inbox().next();
+    assert_eq!((dead.id().as_str(), dead.text("x-tidegate-reason").as_deref()), ("dead", Some("invalid")));
+
+    let mut shopped = BTreeMap::new();
+    while shopped.len() < 40 {
+        let batch = shop.batch();
+        assert!(batch.message.lateness_us() >= 0, "early");
+        for item in batch.items {
+            let before = shopped.insert(item.id.clone(), item.payload);
+            assert_eq!(before, None, "{} came twice", item.id);
+        }
+    }
+    assert!(now_ms() >= at);
+    for n in 0..40 {
+        assert_eq!(shopped.get(&format!("s{n}")), Some(&Some(json!({ "n": n }))));
+    }
+    let came: Vec<Received> = raw.take(2, Duration::from_secs(10));
+    let of = |lang: &str| came.iter().find(|one| one.text("lang").as_deref() == Some(lang)).expect("it came");
+    assert_eq!((of("en").id().as_str(), of("en").body.as_slice()), ("r0", &[0xff, 0, 0xfe][..]));
+    assert_eq!(of("de").body_text(), "größe");
+    let assigned = lines.iter().find(|line| line["application"] == "raw" && line["identity"].is_null());
+    assert_eq!(assigned.map(|line| line["id"].clone()), Some(json!(of("de").id())), "the id that it had");
+    assert!(came.iter().all(|one| one.lateness_us() >= 0), "early");
+    let begun = Instant::now();
+    let batch = long.batch();
+    assert_eq!((batch.ids(), batch.customer.as_deref()), (vec!["w0", "w1", "w2"], Some("anna")));
+    assert!(begun.elapsed() < Duration::from_secs(30), "the window had begun before");
+
+    let (nobody, held) = (site.inbox("nobody"), site.inbox("held"));
+    held.quiet(Duration::from_millis(300));
+    for order in ["nobody/retry", "held/resume"] {
+        assert_eq!(daemon.ask("POST", &format!("/api/v1/applications/{order}")).0, 200);
+    }
+    assert_eq!(nobody.items(5, Duration::from_secs(10)).len(), 5);
+    assert_eq!(held.batch().ids(), ["h0"]);
+    wait_until("nothing but the far one is left", Duration::from_secs(10), || {
+        let items = daemon.state()["items"].clone();
+        (items["waiting"].as_u64(), items["parked"].as_u64()) == (Some(1), Some(0))
+    });
+    shop.quiet(Duration::from_millis(300));
+}
