@@ -7,10 +7,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tidegate_harness::{binary, now_ms, wait_until, Config, Daemon, Received, Site, Told};
+use tidegate_harness::{binary, now_ms, wait_until, Config, Daemon, Inbox, Received, Site, Told};
 
 /// Time that own-time items wait: longer than it takes to move the store.
-const AHEAD_MS: u64 = 20_000;
+const AHEAD_MS: u64 = 15_000;
 
 fn config(site: &Site<'_>) -> Config {
     site.config()
@@ -36,8 +36,7 @@ fn state_of(daemon: &Daemon, application: &str, id: &str) -> String {
 
 /// Items of every kind, each of which has got where it is to wait. The moment before which none of `raw` and `shop` may
 /// leave, UTC ms.
-fn fill(site: &Site<'_>, daemon: &Daemon) -> u64 {
-    let shop = site.inbox("shop");
+fn fill(site: &Site<'_>, daemon: &Daemon, shop: &Inbox) -> u64 {
     site.client.publish(&site.push("shop", "1").id("gone"));
     assert_eq!(shop.batch().ids(), ["gone"]);
     let (status, _) = daemon.ask("POST", "/api/v1/applications/held/pause");
@@ -83,7 +82,8 @@ fn of_kind<'l>(lines: &'l [Value], kind: &str) -> Vec<&'l Value> {
 fn a_store_that_is_moved_is_lived_on() {
     let site = Site::new("backup");
     let mut daemon = site.start(&config(&site));
-    let at = fill(&site, &daemon);
+    let shop = site.inbox("shop");
+    let at = fill(&site, &daemon, &shop);
     let running = daemon.cli(&["store", "export", "--running"]);
     assert_eq!((running.code, running.err.as_str()), (0, ""), "{running:?}");
     let locked = daemon.cli(&["store", "verify"]);
@@ -120,13 +120,13 @@ fn a_store_that_is_moved_is_lived_on() {
     assert_eq!((told.code, told.json()["after"].as_u64() > Some(0)), (0, true), "{told:?}");
     assert_eq!(store(&["verify", &path], &file).code, 0);
 
-    lived_on(&site, &config(&site).text("store.path", &path), at, &lines);
+    lived_on(&site, &config(&site).text("store.path", &path), (at, &shop), &lines);
 }
 
 /// Another daemon over the moved store: every item leaves once, when it is due and as it was.
-fn lived_on(site: &Site<'_>, config: &Config, at: u64, lines: &[Value]) {
+fn lived_on(site: &Site<'_>, config: &Config, (at, shop): (u64, &Inbox), lines: &[Value]) {
     assert!(now_ms() < at, "moving took too long for this test to mean anything");
-    let (shop, raw, long) = (site.inbox("shop"), site.inbox("raw"), site.inbox("long"));
+    let (raw, long) = (site.inbox("raw"), site.inbox("long"));
     let daemon = site.start(config);
     assert_eq!(state_of(&daemon, "shop", "gone"), "sent", "the end of an id is remembered");
     assert_eq!(state_of(&daemon, "shop", "far"), "waiting");
@@ -140,7 +140,7 @@ fn lived_on(site: &Site<'_>, config: &Config, at: u64, lines: &[Value]) {
 
     let mut shopped = BTreeMap::new();
     while shopped.len() < 40 {
-        let batch = shop.batch();
+        let batch = shop.poll(Duration::from_secs(40)).expect("a message in time").batch();
         assert!(batch.message.lateness_us() >= 0, "early");
         for item in batch.items {
             let before = shopped.insert(item.id.clone(), item.payload);
@@ -159,7 +159,7 @@ fn lived_on(site: &Site<'_>, config: &Config, at: u64, lines: &[Value]) {
     assert_eq!(assigned.map(|line| line["id"].clone()), Some(json!(of("de").id())), "the id that it had");
     assert!(came.iter().all(|one| one.lateness_us() >= 0), "early");
     let begun = Instant::now();
-    let batch = long.batch();
+    let batch = long.poll(Duration::from_secs(40)).expect("a message in time").batch();
     assert_eq!((batch.ids(), batch.customer.as_deref()), (vec!["w0", "w1", "w2"], Some("anna")));
     assert!(begun.elapsed() < Duration::from_secs(30), "the window had begun before");
 
