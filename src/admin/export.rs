@@ -17,12 +17,14 @@ use tokio::time::timeout;
 pub type ExportFeed = mpsc::Receiver<io::Result<Vec<u8>>>;
 
 /// Why there is no export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportRefusal {
     /// The store keeps no items on a disk.
     NothingStored,
     /// Another one is under way.
     Busy,
+    /// A row does not read as it was written; which, and what is wrong with it.
+    Unreadable(String),
 }
 
 /// Routes of this file, below `/api/v1`.
@@ -42,6 +44,7 @@ async fn export(State(shared): State<ApiState>, uri: Uri) -> Response {
         Ok(Ok(Err(ExportRefusal::NothingStored))) => {
             failure(StatusCode::CONFLICT, "store.kind is memory: there is nothing on a disk to export")
         }
+        Ok(Ok(Err(ExportRefusal::Unreadable(error)))) => failure(StatusCode::INTERNAL_SERVER_ERROR, &error),
         Ok(Err(_)) => unavailable("the daemon is stopping"),
         Err(_) => unavailable("the daemon did not answer in time"),
     }

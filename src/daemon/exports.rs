@@ -5,13 +5,13 @@
 
 use crate::admin::{ExportFeed, ExportRefusal};
 use crate::amqp::wire::item_id;
-use crate::store::export::Exporter;
+use crate::store::export::{Export, Exporter};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{channel, Sender};
-use tokio::sync::{watch, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{oneshot, watch, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 /// How long a reader may take for one helping. The connection has a bound on its whole life beside.
@@ -31,15 +31,29 @@ impl Exports {
         Exports { exporter, runtime, slot: Arc::new(Semaphore::new(1)), stop: watch::Sender::new(false) }
     }
 
-    /// Begins one. What it reads is durable at about this moment.
-    pub(super) fn begin(&self) -> Result<ExportFeed, ExportRefusal> {
-        let exporter = self.exporter.clone().ok_or(ExportRefusal::NothingStored)?;
-        let slot = Arc::clone(&self.slot).try_acquire_owned().map_err(|_| ExportRefusal::Busy)?;
-        // One helping waits while the next is made.
-        let (sender, feed) = channel(1);
-        let outlet = ExportOutlet { sender, stopped: self.stop.subscribe(), runtime: self.runtime.clone() };
-        self.runtime.spawn_blocking(move || outlet.write(&exporter, slot));
-        Ok(feed)
+    /// Begins one, of what is durable at about this moment, and has it told to whoever asked, who may have
+    /// gone.
+    pub(super) fn begin(&self, reply: oneshot::Sender<Result<ExportFeed, ExportRefusal>>) {
+        let Some(exporter) = self.exporter.clone() else {
+            return drop(reply.send(Err(ExportRefusal::NothingStored)));
+        };
+        let Ok(slot) = Arc::clone(&self.slot).try_acquire_owned() else {
+            return drop(reply.send(Err(ExportRefusal::Busy)));
+        };
+        let (stopped, runtime) = (self.stop.subscribe(), self.runtime.clone());
+        self.runtime.spawn_blocking(move || match exporter.begin(item_id) {
+            Ok(export) => {
+                // One helping waits while the next is made.
+                let (sender, feed) = channel(1);
+                if reply.send(Ok(feed)).is_ok() {
+                    ExportOutlet { sender, stopped, runtime }.write(export, slot);
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "the store cannot be exported");
+                drop(reply.send(Err(ExportRefusal::Unreadable(error.to_string()))));
+            }
+        });
     }
 
     /// Ends the one that is under way, and lets go of the store; waits for that no longer than `within`.
@@ -47,8 +61,8 @@ impl Exports {
         self.exporter = None;
         // Nobody may be listening.
         let _ = self.stop.send(true);
-        let ended = self.runtime.block_on(timeout(within, self.slot.acquire()));
-        if ended.is_err() {
+        let ended = self.runtime.block_on(async { timeout(within, self.slot.acquire()).await.is_ok() });
+        if !ended {
             tracing::warn!("an export did not end in time");
         }
     }
@@ -62,11 +76,7 @@ struct ExportOutlet {
 }
 
 impl ExportOutlet {
-    fn write(mut self, exporter: &Exporter, _slot: OwnedSemaphorePermit) {
-        let mut export = match exporter.begin(item_id) {
-            Ok(export) => export,
-            Err(error) => return self.fail(&error.to_string()),
-        };
+    fn write(mut self, mut export: Export, _slot: OwnedSemaphorePermit) {
         loop {
             let mut lines = Vec::new();
             let more = match export.next(&mut lines) {

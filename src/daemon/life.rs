@@ -253,10 +253,7 @@ impl Life<'_> {
                 // The sender may have gone.
                 let _ = reply.send(self.state());
             }
-            LoopEvent::Query(admin::Query::Export(reply)) => {
-                // The sender may have gone.
-                let _ = reply.send(self.exports.begin());
-            }
+            LoopEvent::Query(admin::Query::Export(reply)) => self.exports.begin(reply),
             // Done beside the loop; one that came here all the same hears that it is not.
             LoopEvent::Query(admin::Query::Letters(_, reply)) => drop(reply),
             LoopEvent::Query(admin::Query::Command(request, sender)) => {
