@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tidegate_harness::{binary, now_ms, wait_until, Config, Daemon, Inbox, Received, Site, Told};
+use tidegate_harness::{binary, now_ms, wait_until, Config, Daemon, Inbox, Ledger, Received, Site, Told};
 
 /// Time that own-time items wait: longer than it takes to move the store.
 const AHEAD_MS: u64 = 15_000;
@@ -175,4 +175,60 @@ fn lived_on(site: &Site<'_>, config: &Config, (at, shop): (u64, &Inbox), lines: 
         (items["waiting"].as_u64(), items["parked"].as_u64()) == (Some(1), Some(0))
     });
     shop.quiet(Duration::from_millis(300));
+}
+
+/// While requests come and go, windows close early and leave memory, each export is one moment: whoever brings it back
+/// finds every row in order. So does whoever looks at what a kill has left.
+#[test]
+fn an_export_under_load_is_sound_and_so_is_what_a_kill_leaves() {
+    let site = Site::new("backup-load");
+    site.application("shop");
+    let config = config(&site)
+        .set("applications.shop.max_items", "5")
+        .set("applications.long.max_items", "7")
+        .set("applications.long.retry", r#"{ min = "20ms", max = "50ms" }"#)
+        .text("limits.memory", "64MiB");
+    let mut daemon = site.start(&config);
+    let ledger = Ledger::new();
+    let load = site.load(&ledger, 1_500);
+    let path = |name: &str| site.dir.join(name).to_string_lossy().into_owned();
+    let brought_back = |name: &str, export: &Told| {
+        assert_eq!((export.code, export.err.as_str()), (0, ""), "{name}");
+        let file = site.dir.join(format!("{name}.ndjson"));
+        fs::write(&file, &export.out).expect("a backup");
+        let told = store(&["import", &path(name), "--output", "json"], &file);
+        assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+        let sound = store(&["verify", &path(name), "--output", "json"], &file);
+        assert_eq!((sound.code, &sound.json()["damaged"]), (0, &json!([])), "{sound:?}");
+        let items = of_kind(&body(&export.out), "item").len() as u64;
+        assert_eq!(sound.json()["items"].as_u64(), Some(items), "{name}");
+        items
+    };
+    let mut most = 0;
+    for round in 0..4 {
+        // No queue of theirs is there: windows that are full are tried, fail, and wait among the others.
+        let long = |n: u32| {
+            let push = site.push("long", "1").id(&format!("l{round}-{n}"));
+            push.customer(&format!("c{}", n % 30))
+        };
+        site.client.publish_all((0..400).map(long));
+        most =
+            brought_back(&format!("live{round}"), &daemon.cli(&["store", "export", "--running"])).max(most);
+    }
+    assert!(most >= 1_200, "{most} items of at least three rounds");
+    daemon.kill9();
+    load.stop();
+    let sound = daemon.cli(&["store", "verify", "--output", "json"]);
+    assert_eq!((sound.code, &sound.json()["damaged"]), (0, &json!([])), "{sound:?}");
+    assert!(sound.json()["items"].as_u64() >= Some(1_600), "{sound:?}");
+    brought_back("killed", &daemon.cli(&["store", "export"]));
+    daemon.start_again();
+    daemon.wait_ready();
+    // A reader that goes away leaves its place to the next.
+    drop(daemon.ask_whole("HEAD", "/api/v1/export"));
+    wait_until("another export may begin", Duration::from_secs(10), || {
+        daemon.cli(&["store", "export", "--running"]).code == 0
+    });
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(30)).success());
 }

@@ -1,13 +1,15 @@
 //! How far a long walk is: one line on standard error, where that is a terminal. It has no colours, so that
 //! `NO_COLOR` is kept to by itself.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::style::TemplateError;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::fmt::Write;
 use std::io::IsTerminal;
 
 /// Rows, share, rate and the time that is left.
-const KNOWN: &str = "{msg} {pos}/{len} ({percent}%) {per_sec} {eta}";
+const KNOWN: &str = "{msg} {pos}/{len} ({percent}%) {rate} {eta}";
 /// The same where nobody knows how many there are.
-const UNKNOWN: &str = "{msg} {pos} {per_sec}";
+const UNKNOWN: &str = "{msg} {pos} {rate}";
 /// Most lines written in a second.
 const PER_SECOND: u8 = 5;
 
@@ -25,17 +27,17 @@ impl Progress {
 
     /// So many of so many (`None`: it is not known) are done.
     pub(super) fn at(&self, what: &str, done: u64, total: Option<u64>) {
+        if self.0.message() != what {
+            self.0.set_message(what.to_owned());
+        }
         if self.0.length() != total {
-            let style = ProgressStyle::with_template(if total.is_some() { KNOWN } else { UNKNOWN });
             // Both are right; a test sees to it.
+            let style = style(if total.is_some() { KNOWN } else { UNKNOWN });
             style.into_iter().for_each(|style| self.0.set_style(style));
             match total {
                 Some(total) => self.0.set_length(total),
                 None => self.0.unset_length(),
             }
-        }
-        if self.0.message() != what {
-            self.0.set_message(what.to_owned());
         }
         self.0.set_position(done);
     }
@@ -44,6 +46,14 @@ impl Progress {
     pub(super) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
         self.0.suspend(print)
     }
+}
+
+fn style(template: &str) -> Result<ProgressStyle, TemplateError> {
+    let rate = |state: &ProgressState, out: &mut dyn Write| {
+        // What cannot be shown is left out.
+        let _ = write!(out, "{:.0}/s", state.per_sec());
+    };
+    Ok(ProgressStyle::with_template(template)?.with_key("rate", rate))
 }
 
 impl Drop for Progress {
@@ -60,7 +70,7 @@ mod tests {
     #[test]
     fn what_is_shown_can_be_shown() {
         for template in [KNOWN, UNKNOWN] {
-            ProgressStyle::with_template(template).unwrap();
+            style(template).unwrap();
         }
         let progress = Progress::new();
         progress.at("items", 3, Some(10));
