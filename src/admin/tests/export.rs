@@ -42,7 +42,7 @@ fn an_answer_that_cannot_go_on_breaks_off() {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(b"GET /api/v1/export HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
     let mut text = Vec::new();
-    // It ends by itself, and without the last chunk of a whole answer: what had not been sent is gone with it.
+    // It ends by itself, and without the last chunk of a whole answer: what was not sent is gone with it.
     stream.read_to_end(&mut text).unwrap();
     let text = String::from_utf8_lossy(&text);
     assert!(!text.contains("0\r\n\r\n"), "{text}");
