@@ -4,6 +4,8 @@
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -231,4 +233,35 @@ fn an_export_under_load_is_sound_and_so_is_what_a_kill_leaves() {
     });
     daemon.term();
     assert!(daemon.exit(Duration::from_secs(30)).success());
+}
+
+#[test]
+fn a_reader_that_stands_still_holds_nothing_up() {
+    let site = Site::new("backup-still");
+    let shop = site.inbox("shop");
+    let mut daemon = site.start(&config(&site));
+    // More than the system keeps for a connection.
+    let large = "x".repeat(20_000);
+    let push = |n: u32| site.push("shop", large.as_str()).id(&n.to_string()).delay(3_600_000);
+    site.client.publish_all((0..1_500).map(push));
+    wait_until("all are stored", Duration::from_secs(20), || {
+        daemon.items("waiting") == 1_500 && daemon.state()["uncommitted"] == 0
+    });
+    let mut reader = TcpStream::connect(daemon.admin()).expect("it listens");
+    reader.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
+    reader.write_all(b"GET /api/v1/export HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").expect("it reads");
+    let mut head = [0; 64];
+    reader.read_exact(&mut head).expect("it has begun");
+    assert!(head.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&head));
+    let second = daemon.cli(&["store", "export", "--running"]);
+    assert_eq!((second.code, second.out.as_str()), (1, ""), "{second:?}");
+    assert!(second.err.contains("another export is under way"), "{}", second.err);
+    site.client.publish(&site.push("shop", "1").id("now"));
+    assert_eq!(shop.batch().ids(), ["now"]);
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(20)).success(), "{}", daemon.log_tail());
+    assert!(daemon.log().contains("an export was broken off"), "{}", daemon.log_tail());
+    let sound = daemon.cli(&["store", "verify", "--output", "json"]);
+    assert_eq!((sound.code, &sound.json()["items"]), (0, &json!(1_500)), "{sound:?}");
+    drop(reader);
 }
