@@ -9,7 +9,9 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tidegate_harness::{binary, now_ms, wait_until, Config, Daemon, Inbox, Ledger, Received, Site, Told};
+use tidegate_harness::{
+    binary, bounded, now_ms, wait_until, Config, Daemon, Disk, Inbox, Ledger, Received, Site, Told,
+};
 
 /// Time that own-time items wait: longer than it takes to move the store.
 const AHEAD_MS: u64 = 15_000;
@@ -264,4 +266,50 @@ fn a_reader_that_stands_still_holds_nothing_up() {
     let sound = daemon.cli(&["store", "verify", "--output", "json"]);
     assert_eq!((sound.code, &sound.json()["items"]), (0, &json!(1_500)), "{sound:?}");
     drop(reader);
+}
+
+/// So many own-time items with bodies that do not shrink, as lines.
+fn written(items: u64) -> String {
+    let first = json!({
+        "kind": "store", "format": "tidegate-store", "version": 1, "export": format!("{:032x}", 7),
+        "store": format!("{:016x}", 9), "next_number": items + 1, "clock": 0, "items": items,
+    });
+    let mut lines = format!("{first}\n");
+    let mut state = 1_u64;
+    for number in 1..=items {
+        let mut body = String::new();
+        while body.len() < 2_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            body.push_str(&format!("{:016x}", state ^ (state >> 29)));
+        }
+        let item = json!({
+            "kind": "item", "state": "waiting", "application": "shop", "number": number, "own_time": true,
+            "due": 1_900_000_000_000_u64 + number, "received": 1, "weight": 2_100, "properties": "AAA=", "body": body,
+        });
+        lines.push_str(&format!("{item}\n"));
+    }
+    lines + &format!("{}\n", json!({ "kind": "end", "lines": items + 1, "items": items }))
+}
+
+#[test]
+fn an_import_that_fills_the_disk_goes_on_when_there_is_room() {
+    bounded(Duration::from_secs(180));
+    let Some(disk) = Disk::mount(192) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("export.ndjson");
+    fs::write(&file, written(20_000)).expect("an export");
+    let filler = disk.path().join("other");
+    fs::write(&filler, vec![1; 168 << 20]).expect("most of the room");
+    let path = disk.path().join("store").to_string_lossy().into_owned();
+    let told = store(&["import", &path], &file);
+    assert_eq!(told.code, 1, "{told:?}");
+    assert!(told.err.contains("the disk is full"), "{}", told.err);
+    fs::remove_file(&filler).expect("room");
+    let told = store(&["import", &path, "--output", "json"], &file);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    assert!(told.json()["lines_before"].as_u64() > Some(0), "it goes on: {told:?}");
+    let sound = store(&["verify", &path, "--output", "json"], &file);
+    assert_eq!((sound.code, &sound.json()["items"]), (0, &json!(20_000)), "{sound:?}");
+    let again = store(&["export", &path], &file);
+    assert_eq!(of_kind(&body(&again.out), "item").len(), 20_000);
 }
