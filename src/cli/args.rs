@@ -26,7 +26,8 @@ Exit codes:
       --drain
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
-      cancelled (cancel); not all of the dead letters that were meant (dead)
+      cancelled (cancel); not all of the dead letters that were meant (dead); an export that is not whole
+      (store)
   75  the store is locked by another process (run, store)
   78  the configuration is at fault
 

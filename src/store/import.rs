@@ -462,7 +462,8 @@ impl Import {
             let rows = IndexRows { identity: Some(item.identity()), customer: None };
             ops.ops.push(Op::Index { key: item.key, rows });
         }
-        ops.ops.push(Op::Put { item: Box::new(item), indexed: true });
+        let indexed = waits && item.customer.is_some();
+        ops.ops.push(Op::Put { item: Box::new(item), indexed });
         Ok(())
     }
 
