@@ -7,6 +7,7 @@
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 
 mod admin;
+mod backup;
 mod clients;
 mod commands;
 mod config;

@@ -75,6 +75,8 @@ fn a_new_time_that_was_told_outlives_a_kill() {
         assert_eq!((status, &answer["due"]), (200, &json!(at)), "{answer}");
     }
     daemon.kill9();
+    let told = daemon.cli(&["store", "verify", "--output", "json"]);
+    assert_eq!(told.code, 0, "the rows that have moved lead to each other: {told:?}");
     daemon.start_again();
     daemon.wait_ready();
     assert_eq!(inbox.batch().ids(), ["sooner"]);

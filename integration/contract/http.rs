@@ -99,6 +99,9 @@ fn every_answer_is_as_the_document_tells() {
         daemon.ask("GET", "/api/v1/items/shop/over").1["state"] == "expired"
             && daemon.ask("GET", "/api/v1/items/shop/now").1["state"] == "sent"
     });
+    let export = told.get("/api/v1/export", "/api/v1/export", 200);
+    exported(&told, export.as_str().expect("lines"));
+    told.get("/api/v1/export", "/api/v1/export?limit=1", 400);
     items(&told);
     customers(&told);
     applications(&told);
@@ -174,6 +177,18 @@ fn applications(told: &Told<'_>) {
     let path = "/api/v1/applications/nowhere/parked";
     assert_eq!(told.ask("DELETE", &format!("{APPLICATION}/parked"), path, 200)["count"], 1);
     told.ask("DELETE", &format!("{APPLICATION}/parked"), path, 200);
+}
+
+/// Lines of items that wait, and of some that have ended.
+fn exported(told: &Told<'_>, lines: &str) {
+    let mut kinds = BTreeSet::new();
+    for line in lines.lines() {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let faults = schema_faults(&told.document, "#/components/schemas/ExportLine", &line);
+        assert_eq!(faults, [""; 0], "{line:#}");
+        kinds.insert(line["kind"].as_str().expect("a kind").to_owned());
+    }
+    assert!(["store", "item", "ended", "end"].into_iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
 }
 
 /// One that has expired lies there.

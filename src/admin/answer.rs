@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// How long the loop may take for a snapshot.
-const STATE_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const STATE_WITHIN: Duration = Duration::from_secs(5);
 /// How long a command may take: the cancel of an item in flight waits some seconds for its outcome, and a
 /// list or the cancel of a large customer for many reads.
 pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);

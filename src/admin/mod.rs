@@ -11,6 +11,7 @@ pub(crate) mod applications;
 mod audit;
 mod command;
 mod connections;
+mod export;
 mod guard;
 mod items;
 mod letters;
@@ -27,6 +28,7 @@ mod socket;
 pub(crate) mod state;
 
 pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
+pub use export::{ExportFeed, ExportRefusal};
 pub use liveness::Liveness;
 pub use metrics::Traffic;
 pub use readiness::{Latch, Readiness};
@@ -54,6 +56,8 @@ pub enum Query {
     State(oneshot::Sender<StateInput>),
     /// A command, and where its response goes.
     Command(CommandRequest, oneshot::Sender<CommandResponse>),
+    /// Everything that is stored, as lines.
+    Export(oneshot::Sender<Result<ExportFeed, ExportRefusal>>),
     /// Work on dead letters, which is not the loop's: it goes to the broker, and to no other part.
     Letters(LetterJob, oneshot::Sender<Result<LetterReport, LetterTrouble>>),
 }

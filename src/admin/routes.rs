@@ -8,7 +8,7 @@ use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_static, reads, Guard, Refusal};
 use super::liveness::Liveness;
 use super::readiness::Readiness;
-use super::{applications, items, letters, metrics, openapi, page, Ask};
+use super::{applications, export, items, letters, metrics, openapi, page, Ask};
 use axum::body::{to_bytes, Body};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
@@ -65,6 +65,7 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Live
         .merge(items::router())
         .merge(applications::router())
         .merge(letters::router())
+        .merge(export::router())
         .route("/api/v1/state", get(state))
         .route("/metrics", get(metrics))
         .fallback(nothing)

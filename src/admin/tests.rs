@@ -1,6 +1,7 @@
 //! The server as its clients meet it: real sockets, a real HTTP client.
 
 mod commands;
+mod export;
 
 use super::state::tests::example;
 use super::*;
@@ -53,6 +54,7 @@ fn tell(query: Query, state: StateInput) {
         Query::State(reply) => drop(reply.send(state)),
         Query::Command(asked, _) => panic!("no command was expected: {asked:?}"),
         Query::Letters(asked, _) => panic!("no work on letters was expected: {asked:?}"),
+        Query::Export(_) => panic!("no export was expected"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod commands;
 mod letters;
+mod store;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
@@ -11,6 +12,7 @@ pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
     LetterRetryArgs, MeantArgs,
 };
+pub(super) use store::{StoreCommand, StoreDirArgs, StoreExportArgs};
 
 use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -20,13 +22,14 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes:
   0   done
-  1   failed; the reason is on standard error
+  1   failed; the reason is on standard error; rows are at fault (store verify)
   2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
       --drain
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
-      cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead)
-  75  the store is locked by another process (run)
+      cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead); an
+      export that is not whole (store)
+  75  the store is locked by another process (run, store)
   78  the configuration is at fault
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
@@ -114,6 +117,9 @@ pub(super) enum CliCommand {
     /// What was given up and lies in the queue of dead letters: look, send back, drop, save
     #[command(subcommand)]
     Dead(DeadCommand),
+    /// The store of a daemon that does not run: look through it, save it, bring it back, give back room
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Show the state of the running daemon
     Status,
     /// Say whether the running daemon is well, by exit code: for probes and scripts
@@ -136,11 +142,15 @@ impl CliCommand {
     /// Whether it speaks to the admin port of a running daemon.
     pub(super) fn asks_the_daemon(&self) -> bool {
         match self {
+            CliCommand::Store(StoreCommand::Export(StoreExportArgs { running, .. })) => *running,
             CliCommand::Run(_)
             | CliCommand::Check(_)
             | CliCommand::Push(_)
             | CliCommand::Config(_)
             | CliCommand::Topology(_)
+            | CliCommand::Store(
+                StoreCommand::Verify(_) | StoreCommand::Import(_) | StoreCommand::Compact(_),
+            )
             | CliCommand::Completions(_)
             | CliCommand::Man(_) => false,
             CliCommand::Tail(_)

@@ -6,14 +6,18 @@ use crate::config::{Admin, Listen, UNIX_SCHEME};
 use percent_encoding::{utf8_percent_encode, AsciiSet, NON_ALPHANUMERIC};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
-use ureq::http::{Method, Request, Uri};
+use ureq::http::{Method, Request, Response, Uri};
 use ureq::unversioned::resolver::DefaultResolver;
+use ureq::Body;
 
 /// Longer than the daemon takes for its slowest answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(40);
+/// Longer than the daemon keeps any connection.
+const STREAM_WITHIN: Duration = Duration::from_secs(660);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// A page of items, or a thousand applications, with long names and errors stay below.
 const MAX_ANSWER: u64 = 16 << 20;
@@ -113,19 +117,39 @@ impl Client {
         Ok((status, serde_json::from_str(&text).unwrap_or_default()))
     }
 
+    /// The lines of an answer that may be of any length, as they come.
+    ///
+    /// # Errors
+    /// No answer, or a refusal.
+    pub(super) fn stream(&self, path: &str) -> Result<impl BufRead, Failure> {
+        let mut answer = self.answer(Method::GET, path, STREAM_WITHIN)?;
+        let status = answer.status().as_u16();
+        if status == 200 {
+            return Ok(BufReader::new(answer.into_body().into_reader()));
+        }
+        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().unwrap_or_default();
+        Err(self.said(status, &serde_json::from_str(&text).map_err(|_| self.not_tidegate())?))
+    }
+
     fn send(&self, method: Method, path: &str, within: Duration) -> Result<(u16, String), Failure> {
-        let unreachable =
-            |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.place));
+        let mut answer = self.answer(method, path, within)?;
+        let status = answer.status().as_u16();
+        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
+        Ok((status, text.map_err(|error| self.unreachable(&error))?))
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> Failure {
+        Failure::Failed(format!("no daemon answers at {}: {error}", self.place))
+    }
+
+    fn answer(&self, method: Method, path: &str, within: Duration) -> Result<Response<Body>, Failure> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
         }
         let request = request.body(()).map_err(Failure::failed)?;
         let request = self.agent.configure_request(request).timeout_global(Some(within)).build();
-        let mut answer = self.agent.run(request).map_err(unreachable)?;
-        let status = answer.status().as_u16();
-        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string().map_err(unreachable)?;
-        Ok((status, text))
+        self.agent.run(request).map_err(|error| self.unreachable(&error))
     }
 
     /// The document of an answer: of what there is, or of what is `unknown`.

@@ -313,7 +313,7 @@ mod tests {
         let (daemon, config) = running(
             None,
             Arc::new(move |query| match query {
-                Query::State(_) | Query::Letters(..) => {}
+                Query::State(_) | Query::Letters(..) | Query::Export(_) => {}
                 Query::Command(command, reply) => {
                     asked.lock().unwrap().push(command);
                     drop(reply.send(CommandResponse { status, document: document.clone() }));

@@ -96,7 +96,7 @@ fn every_filter_reaches_the_daemon() {
     let asked = Arc::clone(&heard);
     let ask = move |query| match query {
         Query::State(reply) => drop(reply.send(example())),
-        Query::Letters(..) => panic!("no letters were asked for"),
+        Query::Letters(..) | Query::Export(_) => panic!("neither was asked for"),
         Query::Command(command, reply) => {
             asked.lock().unwrap().push(command);
             let document = json!({ "items": [], "next": null });
@@ -143,7 +143,7 @@ fn a_count_needs_to_know_whose_customer_it_is() {
         None,
         Arc::new(|query| match query {
             Query::State(reply) => drop(reply.send(example())),
-            Query::Letters(..) => panic!("no letters were asked for"),
+            Query::Letters(..) | Query::Export(_) => panic!("neither was asked for"),
             Query::Command(asked, reply) => {
                 assert!(matches!(asked, CommandRequest::Count(_)), "{asked:?}");
                 let document = json!({ "waiting": 1, "in_flight": 0, "parked": 0, "next_due": null });

@@ -13,8 +13,10 @@ mod list;
 mod many;
 mod output;
 mod paper;
+mod progress;
 mod push;
 mod status;
+mod store;
 mod tail;
 mod topology;
 mod unix;
@@ -86,6 +88,9 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Man(args) => paper::man(&args)?,
         CliCommand::Topology(TopologyCommand::Print) => topology::print(&quietly(path.as_deref())?, output)?,
         CliCommand::Health(args) => health::run(&daemon()?, &args, output)?,
+        CliCommand::Store(command) => {
+            store::run(&command, || quietly(path.as_deref()), daemon, output)?;
+        }
         CliCommand::Status => status::run(&daemon()?, output)?,
         CliCommand::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
         CliCommand::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,

@@ -16,6 +16,8 @@ pub(super) enum Failure {
     Usage(String),
     /// 3: some of it.
     Partial(String),
+    /// Another process has the store: exit code 75, as of `run`.
+    Locked(String),
     /// A fault of the configuration: exit code 78.
     Config(String),
     /// The reader of the output closed it (`| head`): not a failure, exit code 0.
@@ -35,6 +37,7 @@ impl Failure {
             Failure::Failed(_) => 1,
             Failure::Usage(_) => 2,
             Failure::Partial(_) => 3,
+            Failure::Locked(_) => 75,
             Failure::Config(_) => 78,
         }
     }
@@ -43,7 +46,11 @@ impl Failure {
     pub(super) fn text(&self) -> Option<&str> {
         match self {
             Failure::Closed => None,
-            Failure::Failed(t) | Failure::Usage(t) | Failure::Partial(t) | Failure::Config(t) => Some(t),
+            Failure::Failed(t)
+            | Failure::Usage(t)
+            | Failure::Partial(t)
+            | Failure::Locked(t)
+            | Failure::Config(t) => Some(t),
         }
     }
 }
@@ -132,6 +139,7 @@ mod tests {
         assert_eq!(Failure::Failed(text()).exit_code(), 1);
         assert_eq!(Failure::Usage(text()).exit_code(), 2);
         assert_eq!(Failure::Partial(text()).exit_code(), 3);
+        assert_eq!(Failure::Locked(text()).exit_code(), 75);
         assert_eq!(Failure::Config(text()).exit_code(), 78);
     }
 

@@ -205,7 +205,7 @@ mod tests {
     fn daemon(token: Option<&str>) -> (Daemon, Config) {
         let ask = Arc::new(|query| match query {
             Query::State(reply) => drop(reply.send(example())),
-            Query::Letters(..) => panic!("no letters were asked for"),
+            Query::Letters(..) | Query::Export(_) => panic!("neither was asked for"),
             Query::Command(..) => {}
         });
         running(token, ask)

@@ -17,7 +17,7 @@ pub(super) fn beside(
         Query::Letters(job, reply) => {
             runtime.spawn(carried_out(Arc::clone(&desk), job, reply));
         }
-        query @ (Query::State(_) | Query::Command(..)) => to_the_loop(query),
+        query @ (Query::State(_) | Query::Command(..) | Query::Export(_)) => to_the_loop(query),
     }
 }
 

@@ -10,6 +10,7 @@
 //!
 //! What a turn has no time for is first in the next one.
 
+use super::exports::Exports;
 use super::mailbox::{LoopEvent, Mailbox};
 use super::process::Process;
 use super::shard::Shard;
@@ -59,6 +60,7 @@ pub(super) struct OpenLife {
     engine: Engine,
     store: store::thread::StoreHandle,
     store_identity: u64,
+    exporter: Option<store::export::Exporter>,
     mailbox: Arc<Mailbox>,
 }
 
@@ -67,6 +69,7 @@ pub(super) struct Life<'p> {
     pub(super) process: &'p mut Process,
     pub(super) shard: Shard,
     pub(super) starts: &'p mut Starts,
+    exports: Exports,
     mailbox: Arc<Mailbox>,
     /// Longest turn of the loop so far, sleep apart, us.
     pub(super) longest_turn_us: u64,
@@ -101,6 +104,7 @@ impl Life<'_> {
             store::open(&config.store, config.limits.memory, process.accept_loss)
         })?;
         let on_store = Arc::clone(&mailbox);
+        let exporter = opened.store.exporter();
         let handle = store::thread::spawn(
             opened.store,
             store::thread::ThreadLimits::of(config.limits.memory),
@@ -114,6 +118,7 @@ impl Life<'_> {
             engine,
             store: handle,
             store_identity: opened.identity,
+            exporter,
             mailbox,
         })
     }
@@ -147,6 +152,7 @@ impl OpenLife {
         Life {
             shard: Shard::new(self.engine, amqp, self.store, self.store_identity),
             starts,
+            exports: Exports::new(self.exporter, process.runtime.handle().clone()),
             mailbox: self.mailbox,
             longest_turn_us: 0,
             watchdog_fed_at_ms: now.mono,
@@ -248,6 +254,7 @@ impl Life<'_> {
                 // The sender may have gone.
                 let _ = reply.send(self.state());
             }
+            LoopEvent::Query(admin::Query::Export(reply)) => self.exports.begin(reply),
             // Done beside the loop; one that came here all the same hears that it is not.
             LoopEvent::Query(admin::Query::Letters(_, reply)) => drop(reply),
             LoopEvent::Query(admin::Query::Command(request, sender)) => {
@@ -320,6 +327,7 @@ impl Life<'_> {
                 self.shard.feed(Input::Tick);
             }
         }
+        self.exports.end(budget);
         // Nothing is decided any more: open commands end at once, and not at the end of the wait.
         self.shard.queries.reject_all();
         if let Err(error) = self.shard.store.close(budget) {

@@ -10,6 +10,7 @@
 mod answers;
 mod commands;
 mod desk;
+mod exports;
 mod housekeeping;
 mod life;
 mod mailbox;

@@ -31,24 +31,34 @@ impl Directory {
     ///
     /// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Locked`], [`OpenError::Io`].
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
-        // Without a slash at the end, which would make lstat follow a link.
-        let path: PathBuf = path.components().collect();
-        match fs::symlink_metadata(&path) {
-            Ok(found) if found.file_type().is_symlink() && found.uid() == 0 && is_private_link(&path) => {}
-            Ok(found) if found.file_type().is_symlink() => return Err(OpenError::Symlink { path }),
-            Ok(found) if !found.is_dir() => return Err(OpenError::NotADirectory { path }),
-            Ok(found) if found.permissions().mode() & 0o077 != 0 => {
-                let message = "other users can look into the store; mode 0700 is advised";
-                tracing::warn!(path = %path.display(), "{message}");
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => DirBuilder::new()
+        let path = plain_path(path);
+        if look_at(&path)?.is_none() {
+            DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&path)
-                .map_err(OpenError::io("create directory", &path))?,
-            Err(error) => return Err(OpenError::io("look at", &path)(error)),
+                .map_err(OpenError::io("create directory", &path))?;
         }
+        Self::enter(path)
+    }
+
+    /// Locks a directory that is there. It must belong to the user that this process runs as: files that
+    /// another one makes in it, its daemon could not open any more.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Absent`], [`OpenError::Foreign`]; else as [`Directory::open`].
+    pub(super) fn existing(path: &Path) -> Result<Self, OpenError> {
+        let path = plain_path(path);
+        let Some(found) = look_at(&path)? else { return Err(OpenError::Absent { path }) };
+        let user = rustix::process::geteuid().as_raw();
+        if found.uid() != user {
+            return Err(OpenError::Foreign { path, owner: found.uid(), user });
+        }
+        Self::enter(path)
+    }
+
+    fn enter(path: PathBuf) -> Result<Self, OpenError> {
         let lock = lock(&path.join("LOCK"))?;
         Ok(Directory { path, _lock: lock })
     }
@@ -75,6 +85,35 @@ impl Directory {
         }
         Ok(())
     }
+}
+
+/// Without a slash at the end, which would make lstat follow a link.
+fn plain_path(path: &Path) -> PathBuf {
+    path.components().collect()
+}
+
+/// What lies there, the directory behind systemd's link included; `None`: nothing.
+fn look_at(path: &Path) -> Result<Option<fs::Metadata>, OpenError> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(OpenError::io("look at", path)(error)),
+    };
+    let path = path.to_owned();
+    if found.file_type().is_symlink() {
+        if found.uid() != 0 || !is_private_link(&path) {
+            return Err(OpenError::Symlink { path });
+        }
+        return fs::metadata(&path).map(Some).map_err(OpenError::io("look at", &path));
+    }
+    if !found.is_dir() {
+        return Err(OpenError::NotADirectory { path });
+    }
+    if found.permissions().mode() & 0o077 != 0 {
+        let message = "other users can look into the store; mode 0700 is advised";
+        tracing::warn!(path = %path.display(), "{message}");
+    }
+    Ok(Some(found))
 }
 
 /// systemd's `DynamicUser=` links `/var/lib/NAME` to `private/NAME`, as root. No other link is followed.
@@ -228,6 +267,25 @@ mod tests {
         }
         drop(first);
         Directory::open(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_made_where_it_must_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("none");
+        assert!(matches!(Directory::existing(&path), Err(OpenError::Absent { .. })));
+        assert!(!path.exists());
+        let held = Directory::open(&path).unwrap();
+        assert!(matches!(Directory::existing(&path), Err(OpenError::Locked { .. })));
+        drop(held);
+        Directory::existing(&path).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+            match Directory::existing(&path) {
+                Err(OpenError::Foreign { owner, user, .. }) => assert_eq!((owner, user), (12_345, 0)),
+                Ok(_) | Err(_) => panic!("not refused"),
+            }
+        }
     }
 
     #[test]

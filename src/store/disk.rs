@@ -4,34 +4,28 @@
 //! not read as it was written is reported by name, and stays.
 
 use super::changes::Changes;
-use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
+use super::database::{unwritable, Epochs, Keyspaces};
 use super::directory::{Committed, Directory};
+use super::export::Exporter;
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
-use super::{ahead, logs, reclaim};
+use super::opening::{
+    create, establish, open_database, open_keyspaces, read_buckets, read_format, read_meta, refuse_loss,
+    DiskBudget, FoundFormat, StoreMeta,
+};
+use super::rows::{self, ImportRow, META_IMPORT, META_MARKS};
+use super::{ahead, find, logs, reclaim};
 use super::{
-    new_identity, CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
-    Store, Usage, UsageError,
+    CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob, Store, Usage,
+    UsageError,
 };
 use crate::clock;
-use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, BUCKETS};
-use fjall::config::{BlockSizePolicy, FilterPolicy};
-use fjall::{AbstractTree, Database, KeyspaceCreateOptions, PersistMode};
-use std::fs;
-use std::io;
+use crate::engine::event::{Load, Loaded, Marks, Opened, Wanted};
+use crate::engine::types::{Ended, Key};
+use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most
-/// twice.
-const JOURNALS: u64 = 64 << 20;
-/// Threads that flush and compact. The first never compacts, and hands on what it is given without a pause
-/// while all others are busy with it: with two it would take a core for as long as any compaction runs. With
-/// one alone a flush waits behind a compaction, and commits behind that (see `docs/DECISIONS.md`).
-const WORKERS: usize = 3;
-/// Files kept open, far below the usual limit of 1,024 for a process.
-const OPEN_FILES: usize = 200;
 /// Bytes of memory that a row costs in a memtable beside key and value, about.
 const ROW_OVERHEAD: u64 = 128;
 
@@ -48,26 +42,6 @@ const ROOM_LIMIT: Duration = Duration::from_secs(45);
 /// Between two looks: the storage engine offers nothing that could be waited for.
 const ROOM_LOOK: Duration = Duration::from_millis(2);
 
-/// What the storage engine may use of `limits.memory`, bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct DiskBudget {
-    /// Cache of blocks read.
-    cache: u64,
-    /// Rows not flushed to a table yet, in all keyspaces together. As much again is on its way to the disk
-    /// where rows come fast; at twice as much that is not, commits wait.
-    memtables: u64,
-}
-
-impl DiskBudget {
-    /// A quarter of the limit: one part cache, three parts memtables, half of them on their way. The larger a
-    /// memtable, the fewer tables there are to be compacted.
-    fn of(memory_limit: u64) -> Self {
-        let part = memory_limit / 16;
-        let memtables = part / 2 * 3;
-        DiskBudget { cache: part.clamp(1 << 20, 256 << 20), memtables: memtables.clamp(1 << 20, 32 << 20) }
-    }
-}
-
 /// Opens the store in `path`, and makes it first where there is none.
 ///
 /// # Errors
@@ -75,35 +49,68 @@ impl DiskBudget {
 /// See [`super::open`].
 pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
     let directory = Directory::open(path)?;
+    let OpenDisk { store, opened, identity } =
+        open_in(directory, memory_limit, accept_loss, IfAbsent::Make(None))?;
+    Ok(OpenStore { store: Box::new(store), opened, identity })
+}
+
+/// What becomes of a store that is not there.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum IfAbsent {
+    /// It is refused.
+    Refuse,
+    /// It is made, with this identity, or a new one.
+    Make(Option<u64>),
+}
+
+/// A disk store that has been opened, and what it knew.
+pub(super) struct OpenDisk {
+    pub(super) store: DiskStore,
+    pub(super) opened: Opened,
+    /// Same as [`OpenStore::identity`].
+    pub(super) identity: u64,
+}
+
+/// Opens the store in a directory that is locked.
+///
+/// # Errors
+///
+/// See [`super::open`]; [`OpenError::Absent`].
+pub(super) fn open_in(
+    directory: Directory,
+    memory_limit: u64,
+    accept_loss: bool,
+    if_absent: IfAbsent,
+) -> Result<OpenDisk, OpenError> {
     let budget = DiskBudget::of(memory_limit);
     // Before the storage engine sees them: it cuts off what it cannot read.
     logs::check(&directory, accept_loss)?;
     if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
-        establish(&directory, budget)?;
+        match if_absent {
+            IfAbsent::Refuse => return Err(OpenError::Absent { path: directory.path().to_owned() }),
+            IfAbsent::Make(identity) => establish(&directory, budget, identity)?,
+        }
     }
     let db = open_database(&directory.data(), budget)?;
-    let (keyspaces, known) = match read_format(&db)? {
-        FoundFormat::Current => {
+    let (keyspaces, known) = match (read_format(&db)?, if_absent) {
+        (FoundFormat::Current, _) => {
             let keyspaces = open_keyspaces(&db, &directory.data())?;
             let known = read_meta(&keyspaces)?;
             (keyspaces, known)
         }
-        FoundFormat::None => create(&db, &directory.data())?,
+        (FoundFormat::None, IfAbsent::Make(identity)) => create(&db, &directory.data(), identity)?,
+        (FoundFormat::None, IfAbsent::Refuse) => {
+            return Err(OpenError::Absent { path: directory.path().to_owned() });
+        }
     };
     let StoreMeta { identity, number, marks } = known;
     let (mut committed, noted) = Committed::open(&directory, identity)?;
-    let lost = noted.filter(|noted| *noted > number);
-    if let (Some(noted), true) = (lost, accept_loss) {
-        tracing::warn!(first = number + 1, last = noted, "durable commits are gone, and this is accepted");
-    } else if let Some(noted) = lost {
-        return Err(OpenError::Damaged {
-            place: format!("{}/*.jnl", directory.data().display()),
-            error: format!(
-                "commits {} to {noted} had been made durable and are gone; restore the files, or start with \
-                 --accept-loss to go on without them",
-                number + 1,
-            ),
-        });
+    match refuse_loss(&directory, number, noted) {
+        Err(_) if accept_loss => {
+            let last = noted.unwrap_or(number);
+            tracing::warn!(first = number + 1, last, "durable commits are gone, and this is accepted");
+        }
+        verdict => verdict?,
     }
     committed.record(number);
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
@@ -122,186 +129,7 @@ pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
     let store = DiskStore { keyspaces, db, committed, number, marks, budget, unflushed, epochs, directory };
-    Ok(OpenStore { store: Box::new(store), opened, identity })
-}
-
-/// What the keyspace `meta` holds.
-struct StoreMeta {
-    identity: u64,
-    /// Of the last commit.
-    number: u64,
-    marks: Marks,
-}
-
-/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half
-/// made, it cannot open again. Nothing was ever stored in what an earlier start left there.
-fn establish(directory: &Directory, budget: DiskBudget) -> Result<(), OpenError> {
-    let (path, new) = (directory.data(), directory.path().join("db.new"));
-    match fs::remove_dir_all(&new) {
-        Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was cut short"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(OpenError::io("remove", &new)(error)),
-    }
-    let db = open_database(&new, budget)?;
-    drop((create(&db, &new)?, db));
-    fs::rename(&new, &path).map_err(OpenError::io("rename", &new))?;
-    directory.sync()
-}
-
-fn open_database(path: &Path, budget: DiskBudget) -> Result<Database, OpenError> {
-    Database::builder(path)
-        .cache_size(budget.cache)
-        .max_journaling_size(JOURNALS)
-        .max_cached_files(Some(OPEN_FILES))
-        .worker_threads(WORKERS)
-        .open()
-        .map_err(|error| not_opened(path, error))
-}
-
-fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
-    if matches!(error, fjall::Error::Locked) {
-        return OpenError::Locked { pid: None, path: path.join("lock") };
-    }
-    match io_error(&error) {
-        Some(io) if !DAMAGE.contains(&io.kind()) => {
-            let source = io::Error::new(io.kind(), io.to_string());
-            OpenError::Io { action: "open", path: path.to_owned(), source }
-        }
-        _ => {
-            let place = if matches!(error, fjall::Error::JournalRecovery(_)) {
-                path.join("*.jnl")
-            } else if matches!(error, fjall::Error::InvalidVersion(_)) {
-                path.join("version")
-            } else {
-                path.to_owned()
-            };
-            OpenError::Damaged { place: place.display().to_string(), error: error.to_string() }
-        }
-    }
-}
-
-/// What lies in an opened database.
-enum FoundFormat {
-    /// A store that this program knows.
-    Current,
-    /// No store is there.
-    None,
-}
-
-fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
-    let place = "keyspace `meta`, key `format`".to_owned();
-    let row = if db.keyspace_exists(KeyspaceId::Meta.name()) {
-        let meta = db.keyspace(KeyspaceId::Meta.name(), || options(KeyspaceId::Meta));
-        meta.and_then(|meta| meta.get(META_FORMAT)).map_err(|e| not_read(KeyspaceId::Meta, &e))?
-    } else {
-        None
-    };
-    let Some(row) = row else {
-        // A first start may have been cut short. But where there are items, there was a format.
-        for name in db.list_keyspace_names() {
-            let keyspace = db.keyspace(&name, KeyspaceCreateOptions::default);
-            if !keyspace.and_then(|k| k.is_empty()).map_err(|e| not_read(KeyspaceId::Meta, &e))? {
-                let error = format!("missing, although keyspace `{}` holds rows", &*name);
-                return Err(OpenError::Damaged { place, error });
-            }
-        }
-        return Ok(FoundFormat::None);
-    };
-    let found = rows::read_number(META_FORMAT, &row)
-        .and_then(|n| u32::try_from(n).map_err(|_| "out of range".to_owned()))
-        .map_err(|error| OpenError::Damaged { place: place.clone(), error })?;
-    if found > FORMAT {
-        return Err(OpenError::Newer { found, known: FORMAT });
-    }
-    if found < FORMAT {
-        return Err(OpenError::Older { found });
-    }
-    // Every keyspace is made before the format is written: one that is missing has been lost.
-    for id in KeyspaceId::ALL {
-        if !db.keyspace_exists(id.name()) {
-            let place = format!("keyspace `{}`", id.name());
-            return Err(OpenError::Damaged { place, error: "missing".to_owned() });
-        }
-    }
-    Ok(FoundFormat::Current)
-}
-
-fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
-    let open =
-        |id: KeyspaceId| db.keyspace(id.name(), || options(id)).map_err(|error| not_opened(path, error));
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = KeyspaceId::ALL.map(open);
-    Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?]))
-}
-
-/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new
-/// ones.
-fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
-    // The size of a memtable is seen to by `DiskStore::rotate`, since it follows the configuration.
-    let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
-    match id {
-        // Single reads look for what is there.
-        KeyspaceId::Items => {
-            options.expect_point_read_hits(true).data_block_size_policy(BlockSizePolicy::all(8 << 10))
-        }
-        // Only ever scanned.
-        KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows | KeyspaceId::Closings => {
-            options.filter_policy(FilterPolicy::disabled())
-        }
-        // Single reads mostly look for what is not there: a filter for every table, of the last level as
-        // well.
-        KeyspaceId::Identities | KeyspaceId::Ended(_) => options.expect_point_read_hits(false),
-        KeyspaceId::Meta => options,
-    }
-}
-
-/// The first commit of a new store, number 0.
-fn create(db: &Database, path: &Path) -> Result<(Keyspaces, StoreMeta), OpenError> {
-    let keyspaces = open_keyspaces(db, path)?;
-    let known = StoreMeta { identity: new_identity()?, number: 0, marks: Marks::default() };
-    let meta = keyspaces.of(KeyspaceId::Meta);
-    let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
-    batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
-    batch.insert(meta, META_IDENTITY, rows::number_row(META_IDENTITY, known.identity));
-    batch.insert(meta, META_MARKS, rows::marks_row(known.number, &known.marks));
-    batch.commit().map_err(|e| unwritable("wrote the first commit", path, &e))?;
-    Ok((keyspaces, known))
-}
-
-fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
-    fn row<T>(
-        keyspaces: &Keyspaces,
-        key: &[u8],
-        read: impl Fn(&[u8]) -> Result<T, String>,
-    ) -> Result<T, ReadError> {
-        let bytes = keyspaces.get(KeyspaceId::Meta, key)?;
-        bytes
-            .ok_or_else(|| "missing".to_owned())
-            .and_then(|bytes| read(&bytes))
-            .map_err(|e| damaged(KeyspaceId::Meta, key, &e))
-    }
-    let identity = row(keyspaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
-    let (number, marks) = row(keyspaces, META_MARKS, rows::read_marks)?;
-    Ok(StoreMeta { identity, number, marks })
-}
-
-/// The rows about the buckets, first begun first, and in which epoch each of them is. One that never began is
-/// in none.
-fn read_buckets(keyspaces: &Keyspaces) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
-    let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
-    for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
-        let id = KeyspaceId::Ended(bucket);
-        let Some(bytes) = keyspaces.get(id, rows::BUCKET)? else { continue };
-        let read = rows::read_bucket(bucket, &bytes);
-        let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
-        begun.push((epoch, row));
-        *known = epoch;
-    }
-    begun.sort_by_key(|(epoch, row)| (*epoch, row.from));
-    Ok((begun.into_iter().map(|(_, row)| row).collect(), epochs))
-}
-
-fn not_read(id: KeyspaceId, error: &fjall::Error) -> OpenError {
-    damaged(id, b"", error).into()
+    Ok(OpenDisk { store, opened, identity })
 }
 
 /// See the module.
@@ -327,6 +155,113 @@ impl DiskStore {
     fn commit_marks(&mut self) -> Result<(), CommitError> {
         let marks = self.marks;
         self.commit(&[CommitGroup { ops: Vec::new(), token: 0, marks, hurried: false }])
+    }
+
+    /// The handle of a keyspace.
+    pub(super) fn keyspace(&self, id: KeyspaceId) -> &fjall::Keyspace {
+        self.keyspaces.of(id)
+    }
+
+    /// What has been imported into it, by the key of the row.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    pub(super) fn imports(&self) -> Result<Vec<(Vec<u8>, ImportRow)>, ReadError> {
+        let read = |key: &[u8], value: &[u8]| match key.starts_with(META_IMPORT) {
+            true => rows::read_import(key, value).map(|row| Some((key.to_vec(), row))),
+            false => Ok(None),
+        };
+        Ok(self.keyspaces.all(KeyspaceId::Meta, read)?.into_iter().flatten().collect())
+    }
+
+    /// Nothing has ever been committed to it.
+    pub(super) fn is_new(&self) -> bool {
+        self.number == 0
+    }
+
+    /// How an item ended, as the first of the buckets says that knows it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    pub(super) fn ended(&self, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
+        find::ended(&self.keyspaces, &self.epochs, wanted)
+    }
+
+    /// Whether an item lies under this key of this queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    pub(super) fn has_item(&self, queue: &str, key: Key) -> Result<bool, ReadError> {
+        Ok(self.keyspaces.item(queue, key, |view| view.key)?.is_some())
+    }
+
+    /// As [`Store::commit`], with rows of `meta` beside.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    pub(super) fn commit_with(
+        &mut self,
+        groups: &[CommitGroup],
+        meta: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<(), CommitError> {
+        let Some(last) = groups.last() else { return Ok(()) };
+        let number = self.number + 1;
+        let keyspaces = self.keyspaces.clone();
+        let mut changes = Changes::new(&keyspaces, number, self.epochs);
+        for op in groups.iter().flat_map(|group| &group.ops) {
+            changes.apply(op)?;
+        }
+        changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
+        for (key, value) in meta {
+            changes.put(KeyspaceId::Meta, key.clone(), value.clone());
+        }
+        self.await_room(&changes.touched().collect::<Vec<_>>())?;
+        for bucket in changes.begun() {
+            self.empty(*bucket)?;
+        }
+        let epochs = changes.epochs();
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
+        for (id, key, value) in changes.into_rows() {
+            let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
+            self.unflushed[id.index()] += bytes as u64 + ROW_OVERHEAD;
+            match value {
+                Some(value) => batch.insert(keyspaces.of(id), key, value),
+                None => batch.remove(keyspaces.of(id), key),
+            }
+        }
+        batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
+        (self.number, self.marks) = (number, last.marks);
+        self.epochs = epochs;
+        self.committed.record(number);
+        self.rotate()
+    }
+
+    /// Hands everything in memory over to tables, and waits until it is there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    pub(super) fn flush(&mut self) -> Result<(), CommitError> {
+        self.commit_marks()?;
+        for id in KeyspaceId::ALL {
+            self.rotate_one(id)?;
+        }
+        let begun = Instant::now();
+        for id in KeyspaceId::ALL {
+            while self.keyspaces.of(id).sealed_memtable_count() > 0 {
+                self.health()?;
+                let waited = begun.elapsed();
+                if waited > ROOM_LIMIT {
+                    return Err(CommitError::Backlog { keyspace: id.name(), waited_s: waited.as_secs() });
+                }
+                std::thread::sleep(ROOM_LOOK);
+            }
+        }
+        Ok(())
     }
 
     /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not
@@ -405,33 +340,7 @@ impl DiskStore {
 
 impl Store for DiskStore {
     fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
-        let Some(last) = groups.last() else { return Ok(()) };
-        let number = self.number + 1;
-        let keyspaces = self.keyspaces.clone();
-        let mut changes = Changes::new(&keyspaces, number, self.epochs);
-        for op in groups.iter().flat_map(|group| &group.ops) {
-            changes.apply(op)?;
-        }
-        changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
-        self.await_room(&changes.touched().collect::<Vec<_>>())?;
-        for bucket in changes.begun() {
-            self.empty(*bucket)?;
-        }
-        let epochs = changes.epochs();
-        let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
-        for (id, key, value) in changes.into_rows() {
-            let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
-            self.unflushed[id.index()] += bytes as u64 + ROW_OVERHEAD;
-            match value {
-                Some(value) => batch.insert(keyspaces.of(id), key, value),
-                None => batch.remove(keyspaces.of(id), key),
-            }
-        }
-        batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
-        (self.number, self.marks) = (number, last.marks);
-        self.epochs = epochs;
-        self.committed.record(number);
-        self.rotate()
+        self.commit_with(groups, &[])
     }
 
     fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {
@@ -440,6 +349,10 @@ impl Store for DiskStore {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         Some(Box::new(DiskReader { keyspaces: self.keyspaces.clone(), _directory: self.directory.clone() }))
+    }
+
+    fn exporter(&self) -> Option<Exporter> {
+        Some(Exporter::new(&self.keyspaces, &self.db, &self.directory))
     }
 
     fn usage(&self) -> Result<Usage, UsageError> {

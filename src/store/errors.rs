@@ -163,6 +163,25 @@ pub enum OpenError {
         /// The configured path.
         path: PathBuf,
     },
+    /// Nothing is there, and nothing is to be made.
+    #[error("there is no store in {}", path.display())]
+    Absent {
+        /// The path that was named.
+        path: PathBuf,
+    },
+    /// Another user's: files that this process makes in it would be out of that one's reach.
+    #[error(
+        "{} belongs to user {owner}, and this process runs as user {user}: run it as user {owner}",
+        path.display()
+    )]
+    Foreign {
+        /// The path that was named.
+        path: PathBuf,
+        /// User id of its owner.
+        owner: u32,
+        /// User id of this process.
+        user: u32,
+    },
     /// Written by a newer version of this program.
     #[error("the store has format {found}, and this program knows no newer one than {known}")]
     Newer {

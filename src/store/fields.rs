@@ -69,7 +69,8 @@ pub fn reason_code(reason: Reason) -> u8 {
     }
 }
 
-const CAUSES: [ClosedBy; 6] =
+/// All of them, in the order of their codes.
+pub(super) const CAUSES: [ClosedBy; 6] =
     [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
 
 /// Codes on disk; never given a second meaning.

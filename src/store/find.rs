@@ -36,7 +36,16 @@ fn waiting(keyspaces: &Keyspaces, wanted: &Wanted) -> Result<Option<Stored>, Rea
     }
 }
 
-fn ended(keyspaces: &Keyspaces, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
+/// How it ended, as the first of the buckets says that knows it.
+///
+/// # Errors
+///
+/// The storage engine's; a row that does not read as it was written.
+pub(super) fn ended(
+    keyspaces: &Keyspaces,
+    epochs: &Epochs,
+    wanted: &Wanted,
+) -> Result<Option<Ended>, ReadError> {
     let row = wanted.identity.to_bytes();
     for bucket in &wanted.buckets {
         let Some(id) = KeyspaceId::ended(*bucket) else {

@@ -7,18 +7,24 @@
 
 mod ahead;
 mod changes;
+pub mod compact;
 mod database;
 mod directory;
 mod disk;
 pub mod ended;
 mod errors;
+pub mod export;
 pub mod fields;
 mod find;
+mod frozen;
+pub mod import;
 mod jobs;
 mod keyspace;
+pub mod lines;
 mod log_batch;
 mod logs;
 mod memory;
+mod opening;
 mod reclaim;
 pub mod record;
 mod rekey;
@@ -26,6 +32,7 @@ mod report;
 pub mod rows;
 mod scan;
 pub mod thread;
+pub mod verify;
 
 #[cfg(test)]
 mod ended_tests;
@@ -38,6 +45,8 @@ mod measure;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
+mod moving_tests;
+#[cfg(test)]
 mod open_tests;
 #[cfg(test)]
 mod reclaim_tests;
@@ -49,6 +58,8 @@ mod scan_tests;
 mod tests;
 #[cfg(test)]
 mod thread_tests;
+#[cfg(test)]
+mod verify_tests;
 
 pub use errors::{
     BrokenContract, CloseError, CommitError, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
@@ -112,6 +123,11 @@ pub trait Store: Send {
     /// A second reader for contents, to be used by another thread at the same time. `None`: this store has
     /// none.
     fn reader(&self) -> Option<Box<dyn Reader>> {
+        None
+    }
+
+    /// Makes exports beside the thread that owns the store. `None`: this store keeps no items.
+    fn exporter(&self) -> Option<export::Exporter> {
         None
     }
 

@@ -23,6 +23,8 @@ pub const META_FORMAT: &[u8] = b"format";
 pub const META_IDENTITY: &[u8] = b"identity";
 /// Key in `meta` of the marks of the last commit.
 pub const META_MARKS: &[u8] = b"marks";
+/// Beginning of the keys in `meta` of imports, behind which the name of the export stands.
+pub const META_IMPORT: &[u8] = b"import:";
 /// Bytes of the row of the marks; see [`marks_row`].
 pub const MARKS_LEN: usize = 28;
 /// Key of the row about the bucket, in the bucket's own keyspace. It is shorter than an identity.
@@ -71,6 +73,17 @@ pub fn place_key(names: &[&str], key: Key) -> Result<Vec<u8>, BrokenContract> {
     let mut out = prefix(names)?;
     out.extend_from_slice(&place_bytes(key));
     Ok(out)
+}
+
+/// Reads the key of a customer's row: application, customer, place in the order.
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn read_customer_key(row: &[u8]) -> Result<([Arc<str>; 2], Key), String> {
+    let (names, place) = names(row)?;
+    let key = place_of(place).filter(|_| place.len() == PLACE_LEN).ok_or("the key has another length")?;
+    Ok((names, key))
 }
 
 /// The key of an item.
@@ -148,6 +161,39 @@ pub fn number_row(key: &[u8], number: u64) -> Vec<u8> {
 /// Says what is wrong with it.
 pub fn read_number(key: &[u8], bytes: &[u8]) -> Result<u64, String> {
     unseal(key, bytes).map(|[number]| number)
+}
+
+/// The key in `meta` of what has been imported of the export with this name.
+pub fn import_key(export: u128) -> Vec<u8> {
+    [META_IMPORT, &export.to_be_bytes()].concat()
+}
+
+/// How much of an export has been imported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImportRow {
+    /// Lines, the first one included.
+    pub lines: u64,
+    /// All of it.
+    pub whole: bool,
+    /// The store was made by it: what it holds keeps its arrival numbers.
+    pub founding: bool,
+    /// Identity of the store that it is an export of.
+    pub store: u64,
+}
+
+/// The row under [`import_key`].
+pub fn import_row(key: &[u8], row: ImportRow) -> Vec<u8> {
+    seal_numbers(key, &[row.lines, row.whole.into(), row.founding.into(), row.store])
+}
+
+/// Reads [`import_row`].
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn read_import(key: &[u8], bytes: &[u8]) -> Result<ImportRow, String> {
+    let [lines, whole, founding, store] = unseal(key, bytes)?;
+    Ok(ImportRow { lines, whole: whole != 0, founding: founding != 0, store })
 }
 
 /// The marks of commit number `commit`.
@@ -375,6 +421,11 @@ mod tests {
             let identity = Identity::assigned(a);
             let (_, v) = identity_row(identity, key(b, c));
             prop_assert_eq!(read_identity(identity, &v).unwrap(), key(b, c));
+            let import = ImportRow { lines: a, whole: expires, founding: !expires, store: d };
+            let k = import_key(u128::from(b));
+            prop_assert_eq!(read_import(&k, &import_row(&k, import)).unwrap(), import);
+            let k = place_key(&["a", "b"], key(c, d)).unwrap();
+            prop_assert_eq!(read_customer_key(&k).unwrap(), (["a".into(), "b".into()], key(c, d)));
             let bucket = BucketRow { bucket: 3, from: a };
             prop_assert_eq!(read_bucket(3, &bucket_row(bucket, b)).unwrap(), (bucket, b));
             prop_assert!(read_bucket(4, &bucket_row(bucket, b)).is_err());

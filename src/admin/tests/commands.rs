@@ -12,6 +12,7 @@ fn commanded(status: Status, document: Value) -> (Running, Receiver<CommandReque
     let ask: Ask = Arc::new(move |query| match query {
         Query::State(reply) => drop(reply.send(example())),
         Query::Letters(job, _) => panic!("no work on letters was expected: {job:?}"),
+        Query::Export(_) => panic!("no export was expected"),
         Query::Command(command, reply) => {
             asked.lock().unwrap().send(command).unwrap();
             drop(reply.send(CommandResponse { status, document: document.clone() }));
@@ -232,6 +233,7 @@ fn the_state_is_told_while_commands_wait() {
     let ask: Ask = Arc::new(move |query| match query {
         Query::State(reply) => drop(reply.send(example())),
         Query::Letters(job, _) => panic!("no work on letters was expected: {job:?}"),
+        Query::Export(_) => panic!("no export was expected"),
         Query::Command(_, reply) => kept.send(reply).unwrap(),
     });
     let it = start(None, ask);

@@ -1,0 +1,315 @@
+//! The store taken elsewhere: saved from a daemon that runs and from one that does not, looked through, brought back,
+//! and lived on by another daemon as if nothing had been.
+
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tidegate_harness::{
+    binary, bounded, now_ms, wait_until, Config, Daemon, Disk, Inbox, Ledger, Received, Site, Told,
+};
+
+/// Time that own-time items wait: longer than it takes to move the store.
+const AHEAD_MS: u64 = 15_000;
+
+fn config(site: &Site<'_>) -> Config {
+    site.config()
+        .set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
+        .text("applications.raw.format", "passthrough")
+        // Beyond the horizon of what is held in memory: this window has a row of its own.
+        .text("applications.long.window", "30s")
+}
+
+/// `tidegate store` with these arguments and this standard input.
+fn store(arguments: &[&str], input: &Path) -> Told {
+    let input = fs::File::open(input).expect("the input");
+    let mut command = Command::new(binary());
+    let output = command.arg("store").args(arguments).stdin(Stdio::from(input)).output().expect("the binary");
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    Told { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+fn state_of(daemon: &Daemon, application: &str, id: &str) -> String {
+    let (_, told) = daemon.ask("GET", &format!("/api/v1/items/{application}/{id}"));
+    told["state"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Items of every kind, each of which has got where it is to wait. The moment before which none of `raw` and `shop` may
+/// leave, UTC ms.
+fn fill(site: &Site<'_>, daemon: &Daemon, shop: &Inbox) -> u64 {
+    site.client.publish(&site.push("shop", "1").id("gone"));
+    assert_eq!(shop.batch().ids(), ["gone"]);
+    let (status, _) = daemon.ask("POST", "/api/v1/applications/held/pause");
+    assert_eq!(status, 200);
+    // Without its exchange a dead letter stays in the store.
+    site.client.delete_exchange(&site.dead());
+    let at = now_ms() + AHEAD_MS;
+    let due = i64::try_from(at).expect("a date");
+    let far = i64::try_from(at + 3_600_000).expect("a date");
+    let timed = |n: u32| {
+        let push = site.push("shop", format!("{{\"n\":{n}}}")).content_type("application/json");
+        push.id(&format!("s{n}")).customer(&format!("c{}", n % 4)).number("x-deliver-at", due)
+    };
+    let mut pushes: Vec<_> = (0..40).map(timed).collect();
+    pushes.push(site.push("shop", "far").id("far").number("x-deliver-at", far));
+    pushes
+        .push(site.push("raw", vec![0xff, 0, 0xfe]).id("r0").with("lang", "en").number("x-deliver-at", due));
+    pushes.push(site.push("raw", "größe").with("lang", "de").customer("c").number("x-deliver-at", due));
+    pushes.extend((0..3).map(|n| site.push("long", n.to_string()).id(&format!("w{n}")).customer("anna")));
+    pushes.extend((0..5).map(|n| site.push("nobody", "1").id(&format!("n{n}"))));
+    pushes.push(site.push("held", "1").id("h0"));
+    pushes.push(site.push("shop", "1").id("dead").with("x-delay", "soon"));
+    site.client.publish_all(pushes);
+    wait_until("all are where they wait", Duration::from_secs(10), || {
+        let items = daemon.state()["items"].clone();
+        items["parked"] == 5
+            && daemon.state()["uncommitted"] == 0
+            && daemon.state()["totals"]["accepted"] == 53
+    });
+    at
+}
+
+/// The lines behind the first one, which names the export.
+fn body(export: &str) -> Vec<Value> {
+    export.lines().skip(1).map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn of_kind<'l>(lines: &'l [Value], kind: &str) -> Vec<&'l Value> {
+    lines.iter().filter(|line| line["kind"] == kind).collect()
+}
+
+#[test]
+fn a_store_that_is_moved_is_lived_on() {
+    let site = Site::new("backup");
+    let mut daemon = site.start(&config(&site));
+    let shop = site.inbox("shop");
+    let at = fill(&site, &daemon, &shop);
+    let running = daemon.cli(&["store", "export", "--running"]);
+    assert_eq!((running.code, running.err.as_str()), (0, ""), "{running:?}");
+    let locked = daemon.cli(&["store", "verify"]);
+    assert_eq!(locked.code, 75, "{locked:?}");
+    assert!(locked.err.contains(&format!("in use by process {}", daemon.pid())), "{}", locked.err);
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(20)).success());
+    let stopped = daemon.cli(&["store", "export"]);
+    assert_eq!((stopped.code, stopped.err.as_str()), (0, ""), "{stopped:?}");
+    let (lines, live) = (body(&stopped.out), body(&running.out));
+    assert_eq!(lines, live, "a running daemon tells the same");
+    assert_eq!(of_kind(&lines, "item").len(), 40 + 1 + 2 + 3 + 5 + 1 + 1);
+    assert_eq!(of_kind(&lines, "window").len(), 1, "{lines:?}");
+    assert_eq!(of_kind(&lines, "queue"), [&json!({"kind": "queue", "application": "held", "paused": true})]);
+    assert_eq!(lines.iter().filter(|line| line["state"] == "dead").count(), 1);
+    let sound = daemon.cli(&["store", "verify", "--output", "json"]);
+    assert_eq!((sound.code, sound.err.as_str()), (0, ""), "{sound:?}");
+    let sound = sound.json();
+    assert_eq!(
+        (&sound["items"], &sound["dead_letters"], &sound["windows"]),
+        (&json!(52), &json!(1), &json!(1))
+    );
+    assert_eq!((&sound["faults"], &sound["paused"], &sound["ended_ids"]), (&json!(0), &json!(1), &json!(1)));
+
+    let (file, moved) = (site.dir.join("export.ndjson"), site.dir.join("moved"));
+    fs::write(&file, &running.out).expect("a backup");
+    let path = moved.to_string_lossy().into_owned();
+    let told = store(&["import", &path, "--output", "json"], &file);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    assert_eq!((&told.json()["items"], &told.json()["founded"]), (&json!(52), &json!(true)));
+    let told = store(&["import", &path, "--output", "json"], &file);
+    assert_eq!((told.code, &told.json()["items"]), (0, &json!(0)), "{told:?}");
+    let told = store(&["compact", &path, "--output", "json"], &file);
+    assert_eq!((told.code, told.json()["after"].as_u64() > Some(0)), (0, true), "{told:?}");
+    assert_eq!(store(&["verify", &path], &file).code, 0);
+
+    lived_on(&site, &config(&site).text("store.path", &path), (at, &shop), &lines);
+}
+
+/// Another daemon over the moved store: every item leaves once, when it is due and as it was.
+fn lived_on(site: &Site<'_>, config: &Config, (at, shop): (u64, &Inbox), lines: &[Value]) {
+    assert!(now_ms() < at, "moving took too long for this test to mean anything");
+    let (raw, long) = (site.inbox("raw"), site.inbox("long"));
+    let daemon = site.start(config);
+    assert_eq!(state_of(&daemon, "shop", "gone"), "sent", "the end of an id is remembered");
+    assert_eq!(state_of(&daemon, "shop", "far"), "waiting");
+    // Known ids, and one that has been sent: none of them comes again.
+    site.client.publish_all(["s0", "gone"].map(|id| site.push("shop", "again").id(id)));
+    wait_until("both are dropped", Duration::from_secs(10), || {
+        daemon.state()["totals"]["duplicates"]["keep"]["dropped"] == 2
+    });
+    let dead = site.dead_inbox().next();
+    assert_eq!((dead.id().as_str(), dead.text("x-tidegate-reason").as_deref()), ("dead", Some("invalid")));
+
+    let mut shopped = BTreeMap::new();
+    while shopped.len() < 40 {
+        let batch = shop.poll(Duration::from_secs(40)).expect("a message in time").batch();
+        assert!(batch.message.lateness_us() >= 0, "early");
+        for item in batch.items {
+            let before = shopped.insert(item.id.clone(), item.payload);
+            assert_eq!(before, None, "{} came twice", item.id);
+        }
+    }
+    assert!(now_ms() >= at);
+    for n in 0..40 {
+        assert_eq!(shopped.get(&format!("s{n}")), Some(&Some(json!({ "n": n }))));
+    }
+    let came: Vec<Received> = raw.take(2, Duration::from_secs(10));
+    let of = |lang: &str| came.iter().find(|one| one.text("lang").as_deref() == Some(lang)).expect("it came");
+    assert_eq!((of("en").id().as_str(), of("en").body.as_slice()), ("r0", &[0xff, 0, 0xfe][..]));
+    assert_eq!(of("de").body_text(), "größe");
+    let assigned = lines.iter().find(|line| line["application"] == "raw" && line["identity"].is_null());
+    assert_eq!(assigned.map(|line| line["id"].clone()), Some(json!(of("de").id())), "the id that it had");
+    assert!(came.iter().all(|one| one.lateness_us() >= 0), "early");
+    let begun = Instant::now();
+    let batch = long.poll(Duration::from_secs(40)).expect("a message in time").batch();
+    assert_eq!((batch.ids(), batch.customer.as_deref()), (vec!["w0", "w1", "w2"], Some("anna")));
+    assert!(begun.elapsed() < Duration::from_secs(30), "the window had begun before");
+
+    let (nobody, held) = (site.inbox("nobody"), site.inbox("held"));
+    held.quiet(Duration::from_millis(300));
+    for order in ["nobody/retry", "held/resume"] {
+        assert_eq!(daemon.ask("POST", &format!("/api/v1/applications/{order}")).0, 200);
+    }
+    assert_eq!(nobody.items(5, Duration::from_secs(10)).len(), 5);
+    assert_eq!(held.batch().ids(), ["h0"]);
+    wait_until("nothing but the far one is left", Duration::from_secs(10), || {
+        let items = daemon.state()["items"].clone();
+        (items["waiting"].as_u64(), items["parked"].as_u64()) == (Some(1), Some(0))
+    });
+    shop.quiet(Duration::from_millis(300));
+}
+
+/// While requests come and go, windows close early and leave memory, each export is one moment: whoever brings it back
+/// finds every row in order. So does whoever looks at what a kill has left.
+#[test]
+fn an_export_under_load_is_sound_and_so_is_what_a_kill_leaves() {
+    let site = Site::new("backup-load");
+    site.application("shop");
+    let config = config(&site)
+        .set("applications.shop.max_items", "5")
+        .set("applications.long.max_items", "7")
+        .set("applications.long.retry", r#"{ min = "20ms", max = "50ms" }"#)
+        .text("limits.memory", "64MiB");
+    let mut daemon = site.start(&config);
+    let ledger = Ledger::new();
+    let load = site.load(&ledger, 1_500);
+    let path = |name: &str| site.dir.join(name).to_string_lossy().into_owned();
+    let brought_back = |name: &str, export: &Told| {
+        assert_eq!((export.code, export.err.as_str()), (0, ""), "{name}");
+        let file = site.dir.join(format!("{name}.ndjson"));
+        fs::write(&file, &export.out).expect("a backup");
+        let told = store(&["import", &path(name), "--output", "json"], &file);
+        assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+        let sound = store(&["verify", &path(name), "--output", "json"], &file);
+        assert_eq!((sound.code, &sound.json()["damaged"]), (0, &json!([])), "{sound:?}");
+        let items = of_kind(&body(&export.out), "item").len() as u64;
+        assert_eq!(sound.json()["items"].as_u64(), Some(items), "{name}");
+        items
+    };
+    let mut most = 0;
+    for round in 0..4 {
+        // No queue of theirs is there: windows that are full are tried, fail, and wait among the others.
+        let long = |n: u32| {
+            let push = site.push("long", "1").id(&format!("l{round}-{n}"));
+            push.customer(&format!("c{}", n % 30))
+        };
+        site.client.publish_all((0..400).map(long));
+        most =
+            brought_back(&format!("live{round}"), &daemon.cli(&["store", "export", "--running"])).max(most);
+    }
+    assert!(most >= 1_200, "{most} items of at least three rounds");
+    daemon.kill9();
+    load.stop();
+    let sound = daemon.cli(&["store", "verify", "--output", "json"]);
+    assert_eq!((sound.code, &sound.json()["damaged"]), (0, &json!([])), "{sound:?}");
+    assert!(sound.json()["items"].as_u64() >= Some(1_600), "{sound:?}");
+    brought_back("killed", &daemon.cli(&["store", "export"]));
+    daemon.start_again();
+    daemon.wait_ready();
+    // A reader that goes away leaves its place to the next.
+    drop(daemon.ask_whole("HEAD", "/api/v1/export"));
+    wait_until("another export may begin", Duration::from_secs(10), || {
+        daemon.cli(&["store", "export", "--running"]).code == 0
+    });
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(30)).success());
+}
+
+#[test]
+fn a_reader_that_stands_still_holds_nothing_up() {
+    let site = Site::new("backup-still");
+    let shop = site.inbox("shop");
+    let mut daemon = site.start(&config(&site));
+    // More than the system keeps for a connection.
+    let large = "x".repeat(20_000);
+    let push = |n: u32| site.push("shop", large.as_str()).id(&n.to_string()).delay(3_600_000);
+    site.client.publish_all((0..1_500).map(push));
+    wait_until("all are stored", Duration::from_secs(20), || {
+        daemon.items("waiting") == 1_500 && daemon.state()["uncommitted"] == 0
+    });
+    let mut reader = TcpStream::connect(daemon.admin()).expect("it listens");
+    reader.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
+    reader.write_all(b"GET /api/v1/export HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").expect("it reads");
+    let mut head = [0; 64];
+    reader.read_exact(&mut head).expect("it has begun");
+    assert!(head.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&head));
+    let second = daemon.cli(&["store", "export", "--running"]);
+    assert_eq!((second.code, second.out.as_str()), (1, ""), "{second:?}");
+    assert!(second.err.contains("another export is under way"), "{}", second.err);
+    site.client.publish(&site.push("shop", "1").id("now"));
+    assert_eq!(shop.batch().ids(), ["now"]);
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(20)).success(), "{}", daemon.log_tail());
+    assert!(daemon.log().contains("an export was broken off"), "{}", daemon.log_tail());
+    let sound = daemon.cli(&["store", "verify", "--output", "json"]);
+    assert_eq!((sound.code, &sound.json()["items"]), (0, &json!(1_500)), "{sound:?}");
+    drop(reader);
+}
+
+/// So many own-time items with bodies that do not shrink, as lines.
+fn written(items: u64) -> String {
+    let first = json!({
+        "kind": "store", "format": "tidegate-store", "version": 1, "export": format!("{:032x}", 7),
+        "store": format!("{:016x}", 9), "next_number": items + 1, "clock": 0, "items": items,
+    });
+    let mut lines = format!("{first}\n");
+    let mut state = 1_u64;
+    for number in 1..=items {
+        let mut body = String::new();
+        while body.len() < 2_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            body.push_str(&format!("{:016x}", state ^ (state >> 29)));
+        }
+        let item = json!({
+            "kind": "item", "state": "waiting", "application": "shop", "number": number, "own_time": true,
+            "due": 1_900_000_000_000_u64 + number, "received": 1, "weight": 2_100, "properties": "AAA=", "body": body,
+        });
+        lines.push_str(&format!("{item}\n"));
+    }
+    lines + &format!("{}\n", json!({ "kind": "end", "lines": items + 1, "items": items }))
+}
+
+#[test]
+fn an_import_that_fills_the_disk_goes_on_when_there_is_room() {
+    bounded(Duration::from_secs(180));
+    let Some(disk) = Disk::mount(192) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("export.ndjson");
+    fs::write(&file, written(20_000)).expect("an export");
+    let filler = disk.path().join("other");
+    fs::write(&filler, vec![1; 168 << 20]).expect("most of the room");
+    let path = disk.path().join("store").to_string_lossy().into_owned();
+    let told = store(&["import", &path], &file);
+    assert_eq!(told.code, 1, "{told:?}");
+    assert!(told.err.contains("the disk is full"), "{}", told.err);
+    fs::remove_file(&filler).expect("room");
+    let told = store(&["import", &path, "--output", "json"], &file);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    assert!(told.json()["lines_before"].as_u64() > Some(0), "it goes on: {told:?}");
+    let sound = store(&["verify", &path, "--output", "json"], &file);
+    assert_eq!((sound.code, &sound.json()["items"]), (0, &json!(20_000)), "{sound:?}");
+    let again = store(&["export", &path], &file);
+    assert_eq!(of_kind(&body(&again.out), "item").len(), 20_000);
+}

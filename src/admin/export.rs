@@ -1,0 +1,58 @@
+//! The store as lines, for a backup: streamed, since it is as large as the backlog.
+
+use super::answer::{failure, unavailable, ApiState, STATE_WITHIN};
+use super::{parse, Query};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{header, HeaderValue, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::Router;
+use futures_util::stream;
+use std::io;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+/// Lines of an export, some at a time. An error is the last that comes.
+pub type ExportFeed = mpsc::Receiver<io::Result<Vec<u8>>>;
+
+/// Why there is no export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportRefusal {
+    /// The store keeps no items on a disk.
+    NothingStored,
+    /// Another one is under way.
+    Busy,
+    /// A row does not read as it was written; which, and what is wrong with it.
+    Unreadable(String),
+}
+
+/// Routes of this file, below `/api/v1`.
+pub(super) fn router() -> Router<ApiState> {
+    Router::new().route("/api/v1/export", get(export))
+}
+
+async fn export(State(shared): State<ApiState>, uri: Uri) -> Response {
+    if let Err(fault) = parse::no_query(uri.query()) {
+        return failure(StatusCode::BAD_REQUEST, &fault.to_string());
+    }
+    let (reply, answer) = oneshot::channel::<Result<ExportFeed, ExportRefusal>>();
+    (shared.ask)(Query::Export(reply));
+    match timeout(STATE_WITHIN, answer).await {
+        Ok(Ok(Ok(feed))) => lines(feed),
+        Ok(Ok(Err(ExportRefusal::Busy))) => unavailable("another export is under way"),
+        Ok(Ok(Err(ExportRefusal::NothingStored))) => {
+            failure(StatusCode::CONFLICT, "store.kind is memory: there is nothing on a disk to export")
+        }
+        Ok(Ok(Err(ExportRefusal::Unreadable(error)))) => failure(StatusCode::INTERNAL_SERVER_ERROR, &error),
+        Ok(Err(_)) => unavailable("the daemon is stopping"),
+        Err(_) => unavailable("the daemon did not answer in time"),
+    }
+}
+
+fn lines(feed: ExportFeed) -> Response {
+    let helpings =
+        stream::unfold(feed, |mut feed| async move { feed.recv().await.map(|helping| (helping, feed)) });
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    ([(header::CONTENT_TYPE, kind)], Body::from_stream(helpings)).into_response()
+}

@@ -1,0 +1,233 @@
+//! A disk store as lines of text, as it was at one moment: see [`super::lines`].
+//!
+//! The same for a store that no daemon has open and for one that a daemon writes to meanwhile: what is read
+//! is a snapshot. A row that does not read as it was written ends the export, and is named; nothing is left
+//! out unseen.
+
+use super::database::{damaged, Epochs, Keyspaces};
+use super::directory::Directory;
+use super::frozen::{Frozen, FrozenPage};
+use super::keyspace::KeyspaceId;
+use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, QueueLine, StoreLine, WindowLine};
+use super::lines::{LINES_FORMAT, LINES_VERSION};
+use super::opening::{open_present, PresentStore};
+use super::record::{self, View};
+use super::rows::{self, META_IDENTITY, META_MARKS};
+use super::{ended, OpenError, ReadError};
+use crate::engine::event::ClosingRow;
+use crate::engine::types::{AssignedId, Content, Identity};
+use fjall::{Database, Slice};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The id of an item from its properties; without one the one that the store with this identity assigns.
+pub type IdOf = fn(&Content, u64, AssignedId) -> String;
+
+/// Makes exports of one open store. Cheap to clone; keeps the store's directory locked.
+#[derive(Clone)]
+pub struct Exporter {
+    // In this order they are dropped: the lock last.
+    keyspaces: Keyspaces,
+    db: Database,
+    _directory: Arc<Directory>,
+}
+
+impl Exporter {
+    pub(super) fn new(keyspaces: &Keyspaces, db: &Database, directory: &Arc<Directory>) -> Self {
+        Exporter { keyspaces: keyspaces.clone(), db: db.clone(), _directory: Arc::clone(directory) }
+    }
+
+    /// Of the store in `path`, which no daemon may have open.
+    ///
+    /// # Errors
+    ///
+    /// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`].
+    pub fn open(path: &Path, memory_limit: u64) -> Result<Self, OpenError> {
+        let PresentStore { keyspaces, db, directory } = open_present(path, memory_limit)?;
+        Ok(Exporter { keyspaces, db, _directory: Arc::new(directory) })
+    }
+
+    /// Begins one, of what is durable at this moment. What it sees is kept on the disk until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// A row that does not read as it was written; no random number for its name.
+    pub fn begin(&self, id_of: IdOf) -> Result<Export, ReadError> {
+        let frozen = Frozen::new(&self.db, &self.keyspaces);
+        let name = |part: Result<u64, getrandom::Error>| part.map_err(|e| ReadError::Engine(e.to_string()));
+        let export = (u128::from(name(getrandom::u64())?) << 64) | u128::from(name(getrandom::u64())?);
+        let meta = |key: &[u8]| {
+            let row = frozen.get(KeyspaceId::Meta, key)?;
+            row.ok_or_else(|| damaged(KeyspaceId::Meta, key, &"missing"))
+        };
+        let identity = rows::read_number(META_IDENTITY, &meta(META_IDENTITY)?)
+            .map_err(|e| damaged(KeyspaceId::Meta, META_IDENTITY, &e))?;
+        let (_, marks) =
+            rows::read_marks(&meta(META_MARKS)?).map_err(|e| damaged(KeyspaceId::Meta, META_MARKS, &e))?;
+        let mut items = 0;
+        frozen.each(KeyspaceId::Queues, |key, value| {
+            let row = rows::read_queue(key, value).map_err(|e| damaged(KeyspaceId::Queues, key, &e))?;
+            items += row.count;
+            Ok(())
+        })?;
+        let first = StoreLine {
+            format: LINES_FORMAT.to_owned(),
+            version: LINES_VERSION,
+            export: format!("{export:032x}"),
+            store: format!("{identity:016x}"),
+            next_number: marks.next_seq,
+            clock: marks.wall,
+            items,
+        };
+        let (epochs, begun) = frozen.epochs()?;
+        let closings = Closings::read(&frozen)?;
+        let mut parts = vec![KeyspaceId::Queues, KeyspaceId::Windows, KeyspaceId::Items];
+        parts.extend(begun.into_iter().map(KeyspaceId::Ended));
+        parts.reverse();
+        let told = EndLine::default();
+        let state = ExportState { identity, id_of, epochs, closings, told };
+        Ok(Export { frozen, _exporter: self.clone(), state, first: Some(first), items, parts, behind: None })
+    }
+}
+
+/// Windows that closed before the end that the keys of their members name.
+struct Closings(BTreeMap<(Arc<str>, Arc<str>, u64), Vec<ClosingRow>>);
+
+impl Closings {
+    fn read(frozen: &Frozen) -> Result<Self, ReadError> {
+        let mut all = BTreeMap::<_, Vec<ClosingRow>>::new();
+        frozen.each(KeyspaceId::Closings, |key, value| {
+            let row = rows::read_closing(key, value).map_err(|e| damaged(KeyspaceId::Closings, key, &e))?;
+            // In order of key, and so the one that closed first before the others of its end.
+            all.entry((Arc::clone(&row.application), Arc::clone(&row.customer), row.end))
+                .or_default()
+                .push(row);
+            Ok(())
+        })?;
+        Ok(Closings(all))
+    }
+
+    /// The one that a start would move this item by.
+    fn of(&self, view: &View<'_>) -> Option<&ClosingRow> {
+        let customer = view.customer.filter(|_| view.is_windowed() && !self.0.is_empty())?;
+        let closed = self.0.get(&(view.application.into(), customer.into(), view.key.due))?;
+        closed.iter().find(|row| view.key.seq <= row.through_seq)
+    }
+}
+
+/// What a line is made with.
+struct ExportState {
+    identity: u64,
+    id_of: IdOf,
+    epochs: Epochs,
+    closings: Closings,
+    /// Lines and items so far.
+    told: EndLine,
+}
+
+/// One export under way.
+pub struct Export {
+    frozen: Frozen,
+    _exporter: Exporter,
+    state: ExportState,
+    /// Not written yet.
+    first: Option<StoreLine>,
+    items: u64,
+    /// Those that have not been read to their end, the next one last.
+    parts: Vec<KeyspaceId>,
+    /// The last key read of it.
+    behind: Option<Slice>,
+}
+
+impl Export {
+    /// Items that there are, as the store counts them.
+    pub fn items(&self) -> u64 {
+        self.items
+    }
+
+    /// What has been written so far.
+    pub fn told(&self) -> EndLine {
+        self.state.told
+    }
+
+    /// Appends the next lines: some hundred KiB, or one row where that is larger. False: the last one is
+    /// among them.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; a row that does not read as it was written.
+    pub fn next(&mut self, out: &mut Vec<u8>) -> Result<bool, ReadError> {
+        if let Some(first) = self.first.take() {
+            self.state.put(&ExportLine::Store(first), out);
+        }
+        let Some(part) = self.parts.last().copied() else {
+            let told = self.state.told;
+            self.state.put(&ExportLine::End(told), out);
+            return Ok(false);
+        };
+        let FrozenPage { rows, next } = self.frozen.page(part, self.behind.as_ref())?;
+        for (key, value) in &rows {
+            self.state.row(part, key, value, out)?;
+        }
+        if next.is_none() {
+            self.parts.pop();
+        }
+        self.behind = next;
+        Ok(true)
+    }
+}
+
+impl ExportState {
+    fn put(&mut self, line: &ExportLine, out: &mut Vec<u8>) {
+        // Texts and numbers alone: there is nothing that could not be written.
+        if serde_json::to_writer(&mut *out, line).is_ok() {
+            out.push(b'\n');
+            self.told.lines += 1;
+        }
+    }
+
+    fn row(&mut self, id: KeyspaceId, key: &[u8], value: &[u8], out: &mut Vec<u8>) -> Result<(), ReadError> {
+        let broken = |error: &dyn std::fmt::Display| damaged(id, key, error);
+        let line = match id {
+            KeyspaceId::Queues => {
+                let row = rows::read_queue(key, value).map_err(|e| broken(&e))?;
+                let application = row.queue.to_string();
+                row.paused.then_some(ExportLine::Queue(QueueLine { application, paused: true }))
+            }
+            KeyspaceId::Windows => {
+                let row = rows::read_window(key, value).map_err(|e| broken(&e))?;
+                Some(ExportLine::Window(WindowLine::of(&row)))
+            }
+            KeyspaceId::Items => {
+                let view = record::decode(key, value).map_err(|e| broken(&e))?;
+                self.told.items += 1;
+                Some(ExportLine::Item(Box::new(self.item(&view))))
+            }
+            KeyspaceId::Ended(bucket) if key != rows::BUCKET => {
+                let key = <[u8; 16]>::try_from(key).map_err(|_| broken(&"the key is none of an identity"))?;
+                let identity = Identity::from_bytes(key);
+                let (epoch, ended) = ended::decode(identity, value).map_err(|e| broken(&e))?;
+                // What is left of an earlier epoch of the bucket says nothing any more.
+                let counts = self.epochs.get(usize::from(bucket)) == Some(&epoch);
+                counts.then(|| ExportLine::Ended(EndedLine::of(identity, &ended)))
+            }
+            KeyspaceId::Ended(_)
+            | KeyspaceId::Customers
+            | KeyspaceId::Identities
+            | KeyspaceId::Closings
+            | KeyspaceId::Meta => None,
+        };
+        if let Some(line) = line {
+            self.put(&line, out);
+        }
+        Ok(())
+    }
+
+    fn item(&self, view: &View<'_>) -> ItemLine {
+        let content = Content { properties: view.properties.to_vec(), body: Vec::new(), json: view.json };
+        let assigned = AssignedId { seq: view.key.seq, due: view.accepted_due };
+        let id = (self.id_of)(&content, self.identity, assigned);
+        ItemLine::of(view, self.closings.of(view), id)
+    }
+}

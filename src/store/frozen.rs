@@ -1,0 +1,109 @@
+//! The rows of a disk store at one moment, read page by page beside whoever writes.
+//!
+//! The storage engine keeps what a snapshot sees for as long as there is one: whoever holds it must come to
+//! an end. A page is a read of its own, so that no table and no memtable is held back between two of them.
+
+use super::database::{damaged, unreadable, Epochs, Keyspaces, Row};
+use super::keyspace::KeyspaceId;
+use super::{rows, ReadError};
+use crate::engine::event::BUCKETS;
+use fjall::{Database, Readable, Slice, Snapshot};
+use std::ops::Bound;
+
+/// Most rows of a page, and bytes behind which it ends.
+const PAGE_ROWS: usize = 1_000;
+const PAGE_BYTES: usize = 1 << 20;
+
+/// See the module.
+pub(super) struct Frozen {
+    keyspaces: Keyspaces,
+    snapshot: Snapshot,
+}
+
+/// Some rows of a keyspace, in order of key.
+pub(super) struct FrozenPage {
+    pub(super) rows: Vec<Row>,
+    /// The key behind which the next page begins; `None`: the end.
+    pub(super) next: Option<Slice>,
+}
+
+impl Frozen {
+    /// As of the last commit.
+    pub(super) fn new(db: &Database, keyspaces: &Keyspaces) -> Self {
+        Frozen { keyspaces: keyspaces.clone(), snapshot: db.snapshot() }
+    }
+
+    /// One row.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's.
+    pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<Slice>, ReadError> {
+        self.snapshot.get(self.keyspaces.of(id), key).map_err(|e| unreadable(id, key, &e))
+    }
+
+    /// The rows behind this key, or from the first one on.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's.
+    pub(super) fn page(&self, id: KeyspaceId, behind: Option<&Slice>) -> Result<FrozenPage, ReadError> {
+        let from = behind.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        let mut last = behind.cloned();
+        for row in self.snapshot.range::<Slice, _>(self.keyspaces.of(id), (from, Bound::Unbounded)) {
+            let near = last.as_deref().unwrap_or_default();
+            let (key, value) = row.into_inner().map_err(|e| unreadable(id, near, &e))?;
+            bytes += key.len() + value.len();
+            last = Some(key.clone());
+            rows.push((key, value));
+            if rows.len() >= PAGE_ROWS || bytes >= PAGE_BYTES {
+                return Ok(FrozenPage { rows, next: last });
+            }
+        }
+        Ok(FrozenPage { rows, next: None })
+    }
+
+    /// All rows of a keyspace.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; those of `visit`.
+    pub(super) fn each(
+        &self,
+        id: KeyspaceId,
+        mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
+        let mut behind = None;
+        loop {
+            let FrozenPage { rows, next } = self.page(id, behind.as_ref())?;
+            rows.iter().try_for_each(|(key, value)| visit(key, value))?;
+            let Some(next) = next else { return Ok(()) };
+            behind = Some(next);
+        }
+    }
+
+    /// In which epoch each bucket is (see [`super::ended`]), and those that have begun, the first one first.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; the row of a bucket that does not read as it was written.
+    pub(super) fn epochs(&self) -> Result<(Epochs, Vec<u8>), ReadError> {
+        let (mut epochs, mut begun) = (Epochs::default(), Vec::new());
+        for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
+            let id = KeyspaceId::Ended(bucket);
+            let Some(bytes) = self.get(id, rows::BUCKET)? else { continue };
+            let read = rows::read_bucket(bucket, &bytes);
+            let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
+            begun.push((epoch, row.from, bucket));
+            *known = epoch;
+        }
+        begun.sort_unstable();
+        Ok((epochs, begun.into_iter().map(|(_, _, bucket)| bucket).collect()))
+    }
+
+    /// Rows of a keyspace, about.
+    pub(super) fn about(&self, id: KeyspaceId) -> u64 {
+        self.keyspaces.of(id).approximate_len() as u64
+    }
+}

@@ -1,0 +1,513 @@
+//! ExportLines of an export into a store, new or present, that no daemon has open.
+//!
+//! A store that is made by an import is the exported one again: it has its identity, and items keep their
+//! arrival numbers, and with them the ids that were assigned. Into a store that was there before, items come
+//! as new arrivals, in the same order.
+//!
+//! Nothing comes twice. Each commit notes with its rows how many lines of this export are in the store: an
+//! import that was cut short goes on behind them, and one that was whole adds nothing, also when what it
+//! brought has left meanwhile. An id that the store knows, because its item waits or because it has ended
+//! since, is left out and counted.
+
+use super::directory::Directory;
+use super::disk::{open_in, DiskStore, IfAbsent, OpenDisk};
+use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, QueueLine, StoreLine, WindowLine};
+use super::rows::{self, ImportRow};
+use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
+use crate::config::terms::MAX_NAME;
+use crate::engine::event::{
+    BucketRow, Found, IndexRows, Load, Loaded, Marks, Op, Opened, QueueRow, Stored, Wanted, WindowRow,
+};
+use crate::engine::types::{Identity, Key};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::{self, BufRead, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The identity of a producer's id within an application.
+pub type IdentityOf = fn(&str, &str) -> Identity;
+
+/// ExportLines of one commit at most, and bytes behind which it ends.
+const COMMIT_LINES: usize = 1_000;
+const COMMIT_BYTES: usize = 4 << 20;
+/// Longest line, bytes: six times the largest body that RabbitMQ carries by default, as escapes may need it.
+const LONGEST_LINE: u64 = 128 << 20;
+/// Latest moment, UTC ms: AMQP's numbers have a sign.
+const LATEST: u64 = i64::MAX as u64;
+
+/// What came of an import.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// The store was made by it: numbers and assigned ids are those of the exported one.
+    pub founded: bool,
+    /// ExportLines that an earlier import of the same export had brought.
+    pub lines_before: u64,
+    /// Items that were added, dead letters apart.
+    pub items: u64,
+    /// Dead letters that were added.
+    pub dead_letters: u64,
+    /// Items left out because an item of the same id waits.
+    pub waiting: u64,
+    /// Items left out because one of the same id has ended since.
+    pub ended: u64,
+    /// Items that came without an id, and have another assigned one in this store.
+    pub renumbered: u64,
+    /// Ids of ended items that are remembered now.
+    pub ended_ids: u64,
+    /// Open windows that go on.
+    pub windows: u64,
+    /// Queues that are paused now.
+    pub paused: u64,
+}
+
+/// Why an import ended early. What had been committed stays, and an import of the same export goes on behind
+/// it.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The store was not opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store was not written.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// The store was not read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The last sync.
+    #[error(transparent)]
+    Close(#[from] CloseError),
+    /// The lines could not be read.
+    #[error("the export cannot be read: {0}")]
+    Input(io::Error),
+    /// A line is not what it should be.
+    #[error("line {line}: {error}")]
+    Line {
+        /// Its number, from 1.
+        line: u64,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// There is no last line.
+    #[error(
+        "the export ends after line {lines}, without its last line: what came is in the store; import it \
+         again once it is whole"
+    )]
+    Cut {
+        /// ExportLines that came.
+        lines: u64,
+    },
+    /// The store is the exported one, or another export of that one is in it.
+    #[error(
+        "{} is the store that the export was made of, or has taken in another export of that one: what has \
+         left it since would come twice; import into another directory", path.display()
+    )]
+    SameStore {
+        /// Directory of the store.
+        path: PathBuf,
+    },
+}
+
+/// How far an import is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImportStep {
+    /// Items that have been read.
+    pub items: u64,
+    /// As the first line says.
+    pub total: u64,
+}
+
+/// Imports all lines of `input` into the store in `path`, which is made if it is not there. `now`: UTC ms.
+///
+/// # Errors
+///
+/// See [`ImportError`].
+pub fn import(
+    path: &Path,
+    memory_limit: u64,
+    input: &mut dyn BufRead,
+    identity_of: IdentityOf,
+    now: u64,
+    tell: &mut dyn FnMut(ImportStep),
+) -> Result<Imported, ImportError> {
+    let mut lines = ExportLines { input, read: 0 };
+    let Some((ExportLine::Store(first), _)) = lines.next()? else {
+        lines.read = 1;
+        return Err(lines.fault("it is missing, or not the first line of an export"));
+    };
+    let (export, identity) = first.names().map_err(|error| lines.fault(error))?;
+    let directory = match Directory::existing(path) {
+        Err(OpenError::Absent { .. }) => Directory::open(path)?,
+        found => found?,
+    };
+    let opened = open_in(directory, memory_limit, false, IfAbsent::Make(Some(identity)))?;
+    let mut import = Import::begin(opened, &first, (export, identity), identity_of, now)
+        .map_err(|error| error.unwrap_or_else(|| ImportError::SameStore { path: path.to_owned() }))?;
+    let done = import.run(&mut lines, first.items, tell);
+    let Import { store, told, .. } = import;
+    // Also behind a fault: what was committed is durable either way.
+    let closed = Box::new(store).close();
+    done?;
+    closed?;
+    Ok(told)
+}
+
+/// ExportLines of the input, counted.
+struct ExportLines<'i> {
+    input: &'i mut dyn BufRead,
+    read: u64,
+}
+
+impl ExportLines<'_> {
+    fn fault(&self, error: impl Into<String>) -> ImportError {
+        ImportError::Line { line: self.read, error: error.into() }
+    }
+
+    fn text(&mut self) -> Result<Option<Vec<u8>>, ImportError> {
+        let mut text = Vec::new();
+        let mut room = (&mut *self.input).take(LONGEST_LINE + 1);
+        room.read_until(b'\n', &mut text).map_err(ImportError::Input)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        self.read += 1;
+        if text.len() as u64 > LONGEST_LINE {
+            return Err(self.fault(format!("it is longer than {LONGEST_LINE} bytes")));
+        }
+        Ok(Some(text))
+    }
+
+    /// The next line, and its length.
+    fn next(&mut self) -> Result<Option<(ExportLine, usize)>, ImportError> {
+        let Some(text) = self.text()? else { return Ok(None) };
+        // A line that ends without its end was cut, whatever it says.
+        if text.last() != Some(&b'\n') {
+            self.read -= 1;
+            return Ok(None);
+        }
+        let line = serde_json::from_slice(&text).map_err(|error| self.fault(error.to_string()))?;
+        Ok(Some((line, text.len())))
+    }
+}
+
+/// What is to be committed next.
+#[derive(Default)]
+struct Chunk {
+    lines: Vec<(u64, ExportLine)>,
+    bytes: usize,
+}
+
+struct Import {
+    store: DiskStore,
+    identity_of: IdentityOf,
+    now: u64,
+    /// Key of the row that says how far it is.
+    key: Vec<u8>,
+    row: ImportRow,
+    marks: Marks,
+    queues: HashMap<Arc<str>, QueueRow>,
+    /// Application and customer of the windows that the store had.
+    windows: HashSet<(Arc<str>, Arc<str>)>,
+    /// The buckets of ended items that have begun, the latest one last.
+    buckets: Vec<BucketRow>,
+    told: Imported,
+    items: u64,
+}
+
+impl Import {
+    /// `None` as an error: see [`ImportError::SameStore`].
+    fn begin(
+        opened: OpenDisk,
+        first: &StoreLine,
+        (export, identity): (u128, u64),
+        identity_of: IdentityOf,
+        now: u64,
+    ) -> Result<Self, Option<ImportError>> {
+        let OpenDisk { store, opened, identity: own } = opened;
+        let Opened { mut marks, queues, windows, buckets, .. } = opened;
+        let key = rows::import_key(export);
+        let before = store.imports().map_err(|error| Some(error.into()))?;
+        let new = ImportRow { store: identity, ..ImportRow::default() };
+        let row = match before.iter().find(|(known, _)| *known == key) {
+            Some((_, row)) => *row,
+            // Made a moment ago, or by an import that did not get to its first commit.
+            None if own == identity && store.is_new() => {
+                marks.next_seq = first.next_number;
+                ImportRow { founding: true, ..new }
+            }
+            None if own == identity || before.iter().any(|(_, row)| row.store == identity) => {
+                return Err(None);
+            }
+            None => new,
+        };
+        marks.wall = marks.wall.max(first.clock);
+        marks.next_seq = marks.next_seq.max(1);
+        Ok(Import {
+            store,
+            identity_of,
+            now,
+            key,
+            row,
+            marks,
+            queues: queues.into_iter().map(|row| (Arc::clone(&row.queue), row)).collect(),
+            windows: windows.into_iter().map(|row| (row.application, row.customer)).collect(),
+            buckets,
+            told: Imported { founded: row.founding, lines_before: row.lines, ..Imported::default() },
+            items: 0,
+        })
+    }
+
+    fn run(
+        &mut self,
+        lines: &mut ExportLines<'_>,
+        total: u64,
+        tell: &mut dyn FnMut(ImportStep),
+    ) -> Result<(), ImportError> {
+        if self.row.whole {
+            return Ok(());
+        }
+        let mut chunk = Chunk::default();
+        loop {
+            let Some((line, bytes)) = lines.next()? else {
+                self.commit(chunk, lines.read, false)?;
+                return Err(ImportError::Cut { lines: lines.read });
+            };
+            if let ExportLine::End(EndLine { lines: counted, items }) = line {
+                if (counted, items) != (lines.read - 1, self.items) {
+                    let (before, found) = (lines.read - 1, self.items);
+                    return Err(lines.fault(format!(
+                        "it counts {counted} lines and {items} items before it, and {before} and {found} came"
+                    )));
+                }
+                self.commit(chunk, lines.read, true)?;
+                return match lines.text()? {
+                    None => Ok(()),
+                    Some(_) => Err(lines.fault("it stands behind the last line of the export")),
+                };
+            }
+            self.items += u64::from(matches!(line, ExportLine::Item(_)));
+            // It is in the store already.
+            if lines.read <= self.row.lines {
+                continue;
+            }
+            chunk.bytes += bytes;
+            chunk.lines.push((lines.read, line));
+            if chunk.lines.len() >= COMMIT_LINES || chunk.bytes >= COMMIT_BYTES {
+                self.commit(std::mem::take(&mut chunk), lines.read, false)?;
+                tell(ImportStep { items: self.items, total });
+            }
+        }
+    }
+
+    /// One atomic commit, with how far it goes.
+    fn commit(&mut self, chunk: Chunk, lines: u64, whole: bool) -> Result<(), ImportError> {
+        let mut ops = ImportOps::default();
+        let mut entries = Vec::with_capacity(chunk.lines.len());
+        for (number, line) in chunk.lines {
+            let fault = |error: String| ImportError::Line { line: number, error };
+            entries.push(self.entry(line).map_err(fault)?);
+        }
+        let known = self.known(&entries)?;
+        for (entry, known) in entries.into_iter().zip(known) {
+            self.add(entry, known.unwrap_or_default(), &mut ops)?;
+        }
+        for queue in &ops.touched {
+            ops.ops.extend(self.queues.get(queue).map(|row| Op::PutQueue(row.clone())));
+        }
+        self.row = ImportRow { lines: lines.max(self.row.lines), whole, ..self.row };
+        let row = (self.key.clone(), rows::import_row(&self.key, self.row));
+        let group = CommitGroup { ops: ops.ops, token: 0, marks: self.marks, hurried: false };
+        Ok(self.store.commit_with(&[group], &[row])?)
+    }
+
+    /// A line, read and checked.
+    fn entry(&self, line: ExportLine) -> Result<ImportEntry, String> {
+        match line {
+            ExportLine::Item(line) => self.item(*line),
+            ExportLine::Ended(line) => {
+                let (identity, ended) = EndedLine::ended(line)?;
+                Ok(ImportEntry::Ended(identity, ended))
+            }
+            ExportLine::Window(line) => {
+                names(&[&line.application, &line.customer])?;
+                Ok(ImportEntry::Window(WindowLine::row(&line)))
+            }
+            ExportLine::Queue(QueueLine { application, paused }) => {
+                names(&[&application])?;
+                Ok(ImportEntry::Queue(application.into(), paused))
+            }
+            ExportLine::Store(_) => Err("it is a first line, in the middle of an export".to_owned()),
+            ExportLine::End(_) => Err("it is a last line, in the middle of an export".to_owned()),
+        }
+    }
+
+    fn item(&self, line: ItemLine) -> Result<ImportEntry, String> {
+        let id = line.id.clone();
+        let item = line.stored()?;
+        if item.dead.is_none() {
+            names(&[&item.application])?;
+        }
+        item.customer.as_deref().map_or(Ok(()), |customer| names(&[customer]))?;
+        if let (Some(id), Some(given)) = (&id, item.given.filter(|_| item.dead.is_none())) {
+            if (self.identity_of)(&item.application, id) != given {
+                return Err("`identity` is not that of `application` and `id`".to_owned());
+            }
+        }
+        if item.key.due > LATEST || item.accepted_due > LATEST {
+            return Err("`due` is out of range".to_owned());
+        }
+        if self.row.founding && !(1..self.marks.next_seq).contains(&item.key.seq) {
+            return Err("`number` is not below the `next_number` of the first line".to_owned());
+        }
+        Ok(ImportEntry::Item(Box::new(item)))
+    }
+
+    /// What the store knows of each of them.
+    fn known(&mut self, entries: &[ImportEntry]) -> Result<Vec<Option<Found>>, ImportError> {
+        let buckets: Vec<u8> = self.buckets.iter().rev().map(|row| row.bucket).collect();
+        let wanted = |entry: &ImportEntry| {
+            let (application, identity, key) = match entry {
+                ImportEntry::Item(item) if item.dead.is_none() => {
+                    let kept = self.row.founding.then_some(item.key);
+                    (Arc::clone(&item.application), item.identity(), kept)
+                }
+                // Nobody's queue: only how it ended is wanted.
+                ImportEntry::Ended(identity, _) => ("".into(), *identity, None),
+                ImportEntry::Item(_) | ImportEntry::Window(_) | ImportEntry::Queue(..) => return None,
+            };
+            Some(Wanted { identity, application, key, buckets: buckets.clone() })
+        };
+        let mut out = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let Some(wanted) = wanted(entry) else {
+                out.push(None);
+                continue;
+            };
+            let found = match entry {
+                ImportEntry::Ended(..) => Found { item: None, ended: self.store.ended(&wanted)? },
+                ImportEntry::Item(item) if item.given.is_none() && !self.row.founding => Found::default(),
+                ImportEntry::Item(_) | ImportEntry::Window(_) | ImportEntry::Queue(..) => {
+                    match self.store.load(&Load::Find(vec![wanted]))? {
+                        Loaded::Found(mut found) => found.pop().unwrap_or_default(),
+                        Loaded::Ranges(_) | Loaded::Contents(_) | Loaded::Scanned { .. } => Found::default(),
+                    }
+                }
+            };
+            out.push(Some(found));
+        }
+        Ok(out)
+    }
+
+    fn add(&mut self, entry: ImportEntry, known: Found, ops: &mut ImportOps) -> Result<(), ImportError> {
+        match entry {
+            ImportEntry::Item(item) => self.add_item(*item, &known, ops)?,
+            ImportEntry::Ended(identity, ended) => {
+                if known.ended.is_some_and(|known| known.at >= ended.at) {
+                    return Ok(());
+                }
+                let bucket = self.bucket(ops);
+                self.told.ended_ids += 1;
+                ops.ops.push(Op::Remember { bucket, identity, ended: Box::new(ended) });
+            }
+            ImportEntry::Window(row) => {
+                let names = (Arc::clone(&row.application), Arc::clone(&row.customer));
+                // One that is open here goes on as it is; the items keep their own due.
+                if self.windows.insert(names) {
+                    self.told.windows += 1;
+                    ops.ops.push(Op::PutWindow(row));
+                }
+            }
+            ImportEntry::Queue(queue, paused) => {
+                if paused && !self.queues.contains_key(&queue) {
+                    let row = QueueRow { paused, ..empty_queue(&queue) };
+                    self.queues.insert(Arc::clone(&queue), row);
+                    self.told.paused += 1;
+                    ops.touched.insert(queue);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_item(&mut self, mut item: Stored, known: &Found, ops: &mut ImportOps) -> Result<(), ImportError> {
+        let waits = item.dead.is_none();
+        if waits {
+            let identity = item.identity();
+            let unique = item.given.is_some() || self.row.founding;
+            if known.item.is_some() || (unique && !ops.identities.insert(identity)) {
+                self.told.waiting += 1;
+                return Ok(());
+            }
+            // An end before it came is that of another item of the same id.
+            if known.ended.as_ref().is_some_and(|ended| ended.at >= item.received) {
+                self.told.ended += 1;
+                return Ok(());
+            }
+        } else if self.row.founding && self.store.has_item(item.queue(), item.key)? {
+            self.told.waiting += 1;
+            return Ok(());
+        }
+        if !self.row.founding {
+            item.key.seq = self.marks.next_seq;
+            self.marks.next_seq += 1;
+            self.told.renumbered += u64::from(item.given.is_none() && waits);
+        }
+        let queue: Arc<str> = item.queue().into();
+        let row = self.queues.entry(Arc::clone(&queue)).or_insert_with(|| empty_queue(&queue));
+        row.low = if row.count == 0 { item.key } else { row.low.min(item.key) };
+        row.count += 1;
+        ops.touched.insert(queue);
+        let count = if waits { &mut self.told.items } else { &mut self.told.dead_letters };
+        *count += 1;
+        if waits && item.given.is_none() && item.key.due != item.accepted_due {
+            let rows = IndexRows { identity: Some(item.identity()), customer: None };
+            ops.ops.push(Op::Index { key: item.key, rows });
+        }
+        let indexed = waits && item.customer.is_some();
+        ops.ops.push(Op::Put { item: Box::new(item), indexed });
+        Ok(())
+    }
+
+    /// The bucket that is filled now; begun, if there is none. A row of an end that lies further back is only
+    /// kept longer there.
+    fn bucket(&mut self, ops: &mut ImportOps) -> u8 {
+        if let Some(row) = self.buckets.last() {
+            return row.bucket;
+        }
+        let row = BucketRow { bucket: 0, from: self.now };
+        self.buckets.push(row);
+        ops.ops.push(Op::BeginBucket(row));
+        row.bucket
+    }
+}
+
+/// A line that has been read.
+enum ImportEntry {
+    Item(Box<Stored>),
+    Ended(Identity, crate::engine::types::Ended),
+    Window(WindowRow),
+    /// Name, and whether it is paused.
+    Queue(Arc<str>, bool),
+}
+
+/// Writes of one commit.
+#[derive(Default)]
+struct ImportOps {
+    ops: Vec<Op>,
+    /// Queues whose rows have changed.
+    touched: BTreeSet<Arc<str>>,
+    /// Of the items in it.
+    identities: HashSet<Identity>,
+}
+
+/// Every item that is imported has its row under its customer.
+fn empty_queue(queue: &Arc<str>) -> QueueRow {
+    QueueRow { queue: Arc::clone(queue), count: 0, low: Key::default(), paused: false, unindexed_until: 0 }
+}
+
+/// Names of applications and customers.
+fn names(all: &[&str]) -> Result<(), String> {
+    match all.iter().find(|name| !(1..=MAX_NAME).contains(&name.len())) {
+        None => Ok(()),
+        Some(name) => Err(format!("a name has {} bytes; 1 to {MAX_NAME} are allowed", name.len())),
+    }
+}

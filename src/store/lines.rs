@@ -1,0 +1,563 @@
+//! The lines of an export: one JSON document each, first what it is, last that it is whole. Pure.
+//!
+//! Version 1. What a line does not name has its default; an unknown key is refused, so that nothing is lost
+//! unseen. To change it: raise [`LINES_VERSION`], and keep reading the older ones.
+
+use super::fields::CAUSES;
+use super::record::View;
+use crate::engine::event::{ClosingRow, Stored, WindowRow};
+use crate::engine::types::{BatchId, ClosedBy, Content, Dead, End, Ended, Identity, Key, Reason};
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine as _;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What the first line names beside the version.
+pub const LINES_FORMAT: &str = "tidegate-store";
+/// The version that this program writes, and the newest that it reads.
+pub const LINES_VERSION: u32 = 1;
+
+/// One line of an export.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum ExportLine {
+    /// The first one.
+    Store(StoreLine),
+    /// A queue that is paused.
+    Queue(QueueLine),
+    /// A window that is open and ends far ahead.
+    Window(WindowLine),
+    /// An item that waits, or a dead letter on its way.
+    Item(Box<ItemLine>),
+    /// An id that is remembered of an item that has ended.
+    Ended(EndedLine),
+    /// The last one: it is whole.
+    End(EndLine),
+}
+
+/// What it is an export of.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreLine {
+    /// Always [`LINES_FORMAT`] here.
+    pub format: String,
+    /// Up to [`LINES_VERSION`] here.
+    pub version: u32,
+    /// Name of the export, 32 hexadecimal digits, random: by it an import knows what it has imported.
+    pub export: String,
+    /// Identity of the store, 16 hexadecimal digits.
+    pub store: String,
+    /// The first arrival number that has certainly not been given out.
+    pub next_number: u64,
+    /// The latest moment that the daemon's clock has shown, UTC ms.
+    pub clock: u64,
+    /// Items that follow, about.
+    pub items: u64,
+}
+
+/// What is known of a queue beside its items.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueLine {
+    /// Name of the application.
+    pub application: String,
+    /// Held back until a command lets it go on.
+    pub paused: bool,
+}
+
+/// As the store keeps it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowLine {
+    /// Name of the application.
+    pub application: String,
+    /// Name of the customer.
+    pub customer: String,
+    /// Planned end, UTC ms.
+    pub end: u64,
+    /// Members so far.
+    pub count: u32,
+    /// Sum of their weights, bytes.
+    pub weight: u64,
+    /// Most urgent expiry among the members, UTC ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiry: Option<u64>,
+}
+
+/// Everything that a restart knows of an item, and what of it a person wants to read.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ItemLine {
+    /// `waiting`, or `dead`: it is on its way to the dead-letter exchange.
+    pub state: String,
+    /// Application name; of a dead one possibly empty.
+    pub application: String,
+    /// Name of the customer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub customer: Option<String>,
+    /// The producer's id, or the assigned one: to be read by people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Of the producer's id, 32 hexadecimal digits; absent: it gave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+    /// See [`Stored::fingerprint`], 16 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+    /// Its arrival number.
+    pub number: u64,
+    /// When it is due, UTC ms.
+    pub due: u64,
+    /// When it was due as accepted, UTC ms; absent: at `due`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted_due: Option<u64>,
+    /// Receipt, UTC ms.
+    pub received: u64,
+    /// It named a time of its own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub own_time: bool,
+    /// When it expires, UTC ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiry: Option<u64>,
+    /// Same as [`Stored::weight`].
+    pub weight: u32,
+    /// What closed its window; absent: time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed_by: Option<String>,
+    /// Failed attempts so far.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attempts: u32,
+    /// Text of the last failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// It may have been delivered already.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub outcome_unknown: bool,
+    /// Of a dead one: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Of a dead one: the sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Properties and headers as they are kept, in AMQP's own encoding, base64.
+    pub properties: String,
+    /// The payload may be embedded as JSON.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub json: bool,
+    /// The payload, where it is UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
+    /// The payload in base64, where it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body_base64: Option<String>,
+}
+
+/// How an item ended whose id is remembered.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndedLine {
+    /// 32 hexadecimal digits.
+    pub identity: String,
+    /// `sent`, `cancelled`, `cancelled_again` or `dead`.
+    pub end: String,
+    /// When it ended, UTC ms.
+    pub at: u64,
+    /// When it was due, UTC ms.
+    pub due: u64,
+    /// Failed attempts so far.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub attempts: u32,
+    /// 16 hexadecimal digits.
+    pub fingerprint: String,
+    /// Name of the customer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub customer: Option<String>,
+    /// The batch that it was sent in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<String>,
+    /// Why it is dead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The sentence to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// How much there was.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndLine {
+    /// Lines before this one.
+    pub lines: u64,
+    /// Items among them.
+    pub items: u64,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+fn hex(identity: Identity) -> String {
+    format!("{:032x}", u128::from_be_bytes(identity.to_bytes()))
+}
+
+/// As many digits as are written, and no others.
+fn number_of(text: &str, digits: usize, key: &str) -> Result<u128, String> {
+    let fits = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let read = fits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
+    read.ok_or_else(|| format!("`{key}` is not {digits} hexadecimal digits"))
+}
+
+fn u64_of(text: &str, key: &str) -> Result<u64, String> {
+    number_of(text, 16, key).map(|number| number as u64)
+}
+
+fn identity_of(text: &str) -> Result<Identity, String> {
+    let identity = Identity::from_bytes(number_of(text, 32, "identity")?.to_be_bytes());
+    if identity.is_given() {
+        Ok(identity)
+    } else {
+        Err("`identity` is none of a producer's id".to_owned())
+    }
+}
+
+fn dead_of(reason: Option<&str>, error: Option<String>) -> Result<Dead, String> {
+    let reason = reason.ok_or("`reason` is missing: it is dead")?;
+    let known = Reason::ALL.into_iter().find(|known| known.as_str() == reason);
+    let reason = known.ok_or_else(|| format!("`reason` is unknown: {reason:?}"))?;
+    Ok(Dead { reason, error: error.ok_or("`error` is missing: it is dead")?.into() })
+}
+
+impl StoreLine {
+    /// Checks what it is, and reads the names of export and store.
+    ///
+    /// # Errors
+    ///
+    /// It is no export, one of a newer program, or its names are none.
+    pub fn names(&self) -> Result<(u128, u64), String> {
+        if self.format != LINES_FORMAT {
+            return Err(format!("`format` is {:?}, and not {LINES_FORMAT:?}", self.format));
+        }
+        if !(1..=LINES_VERSION).contains(&self.version) {
+            let found = self.version;
+            return Err(format!("`version` is {found}, and this program reads {LINES_VERSION} at most"));
+        }
+        let store = u64_of(&self.store, "store")?;
+        if store == 0 {
+            return Err("`store` is 0, which no store has".to_owned());
+        }
+        Ok((number_of(&self.export, 32, "export")?, store))
+    }
+}
+
+impl WindowLine {
+    /// Of a window's row.
+    pub fn of(row: &WindowRow) -> Self {
+        let WindowRow { application, customer, end, count, weight, expiry } = row;
+        WindowLine {
+            application: application.to_string(),
+            customer: customer.to_string(),
+            end: *end,
+            count: *count,
+            weight: *weight,
+            expiry: *expiry,
+        }
+    }
+
+    /// The window's row again.
+    pub fn row(&self) -> WindowRow {
+        WindowRow {
+            application: (*self.application).into(),
+            customer: (*self.customer).into(),
+            end: self.end,
+            count: self.count,
+            weight: self.weight,
+            expiry: self.expiry,
+        }
+    }
+}
+
+impl ItemLine {
+    /// Of a record. `closing`: its window closed before the end that its key names. `id`: to be read.
+    pub fn of(view: &View<'_>, closing: Option<&ClosingRow>, id: String) -> Self {
+        let due = closing.map_or(view.key.due, |closing| closing.due);
+        let cause = closing.map_or(view.closed_by, |closing| closing.cause);
+        let (body, body_base64) = match std::str::from_utf8(view.body) {
+            Ok(text) => (Some(text.to_owned()), None),
+            Err(_) => (None, Some(STANDARD.encode(view.body))),
+        };
+        ItemLine {
+            state: if view.dead.is_some() { "dead" } else { "waiting" }.to_owned(),
+            application: view.application.to_owned(),
+            customer: view.customer.map(str::to_owned),
+            id: Some(id),
+            identity: view.given.map(hex),
+            fingerprint: view.given.map(|_| format!("{:016x}", view.fingerprint)),
+            number: view.key.seq,
+            due,
+            accepted_due: Some(view.accepted_due).filter(|accepted| *accepted != due),
+            received: view.received,
+            own_time: view.own_time,
+            expiry: view.expiry,
+            weight: view.weight,
+            closed_by: (cause != ClosedBy::default()).then(|| cause.as_str().to_owned()),
+            attempts: view.attempts,
+            last_error: view.last_error.map(str::to_owned),
+            outcome_unknown: view.outcome_unknown,
+            reason: view.dead.map(|(reason, _)| reason.as_str().to_owned()),
+            error: view.dead.map(|(_, error)| error.to_owned()),
+            properties: STANDARD.encode(view.properties),
+            json: view.json,
+            body,
+            body_base64,
+        }
+    }
+
+    /// The item again, with its content.
+    ///
+    /// # Errors
+    ///
+    /// Names the key that is missing or is not what it should be.
+    pub fn stored(self) -> Result<Stored, String> {
+        let decoded = |text: &str, key: &str| {
+            STANDARD.decode(text).map_err(|error| format!("`{key}` is not base64: {error}"))
+        };
+        let body = match (self.body, self.body_base64) {
+            (Some(text), None) => text.into_bytes(),
+            (None, Some(text)) => decoded(&text, "body_base64")?,
+            (Some(_), Some(_)) => return Err("`body` stands beside `body_base64`".to_owned()),
+            (None, None) => return Err("`body` is missing, and so is `body_base64`".to_owned()),
+        };
+        let dead = match self.state.as_str() {
+            "waiting" => None,
+            "dead" => Some(Arc::new(dead_of(self.reason.as_deref(), self.error)?)),
+            other => return Err(format!("`state` is neither waiting nor dead: {other:?}")),
+        };
+        if self.application.is_empty() && dead.is_none() {
+            return Err("`application` is empty".to_owned());
+        }
+        let closed_by = match self.closed_by.as_deref() {
+            None => ClosedBy::default(),
+            Some(text) => {
+                let known = CAUSES.into_iter().find(|cause| cause.as_str() == text);
+                known.ok_or_else(|| format!("`closed_by` is unknown: {text:?}"))?
+            }
+        };
+        let given = self.identity.as_deref().map(identity_of).transpose()?;
+        let fingerprint = match (&self.fingerprint, given) {
+            (Some(text), Some(_)) => u64_of(text, "fingerprint")?,
+            (None, _) => 0,
+            (Some(_), None) => return Err("`fingerprint` stands without `identity`".to_owned()),
+        };
+        let content = Content { properties: decoded(&self.properties, "properties")?, body, json: self.json };
+        Ok(Stored {
+            key: Key { due: self.due, seq: self.number },
+            accepted_due: self.accepted_due.unwrap_or(self.due),
+            application: self.application.into(),
+            customer: self.customer.map(Arc::from),
+            given,
+            fingerprint,
+            received: self.received,
+            own_time: self.own_time,
+            expiry: self.expiry,
+            weight: self.weight,
+            closed_by,
+            attempts: self.attempts,
+            last_error: self.last_error.map(Arc::from),
+            outcome_unknown: self.outcome_unknown,
+            dead,
+            content: Some(Arc::new(content)),
+        })
+    }
+}
+
+impl EndedLine {
+    /// Of the memory of an item that has ended.
+    pub fn of(identity: Identity, ended: &Ended) -> Self {
+        let (end, batch, dead) = match &ended.end {
+            End::Sent(batch) => ("sent", Some(batch.to_string()), None),
+            End::Cancelled => ("cancelled", None, None),
+            End::CancelledAgain => ("cancelled_again", None, None),
+            End::Dead(dead) => ("dead", None, Some(dead)),
+        };
+        EndedLine {
+            identity: hex(identity),
+            end: end.to_owned(),
+            at: ended.at,
+            due: ended.due,
+            attempts: ended.attempts,
+            fingerprint: format!("{:016x}", ended.fingerprint),
+            customer: ended.customer.as_deref().map(str::to_owned),
+            batch,
+            reason: dead.map(|dead| dead.reason.as_str().to_owned()),
+            error: dead.map(|dead| dead.error.to_string()),
+        }
+    }
+
+    /// The memory again, and of whom.
+    ///
+    /// # Errors
+    ///
+    /// Names the key that is missing or is not what it should be.
+    pub fn ended(self) -> Result<(Identity, Ended), String> {
+        let end = match self.end.as_str() {
+            "sent" => {
+                let batch = number_of(self.batch.as_deref().unwrap_or_default(), 32, "batch")?;
+                End::Sent(BatchId(batch.to_be_bytes()))
+            }
+            "cancelled" => End::Cancelled,
+            "cancelled_again" => End::CancelledAgain,
+            "dead" => End::Dead(Arc::new(dead_of(self.reason.as_deref(), self.error)?)),
+            other => return Err(format!("`end` is unknown: {other:?}")),
+        };
+        let ended = Ended {
+            end,
+            at: self.at,
+            due: self.due,
+            attempts: self.attempts,
+            fingerprint: u64_of(&self.fingerprint, "fingerprint")?,
+            customer: self.customer.map(Arc::from),
+        };
+        Ok((identity_of(&self.identity)?, ended))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    prop_compose! {
+        fn item()(
+            (due, seq, accepted_due, received) in any::<(u64, u64, u64, u64)>(),
+            (customer, last_error) in (option::of(".{1,10}"), option::of(".{0,10}")),
+            given in option::of((any::<[u8; 16]>(), any::<u64>())),
+            (own_time, outcome_unknown, json) in any::<(bool, bool, bool)>(),
+            (expiry, weight, attempts) in (option::of(any::<u64>()), any::<u32>(), any::<u32>()),
+            cause in 0..CAUSES.len(),
+            dead in option::of((0..Reason::ALL.len(), ".{0,10}")),
+            (properties, body) in (vec(any::<u8>(), 0..40), prop_oneof![
+                vec(any::<u8>(), 0..40), ".{0,20}".prop_map(String::into_bytes)
+            ]),
+        ) -> Stored {
+            Stored {
+                key: Key { due, seq }, accepted_due, received, own_time, expiry, weight, attempts,
+                outcome_unknown, application: "shop".into(), customer: customer.map(Arc::from),
+                given: given.map(|(hash, _)| Identity::given(hash)),
+                fingerprint: given.map_or(0, |(_, fingerprint)| fingerprint),
+                closed_by: CAUSES[cause], last_error: last_error.map(Arc::from),
+                dead: dead.map(|(reason, error)| {
+                    Arc::new(Dead { reason: Reason::ALL[reason], error: error.into() })
+                }),
+                content: Some(Arc::new(Content { properties, body, json })),
+            }
+        }
+    }
+
+    fn line_of(item: &Stored, closing: Option<&ClosingRow>) -> ItemLine {
+        ItemLine::of(&View::of(item, item.content.as_ref().unwrap()), closing, "17".to_owned())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+
+        #[test]
+        fn an_item_comes_back_whole(item in item()) {
+            let line = ExportLine::Item(Box::new(line_of(&item, None)));
+            let text = serde_json::to_string(&line).unwrap();
+            prop_assert!(!text.contains('\n'));
+            let ExportLine::Item(back) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
+            prop_assert_eq!(back.stored().unwrap(), item);
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in ".{0,100}") {
+            let _ = serde_json::from_str::<ExportLine>(&text);
+        }
+    }
+
+    #[test]
+    fn a_member_of_a_closed_window_is_due_when_it_closed() {
+        let content = Some(Arc::new(Content::default()));
+        let item = Stored { content, ..Stored::blank("shop", Key { due: 90, seq: 3 }) };
+        let closing = ClosingRow {
+            application: "shop".into(),
+            customer: "c".into(),
+            end: 90,
+            through_seq: 4,
+            due: 50,
+            cause: ClosedBy::Flush,
+        };
+        let back = line_of(&item, Some(&closing)).stored().unwrap();
+        assert_eq!(
+            (back.key, back.accepted_due, back.closed_by),
+            (Key { due: 50, seq: 3 }, 90, ClosedBy::Flush)
+        );
+    }
+
+    #[test]
+    fn how_an_item_ended_comes_back() {
+        let dead = Dead { reason: Reason::Refused, error: "no".into() };
+        for end in
+            [End::Sent(BatchId([7; 16])), End::Cancelled, End::CancelledAgain, End::Dead(Arc::new(dead))]
+        {
+            let ended = Ended { end, at: 1, due: 2, attempts: 3, fingerprint: 4, customer: Some("c".into()) };
+            let identity = Identity::given([9; 16]);
+            let text = serde_json::to_string(&ExportLine::Ended(EndedLine::of(identity, &ended))).unwrap();
+            let ExportLine::Ended(back) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
+            assert_eq!(back.ended().unwrap(), (identity, ended));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let good = line_of(
+            &Stored {
+                given: Some(Identity::given([1; 16])),
+                content: Some(Arc::new(Content::default())),
+                ..Stored::blank("shop", Key { due: 1, seq: 2 })
+            },
+            None,
+        );
+        let wrong = |change: fn(&mut ItemLine)| {
+            let mut line = good.clone();
+            change(&mut line);
+            line.stored().unwrap_err()
+        };
+        assert_eq!(wrong(|line| line.state = "sent".into()), "`state` is neither waiting nor dead: \"sent\"");
+        assert_eq!(wrong(|line| line.state = "dead".into()), "`reason` is missing: it is dead");
+        assert_eq!(wrong(|line| line.application.clear()), "`application` is empty");
+        assert_eq!(wrong(|line| line.body = None), "`body` is missing, and so is `body_base64`");
+        assert_eq!(
+            wrong(|line| line.body_base64 = Some(String::new())),
+            "`body` stands beside `body_base64`"
+        );
+        assert!(wrong(|line| line.properties = "?".into()).starts_with("`properties` is not base64"));
+        assert_eq!(wrong(|line| line.closed_by = Some("me".into())), "`closed_by` is unknown: \"me\"");
+        let short = "`identity` is not 32 hexadecimal digits";
+        assert_eq!(wrong(|line| line.identity = Some("12".into())), short);
+        assert_eq!(wrong(|line| line.identity = None), "`fingerprint` stands without `identity`");
+        let assigned = wrong(|line| line.identity = Some("0".repeat(32)));
+        assert_eq!(assigned, "`identity` is none of a producer's id");
+        let unknown = r#"{"kind":"queue","application":"a","paused":true,"colour":1}"#;
+        let error = serde_json::from_str::<ExportLine>(unknown).unwrap_err().to_string();
+        assert!(error.contains("colour"), "{error}");
+        let first = StoreLine {
+            format: LINES_FORMAT.to_owned(),
+            version: 2,
+            export: "0".repeat(32),
+            store: "0".repeat(15) + "1",
+            next_number: 1,
+            clock: 2,
+            items: 3,
+        };
+        assert!(first.names().unwrap_err().contains("`version` is 2"));
+        assert_eq!(StoreLine { version: 1, ..first }.names(), Ok((0, 1)));
+    }
+}

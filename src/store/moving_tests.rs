@@ -1,0 +1,309 @@
+//! A store written out and brought back: whole, once, and again.
+
+use super::export::Exporter;
+use super::import::{import, ImportError, Imported};
+use super::rows;
+use super::tests::{given, group, index, item, items, key, named, open_at, put_item, APP};
+use super::verify::{verify, RowFault, WalkStep, Watcher};
+use super::*;
+use crate::engine::event::{BucketRow, ClosingRow, Found, IndexRows, QueueRow, Stored, Wanted, WindowRow};
+use crate::engine::types::{AssignedId, BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
+use std::path::Path;
+
+const MEMORY: u64 = 32 << 20;
+const NOW: u64 = 5_000;
+
+fn id_of(_: &Content, _: u64, id: AssignedId) -> String {
+    id.seq.to_string()
+}
+
+/// Tests write the numbers of identities as ids.
+fn identity_of(_: &str, id: &str) -> Identity {
+    id.parse().map_or(Identity::assigned(0), |n: u8| given(n))
+}
+
+fn queue(name: &str, count: u64, low: u64, paused: bool) -> Op {
+    Op::PutQueue(QueueRow { queue: name.into(), count, low: key(low, 0), paused, unindexed_until: 0 })
+}
+
+fn sent(at: u64) -> Ended {
+    let end = End::Sent(BatchId([3; 16]));
+    Ended { end, at, due: 2, attempts: 0, fingerprint: 3, customer: None }
+}
+
+/// Items of every kind, in the store at `path`.
+fn fill(path: &Path) {
+    let mut store = open_at(path).store;
+    let dead = Stored {
+        dead: Some(Arc::new(Dead { reason: Reason::Expired, error: "late".into() })),
+        customer: None,
+        application: "".into(),
+        ..item(7, 3)
+    };
+    let binary = Content { properties: vec![0, 0], body: vec![0xff, 0], json: false };
+    let moved = Stored { accepted_due: 40, content: Some(Arc::new(binary)), ..item(55, 4) };
+    let member = Stored { own_time: false, received: 6, ..item(90, 5) };
+    let window = WindowRow {
+        application: APP.into(),
+        customer: "c".into(),
+        end: 900,
+        count: 1,
+        weight: 7,
+        expiry: Some(8),
+    };
+    let closing = ClosingRow {
+        application: APP.into(),
+        customer: "c".into(),
+        end: 90,
+        through_seq: 5,
+        due: 70,
+        cause: ClosedBy::Flush,
+    };
+    let assigned = IndexRows { identity: Some(Identity::assigned(4)), customer: None };
+    let ops = vec![
+        put_item(item(50, 1), true),
+        put_item(named(60, 2), true),
+        put_item(dead, false),
+        put_item(moved, true),
+        Op::Index { key: key(55, 4), rows: assigned },
+        put_item(member, true),
+        queue(APP, 4, 40, false),
+        queue("held", 0, 0, true),
+        queue("", 1, 0, false),
+        Op::PutWindow(window),
+        Op::PutClosing(closing),
+        Op::BeginBucket(BucketRow { bucket: 1, from: 1 }),
+        Op::Remember { bucket: 1, identity: given(9), ended: Box::new(sent(1)) },
+    ];
+    store.commit(&[group(9, ops)]).unwrap();
+    store.close().unwrap();
+}
+
+fn exported(path: &Path) -> String {
+    let mut export = Exporter::open(path, MEMORY).unwrap().begin(id_of).unwrap();
+    let mut out = Vec::new();
+    while export.next(&mut out).unwrap() {}
+    String::from_utf8(out).unwrap()
+}
+
+fn imported(path: &Path, text: &str) -> Result<Imported, ImportError> {
+    import(path, MEMORY, &mut text.as_bytes(), identity_of, NOW, &mut |_| {})
+}
+
+struct Sound;
+
+impl Watcher for Sound {
+    fn step(&mut self, _: WalkStep) {}
+
+    fn fault(&mut self, fault: RowFault) {
+        panic!("{fault:?}");
+    }
+}
+
+/// Without the first line, which names the export, and what it depends on.
+fn behind_first(text: &str) -> Vec<&str> {
+    text.lines().skip(1).collect()
+}
+
+fn source() -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    fill(dir.path());
+    let text = exported(dir.path());
+    (dir, text)
+}
+
+#[test]
+fn a_new_store_is_the_exported_one_again() {
+    let (from, text) = source();
+    let to = tempfile::tempdir().unwrap();
+    let path = to.path().join("new");
+    let told = imported(&path, &text).unwrap();
+    let want = Imported {
+        founded: true,
+        items: 4,
+        dead_letters: 1,
+        ended_ids: 1,
+        windows: 1,
+        paused: 1,
+        ..Imported::default()
+    };
+    assert_eq!(told, want);
+    let summary = verify(&path, MEMORY, &mut Sound).unwrap();
+    assert_eq!((summary.items, summary.dead_letters, summary.ids, summary.ended_ids), (4, 1, 3, 1));
+    let text_again = exported(&path);
+    assert_eq!(behind_first(&text_again), behind_first(&text));
+    let (old, new) = (open_at(from.path()), open_at(&path));
+    assert_eq!(old.identity, new.identity);
+    assert_eq!(new.opened.marks, old.opened.marks);
+    assert_eq!(new.opened.windows, old.opened.windows);
+    let mut store = new.store;
+    let rows = items(&mut *store, APP);
+    let member = rows.iter().find(|row| row.key.seq == 5).unwrap();
+    assert_eq!((member.key, member.accepted_due, member.closed_by), (key(70, 5), 90, ClosedBy::Flush));
+    assert_eq!(rows.iter().map(|row| row.key.seq).collect::<Vec<_>>(), [1, 4, 2, 5]);
+    assert_eq!(items(&mut *store, "").len(), 1);
+}
+
+#[test]
+fn an_import_that_is_repeated_adds_nothing_also_when_what_it_brought_has_left() {
+    let (_from, text) = source();
+    let to = tempfile::tempdir().unwrap();
+    imported(to.path(), &text).unwrap();
+    let lines = text.lines().count() as u64;
+    let mut store = open_at(to.path()).store;
+    let gone = Op::Delete { place: super::tests::place(APP, 50, 1), rows: index(None, "c") };
+    store.commit(&[group(20, vec![gone, queue(APP, 3, 40, false)])]).unwrap();
+    store.close().unwrap();
+    let again = imported(to.path(), &text).unwrap();
+    assert_eq!(again, Imported { founded: true, lines_before: lines, ..Imported::default() });
+    assert_eq!(verify(to.path(), MEMORY, &mut Sound).unwrap().items, 3);
+}
+
+#[test]
+fn an_import_that_was_cut_goes_on_where_it_was() {
+    let (_from, text) = source();
+    let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).collect();
+    let whole = tempfile::tempdir().unwrap();
+    imported(whole.path(), &text).unwrap();
+    let want = exported(whole.path());
+    for (at, end) in ends.iter().enumerate().take(ends.len() - 1) {
+        let to = tempfile::tempdir().unwrap();
+        // Cut at the end of a line, and within the next one.
+        for cut in [*end, end + 5] {
+            match imported(to.path(), &text[..cut]) {
+                Err(ImportError::Cut { lines }) => assert_eq!(lines, at as u64 + 1),
+                other => panic!("{other:?}"),
+            }
+        }
+        imported(to.path(), &text).unwrap();
+        assert_eq!(behind_first(&exported(to.path())), behind_first(&want), "cut behind line {}", at + 1);
+        verify(to.path(), MEMORY, &mut Sound).unwrap();
+    }
+}
+
+#[test]
+fn into_a_store_that_is_there_items_come_as_new_arrivals() {
+    let (_from, text) = source();
+    let to = tempfile::tempdir().unwrap();
+    let mut store = open_at(to.path()).store;
+    // The same id waits here, and has an own time of its own.
+    let ops = vec![put_item(named(61, 2), true), queue(APP, 1, 61, true)];
+    store.commit(&[group(30, ops)]).unwrap();
+    store.close().unwrap();
+    let identity = open_at(to.path()).identity;
+    let told = imported(to.path(), &text).unwrap();
+    let want = Imported {
+        items: 3,
+        dead_letters: 1,
+        waiting: 1,
+        renumbered: 3,
+        ended_ids: 1,
+        windows: 1,
+        paused: 1,
+        ..Imported::default()
+    };
+    assert_eq!(told, want);
+    let summary = verify(to.path(), MEMORY, &mut Sound).unwrap();
+    assert_eq!((summary.items, summary.identity), (4, identity));
+    assert_eq!(imported(to.path(), &text).unwrap().items, 0, "never twice");
+    let mut open = open_at(to.path());
+    assert!(open.opened.queues.iter().any(|row| &*row.queue == APP && row.paused && row.low == key(50, 32)));
+    let places: Vec<Key> = items(&mut *open.store, APP).into_iter().map(|item| item.key).collect();
+    assert_eq!(places, [key(50, 32), key(55, 33), key(61, 2), key(70, 34)]);
+    assert_eq!(open.opened.marks.next_seq, 35);
+    let wanted = Wanted { identity: given(9), application: APP.into(), key: None, buckets: vec![0] };
+    let Loaded::Found(found) = open.store.load(&Load::Find(vec![wanted])).unwrap() else { panic!() };
+    assert_eq!(found, [Found { item: None, ended: Some(sent(1)) }]);
+}
+
+#[test]
+fn what_has_ended_here_does_not_come_back() {
+    let (_from, text) = source();
+    let to = tempfile::tempdir().unwrap();
+    let mut store = open_at(to.path()).store;
+    // Received at 5.
+    for (bucket, at, left_out) in [(1, 4, 0), (2, 6, 1)] {
+        let ended = Box::new(sent(at));
+        let begin = Op::BeginBucket(BucketRow { bucket, from: 1 });
+        store.commit(&[group(1, vec![begin, Op::Remember { bucket, identity: given(2), ended }])]).unwrap();
+        store.close().unwrap();
+        let other = tempfile::tempdir().unwrap();
+        copy(to.path(), other.path());
+        assert_eq!(imported(other.path(), &text).unwrap().ended, left_out);
+        store = open_at(to.path()).store;
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_exported_store_itself_and_one_that_knows_another_export_are_refused() {
+    let (from, text) = source();
+    assert!(matches!(imported(from.path(), &text), Err(ImportError::SameStore { .. })));
+    let to = tempfile::tempdir().unwrap();
+    imported(to.path(), &text).unwrap();
+    let other = exported(from.path());
+    assert_ne!(other.lines().next(), text.lines().next(), "each has a name of its own");
+    assert!(matches!(imported(to.path(), &other), Err(ImportError::SameStore { .. })));
+    let there = tempfile::tempdir().unwrap();
+    open_at(there.path()).store.close().unwrap();
+    imported(there.path(), &text).unwrap();
+    assert!(matches!(imported(there.path(), &other), Err(ImportError::SameStore { .. })));
+}
+
+#[test]
+fn a_line_at_fault_is_named_and_nothing_of_its_commit_is_there() {
+    let (_from, text) = source();
+    let fault = |text: &str| {
+        let to = tempfile::tempdir().unwrap();
+        match imported(to.path(), text) {
+            Err(ImportError::Line { line, error }) => (line, error),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (line, error) = fault("{}\n");
+    assert!(line == 1 && error.contains("kind"), "{error}");
+    let behind_end = format!("{text}x\n");
+    assert_eq!(fault(&behind_end).1, "it stands behind the last line of the export");
+    let lacking: String = text
+        .lines()
+        .filter(|line| !line.contains("\"number\":4"))
+        .fold(String::new(), |all, line| all + line + "\n");
+    assert!(fault(&lacking).1.starts_with("it counts"), "{}", fault(&lacking).1);
+    let (line, error) = fault(&text.replace("\"number\":4", "\"number\":4000"));
+    assert_eq!(error, "`number` is not below the `next_number` of the first line");
+    let at = text.lines().position(|line| line.contains("\"number\":4")).unwrap() as u64;
+    assert_eq!(line, at + 1);
+    let long = format!("\"application\":\"{}\"", "x".repeat(201));
+    let (_, error) = fault(&text.replace("\"application\":\"app\"", &long));
+    assert_eq!(error, "a name has 201 bytes; 1 to 200 are allowed");
+}
+
+/// What cannot be read is not left out.
+#[test]
+fn an_export_ends_at_a_damaged_row() {
+    let (from, _) = source();
+    let row = rows::item_key(APP, key(55, 4)).unwrap();
+    super::disk::write_raw(from.path(), super::keyspace::KeyspaceId::Items, &row, Some(b"scratched"));
+    let mut export = Exporter::open(from.path(), MEMORY).unwrap().begin(id_of).unwrap();
+    let mut out = Vec::new();
+    let error = loop {
+        match export.next(&mut out) {
+            Ok(true) => {}
+            Ok(false) => panic!("it is whole"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("queue `app` due 55 number 4"), "{error}");
+}

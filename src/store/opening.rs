@@ -1,0 +1,271 @@
+//! How the disk store's files are opened and made: the database, its keyspaces, and the rows that say what
+//! they are. Deliberately absent: what the rows of items mean.
+
+use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
+use super::directory::Directory;
+use super::keyspace::KeyspaceId;
+use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
+use super::{logs, new_identity, OpenError, ReadError};
+use crate::engine::event::{BucketRow, Marks, BUCKETS};
+use fjall::config::{BlockSizePolicy, FilterPolicy};
+use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most
+/// twice.
+const JOURNALS: u64 = 64 << 20;
+/// Threads that flush and compact. The first never compacts, and hands on what it is given without a pause
+/// while all others are busy with it: with two it would take a core for as long as any compaction runs. With
+/// one alone a flush waits behind a compaction, and commits behind that (see `docs/DECISIONS.md`).
+const WORKERS: usize = 3;
+/// Files kept open, far below the usual limit of 1,024 for a process.
+const OPEN_FILES: usize = 200;
+/// What the storage engine may use of `limits.memory`, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DiskBudget {
+    /// Cache of blocks read.
+    pub(super) cache: u64,
+    /// Rows not flushed to a table yet, in all keyspaces together. As much again is on its way to the disk
+    /// where rows come fast; at twice as much that is not, commits wait.
+    pub(super) memtables: u64,
+}
+
+impl DiskBudget {
+    /// A quarter of the limit: one part cache, three parts memtables, half of them on their way. The larger a
+    /// memtable, the fewer tables there are to be compacted.
+    pub(super) fn of(memory_limit: u64) -> Self {
+        let part = memory_limit / 16;
+        let memtables = part / 2 * 3;
+        DiskBudget { cache: part.clamp(1 << 20, 256 << 20), memtables: memtables.clamp(1 << 20, 32 << 20) }
+    }
+}
+
+/// Commits that had been made durable must be there.
+pub(super) fn refuse_loss(directory: &Directory, number: u64, noted: Option<u64>) -> Result<(), OpenError> {
+    let Some(noted) = noted.filter(|noted| *noted > number) else { return Ok(()) };
+    Err(OpenError::Damaged {
+        place: format!("{}/*.jnl", directory.data().display()),
+        error: format!(
+            "commits {} to {noted} had been made durable and are gone; restore the files, or start with \
+             --accept-loss to go on without them",
+            number + 1,
+        ),
+    })
+}
+
+/// The rows of a store that is there, whatever they hold: for looking at them.
+pub(super) struct PresentStore {
+    // In this order they are dropped: the lock last.
+    pub(super) keyspaces: Keyspaces,
+    pub(super) db: Database,
+    pub(super) directory: Directory,
+}
+
+/// Opens a store that is there, and writes no row. What a crash tore off the end of its log is cut off, as at
+/// any start.
+///
+/// # Errors
+///
+/// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`]. Rows beside the format are not read.
+pub(super) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStore, OpenError> {
+    let directory = Directory::existing(path)?;
+    logs::check(&directory, false)?;
+    let absent = || OpenError::Absent { path: directory.path().to_owned() };
+    if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
+        return Err(absent());
+    }
+    let db = open_database(&directory.data(), DiskBudget::of(memory_limit))?;
+    let FoundFormat::Current = read_format(&db)? else { return Err(absent()) };
+    let keyspaces = open_keyspaces(&db, &directory.data())?;
+    Ok(PresentStore { keyspaces, db, directory })
+}
+
+/// What the keyspace `meta` holds.
+pub(super) struct StoreMeta {
+    pub(super) identity: u64,
+    /// Of the last commit.
+    pub(super) number: u64,
+    pub(super) marks: Marks,
+}
+
+/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half
+/// made, it cannot open again. Nothing was ever stored in what an earlier start left there.
+pub(super) fn establish(
+    directory: &Directory,
+    budget: DiskBudget,
+    identity: Option<u64>,
+) -> Result<(), OpenError> {
+    let (path, new) = (directory.data(), directory.path().join("db.new"));
+    match fs::remove_dir_all(&new) {
+        Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was cut short"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(OpenError::io("remove", &new)(error)),
+    }
+    let db = open_database(&new, budget)?;
+    drop((create(&db, &new, identity)?, db));
+    fs::rename(&new, &path).map_err(OpenError::io("rename", &new))?;
+    directory.sync()
+}
+
+pub(super) fn open_database(path: &Path, budget: DiskBudget) -> Result<Database, OpenError> {
+    Database::builder(path)
+        .cache_size(budget.cache)
+        .max_journaling_size(JOURNALS)
+        .max_cached_files(Some(OPEN_FILES))
+        .worker_threads(WORKERS)
+        .open()
+        .map_err(|error| not_opened(path, error))
+}
+
+fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
+    if matches!(error, fjall::Error::Locked) {
+        return OpenError::Locked { pid: None, path: path.join("lock") };
+    }
+    match io_error(&error) {
+        Some(io) if !DAMAGE.contains(&io.kind()) => {
+            let source = io::Error::new(io.kind(), io.to_string());
+            OpenError::Io { action: "open", path: path.to_owned(), source }
+        }
+        _ => {
+            let place = if matches!(error, fjall::Error::JournalRecovery(_)) {
+                path.join("*.jnl")
+            } else if matches!(error, fjall::Error::InvalidVersion(_)) {
+                path.join("version")
+            } else {
+                path.to_owned()
+            };
+            OpenError::Damaged { place: place.display().to_string(), error: error.to_string() }
+        }
+    }
+}
+
+/// What lies in an opened database.
+pub(super) enum FoundFormat {
+    /// A store that this program knows.
+    Current,
+    /// No store is there.
+    None,
+}
+
+pub(super) fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
+    let place = "keyspace `meta`, key `format`".to_owned();
+    let row = if db.keyspace_exists(KeyspaceId::Meta.name()) {
+        let meta = db.keyspace(KeyspaceId::Meta.name(), || options(KeyspaceId::Meta));
+        meta.and_then(|meta| meta.get(META_FORMAT)).map_err(|e| not_read(KeyspaceId::Meta, &e))?
+    } else {
+        None
+    };
+    let Some(row) = row else {
+        // A first start may have been cut short. But where there are items, there was a format.
+        for name in db.list_keyspace_names() {
+            let keyspace = db.keyspace(&name, KeyspaceCreateOptions::default);
+            if !keyspace.and_then(|k| k.is_empty()).map_err(|e| not_read(KeyspaceId::Meta, &e))? {
+                let error = format!("missing, although keyspace `{}` holds rows", &*name);
+                return Err(OpenError::Damaged { place, error });
+            }
+        }
+        return Ok(FoundFormat::None);
+    };
+    let found = rows::read_number(META_FORMAT, &row)
+        .and_then(|n| u32::try_from(n).map_err(|_| "out of range".to_owned()))
+        .map_err(|error| OpenError::Damaged { place: place.clone(), error })?;
+    if found > FORMAT {
+        return Err(OpenError::Newer { found, known: FORMAT });
+    }
+    if found < FORMAT {
+        return Err(OpenError::Older { found });
+    }
+    // Every keyspace is made before the format is written: one that is missing has been lost.
+    for id in KeyspaceId::ALL {
+        if !db.keyspace_exists(id.name()) {
+            let place = format!("keyspace `{}`", id.name());
+            return Err(OpenError::Damaged { place, error: "missing".to_owned() });
+        }
+    }
+    Ok(FoundFormat::Current)
+}
+
+pub(super) fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
+    let open =
+        |id: KeyspaceId| db.keyspace(id.name(), || options(id)).map_err(|error| not_opened(path, error));
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = KeyspaceId::ALL.map(open);
+    Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?]))
+}
+
+/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new
+/// ones.
+fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
+    // The size of a memtable is seen to by `DiskStore::rotate`, since it follows the configuration.
+    let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
+    match id {
+        // Single reads look for what is there.
+        KeyspaceId::Items => {
+            options.expect_point_read_hits(true).data_block_size_policy(BlockSizePolicy::all(8 << 10))
+        }
+        // Only ever scanned.
+        KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows | KeyspaceId::Closings => {
+            options.filter_policy(FilterPolicy::disabled())
+        }
+        // Single reads mostly look for what is not there: a filter for every table, of the last level as
+        // well.
+        KeyspaceId::Identities | KeyspaceId::Ended(_) => options.expect_point_read_hits(false),
+        KeyspaceId::Meta => options,
+    }
+}
+
+/// The first commit of a new store, number 0.
+pub(super) fn create(
+    db: &Database,
+    path: &Path,
+    identity: Option<u64>,
+) -> Result<(Keyspaces, StoreMeta), OpenError> {
+    let keyspaces = open_keyspaces(db, path)?;
+    let identity = identity.map_or_else(new_identity, Ok)?;
+    let known = StoreMeta { identity, number: 0, marks: Marks::default() };
+    let meta = keyspaces.of(KeyspaceId::Meta);
+    let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
+    batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
+    batch.insert(meta, META_IDENTITY, rows::number_row(META_IDENTITY, known.identity));
+    batch.insert(meta, META_MARKS, rows::marks_row(known.number, &known.marks));
+    batch.commit().map_err(|e| unwritable("wrote the first commit", path, &e))?;
+    Ok((keyspaces, known))
+}
+
+pub(super) fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
+    fn row<T>(
+        keyspaces: &Keyspaces,
+        key: &[u8],
+        read: impl Fn(&[u8]) -> Result<T, String>,
+    ) -> Result<T, ReadError> {
+        let bytes = keyspaces.get(KeyspaceId::Meta, key)?;
+        bytes
+            .ok_or_else(|| "missing".to_owned())
+            .and_then(|bytes| read(&bytes))
+            .map_err(|e| damaged(KeyspaceId::Meta, key, &e))
+    }
+    let identity = row(keyspaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
+    let (number, marks) = row(keyspaces, META_MARKS, rows::read_marks)?;
+    Ok(StoreMeta { identity, number, marks })
+}
+
+/// The rows about the buckets, first begun first, and in which epoch each of them is. One that never began is
+/// in none.
+pub(super) fn read_buckets(keyspaces: &Keyspaces) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
+    let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
+    for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
+        let id = KeyspaceId::Ended(bucket);
+        let Some(bytes) = keyspaces.get(id, rows::BUCKET)? else { continue };
+        let read = rows::read_bucket(bucket, &bytes);
+        let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
+        begun.push((epoch, row));
+        *known = epoch;
+    }
+    begun.sort_by_key(|(epoch, row)| (*epoch, row.from));
+    Ok((begun.into_iter().map(|(_, row)| row).collect(), epochs))
+}
+
+fn not_read(id: KeyspaceId, error: &fjall::Error) -> OpenError {
+    damaged(id, b"", error).into()
+}
