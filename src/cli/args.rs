@@ -212,11 +212,15 @@ pub(super) struct RunArgs {
 }
 
 /// Arguments of `check`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(super) struct CheckArgs {
-    /// Log in to the broker too, and look at queues and exchanges without changing any
+    /// Log in to the broker too, and look at rights, queues and exchanges without changing any
     #[arg(long)]
     pub connect: bool,
+    /// With --connect: RabbitMQ's management API, http://[USER:PASSWORD@]HOST:15672, for what AMQP does not
+    /// tell: types, arguments and policies of the queues. The login of the broker unless one is given
+    #[arg(long, value_name = "URL", requires = "connect")]
+    pub management: Option<String>,
 }
 
 /// What describes the one request of `push`.

@@ -2,6 +2,7 @@
 //!
 //! Commands print through [`output`] only, and ask the running daemon through `client` only.
 
+mod advice;
 mod args;
 mod broker;
 mod check;
@@ -10,6 +11,7 @@ mod commands;
 mod health;
 mod letters;
 mod list;
+mod management;
 mod many;
 mod output;
 mod paper;
@@ -74,7 +76,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let daemon = || client_of(&cli.daemon, url, token, path.as_deref());
     match cli.command {
         CliCommand::Run(args) => return run(args, path),
-        CliCommand::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
+        CliCommand::Check(args) => check::run(path.as_deref(), load(path.as_deref()), &args, output)?,
         CliCommand::Push(args) if args.ndjson => many::run(&quietly(path.as_deref())?, &args, output)?,
         CliCommand::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
         CliCommand::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
