@@ -30,7 +30,9 @@ Exit codes:
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
 there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
-read [admin] of it alone, and nothing of it if --url or TIDEGATE_URL is given.";
+read [admin] of it alone, and nothing of it if --url or TIDEGATE_URL is given.
+
+NO_COLOR: set and not empty, nothing is coloured: neither this help nor top.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -110,6 +112,11 @@ pub(super) enum CliCommand {
     Dead(DeadCommand),
     /// Show the state of the running daemon
     Status,
+    /// Show the state of the running daemon on this terminal, again and again
+    ///
+    /// Keys: q, Esc or Ctrl-C end it, p stops the display, n w r l k sort the applications by name, waiting,
+    /// rate, lateness or parked; arrows, PgUp, PgDn, Home and End scroll.
+    Top(TopArgs),
     /// Say whether the running daemon is well, by exit code: for probes and scripts
     ///
     /// Exit code 0: live and ready. 3: live, and something that it needs is missing. 1: stuck, or no answer.
@@ -147,7 +154,8 @@ impl CliCommand {
             | CliCommand::Parked(_)
             | CliCommand::Dead(_)
             | CliCommand::Health(_)
-            | CliCommand::Status => true,
+            | CliCommand::Status
+            | CliCommand::Top(_) => true,
         }
     }
 }
@@ -182,6 +190,14 @@ pub(super) struct HealthArgs {
     /// Longest wait for each of the two answers
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
+}
+
+/// Arguments of `top`.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct TopArgs {
+    /// Time between two looks, 100ms to 1h
+    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = interval)]
+    pub interval: Duration,
 }
 
 /// Arguments of `completions`.
@@ -277,6 +293,15 @@ pub(super) struct TailArgs {
 
 fn name(text: &str) -> Result<String, String> {
     bounded(text, MAX_NAME)
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let span = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    if (Duration::from_millis(100)..=Duration::from_secs(3_600)).contains(&span) {
+        Ok(span)
+    } else {
+        Err("it must be between 100ms and 1h".to_owned())
+    }
 }
 
 fn id(text: &str) -> Result<String, String> {
@@ -375,6 +400,8 @@ mod tests {
             &format!("tidegate push {long}"),
             &format!("tidegate push app --customer {long}"),
             "tidegate tail app --count 0",
+            "tidegate top --interval 1ms",
+            "tidegate check --management http://127.0.0.1:15672",
             "tidegate status --output yaml",
         ] {
             let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();

@@ -18,6 +18,7 @@ mod paper;
 mod push;
 mod status;
 mod tail;
+mod top;
 mod topology;
 mod unix;
 
@@ -89,6 +90,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Topology(TopologyCommand::Print) => topology::print(&quietly(path.as_deref())?, output)?,
         CliCommand::Health(args) => health::run(&daemon()?, &args, output)?,
         CliCommand::Status => status::run(&daemon()?, output)?,
+        CliCommand::Top(args) => top::run(daemon()?, &args)?,
         CliCommand::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
         CliCommand::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
         CliCommand::Flush(args) => commands::flush(&daemon()?, &args, output)?,
@@ -115,6 +117,11 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
         log_format: args.log_format,
     };
     Ok(daemon::run(options))
+}
+
+/// Whether colour is wanted, which <https://no-color.org> lets every user say; clap asks the same of its help.
+fn colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// For commands beside the daemon, which has logged its warnings already.
