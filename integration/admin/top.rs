@@ -10,6 +10,11 @@ use tidegate_harness::{binary, require, Program, Site};
 const ENTERS: &str = "\u{1b}[?1049h";
 const LEAVES: &str = "\u{1b}[?1049l";
 
+/// The program under test, from any directory.
+fn program() -> String {
+    fs::canonicalize(binary()).expect("the binary").display().to_string()
+}
+
 /// Runs these lines of shell on a terminal of 30 by 100, with keys from a pipe.
 fn on_a_terminal(dir: &Path, lines: &str) -> (Program, fs::File) {
     let _ = fs::remove_file(dir.join("keys"));
@@ -32,8 +37,7 @@ fn it_shows_a_daemon_that_lives_and_one_that_is_gone_and_gives_the_terminal_back
     let site = Site::new("top");
     let mut daemon = site.start(&site.config()).ready();
     site.client.publish_all((0..3).map(|n| site.push("shop", "1").id(&n.to_string()).delay(600_000)));
-    let top =
-        format!("{} top --interval 100ms --config {}", binary().display(), daemon.config_file().display());
+    let top = format!("{} top --interval 100ms --config {}", program(), daemon.config_file().display());
     // By key, by Ctrl-C and by signal.
     for (keys, name) in [(&b"q"[..], "q"), (b"\x03", "ctrl-c"), (b"", "term")] {
         let dir = tidegate_harness::workdir(name);
@@ -73,7 +77,7 @@ fn help_is_coloured_unless_the_user_does_not_want_it() {
     }
     for (variable, coloured) in [("", true), ("NO_COLOR=1 ", false)] {
         let dir = tidegate_harness::workdir("colour");
-        let (program, _keys) = on_a_terminal(&dir, &format!("{variable}{} --help", binary().display()));
+        let (program, _keys) = on_a_terminal(&dir, &format!("{variable}{} --help", program()));
         program.wait_for("ended 0");
         let said = program.end();
         assert!(said.contains("NO_COLOR:"), "{said}");

@@ -6,7 +6,7 @@
 
 use super::blueprint::Names;
 use super::connection::Session;
-use super::fault::Fault;
+use super::fault::{Fault, FaultKind};
 use super::ingest_lock::lock_name;
 use super::inspect::{Inspected, Severity};
 use super::Side;
@@ -21,6 +21,9 @@ const ACCESS_REFUSED: u16 = 403;
 /// The queue is missing, belongs to another connection, or the argument is refused: the right was looked at
 /// before.
 const AFTER_THE_RIGHT: [u16; 3] = [404, 405, 406];
+
+/// Questions whose answer is lost; the next one is lost as seldom as this one.
+const TRIES: u32 = 20;
 
 /// What one is allowed to do to a queue or an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +138,23 @@ fn shown(name: &str) -> &str {
     }
 }
 
+/// Asks until there is an answer. A refusal that comes between the message and the end of its transaction
+/// ends the channel, and nothing then says why.
+async fn asked(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<bool, Fault> {
+    let mut tries = 1;
+    loop {
+        match asked_once(session, need, limit).await {
+            Err(fault) if fault.kind == FaultKind::AfterEnd && tries < TRIES => tries += 1,
+            answer => return answer,
+        }
+    }
+}
+
 /// Whether the right is there: `false` where that cannot be told, because the exchange is missing.
 ///
 /// # Errors
 /// Code 403: it is not. All else: the broker does not answer as it should.
-async fn asked(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<bool, Fault> {
+async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<bool, Fault> {
     let what = format!("asking for the right to {} '{}'", need.permission.as_str(), shown(need.name));
     let name = ShortString::try_new(need.name)
         .map_err(|_| Fault::setup(format!("the name '{}' is longer than 255 bytes", need.name)))?;

@@ -113,6 +113,14 @@ impl Client {
         Ok((status, serde_json::from_str(&text).unwrap_or_default()))
     }
 
+    /// Status of a path, and its text as it came; waits for no longer than `within`.
+    ///
+    /// # Errors
+    /// No answer in time.
+    pub(super) fn text(&self, path: &str, within: Duration) -> Result<(u16, String), Failure> {
+        self.send(Method::GET, path, within)
+    }
+
     fn send(&self, method: Method, path: &str, within: Duration) -> Result<(u16, String), Failure> {
         let unreachable =
             |error: ureq::Error| Failure::Failed(format!("no daemon answers at {}: {error}", self.place));

@@ -4,12 +4,14 @@
 //! thread of its own, so that keys are heard while no answer comes.
 
 mod draw;
+mod lateness;
 mod view;
 
 use super::args::TopArgs;
 use super::client::{path, Client};
 use super::output::Failure;
 use crate::admin::state::Document;
+use lateness::LatenessBuckets;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::DefaultTerminal;
 use serde::Deserialize as _;
@@ -72,8 +74,15 @@ impl Drop for Screen {
     }
 }
 
-/// What the daemon said, or why it did not.
-type Answer = Result<Box<Document>, String>;
+/// What the daemon said at one look.
+struct Heard {
+    document: Box<Document>,
+    /// `None` where the metrics cannot be read.
+    lateness: Option<LatenessBuckets>,
+}
+
+/// The look, or why nothing was to be seen.
+type Answer = Result<Heard, String>;
 
 /// Ends with the process, or when nobody listens.
 fn ask(client: &Client, interval: Duration, answers: &SyncSender<Answer>) {
@@ -87,13 +96,15 @@ fn ask(client: &Client, interval: Duration, answers: &SyncSender<Answer>) {
 }
 
 fn answer(client: &Client) -> Answer {
-    let told = client.probe(&path(&["state"]), STATE_WITHIN);
-    let (status, raw) = told.map_err(|failure| failure.text().unwrap_or_default().to_owned())?;
     let text = |failure: Failure| failure.text().unwrap_or_default().to_owned();
-    match status {
-        200 => Document::deserialize(&raw).map(Box::new).map_err(|_| text(client.not_tidegate())),
-        _ => Err(text(client.said(status, &raw))),
+    let (status, raw) = client.probe(&path(&["state"]), STATE_WITHIN).map_err(text)?;
+    if status != 200 {
+        return Err(text(client.said(status, &raw)));
     }
+    let document = Document::deserialize(&raw).map_err(|_| text(client.not_tidegate()))?;
+    let metrics = client.text("/metrics", STATE_WITHIN).ok().filter(|(status, _)| *status == 200);
+    let lateness = metrics.and_then(|(_, text)| LatenessBuckets::read(&text));
+    Ok(Heard { document: Box::new(document), lateness })
 }
 
 fn show(
@@ -103,13 +114,18 @@ fn show(
     mut view: View,
 ) -> Result<(), Failure> {
     let unusable = |e: std::io::Error| Failure::Failed(format!("the terminal: {e}"));
+    let mut changed = true;
     while !ended.load(Ordering::Relaxed) {
         if let Ok(answer) = told.try_recv() {
             view.hear(answer);
+            changed = true;
         }
-        screen.0.draw(|frame| draw::draw(frame, &mut view)).map_err(unusable)?;
+        if std::mem::take(&mut changed) {
+            screen.0.draw(|frame| draw::draw(frame, &mut view)).map_err(unusable)?;
+        }
         if event::poll(KEY_WITHIN).map_err(unusable)? {
-            // A change of size is seen at the next turn.
+            // Another size too is drawn anew.
+            changed = true;
             if let Event::Key(key) = event::read().map_err(unusable)? {
                 if press(&mut view, key) {
                     return Ok(());

@@ -72,7 +72,12 @@ fn summary(view: &View, d: &Document) -> Vec<Line<'static>> {
         Some(due) => format!("next was due {} ago", span(d.at - due)),
         None => "nothing is due".to_owned(),
     };
-    let lateness = format!("lateness since the start p50 {} p99 {}", ms(l.p50_us), ms(l.p99_us));
+    let within = |us: Option<u64>| us.map_or_else(|| "?".to_owned(), |us| format!("<={}", ms(us)));
+    let lateness = match view.lateness {
+        Some(now) => format!("lateness now p50 {} p99 {}", within(now.p50_us), within(now.p99_us)),
+        // Nothing has left just now.
+        None => format!("lateness since the start p50 {} p99 {}", ms(l.p50_us), ms(l.p99_us)),
+    };
     let store = format!("store {} {}, {} free", s.kind, bytes(s.bytes), bytes(s.free_bytes));
     vec![
         marked(view, colour, plain(&state).into_owned()),

@@ -3,12 +3,14 @@
 use super::*;
 use crate::admin::state::tests::example;
 use crate::admin::state::{Application, StateInput};
+use crate::cli::top::lateness::LatenessBuckets;
 use crate::cli::top::view::Order;
+use crate::cli::top::Heard;
 use ratatui::backend::TestBackend;
 use ratatui::Terminal;
 
 fn heard(view: &mut View, input: &StateInput) {
-    view.hear(Ok(Box::new(Document::new(input, &[]))));
+    view.hear(Ok(Heard { document: Box::new(Document::new(input, &[])), lateness: None }));
 }
 
 /// The lines of the screen, without the blanks at their ends.
@@ -172,4 +174,19 @@ fn colour_is_used_only_where_it_is_wanted() {
         let coloured = terminal.backend().buffer().content().iter().any(|cell| cell.fg != Color::Reset);
         assert_eq!(coloured, colours);
     }
+}
+
+#[test]
+fn lateness_is_that_of_the_last_interval_where_items_left_in_it() {
+    let mut view = View::new(false);
+    let mut line = |left: u64| {
+        let metrics = format!("tidegate_publish_lateness_seconds_bucket{{le=\"0.001\"}} {left}\n");
+        let document = Box::new(Document::new(&example(), &[]));
+        view.hear(Ok(Heard { document, lateness: LatenessBuckets::read(&metrics) }));
+        picture(&mut view, 120, 12)[3].clone()
+    };
+    let of_the_start = "lateness since the start p50 0.4 ms p99 0.9 ms";
+    assert!(line(5).ends_with(of_the_start));
+    assert!(line(7).ends_with("lateness now p50 <=1.0 ms p99 <=1.0 ms"));
+    assert!(line(7).ends_with(of_the_start));
 }

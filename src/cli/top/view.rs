@@ -1,7 +1,8 @@
 //! What `top` shows at a moment: the last document, what has changed since the one before, and where the
 //! operator has scrolled to; pure.
 
-use super::Answer;
+use super::lateness::{LatenessBuckets, LatenessNow};
+use super::{Answer, Heard};
 use crate::admin::state::{Application, Document};
 use std::collections::HashMap;
 
@@ -55,6 +56,9 @@ pub(super) struct View {
     pub(super) applications: Vec<ShownApplication>,
     /// Items accepted and confirmed a second, between the last two documents of one run.
     pub(super) rates: Option<(f64, f64)>,
+    /// Of the items that left between the last two looks.
+    pub(super) lateness: Option<LatenessNow>,
+    buckets: Option<LatenessBuckets>,
     /// First line of the table that is shown.
     pub(super) top: usize,
     /// Lines of the table there is room for: as it was last drawn.
@@ -72,6 +76,8 @@ impl View {
             order: Order::Waiting,
             applications: Vec::new(),
             rates: None,
+            lateness: None,
+            buckets: None,
             top: 0,
             room: 1,
         }
@@ -82,14 +88,16 @@ impl View {
         if self.paused {
             return;
         }
-        let document = match answer {
-            Ok(document) => document,
+        let Heard { document, lateness: buckets } = match answer {
+            Ok(heard) => heard,
             Err(why) => {
                 self.away = Some(why);
                 return;
             }
         };
         self.away = None;
+        self.lateness = buckets.as_ref().zip(self.buckets.as_ref()).and_then(|(now, then)| now.since(then));
+        self.buckets = buckets;
         // Counters of another run begin anew.
         let before = self.document.take().filter(|b| b.started_at == document.started_at);
         let ms =
