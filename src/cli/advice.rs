@@ -1,4 +1,4 @@
-//! What the arguments and policies of a queue mean for tidegate, judged by the document of RabbitMQ's management
+//! What arguments and policies of a queue mean for tidegate, judged by the document of RabbitMQ's management
 //! API; pure.
 //!
 //! Where an argument and a policy set the same number, the broker takes the lower one; of words it takes the
@@ -45,9 +45,9 @@ impl<'d> Managed<'d> {
         if let Some((ms, from)) = self.number("consumer-timeout") {
             if ms < LEAST_CONSUMER_TIMEOUT_MS {
                 let text = format!(
-                    "{from} sets a consumer timeout of {ms} ms: while the intake is paused, deliveries are held \
-                     for up to 25 minutes, and the broker would close the channel over them. Raise it to \
-                     {LEAST_CONSUMER_TIMEOUT_MS} or take it away"
+                    "{from} sets a consumer timeout of {ms} ms: while the intake is paused, deliveries are \
+                     held for up to 25 minutes, and the broker would close the channel over them. Raise it \
+                     to {LEAST_CONSUMER_TIMEOUT_MS} or take it away"
                 );
                 found.push(self.line(Level::Warn, text));
             }
@@ -68,8 +68,8 @@ impl<'d> Managed<'d> {
         if self.kind() == "quorum" && few {
             let limit = looks.map_or(RETURNS_OF_4, |(limit, _)| limit.max(0));
             let text = format!(
-                "a dead letter is gone after {limit} returns, and each look of `tidegate dead` is one: declare \
-                 it with an x-delivery-limit of 1000000000"
+                "a dead letter is gone after {limit} returns, and each look of `tidegate dead` is one: \
+                 declare it with an x-delivery-limit of 1000000000"
             );
             found.push(self.line(Level::Warn, text));
         }
@@ -137,8 +137,8 @@ impl<'d> Managed<'d> {
             "quorum" => {}
             "classic" => found.push(self.line(
                 Level::Warn,
-                "it is a classic queue: its requests lie on one node alone, and a request that ends the daemon \
-                 each time is never taken off. Move to a quorum queue: name a new one in ingest.queue",
+                "it is a classic queue: its requests lie on one node alone, and a request that ends the \
+                 daemon each time is never taken off. Move to a quorum queue: name a new one in ingest.queue",
             )),
             "stream" => found.push(self.line(
                 Level::Fail,
@@ -185,8 +185,9 @@ impl<'d> Managed<'d> {
     fn judge_losses(&self, found: &mut Vec<CheckLine>, what: &str) {
         if let Some((ms, from)) = self.number("message-ttl") {
             let text = format!(
-                "{from} sets a message-ttl of {ms} ms: {what} that wait longer, as while tidegate is stopped, \
-                 are taken off by the broker. Take it away, or let the policy's pattern leave this queue out"
+                "{from} sets a message-ttl of {ms} ms: {what} that wait longer, as while tidegate is \
+                 stopped, are taken off by the broker. Take it away, or let the policy's pattern leave this \
+                 queue out"
             );
             found.push(self.line(Level::Warn, text));
         }
@@ -214,12 +215,12 @@ impl<'d> Managed<'d> {
         }
         let text = match self.number("delivery-limit") {
             None if self.major >= 4 => format!(
-                "it has no delivery limit, and RabbitMQ 4 takes a request off after {RETURNS_OF_4} returns: give \
-                 it one of {RETURNS} by a policy (delivery-limit)"
+                "it has no delivery limit, and RabbitMQ 4 takes a request off after {RETURNS_OF_4} returns: \
+                 give it one of {RETURNS} by a policy (delivery-limit)"
             ),
             Some((limit, from)) if limit < 0 && self.major == 3 => format!(
-                "{from} sets a delivery-limit of {limit}, which RabbitMQ 3 takes for none at all: a request is \
-                 gone with its first return. Set {RETURNS}"
+                "{from} sets a delivery-limit of {limit}, which RabbitMQ 3 takes for none at all: a request \
+                 is gone with its first return. Set {RETURNS}"
             ),
             Some((limit, from)) if (0..RETURNS).contains(&limit) => format!(
                 "{from} sets a delivery-limit of {limit}: the broker takes a request off after so many lost \
@@ -252,8 +253,8 @@ impl<'d> Managed<'d> {
                 if !(safe && refuses) {
                     found.push(self.line(
                         Level::Note,
-                        "what the broker takes off may be lost on its way to the dead exchange: it is safe with \
-                         dead-letter-strategy at-least-once and overflow reject-publish, both",
+                        "what the broker takes off may be lost on its way to the dead exchange: it is safe \
+                         with dead-letter-strategy at-least-once and overflow reject-publish, both",
                     ));
                 }
             }

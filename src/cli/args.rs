@@ -21,7 +21,7 @@ Exit codes:
   0   done
   1   failed; the reason is on standard error
   2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
-      --drain
+      --drain, top where there is no terminal
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
       cancelled (cancel); not all of the dead letters that were meant (dead)

@@ -119,7 +119,8 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
     Ok(daemon::run(options))
 }
 
-/// Whether colour is wanted, which <https://no-color.org> lets every user say; clap asks the same of its help.
+/// Whether colour is wanted, which `NO_COLOR` (<https://no-color.org>) lets every user say; clap asks the
+/// same for its help.
 fn colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use view::{Order, View};
+use view::{Order, TopView};
 
 /// A daemon that takes longer is shown as away, and asked again.
 const STATE_WITHIN: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ pub(super) fn run(client: Client, args: &TopArgs) -> Result<(), Failure> {
         .spawn(move || ask(&client, interval, &answers))
         .map_err(|e| Failure::Failed(format!("no thread: {e}")))?;
     let screen = Screen::take()?;
-    show(screen, &told, &ended, View::new(super::colours()))
+    show(screen, &told, &ended, TopView::new(super::colours()))
 }
 
 /// The terminal, until it is dropped. A panic gives it back by a hook, since the process then ends at once.
@@ -75,17 +75,17 @@ impl Drop for Screen {
 }
 
 /// What the daemon said at one look.
-struct Heard {
+struct SeenState {
     document: Box<Document>,
     /// `None` where the metrics cannot be read.
     lateness: Option<LatenessBuckets>,
 }
 
 /// The look, or why nothing was to be seen.
-type Answer = Result<Heard, String>;
+type Look = Result<SeenState, String>;
 
 /// Ends with the process, or when nobody listens.
-fn ask(client: &Client, interval: Duration, answers: &SyncSender<Answer>) {
+fn ask(client: &Client, interval: Duration, answers: &SyncSender<Look>) {
     loop {
         let begun = Instant::now();
         if answers.send(answer(client)).is_err() {
@@ -95,7 +95,7 @@ fn ask(client: &Client, interval: Duration, answers: &SyncSender<Answer>) {
     }
 }
 
-fn answer(client: &Client) -> Answer {
+fn answer(client: &Client) -> Look {
     let text = |failure: Failure| failure.text().unwrap_or_default().to_owned();
     let (status, raw) = client.probe(&path(&["state"]), STATE_WITHIN).map_err(text)?;
     if status != 200 {
@@ -104,14 +104,14 @@ fn answer(client: &Client) -> Answer {
     let document = Document::deserialize(&raw).map_err(|_| text(client.not_tidegate()))?;
     let metrics = client.text("/metrics", STATE_WITHIN).ok().filter(|(status, _)| *status == 200);
     let lateness = metrics.and_then(|(_, text)| LatenessBuckets::read(&text));
-    Ok(Heard { document: Box::new(document), lateness })
+    Ok(SeenState { document: Box::new(document), lateness })
 }
 
 fn show(
     mut screen: Screen,
-    told: &Receiver<Answer>,
+    told: &Receiver<Look>,
     ended: &AtomicBool,
-    mut view: View,
+    mut view: TopView,
 ) -> Result<(), Failure> {
     let unusable = |e: std::io::Error| Failure::Failed(format!("the terminal: {e}"));
     let mut changed = true;
@@ -138,7 +138,7 @@ fn show(
 
 /// Whether it is to end.
 #[expect(clippy::wildcard_enum_match_arm, reason = "a key without a meaning has none")]
-fn press(view: &mut View, key: KeyEvent) -> bool {
+fn press(view: &mut TopView, key: KeyEvent) -> bool {
     if key.kind == KeyEventKind::Release {
         return false;
     }
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn three_keys_end_it_and_no_other() {
-        let mut view = View::new(false);
+        let mut view = TopView::new(false);
         let mut ends = |code, modifiers| press(&mut view, KeyEvent::new(code, modifiers));
         assert!(ends(KeyCode::Char('q'), KeyModifiers::NONE));
         assert!(ends(KeyCode::Esc, KeyModifiers::NONE));

@@ -1,8 +1,8 @@
-//! The picture of `top`: a head of five lines, the applications, and the keys.
+//! The picture of `top`: a head, the applications, and the keys.
 
 use super::super::output::plain;
 use super::super::status::{bytes, ms, span};
-use super::view::{ShownApplication, View};
+use super::view::{ShownApplication, TopView};
 use crate::admin::state::Document;
 use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
@@ -10,41 +10,46 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 use ratatui::Frame;
 
-/// Lines above the table.
-const HEAD: u16 = 6;
-/// Fewer columns show fewer numbers.
+/// Fewer columns show fewer numbers of an application, and the head on more lines.
 const WIDE: u16 = 80;
 const KEYS: &str =
     "q end  p pause  sort: n name  w waiting  r rate  l lateness  k parked  arrows, PgUp, PgDn scroll";
+const KEYS_NARROW: &str = "q end  p pause  sort n w r l k  arrows PgUp PgDn";
 
 /// Draws all of it, and tells the view how much of the table fits.
-pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View) {
-    let [head, table, foot] =
-        Layout::vertical([Constraint::Length(HEAD), Constraint::Min(0), Constraint::Length(1)])
-            .areas(frame.area());
-    frame.render_widget(Paragraph::new(header(view)), head);
+pub(super) fn draw(frame: &mut Frame<'_>, view: &mut TopView) {
+    let wide = frame.area().width >= WIDE;
+    let text = header(view, wide);
+    // With an empty line below it.
+    let lines = u16::try_from(text.lines.len()).unwrap_or(u16::MAX).saturating_add(1);
+    let parts = [Constraint::Length(lines), Constraint::Min(0), Constraint::Length(1)];
+    let [head, table, foot] = Layout::vertical(parts).areas(frame.area());
+    frame.render_widget(Paragraph::new(text), head);
     view.room = usize::from(table.height.saturating_sub(1)).max(1);
     // Applications may have gone, or the window grown.
     view.top = view.top.min(view.last_top());
-    frame.render_widget(applications(view, table.width), table);
-    frame.render_widget(Paragraph::new(KEYS).style(Style::new().add_modifier(Modifier::DIM)), foot);
+    frame.render_widget(applications(view, wide), table);
+    frame.render_widget(
+        Paragraph::new(if wide { KEYS } else { KEYS_NARROW }).style(Style::new().add_modifier(Modifier::DIM)),
+        foot,
+    );
 }
 
-fn header(view: &View) -> Text<'static> {
+fn header(view: &TopView, wide: bool) -> Text<'static> {
     let mut lines = Vec::new();
     if let Some(why) = &view.away {
         let since = if view.document.is_some() { " (what follows is older)" } else { "" };
         lines.push(marked(view, Color::Red, format!("NO ANSWER{since}: {}", plain(why))));
     }
     match &view.document {
-        Some(d) => lines.extend(summary(view, d)),
+        Some(d) => lines.extend(summary(view, d, wide)),
         None if view.away.is_none() => lines.push(Line::from("asking the daemon")),
         None => {}
     }
     Text::from(lines)
 }
 
-fn summary(view: &View, d: &Document) -> Vec<Line<'static>> {
+fn summary(view: &TopView, d: &Document, wide: bool) -> Vec<Line<'static>> {
     let paused = if view.paused { "  DISPLAY PAUSED (p)" } else { "" };
     let missing = if d.ready { String::new() } else { format!(" (missing: {})", d.missing.join(", ")) };
     let state = format!("tidegate {}  {}{missing}  up {}{paused}", d.version, d.state, span(d.uptime_ms));
@@ -53,7 +58,7 @@ fn summary(view: &View, d: &Document) -> Vec<Line<'static>> {
         let detail = if l.detail.is_empty() { String::new() } else { format!(" {}", l.detail) };
         format!("{} {}{detail}", l.side, l.state)
     };
-    let links = d.links.iter().map(link).collect::<Vec<_>>().join("  ");
+    let links: Vec<String> = d.links.iter().map(link).collect();
     let (i, t, l, s) = (&d.snapshot.items, &d.snapshot.totals, &d.lateness, &d.store);
     let counts = format!(
         "{} waiting  {} due  {} in flight  {} parked  {} dead",
@@ -79,22 +84,21 @@ fn summary(view: &View, d: &Document) -> Vec<Line<'static>> {
         None => format!("lateness since the start p50 {} p99 {}", ms(l.p50_us), ms(l.p99_us)),
     };
     let store = format!("store {} {}, {} free", s.kind, bytes(s.bytes), bytes(s.free_bytes));
-    vec![
-        marked(view, colour, plain(&state).into_owned()),
-        Line::from(plain(&links).into_owned()),
-        Line::from(counts),
-        Line::from(format!("{rates}  {next}  {lateness}")),
-        Line::from(format!("{}  payloads in memory {}", plain(&store), bytes(i.payload_bytes))),
-    ]
+    let memory = format!("payloads in memory {}", bytes(i.payload_bytes));
+    let mut lines = vec![marked(view, colour, plain(&state).into_owned())];
+    for parts in [links, vec![counts], vec![rates, next, lateness], vec![store, memory]] {
+        let parts = if wide { vec![parts.join("  ")] } else { parts };
+        lines.extend(parts.iter().map(|part| Line::from(plain(part).into_owned())));
+    }
+    lines
 }
 
-fn marked(view: &View, colour: Color, text: String) -> Line<'static> {
+fn marked(view: &TopView, colour: Color, text: String) -> Line<'static> {
     let style = Style::new().add_modifier(Modifier::BOLD);
     Line::styled(text, if view.colours { style.fg(colour) } else { style })
 }
 
-fn applications(view: &View, width: u16) -> Table<'static> {
-    let wide = width >= WIDE;
+fn applications(view: &TopView, wide: bool) -> Table<'static> {
     let shown = view.applications.iter().skip(view.top).take(view.room);
     let rows = shown.map(|a| row(view, a, wide));
     let cut = view.document.as_ref().is_some_and(|d| d.applications_truncated);
@@ -120,7 +124,7 @@ fn applications(view: &View, width: u16) -> Table<'static> {
         .header(Row::new(titles).style(Style::new().add_modifier(Modifier::REVERSED)))
 }
 
-fn row(view: &View, a: &ShownApplication, wide: bool) -> Row<'static> {
+fn row(view: &TopView, a: &ShownApplication, wide: bool) -> Row<'static> {
     let rate = a.rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
     let mut cells = vec![Cell::from(plain(&a.name).into_owned())];
     if wide {

@@ -5,16 +5,16 @@ use crate::admin::state::tests::example;
 use crate::admin::state::{Application, StateInput};
 use crate::cli::top::lateness::LatenessBuckets;
 use crate::cli::top::view::Order;
-use crate::cli::top::Heard;
+use crate::cli::top::SeenState;
 use ratatui::backend::TestBackend;
 use ratatui::Terminal;
 
-fn heard(view: &mut View, input: &StateInput) {
-    view.hear(Ok(Heard { document: Box::new(Document::new(input, &[])), lateness: None }));
+fn heard(view: &mut TopView, input: &StateInput) {
+    view.hear(Ok(SeenState { document: Box::new(Document::new(input, &[])), lateness: None }));
 }
 
 /// The lines of the screen, without the blanks at their ends.
-fn picture(view: &mut View, width: u16, height: u16) -> Vec<String> {
+fn picture(view: &mut TopView, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, view)).unwrap();
     let buffer = terminal.backend().buffer().clone();
@@ -39,7 +39,7 @@ fn crowd(count: u64) -> StateInput {
 
 #[test]
 fn a_wide_screen_shows_all_of_it_with_rates_between_two_documents() {
-    let mut view = View::new(false);
+    let mut view = TopView::new(false);
     let mut input = example();
     heard(&mut view, &input);
     let first = picture(&mut view, 120, 12);
@@ -67,9 +67,14 @@ fn a_wide_screen_shows_all_of_it_with_rates_between_two_documents() {
 
 #[test]
 fn sixty_columns_keep_the_numbers_that_matter() {
-    let mut view = View::new(false);
+    let mut view = TopView::new(false);
     heard(&mut view, &example());
-    let lines = picture(&mut view, 60, 12);
+    let lines = picture(&mut view, 60, 16);
+    for part in
+        ["next due in 1.0 s", "lateness since the start p50 0.4 ms p99 0.9 ms", "payloads in memory 0 B"]
+    {
+        assert!(lines.iter().any(|line| line == part), "{part}: {lines:?}");
+    }
     let head = lines.iter().find(|line| line.starts_with("APPLICATION")).expect("a head");
     assert!(head.ends_with("WAITING    PARKED     OUT/S"), "{lines:?}");
     assert!(!head.contains("IN FLIGHT"), "{lines:?}");
@@ -81,7 +86,7 @@ fn sixty_columns_keep_the_numbers_that_matter() {
 
 #[test]
 fn no_application_and_ten_thousand() {
-    let mut view = View::new(false);
+    let mut view = TopView::new(false);
     heard(&mut view, &crowd(0));
     assert!(picture(&mut view, 100, 20)[6].starts_with("APPLICATION (0, by waiting)"));
     view.scroll(isize::MAX);
@@ -106,7 +111,7 @@ fn no_application_and_ten_thousand() {
 
 #[test]
 fn the_table_is_sorted_by_what_was_asked_for() {
-    let mut view = View::new(false);
+    let mut view = TopView::new(false);
     let mut input = crowd(3);
     heard(&mut view, &input);
     input.uptime_ms += 1_000;
@@ -127,7 +132,7 @@ fn the_table_is_sorted_by_what_was_asked_for() {
 
 #[test]
 fn a_name_cannot_drive_the_terminal_and_a_wide_one_keeps_its_columns() {
-    let mut view = View::new(false);
+    let mut view = TopView::new(false);
     let mut input = example();
     input.snapshot.applications[0].name = "m\u{1b}[2J\u{202e}x".into();
     input.snapshot.applications[1].name = "漢字の長い名前".into();
@@ -147,7 +152,7 @@ fn a_name_cannot_drive_the_terminal_and_a_wide_one_keeps_its_columns() {
 
 #[test]
 fn a_daemon_that_is_away_is_told_and_what_was_known_stays() {
-    let mut view = View::new(true);
+    let mut view = TopView::new(true);
     view.hear(Err("no daemon answers at http://127.0.0.1:1\u{1b}".into()));
     assert_eq!(picture(&mut view, 100, 12)[0], "NO ANSWER: no daemon answers at http://127.0.0.1:1\\u{1b}");
     heard(&mut view, &example());
@@ -167,7 +172,7 @@ fn a_daemon_that_is_away_is_told_and_what_was_known_stays() {
 #[test]
 fn colour_is_used_only_where_it_is_wanted() {
     for colours in [false, true] {
-        let mut view = View::new(colours);
+        let mut view = TopView::new(colours);
         heard(&mut view, &example());
         let mut terminal = Terminal::new(TestBackend::new(100, 12)).unwrap();
         terminal.draw(|frame| draw(frame, &mut view)).unwrap();
@@ -178,11 +183,11 @@ fn colour_is_used_only_where_it_is_wanted() {
 
 #[test]
 fn lateness_is_that_of_the_last_interval_where_items_left_in_it() {
-    let mut view = View::new(false);
+    let mut view = TopView::new(false);
     let mut line = |left: u64| {
         let metrics = format!("tidegate_publish_lateness_seconds_bucket{{le=\"0.001\"}} {left}\n");
         let document = Box::new(Document::new(&example(), &[]));
-        view.hear(Ok(Heard { document, lateness: LatenessBuckets::read(&metrics) }));
+        view.hear(Ok(SeenState { document, lateness: LatenessBuckets::read(&metrics) }));
         picture(&mut view, 120, 12)[3].clone()
     };
     let of_the_start = "lateness since the start p50 0.4 ms p99 0.9 ms";

@@ -2,7 +2,7 @@
 //! operator has scrolled to; pure.
 
 use super::lateness::{LatenessBuckets, LatenessNow};
-use super::{Answer, Heard};
+use super::{Look, SeenState};
 use crate::admin::state::{Application, Document};
 use std::collections::HashMap;
 
@@ -46,7 +46,7 @@ pub(super) struct ShownApplication {
 }
 
 /// See the module.
-pub(super) struct View {
+pub(super) struct TopView {
     pub(super) colours: bool,
     pub(super) document: Option<Box<Document>>,
     /// Why the last answer did not come.
@@ -65,10 +65,10 @@ pub(super) struct View {
     pub(super) room: usize,
 }
 
-impl View {
+impl TopView {
     /// Before the first answer.
     pub(super) fn new(colours: bool) -> Self {
-        View {
+        TopView {
             colours,
             document: None,
             away: None,
@@ -84,11 +84,11 @@ impl View {
     }
 
     /// Takes an answer; a paused display lets it pass.
-    pub(super) fn hear(&mut self, answer: Answer) {
+    pub(super) fn hear(&mut self, answer: Look) {
         if self.paused {
             return;
         }
-        let Heard { document, lateness: buckets } = match answer {
+        let SeenState { document, lateness: buckets } = match answer {
             Ok(heard) => heard,
             Err(why) => {
                 self.away = Some(why);
