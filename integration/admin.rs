@@ -9,3 +9,4 @@ mod starts;
 mod stopping;
 mod tail;
 mod tokens;
+mod top;

@@ -1,5 +1,6 @@
 //! What operators do: hold applications back and let them go on, and see to what cannot be delivered.
 
+mod checked;
 mod paper;
 mod parked;
 mod paused;

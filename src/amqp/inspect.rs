@@ -2,6 +2,7 @@
 
 use super::connection::Session;
 use super::fault::Fault;
+use super::rights::inspect_rights;
 use super::topology::{inspect_egress, inspect_ingest, Note};
 use super::{Options, Side};
 use crate::config::Topology;
@@ -56,6 +57,8 @@ pub async fn inspect(options: &Options) -> Vec<Inspected> {
                         findings.extend(
                             found.into_iter().map(|found| finding(side, options.amqp.topology, found)),
                         );
+                        let (names, limit) = (options.names(), options.timeouts.connect);
+                        findings.extend(inspect_rights(&session, side, &names, limit).await);
                     }
                     session.close(Duration::from_secs(2)).await;
                 }

@@ -34,6 +34,7 @@ mod publisher;
 mod pulse;
 pub(crate) mod quarantine;
 mod replies;
+mod rights;
 mod shared;
 mod supervise;
 mod topology;

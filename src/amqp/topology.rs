@@ -182,11 +182,6 @@ pub(super) async fn inspect_egress(
     let mut found = Vec::new();
     setup.inspect(&mut found, &blueprint::egress(&names.egress)).await;
     setup.inspect_dead(&mut found, &names.dead).await;
-    let text = format!(
-        "whether this account may write to '{}' and '{}' cannot be seen without publishing",
-        names.egress, names.dead.exchange
-    );
-    found.push(Ok(Note { risky: false, text }));
     setup.finish().await;
     found
 }

@@ -24,7 +24,7 @@ Exit codes:
   0   done
   1   failed; the reason is on standard error; rows are at fault (store verify)
   2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
-      --drain
+      --drain, top where there is no terminal
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
       cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead); an
@@ -34,7 +34,9 @@ Exit codes:
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
 there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
-read [admin] of it alone, and nothing of it if --url or TIDEGATE_URL is given.";
+read [admin] of it alone, and nothing of it if --url or TIDEGATE_URL is given.
+
+NO_COLOR: set and not empty, nothing is coloured: neither this help nor top.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -122,6 +124,11 @@ pub(super) enum CliCommand {
     Store(StoreCommand),
     /// Show the state of the running daemon
     Status,
+    /// Show the state of the running daemon on this terminal, again and again
+    ///
+    /// Keys: q, Esc or Ctrl-C end it, p stops the display, n w r l k sort the applications by name, waiting,
+    /// rate, lateness or parked; arrows, PgUp, PgDn, Home and End scroll.
+    Top(TopArgs),
     /// Say whether the running daemon is well, by exit code: for probes and scripts
     ///
     /// Exit code 0: live and ready. 3: live, and something that it needs is missing. 1: stuck, or no answer.
@@ -164,7 +171,8 @@ impl CliCommand {
             | CliCommand::Parked(_)
             | CliCommand::Dead(_)
             | CliCommand::Health(_)
-            | CliCommand::Status => true,
+            | CliCommand::Status
+            | CliCommand::Top(_) => true,
         }
     }
 }
@@ -201,6 +209,14 @@ pub(super) struct HealthArgs {
     pub timeout: Duration,
 }
 
+/// Arguments of `top`.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct TopArgs {
+    /// Time between two looks, 100ms to 1h
+    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = interval)]
+    pub interval: Duration,
+}
+
 /// Arguments of `completions`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct CompletionsArgs {
@@ -229,11 +245,15 @@ pub(super) struct RunArgs {
 }
 
 /// Arguments of `check`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub(super) struct CheckArgs {
-    /// Log in to the broker too, and look at queues and exchanges without changing any
+    /// Log in to the broker too, and look at rights, queues and exchanges without changing any
     #[arg(long)]
     pub connect: bool,
+    /// With --connect: RabbitMQ's management API, http://[USER:PASSWORD@]HOST:15672, for what AMQP does not
+    /// tell: types, arguments and policies of the queues. The login of the broker unless one is given
+    #[arg(long, value_name = "URL", requires = "connect")]
+    pub management: Option<String>,
 }
 
 /// What describes the one request of `push`.
@@ -290,6 +310,15 @@ pub(super) struct TailArgs {
 
 fn name(text: &str) -> Result<String, String> {
     bounded(text, MAX_NAME)
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let span = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    if (Duration::from_millis(100)..=Duration::from_secs(3_600)).contains(&span) {
+        Ok(span)
+    } else {
+        Err("it must be between 100ms and 1h".to_owned())
+    }
 }
 
 fn id(text: &str) -> Result<String, String> {
@@ -388,6 +417,8 @@ mod tests {
             &format!("tidegate push {long}"),
             &format!("tidegate push app --customer {long}"),
             "tidegate tail app --count 0",
+            "tidegate top --interval 1ms",
+            "tidegate check --management http://127.0.0.1:15672",
             "tidegate status --output yaml",
         ] {
             let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();

@@ -2,8 +2,10 @@
 //!
 //! It changes nothing: no directory is made, no lock taken, no queue declared.
 
-use super::args::Output;
+use super::advice::{major, Managed};
+use super::args::{CheckArgs, Output};
 use super::broker::block_on;
+use super::management::Management;
 use super::output::{plain, Failure, Out};
 use crate::amqp;
 use crate::config::{Config, Listen, LoadedConfig, StoreKind};
@@ -14,8 +16,10 @@ use std::path::{Path, PathBuf};
 
 /// How much a finding weighs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Level {
+pub(super) enum Level {
     Ok,
+    /// It may stay as it is; somebody may want to know.
+    Note,
     Warn,
     Fail,
 }
@@ -24,6 +28,7 @@ impl Level {
     fn as_str(self) -> &'static str {
         match self {
             Level::Ok => "ok",
+            Level::Note => "note",
             Level::Warn => "warn",
             Level::Fail => "fail",
         }
@@ -32,13 +37,13 @@ impl Level {
 
 /// One thing that was looked at.
 #[derive(Debug)]
-struct CheckLine {
-    level: Level,
+pub(super) struct CheckLine {
+    pub(super) level: Level,
     subject: &'static str,
-    text: String,
+    pub(super) text: String,
 }
 
-fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> CheckLine {
+pub(super) fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> CheckLine {
     CheckLine { level, subject, text: text.into() }
 }
 
@@ -49,7 +54,7 @@ fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> Chec
 pub(super) fn run(
     path: Option<&Path>,
     loaded: Result<LoadedConfig, String>,
-    connect: bool,
+    args: &CheckArgs,
     output: Output,
 ) -> Result<(), Failure> {
     let loaded = match loaded {
@@ -66,8 +71,9 @@ pub(super) fn run(
     findings.extend(loaded.warnings.iter().map(|w| finding(Level::Warn, "config", w.to_string())));
     findings.push(store(&loaded.config));
     findings.push(admin(&loaded.config));
-    if connect {
+    if args.connect {
         findings.extend(broker(&loaded.config)?);
+        findings.extend(managed(&loaded.config, args.management.as_deref())?);
     }
     print(path, &findings, output)?;
     match findings.iter().filter(|f| f.level == Level::Fail).count() {
@@ -200,6 +206,69 @@ async fn inspect(config: &Config) -> Result<Vec<CheckLine>, Failure> {
     Ok(found.into_iter().map(one).collect())
 }
 
+/// Shows what neither AMQP nor the management API tells.
+const NODE_LIMITS: &str = "rabbitmqctl environment | grep -E 'consumer_timeout|max_message_size'";
+
+/// What AMQP does not tell: of the first address of each side, by the management API if it is named.
+fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure> {
+    let Some(ingest) = config.amqp.endpoints.first() else { return Ok(Vec::new()) };
+    let subject = "management";
+    let Some(url) = url else {
+        let text = format!(
+            "not seen by AMQP: policies, and arguments of a queue where it may not be declared. Give \
+             --management URL, or look at `rabbitmqctl list_queues -p '{}' name type arguments policy \
+             operator_policy effective_policy_definition state`; and at `{NODE_LIMITS}`",
+            ingest.vhost
+        );
+        return Ok(vec![finding(Level::Note, subject, text)]);
+    };
+    let api = Management::at(url, ingest)?;
+    let overview = match api.get(&["overview"]) {
+        Ok(overview) => overview.unwrap_or_default(),
+        Err(text) => return Ok(vec![finding(Level::Warn, subject, text)]),
+    };
+    let version = overview["rabbitmq_version"].as_str().unwrap_or_default();
+    let mut found =
+        vec![finding(Level::Ok, subject, format!("{}, RabbitMQ {}", api.place(), plain(version)))];
+    let (vhost, name) = (&ingest.vhost, &config.ingest.queue);
+    found.extend(judged(&api, "ingest", vhost, name, |queue| {
+        Managed::new("ingest", name, queue, major(version)).judge_ingest(&config.dead.exchange)
+    }));
+    let egress = config.egress.endpoints.first().unwrap_or(ingest);
+    if let Some(name) = config.dead.queue_name() {
+        if (&egress.host, egress.port) == (&ingest.host, ingest.port) {
+            found.extend(judged(&api, "egress", &egress.vhost, name, |queue| {
+                Managed::new("egress", name, queue, major(version)).judge_dead()
+            }));
+        } else {
+            let text = format!("queue '{name}' is at another broker than --management: not looked at");
+            found.push(finding(Level::Note, "egress", text));
+        }
+    }
+    let text = format!(
+        "not told by the management API: the node's consumer timeout (30 minutes or more are wanted) and its \
+         largest message ({} bytes of body are allowed here). See `{NODE_LIMITS}`",
+        config.limits.max_body
+    );
+    found.push(finding(Level::Note, subject, text));
+    Ok(found)
+}
+
+/// A queue's findings; that it is missing has been said by whoever looked over AMQP.
+fn judged(
+    api: &Management,
+    subject: &'static str,
+    vhost: &str,
+    name: &str,
+    judge: impl FnOnce(&Value) -> Vec<CheckLine>,
+) -> Vec<CheckLine> {
+    match api.get(&["queues", vhost, name]) {
+        Ok(Some(queue)) => judge(&queue),
+        Ok(None) => Vec::new(),
+        Err(text) => vec![finding(Level::Warn, subject, text)],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,7 +329,7 @@ mod tests {
 
     #[test]
     fn faults_are_bad_configuration() {
-        let failure = run(None, Err("line 1: no".into()), false, Output::Table).unwrap_err();
+        let failure = run(None, Err("line 1: no".into()), &CheckArgs::default(), Output::Table).unwrap_err();
         assert_eq!((failure.exit_code(), failure.text()), (78, Some("line 1: no")));
     }
 }

@@ -131,6 +131,14 @@ impl Client {
         Err(self.said(status, &serde_json::from_str(&text).map_err(|_| self.not_tidegate())?))
     }
 
+    /// Status of a path, and its text as it came; waits for no longer than `within`.
+    ///
+    /// # Errors
+    /// No answer in time.
+    pub(super) fn text(&self, path: &str, within: Duration) -> Result<(u16, String), Failure> {
+        self.send(Method::GET, path, within)
+    }
+
     fn send(&self, method: Method, path: &str, within: Duration) -> Result<(u16, String), Failure> {
         let mut answer = self.answer(method, path, within)?;
         let status = answer.status().as_u16();

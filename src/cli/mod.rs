@@ -2,6 +2,7 @@
 //!
 //! Commands print through [`output`] only, and ask the running daemon through `client` only.
 
+mod advice;
 mod args;
 mod broker;
 mod check;
@@ -10,6 +11,7 @@ mod commands;
 mod health;
 mod letters;
 mod list;
+mod management;
 mod many;
 mod output;
 mod paper;
@@ -18,6 +20,7 @@ mod push;
 mod status;
 mod store;
 mod tail;
+mod top;
 mod topology;
 mod unix;
 
@@ -76,7 +79,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let daemon = || client_of(&cli.daemon, url, token, path.as_deref());
     match cli.command {
         CliCommand::Run(args) => return run(args, path),
-        CliCommand::Check(args) => check::run(path.as_deref(), load(path.as_deref()), args.connect, output)?,
+        CliCommand::Check(args) => check::run(path.as_deref(), load(path.as_deref()), &args, output)?,
         CliCommand::Push(args) if args.ndjson => many::run(&quietly(path.as_deref())?, &args, output)?,
         CliCommand::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
         CliCommand::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
@@ -92,6 +95,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
             store::run(&command, || quietly(path.as_deref()), daemon, output)?;
         }
         CliCommand::Status => status::run(&daemon()?, output)?,
+        CliCommand::Top(args) => top::run(daemon()?, &args)?,
         CliCommand::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
         CliCommand::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
         CliCommand::Reschedule(args) => commands::reschedule(&daemon()?, &args, output)?,
@@ -119,6 +123,12 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
         log_format: args.log_format,
     };
     Ok(daemon::run(options))
+}
+
+/// Whether colour is wanted, which `NO_COLOR` (<https://no-color.org>) lets every user say; clap asks the
+/// same for its help.
+fn colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// For commands beside the daemon, which has logged its warnings already.

@@ -174,11 +174,13 @@ pub(super) fn span(ms: u64) -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-fn ms(us: u64) -> String {
+/// Microseconds as milliseconds, for people.
+pub(super) fn ms(us: u64) -> String {
     format!("{}.{} ms", us / 1_000, us % 1_000 / 100)
 }
 
-fn bytes(n: u64) -> String {
+/// A size in the largest unit that keeps it above 1.
+pub(super) fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
     let mut unit = 0;

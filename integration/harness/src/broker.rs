@@ -1,7 +1,7 @@
 //! A RabbitMQ node of our own: own name, ports, directories and epmd, so that nothing of the machine is touched.
 //!
 //! The system's broker service is never started, stopped or spoken to. No plugin is enabled, but for the one that lets
-//! clients log in by certificate, where a test asks for TLS.
+//! clients log in by certificate, where a test asks for TLS, and the management API, where one asks for that.
 
 use crate::authority::Signed;
 use crate::bounds;
@@ -107,6 +107,22 @@ impl Node {
             shown.key.display(),
         );
         Some((Node::start(&conf, "rabbitmq_auth_mechanism_ssl"), port))
+    }
+
+    /// The same with the management API, whose port is told.
+    pub fn with_management(test: &str) -> Option<(Node, u16)> {
+        if external_uri().is_some() {
+            skip_named(test, UNCONTROLLED);
+            return None;
+        }
+        let port = free_port();
+        let conf = format!("management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}");
+        let node = Node::start(&conf, "rabbitmq_management");
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        wait_until("the management API listens", Duration::from_secs(30), || {
+            TcpStream::connect(address).is_ok()
+        });
+        Some((node, port))
     }
 
     /// Starts a private node and waits until it serves. `plugins`: their names, by comma.

@@ -1,0 +1,115 @@
+//! `check --connect`: what it proves of rights, what it tells of queues and policies, and that it changes nothing.
+
+use serde_json::Value;
+use std::time::Duration;
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::{wait_until, Daemon, Node, Site, Told};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The findings of this level, as sentences.
+fn of_level(told: &Told, level: &str) -> Vec<String> {
+    let document: Value = serde_json::from_str(&told.out).unwrap_or_else(|e| panic!("{e}: {told:?}"));
+    let findings = document["findings"].as_array().expect("findings");
+    let texts = findings.iter().filter(|f| f["level"] == level).map(|f| f["text"].as_str().expect("a text"));
+    texts.map(str::to_owned).collect()
+}
+
+/// Warnings, but for that of the test's file, which holds a password.
+fn about_the_broker(told: &Told) -> Vec<String> {
+    let mut texts = of_level(told, "warn");
+    texts.retain(|text| !text.contains("holds a password in a file"));
+    texts
+}
+
+#[test]
+fn a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out() {
+    let test = "a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out";
+    let Some(node) = Node::controlled(test) else { return };
+    let site = Site::on(node, "rights");
+    // The daemon makes what it needs; an application's queue takes whatever is published there.
+    site.application("tidegate.check");
+    drop(site.start(&site.config()));
+    let may = |configure: &str, write: &str, read: &str| {
+        node.ctl(&["set_permissions", "-p", "/", "other", configure, write, read]);
+    };
+    let config =
+        site.config().text("amqp.uri", &node.uri_of("other", "%2f")).text("amqp.topology", "passive");
+    let daemon = Daemon::stopped(&config, &site.dir);
+    let check = || daemon.cli(&["check", "--connect", "--output", "json"]);
+    may("^$", "^$", "^$");
+    let told = check();
+    let (faults, warnings) = (of_level(&told, "fail"), of_level(&told, "warn"));
+    assert_eq!((told.code, faults.len()), (1, 3), "{told:?}");
+    assert!(
+        faults[0].contains(&format!("the right to read '{}' is missing", site.ingest_queue())),
+        "{told:?}"
+    );
+    assert!(faults[1].contains(&format!("the right to write '{}' is missing", site.out())), "{told:?}");
+    assert!(faults[2].contains(&format!("the right to write '{}' is missing", site.dead())), "{told:?}");
+    let lock = format!("the right to configure 'tidegate.lock.{}' is missing", site.ingest_queue());
+    for missing in [&*lock, "the right to write 'amq.default' is missing", "`tidegate dead` cannot look"] {
+        assert!(warnings.iter().any(|text| text.contains(missing)), "{missing}: {told:?}");
+    }
+    may(".*", ".*", ".*");
+    let told = check();
+    assert_eq!(
+        (told.code, of_level(&told, "fail"), about_the_broker(&told)),
+        (0, vec![], vec![]),
+        "{told:?}"
+    );
+    for queue in [site.ingest_queue(), site.dead(), site.queue("tidegate.check")] {
+        assert_eq!(site.client.depth(&queue), Some(0), "{queue}");
+    }
+    site.client.queue(&format!("tidegate.lock.{}", site.ingest_queue()), FieldTable::default());
+}
+
+#[test]
+fn what_policies_do_to_the_queue_is_told_with_what_to_do() {
+    let test = "what_policies_do_to_the_queue_is_told_with_what_to_do";
+    let Some((node, port)) = Node::with_management(test) else { return };
+    let site = Site::on(&node, "policies");
+    drop(site.start(&site.config()));
+    let daemon = Daemon::stopped(&site.config(), &site.dir);
+    let url = format!("http://127.0.0.1:{port}");
+    let check = |url: &str| daemon.cli(&["check", "--connect", "--management", url, "--output", "json"]);
+    let told = check(&url);
+    assert_eq!((told.code, about_the_broker(&told)), (0, vec![]), "{told:?}");
+    let summary = format!("queue '{}': type quorum, no policy", site.ingest_queue());
+    assert!(of_level(&told, "ok").contains(&summary), "{told:?}");
+
+    let pattern = format!("^{}$", site.ingest_queue().replace('.', "\\."));
+    let definition =
+        r#"{"message-ttl":60000,"max-length":1000,"delivery-limit":3,"dead-letter-exchange":"other"}"#;
+    node.ctl(&["set_policy", "short", &pattern, definition, "--apply-to", "queues"]);
+    wait_until("the policy holds", PATIENCE, || about_the_broker(&check(&url)).len() == 2);
+    let told = check(&url);
+    let advice = about_the_broker(&told);
+    assert_eq!(told.code, 0, "advice alone is no fault: {told:?}");
+    assert!(advice[0].contains("policy 'short' sets a message-ttl of 60000 ms"), "{advice:?}");
+    assert!(advice[1].contains("policy 'short' sets a delivery-limit of 3"), "{advice:?}");
+
+    // One that others have made: classic, so that all of the policy holds.
+    site.client.queue("plain.ingest", FieldTable::default());
+    // With a key that its type does not have, a policy would not apply at all.
+    let definition = definition.replace(r#""delivery-limit":3,"#, "");
+    node.ctl(&["set_policy", "plain", "^plain\\.ingest$", &definition, "--apply-to", "queues"]);
+    daemon.rewrite(&site.config().text("ingest.queue", "plain.ingest"));
+    let expected = [
+        "it is a classic queue",
+        "policy 'plain' sets a message-ttl of 60000 ms",
+        "policy 'plain' sets a max-length of 1000, and overflow is drop-head",
+        "policy 'plain' sends what the broker takes off to the exchange 'other'",
+    ];
+    wait_until("all of it is told", PATIENCE, || {
+        let advice = about_the_broker(&check(&url));
+        expected.iter().all(|text| advice.iter().any(|told| told.contains(text)))
+    });
+
+    node.ctl(&["add_user", "untagged", "untagged"]);
+    let told = check(&format!("http://untagged:untagged@127.0.0.1:{port}"));
+    assert!(about_the_broker(&told).iter().any(|text| text.contains("set_user_tags untagged")), "{told:?}");
+    assert!(!told.out.contains("untagged:untagged"), "no password is printed: {told:?}");
+    let told = daemon.cli(&["check", "--connect"]);
+    assert!(told.out.contains("Give --management URL"), "{told:?}");
+}
