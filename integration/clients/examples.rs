@@ -3,7 +3,7 @@
 use super::example;
 use serde_json::json;
 use std::time::Duration;
-use tidegate_harness::{has_node, require, require_python, wait_until, Daemon, Program, Site};
+use tidegate_harness::{has_go, has_node, require, require_python, wait_until, Daemon, Program, Site};
 
 struct Language {
     interpreter: &'static str,
@@ -15,7 +15,8 @@ impl Language {
     fn run(&self, site: &Site<'_>, daemon: &Daemon, name: &str) -> Program {
         let (folder, ending) = self.of;
         let file = example(site, daemon, &format!("{folder}/{name}.{ending}"), &[]);
-        Program::start(self.interpreter, &[&file], &site.dir)
+        let whole = if self.interpreter == "go" { vec!["run", &file] } else { vec![&*file] };
+        Program::start(self.interpreter, &whole, &site.dir)
     }
 
     /// What all of them do, and what a consumer in this language has told of each batch.
@@ -79,6 +80,23 @@ fn node() {
             r#"ben order-6 {"order":6}"#,
         ];
         Language { interpreter: "node", of: ("node", "js") }.judge("node", told);
+    }
+}
+
+#[test]
+fn go() {
+    if has_go() {
+        let told = [
+            r#"- reminder-soon {"remind": "pay"}"#,
+            r#"- reminder-later {"remind": "pay"}"#,
+            r#"anna order-1 {"order":1}"#,
+            r#"anna order-2 {"order":2}"#,
+            r#"anna order-3 {"order":3}"#,
+            r#"ben order-4 {"order":4}"#,
+            r#"ben order-5 {"order":5}"#,
+            r#"ben order-6 {"order":6}"#,
+        ];
+        Language { interpreter: "go", of: ("go", "go") }.judge("go", told);
     }
 }
 

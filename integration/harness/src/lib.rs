@@ -39,7 +39,7 @@ pub use lapin;
 pub use message::{text, Batch, Item, Push, Received};
 pub use moments::{seed, Moments};
 pub use oracle::{Ledger, Load, Recipe, Recorder, Report};
-pub use program::{has_node, require_python, Program};
+pub use program::{has_go, has_node, require_python, Program};
 pub use proxy::{Proxy, Way, Welcome};
 pub use raw::{nested_arrays, Raw, RawProperties};
 pub use require::{lacks, require, skip};

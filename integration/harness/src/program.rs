@@ -12,6 +12,7 @@ use std::time::Duration;
 /// The system's interpreter, whose packages are Debian's.
 const PYTHON: &str = "/usr/bin/python3";
 /// Where `make setup` puts packages of node.
+const GO_PATH: &str = "/usr/share/gocode";
 const NODE_MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/node/node_modules");
 
 /// Whether Python finds a module; where it does not, as [`lacks`]. `package` is Debian's name of it.
@@ -38,6 +39,17 @@ pub fn has_node() -> bool {
     found
 }
 
+/// Whether there is Go with the AMQP library, as Debian's `golang-go` and `golang-github-rabbitmq-amqp091-go-dev` bring
+/// them.
+pub fn has_go() -> bool {
+    let library = Path::new(GO_PATH).join("src/github.com/rabbitmq/amqp091-go");
+    let found = on_path("go").is_some() && library.is_dir();
+    if !found {
+        skip("there is no go with amqp091-go");
+    }
+    found
+}
+
 fn finds(interpreter: &str, flag: &str, script: &str) -> bool {
     command(interpreter).args([flag, script]).output().is_ok_and(|told| told.status.success())
 }
@@ -45,6 +57,8 @@ fn finds(interpreter: &str, flag: &str, script: &str) -> bool {
 fn command(name: &str) -> Command {
     let mut command = Command::new(if name == "python3" { PYTHON } else { name });
     command.env("NODE_PATH", NODE_MODULES).env("PYTHONDONTWRITEBYTECODE", "1");
+    // Libraries as the distribution has them, and nothing from the network.
+    command.env("GOPATH", GO_PATH).env("GO111MODULE", "off");
     command
 }
 
@@ -55,7 +69,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts `python3`, `node` or another interpreter with a script and its arguments. Everything that it prints goes to
+    /// Starts `python3`, `node`, `go` or another interpreter with a script and its arguments. Everything that it prints goes to
     /// a file.
     ///
     /// # Panics
