@@ -5,7 +5,7 @@
 //! alone; without it the configuration refuses the endpoint.
 
 use serde_json::{json, Value};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Spans that wait for the sender.
 const LINE: usize = 4_096;
 /// Spans of one request, and how long the first of them waits for company.
-const MOST: usize = 512;
+const MOST: usize = 128;
 const COMPANY: Duration = Duration::from_secs(1);
 /// For one request, whole.
 const REQUEST_WITHIN: Duration = Duration::from_secs(2);
@@ -62,6 +62,7 @@ pub struct PublishSpan {
 pub struct SpanExporter {
     line: Option<SyncSender<PublishSpan>>,
     lost: Arc<AtomicU64>,
+    ending: Arc<AtomicBool>,
     sender: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -74,10 +75,11 @@ impl SpanExporter {
         let (line, spans) = sync_channel(LINE);
         let lost = Arc::new(AtomicU64::new(0));
         let address = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
-        let courier = Courier { address, lost: Arc::clone(&lost), warned: None };
+        let ending = Arc::new(AtomicBool::new(false));
+        let courier = Courier { address, lost: Arc::clone(&lost), ending: Arc::clone(&ending), warned: None };
         let thread = std::thread::Builder::new().name("tidegate-otlp".to_owned());
         let sender = thread.spawn(move || courier.run(&spans))?;
-        Ok(SpanExporter { line: Some(line), lost, sender: Mutex::new(Some(sender)) })
+        Ok(SpanExporter { line: Some(line), lost, ending, sender: Mutex::new(Some(sender)) })
     }
 
     /// Hands a span over; where there is no room for it, it is lost.
@@ -90,8 +92,9 @@ impl SpanExporter {
 }
 
 impl Drop for SpanExporter {
-    /// What waits goes out, within the time of a request for each [`MOST`] of it.
+    /// What waits goes out, if the collector takes it: after the first request that fails the rest is lost.
     fn drop(&mut self) {
+        self.ending.store(true, Ordering::Relaxed);
         self.line = None;
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(sender) = sender {
@@ -105,39 +108,38 @@ impl Drop for SpanExporter {
 struct Courier {
     address: String,
     lost: Arc<AtomicU64>,
+    ending: Arc<AtomicBool>,
     warned: Option<Instant>,
 }
 
 impl Courier {
     fn run(mut self, spans: &Receiver<PublishSpan>) {
-        let mut failed_once = false;
         while let Ok(first) = spans.recv() {
             let mut batch = vec![first];
             let until = Instant::now() + COMPANY;
-            let ended = loop {
-                if batch.len() >= MOST {
-                    break false;
-                }
+            while batch.len() < MOST {
                 match spans.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(span) => batch.push(span),
-                    Err(RecvTimeoutError::Timeout) => break false,
-                    Err(RecvTimeoutError::Disconnected) => break true,
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
                 }
-            };
-            // At the end a collector that is away is tried once, and not for each request that is left.
-            let sent =
-                if ended && failed_once { Err("the end has come".to_owned()) } else { self.send(&batch) };
-            failed_once = sent.is_err();
-            if let Err(error) = sent {
+            }
+            let sent = self.send(&batch);
+            if sent.is_err() {
                 self.lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
-                self.warn(&error);
+            }
+            if self.lost.load(Ordering::Relaxed) > 0 {
+                let why = sent.as_ref().err().map_or("it takes them too slowly", String::as_str);
+                self.warn(why);
+            }
+            if sent.is_err() && self.ending.load(Ordering::Relaxed) {
+                return;
             }
         }
     }
 
     #[cfg(feature = "otlp")]
     fn send(&self, spans: &[PublishSpan]) -> Result<(), String> {
-        let config = ureq::Agent::config_builder().timeout_global(Some(REQUEST_WITHIN)).build();
+        let config = ureq::Agent::config_builder().timeout_global(Some(REQUEST_WITHIN)).proxy(None).build();
         let agent: ureq::Agent = config.into();
         agent.post(&self.address).send_json(request(spans)).map(drop).map_err(|error| error.to_string())
     }
@@ -263,7 +265,12 @@ mod tests {
         // A sender that takes nothing.
         let (line, _spans) = sync_channel(1);
         let lost = Arc::new(AtomicU64::new(0));
-        let exporter = SpanExporter { line: Some(line), lost: Arc::clone(&lost), sender: Mutex::new(None) };
+        let exporter = SpanExporter {
+            line: Some(line),
+            lost: Arc::clone(&lost),
+            ending: Arc::default(),
+            sender: Mutex::new(None),
+        };
         for _ in 0..3 {
             exporter.export(PublishSpan::default());
         }

@@ -94,7 +94,8 @@ impl Encoder {
                 lateness: now_us.saturating_sub(batch.due.saturating_mul(1_000)),
                 ..PublishSpan::default()
             };
-            Some(Box::new(OpenSpan { span, exporter: Arc::clone(exporter) }))
+            let error = Some("no answer of the broker".to_owned());
+            Some(Box::new(OpenSpan { span, error, exporter: Arc::clone(exporter) }))
         });
         PublishMessage { number: batch.number, id, exchange, routing_key, properties, body, span }
     }
@@ -114,13 +115,15 @@ pub(super) struct PublishMessage {
 /// A span of which the end is not known yet.
 struct OpenSpan {
     span: PublishSpan,
+    /// What is to be told of it if it ended now.
+    error: Option<String>,
     exporter: Arc<SpanExporter>,
 }
 
 impl OpenSpan {
     /// With the answer to the publish, which was of this batch.
     fn end(mut self: Box<Self>, id: BatchId, answer: &lapin::Result<Confirmation>) {
-        self.span.error = match answer {
+        self.error = match answer {
             // What another's answer carries is another's.
             Ok(Confirmation::Ack(Some(back))) if wire::batch_id_of(&back.properties) == Some(id) => {
                 Some(format!("returned: {} {}", back.reply_code, back.reply_text))
@@ -129,8 +132,16 @@ impl OpenSpan {
             Ok(Confirmation::Ack(_) | Confirmation::NotRequested) => None,
             Err(error) => Some(error.to_string()),
         };
-        self.span.ended = clock::wall_us();
-        self.exporter.export(self.span);
+    }
+}
+
+impl Drop for OpenSpan {
+    /// Also of a publish that nobody waits for any more: its confirm was overdue, or its connection ended.
+    fn drop(&mut self) {
+        let mut span = std::mem::take(&mut self.span);
+        span.ended = clock::wall_us();
+        span.error = self.error.take();
+        self.exporter.export(span);
     }
 }
 

@@ -189,6 +189,8 @@ async fn declared(channel: &Channel, name: ShortString) -> lapin::Result<()> {
 
 /// Should a broker take it all the same: what it delivers goes back when the channel is closed next.
 async fn consumed(channel: &Channel, name: ShortString) -> lapin::Result<()> {
+    // Then at most one goes back.
+    channel.basic_qos(1, Default::default()).await?;
     channel
         .basic_consume(name, "".into(), BasicConsumeOptions::default(), unacceptable("x-priority"))
         .await

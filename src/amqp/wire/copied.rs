@@ -184,11 +184,12 @@ impl<'a> Copied<'a> {
             push_name(out, &name);
             push_attribute(out, value);
         }
-        // The names of CloudEvents' own extension for it.
-        for (name, text) in self.trace_fields() {
-            let Some(name) = take(name) else { continue };
-            push_name(out, &name);
-            push_string(out, text);
+        // The names of CloudEvents' own extension for it. Both or none: a state is that of its context.
+        if take(TRACEPARENT).is_some() {
+            for (name, text) in self.trace_fields().filter(|(name, _)| !has(name)) {
+                push_name(out, name);
+                push_string(out, text);
+            }
         }
     }
 

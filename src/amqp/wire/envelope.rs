@@ -102,11 +102,9 @@ pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawV
 pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, Dead> {
     let text = std::str::from_utf8(body).map_err(|_| fields::invalid("the envelope is not UTF-8"))?;
     let mut base = Vec::new();
-    put_headers(&mut base, message.properties, |name, _| {
-        // Attributes of an event are those of the envelope: else each entry would be the same event.
-        !fields::Fields::is_field(name) && !event::is_attribute(name)
-    })
-    .map_err(|TooDeep| too_deep())?;
+    // Attributes of an event are those of the envelope: else each entry would be the same event.
+    let keep = |name: &str| !fields::Fields::is_field(name) && !event::is_attribute(name);
+    put_headers(&mut base, message.properties, |name, _| keep(name)).map_err(|TooDeep| too_deep())?;
     let Ok(shared) = message.basic.write(|out| {
         out.extend_from_slice(&base);
         Ok::<_, Infallible>(())
@@ -114,7 +112,7 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
     message.check_size(shared.len())?;
     // Each entry's own application is hashed with the entry.
     let application = message.application()?.unwrap_or_default();
-    let sent = Fingerprint::of_message(message, &shared, &application).map_err(|TooDeep| too_deep())?;
+    let sent = Fingerprint::of_message(message, &shared, &application, keep).map_err(|TooDeep| too_deep())?;
     let mut choices = Choices::new(message.readings, message.fields.traced);
     if !is_array(text) {
         let entry = serde_json::from_str(text)

@@ -3,12 +3,13 @@
 //! attributes and the body its data. In a batch of the format `cloudevents` such a request is that event, and
 //! not the data of another.
 //!
-//! What lacks one of the four attributes that every event has, or has them in another form, is a request like
-//! any other.
+//! What lacks one of the four attributes that every event has, or has one in a form that a strict reader
+//! would refuse (and with it the whole batch), is a request like any other.
 
 use super::copied::{push_attribute, push_name, Copied};
 use super::json::{is_media_type, media_type, push_number, push_one_line, push_payload, push_string};
 use super::properties::{entries, Basic, RawValue};
+use crate::config::terms::rfc3339_ms;
 use crate::engine::types::Content;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
@@ -22,6 +23,12 @@ const PREFIXES: [&str; 2] = ["cloudEvents:", "cloudEvents_"];
 const NO_ATTRIBUTES: [&str; 3] = ["data", "data_base64", "datacontenttype"];
 /// Attributes that every event has.
 const REQUIRED: [&str; 4] = ["specversion", "id", "source", "type"];
+/// Members of an event, or attributes among the headers; what has more is no event. Each is compared with all
+/// before it, and events have a dozen.
+const MOST_MEMBERS: usize = 128;
+/// Attributes that are text where they are there, and the one that is a moment.
+const TEXTS: [&str; 4] = ["subject", "dataschema", "datacontenttype", "due"];
+const TIME: &str = "time";
 /// The only version that is understood.
 const VERSION: &str = "1.0";
 
@@ -130,9 +137,12 @@ fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
     let mut found: Vec<(&str, RawValue<'_>)> = Vec::new();
     for (header, value) in entries(table.get(4..).unwrap_or_default()) {
         let Some(name) = PREFIXES.iter().find_map(|prefix| header.strip_prefix(prefix)) else { continue };
-        let named = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        let named = is_name(name);
         let is_new = !NO_ATTRIBUTES.contains(&name) && found.iter().all(|(known, _)| *known != name);
         if named && is_new && value.kind != b'V' {
+            if found.len() == MOST_MEMBERS {
+                return None;
+            }
             found.push((name, value));
         }
     }
@@ -141,8 +151,24 @@ fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
         let text = std::str::from_utf8(value.bytes).ok().filter(|_| value.kind == b'S')?;
         (!text.is_empty()).then_some(text)
     };
-    (REQUIRED.into_iter().all(|name| text(name).is_some()) && text(REQUIRED[0]) == Some(VERSION))
-        .then_some(found)
+    let good = REQUIRED.into_iter().all(|name| text(name).is_some())
+        && text(REQUIRED[0]) == Some(VERSION)
+        && found.iter().all(|(name, value)| match *name {
+            TIME => value.kind == b'T' || text(TIME).is_some_and(is_time),
+            name if TEXTS.contains(&name) => text(name).is_some(),
+            _ => true,
+        });
+    good.then_some(found)
+}
+
+/// A moment as an event may name it.
+fn is_time(text: &str) -> bool {
+    rfc3339_ms(text).is_some()
+}
+
+/// What is a name of an attribute.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
 }
 
 /// Names of the members of a structured event, if the body is one.
@@ -165,15 +191,25 @@ impl<'de> Visitor<'de> for EventMembers {
         let mut names: Vec<Cow<'de, str>> = Vec::new();
         let mut required = 0;
         while let Some(Name(name)) = map.next_key()? {
-            if names.contains(&name) {
-                return Err(serde::de::Error::custom("a member is there twice"));
+            if names.contains(&name) || names.len() == MOST_MEMBERS {
+                return Err(serde::de::Error::custom("a member is there twice, or there are too many"));
             }
-            if REQUIRED.contains(&&*name) {
-                let Name(text) = map.next_value()?;
-                let good = !text.is_empty() && (*name != *REQUIRED[0] || text == VERSION);
-                required += usize::from(good);
-            } else {
-                map.next_value::<IgnoredAny>()?;
+            let good = match &*name {
+                "data" => map.next_value::<IgnoredAny>().map(|_| true)?,
+                name if REQUIRED.contains(&name) => {
+                    required += 1;
+                    let Name(text) = map.next_value()?;
+                    !text.is_empty() && (name != REQUIRED[0] || text == VERSION)
+                }
+                TIME => is_time(&map.next_value::<Name<'de>>()?.0),
+                name if TEXTS.contains(&name) => !map.next_value::<Name<'de>>()?.0.is_empty(),
+                "data_base64" => map.next_value::<Name<'de>>().map(|_| true)?,
+                name => map.next_value::<Scalar>().map(|_| is_name(name))?,
+            };
+            let both = name == "data" && names.iter().any(|known| known == "data_base64")
+                || name == "data_base64" && names.iter().any(|known| known == "data");
+            if !good || both {
+                return Err(serde::de::Error::custom("a member is not what an event's is"));
             }
             names.push(name);
         }
@@ -182,6 +218,16 @@ impl<'de> Visitor<'de> for EventMembers {
         }
         Ok(names)
     }
+}
+
+/// The value of an attribute that is an extension: none, a boolean, a whole number of 32 bits, or text.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Scalar {
+    Nothing(()),
+    Flag(#[expect(dead_code, reason = "only its type matters")] bool),
+    Number(#[expect(dead_code, reason = "only its type matters")] i32),
+    Text(#[expect(dead_code, reason = "only its type matters")] String),
 }
 
 /// Text, borrowed where it has no escapes.

@@ -23,20 +23,22 @@ impl Fingerprint {
     /// Over what a message says beside its body. `stored` is the stored form of all its properties.
     /// `application`: as it was understood, since the routing key may name it.
     ///
+    /// `keep`: the headers that `stored` has been written with.
+    ///
     /// # Errors
     /// [`TooDeep`], for headers nested too deep.
     pub(super) fn of_message(
         message: &Message<'_>,
         stored: &[u8],
         application: &str,
+        keep: impl Fn(&str) -> bool,
     ) -> Result<Self, TooDeep> {
         let mut fingerprint = Fingerprint(Xxh3::new());
         let properties = message.properties;
         let marked = properties.headers().iter().flatten().any(|(name, _)| is_of_broker(name.as_str()));
         if marked {
-            let kept = message
-                .basic
-                .write(|out| put_headers(out, properties, |name: &str, _: &AMQPValue| !is_of_broker(name)))?;
+            let sent = |name: &str, _: &AMQPValue| !is_of_broker(name) && keep(name);
+            let kept = message.basic.write(|out| put_headers(out, properties, sent))?;
             fingerprint.part(&kept);
         } else {
             fingerprint.part(stored);

@@ -138,7 +138,7 @@ impl<'a> Message<'a> {
         let fingerprint = match self.basic.message_id {
             None => 0,
             Some(_) => {
-                let sent = Fingerprint::of_message(self, &properties, &application);
+                let sent = Fingerprint::of_message(self, &properties, &application, |_| true);
                 let mut sent = sent.map_err(|TooDeep| too_deep())?;
                 sent.part(body);
                 sent.finish()
@@ -202,7 +202,9 @@ impl<'a> Message<'a> {
         let noted =
             noted.and_then(|value| if let AMQPValue::LongLongInt(ms) = value { Some(*ms) } else { None });
         let noted = noted.and_then(|ms| u64::try_from(ms).ok());
-        noted.or(self.basic.timestamp.map(|seconds| seconds.saturating_mul(1_000)))
+        // Clients write moments before 1970 as two's complement, and some 0 where they mean none.
+        let stamped = self.basic.timestamp.map(u64::cast_signed).filter(|seconds| *seconds > 0);
+        noted.or(stamped.map(|seconds| seconds.cast_unsigned().saturating_mul(1_000)))
     }
 
     fn own_time(&self, application: &str) -> Result<Option<u64>, Dead> {

@@ -95,7 +95,10 @@ impl<'a> Traces<'a> {
         }
         match self.first {
             None => self.first = Some((context, state)),
-            Some((first, _)) => self.several |= first.trace != context.trace,
+            Some((first, _)) if first.trace != context.trace => self.several = true,
+            // The span that the batch goes on from is one that somebody has recorded.
+            Some((first, _)) if context.sampled && !first.sampled => self.first = Some((context, state)),
+            Some(_) => {}
         }
     }
 
@@ -125,9 +128,10 @@ fn drawn<const N: usize>(kind: &str, batch: BatchId, attempt: u32) -> [u8; N] {
     id
 }
 
-/// A state that can be passed on: printable ASCII, not too long.
+/// A state that can be passed on: printable ASCII with a member at least, not too long.
 pub(super) fn state(text: &[u8]) -> Option<&str> {
     let good = (1..=LONGEST_STATE).contains(&text.len())
+        && text.contains(&b'=')
         && text.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ');
     std::str::from_utf8(text).ok().filter(|_| good)
 }
@@ -201,6 +205,7 @@ mod tests {
         traces.add(Some((of(&sibling), None)));
         let same = traces.clone().of_attempt(BATCH, 1).unwrap();
         assert!(same.context.trace == of(GOOD).trace && same.sampled().is_some(), "one was sampled");
+        assert_eq!(same.parent, Some(of(&sibling).span), "that one");
         traces.add(Some((of(&GOOD.replace("4bf9", "4bf8")), Some("b=2"))));
         let root = traces.clone().of_attempt(BATCH, 1).unwrap();
         assert!(root.context.trace != of(GOOD).trace, "a trace of its own");
@@ -216,7 +221,7 @@ mod tests {
     fn a_state_is_printable_and_bounded() {
         assert_eq!(state(b"a=1,b@c=2 "), Some("a=1,b@c=2 "));
         let long = "x".repeat(LONGEST_STATE + 1);
-        for wrong in [&b""[..], b"a\n", "ü".as_bytes(), long.as_bytes()] {
+        for wrong in [&b""[..], b"  ", b"a=\n", "ü=1".as_bytes(), long.as_bytes()] {
             assert_eq!(state(wrong), None);
         }
     }

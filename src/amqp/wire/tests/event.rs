@@ -126,8 +126,19 @@ fn what_is_no_event_is_the_data_of_one() {
         let event = &events(vec![binary(&headers, "application/json", b"1")])[0];
         assert_eq!((&event["type"], &event["data"]), (&json!("tidegate.item"), &json!(1)), "{headers:?}");
     }
+    let many = (0..129).map(|n| format!(r#","m{n}":1"#)).collect::<String>();
+    let many = format!(r#"{{"specversion":"1.0","id":"e","source":"s","type":"t"{many}}}"#);
     for body in [
+        &*many,
         r#"[{"specversion":"1.0","id":"e","source":"s","type":"t"}]"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","subject":""}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","subject":7}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","time":"tomorrow"}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","due":null}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","Upper":1}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","list":[1]}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","big":1.5}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","data":1,"data_base64":"MQ=="}"#,
         r#"{"specversion":"0.3","id":"e","source":"s","type":"t"}"#,
         r#"{"specversion":1.0,"id":"e","source":"s","type":"t"}"#,
         r#"{"specversion":"1.0","id":"e","id":"f","source":"s","type":"t"}"#,
@@ -135,6 +146,27 @@ fn what_is_no_event_is_the_data_of_one() {
     ] {
         let event = &events(vec![structured(body.as_bytes())])[0];
         assert_eq!(event["type"], "tidegate.item", "{body}");
+    }
+}
+
+#[test]
+fn attributes_of_an_event_have_the_form_that_readers_ask_for() {
+    let required = [("specversion", "1.0"), ("id", "e"), ("source", "s"), ("type", "t")];
+    let kind = |name: &str, value: AMQPValue| {
+        let names = required.map(|(known, _)| format!("cloudEvents:{known}"));
+        let own = format!("cloudEvents:{name}");
+        let mut headers: Vec<(&str, AMQPValue)> =
+            names.iter().map(String::as_str).zip(required.map(|(_, value)| text(value))).collect();
+        headers.push((&own, value));
+        events(vec![binary(&headers, "application/json", b"1")])[0]["type"].clone()
+    };
+    for (name, value) in
+        [("subject", number(7)), ("subject", text("")), ("time", text("soon")), ("due", number(1))]
+    {
+        assert_eq!(kind(name, value), "tidegate.item", "{name}");
+    }
+    for (name, value) in [("subject", text("a")), ("time", text("2026-01-01T00:00:00Z")), ("x", number(1))] {
+        assert_eq!(kind(name, value), "t", "{name}");
     }
 }
 

@@ -125,3 +125,16 @@ fn of_an_envelope_each_entry_counts_for_itself() {
     all.insert(envelope("n", r#"{"payload": 2}"#)[0]);
     assert_eq!(all.len(), changed.len() + 3);
 }
+
+#[test]
+fn an_envelope_with_marks_of_the_broker_is_the_same_whatever_stands_beside_it() {
+    let beside =
+        [("x-application", text("orders")), ("x-customer", text("c")), ("cloudEvents:id", text("e"))];
+    let of = |marks: &[(&str, AMQPValue)]| {
+        let headers: Vec<_> = beside.iter().chain(marks).cloned().collect();
+        let properties = with(&headers).with_content_type("application/vnd.tidegate+json".into());
+        let read = items(take(properties, br#"[{"id":"a","payload":1},{"id":"b","payload":2}]"#));
+        read.iter().map(|item| item.fingerprint).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[]), of(&[("x-delivery-count", number(1))]));
+}

@@ -342,6 +342,9 @@ fn a_delay_counts_from_the_timestamp_where_that_is_configured() {
     for other in [text("soon"), number(-1)] {
         assert_eq!(due("orders", 60_000, None, Some(other)), Ok(NOW + 60_000), "that says nothing");
     }
+    for none in [0, (-5_i64).cast_unsigned()] {
+        assert_eq!(due("orders", 60_000, Some(none), None), Ok(NOW + 60_000), "that is no moment");
+    }
     assert_eq!(due("received", 60_000, stamp, None), Ok(NOW + 60_000), "each application has its own");
     // Milliseconds in a field for seconds.
     let wrong = due("orders", 0, Some(NOW), None).unwrap_err();
