@@ -1,7 +1,9 @@
-//! Trouble stays where it is: a dead exchange, a letter too large, a second daemon, large bodies at the start, a pause
+//! Trouble stays where it is: a lost connection, frames that shrink, a dead exchange, a letter too large, a second daemon, large bodies at the start, a pause
 //! with a backlog, answers to another virtual host.
 
 mod answers;
 mod dead;
+mod frames;
 mod intake;
+mod lost;
 mod second;

@@ -6,6 +6,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "scripts skip the rest")]
 
 mod channels;
+mod ends;
 mod intake;
 mod replies;
 

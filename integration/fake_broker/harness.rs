@@ -66,16 +66,21 @@ impl Daemon {
     pub fn settled(&self, count: usize) -> BTreeMap<u64, Outcome> {
         let mut all = BTreeMap::new();
         while all.len() < count {
-            let settled: Vec<Settled> = self.wait("outcomes", |event| match event {
-                Event::Settled(settled) => Some(settled),
-                _ => None,
-            });
-            for Settled { number, outcome } in settled {
+            for (number, outcome) in self.settled_next() {
                 assert_eq!(all.insert(number, outcome), None, "batch {number} settled twice");
             }
         }
         assert_eq!(all.len(), count);
         all
+    }
+
+    /// What is settled next, together.
+    pub fn settled_next(&self) -> Vec<(u64, Outcome)> {
+        let settled: Vec<Settled> = self.wait("outcomes", |event| match event {
+            Event::Settled(settled) => Some(settled),
+            _ => None,
+        });
+        settled.into_iter().map(|Settled { number, outcome }| (number, outcome)).collect()
     }
 
     pub fn request(&self) -> Request {

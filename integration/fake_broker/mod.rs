@@ -87,7 +87,7 @@ pub struct Peer {
 }
 
 impl FakeBroker {
-    /// Listens; connections named `tidegate egress` run the second script, all others the first.
+    /// Listens; connections whose name begins with `tidegate egress` run the second script, all others the first.
     pub fn start(host: &str, ingest: Script, egress: Script) -> FakeBroker {
         FakeBroker::answering(host, ingest, egress, idle())
     }
@@ -103,8 +103,8 @@ impl FakeBroker {
                 thread::spawn(move || {
                     let Some(peer) = Peer::welcome(stream.unwrap()) else { return };
                     let side = match peer.name.as_str() {
-                        "tidegate egress" => 1,
                         "tidegate answers" => 2,
+                        name if name.starts_with("tidegate egress") => 1,
                         _ => 0,
                     };
                     let (script, count) = &scripts[side];
@@ -294,6 +294,14 @@ impl Peer {
     pub fn close_channel(&mut self, channel: u16, code: u16, text: &str) {
         let close = channel::Close { reply_code: code, reply_text: text.into(), class_id: 0, method_id: 0 };
         self.method(channel, AMQPClass::Channel(channel::AMQPMethod::Close(close)));
+    }
+
+    /// The broker closes the connection, and waits until the client is gone.
+    pub fn close_connection(&mut self, code: u16, text: &str) {
+        let close =
+            connection::Close { reply_code: code, reply_text: text.into(), class_id: 0, method_id: 0 };
+        self.method(0, AMQPClass::Connection(connection::AMQPMethod::Close(close)));
+        self.serve();
     }
 
     pub fn blocked(&mut self, reason: &str) {

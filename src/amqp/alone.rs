@@ -4,10 +4,14 @@
 //! A batch whose confirm is overdue stays: its queue may have lost its majority, and once it has it back the
 //! confirm comes, and nothing has been published twice. Its channel is given up only when another batch needs
 //! one.
+//!
+//! Where the broker has ended a connection over what a message contained, each has a connection of its own for
+//! a while: if that ends, it is known over which message, and nobody else notices.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
+use super::Options;
 use crate::engine::types::{Batch, Outcome, ALONE_CHANNELS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
@@ -20,6 +24,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Shows in `rabbitmqctl list_connections`.
+const APART: &str = "tidegate egress, apart";
+/// Before a batch is given up that has found no connection of its own.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// How one ended.
 pub(super) struct AloneEnd {
     pub(super) number: u64,
@@ -27,6 +36,9 @@ pub(super) struct AloneEnd {
     pub(super) outcome: Outcome,
     /// What has failed beside the batch, or, with [`Outcome::Unavailable`], its exchange.
     pub(super) fault: Option<Fault>,
+    /// To be closed.
+    pub(super) apart: Option<Arc<Session>>,
+    /// To be used again.
     channel: Option<Arc<Channel>>,
 }
 
@@ -90,42 +102,37 @@ impl AlonePool {
         self.slots.iter().any(|slot| slot.flight.is_none())
     }
 
-    /// Publishes the first that waits; there must be room. `solitary`: nothing else is unconfirmed on the
-    /// whole connection either, so that even the connection's end has only one possible cause.
+    /// Publishes the first that waits; there must be room. `apart`: on a connection of its own.
     pub(super) fn publish_next(
         &mut self,
         session: &Arc<Session>,
+        options: &Arc<Options>,
         encoder: &Encoder,
-        solitary: bool,
-        limit: Duration,
+        apart: bool,
         output: &mut TurnOutput,
     ) {
         debug_assert!(self.has_room());
         // One whose channel is open costs no round trip.
         let free = |slot: &&mut AloneSlot| slot.flight.is_none();
         let ready = self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_some());
-        let slot = match ready {
+        let slot = match ready.filter(|_| !apart) {
             Some(place) => self.slots.get_mut(place),
             None => self.slots.iter_mut().find(free),
         };
         let Some(slot) = slot else { return };
         let Some(batch) = self.waiting.pop_front() else { return };
-        let message = encoder.message(&batch, output);
+        let Some(message) = encoder.message(&batch, output) else { return };
         let dead = batch.dead.is_some();
         let opened = Arc::new(OnceLock::new());
-        let publish = publish_alone(
-            Arc::clone(session),
-            slot.channel.take(),
-            Arc::clone(&opened),
-            message,
-            AloneTerms { dead, solitary, limit },
-        );
-        slot.flight = Some(AloneFlight {
-            number: batch.number,
-            since: Instant::now(),
-            channel: opened,
-            publish: publish.boxed(),
-        });
+        let (session, options, channel) = (Arc::clone(session), Arc::clone(options), Arc::clone(&opened));
+        let publish = if apart {
+            publish_apart(session, options, channel, message, dead).boxed()
+        } else {
+            let limit = options.timeouts.connect;
+            publish_alone(session, slot.channel.take(), channel, message, dead, limit).boxed()
+        };
+        slot.flight =
+            Some(AloneFlight { number: batch.number, since: Instant::now(), channel: opened, publish });
     }
 
     /// Gives up the one that has been waiting for its confirm longest, if that is longer than `limit`
@@ -164,28 +171,55 @@ impl AlonePool {
     }
 }
 
-#[derive(Clone, Copy)]
-struct AloneTerms {
+/// On a connection of its own, which is opened for it.
+async fn publish_apart(
+    session: Arc<Session>,
+    options: Arc<Options>,
+    opened: Arc<OnceLock<Arc<Channel>>>,
+    message: PublishMessage,
     dead: bool,
-    solitary: bool,
-    limit: Duration,
+) -> AloneEnd {
+    let limit = options.timeouts.connect;
+    let own = match session.another(&options.amqp, limit, APART).await {
+        Ok(own) => Arc::new(own),
+        Err(fault) => {
+            // The broker may allow no more connections, or be gone: not to be tried again at once.
+            tracing::debug!(error = %fault, "no connection for a batch alone");
+            tokio::time::sleep(PAUSE).await;
+            return AloneEnd::unsent(&message, dead, None);
+        }
+    };
+    let mut end = publish_alone(Arc::clone(&own), None, opened, message, dead, limit).await;
+    end.apart = Some(own);
+    end.channel = None;
+    end.fault = match end.fault {
+        // There was nothing else that it could have been ended over.
+        Some(fault) if fault.kind == FaultKind::ContentFatal => {
+            end.outcome = Outcome::Refused(fault.text.into());
+            None
+        }
+        other => other.filter(Fault::is_unavailable),
+    };
+    end
 }
 
-/// The wait for the confirm has no bound of its own: the pool decides when a channel is needed.
+/// The wait for the confirm has no bound of its own: the pool decides when a channel is needed. `limit`: for
+/// opening one.
 async fn publish_alone(
     session: Arc<Session>,
     idle: Option<Arc<Channel>>,
     opened: Arc<OnceLock<Arc<Channel>>>,
     message: PublishMessage,
-    terms: AloneTerms,
+    dead: bool,
+    limit: Duration,
 ) -> AloneEnd {
-    let (number, id, dead) = (message.number, message.id, terms.dead);
-    let ended = |outcome, fault| AloneEnd { number, dead, outcome, fault, channel: None };
+    let (number, id) = (message.number, message.id);
+    let ended = |outcome, fault| AloneEnd { number, dead, outcome, fault, apart: None, channel: None };
     let channel = match idle.filter(|channel| channel.status().connected()) {
         Some(channel) => channel,
-        None => match confirm_channel(&session, terms.limit).await {
+        None => match confirm_channel(&session, limit).await {
             Ok(channel) => Arc::new(channel),
-            Err(fault) => return ended(Outcome::Unsent, Some(fault)),
+            Err(fault) => return AloneEnd::unsent(&message, dead, Some(fault)),
         },
     };
     // It is set once: here.
@@ -206,8 +240,6 @@ async fn publish_alone(
                 ended(Outcome::Unavailable(text), Some(fault))
             } else if fault.closes_channel_only() {
                 ended(Outcome::Refused(text), None)
-            } else if fault.kind == FaultKind::ContentFatal && terms.solitary {
-                ended(Outcome::Refused(text), Some(fault))
             } else if fault.kind == FaultKind::AfterEnd && session.is_connected() {
                 ended(Outcome::Unknown, None)
             } else {
@@ -215,10 +247,15 @@ async fn publish_alone(
             };
         }
     };
-    AloneEnd { number, dead, outcome, fault: None, channel: Some(channel) }
+    AloneEnd { channel: Some(channel), ..ended(outcome, None) }
 }
 
 impl AloneEnd {
+    fn unsent(message: &PublishMessage, dead: bool, fault: Option<Fault>) -> AloneEnd {
+        let outcome = Outcome::Unsent;
+        AloneEnd { number: message.number, dead, outcome, fault, apart: None, channel: None }
+    }
+
     /// The exchange has taken it.
     pub(super) fn is_confirmed(&self) -> bool {
         matches!(self.outcome, Outcome::Confirmed(_))

@@ -1,14 +1,16 @@
 //! The channels of one publishing connection, each with its own unconfirmed publishes: the main one, one for
 //! dead letters, and a few for batches that are published alone.
 //!
-//! What goes wrong on one of them concerns only that one: it is opened anew on the same connection. Three
+//! What goes wrong on one of them concerns only that one: it is opened anew on the same connection. What has
+//! ended in any of them is taken before anything is said of the connection: whoever knows why it ended may be
+//! the last to be asked, and what is left untaken would wake its owner for ever. Three
 //! things end the connection: it is lost or closed, a channel cannot be opened in time, or the output
 //! exchange is missing or refused, since everything needs that. Dead letters that cannot be published never
 //! do.
 
 use super::alone::{AloneEnd, AlonePool};
 use super::connection::Session;
-use super::fault::{Fault, FaultKind};
+use super::fault::{EndReason, Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, TurnOutput};
 use super::outlet::Outlet;
 use super::pulse::{Pulse, ASK_AFTER};
@@ -22,10 +24,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
-use tokio::time::{timeout, Instant};
+use tokio::time::{timeout, timeout_at, Instant};
 
 /// How long a channel that was given up may take to close: as long as a queue may be without its majority.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(600);
+/// For closing the connection of a batch that was published apart.
+const CLOSE_APART: Duration = Duration::from_secs(2);
 /// Channels left behind that do not close, before the connection is given up.
 const MAX_LEFT_BEHIND: usize = 16;
 /// Between looks at a dead exchange that could not be used.
@@ -56,8 +60,8 @@ pub(super) struct EgressChannels {
     blocked: bool,
     /// Confirm time-outs count from here at the earliest.
     unblocked_at: Instant,
-    /// Batches that are published alone have the whole connection for themselves.
-    solitary: bool,
+    /// Until then, batches that are published alone have connections of their own.
+    apart_until: Option<Instant>,
     dead_trouble: Option<DeadTrouble>,
     /// Found when the dead exchange was looked at.
     notes: Vec<Note>,
@@ -70,7 +74,7 @@ impl EgressChannels {
         session: Arc<Session>,
         main: Channel,
         encoder: Encoder,
-        solitary: bool,
+        apart_until: Option<Instant>,
         options: Arc<Options>,
         log: RateLimitedLog,
     ) -> Self {
@@ -85,7 +89,7 @@ impl EgressChannels {
             pulse: Pulse::default(),
             blocked: false,
             unblocked_at: Instant::now(),
-            solitary,
+            apart_until,
             dead_trouble: None,
             notes: Vec::new(),
             log,
@@ -205,7 +209,7 @@ impl EgressChannels {
             let channel = self.dead.leave(&Outcome::Overdue, output);
             self.leave_behind(channel);
         }
-        if self.solitary || (!self.alone.waiting.is_empty() && !self.alone.has_room()) {
+        if !self.alone.waiting.is_empty() && !self.alone.has_room() {
             if let Some(channel) = self.alone.evict(limit, unblocked_at, output) {
                 self.leave_behind(channel);
             }
@@ -254,13 +258,44 @@ impl EgressChannels {
         self.log
     }
 
+    /// Why a connection has ended that was seen closed. The publishes that are unconfirmed know it, a little
+    /// later perhaps, but not beyond `limit`. `None`: none of them knew.
+    pub(super) async fn reason_of_end(&mut self, limit: Duration, output: &mut TurnOutput) -> Option<Fault> {
+        let end = Instant::now() + limit;
+        loop {
+            match self.collect(output) {
+                Err(fault) if fault.kind != FaultKind::AfterEnd => return Some(fault),
+                Err(_) | Ok(()) => {}
+            }
+            let over = self.is_quiet() || end <= Instant::now();
+            if over || timeout_at(end, self.woken()).await.is_err() {
+                return None;
+            }
+        }
+    }
+
+    /// Takes what has ended, on every channel.
     fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+        let mut reason = EndReason::default();
+        reason.hear_of(self.collect_main(output));
+        reason.hear_of(self.collect_dead(output));
+        for end in self.alone.take_ended() {
+            reason.hear_of(self.alone_ended(end, output));
+        }
+        reason.result()
+    }
+
+    fn collect_main(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         if let Some(notes) = self.main.take_opened()? {
             self.notes.extend(notes);
         }
-        if let Err(fault) = self.main.collect(output) {
-            self.main_ended(fault, output)?;
+        match self.main.collect(output) {
+            Ok(()) => Ok(()),
+            Err(fault) => self.main_ended(fault, output),
         }
+    }
+
+    fn collect_dead(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         match self.dead.take_opened() {
             Ok(Some(notes)) => {
                 self.notes.extend(notes);
@@ -269,20 +304,18 @@ impl EgressChannels {
                 }
             }
             Ok(None) => {}
-            Err(fault) => self.dead_unopened(fault, output)?,
+            Err(fault) => return self.dead_unopened(fault, output),
         }
         let before = output.settled.len();
-        if let Err(fault) = self.dead.collect(output) {
-            self.dead_ended(fault, output)?;
-        }
+        let result = self.dead.collect(output);
         if output.settled.iter().skip(before).any(|settled| matches!(settled.outcome, Outcome::Confirmed(_)))
         {
             self.dead_works();
         }
-        for end in self.alone.take_ended() {
-            self.alone_ended(end, output)?;
+        match result {
+            Ok(()) => Ok(()),
+            Err(fault) => self.dead_ended(fault, output),
         }
-        Ok(())
     }
 
     /// Over 403 and 404 all of it ends, so that the topology is looked at again; over anything else the
@@ -342,6 +375,9 @@ impl EgressChannels {
             self.dead_works();
         }
         output.settle(end.number, end.outcome);
+        if let Some(apart) = end.apart {
+            self.left_behind.spawn(async move { apart.close(CLOSE_APART).await });
+        }
         match end.fault {
             None => Ok(()),
             Some(fault) if end.dead && fault.is_unavailable() => {
@@ -373,15 +409,6 @@ impl EgressChannels {
             self.alone.waiting.extend(alone);
             self.dead.waiting = ordinary;
         }
-        let limit = self.options.timeouts.connect;
-        if self.solitary {
-            if !self.alone.waiting.is_empty() && self.is_quiet() {
-                self.alone.publish_next(&self.session, &self.encoder, true, limit, output);
-            }
-            if !self.alone.waiting.is_empty() || !self.alone.is_quiet() {
-                return;
-            }
-        }
         for outlet in [&mut self.main, &mut self.dead] {
             if outlet.waiting.is_empty() {
                 continue;
@@ -389,15 +416,16 @@ impl EgressChannels {
             let waiting = std::mem::take(&mut outlet.waiting);
             match outlet.channel() {
                 Some(channel) => {
-                    for batch in waiting {
-                        channel.publish(self.encoder.message(&batch, output));
+                    for message in waiting.iter().filter_map(|batch| self.encoder.message(batch, output)) {
+                        channel.publish(message);
                     }
                 }
                 None => outlet.waiting = waiting,
             }
         }
+        let apart = self.apart_until.is_some_and(|until| until > Instant::now());
         while !self.alone.waiting.is_empty() && self.alone.has_room() {
-            self.alone.publish_next(&self.session, &self.encoder, false, limit, output);
+            self.alone.publish_next(&self.session, &self.options, &self.encoder, apart, output);
         }
     }
 

@@ -103,6 +103,7 @@ pub fn is_exposed(endpoint: &Endpoint) -> bool {
 pub(super) struct Session {
     connection: Connection,
     socket: Socket,
+    endpoint: Endpoint,
     address: String,
 }
 
@@ -114,7 +115,18 @@ impl Session {
         name: &str,
     ) -> Result<Session, ConnectError> {
         let (connection, socket) = dial(endpoint, amqp, limit, name).await?;
-        Ok(Session { connection, socket, address: address(endpoint) })
+        Ok(Session { connection, socket, endpoint: endpoint.clone(), address: address(endpoint) })
+    }
+
+    /// Opens another connection to the same address, with the same login.
+    pub(super) async fn another(
+        &self,
+        amqp: &config::AmqpConfig,
+        limit: Duration,
+        name: &str,
+    ) -> Result<Session, Fault> {
+        let opening = Session::open(&self.endpoint, amqp, limit, name);
+        opening.await.map_err(|error| Fault::setup(error.to_string()))
     }
 
     pub(super) fn connection(&self) -> &Connection {
@@ -127,6 +139,11 @@ impl Session {
 
     pub(super) fn is_connected(&self) -> bool {
         self.connection.status().connected()
+    }
+
+    /// Bytes of the largest frame that both ends have agreed upon.
+    pub(super) fn frame_max(&self) -> u32 {
+        self.connection.configuration().frame_max()
     }
 
     /// The broker takes nothing from it at present.

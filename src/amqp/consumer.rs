@@ -21,7 +21,8 @@ use super::prefetch::Prefetch;
 use super::quarantine::Quarantine;
 use super::shared::Shared;
 use super::supervise::{
-    requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
+    frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
+    RateLimitedLog,
 };
 use super::topology::{count_queue, prepare_ingest};
 use super::wire::{self, Incoming, RequestLimits};
@@ -409,6 +410,8 @@ impl Ingest {
                 );
             }
         }
+        let frame_max = self.limits.frame_max.min(self.shared.frame_max());
+        let limits = RequestLimits { frame_max, ..self.limits };
         let incoming = Incoming {
             exchange: delivery.exchange.as_str(),
             routing_key: delivery.routing_key.as_str(),
@@ -420,7 +423,7 @@ impl Ingest {
             delivery: Handle { generation, tag: delivery.delivery_tag },
             redelivered: delivery.redelivered,
             received,
-            body: wire::request(incoming, &self.limits, &self.readings, self.options.store_identity),
+            body: wire::request(incoming, &limits, &self.readings, self.options.store_identity),
         }
     }
 
@@ -469,10 +472,12 @@ impl ConnectionUser for Ingest {
         let options = self.options.clone();
         let names = options.names();
         let setup = prepare_ingest(session, options.amqp.topology, &names, options.timeouts.connect);
-        let notes = match unless_shutdown(&mut self.shutdown, setup).await {
-            Some(done) => self.notes.take(Side::Ingest, done?),
+        let mut notes = match unless_shutdown(&mut self.shutdown, setup).await {
+            Some(done) => done?,
             None => return Ok(()),
         };
+        notes.extend(frame_note(session, &options.amqp));
+        let notes = self.notes.take(Side::Ingest, notes);
         // Also while paused: whoever serves the queue keeps it over a reconnect.
         let (queue, heartbeat) = (&options.ingest.queue, options.amqp.heartbeat);
         let lock = acquire(session, queue, options.timeouts.connect, heartbeat);

@@ -56,10 +56,47 @@ impl Fault {
         matches!(self.code, Some(311..=313 | 403..=406))
     }
 
+    /// How much it tells of the reason: that it was over already, nothing; that a message was to blame, most,
+    /// since then there are suspects.
+    fn weight(&self) -> u8 {
+        match self.kind {
+            FaultKind::AfterEnd => 0,
+            FaultKind::Lost | FaultKind::Setup | FaultKind::Content | FaultKind::Parse => 1,
+            FaultKind::ContentFatal => 2,
+        }
+    }
+
     /// Puts what was tried in front of the text.
     pub(super) fn while_doing(mut self, what: &str) -> Self {
         self.text = format!("{what}: {}", self.text);
         self
+    }
+}
+
+/// Why something has ended, out of what several have to say of it. One that has come to its end keeps no other
+/// from being heard: all of them are, and what tells most is kept.
+#[derive(Debug, Default)]
+pub(super) struct EndReason(Option<Fault>);
+
+impl EndReason {
+    /// Of equal ones the first counts: what follows may be its consequence.
+    pub(super) fn hear(&mut self, fault: Fault) {
+        if self.0.as_ref().is_none_or(|kept| kept.weight() < fault.weight()) {
+            self.0 = Some(fault);
+        }
+    }
+
+    /// The same, of what may have gone well.
+    pub(super) fn hear_of(&mut self, result: Result<(), Fault>) {
+        if let Err(fault) = result {
+            self.hear(fault);
+        }
+    }
+
+    /// # Errors
+    /// What was heard.
+    pub(super) fn result(self) -> Result<(), Fault> {
+        self.0.map_or(Ok(()), Err)
     }
 }
 
@@ -123,6 +160,26 @@ fn kind_of(kind: &AMQPErrorKind) -> FaultKind {
 mod tests {
     use super::*;
     use lapin::protocol::AMQPError;
+
+    #[test]
+    fn the_reason_of_an_end_is_told_by_whoever_knows_it() {
+        let fault = |kind, text: &str| Fault { kind, ..Fault::lost(text) };
+        let after = || fault(FaultKind::AfterEnd, "after");
+        let fatal = || fault(FaultKind::ContentFatal, "501");
+        let table = [
+            (vec![], None),
+            (vec![after(), after()], Some("after")),
+            (vec![after(), Fault::lost("lost"), after()], Some("lost")),
+            (vec![Fault::lost("first"), Fault::setup("second")], Some("first")),
+            (vec![after(), Fault::lost("lost"), fatal()], Some("501")),
+            (vec![fatal(), Fault::lost("lost")], Some("501")),
+        ];
+        for (heard, kept) in table {
+            let mut reason = EndReason::default();
+            heard.iter().cloned().for_each(|fault| reason.hear(fault));
+            assert_eq!(reason.result().err().map(|fault| fault.text).as_deref(), kept, "{heard:?}");
+        }
+    }
 
     #[test]
     fn replies_are_sorted_by_who_is_to_blame() {

@@ -63,16 +63,23 @@ pub(super) fn unsent(batches: impl IntoIterator<Item = Batch>) -> impl Iterator<
 pub(super) struct Encoder {
     pub(super) names: Exchanges,
     pub(super) store_identity: u64,
+    /// Bytes of the largest frame of the connection.
+    pub(super) frame_max: u32,
     /// Where spans go, if anywhere.
     pub(super) spans: Option<Arc<SpanExporter>>,
 }
 
 impl Encoder {
-    /// Encodes, and notes how late its items are, and how large it is.
-    pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> PublishMessage {
+    /// Encodes, and notes how late its items are, and how large it is. `None`: it does not fit into the
+    /// connection's frames, and is settled as refused.
+    pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> Option<PublishMessage> {
         let now_us = clock::wall_us();
-        let Outgoing { exchange, routing_key, properties, body, id, trace } =
-            wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
+        let mut outgoing = wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
+        if let Err(text) = wire::fit(&mut outgoing, batch, self.frame_max) {
+            output.settle(batch.number, Outcome::Refused(text.into()));
+            return None;
+        }
+        let Outgoing { exchange, routing_key, properties, body, id, trace } = outgoing;
         // Repeats are late for a reason of their own.
         if batch.dead.is_none() && batch.attempt == 1 {
             let late = |due: u64| now_us.saturating_sub(due.saturating_mul(1_000));
@@ -97,7 +104,7 @@ impl Encoder {
             let error = Some("no answer of the broker".to_owned());
             Some(Box::new(OpenSpan { span, error, exporter: Arc::clone(exporter) }))
         });
-        PublishMessage { number: batch.number, id, exchange, routing_key, properties, body, span }
+        Some(PublishMessage { number: batch.number, id, exchange, routing_key, properties, body, span })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::confirm_tracker::{BrokerAnswer, ConfirmTracker, Returned};
 use super::confirms::Confirms;
-use super::fault::{Fault, FaultKind};
+use super::fault::{EndReason, Fault, FaultKind};
 use super::message::{us_since, PublishMessage, TurnOutput};
 use super::wire;
 use crate::engine::types::Outcome;
@@ -67,18 +67,18 @@ impl PublishChannel {
     /// trusted.
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         let PublishChannel { confirms, tracker, epoch, .. } = self;
-        let mut fault: Option<Fault> = None;
+        let mut reason = EndReason::default();
         let mut stray = false;
         confirms.drain(|slot, result| {
             let (answer, back) = match result {
                 Ok(Confirmation::Ack(back)) => (BrokerAnswer::Ack, back),
                 Ok(Confirmation::Nack(back)) => (BrokerAnswer::Nack, back),
                 Ok(Confirmation::NotRequested) => {
-                    keep(&mut fault, Fault::lost("the channel does not confirm"));
+                    reason.hear(Fault::lost("the channel does not confirm"));
                     return;
                 }
                 Err(error) => {
-                    keep(&mut fault, Fault::from(error));
+                    reason.hear(Fault::from(error));
                     return;
                 }
             };
@@ -92,10 +92,10 @@ impl PublishChannel {
         let TurnOutput { settled, confirm_us, .. } = output;
         tracker.judge(settled, |at| confirm_us.push(now.saturating_sub(at)));
         failpoint!("after-confirm", if output.has_confirms());
-        match fault {
-            Some(fault) if fault.kind != FaultKind::AfterEnd => Err(fault),
-            Some(_) => self.check_closed(true),
-            None => self.check_closed(false),
+        match reason.result() {
+            Err(fault) if fault.kind != FaultKind::AfterEnd => Err(fault),
+            Err(_) => self.check_closed(true),
+            Ok(()) => self.check_closed(false),
         }
     }
 
@@ -130,12 +130,5 @@ fn returned(back: &BasicReturnMessage) -> Returned {
     Returned {
         id: wire::batch_id_of(&back.properties),
         text: format!("{} {}", back.reply_code, back.reply_text),
-    }
-}
-
-/// The first real reason counts; that something was tried after the end is none.
-fn keep(fault: &mut Option<Fault>, new: Fault) {
-    if fault.as_ref().is_none_or(|old| old.kind == FaultKind::AfterEnd && new.kind != FaultKind::AfterEnd) {
-        *fault = Some(new);
     }
 }

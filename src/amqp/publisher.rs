@@ -12,7 +12,8 @@ use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, unsent, Encoder, TurnOutput};
 use super::shared::Shared;
 use super::supervise::{
-    requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
+    frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
+    RateLimitedLog,
 };
 use super::topology::prepare_egress;
 use super::wire::Exchanges;
@@ -25,9 +26,9 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// After the broker ended a whole connection over a message, batches that are published alone have the
-/// connection for themselves during this time: otherwise its end could not be blamed on one of them.
-const SOLITARY: Duration = Duration::from_secs(600);
+/// After the broker ended a whole connection over a message, batches that are published alone have a connection
+/// of their own during this time: its end can be blamed on one of them only, and concerns no other.
+const APART: Duration = Duration::from_secs(600);
 /// How long to look for the reason of an end after noticing the end.
 const CAUSE_LIMIT: Duration = Duration::from_millis(250);
 /// Accuracy of the confirm time-out.
@@ -41,7 +42,7 @@ pub(super) struct EgressPublisher {
     shutdown: ShutdownSignal,
     encoder: Encoder,
     backoff: Backoff,
-    solitary_until: Option<Instant>,
+    apart_until: Option<Instant>,
     notes: NoteLog,
     /// Of the channels, kept over reconnects.
     log: RateLimitedLog,
@@ -77,13 +78,18 @@ impl EgressPublisher {
     ) -> Self {
         let names = Exchanges::new(&options.egress.exchange, &options.dead.exchange);
         EgressPublisher {
-            encoder: Encoder { names, store_identity: options.store_identity, spans: options.spans.clone() },
+            encoder: Encoder {
+                names,
+                store_identity: options.store_identity,
+                frame_max: options.amqp.frame_max,
+                spans: options.spans.clone(),
+            },
             shared,
             options,
             jobs,
             shutdown,
             backoff: Backoff::default(),
-            solitary_until: None,
+            apart_until: None,
             notes: NoteLog::default(),
             log: RateLimitedLog::default(),
         }
@@ -119,9 +125,9 @@ impl EgressPublisher {
                     closing = Some(Instant::now() + end.saturating_duration_since(Instant::now()) / 2);
                 }
                 () = channels.woken() => {}
-                event = events.next() => match event {
-                    Some(lapin::Event::Error(error)) => *seen = Some(Fault::from(error)),
-                    Some(lapin::Event::ConnectionBlocked(text)) => reason = text,
+                Some(event) = events.next() => match event {
+                    lapin::Event::Error(error) => *seen = Some(Fault::from(error)),
+                    lapin::Event::ConnectionBlocked(text) => reason = text,
                     // Whatever else it says is read off the status.
                     _ => {}
                 },
@@ -158,20 +164,17 @@ impl EgressPublisher {
     /// certain; what lapin reported by itself may have been about a single channel, so it serves as a text
     /// only.
     async fn cause(&mut self, channels: &mut EgressChannels, mut fault: Fault, seen: Option<Fault>) -> Fault {
-        let end = Instant::now() + CAUSE_LIMIT;
-        while !channels.is_idle() && tokio::time::timeout_at(end, channels.woken()).await.is_ok() {
-            let mut output = TurnOutput::default();
-            let found = channels.turn(Vec::new(), &mut output);
-            self.deliver(output);
-            match found {
-                Err(found) if found.kind != FaultKind::AfterEnd => return found,
-                Err(_) | Ok(()) => {}
+        let mut output = TurnOutput::default();
+        let found = channels.reason_of_end(CAUSE_LIMIT, &mut output).await;
+        self.deliver(output);
+        match (found, seen) {
+            (Some(found), _) => found,
+            (None, Some(seen)) => {
+                fault.text = seen.text;
+                fault
             }
+            (None, None) => fault,
         }
-        if let Some(seen) = seen {
-            fault.text = seen.text;
-        }
-        fault
     }
 
     /// Tells a change of the broker's flow control.
@@ -206,7 +209,7 @@ impl EgressPublisher {
     fn end(&mut self, channels: &mut EgressChannels, fault: Option<&Fault>) {
         let outcome = match fault {
             Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => {
-                self.solitary_until = Some(Instant::now() + SOLITARY);
+                self.apart_until = Some(Instant::now() + APART);
                 Outcome::Refused(text.as_str().into())
             }
             Some(_) | None => Outcome::Unknown,
@@ -252,20 +255,22 @@ impl ConnectionUser for EgressPublisher {
                 prepare_egress(session, options.amqp.topology, &options.egress.exchange, limit).await?;
             Ok::<_, Fault>((notes, confirm_channel(session, limit).await?))
         };
-        let (notes, channel) = match self.while_disconnected(preparing).await {
+        let (mut notes, channel) = match self.while_disconnected(preparing).await {
             Some(done) => done?,
             None => return Ok(()),
         };
+        notes.extend(frame_note(session, &options.amqp));
         let mut up = UpLink {
             address: session.address().to_owned(),
             notes: self.notes.take(Side::Egress, notes),
             dead: None,
             blocked: None,
         };
-        let solitary = self.solitary_until.is_some_and(|until| until > Instant::now());
         let log = std::mem::take(&mut self.log);
-        let encoder = self.encoder.clone();
-        let mut channels = EgressChannels::new(Arc::clone(session), channel, encoder, solitary, options, log);
+        let encoder = Encoder { frame_max: session.frame_max(), ..self.encoder.clone() };
+        let apart_until = self.apart_until;
+        let mut channels =
+            EgressChannels::new(Arc::clone(session), channel, encoder, apart_until, options, log);
         // One that arrived before this was handed over to the connection before it.
         self.settle_unsent();
         self.shared.post(Event::EgressReady);

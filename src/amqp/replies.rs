@@ -15,7 +15,7 @@
 
 use super::confirms::Confirms;
 use super::connection::Session;
-use super::fault::{Fault, FaultKind};
+use super::fault::{EndReason, Fault, FaultKind};
 use super::message::confirm_channel;
 use super::shared::Shared;
 use super::supervise::{requested, time_left, Dialer};
@@ -228,7 +228,7 @@ impl Replies {
     fn take_answers(&mut self) {
         let Replies { confirms, open, answered, .. } = self;
         let (mut nacked, mut failed, mut unroutable) = (Vec::new(), Vec::new(), Vec::new());
-        let mut fault: Option<Fault> = None;
+        let mut reason = EndReason::default();
         confirms.drain(|slot, result| {
             let Some(entry) = open.get_mut(slot).and_then(Option::take) else { return };
             match result {
@@ -242,9 +242,7 @@ impl Replies {
                 Ok(Confirmation::Nack(_) | Confirmation::NotRequested) => nacked.extend(entry.delivery),
                 Err(error) => {
                     failed.extend(entry.delivery);
-                    if fault.as_ref().is_none_or(|old| old.kind == FaultKind::AfterEnd) {
-                        fault = Some(Fault::from(error));
-                    }
+                    reason.hear(Fault::from(error));
                 }
             }
         });
@@ -253,7 +251,7 @@ impl Replies {
             self.log.tell("they have no queue to go to", queue, unroutable.len() as u64);
         }
         self.fail(nacked, "the broker did not take them", "basic.nack");
-        let Some(fault) = fault else { return };
+        let Err(fault) = reason.result() else { return };
         // Otherwise the reason itself may still be on its way to the others.
         if fault.kind != FaultKind::AfterEnd {
             failed.extend(self.abandon(Some(Instant::now() + PAUSE)));

@@ -45,6 +45,9 @@ pub(super) struct Shared {
     links: Mutex<[Option<LinkStatus>; 2]>,
     failures: [AtomicU64; 2],
     progress: [AtomicU64; 2],
+    /// Largest frame of each side's connection, the last one if there is none; before the first, without
+    /// limit.
+    frame_max: [AtomicU32; 2],
     prefetch: AtomicU32,
     parse_errors: AtomicU64,
     answers_unroutable: AtomicU64,
@@ -78,6 +81,7 @@ impl Shared {
             links: Mutex::default(),
             failures: [AtomicU64::new(0), AtomicU64::new(0)],
             progress: [AtomicU64::new(now), AtomicU64::new(now)],
+            frame_max: [AtomicU32::new(u32::MAX), AtomicU32::new(u32::MAX)],
             prefetch: AtomicU32::new(0),
             parse_errors: AtomicU64::new(0),
             answers_unroutable: AtomicU64::new(0),
@@ -116,6 +120,17 @@ impl Shared {
 
     pub(super) fn near_miss_header(&self) {
         self.near_miss_headers.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn set_frame_max(&self, side: Side, bytes: u32) {
+        self.frame_max[index(side)].store(bytes, Relaxed);
+    }
+
+    /// Bytes of the largest frame that either side's connection can carry: what comes in by one goes out by
+    /// the other.
+    pub(super) fn frame_max(&self) -> u32 {
+        let [ingest, egress] = &self.frame_max;
+        ingest.load(Relaxed).min(egress.load(Relaxed))
     }
 
     pub(super) fn set_prefetch(&self, prefetch: u16) {

@@ -84,6 +84,7 @@ async fn run_connection<U: ConnectionUser>(
         Some(opened) => Arc::new(opened?),
         None => return Ok(()),
     };
+    shared.set_frame_max(U::SIDE, session.frame_max());
     let result = user.work(&session).await;
     session.close(time_left(shutdown)).await;
     result
@@ -208,6 +209,18 @@ impl RateLimitedLog {
             None => tracing::debug!(subject, detail, "{message}"),
         }
     }
+}
+
+/// What to know of a connection whose frames are smaller than was asked for.
+pub(super) fn frame_note(session: &Session, amqp: &config::AmqpConfig) -> Option<Note> {
+    let (agreed, asked) = (session.frame_max(), amqp.frame_max);
+    let text = format!(
+        "{} takes frames of {agreed} bytes at most (amqp.frame_max asks for {asked}): requests with more than {} \
+         bytes of properties and headers are dead-lettered",
+        session.address(),
+        agreed / 2
+    );
+    (agreed < asked).then_some(Note { risky: false, text })
 }
 
 /// Logs each note about the broker once; gives the texts of all.

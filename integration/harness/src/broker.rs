@@ -225,6 +225,22 @@ impl Node {
         });
     }
 
+    /// From now on a queue of the virtual host `/` answers nobody, as one without its majority; until
+    /// [`Node::wake`].
+    pub fn silence(&self, queue: &str) {
+        self.eval(&format!("{}, sys:suspend(amqqueue:get_pid(Q)).", of_queue(queue)));
+    }
+
+    /// It goes on where it was.
+    pub fn wake(&self, queue: &str) {
+        self.eval(&format!("{}, sys:resume(amqqueue:get_pid(Q)).", of_queue(queue)));
+    }
+
+    /// Bytes of the largest frame that connections made from now on may agree upon.
+    pub fn frame_max(&self, bytes: u32) {
+        self.eval(&format!("application:set_env(rabbit, frame_max, {bytes})."));
+    }
+
     /// Stops the node as an operator would, and waits for its end.
     pub fn stop(&self) {
         self.private().end(Signal::TERM);
@@ -244,6 +260,11 @@ impl Node {
     pub fn start_again(&self) {
         self.private().launch();
     }
+}
+
+/// Erlang that finds a queue of the virtual host `/`.
+fn of_queue(name: &str) -> String {
+    format!("{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{name}\">>))")
 }
 
 impl Drop for Node {

@@ -211,6 +211,11 @@ impl Ledger {
         self.log().items.values().filter(|s| s.confirmed).count()
     }
 
+    /// Confirmed requests that have arrived.
+    pub fn arrived_count(&self) -> usize {
+        self.log().items.values().filter(|s| s.confirmed && s.received > 0).count()
+    }
+
     /// Waits until everything confirmed has arrived, at most `limit`, and for a moment more, in which repeats and
     /// strangers would come; then reports.
     pub fn settle(&self, limit: Duration) -> Report {

@@ -50,7 +50,8 @@ pub struct RequestLimits {
     pub max_envelope_items: usize,
     /// Furthest own time, ms ahead.
     pub max_delay_ms: u64,
-    /// Largest AMQP frame, at least 16 KiB: properties and headers of one message must fit into one.
+    /// Bytes of the largest AMQP frame that the connections have agreed upon: properties and headers of one
+    /// message must fit into one, with what is added to them on the way out.
     pub frame_max: u32,
 }
 
@@ -62,7 +63,7 @@ impl RequestLimits {
 
     /// Most bytes of properties that a dead letter can carry.
     fn max_dead_properties(&self) -> usize {
-        (self.frame_max as usize).saturating_sub(ADDED_HEADERS)
+        (self.frame_max as usize).saturating_sub(ADDED_HEADERS).max(self.max_properties())
     }
 }
 
@@ -245,7 +246,10 @@ impl<'a> Message<'a> {
         if bytes > most {
             return Err(fields::verdict(
                 Reason::TooLarge,
-                format!("the properties have {bytes} bytes, more than {most} (half of amqp.frame_max)"),
+                format!(
+                    "the properties have {bytes} bytes, more than {most} (half of the largest frame agreed upon \
+                     with the broker, at most amqp.frame_max)"
+                ),
             ));
         }
         Ok(())

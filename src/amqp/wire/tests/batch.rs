@@ -6,11 +6,11 @@ use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, ClosedBy, Cont
 use lapin::types::ShortString;
 use std::sync::Arc;
 
-fn names() -> Exchanges {
+pub(super) fn names() -> Exchanges {
     Exchanges::new("out", "dead")
 }
 
-fn out_item(seq: u64, request: NewItem) -> BatchItem {
+pub(super) fn out_item(seq: u64, request: NewItem) -> BatchItem {
     BatchItem {
         seq,
         accepted_due: NOW + seq,
@@ -21,7 +21,7 @@ fn out_item(seq: u64, request: NewItem) -> BatchItem {
     }
 }
 
-fn batch(format: Format, items: Vec<BatchItem>) -> Batch {
+pub(super) fn batch(format: Format, items: Vec<BatchItem>) -> Batch {
     Batch {
         number: 1,
         application: "orders".into(),

@@ -6,6 +6,7 @@ mod copied;
 mod envelope;
 mod event;
 mod fingerprint;
+mod frame;
 mod properties;
 mod random;
 mod request;

@@ -1,0 +1,74 @@
+//! Frames: what both ends have agreed upon bounds what is taken, and what was taken before is refused alone once the
+//! broker has smaller ones.
+
+use std::time::Duration;
+use tidegate_harness::{text, wait_until, Node, Site};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn what_no_frame_can_carry_is_dead_and_costs_nobody_the_connection() {
+    let Some(node) = Node::own("what_no_frame_can_carry", "") else { return };
+    for frame in [16_384, 8_192] {
+        node.frame_max(131_072);
+        let site = Site::on(&node, &format!("frames-{frame}"));
+        let (proxy, uri) = node.proxied();
+        let config = site.config().text("egress.uri", &uri).text("amqp.uri", &uri);
+        let config = config.text("applications.whole.format", "passthrough");
+        let daemon = site.start(&config);
+        let (whole, other) = (site.inbox("whole"), site.inbox("other"));
+        let dead = site.dead_inbox();
+        let large = |id: &str, bytes: usize| {
+            let push = site.push("whole", "body").header("x-large", text(&"h".repeat(bytes)));
+            push.header("x-small", text("kept")).id(id)
+        };
+        // Below half of the frames that there are at first.
+        site.client.publish(&large("stored", 40_000).delay(2_000));
+        site.client.publish(&site.push("whole", "body").id("small").delay(2_000));
+        wait_until("both are stored", LIMIT, || daemon.items("waiting") == 2);
+
+        node.frame_max(frame);
+        proxy.cut(false);
+        wait_until("connected anew", LIMIT, || {
+            daemon.log().matches(&format!("takes frames of {frame} bytes")).count() == 2
+        });
+        let failures = || {
+            let (_, metrics) = daemon.ask("GET", "/metrics");
+            let lines = metrics.as_str().unwrap_or_default().lines().map(str::to_owned);
+            lines.filter(|line| line.starts_with("tidegate_connections_failed_total")).collect::<Vec<_>>()
+        };
+        let lost = failures();
+        assert_eq!(lost.len(), 2, "{lost:?}");
+        // Above half of what was agreed upon now: not taken.
+        site.client.publish(&large("fresh", frame as usize * 5 / 8));
+        // Just below it: taken, and it leaves with what is added.
+        site.client.publish(&large("fits", frame as usize / 2 - 200));
+        let letter = dead.next();
+        assert_eq!(
+            (letter.id().as_str(), letter.text("x-tidegate-reason").as_deref()),
+            ("fresh", Some("too_large"))
+        );
+        assert_eq!(whole.next().id(), "fits");
+        for n in 0..30 {
+            site.client.publish(&site.push("other", "{}").id(&n.to_string()).delay(n * 100));
+        }
+        let letter = dead.next();
+        assert_eq!(
+            (letter.id().as_str(), letter.text("x-tidegate-reason").as_deref()),
+            ("stored", Some("refused"))
+        );
+        let error = letter.text("x-tidegate-error").unwrap_or_default();
+        assert!(error.contains("a frame of this connection holds"), "{error}");
+        assert_eq!(letter.text("x-small").as_deref(), Some("kept"));
+        assert_eq!(letter.header("x-large"), None);
+        assert_eq!(letter.body_text(), "body");
+        assert_eq!(whole.next().id(), "small");
+        let mut ids: Vec<String> = (0..30).map(|_| other.batch().ids()[0].to_owned()).collect();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), 30, "each once");
+        dead.quiet(Duration::from_millis(300));
+        whole.quiet(Duration::from_millis(300));
+        assert_eq!(failures(), lost, "no connection was lost over it");
+    }
+}

@@ -1,0 +1,143 @@
+//! A lost publishing connection, whatever waits on it for its confirm: everybody goes on, nothing is lost, and the
+//! process can be ended.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidegate_harness::{wait_until, Config, Daemon, Ledger, Load, Node, Proxy, Push, Recorder, Site};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Publishing goes by a proxy, which can cut it.
+fn by_proxy(site: &Site<'_>) -> (Proxy, Config) {
+    let (proxy, uri) = site.node.proxied();
+    let config =
+        site.config().text("egress.uri", &uri).set("defaults.retry", r#"{ min = "1s", max = "2s" }"#);
+    (proxy, config)
+}
+
+/// Waits until a batch of the application is out and unconfirmed.
+fn in_flight(daemon: &Daemon, application: &str) {
+    wait_until("an item is in flight", LIMIT, || {
+        let (_, page) =
+            daemon.ask("GET", &format!("/api/v1/items?application={application}&state=in_flight"));
+        page["items"].as_array().is_some_and(|items| !items.is_empty())
+    });
+}
+
+#[test]
+fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
+    let Some(node) = Node::own("a_connection_lost_while_a_queue_keeps_silent", "") else { return };
+    let site = Site::on(&node, "lost-silent");
+    let (proxy, config) = by_proxy(&site);
+    let mut daemon = site.start(&config);
+    let other = site.inbox("other");
+    site.application("mute");
+    // A channel for what is alone has been opened before, as in any daemon that has run for a while.
+    site.client.publish(&site.push("other", "{}").id("before"));
+    assert_eq!(other.batch().ids(), ["before"]);
+    node.silence(&site.queue("mute"));
+    site.client.publish(&site.push("mute", "{}").id("kept"));
+    in_flight(&daemon, "mute");
+    proxy.cut(false);
+    for n in 0..20 {
+        site.client.publish(&site.push("other", "{}").id(&format!("after{n}")));
+        assert_eq!(other.batch().ids(), [format!("after{n}")], "{}", daemon.log_tail());
+    }
+    // The same once more, and the dead letters' channel as well.
+    node.silence(&site.dead());
+    site.client.publish(&site.push("other", "{}").with("x-delay", "soon").id("bad"));
+    wait_until("the letter is out", LIMIT, || daemon.state()["dead_letters"]["in_flight"] == 1);
+    proxy.cut(true);
+    site.client.publish(&site.push("other", "{}").id("last"));
+    assert_eq!(other.batch().ids(), ["last"], "{}", daemon.log_tail());
+    node.wake(&site.dead());
+    node.wake(&site.queue("mute"));
+    assert_eq!(site.client.consume(&site.queue("mute")).batch().ids(), ["kept"]);
+    assert_eq!(site.dead_inbox().next().id(), "bad");
+    daemon.term();
+    assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
+}
+
+/// Two thousand applications, of each message another; forty connections lost. Beside them: parked applications, a
+/// queue that keeps silent, and the queue of dead letters that does.
+fn forty_lost(name: &str, store: &str) {
+    const APPLICATIONS: u64 = 2_000;
+    const PARKED: u64 = 300;
+    const LOST: u64 = 40;
+    let Some(node) = Node::own(name, "") else { return };
+    let site = Site::on(&node, name);
+    let (proxy, config) = by_proxy(&site);
+    let mut daemon = site.start(&config.text("store.kind", store));
+    site.client.queue(&site.queue("all"), Default::default());
+    for n in 0..APPLICATIONS {
+        site.client.bind(&site.queue("all"), &site.out(), &format!("a{n}"));
+    }
+    site.application("mute");
+    node.silence(&site.queue("mute"));
+    node.silence(&site.dead());
+    site.client.publish(&site.push("mute", "{}").id("mute"));
+    site.client.publish(&site.push("a0", "{}").with("x-delay", "soon").id("bad"));
+    site.client.publish_all((0..PARKED).map(|n| site.push(&format!("p{n}"), "{}").id(&format!("p{n}"))));
+    wait_until("they are parked", LIMIT, || daemon.items("parked") >= PARKED);
+
+    let ledger = Ledger::new();
+    let recorder = Recorder::start(node.uri(), &[site.queue("all")], &ledger);
+    let ingest = site.ingest();
+    let load = Load::start(
+        node.uri(),
+        500,
+        &ledger,
+        Box::new(move |n| {
+            let application = format!("a{}", n % APPLICATIONS);
+            let delay = n % 4 * 50;
+            let push = Push::new(&ingest, &application, "{}").id(&n.to_string());
+            let push = push.delay(i64::try_from(delay).unwrap_or(0));
+            (push, application, None, Some(delay))
+        }),
+    );
+    ledger.fault();
+    for n in 0..LOST {
+        let before = ledger.confirmed_count();
+        wait_until("the load goes on", LIMIT, || ledger.confirmed_count() > before + 100);
+        proxy.cut(n % 2 == 0);
+        // It publishes again, and what came before has arrived: no loss of a connection stands for ever.
+        let since = Instant::now();
+        let sent = ledger.confirmed_count();
+        wait_until(&format!("loss {n} is over"), LIMIT, || ledger.arrived_count() >= sent);
+        assert!(since.elapsed() < LIMIT / 2, "loss {n} took {:?}\n{}", since.elapsed(), daemon.log_tail());
+    }
+    ledger.healed();
+    load.stop();
+    let report = ledger.settle(LIMIT);
+    report.assert_clean();
+    assert!(report.unexplained.is_empty(), "{:?}", report.unexplained);
+    drop(recorder);
+
+    node.wake(&site.queue("mute"));
+    node.wake(&site.dead());
+    assert_eq!(site.client.consume(&site.queue("mute")).batch().ids(), ["mute"]);
+    assert_eq!(site.dead_inbox().next().id(), "bad");
+    site.client.queue(&site.queue("parked"), Default::default());
+    for n in 0..PARKED {
+        site.client.bind(&site.queue("parked"), &site.out(), &format!("p{n}"));
+    }
+    let parked = site.client.consume(&site.queue("parked"));
+    let mut ids: Vec<String> = Vec::new();
+    while ids.len() < PARKED as usize {
+        ids.push(parked.batch().ids()[0].to_owned());
+        ids.sort();
+        ids.dedup();
+    }
+    daemon.term();
+    assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
+}
+
+#[test]
+fn forty_lost_connections_amid_two_thousand_applications_stop_nobody() {
+    forty_lost("lost-forty-disk", "disk");
+}
+
+#[test]
+fn forty_lost_connections_with_the_memory_store_stop_nobody() {
+    forty_lost("lost-forty-memory", "memory");
+}

@@ -1,0 +1,292 @@
+//! The publishing connection ends, whatever is open on which of its channels: its end is noticed and told within its
+//! limit, every outcome is told once, the next connection goes on, and a culprit is found by its own connection.
+
+use crate::fake_broker::harness::*;
+use crate::fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+use tidegate::amqp::Event;
+use tidegate::engine::types::{Batch, Dead, Outcome, Reason};
+use tidegate_harness::{seed, Moments};
+
+const FRAME: &str = "FRAME_ERROR - frame too large";
+/// Before it the broker's test could not end: nothing of it takes longer than the search for the reason (250 ms).
+const SOON: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    Main,
+    Alone,
+    Letter,
+}
+
+const WAYS: [Way; 3] = [Way::Main, Way::Alone, Way::Letter];
+
+impl Way {
+    /// Another number for each.
+    fn batch(self, number: u64) -> Batch {
+        match self {
+            Way::Main => batch(number),
+            Way::Alone => Batch { alone: true, ..batch(number) },
+            Way::Letter => {
+                let verdict = Dead { reason: Reason::Invalid, error: "no".into() };
+                Batch { dead: Some(Arc::new(verdict)), ..batch(number) }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    /// The socket is closed.
+    Torn,
+    /// An operator closes the connection.
+    Closed,
+    /// The broker closes it over a message.
+    Blamed,
+}
+
+const ENDINGS: [Ending; 3] = [Ending::Torn, Ending::Closed, Ending::Blamed];
+
+impl Ending {
+    fn of(self, mut peer: Peer) {
+        match self {
+            Ending::Torn => drop(peer),
+            Ending::Closed => peer.close_connection(320, "CONNECTION_FORCED - by hand"),
+            Ending::Blamed => peer.close_connection(501, FRAME),
+        }
+    }
+}
+
+/// Acks all that comes.
+fn taking(mut peer: Peer) {
+    loop {
+        match peer.next() {
+            Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+            Seen::Gone => return,
+            _ => {}
+        }
+    }
+}
+
+fn number_of(published: &Published) -> u64 {
+    published.routing_key.trim_start_matches("app").parse().unwrap()
+}
+
+/// The connection was noticed to be lost, and the next one takes what is given to it.
+fn goes_on(daemon: &Daemon, since: Instant, what: &str) {
+    daemon.wait("the loss", |event| matches!(event, Event::EgressLost).then_some(()));
+    assert!(since.elapsed() < SOON, "{what}: the loss was told after {:?}", since.elapsed());
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(900)]);
+    assert_eq!(daemon.settled(1)[&900], confirmed(900), "{what}");
+}
+
+/// Every mixture of what can be unconfirmed, every end. On a connection that a message has ended, what shares a channel
+/// are suspects; what was alone is not known.
+#[test]
+fn whatever_is_open_on_whichever_channel_the_connections_end_is_taken_for_one() {
+    let cases = (0..8_u32).flat_map(|open| ENDINGS.map(|ending| (open, ending)));
+    let cases = cases.map(|(open, ending)| thread::spawn(move || ends_with(open, ending)));
+    for case in cases.collect::<Vec<_>>() {
+        case.join().unwrap();
+    }
+}
+
+fn ends_with(open: u32, ending: Ending) {
+    let ways: Vec<Way> = (0..3).filter(|bit| open & 1 << bit != 0).map(|bit| WAYS[bit]).collect();
+    let what = format!("{ways:?} {ending:?}");
+    let expected = ways.len();
+    let script: Script = Box::new(move |mut peer, n| {
+        if n > 0 {
+            return taking(peer);
+        }
+        // One each way is answered: the channels are open, and idle unless there is another.
+        let mut left = 3 + expected;
+        while left > 0 {
+            match peer.next() {
+                Seen::Published(p) => {
+                    left -= 1;
+                    if number_of(&p) < 10 {
+                        peer.ack(p.channel, p.tag, false);
+                    }
+                }
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+        ending.of(peer);
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    daemon.amqp.publish(WAYS.iter().zip(1..).map(|(way, number)| way.batch(number)).collect());
+    let settled = daemon.settled(3);
+    assert!(settled.values().all(|outcome| matches!(outcome, Outcome::Confirmed(_))), "{what}: {settled:?}");
+    let since = Instant::now();
+    daemon.amqp.publish(ways.iter().zip(10..).map(|(way, number)| way.batch(number)).collect());
+    if ways.is_empty() {
+        // Nothing was asked for: the script has ended it by itself.
+        return goes_on(&daemon, since, &what);
+    }
+    let settled = daemon.settled(ways.len());
+    for (way, number) in ways.iter().zip(10..) {
+        let suspect = matches!(ending, Ending::Blamed) && *way != Way::Alone;
+        let expected =
+            if suspect { Outcome::Refused(format!("501 {FRAME}").into()) } else { Outcome::Unknown };
+        assert_eq!(settled[&number], expected, "{what}: {way:?}");
+    }
+    goes_on(&daemon, since, &what);
+}
+
+/// Channels that are closed one after the other, in every order, and then the connection.
+#[test]
+fn channels_may_end_in_any_order_before_their_connection_does() {
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    let cases = orders.into_iter().flat_map(|order| (0..=3).map(move |closed| (order, closed)));
+    let cases = cases.map(|(order, closed)| {
+        thread::spawn(move || {
+            let script: Script = Box::new(move |mut peer, n| {
+                if n > 0 {
+                    return taking(peer);
+                }
+                let mut channels = BTreeMap::new();
+                while channels.len() < 3 {
+                    match peer.next() {
+                        Seen::Published(p) => drop(channels.insert(number_of(&p), p.channel)),
+                        Seen::Gone => return,
+                        _ => {}
+                    }
+                }
+                for place in &order[..closed] {
+                    peer.close_channel(channels[&(1 + *place)], 406, "PRECONDITION_FAILED - no");
+                }
+            });
+            let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+            daemon.ready();
+            let since = Instant::now();
+            daemon.amqp.publish(WAYS.iter().zip(1..).map(|(way, number)| way.batch(number)).collect());
+            let settled = daemon.settled(3);
+            let known = |outcome: &Outcome| matches!(outcome, Outcome::Refused(_) | Outcome::Unknown);
+            assert!(settled.values().all(known), "{order:?} {closed}: {settled:?}");
+            goes_on(&daemon, since, &format!("{order:?}, {closed} of them"));
+        })
+    });
+    for case in cases.collect::<Vec<_>>() {
+        case.join().unwrap();
+    }
+}
+
+/// The one over which the broker ends the connection: then it is alone, on a connection of its own, and whoever goes on
+/// the other one does not notice.
+#[test]
+fn a_culprit_ends_its_own_connection_only_once_it_is_suspected() {
+    let ended = Arc::new(Mutex::new(BTreeSet::new()));
+    let told = Arc::clone(&ended);
+    let script: Script = Box::new(move |mut peer, n| {
+        let name = peer.name.clone();
+        loop {
+            match peer.next() {
+                Seen::Published(p) if number_of(&p) == 5 => {
+                    told.lock().unwrap().insert((n, name));
+                    return peer.close_connection(501, FRAME);
+                }
+                Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(5)]);
+    let refused = Outcome::Refused(format!("501 {FRAME}").into());
+    assert_eq!(daemon.settled(1)[&5], refused);
+    daemon.ready();
+    let suspects = (4..=6).map(|number| Way::Alone.batch(number));
+    daemon.amqp.publish((1..=3).map(batch).chain(suspects).chain((7..=9).map(batch)).collect());
+    let settled = daemon.settled(9);
+    for number in 1..=9 {
+        let expected = if number == 5 { refused.clone() } else { confirmed(number) };
+        assert_eq!(settled[&number], expected, "batch {number}");
+    }
+    assert_eq!(daemon.amqp.stats().egress_failures, 1, "the first time only");
+    let ended: Vec<_> = ended.lock().unwrap().iter().map(|(_, name)| name.clone()).collect();
+    assert_eq!(ended, ["tidegate egress", "tidegate egress, apart"]);
+}
+
+/// Any mixture of answers and ends, at any moment: whatever was handed over is settled, each once, and in time.
+#[test]
+fn every_batch_is_settled_once_whatever_ends_whenever() {
+    let first = seed();
+    let cases = (0..24).map(|n| thread::spawn(move || random_case(first.wrapping_add(n))));
+    for case in cases.collect::<Vec<_>>() {
+        case.join().unwrap();
+    }
+}
+
+/// Connections that misbehave, before one that takes all.
+const BAD: usize = 6;
+
+fn random_case(seed: u64) {
+    const BATCHES: u64 = 60;
+    let script: Script = Box::new(move |mut peer, n| {
+        if n >= BAD {
+            return taking(peer);
+        }
+        let mut moments = Moments::seeded(seed, &n.to_string());
+        let ending = ENDINGS[moments.pick(0, 3) as usize];
+        // One that is apart has a single publish, and waits for its answer as long as nobody needs its place.
+        let (mut left, answers) =
+            if peer.name.ends_with("apart") { (0, 5) } else { (moments.pick(0, 12), 6) };
+        loop {
+            let published = match peer.next() {
+                Seen::Published(published) => published,
+                Seen::Gone => return,
+                _ => continue,
+            };
+            if left == 0 && (answers == 6 || moments.pick(0, 2) == 0) {
+                return ending.of(peer);
+            }
+            left = left.saturating_sub(1);
+            let (channel, tag) = (published.channel, published.tag);
+            match moments.pick(0, answers) {
+                0 => peer.ack(channel, tag, true),
+                1 => peer.ack(channel, tag, false),
+                2 => peer.nack(channel, tag),
+                3 => {
+                    peer.give_back(&published);
+                    peer.ack(channel, tag, false);
+                }
+                4 => peer.close_channel(channel, 406, "PRECONDITION_FAILED - no"),
+                // Never answered.
+                _ => {}
+            }
+        }
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    options.timeouts.confirm = Duration::from_secs(2);
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    let mut moments = Moments::seeded(seed, "batches");
+    let mut number = 0;
+    while number < BATCHES {
+        let next = number + moments.pick(1, 5);
+        daemon.amqp.publish((number..next).map(|n| WAYS[moments.pick(0, 3) as usize].batch(n)).collect());
+        number = next;
+        moments.pause(0, 15);
+    }
+    let (mut all, mut filler) = (BTreeMap::new(), 1_000);
+    let end = Instant::now() + Duration::from_secs(60);
+    while (0..number).any(|number| !all.contains_key(&number)) {
+        assert!(Instant::now() < end, "seed {seed}: {} of {number} settled", all.len());
+        // So that each of the bad connections comes to its end.
+        daemon.amqp.publish(vec![batch(filler)]);
+        filler += 1;
+        for (number, outcome) in daemon.settled_next() {
+            assert_eq!(all.insert(number, outcome), None, "seed {seed}: batch {number} settled twice");
+        }
+        moments.pause(5, 20);
+    }
+}

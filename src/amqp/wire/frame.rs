@@ -1,0 +1,123 @@
+//! Whether the properties of a message fit into a frame of the connection that it leaves by. Pure.
+//!
+//! A body is divided among frames. Properties and headers are not: where they are larger than the frame that
+//! both ends have agreed upon, RabbitMQ ends the whole connection (501). What is accepted keeps within half a
+//! frame, but a broker may come back with smaller ones than an item was accepted under.
+
+use super::batch::Outgoing;
+use super::fields;
+use super::properties::{put_headers, Basic};
+use crate::config::terms::batch_header;
+use crate::engine::types::{Batch, Format};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::BasicProperties;
+use std::collections::BTreeMap;
+
+/// Of a header frame, what is not properties: type, channel and length; class, weight and length of the body;
+/// the end.
+const AROUND: usize = 7 + 12 + 1;
+/// More than tidegate adds to the properties of an item: names, numbers and ids in headers, an assigned id.
+/// The error of a dead letter comes on top.
+const ADDED: usize = 1_024;
+/// More than the properties of a batch with a body of tidegate's own can have.
+const OF_BATCH: usize = 2_048;
+/// The sentence of a dead letter.
+const ERROR: &str = "x-tidegate-error";
+/// What stays on a dead letter whatever else does not fit. Each is short, the sentence apart.
+const KEPT: [&str; 8] = [
+    fields::APPLICATION,
+    fields::CUSTOMER,
+    "x-tidegate-reason",
+    ERROR,
+    "x-tidegate-attempts",
+    batch_header::DUE,
+    batch_header::ATTEMPT,
+    batch_header::BATCH,
+];
+/// More than any of those needs; a header of the request may have the same name.
+const KEPT_BYTES: usize = 1_024;
+
+/// Most bytes of properties in a frame of that size.
+fn room(frame_max: u32) -> usize {
+    (frame_max as usize).saturating_sub(AROUND)
+}
+
+/// Sees to it that the message, which stands for `batch`, fits into frames of `frame_max` bytes. A dead letter
+/// is made to: the largest headers of its own that it can do without are left out.
+///
+/// # Errors
+/// It does not fit, in words.
+pub fn fit(message: &mut Outgoing, batch: &Batch, frame_max: u32) -> Result<(), String> {
+    let most = room(frame_max);
+    if roughly(batch) <= most {
+        return Ok(());
+    }
+    let bytes = size(&message.properties);
+    if bytes <= most {
+        return Ok(());
+    }
+    if batch.dead.is_none() {
+        return Err(format!(
+            "properties and headers have {bytes} bytes, and a frame of this connection holds {most}; headers \
+             that do not fit are left out here"
+        ));
+    }
+    shed(&mut message.properties, bytes - most);
+    Ok(())
+}
+
+/// No less than [`size`] will say, and mostly enough to know that it fits.
+fn roughly(batch: &Batch) -> usize {
+    match (batch.items.as_slice(), &batch.dead) {
+        ([item], Some(verdict)) => item.content.properties.len() + ADDED + verdict.error.len(),
+        ([item], None) if batch.format == Format::Passthrough => item.content.properties.len() + ADDED,
+        _ => OF_BATCH,
+    }
+}
+
+/// Bytes of the properties in their frame.
+fn size(properties: &BasicProperties) -> usize {
+    let written = Basic::of(properties).write(|out| put_headers(out, properties, |_, _| true));
+    // The delivery mode is not among what is written. Headers too deep to be walked do not fit.
+    written.map_or(usize::MAX, |bytes| bytes.len() + 1)
+}
+
+/// Leaves out headers until there are so many bytes less; if that is not enough, the sentence is cut.
+fn shed(properties: &mut BasicProperties, excess: usize) {
+    let mut excess = excess;
+    let mut headers: BTreeMap<ShortString, AMQPValue> =
+        properties.headers().iter().flatten().map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut own: Vec<(usize, ShortString)> = headers
+        .iter()
+        .map(|(name, value)| (entry(name, value), name.clone()))
+        .filter(|(bytes, name)| {
+            name.as_str() != ERROR && (*bytes > KEPT_BYTES || !KEPT.contains(&name.as_str()))
+        })
+        .collect();
+    own.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    for (bytes, name) in own {
+        if excess == 0 {
+            break;
+        }
+        headers.remove(&name);
+        excess = excess.saturating_sub(bytes);
+    }
+    if excess > 0 {
+        if let Some(AMQPValue::LongString(error)) = headers.get(ERROR) {
+            let error = String::from_utf8_lossy(error.as_bytes()).into_owned();
+            let end = error.floor_char_boundary(error.len().saturating_sub(excess));
+            headers.insert(ERROR.into(), AMQPValue::LongString(error[..end].into()));
+        }
+    }
+    *properties = std::mem::take(properties).with_headers(FieldTable::from(headers));
+}
+
+/// Bytes of one entry of the header table.
+fn entry(name: &ShortString, value: &AMQPValue) -> usize {
+    let mut alone = FieldTable::default();
+    alone.insert(name.clone(), value.clone());
+    let properties = BasicProperties::default().with_headers(alone);
+    let written = Basic::default().write(|out| put_headers(out, &properties, |_, _| true));
+    // Without flags and the length of the table.
+    written.map_or(usize::MAX, |bytes| bytes.len().saturating_sub(6))
+}
