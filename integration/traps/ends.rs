@@ -72,7 +72,7 @@ fn taking(mut peer: Peer) {
 }
 
 fn number_of(published: &Published) -> u64 {
-    published.routing_key.trim_start_matches("app").parse().unwrap()
+    published.routing_key.trim_start_matches("app").parse().expect("a number")
 }
 
 /// The connection was noticed to be lost, and the next one takes what is given to it.

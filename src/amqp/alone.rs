@@ -5,8 +5,8 @@
 //! confirm comes, and nothing has been published twice. Its channel is given up only when another batch needs
 //! one.
 //!
-//! Where the broker has ended a connection over what a message contained, each has a connection of its own for
-//! a while: if that ends, it is known over which message, and nobody else notices.
+//! Where the broker has ended a connection over what a message contained, each has a connection of its own
+//! for a while: if that ends, it is known over which message, and nobody else notices.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};

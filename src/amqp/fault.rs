@@ -73,8 +73,8 @@ impl Fault {
     }
 }
 
-/// Why something has ended, out of what several have to say of it. One that has come to its end keeps no other
-/// from being heard: all of them are, and what tells most is kept.
+/// Why something has ended, out of what several have to say of it. One that has come to its end keeps no
+/// other from being heard: all of them are, and what tells most is kept.
 #[derive(Debug, Default)]
 pub(super) struct EndReason(Option<Fault>);
 

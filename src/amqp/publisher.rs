@@ -26,8 +26,9 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// After the broker ended a whole connection over a message, batches that are published alone have a connection
-/// of their own during this time: its end can be blamed on one of them only, and concerns no other.
+/// After the broker ended a whole connection over a message, batches that are published alone have a
+/// connection of their own during this time: its end can be blamed on one of them only, and concerns no
+/// other.
 const APART: Duration = Duration::from_secs(600);
 /// How long to look for the reason of an end after noticing the end.
 const CAUSE_LIMIT: Duration = Duration::from_millis(250);
@@ -125,12 +126,14 @@ impl EgressPublisher {
                     closing = Some(Instant::now() + end.saturating_duration_since(Instant::now()) / 2);
                 }
                 () = channels.woken() => {}
-                Some(event) = events.next() => match event {
-                    lapin::Event::Error(error) => *seen = Some(Fault::from(error)),
-                    lapin::Event::ConnectionBlocked(text) => reason = text,
-                    // Whatever else it says is read off the status.
-                    _ => {}
-                },
+                // Whatever else it says is read off the status.
+                Some(event) = events.next() => {
+                    if let lapin::Event::Error(error) = event {
+                        *seen = Some(Fault::from(error));
+                    } else if let lapin::Event::ConnectionBlocked(text) = event {
+                        reason = text;
+                    }
+                }
                 _ = check.tick() => {}
                 batches = self.jobs.recv() => match batches {
                     Some(batches) => arrived = batches,

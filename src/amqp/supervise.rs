@@ -215,8 +215,8 @@ impl RateLimitedLog {
 pub(super) fn frame_note(session: &Session, amqp: &config::AmqpConfig) -> Option<Note> {
     let (agreed, asked) = (session.frame_max(), amqp.frame_max);
     let text = format!(
-        "{} takes frames of {agreed} bytes at most (amqp.frame_max asks for {asked}): requests with more than {} \
-         bytes of properties and headers are dead-lettered",
+        "{} takes frames of {agreed} bytes at most (amqp.frame_max asks for {asked}): requests with more \
+         than {} bytes of properties and headers are dead-lettered",
         session.address(),
         agreed / 2
     );

@@ -236,6 +236,15 @@ impl Node {
         self.eval(&format!("{}, sys:resume(amqqueue:get_pid(Q)).", of_queue(queue)));
     }
 
+    /// Closes the connections of a user, as an operator does.
+    pub fn close_connections(&self, user: &str) {
+        self.eval(&format!(
+            "[spawn(fun() -> rabbit_networking:close_connection(P, <<\"by the test\">>) end) \
+             || {{P, Properties}} <- ets:tab2list(connection_created), \
+             proplists:get_value(user, Properties) =:= <<\"{user}\">>]."
+        ));
+    }
+
     /// Bytes of the largest frame that connections made from now on may agree upon.
     pub fn frame_max(&self, bytes: u32) {
         self.eval(&format!("application:set_env(rabbit, frame_max, {bytes})."));

@@ -42,8 +42,8 @@ fn room(frame_max: u32) -> usize {
     (frame_max as usize).saturating_sub(AROUND)
 }
 
-/// Sees to it that the message, which stands for `batch`, fits into frames of `frame_max` bytes. A dead letter
-/// is made to: the largest headers of its own that it can do without are left out.
+/// Sees to it that the message, which stands for `batch`, fits into frames of `frame_max` bytes. A dead
+/// letter is made to: the largest headers of its own that it can do without are left out.
 ///
 /// # Errors
 /// It does not fit, in words.
@@ -104,9 +104,10 @@ fn shed(properties: &mut BasicProperties, excess: usize) {
     }
     if excess > 0 {
         if let Some(AMQPValue::LongString(error)) = headers.get(ERROR) {
-            let error = String::from_utf8_lossy(error.as_bytes()).into_owned();
-            let end = error.floor_char_boundary(error.len().saturating_sub(excess));
-            headers.insert(ERROR.into(), AMQPValue::LongString(error[..end].into()));
+            let mut error = String::from_utf8_lossy(error.as_bytes()).into_owned();
+            let left = error.len().saturating_sub(excess);
+            error.truncate((0..=left).rev().find(|end| error.is_char_boundary(*end)).unwrap_or(0));
+            headers.insert(ERROR.into(), AMQPValue::LongString(error.into()));
         }
     }
     *properties = std::mem::take(properties).with_headers(FieldTable::from(headers));

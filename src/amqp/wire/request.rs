@@ -247,8 +247,8 @@ impl<'a> Message<'a> {
             return Err(fields::verdict(
                 Reason::TooLarge,
                 format!(
-                    "the properties have {bytes} bytes, more than {most} (half of the largest frame agreed upon \
-                     with the broker, at most amqp.frame_max)"
+                    "the properties have {bytes} bytes, more than {most} (half of the largest frame agreed \
+                     upon with the broker, at most amqp.frame_max)"
                 ),
             ));
         }
