@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// What moves by itself, and can stand still by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum DaemonPart {
     /// The loop that owns all state.
     Loop,
     /// The store's threads, with something to do.
@@ -26,36 +26,37 @@ pub enum Part {
     Schedule,
 }
 
-impl Part {
+impl DaemonPart {
     /// All, in the order in which they are named.
-    pub const ALL: [Part; 5] = [Part::Loop, Part::Store, Part::Ingest, Part::Egress, Part::Schedule];
+    pub const ALL: [DaemonPart; 5] =
+        [DaemonPart::Loop, DaemonPart::Store, DaemonPart::Ingest, DaemonPart::Egress, DaemonPart::Schedule];
 
     /// Its name in probes, metrics and log.
     pub fn as_str(self) -> &'static str {
         match self {
-            Part::Loop => "loop",
-            Part::Store => "store",
-            Part::Ingest => "ingest",
-            Part::Egress => "egress",
-            Part::Schedule => "schedule",
+            DaemonPart::Loop => "loop",
+            DaemonPart::Store => "store",
+            DaemonPart::Ingest => "ingest",
+            DaemonPart::Egress => "egress",
+            DaemonPart::Schedule => "schedule",
         }
     }
 }
 
-/// For how long each part has stood still, ms, in the order of [`Part::ALL`]; `None`: it moves, or rightly
-/// rests.
-pub type Stillness = [Option<u64>; Part::ALL.len()];
+/// For how long each part has stood still, ms, in the order of [`DaemonPart::ALL`]; `None`: it moves, or has
+/// nothing to do.
+pub type Stillness = [Option<u64>; DaemonPart::ALL.len()];
 
 /// What is the matter at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct ProgressVerdict {
     /// Parts that stand still for longer than `timeouts.stuck_after`, and for how long, ms: not ready.
-    pub stuck: Vec<(Part, u64)>,
+    pub stuck: Vec<(DaemonPart, u64)>,
     /// Of these, such as have for twice as long: not live.
-    pub dead: Vec<Part>,
+    pub dead: Vec<DaemonPart>,
 }
 
-impl Verdict {
+impl ProgressVerdict {
     /// Names of the parts that are stuck.
     pub fn stuck_names(&self) -> Vec<&'static str> {
         self.stuck.iter().map(|(part, _)| part.as_str()).collect()
@@ -69,12 +70,12 @@ impl Verdict {
 
 /// The decision. The schedule is what is left: while another part is late, it is for that part's sake that
 /// nothing leaves.
-pub fn judge(still: Stillness, stuck_after_ms: u64) -> Verdict {
-    let mut verdict = Verdict::default();
+pub fn judge(still: Stillness, stuck_after_ms: u64) -> ProgressVerdict {
+    let mut verdict = ProgressVerdict::default();
     let mut late = false;
-    for (part, age) in Part::ALL.into_iter().zip(still) {
+    for (part, age) in DaemonPart::ALL.into_iter().zip(still) {
         let age = age.unwrap_or(0);
-        if age > stuck_after_ms && !(part == Part::Schedule && late) {
+        if age > stuck_after_ms && !(part == DaemonPart::Schedule && late) {
             verdict.stuck.push((part, age));
             if age > stuck_after_ms.saturating_mul(2) {
                 verdict.dead.push(part);
@@ -125,17 +126,19 @@ impl PublishTurn {
     /// The turn counts: all that was given was taken, and all that was taken is published, or waits for a
     /// reason. A batch that nobody holds and that is not settled has been lost on the way.
     pub fn is_complete(self) -> bool {
-        (self.took || !self.left) && !self.owes && !(self.idle && !self.left && self.unsettled)
+        let left_all = self.left && !self.took;
+        let lost = self.idle && !self.left && self.unsettled;
+        !(left_all || self.owes || lost)
     }
 }
 
-/// The marks of one process. Shared as `Arc<Progress>`.
+/// The marks of one process. Shared as `Arc<ProgressMarks>`.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ProgressMarks {
     epoch: Instant,
     stuck_after_ms: AtomicU64,
     /// By part: since when it stands still, ms since `epoch`; [`RESTS`]: not at all.
-    since: [AtomicU64; Part::ALL.len()],
+    since: [AtomicU64; DaemonPart::ALL.len()],
     /// Items that have not ended, as the loop last told.
     waiting: AtomicU64,
     /// The parts are being ended.
@@ -145,20 +148,20 @@ pub struct Progress {
 /// The part has nothing to do.
 const RESTS: u64 = u64::MAX;
 
-impl Default for Progress {
+impl Default for ProgressMarks {
     /// With the default of `timeouts.stuck_after`.
     fn default() -> Self {
-        Progress::new(Duration::from_secs(30))
+        ProgressMarks::new(Duration::from_secs(30))
     }
 }
 
-impl Progress {
+impl ProgressMarks {
     /// No part has begun.
-    pub fn new(stuck_after: Duration) -> Progress {
-        Progress {
+    pub fn new(stuck_after: Duration) -> ProgressMarks {
+        ProgressMarks {
             epoch: Instant::now(),
             stuck_after_ms: AtomicU64::new(ms(stuck_after)),
-            since: Part::ALL.map(|_| AtomicU64::new(RESTS)),
+            since: DaemonPart::ALL.map(|_| AtomicU64::new(RESTS)),
             waiting: AtomicU64::new(0),
             over: AtomicBool::new(false),
         }
@@ -166,36 +169,36 @@ impl Progress {
 
     /// As if all parts had last moved `age` ago.
     #[cfg(test)]
-    pub(crate) fn of_age(age: Duration) -> Progress {
+    pub(crate) fn of_age(age: Duration) -> ProgressMarks {
         let epoch = Instant::now().checked_sub(age).expect("a machine that is up");
-        let progress = Progress { epoch, ..Progress::default() };
+        let progress = ProgressMarks { epoch, ..ProgressMarks::default() };
         progress.since.iter().for_each(|since| since.store(0, Ordering::Release));
         progress
     }
 
-    /// Another `timeouts.stuck_after`.
+    /// Another `timeouts.stuck_after` is in force.
     pub fn configure(&self, stuck_after: Duration) {
         self.stuck_after_ms.store(ms(stuck_after), Ordering::Release);
     }
 
-    /// `timeouts.stuck_after`, ms.
+    /// The value of `timeouts.stuck_after`, ms.
     pub fn stuck_after_ms(&self) -> u64 {
         self.stuck_after_ms.load(Ordering::Acquire)
     }
 
     /// The part has completed a turn.
-    pub fn moved(&self, part: Part) {
+    pub fn moved(&self, part: DaemonPart) {
         self.mark(part, self.now());
     }
 
     /// The part has ended, or has nothing to do until it says otherwise.
-    pub fn rests(&self, part: Part) {
+    pub fn rests(&self, part: DaemonPart) {
         self.mark(part, RESTS);
     }
 
     /// What the loop tells of another part: for how long it has stood still, ms; `None`: it does not. An age
     /// that is not renewed counts up to the loop's last turn only.
-    pub fn told(&self, part: Part, still_ms: Option<u64>) {
+    pub fn told(&self, part: DaemonPart, still_ms: Option<u64>) {
         self.mark(part, still_ms.map_or(RESTS, |age| self.now().saturating_sub(age)));
     }
 
@@ -214,14 +217,14 @@ impl Progress {
         self.over.store(true, Ordering::Release);
     }
 
-    /// Whether [`Progress::end`] has been called since the begin.
+    /// Whether [`ProgressMarks::end`] has been called since the begin.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
     /// A life begins: nobody has moved so far.
     pub fn begin(&self) {
-        Part::ALL.into_iter().for_each(|part| self.rests(part));
+        DaemonPart::ALL.into_iter().for_each(|part| self.rests(part));
         self.over.store(false, Ordering::Release);
     }
 
@@ -235,9 +238,9 @@ impl Progress {
     }
 
     /// The decision, at this moment. Asks nobody and takes no lock.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> ProgressVerdict {
         if self.is_over() {
-            return Verdict::default();
+            return ProgressVerdict::default();
         }
         judge(self.still(self.now()), self.stuck_after_ms())
     }
@@ -246,27 +249,27 @@ impl Progress {
     /// word about a process that does not end.
     pub fn stillest(&self) -> Vec<&'static str> {
         let late = |age: Option<u64>| age.is_some_and(|age| age > 2_000);
-        let still = Part::ALL.into_iter().zip(self.still(self.now()));
+        let still = DaemonPart::ALL.into_iter().zip(self.still(self.now()));
         still.filter(|(_, age)| late(*age)).map(|(part, _)| part.as_str()).collect()
     }
 
     fn still(&self, now: u64) -> Stillness {
-        let turned = self.read(Part::Loop).unwrap_or(now).min(now);
-        Part::ALL.map(|part| {
+        let turned = self.read(DaemonPart::Loop).unwrap_or(now).min(now);
+        DaemonPart::ALL.map(|part| {
             let seen = match part {
-                Part::Store | Part::Schedule => turned,
-                Part::Loop | Part::Ingest | Part::Egress => now,
+                DaemonPart::Store | DaemonPart::Schedule => turned,
+                DaemonPart::Loop | DaemonPart::Ingest | DaemonPart::Egress => now,
             };
             self.read(part).map(|since| seen.saturating_sub(since))
         })
     }
 
-    fn read(&self, part: Part) -> Option<u64> {
+    fn read(&self, part: DaemonPart) -> Option<u64> {
         let since = self.since.get(part as usize)?.load(Ordering::Acquire);
         (since != RESTS).then_some(since)
     }
 
-    fn mark(&self, part: Part, since: u64) {
+    fn mark(&self, part: DaemonPart, since: u64) {
         if let Some(mark) = self.since.get(part as usize) {
             mark.store(since, Ordering::Release);
         }
@@ -288,7 +291,7 @@ mod tests {
     #[test]
     fn a_part_is_stuck_after_one_span_and_dead_after_another() {
         let none: Stillness = Default::default();
-        let of = |ages: &[(Part, u64)]| {
+        let of = |ages: &[(DaemonPart, u64)]| {
             let mut still = none;
             ages.iter().for_each(|(part, age)| still[*part as usize] = Some(*age));
             let verdict = judge(still, 30_000);
@@ -296,14 +299,14 @@ mod tests {
         };
         let nothing: Vec<&str> = vec![];
         assert_eq!(of(&[]), (nothing.clone(), nothing.clone()));
-        for part in Part::ALL {
+        for part in DaemonPart::ALL {
             let name = vec![part.as_str()];
             assert_eq!(of(&[(part, 30_000)]), (nothing.clone(), nothing.clone()), "{part:?}");
             assert_eq!(of(&[(part, 30_001)]), (name.clone(), nothing.clone()), "{part:?}");
             assert_eq!(of(&[(part, 60_000)]), (name.clone(), nothing.clone()), "{part:?}");
             assert_eq!(of(&[(part, 60_001)]), (name.clone(), name), "{part:?}");
         }
-        let both = of(&[(Part::Loop, 70_000), (Part::Egress, 40_000)]);
+        let both = of(&[(DaemonPart::Loop, 70_000), (DaemonPart::Egress, 40_000)]);
         assert_eq!(both, (vec!["loop", "egress"], vec!["loop"]));
     }
 
@@ -362,29 +365,29 @@ mod tests {
 
     #[test]
     fn what_the_loop_tells_is_as_old_as_the_loops_last_turn() {
-        let progress = Progress::of_age(Duration::from_secs(100));
-        progress.rests(Part::Ingest);
-        progress.rests(Part::Egress);
-        progress.rests(Part::Schedule);
+        let progress = ProgressMarks::of_age(Duration::from_secs(100));
+        progress.rests(DaemonPart::Ingest);
+        progress.rests(DaemonPart::Egress);
+        progress.rests(DaemonPart::Schedule);
         // The store was late by nothing when the loop turned last.
         assert_eq!(progress.verdict().stuck_names(), ["loop"]);
-        progress.moved(Part::Loop);
+        progress.moved(DaemonPart::Loop);
         assert_eq!(progress.verdict().stuck_names(), ["store"], "it is as it was told");
-        progress.told(Part::Store, Some(29_000));
-        assert_eq!(progress.verdict(), Verdict::default());
+        progress.told(DaemonPart::Store, Some(29_000));
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
         progress.configure(Duration::from_secs(20));
         assert_eq!(progress.verdict().stuck_names(), ["store"]);
-        progress.told(Part::Store, None);
-        assert_eq!(progress.verdict(), Verdict::default());
+        progress.told(DaemonPart::Store, None);
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
     }
 
     #[test]
     fn nobody_is_expected_to_move_before_the_begin_and_after_the_end() {
-        let progress = Progress::of_age(Duration::from_secs(100));
+        let progress = ProgressMarks::of_age(Duration::from_secs(100));
         assert_eq!(progress.verdict().dead_names(), ["loop", "ingest", "egress"]);
         progress.end();
-        assert_eq!(progress.verdict(), Verdict::default());
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
         progress.begin();
-        assert_eq!(progress.verdict(), Verdict::default());
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
     }
 }

@@ -94,8 +94,8 @@ impl SpanExporter {
 }
 
 impl Drop for SpanExporter {
-    /// What waits goes out, if the collector takes it: after the first request that fails, or some seconds, the
-    /// rest is lost.
+    /// What waits goes out, if the collector takes it: after the first request that fails, or some seconds,
+    /// the rest is lost.
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
         self.line = None;

@@ -8,7 +8,7 @@ use super::readiness::Readiness;
 use super::state::Document;
 use super::{Ask, Query};
 use crate::letters::{LetterJob, LetterReport, LetterTrouble};
-use crate::progress::Progress;
+use crate::progress::ProgressMarks;
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
@@ -31,7 +31,7 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 #[derive(Clone)]
 pub(super) struct ApiState {
     pub(super) readiness: Arc<Readiness>,
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<ProgressMarks>,
     pub(super) ask: Ask,
 }
 

@@ -7,7 +7,7 @@
 
 use super::state::{Document, LinkState, STATES};
 use crate::distribution::Distribution;
-use crate::progress::Part;
+use crate::progress::DaemonPart;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet};
@@ -83,7 +83,7 @@ impl DaemonFigures {
         let states = STATES.map(|word| ([("state", word)], flag(document.state == word)));
         to.gauges("state", "1 for the state of the whole, as in status.", states)?;
         to.gauge("ready", "Whether it takes requests and delivers.", None, flag(document.ready))?;
-        let stuck = Part::ALL.map(Part::as_str);
+        let stuck = DaemonPart::ALL.map(DaemonPart::as_str);
         let stuck =
             stuck.map(|part| ([("part", part)], flag(document.stuck.iter().any(|name| name == part))));
         to.gauges("stuck", "1 for a part that has something to do and comes no further.", stuck)?;

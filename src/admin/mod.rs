@@ -34,7 +34,7 @@ pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
 use crate::config::Listen;
 use crate::letters::{LetterJob, LetterReport, LetterTrouble};
-use crate::progress::Progress;
+use crate::progress::ProgressMarks;
 use accept::AdminListener;
 use connections::{Connections, Places};
 use listener::Bounds;
@@ -124,7 +124,7 @@ pub struct Server {
 pub async fn serve(
     options: AdminOptions,
     readiness: Arc<Readiness>,
-    progress: Arc<Progress>,
+    progress: Arc<ProgressMarks>,
     ask: Ask,
 ) -> Result<Server, ServeError> {
     let AdminOptions { listen, tokens } = options;

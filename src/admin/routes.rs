@@ -8,7 +8,7 @@ use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_static, reads, Guard, Refusal};
 use super::readiness::Readiness;
 use super::{applications, export, items, letters, metrics, openapi, page, Ask};
-use crate::progress::Progress;
+use crate::progress::ProgressMarks;
 use axum::body::{to_bytes, Body};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
@@ -52,7 +52,12 @@ struct Gate {
 }
 
 /// Everything that is served.
-pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, progress: Arc<Progress>, ask: Ask) -> Router {
+pub(super) fn router(
+    guard: Guard,
+    readiness: Arc<Readiness>,
+    progress: Arc<ProgressMarks>,
+    ask: Ask,
+) -> Router {
     let gate = Gate {
         guard: Arc::new(guard),
         questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),

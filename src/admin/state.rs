@@ -7,7 +7,7 @@
 use super::metrics::Traffic;
 pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Deliverability, Snapshot};
-use crate::progress::Progress;
+use crate::progress::ProgressMarks;
 use serde::{Deserialize, Serialize};
 
 /// Words of [`Document::state`], the gravest first.
@@ -128,7 +128,7 @@ pub(crate) struct Document {
 
 impl Document {
     /// Makes the document. `missing`: names of the open latches.
-    pub(crate) fn new(input: &StateInput, missing: &[&str], progress: &Progress) -> Self {
+    pub(crate) fn new(input: &StateInput, missing: &[&str], progress: &ProgressMarks) -> Self {
         let snapshot = &input.snapshot;
         let stuck = progress.verdict().stuck_names();
         let is_stuck = !stuck.is_empty() || is_overdue(input, progress.stuck_after_ms());
@@ -275,15 +275,17 @@ pub(crate) mod tests {
     #[test]
     fn names_and_places_are_stable() {
         let golden: serde_json::Value = serde_json::from_str(include_str!("state_golden.json")).unwrap();
-        let doc = serde_json::to_value(Document::new(&example(), &["egress"], &Progress::default())).unwrap();
+        let doc =
+            serde_json::to_value(Document::new(&example(), &["egress"], &ProgressMarks::default())).unwrap();
         assert_eq!(doc, golden, "{doc:#}");
     }
 
     #[test]
     fn the_state_word_is_the_gravest_that_applies() {
         let mut input = example();
-        let word =
-            |input: &StateInput, missing: &[&str]| Document::new(input, missing, &Progress::default()).state;
+        let word = |input: &StateInput, missing: &[&str]| {
+            Document::new(input, missing, &ProgressMarks::default()).state
+        };
         assert_eq!(word(&input, &[]), "running");
         input.snapshot.intake_paused = true;
         assert_eq!(word(&input, &[]), "paused");
@@ -291,7 +293,7 @@ pub(crate) mod tests {
         assert_eq!(word(&input, &[]), "paused");
         input.snapshot.items.oldest_due_at = Some(input.at - 30_001);
         assert_eq!(word(&input, &[]), "stuck");
-        let late = Progress::of_age(Duration::from_secs(40));
+        let late = ProgressMarks::of_age(Duration::from_secs(40));
         let document = Document::new(&example(), &[], &late);
         assert_eq!((document.state.as_str(), document.ready), ("stuck", false));
         assert_eq!(document.stuck, ["loop", "ingest", "egress"]);
@@ -306,7 +308,7 @@ pub(crate) mod tests {
 
     #[test]
     fn it_reads_back_and_forgives_what_is_left_out_or_new() {
-        let doc = Document::new(&example(), &["egress"], &Progress::default());
+        let doc = Document::new(&example(), &["egress"], &ProgressMarks::default());
         let back: Document = serde_json::from_str(&serde_json::to_string(&doc).unwrap()).unwrap();
         assert_eq!(back, doc);
         let other: Document = serde_json::from_value(json!({ "version": "9", "new": 1 })).unwrap();

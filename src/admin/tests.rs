@@ -5,7 +5,7 @@ mod export;
 
 use super::state::tests::example;
 use super::*;
-use crate::progress::Part;
+use crate::progress::DaemonPart;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,16 +16,16 @@ const READ_TOKEN: &str = "canary-read-token";
 /// Serves on a port of its own, on a runtime of its own, until it is dropped.
 struct Running {
     readiness: Arc<Readiness>,
-    progress: Arc<Progress>,
+    progress: Arc<ProgressMarks>,
     server: Option<Server>,
     runtime: tokio::runtime::Runtime,
 }
 
 fn start(token: Option<&str>, ask: Ask) -> Running {
-    start_with(token, Progress::default(), ask)
+    start_with(token, ProgressMarks::default(), ask)
 }
 
-fn start_with(token: Option<&str>, progress: Progress, ask: Ask) -> Running {
+fn start_with(token: Option<&str>, progress: ProgressMarks, ask: Ask) -> Running {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let readiness = Arc::new(Readiness::new());
     let progress = Arc::new(progress);
@@ -134,7 +134,7 @@ fn livez_is_ok_whatever_is_missing() {
 #[test]
 fn readyz_says_who_is_stuck_and_livez_who_is_dead() {
     // Nobody has moved for 50 s; the loop never answers.
-    let it = start_with(Some(TOKEN), Progress::of_age(Duration::from_secs(50)), Arc::new(drop));
+    let it = start_with(Some(TOKEN), ProgressMarks::of_age(Duration::from_secs(50)), Arc::new(drop));
     Latch::ALL.into_iter().for_each(|latch| it.readiness.set(latch, true));
     let told = |path: &str| {
         let answer = it.get(path);
@@ -146,16 +146,16 @@ fn readyz_says_who_is_stuck_and_livez_who_is_dead() {
     it.progress.configure(Duration::from_secs(20));
     let dead = |parts: &[&str]| (503, json!({ "live": false, "stuck": parts }));
     assert_eq!(told("/livez"), dead(&["loop", "ingest", "egress"]));
-    it.progress.moved(Part::Loop);
-    it.progress.moved(Part::Ingest);
-    it.progress.rests(Part::Egress);
-    it.progress.told(Part::Schedule, None);
-    it.progress.told(Part::Store, Some(39_000));
+    it.progress.moved(DaemonPart::Loop);
+    it.progress.moved(DaemonPart::Ingest);
+    it.progress.rests(DaemonPart::Egress);
+    it.progress.told(DaemonPart::Schedule, None);
+    it.progress.told(DaemonPart::Store, Some(39_000));
     assert_eq!(told("/readyz"), unready(&["store"]));
     assert_eq!(it.get("/livez").status, 200);
-    it.progress.told(Part::Store, Some(41_000));
+    it.progress.told(DaemonPart::Store, Some(41_000));
     assert_eq!(told("/livez"), dead(&["store"]));
-    it.progress.told(Part::Store, None);
+    it.progress.told(DaemonPart::Store, None);
     assert_eq!((it.get("/readyz").status, it.get("/livez").status), (200, 200));
 }
 

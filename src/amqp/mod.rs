@@ -50,7 +50,7 @@ pub use shared::Stats;
 use crate::config::{self, Config};
 use crate::engine::event::Intake;
 use crate::engine::types::{Ack, Batch, Delivery, Request, Settled};
-use crate::progress::Progress;
+use crate::progress::ProgressMarks;
 use crate::telemetry::SpanExporter;
 use replies::{Handed, Replies};
 use shared::Shared;
@@ -175,7 +175,7 @@ pub struct Options {
     /// Where spans go, if anywhere.
     pub spans: Option<Arc<SpanExporter>>,
     /// Where both ends leave their marks.
-    pub progress: Arc<Progress>,
+    pub progress: Arc<ProgressMarks>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.

@@ -1,9 +1,9 @@
-//! What both ends share: the way to the daemon's loop, figures for status and metrics, and the marks that tell
-//! that they move.
+//! What both ends share: the way to the daemon's loop, figures for status and metrics, and the marks that
+//! tell that they move.
 
 use super::{Event, LinkStatus, Side};
 use crate::distribution::{Distribution, Recorder};
-use crate::progress::{Part, Progress, PublishTurn};
+use crate::progress::{DaemonPart, ProgressMarks, PublishTurn};
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     figures: Mutex<Figures>,
     links: Mutex<[Option<LinkStatus>; 2]>,
     failures: [AtomicU64; 2],
-    progress: Arc<Progress>,
+    progress: Arc<ProgressMarks>,
     /// Batches handed to the publisher, and settled by it.
     handed: AtomicU64,
     settled: AtomicU64,
@@ -72,7 +72,7 @@ impl Default for Figures {
 }
 
 impl Shared {
-    pub(super) fn new(on_event: Arc<dyn Fn(Event) + Send + Sync>, progress: Arc<Progress>) -> Self {
+    pub(super) fn new(on_event: Arc<dyn Fn(Event) + Send + Sync>, progress: Arc<ProgressMarks>) -> Self {
         Shared {
             on_event,
             figures: Mutex::default(),
@@ -196,9 +196,9 @@ fn index(side: Side) -> usize {
     }
 }
 
-fn part(side: Side) -> Part {
+fn part(side: Side) -> DaemonPart {
     match side {
-        Side::Ingest => Part::Ingest,
-        Side::Egress => Part::Egress,
+        Side::Ingest => DaemonPart::Ingest,
+        Side::Egress => DaemonPart::Egress,
     }
 }

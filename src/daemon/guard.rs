@@ -2,7 +2,7 @@
 //! still, and one that ends a process whose stop does not come to its end.
 
 use super::EXIT_FORCED;
-use crate::progress::{Part, Progress};
+use crate::progress::{DaemonPart, ProgressMarks};
 use signal_hook::low_level;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
@@ -22,20 +22,20 @@ const STACK: usize = 512 << 10;
 
 /// Says in the log which part begins to stand still, and which moves again. Dropped, it ends.
 #[derive(Debug)]
-pub(super) struct Watch(#[expect(dead_code, reason = "its drop is heard")] Sender<()>);
+pub(super) struct PartWatch(#[expect(dead_code, reason = "its drop is heard")] Sender<()>);
 
-impl Watch {
+impl PartWatch {
     /// # Errors
     /// The system starts no thread.
-    pub(super) fn start(progress: Arc<Progress>) -> std::io::Result<Watch> {
+    pub(super) fn start(progress: Arc<ProgressMarks>) -> std::io::Result<PartWatch> {
         let (sender, ended) = channel();
         small_thread("tidegate-guard", move || watch(&progress, &ended))?;
-        Ok(Watch(sender))
+        Ok(PartWatch(sender))
     }
 }
 
-fn watch(progress: &Progress, ended: &Receiver<()>) {
-    let mut lines = Lines::default();
+fn watch(progress: &ProgressMarks, ended: &Receiver<()>) {
+    let mut lines = StuckLines::default();
     while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
         let stuck = progress.verdict().stuck;
         if progress.is_over() {
@@ -44,14 +44,14 @@ fn watch(progress: &Progress, ended: &Receiver<()>) {
         for line in lines.of(&stuck) {
             let stuck_after_ms = progress.stuck_after_ms();
             match line {
-                Line::Begins(part, still_ms) => tracing::error!(
+                StuckLine::Begins(part, still_ms) => tracing::error!(
                     part = part.as_str(),
                     still_ms,
                     stuck_after_ms,
-                    "stuck: it has something to do and comes no further; not ready, and not live after as long \
-                     again"
+                    "stuck: it has something to do and comes no further; not ready, and after as long \
+                     again not live"
                 ),
-                Line::Ends(part) => tracing::info!(part = part.as_str(), "not stuck any more: it moves again"),
+                StuckLine::Ends(part) => tracing::info!(part = part.as_str(), "not stuck any more"),
             }
         }
     }
@@ -59,33 +59,33 @@ fn watch(progress: &Progress, ended: &Receiver<()>) {
 
 /// What is to be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
-    Begins(Part, u64),
-    Ends(Part),
+enum StuckLine {
+    Begins(DaemonPart, u64),
+    Ends(DaemonPart),
 }
 
 /// What has been said. A part is named at the second look in a row: after a process was frozen as a whole,
 /// the first finds everybody late.
 #[derive(Debug, Default)]
-struct Lines {
-    seen: Vec<Part>,
-    said: Vec<Part>,
+struct StuckLines {
+    seen: Vec<DaemonPart>,
+    said: Vec<DaemonPart>,
 }
 
-impl Lines {
-    fn of(&mut self, stuck: &[(Part, u64)]) -> Vec<Line> {
+impl StuckLines {
+    fn of(&mut self, stuck: &[(DaemonPart, u64)]) -> Vec<StuckLine> {
         let mut lines = Vec::new();
         self.said.retain(|part| {
             let goes_on = stuck.iter().any(|(stuck, _)| stuck == part);
             if !goes_on {
-                lines.push(Line::Ends(*part));
+                lines.push(StuckLine::Ends(*part));
             }
             goes_on
         });
         for (part, still_ms) in stuck {
             if self.seen.contains(part) && !self.said.contains(part) {
                 self.said.push(*part);
-                lines.push(Line::Begins(*part, *still_ms));
+                lines.push(StuckLine::Begins(*part, *still_ms));
             }
         }
         self.seen = stuck.iter().map(|(part, _)| *part).collect();
@@ -97,12 +97,12 @@ impl Lines {
 /// correctness never depends on a graceful stop.
 #[derive(Clone, Debug)]
 pub(super) struct LastResort {
-    progress: Arc<Progress>,
+    progress: Arc<ProgressMarks>,
     armed: Arc<AtomicBool>,
 }
 
 impl LastResort {
-    pub(super) fn new(progress: Arc<Progress>) -> Self {
+    pub(super) fn new(progress: Arc<ProgressMarks>) -> Self {
         LastResort { progress, armed: Arc::default() }
     }
 
@@ -124,7 +124,7 @@ impl LastResort {
 }
 
 /// On another thread: the end waits for nobody who holds the log.
-fn last_line(progress: Arc<Progress>, limit: Duration) {
+fn last_line(progress: Arc<ProgressMarks>, limit: Duration) {
     let (said, heard) = channel::<()>();
     let speak = move || {
         let _said = said;
@@ -132,8 +132,8 @@ fn last_line(progress: Arc<Progress>, limit: Duration) {
             after_ms = limit.as_millis() as u64,
             stuck = ?progress.stillest(),
             waiting = progress.waiting(),
-            "the stop did not come to its end and is broken off; what waits stays in the store, and what was in \
-             flight is sent again after the next start"
+            "the stop did not come to its end and is broken off; what waits stays in the store, and what was \
+             in flight is sent again after the next start"
         );
     };
     if small_thread("tidegate-last", speak).is_ok() {
@@ -153,14 +153,14 @@ mod tests {
 
     #[test]
     fn each_part_has_one_line_at_its_begin_and_one_at_its_end() {
-        let mut lines = Lines::default();
-        let (egress, store) = (Part::Egress, Part::Store);
+        let mut lines = StuckLines::default();
+        let (egress, store) = (DaemonPart::Egress, DaemonPart::Store);
         assert_eq!(lines.of(&[(egress, 30_100)]), [], "it may have been the whole process");
-        assert_eq!(lines.of(&[(egress, 31_100)]), [Line::Begins(egress, 31_100)]);
+        assert_eq!(lines.of(&[(egress, 31_100)]), [StuckLine::Begins(egress, 31_100)]);
         assert_eq!(lines.of(&[(egress, 32_100), (store, 30_000)]), []);
-        assert_eq!(lines.of(&[(egress, 33_100), (store, 31_000)]), [Line::Begins(store, 31_000)]);
-        assert_eq!(lines.of(&[(store, 32_000)]), [Line::Ends(egress)]);
-        assert_eq!(lines.of(&[]), [Line::Ends(store)]);
+        assert_eq!(lines.of(&[(egress, 33_100), (store, 31_000)]), [StuckLine::Begins(store, 31_000)]);
+        assert_eq!(lines.of(&[(store, 32_000)]), [StuckLine::Ends(egress)]);
+        assert_eq!(lines.of(&[]), [StuckLine::Ends(store)]);
         assert_eq!(lines.of(&[(egress, 30_000)]), []);
         assert_eq!(lines.of(&[]), [], "never said to begin");
     }

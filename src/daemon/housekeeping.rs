@@ -1,5 +1,5 @@
-//! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, a look
-//! at whether what may leave does, the watchdog.
+//! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, a
+//! look at whether what may leave does, the watchdog.
 
 use super::life::Life;
 use super::starts;
@@ -8,7 +8,7 @@ use crate::config::StoreKind;
 use crate::engine::event::Input;
 use crate::engine::snapshot::Counters;
 use crate::engine::types::{Now, Reason};
-use crate::progress::{Part, WayOut};
+use crate::progress::{DaemonPart, WayOut};
 use crate::{clock, store};
 
 /// Looks at the way out within `timeouts.stuck_after`.
@@ -16,7 +16,7 @@ const LOOKS: u64 = 4;
 
 /// What the last look at the way out has found.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Outlook {
+pub(super) struct LookOut {
     /// When that was, monotonic ms.
     looked_at_ms: u64,
     /// Batches handed over and settled by then.
@@ -101,12 +101,12 @@ impl Life<'_> {
     /// by that (see [`crate::progress`]).
     fn tell_progress(&mut self, now: Now, store_still_ms: Option<u64>) {
         let progress = &self.process.progress;
-        progress.told(Part::Store, store_still_ms);
+        progress.told(DaemonPart::Store, store_still_ms);
         progress.tell_waiting(self.shard.engine.sums().0);
         let pause = (progress.stuck_after_ms() / LOOKS).max(1_000);
-        let Outlook { looked_at_ms, moves, since_ms } = self.outlook;
+        let LookOut { looked_at_ms, moves, since_ms } = self.outlook;
         if now.mono < looked_at_ms + pause {
-            progress.told(Part::Schedule, since_ms.map(|since| now.mono.saturating_sub(since)));
+            progress.told(DaemonPart::Schedule, since_ms.map(|since| now.mono.saturating_sub(since)));
             return;
         }
         let count = moves_of(self.shard.engine.counters());
@@ -119,8 +119,8 @@ impl Life<'_> {
             overlooked: count == moves && self.shard.engine.is_overlooked(now),
         };
         let since_ms = way.stands_still().then(|| since_ms.unwrap_or(now.mono));
-        progress.told(Part::Schedule, since_ms.map(|since| now.mono.saturating_sub(since)));
-        self.outlook = Outlook { looked_at_ms: now.mono, moves: count, since_ms };
+        progress.told(DaemonPart::Schedule, since_ms.map(|since| now.mono.saturating_sub(since)));
+        self.outlook = LookOut { looked_at_ms: now.mono, moves: count, since_ms };
     }
 }
 

@@ -12,7 +12,7 @@
 
 use super::exports::Exports;
 use super::guard::GRACE;
-use super::housekeeping::Outlook;
+use super::housekeeping::LookOut;
 use super::mailbox::{LoopEvent, Mailbox};
 use super::process::Process;
 use super::shard::Shard;
@@ -24,7 +24,7 @@ use crate::clock;
 use crate::engine::event::{Input, Intake, Opened};
 use crate::engine::types::{Asker, Command, Request, Settled};
 use crate::engine::Engine;
-use crate::progress::Part;
+use crate::progress::DaemonPart;
 use crate::signals::Signal;
 use crate::store::{self, thread::StoreEvent};
 use std::collections::VecDeque;
@@ -87,7 +87,7 @@ pub(super) struct Life<'p> {
     /// Items given up for want of room, as last logged.
     pub(super) logged_full: u64,
     /// What may leave, as last looked at.
-    pub(super) outlook: Outlook,
+    pub(super) outlook: LookOut,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
     failure: Option<store::StoreFailure>,
@@ -152,7 +152,7 @@ impl OpenLife {
         let (spans, progress) = (process.spans.clone(), Arc::clone(&process.progress));
         let options = amqp::Options { spans, progress, ..options };
         process.progress.begin();
-        process.progress.moved(Part::Loop);
+        process.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
         // Until the engine says otherwise.
         amqp.intake(Intake::Pause);
@@ -168,7 +168,7 @@ impl OpenLife {
             housekept_at_ms: 0,
             disk_low: false,
             logged_full: 0,
-            outlook: Outlook::default(),
+            outlook: LookOut::default(),
             stop_at_ms: None,
             failure: None,
             process,
@@ -189,7 +189,7 @@ impl Life<'_> {
             self.turn(&mut events);
             self.shard.end_turn();
             self.housekeeping();
-            self.process.progress.moved(Part::Loop);
+            self.process.progress.moved(DaemonPart::Loop);
             self.longest_turn_us = self.longest_turn_us.max(clock::mono_us().saturating_sub(begun));
         }
         self.close(events);

@@ -4,7 +4,7 @@
 //! its owner may do anything at all; the admin port, so that readiness can be asked for; the broker last, and
 //! without waiting for it.
 
-use super::guard::{LastResort, Watch, GRACE};
+use super::guard::{LastResort, PartWatch, GRACE};
 use super::life::{Ending, Life};
 use super::mailbox::{LoopEvent, Mailbox};
 use super::starts::Starts;
@@ -15,7 +15,7 @@ use crate::clock;
 use crate::config::{self, Config, StoreKind};
 use crate::engine::types::Now;
 use crate::notify::{watchdog_interval, Notify};
-use crate::progress::Progress;
+use crate::progress::ProgressMarks;
 use crate::signals::{self, Signal};
 use crate::telemetry::SpanExporter;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ pub(super) struct Process {
     pub(super) accept_loss: bool,
     pub(super) notify: Notify,
     pub(super) readiness: Arc<Readiness>,
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<ProgressMarks>,
     pub(super) last_resort: LastResort,
     /// For what the main thread itself waits for: nothing else runs on it, and nothing else holds it up.
     pub(super) waits: Runtime,
@@ -112,7 +112,7 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
         waiting = life.found.waiting,
         "started"
     );
-    let watch = Watch::start(Arc::clone(&process.progress)).map_err(RunError::Runtime)?;
+    let watch = PartWatch::start(Arc::clone(&process.progress)).map_err(RunError::Runtime)?;
     let ending = life.begin(&mut process, quarantine, &mut starts).run();
     starts.settle();
     process.waits.block_on(admin.stop());
@@ -137,7 +137,7 @@ impl Process {
         let RunOptions { config, config_path, accept_loss, .. } = options;
         let spans = config.otlp_endpoint.as_deref().map(SpanExporter::start).transpose();
         let spans = spans.map_err(RunError::Runtime)?.map(Arc::new);
-        let progress = Arc::new(Progress::new(config.timeouts.stuck_after));
+        let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
         let waits = tokio::runtime::Builder::new_current_thread().enable_time().build();
         Ok(Process {
             spans,
