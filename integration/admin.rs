@@ -7,6 +7,7 @@ mod probes;
 mod socket;
 mod starts;
 mod stopping;
+mod stuck;
 mod tail;
 mod tokens;
 mod top;

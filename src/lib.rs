@@ -17,6 +17,7 @@ pub mod engine;
 pub mod letters;
 pub mod logging;
 pub mod notify;
+pub mod progress;
 pub mod signals;
 pub mod store;
 pub mod telemetry;

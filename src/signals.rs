@@ -1,8 +1,9 @@
 //! Signals: SIGTERM and SIGINT ask for a graceful stop, SIGHUP for a reload; a second request to stop is
 //! carried out at once.
 //!
-//! The second one ends the process within the signal handler, so that it works however stuck everything else
-//! is. Nothing is lost by it: correctness never depends on a graceful stop.
+//! They are heard on a thread of their own, whatever the loop and the connections do. The second request ends
+//! the process within the signal handler, so that it works however stuck everything else is. Nothing is lost
+//! by it: correctness never depends on a graceful stop.
 
 use futures_util::StreamExt;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -32,15 +33,12 @@ impl Drop for Listening {
     }
 }
 
-/// Passes signals to `callback` from a task of the current tokio runtime. Signals of one kind that arrive
-/// together count as one. Call it once in a process, and before anything that takes time: until then signals
-/// kill.
+/// Passes signals to `callback` from a thread of its own, which nothing else can hold up. Signals of one kind
+/// that arrive together count as one. Call it once in a process, and before anything that takes time: until
+/// then signals kill.
 ///
 /// # Errors
-/// If the handlers cannot be installed.
-///
-/// # Panics
-/// Outside a tokio runtime.
+/// If the handlers cannot be installed, or the system starts no thread.
 pub fn listen(callback: impl Fn(Signal) + Send + 'static) -> io::Result<Listening> {
     let stopping = Arc::new(AtomicBool::new(false));
     for (signal, status) in [(SIGTERM, 128 + SIGTERM), (SIGINT, 128 + SIGINT)] {
@@ -48,16 +46,21 @@ pub fn listen(callback: impl Fn(Signal) + Send + 'static) -> io::Result<Listenin
         flag::register_conditional_shutdown(signal, status, stopping.clone())?;
         flag::register(signal, stopping.clone())?;
     }
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let mut signals = {
+        let _entered = runtime.enter();
+        Signals::new([SIGTERM, SIGINT, SIGHUP])?
+    };
     let handle = signals.handle();
-    tokio::spawn(async move {
+    let pass = async move {
         while let Some(signal) = signals.next().await {
             match signal {
                 SIGHUP => callback(Signal::Reload),
                 _ => callback(Signal::Terminate),
             }
         }
-    });
+    };
+    std::thread::Builder::new().name("tidegate-signal".to_owned()).spawn(move || runtime.block_on(pass))?;
     Ok(Listening(handle))
 }
 
@@ -144,12 +147,9 @@ mod tests {
     }
 
     fn run(callback: fn(Signal)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let _listening = listen(callback).unwrap();
-            say("ready");
-            tokio::time::sleep(Duration::from_secs(20)).await;
-        });
+        let _listening = listen(callback).unwrap();
+        say("ready");
+        std::thread::sleep(Duration::from_secs(20));
     }
 
     #[test]

@@ -18,6 +18,8 @@ const MOST: usize = 128;
 const COMPANY: Duration = Duration::from_secs(1);
 /// For one request, whole.
 const REQUEST_WITHIN: Duration = Duration::from_secs(2);
+/// For all that waits when the process ends, the request under way apart.
+const ENDING_WITHIN: Duration = Duration::from_secs(2);
 /// Least time between two lines of the log.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Most links of one span: what collectors take without being told otherwise.
@@ -92,7 +94,8 @@ impl SpanExporter {
 }
 
 impl Drop for SpanExporter {
-    /// What waits goes out, if the collector takes it: after the first request that fails the rest is lost.
+    /// What waits goes out, if the collector takes it: after the first request that fails, or some seconds,
+    /// the rest is lost.
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
         self.line = None;
@@ -114,6 +117,7 @@ struct Courier {
 
 impl Courier {
     fn run(mut self, spans: &Receiver<PublishSpan>) {
+        let mut ending_until = None;
         while let Ok(first) = spans.recv() {
             let mut batch = vec![first];
             let until = Instant::now() + COMPANY;
@@ -131,8 +135,11 @@ impl Courier {
                 let why = sent.as_ref().err().map_or("it takes them too slowly", String::as_str);
                 self.warn(why);
             }
-            if sent.is_err() && self.ending.load(Ordering::Relaxed) {
-                return;
+            if self.ending.load(Ordering::Relaxed) {
+                let until = *ending_until.get_or_insert_with(|| Instant::now() + ENDING_WITHIN);
+                if sent.is_err() || Instant::now() >= until {
+                    return;
+                }
             }
         }
     }

@@ -144,11 +144,13 @@ pub fn options(port: u16) -> Options {
         limits: limits(),
         readings: Arc::default(),
         spans: None,
+        progress: Arc::default(),
         memory: 1 << 30,
         timeouts: Timeouts {
             connect: Duration::from_secs(5),
             confirm: Duration::from_secs(10),
             drain: Duration::from_secs(5),
+            stuck_after: Duration::from_secs(30),
         },
         store_identity: STORE,
         quarantine: None,

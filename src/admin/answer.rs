@@ -2,13 +2,13 @@
 
 use super::audit::{Audit, Audited, Caller};
 use super::command::{CommandRequest, CommandResponse, Status};
-use super::liveness::Liveness;
 use super::metrics::Traffic;
 use super::parse::BadRequest;
 use super::readiness::Readiness;
 use super::state::Document;
 use super::{Ask, Query};
 use crate::letters::{LetterJob, LetterReport, LetterTrouble};
+use crate::progress::ProgressMarks;
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
@@ -31,7 +31,7 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 #[derive(Clone)]
 pub(super) struct ApiState {
     pub(super) readiness: Arc<Readiness>,
-    pub(super) liveness: Arc<Liveness>,
+    pub(super) progress: Arc<ProgressMarks>,
     pub(super) ask: Ask,
 }
 
@@ -46,7 +46,10 @@ impl ApiState {
         let (reply, answer) = oneshot::channel();
         (self.ask)(Query::State(reply));
         match timeout(STATE_WITHIN, answer).await {
-            Ok(Ok(input)) => Ok((Document::new(&input, &self.readiness.missing()), input.traffic)),
+            Ok(Ok(input)) => {
+                let document = Document::new(&input, &self.readiness.missing(), &self.progress);
+                Ok((document, input.traffic))
+            }
             Ok(Err(_)) => Err(unavailable("the daemon is stopping")),
             Err(_) => Err(unavailable("the daemon did not answer in time")),
         }

@@ -7,6 +7,7 @@
 
 use super::state::{Document, LinkState, STATES};
 use crate::distribution::Distribution;
+use crate::progress::DaemonPart;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet};
@@ -82,6 +83,10 @@ impl DaemonFigures {
         let states = STATES.map(|word| ([("state", word)], flag(document.state == word)));
         to.gauges("state", "1 for the state of the whole, as in status.", states)?;
         to.gauge("ready", "Whether it takes requests and delivers.", None, flag(document.ready))?;
+        let stuck = DaemonPart::ALL.map(DaemonPart::as_str);
+        let stuck =
+            stuck.map(|part| ([("part", part)], flag(document.stuck.iter().any(|name| name == part))));
+        to.gauges("stuck", "1 for a part that has something to do and comes no further.", stuck)?;
         let seconds = Some(Unit::Seconds);
         let longest = document.snapshot.longest_turn_us as f64 / 1e6;
         to.gauge("longest_turn", "Longest turn of the loop since the start.", seconds, longest)?;
@@ -336,7 +341,7 @@ mod tests {
             connections_failed: [("ingest", 0), ("egress", 3)],
             ..Traffic::default()
         };
-        page(Document::new(&example(), &["egress"]), traffic).unwrap()
+        page(Document::new(&example(), &["egress"], &Default::default()), traffic).unwrap()
     }
 
     #[test]

@@ -16,7 +16,6 @@ mod guard;
 mod items;
 mod letters;
 mod listener;
-mod liveness;
 mod metrics;
 mod openapi;
 mod page;
@@ -29,13 +28,13 @@ pub(crate) mod state;
 
 pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
 pub use export::{ExportFeed, ExportRefusal};
-pub use liveness::Liveness;
 pub use metrics::Traffic;
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
 use crate::config::Listen;
 use crate::letters::{LetterJob, LetterReport, LetterTrouble};
+use crate::progress::ProgressMarks;
 use accept::AdminListener;
 use connections::{Connections, Places};
 use listener::Bounds;
@@ -125,7 +124,7 @@ pub struct Server {
 pub async fn serve(
     options: AdminOptions,
     readiness: Arc<Readiness>,
-    liveness: Arc<Liveness>,
+    progress: Arc<ProgressMarks>,
     ask: Ask,
 ) -> Result<Server, ServeError> {
     let AdminOptions { listen, tokens } = options;
@@ -140,7 +139,7 @@ pub async fn serve(
     let Some((listener, at)) = bound.map_err(|source| ServeError::Bind { addr: listen, source })? else {
         return Ok(Server { at: Listen::Off, stop: None, task: None });
     };
-    let app = routes::router(guard::Guard::new(tokens, &at), readiness, liveness, ask);
+    let app = routes::router(guard::Guard::new(tokens, &at), readiness, progress, ask);
     let (stop, stopped) = watch::channel(false);
     let connections = Arc::new(Connections::new(Places::default()));
     let task = tokio::spawn(serve::serve(listener, app, connections, Bounds::default(), stopped));

@@ -105,7 +105,7 @@ fn words_are_those_of_the_code() {
 /// The state document has all its keys in its schema.
 #[test]
 fn the_state_is_told_key_by_key() {
-    let state = state::Document::new(&state::tests::example(), &["egress"]);
+    let state = state::Document::new(&state::tests::example(), &["egress"], &Default::default());
     let state = serde_json::to_value(state).unwrap();
     assert_eq!(schema_faults(&document(), "#/components/schemas/State", &state), [""; 0]);
 }

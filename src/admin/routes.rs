@@ -6,9 +6,9 @@ use super::accept::Peer;
 use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN};
 use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_static, reads, Guard, Refusal};
-use super::liveness::Liveness;
 use super::readiness::Readiness;
 use super::{applications, export, items, letters, metrics, openapi, page, Ask};
+use crate::progress::ProgressMarks;
 use axum::body::{to_bytes, Body};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
@@ -52,7 +52,12 @@ struct Gate {
 }
 
 /// Everything that is served.
-pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Liveness>, ask: Ask) -> Router {
+pub(super) fn router(
+    guard: Guard,
+    readiness: Arc<Readiness>,
+    progress: Arc<ProgressMarks>,
+    ask: Ask,
+) -> Router {
     let gate = Gate {
         guard: Arc::new(guard),
         questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
@@ -72,7 +77,7 @@ pub(super) fn router(guard: Guard, readiness: Arc<Readiness>, liveness: Arc<Live
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
         })
-        .with_state(ApiState { readiness, liveness, ask })
+        .with_state(ApiState { readiness, progress, ask })
         .layer(from_fn_with_state(gate, admit))
         .layer(from_fn(harden))
 }
@@ -83,7 +88,7 @@ fn probes() -> Router<ApiState> {
 
 /// Answered from what the parts left behind, not by any of them.
 async fn livez(State(shared): State<ApiState>) -> Response {
-    let stuck = shared.liveness.stuck();
+    let stuck = shared.progress.verdict().dead_names();
     if stuck.is_empty() {
         return "ok".into_response();
     }
@@ -91,9 +96,10 @@ async fn livez(State(shared): State<ApiState>) -> Response {
 }
 
 async fn readyz(State(shared): State<ApiState>) -> Response {
-    let missing = shared.readiness.missing();
-    let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(json!({ "ready": missing.is_empty(), "missing": missing }))).into_response()
+    let (missing, stuck) = (shared.readiness.missing(), shared.progress.verdict().stuck_names());
+    let ready = missing.is_empty() && stuck.is_empty();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(json!({ "ready": ready, "missing": missing, "stuck": stuck }))).into_response()
 }
 
 async fn state(State(shared): State<ApiState>) -> Response {

@@ -7,13 +7,11 @@
 use super::metrics::Traffic;
 pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Deliverability, Snapshot};
+use crate::progress::ProgressMarks;
 use serde::{Deserialize, Serialize};
 
 /// Words of [`Document::state`], the gravest first.
 pub(super) const STATES: [&str; 6] = ["draining", "not_ready", "blocked", "stuck", "paused", "running"];
-
-/// Something that may leave and has been due for longer than this makes the state `stuck`, ms.
-const STUCK_MS: u64 = 30_000;
 
 /// What the daemon's loop answers to [`super::Query::State`].
 #[derive(Clone, Debug)]
@@ -107,6 +105,8 @@ pub(crate) struct Document {
     pub ready: bool,
     /// Names of the latches that are open.
     pub missing: Vec<String>,
+    /// Names of the parts that stand still.
+    pub stuck: Vec<String>,
     /// Start of the process, UTC ms.
     pub started_at: u64,
     /// Moment of this document, UTC ms.
@@ -128,13 +128,16 @@ pub(crate) struct Document {
 
 impl Document {
     /// Makes the document. `missing`: names of the open latches.
-    pub(crate) fn new(input: &StateInput, missing: &[&str]) -> Self {
+    pub(crate) fn new(input: &StateInput, missing: &[&str], progress: &ProgressMarks) -> Self {
         let snapshot = &input.snapshot;
+        let stuck = progress.verdict().stuck_names();
+        let is_stuck = !stuck.is_empty() || is_overdue(input, progress.stuck_after_ms());
         Document {
             version: input.version.to_owned(),
-            state: overall(input, missing).to_owned(),
-            ready: missing.is_empty(),
+            state: overall(input, missing, is_stuck).to_owned(),
+            ready: missing.is_empty() && stuck.is_empty(),
             missing: missing.iter().map(|&m| m.to_owned()).collect(),
+            stuck: stuck.into_iter().map(str::to_owned).collect(),
             started_at: input.started_at,
             at: input.at,
             uptime_ms: input.uptime_ms,
@@ -147,7 +150,14 @@ impl Document {
     }
 }
 
-fn overall(input: &StateInput, missing: &[&str]) -> &'static str {
+/// Why it is not ready, in words, from the names of what is missing and of what stands still.
+pub(crate) fn unready(missing: &[String], stuck: &[String]) -> String {
+    let told = [(missing, "missing"), (stuck, "stuck")];
+    let told = told.into_iter().filter(|(names, _)| !names.is_empty());
+    told.map(|(names, what)| format!("{} {what}", names.join(", "))).collect::<Vec<_>>().join("; ")
+}
+
+fn overall(input: &StateInput, missing: &[&str], is_stuck: bool) -> &'static str {
     let [draining, not_ready, blocked, stuck, paused, running] = STATES;
     if input.draining {
         draining
@@ -155,7 +165,7 @@ fn overall(input: &StateInput, missing: &[&str]) -> &'static str {
         not_ready
     } else if input.links.iter().any(|l| l.state == "blocked") {
         blocked
-    } else if is_stuck(input) {
+    } else if is_stuck {
         stuck
     } else if input.snapshot.intake_paused {
         paused
@@ -164,11 +174,11 @@ fn overall(input: &StateInput, missing: &[&str]) -> &'static str {
     }
 }
 
-/// Whether something that may leave has not, for long. What became due while the daemon was down counts from
-/// its start.
-fn is_stuck(input: &StateInput) -> bool {
+/// Whether something that may leave has not, for long: it may well be waiting for the broker's answer. What
+/// became due while the daemon was down counts from its start.
+fn is_overdue(input: &StateInput, limit_ms: u64) -> bool {
     let overdue = |due: u64| input.at.saturating_sub(due).min(input.uptime_ms);
-    input.snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > STUCK_MS)
+    input.snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > limit_ms)
 }
 
 /// What an application says beyond its numbers, when it is parked.
@@ -208,6 +218,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::engine::snapshot::{Counters, ItemCounts};
     use serde_json::json;
+    use std::time::Duration;
 
     /// A daemon with one open and one parked application.
     pub(crate) fn example() -> StateInput {
@@ -264,21 +275,28 @@ pub(crate) mod tests {
     #[test]
     fn names_and_places_are_stable() {
         let golden: serde_json::Value = serde_json::from_str(include_str!("state_golden.json")).unwrap();
-        let doc = serde_json::to_value(Document::new(&example(), &["egress"])).unwrap();
+        let doc =
+            serde_json::to_value(Document::new(&example(), &["egress"], &ProgressMarks::default())).unwrap();
         assert_eq!(doc, golden, "{doc:#}");
     }
 
     #[test]
     fn the_state_word_is_the_gravest_that_applies() {
         let mut input = example();
-        let word = |input: &StateInput, missing: &[&str]| Document::new(input, missing).state;
+        let word = |input: &StateInput, missing: &[&str]| {
+            Document::new(input, missing, &ProgressMarks::default()).state
+        };
         assert_eq!(word(&input, &[]), "running");
         input.snapshot.intake_paused = true;
         assert_eq!(word(&input, &[]), "paused");
-        input.snapshot.items.oldest_due_at = Some(input.at - STUCK_MS);
+        input.snapshot.items.oldest_due_at = Some(input.at - 30_000);
         assert_eq!(word(&input, &[]), "paused");
-        input.snapshot.items.oldest_due_at = Some(input.at - STUCK_MS - 1);
+        input.snapshot.items.oldest_due_at = Some(input.at - 30_001);
         assert_eq!(word(&input, &[]), "stuck");
+        let late = ProgressMarks::of_age(Duration::from_secs(40));
+        let document = Document::new(&example(), &[], &late);
+        assert_eq!((document.state.as_str(), document.ready), ("stuck", false));
+        assert_eq!(document.stuck, ["loop", "ingest", "egress"]);
         input.uptime_ms = 20_000;
         assert_eq!(word(&input, &[]), "paused", "it was due before the start");
         input.links[0].state = "blocked".into();
@@ -290,7 +308,7 @@ pub(crate) mod tests {
 
     #[test]
     fn it_reads_back_and_forgives_what_is_left_out_or_new() {
-        let doc = Document::new(&example(), &["egress"]);
+        let doc = Document::new(&example(), &["egress"], &ProgressMarks::default());
         let back: Document = serde_json::from_str(&serde_json::to_string(&doc).unwrap()).unwrap();
         assert_eq!(back, doc);
         let other: Document = serde_json::from_value(json!({ "version": "9", "new": 1 })).unwrap();

@@ -5,6 +5,7 @@ mod export;
 
 use super::state::tests::example;
 use super::*;
+use crate::progress::DaemonPart;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,25 +16,25 @@ const READ_TOKEN: &str = "canary-read-token";
 /// Serves on a port of its own, on a runtime of its own, until it is dropped.
 struct Running {
     readiness: Arc<Readiness>,
-    liveness: Arc<Liveness>,
+    progress: Arc<ProgressMarks>,
     server: Option<Server>,
     runtime: tokio::runtime::Runtime,
 }
 
 fn start(token: Option<&str>, ask: Ask) -> Running {
-    start_with(token, Liveness::default(), ask)
+    start_with(token, ProgressMarks::default(), ask)
 }
 
-fn start_with(token: Option<&str>, liveness: Liveness, ask: Ask) -> Running {
+fn start_with(token: Option<&str>, progress: ProgressMarks, ask: Ask) -> Running {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let readiness = Arc::new(Readiness::new());
-    let liveness = Arc::new(liveness);
+    let progress = Arc::new(progress);
     let options = AdminOptions {
         listen: at("127.0.0.1:0"),
         tokens: Tokens { full: secret(token), read: secret(token.map(|_| READ_TOKEN)) },
     };
-    let server = runtime.block_on(serve(options, readiness.clone(), liveness.clone(), ask)).unwrap();
-    Running { readiness, liveness, server: Some(server), runtime }
+    let server = runtime.block_on(serve(options, readiness.clone(), progress.clone(), ask)).unwrap();
+    Running { readiness, progress, server: Some(server), runtime }
 }
 
 fn at(listen: &str) -> Listen {
@@ -131,20 +132,31 @@ fn livez_is_ok_whatever_is_missing() {
 }
 
 #[test]
-fn livez_says_who_stands_still() {
-    // A process of two minutes, whose loop never answers.
-    let it = start_with(Some(TOKEN), Liveness::of_age(Duration::from_secs(120)), Arc::new(drop));
-    let stuck = |parts: &[&str]| {
-        let answer = it.get("/livez");
-        assert_eq!((answer.status, answer.json()), (503, json!({ "live": false, "stuck": parts })));
+fn readyz_says_who_is_stuck_and_livez_who_is_dead() {
+    // Nobody has moved for 50 s; the loop never answers.
+    let it = start_with(Some(TOKEN), ProgressMarks::of_age(Duration::from_secs(50)), Arc::new(drop));
+    Latch::ALL.into_iter().for_each(|latch| it.readiness.set(latch, true));
+    let told = |path: &str| {
+        let answer = it.get(path);
+        (answer.status, answer.json())
     };
-    stuck(&["loop"]);
-    it.liveness.store_oldest(Some(61_000));
-    stuck(&["loop", "store"]);
-    it.liveness.turned();
-    stuck(&["store"]);
-    it.liveness.store_oldest(Some(59_000));
+    let unready = |parts: &[&str]| (503, json!({ "ready": false, "missing": [], "stuck": parts }));
+    assert_eq!(told("/readyz"), unready(&["loop", "ingest", "egress"]));
+    assert_eq!(it.get("/livez").status, 200, "for one span only");
+    it.progress.configure(Duration::from_secs(20));
+    let dead = |parts: &[&str]| (503, json!({ "live": false, "stuck": parts }));
+    assert_eq!(told("/livez"), dead(&["loop", "ingest", "egress"]));
+    it.progress.moved(DaemonPart::Loop);
+    it.progress.moved(DaemonPart::Ingest);
+    it.progress.rests(DaemonPart::Egress);
+    it.progress.told(DaemonPart::Schedule, None);
+    it.progress.told(DaemonPart::Store, Some(39_000));
+    assert_eq!(told("/readyz"), unready(&["store"]));
     assert_eq!(it.get("/livez").status, 200);
+    it.progress.told(DaemonPart::Store, Some(41_000));
+    assert_eq!(told("/livez"), dead(&["store"]));
+    it.progress.told(DaemonPart::Store, None);
+    assert_eq!((it.get("/readyz").status, it.get("/livez").status), (200, 200));
 }
 
 /// Seventy sockets that send a piece of a head now and then, as long as the closure runs.
@@ -212,12 +224,12 @@ fn readyz_follows_the_latches() {
     let answer = it.get("/readyz");
     assert_eq!(answer.status, 503);
     let missing = ["store", "ingest", "egress", "topology", "consumer"];
-    assert_eq!(answer.json(), json!({ "ready": false, "missing": missing }));
+    assert_eq!(answer.json(), json!({ "ready": false, "missing": missing, "stuck": [] }));
     for latch in Latch::ALL {
         it.readiness.set(latch, true);
     }
     let answer = it.get("/readyz");
-    assert_eq!((answer.status, answer.json()), (200, json!({ "ready": true, "missing": [] })));
+    assert_eq!((answer.status, answer.json()), (200, json!({ "ready": true, "missing": [], "stuck": [] })));
     it.readiness.set(Latch::Egress, false);
     assert_eq!(it.get("/readyz").json()["missing"], json!(["egress"]));
 }
@@ -231,7 +243,10 @@ fn state_is_what_the_loop_answers() {
     let answer = it.get("/api/v1/state");
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "application/json");
-    assert_eq!(answer.json(), serde_json::to_value(state::Document::new(&example(), &[])).unwrap());
+    assert_eq!(
+        answer.json(),
+        serde_json::to_value(state::Document::new(&example(), &[], &Default::default())).unwrap()
+    );
 }
 
 #[test]

@@ -110,6 +110,17 @@ impl EgressChannels {
             && self.alone.waiting.is_empty()
     }
 
+    /// It holds a batch that it could publish: nothing of the broker's keeps it.
+    pub(super) fn owes(&mut self) -> bool {
+        if self.blocked {
+            return false;
+        }
+        // Dead letters wait until their exchange has been looked at, which has its own bounds.
+        !self.main.waiting.is_empty()
+            || (!self.dead.waiting.is_empty() && self.dead.channel().is_some())
+            || (!self.alone.waiting.is_empty() && self.alone.has_room())
+    }
+
     /// Nothing is unconfirmed.
     fn is_quiet(&self) -> bool {
         self.main.is_quiet() && self.dead.is_quiet() && self.alone.is_quiet()

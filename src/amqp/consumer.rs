@@ -134,6 +134,7 @@ impl Ingest {
     /// Connected without consuming, until an order comes. False: shut down.
     async fn idle(&mut self, session: &Session) -> Result<bool, Fault> {
         loop {
+            self.shared.moved(Side::Ingest);
             tokio::select! {
                 () = requested(&mut self.shutdown) => return Ok(false),
                 order = self.orders.recv() => match order {
@@ -174,7 +175,9 @@ impl Ingest {
         let limit = self.options.timeouts.confirm;
         let queue = self.options.ingest.queue.clone();
         let heartbeat = self.options.amqp.heartbeat;
-        let lock = match acquire(session, &queue, self.options.timeouts.connect, heartbeat).await? {
+        let shared = Arc::clone(&self.shared);
+        let acquiring = acquire(session, &queue, self.options.timeouts.connect, heartbeat);
+        let lock = match shared.while_waiting(Side::Ingest, acquiring).await? {
             IngestLock::Held => None,
             IngestLock::Counting(reason) => {
                 self.log.warn("ingest lock", &reason, "the ingest queue is guarded weakly");
@@ -185,15 +188,16 @@ impl Ingest {
             true => self.prefetch.set(self.quarantine.restart()),
             false => {
                 // Unknown is many: what waits there may be of any size.
-                let counts = count_queue(session, &queue, limit).await;
+                let counts = shared.while_waiting(Side::Ingest, count_queue(session, &queue, limit)).await;
                 let ready = counts.map_or(u32::MAX, |counts| counts.ready);
                 self.prefetch.restart(ready)
             }
         };
-        let channel = session.channel(limit).await?;
+        let channel = shared.while_waiting(Side::Ingest, session.channel(limit)).await?;
         self.generation = self.generation.wrapping_add(1).max(1);
+        let starting = ConsumerChannel::start(channel, self.generation, &queue, prefetch, limit);
         let mut generation = Generation {
-            consumer: ConsumerChannel::start(channel, self.generation, &queue, prefetch, limit).await?,
+            consumer: shared.while_waiting(Side::Ingest, starting).await?,
             held: VecDeque::new(),
             held_since: None,
             address: session.address().to_owned(),
@@ -219,7 +223,8 @@ impl Ingest {
                 "returned {returned} deliveries to the queue"
             );
         }
-        let closed = consumer.close(time_left(&self.shutdown)).await;
+        let closing = consumer.close(time_left(&self.shutdown));
+        let closed = shared.while_waiting(Side::Ingest, closing).await;
         match result {
             Ok(AfterGeneration::Returned) => closed.map(|()| AfterGeneration::Returned),
             other => other,
@@ -230,7 +235,10 @@ impl Ingest {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut counting = self.next_count(generation, Duration::ZERO);
+        let shared = Arc::clone(&self.shared);
         loop {
+            // The turn before has taken something, or the second was over and there was nothing.
+            shared.moved(Side::Ingest);
             tokio::select! {
                 biased;
                 () = requested(&mut self.shutdown) => {
@@ -241,11 +249,11 @@ impl Ingest {
                 }
                 order = self.orders.recv() => {
                     let Some(order) = order else { return Ok(AfterGeneration::Shutdown) };
-                    self.handle_order(order, generation).await?;
+                    shared.while_waiting(Side::Ingest, self.handle_order(order, generation)).await?;
                 }
                 chunk = generation.consumer.next() => match chunk {
-                    Some(chunk) => self.arrived(chunk, generation).await?,
-                    None => generation.consumer.ended().await?,
+                    Some(chunk) => shared.while_waiting(Side::Ingest, self.arrived(chunk, generation)).await?,
+                    None => shared.while_waiting(Side::Ingest, generation.consumer.ended()).await?,
                 },
                 count = &mut counting => {
                     let (queue, heartbeat) = (&self.options.ingest.queue, self.options.amqp.heartbeat);
@@ -472,6 +480,8 @@ impl ConnectionUser for Ingest {
         let options = self.options.clone();
         let names = options.names();
         let setup = prepare_ingest(session, options.amqp.topology, &names, options.timeouts.connect);
+        let shared = Arc::clone(&self.shared);
+        let setup = shared.while_waiting(Side::Ingest, setup);
         let mut notes = match unless_shutdown(&mut self.shutdown, setup).await {
             Some(done) => done?,
             None => return Ok(()),
@@ -481,6 +491,7 @@ impl ConnectionUser for Ingest {
         // Also while paused: whoever serves the queue keeps it over a reconnect.
         let (queue, heartbeat) = (&options.ingest.queue, options.amqp.heartbeat);
         let lock = acquire(session, queue, options.timeouts.connect, heartbeat);
+        let lock = shared.while_waiting(Side::Ingest, lock);
         match unless_shutdown(&mut self.shutdown, lock).await {
             Some(lock) => lock?,
             None => return Ok(()),

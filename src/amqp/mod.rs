@@ -50,6 +50,7 @@ pub use shared::Stats;
 use crate::config::{self, Config};
 use crate::engine::event::Intake;
 use crate::engine::types::{Ack, Batch, Delivery, Request, Settled};
+use crate::progress::ProgressMarks;
 use crate::telemetry::SpanExporter;
 use replies::{Handed, Replies};
 use shared::Shared;
@@ -173,6 +174,8 @@ pub struct Options {
     pub readings: Arc<config::Readings>,
     /// Where spans go, if anywhere.
     pub spans: Option<Arc<SpanExporter>>,
+    /// Where both ends leave their marks.
+    pub progress: Arc<ProgressMarks>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.
@@ -186,6 +189,9 @@ pub struct Options {
     /// (30 min unless configured otherwise).
     pub held_limit: Duration,
 }
+
+/// How long a task may take to notice that it is aborted.
+const ABORT_WITHIN: Duration = Duration::from_millis(500);
 
 /// Default of [`Options::held_limit`].
 const HELD_LIMIT: Duration = Duration::from_secs(25 * 60);
@@ -201,6 +207,7 @@ impl Options {
             limits: request_limits(config),
             readings: Arc::clone(&config.readings),
             spans: None,
+            progress: Arc::default(),
             memory: config.limits.memory,
             timeouts: config.timeouts,
             store_identity,
@@ -266,7 +273,8 @@ impl Amqp {
                 );
             }
         }
-        let shared = Arc::new(Shared::new(on_event));
+        let shared = Arc::new(Shared::new(on_event, Arc::clone(&options.progress)));
+        [Side::Ingest, Side::Egress].into_iter().for_each(|side| shared.moved(side));
         let options = Arc::new(options);
         let (ingest, ingest_orders) = mpsc::unbounded_channel();
         let (egress, egress_orders) = mpsc::unbounded_channel();
@@ -277,8 +285,8 @@ impl Amqp {
             publisher::EgressPublisher::new(shared.clone(), options.clone(), egress_orders, signal.clone());
         let replies_out = Replies::new(shared.clone(), options, reply_orders, signal);
         let tasks = vec![
-            inward.spawn(shared::with_heartbeat(shared.clone(), Side::Ingest, consumer.run())),
-            outward.spawn(shared::with_heartbeat(shared.clone(), Side::Egress, publisher.run())),
+            inward.spawn(consumer.run()),
+            outward.spawn(publisher.run()),
             inward.spawn(replies_out.run()),
         ];
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
@@ -291,6 +299,7 @@ impl Amqp {
 
     /// Hands batches to the publisher, in order. Each is settled exactly once by [`Event::Settled`].
     pub fn publish(&self, batches: Vec<Batch>) {
+        self.shared.handed(batches.len());
         // After the shutdown there is no loop to settle them or to hear of it.
         let _ = self.egress.send(batches);
     }
@@ -327,7 +336,9 @@ impl Amqp {
     }
 
     /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their
-    /// tasks, forcibly when the budget is over. Must be awaited before the runtime ends.
+    /// tasks, forcibly when the budget is over; one that does not end even so is left to the end of its
+    /// runtime, or of the process. Must be awaited before the runtimes end, and on another one: theirs may
+    /// stand still.
     pub async fn shutdown(&self, budget: Duration) {
         let end = Instant::now() + budget;
         self.shutdown.send_replace(Some(end));
@@ -336,8 +347,9 @@ impl Amqp {
             if tokio::time::timeout_at(end, &mut task).await.is_err() {
                 tracing::warn!("a connection could not be closed in time and is abandoned");
                 task.abort();
-                // The abort takes effect at the task's next step; its socket is shut down with it.
-                let _ = task.await;
+                // The abort takes effect at the task's next step, if there is one; its socket is shut down
+                // with it.
+                let _ = tokio::time::timeout(ABORT_WITHIN, task).await;
             }
         }
     }

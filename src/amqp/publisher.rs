@@ -19,6 +19,7 @@ use super::topology::prepare_egress;
 use super::wire::Exchanges;
 use super::{Event, LinkStatus, Options, ShutdownSignal, Side};
 use crate::engine::types::{Batch, Outcome, Settled};
+use crate::progress::PublishTurn;
 use futures_util::StreamExt;
 use std::future::Future;
 use std::sync::Arc;
@@ -141,8 +142,11 @@ impl EgressPublisher {
                 },
             }
             self.note_blocked(channels, up, &reason);
+            let took = !arrived.is_empty();
             self.turn(channels, arrived)?;
             self.note_dead(channels, up);
+            let (left, owes, idle) = (!self.jobs.is_empty(), channels.owes(), channels.is_idle());
+            self.shared.publisher_turned(PublishTurn { took, left, owes, idle, ..PublishTurn::default() });
             if closing.is_some_and(|end| channels.is_idle() || end <= Instant::now()) {
                 return Ok(());
             }
@@ -258,6 +262,8 @@ impl ConnectionUser for EgressPublisher {
                 prepare_egress(session, options.amqp.topology, &options.egress.exchange, limit).await?;
             Ok::<_, Fault>((notes, confirm_channel(session, limit).await?))
         };
+        let shared = Arc::clone(&self.shared);
+        let preparing = shared.while_waiting(Side::Egress, preparing);
         let (mut notes, channel) = match self.while_disconnected(preparing).await {
             Some(done) => done?,
             None => return Ok(()),
@@ -287,7 +293,8 @@ impl ConnectionUser for EgressPublisher {
             other => other,
         };
         self.end(&mut channels, result.as_ref().err());
-        self.log = channels.close(time_left(&self.shutdown)).await;
+        let closing = channels.close(time_left(&self.shutdown));
+        self.log = self.shared.while_waiting(Side::Egress, closing).await;
         result
     }
 

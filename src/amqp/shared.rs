@@ -1,13 +1,16 @@
-//! What both ends share: the way to the daemon's loop, and figures for status, metrics and watchdog.
+//! What both ends share: the way to the daemon's loop, figures for status and metrics, and the marks that
+//! tell that they move.
 
 use super::{Event, LinkStatus, Side};
-use crate::clock;
 use crate::distribution::{Distribution, Recorder};
+use crate::progress::{DaemonPart, ProgressMarks, PublishTurn};
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::time::MissedTickBehavior;
+
+/// How often whoever waits for the broker says so.
+const WAITING_MARK: Duration = Duration::from_millis(500);
 
 /// Figures of both ends since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,10 +28,6 @@ pub struct Stats {
     pub ingest_failures: u64,
     /// Connections of the egress side that ended or did not come about.
     pub egress_failures: u64,
-    /// When the consumer's task last ran, monotonic ms; at least every second unless it hangs.
-    pub ingest_progress_ms: u64,
-    /// When the publisher's task last ran, monotonic ms; at least every second unless it hangs.
-    pub egress_progress_ms: u64,
     /// Most deliveries asked for in advance at present.
     pub prefetch: u32,
     /// Connections that ended in a frame that cannot be parsed.
@@ -44,10 +43,13 @@ pub(super) struct Shared {
     figures: Mutex<Figures>,
     links: Mutex<[Option<LinkStatus>; 2]>,
     failures: [AtomicU64; 2],
-    progress: [AtomicU64; 2],
     /// Largest frame of each side's connection, the last one if there is none; before the first, without
     /// limit.
     frame_max: [AtomicU32; 2],
+    progress: Arc<ProgressMarks>,
+    /// Batches handed to the publisher, and settled by it.
+    handed: AtomicU64,
+    settled: AtomicU64,
     prefetch: AtomicU32,
     parse_errors: AtomicU64,
     answers_unroutable: AtomicU64,
@@ -73,15 +75,16 @@ impl Default for Figures {
 }
 
 impl Shared {
-    pub(super) fn new(on_event: Arc<dyn Fn(Event) + Send + Sync>) -> Self {
-        let now = clock::now().mono;
+    pub(super) fn new(on_event: Arc<dyn Fn(Event) + Send + Sync>, progress: Arc<ProgressMarks>) -> Self {
         Shared {
             on_event,
             figures: Mutex::default(),
             links: Mutex::default(),
             failures: [AtomicU64::new(0), AtomicU64::new(0)],
-            progress: [AtomicU64::new(now), AtomicU64::new(now)],
             frame_max: [AtomicU32::new(u32::MAX), AtomicU32::new(u32::MAX)],
+            progress,
+            handed: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
             prefetch: AtomicU32::new(0),
             parse_errors: AtomicU64::new(0),
             answers_unroutable: AtomicU64::new(0),
@@ -90,6 +93,9 @@ impl Shared {
     }
 
     pub(super) fn post(&self, event: Event) {
+        if let Event::Settled(settled) = &event {
+            self.settled.fetch_add(settled.len() as u64, Relaxed);
+        }
         (self.on_event)(event);
     }
 
@@ -104,6 +110,42 @@ impl Shared {
             *last = Some(link.clone());
         }
         self.post(Event::Link { side, link });
+    }
+
+    /// So many batches go to the publisher. Called before they do.
+    pub(super) fn handed(&self, batches: usize) {
+        self.handed.fetch_add(batches as u64, Relaxed);
+    }
+
+    /// The side has completed a turn: it took what there was, or there was nothing.
+    pub(super) fn moved(&self, side: Side) {
+        self.progress.moved(part(side));
+    }
+
+    /// The publisher has ended a turn, which may count; `turn` knows nothing of what is not settled.
+    pub(super) fn publisher_turned(&self, turn: PublishTurn) {
+        let unsettled = self.settled.load(Relaxed) < self.handed.load(Relaxed);
+        if (PublishTurn { unsettled, ..turn }).is_complete() {
+            self.moved(Side::Egress);
+        }
+    }
+
+    /// The side has ended.
+    pub(super) fn rests(&self, side: Side) {
+        self.progress.rests(part(side));
+    }
+
+    /// Waits for the broker, or until a pause is over, which is no standing still: `wait` has a bound of its
+    /// own, and is no loop.
+    pub(super) async fn while_waiting<T>(&self, side: Side, wait: impl Future<Output = T>) -> T {
+        let mut wait = std::pin::pin!(wait);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut wait => return done,
+                () = tokio::time::sleep(WAITING_MARK) => self.moved(side),
+            }
+        }
     }
 
     pub(super) fn failed(&self, side: Side) {
@@ -154,8 +196,6 @@ impl Shared {
             batch_bytes,
             ingest_failures: self.failures[0].load(Relaxed),
             egress_failures: self.failures[1].load(Relaxed),
-            ingest_progress_ms: self.progress[0].load(Relaxed),
-            egress_progress_ms: self.progress[1].load(Relaxed),
             prefetch: self.prefetch.load(Relaxed),
             parse_errors: self.parse_errors.load(Relaxed),
             answers_unroutable: self.answers_unroutable.load(Relaxed),
@@ -164,24 +204,16 @@ impl Shared {
     }
 }
 
-/// Runs a side's supervisor and stamps its progress each second from within the same task: a task that is
-/// stuck in a computation, or a runtime that has stopped, makes no stamps. Waits for the broker do not count
-/// as hanging, since each has its own bound.
-pub(super) async fn with_heartbeat(shared: Arc<Shared>, side: Side, work: impl Future<Output = ()>) {
-    let mut work = std::pin::pin!(work);
-    let mut second = tokio::time::interval(Duration::from_secs(1));
-    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = &mut work => return,
-            _ = second.tick() => shared.progress[index(side)].store(clock::now().mono, Relaxed),
-        }
-    }
-}
-
 fn index(side: Side) -> usize {
     match side {
         Side::Ingest => 0,
         Side::Egress => 1,
+    }
+}
+
+fn part(side: Side) -> DaemonPart {
+    match side {
+        Side::Ingest => DaemonPart::Ingest,
+        Side::Egress => DaemonPart::Egress,
     }
 }

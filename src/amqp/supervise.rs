@@ -55,6 +55,7 @@ pub(super) async fn supervise<U: ConnectionUser>(
 ) {
     let mut log = RateLimitedLog::default();
     loop {
+        shared.moved(U::SIDE);
         let started = Instant::now();
         let Err(fault) = run_connection(user, &mut dialer, shared, shutdown).await else { break };
         if started.elapsed() >= MINIMUM_UPTIME {
@@ -64,10 +65,12 @@ pub(super) async fn supervise<U: ConnectionUser>(
         let (error, retry_in) = user.on_failure(fault);
         log.warn(U::SIDE.as_str(), &error, "no working connection");
         shared.link(U::SIDE, LinkStatus::Down { error, retry_in });
-        if user.while_disconnected(tokio::time::sleep(retry_in)).await.is_none() {
+        let pause = shared.while_waiting(U::SIDE, tokio::time::sleep(retry_in));
+        if user.while_disconnected(pause).await.is_none() {
             break;
         }
     }
+    shared.rests(U::SIDE);
     shared.link(U::SIDE, LinkStatus::Closed);
 }
 
@@ -80,13 +83,14 @@ async fn run_connection<U: ConnectionUser>(
 ) -> Result<(), Fault> {
     let endpoint = dialer.next()?;
     shared.link(U::SIDE, LinkStatus::Connecting { address: address(&endpoint) });
-    let session = match user.while_disconnected(dialer.open(&endpoint)).await {
+    let opening = shared.while_waiting(U::SIDE, dialer.open(&endpoint));
+    let session = match user.while_disconnected(opening).await {
         Some(opened) => Arc::new(opened?),
         None => return Ok(()),
     };
     shared.set_frame_max(U::SIDE, session.frame_max());
     let result = user.work(&session).await;
-    session.close(time_left(shutdown)).await;
+    shared.while_waiting(U::SIDE, session.close(time_left(shutdown))).await;
     result
 }
 

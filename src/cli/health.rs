@@ -3,6 +3,7 @@
 use super::args::{HealthArgs, Output};
 use super::client::Client;
 use super::output::{plain, Failure, Out};
+use crate::admin::state::unready;
 use serde_json::{json, Value};
 
 /// Runs the command.
@@ -16,20 +17,24 @@ pub(super) fn run(client: &Client, args: &HealthArgs, output: Output) -> Result<
         (403, document) => return Err(client.said(403, &document)),
         _ => return Err(client.not_tidegate()),
     };
-    // One that is stuck is not asked on: it is to be started again.
-    let missing = if stuck.is_empty() && !args.live { missing(client, args)? } else { Vec::new() };
+    // One that is not live is not asked on: it is to be started again.
+    let live = stuck.is_empty();
+    let (missing, stuck) = if live && !args.live { lacks(client, args)? } else { (Vec::new(), stuck) };
+    let ready = missing.is_empty() && stuck.is_empty();
     if output == Output::Json {
-        let mut told = json!({ "live": stuck.is_empty(), "stuck": stuck });
-        if stuck.is_empty() && !args.live {
-            told["ready"] = json!(missing.is_empty());
+        let mut told = json!({ "live": live, "stuck": stuck });
+        if live && !args.live {
+            told["ready"] = json!(ready);
             told["missing"] = json!(missing);
         }
         Out::lock().json(&told)?;
     }
-    let listed = |names: &[String]| plain(&names.join(", ")).into_owned();
-    match (stuck.is_empty(), missing.is_empty()) {
-        (false, _) => Err(Failure::Failed(format!("stuck: {}", listed(&stuck)))),
-        (true, false) => Err(Failure::Partial(format!("live, not ready: {} missing", listed(&missing)))),
+    match (live, ready) {
+        (false, _) => Err(Failure::Failed(format!("stuck: {}", plain(&stuck.join(", "))))),
+        (true, false) => {
+            let why = unready(&missing, &stuck);
+            Err(Failure::Partial(format!("live, not ready: {}", plain(&why))))
+        }
         (true, true) if output == Output::Table => {
             Out::lock().line(if args.live { "live" } else { "live and ready" })
         }
@@ -37,15 +42,18 @@ pub(super) fn run(client: &Client, args: &HealthArgs, output: Output) -> Result<
     }
 }
 
-fn missing(client: &Client, args: &HealthArgs) -> Result<Vec<String>, Failure> {
+/// Names of what is missing, and of the parts that stand still.
+fn lacks(client: &Client, args: &HealthArgs) -> Result<(Vec<String>, Vec<String>), Failure> {
     match client.probe("/readyz", args.timeout)? {
-        (200, document) if document["ready"] == true => Ok(Vec::new()),
-        (503, document) if document["ready"] == false => Ok(names(&document["missing"])),
+        (200, document) if document["ready"] == true => Ok((Vec::new(), Vec::new())),
+        (503, document) if document["ready"] == false => {
+            Ok((names(&document["missing"]), names(&document["stuck"])))
+        }
         _ => Err(client.not_tidegate()),
     }
 }
 
-fn names(list: &Value) -> Vec<String> {
+pub(super) fn names(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 

@@ -78,7 +78,7 @@ fn counts_of_a_customer_are_lines() {
 
 #[test]
 fn parked_applications_say_why_and_until_when() {
-    let parked = Applications::parked(Document::new(&example(), &[]));
+    let parked = Applications::parked(Document::new(&example(), &[], &Default::default()));
     let rows = parked_table(&parked);
     // In the example every application has parked items, and one is parked.
     let sms = rows.iter().find(|row| row[0] == "sms").unwrap();

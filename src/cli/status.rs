@@ -2,8 +2,9 @@
 
 use super::args::Output;
 use super::client::{path, Client};
+use super::health::names;
 use super::output::{plain, Failure, Out};
-use crate::admin::state::{Application, Document};
+use crate::admin::state::{unready, Application, Document};
 use crate::engine::types::Reason;
 use serde::Deserialize;
 use serde_json::Value;
@@ -21,9 +22,9 @@ pub(super) fn run(client: &Client, output: Output) -> Result<(), Failure> {
         Output::Json => out.json(&report.raw)?,
         Output::Table => table(&report.document, &mut out)?,
     }
-    match report.missing {
+    match report.unready {
         None => Ok(()),
-        Some(missing) => Err(Failure::Partial(format!("not ready: {} missing", plain(&missing)))),
+        Some(unready) => Err(Failure::Partial(format!("not ready: {}", plain(&unready)))),
     }
 }
 
@@ -33,16 +34,16 @@ struct Report {
     /// As it came, with keys that this version does not know.
     raw: Value,
     document: Document,
-    /// Set when it is not ready.
-    missing: Option<String>,
+    /// Why it is not ready, if so.
+    unready: Option<String>,
 }
 
 fn fetch(client: &Client) -> Result<Report, Failure> {
     // First the probe: its word counts, and it is answered even when the daemon's loop is stuck.
     let (status, ready) = client.exchange(Method::GET, "/readyz")?;
-    let missing = match (status, ready.get("ready")) {
+    let unready = match (status, ready.get("ready")) {
         (200, Some(Value::Bool(true))) => None,
-        (503, Some(Value::Bool(false))) => Some(names(&ready["missing"])),
+        (503, Some(Value::Bool(false))) => Some(unready(&names(&ready["missing"]), &names(&ready["stuck"]))),
         (403, _) => return Err(client.said(status, &ready)),
         _ => return Err(client.not_tidegate()),
     };
@@ -50,15 +51,10 @@ fn fetch(client: &Client) -> Result<Report, Failure> {
     match status {
         200 => {
             let document = Document::deserialize(&raw).map_err(|_| client.not_tidegate())?;
-            Ok(Report { raw, document, missing })
+            Ok(Report { raw, document, unready })
         }
         _ => Err(client.said(status, &raw)),
     }
-}
-
-fn names(list: &Value) -> String {
-    let names: Vec<_> = list.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    names.join(", ")
 }
 
 fn table(d: &Document, out: &mut Out) -> Result<(), Failure> {
@@ -78,7 +74,7 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     let mut add = |key: &str, text: String| rows.push(vec![key.to_owned(), plain(&text).into_owned()]);
     add("tidegate", format!("{}, {}, up {}", d.version, d.state, span(d.uptime_ms)));
-    let ready = if d.ready { "yes".to_owned() } else { format!("no: {} missing", d.missing.join(", ")) };
+    let ready = if d.ready { "yes".to_owned() } else { format!("no: {}", unready(&d.missing, &d.stuck)) };
     add("ready", ready);
     for link in &d.links {
         let detail = if link.detail.is_empty() { String::new() } else { format!(": {}", link.detail) };
@@ -218,13 +214,13 @@ mod tests {
         for token in [None, Some("canary")] {
             let (daemon, config) = daemon(token);
             let report = fetch(&Client::new(&config.admin).unwrap()).unwrap();
-            assert_eq!(report.missing.as_deref(), Some("store, ingest, egress, topology, consumer"));
+            assert_eq!(report.unready.as_deref(), Some("store, ingest, egress, topology, consumer missing"));
             assert_eq!(report.document.state, "not_ready");
             Latch::ALL.into_iter().for_each(|latch| {
                 daemon.readiness.set(latch, true);
             });
             let report = fetch(&Client::new(&config.admin).unwrap()).unwrap();
-            assert_eq!(report.missing, None);
+            assert_eq!(report.unready, None);
             assert_eq!(report.raw["state"], "running");
             assert_eq!(report.document.snapshot.items.waiting, 40);
         }
@@ -247,7 +243,7 @@ mod tests {
     fn the_summary_says_what_an_operator_asks() {
         let mut input = example();
         input.snapshot.totals.dead[0] = 2;
-        let rows = summary(&Document::new(&input, &["egress"]));
+        let rows = summary(&Document::new(&input, &["egress"], &Default::default()));
         let row = |key: &str| rows.iter().find(|r| r[0] == key).map(|r| r[1].as_str());
         assert_eq!(row("tidegate"), Some("0.0.0-test, not_ready, up 2h"));
         assert_eq!(row("ready"), Some("no: egress missing"));
@@ -261,7 +257,7 @@ mod tests {
     fn parked_applications_say_why_and_until_when() {
         let mut input = example();
         input.snapshot.applications[0].name = "m\u{1b}[2J".into();
-        let document = Document::new(&input, &[]);
+        let document = Document::new(&input, &[], &Default::default());
         let rows = applications(&document.snapshot.applications, document.snapshot.dead_letters.as_ref());
         assert_eq!(rows[1][0], "m\\u{1b}[2J");
         assert_eq!(rows[2].last().map(String::as_str), Some("NO_ROUTE; next try in 1.5 s"));
@@ -272,7 +268,7 @@ mod tests {
     fn an_overdue_item_is_told_as_past() {
         let mut input = example();
         input.snapshot.items.next_due_at = Some(input.at - 90_000);
-        let rows = summary(&Document::new(&input, &[]));
+        let rows = summary(&Document::new(&input, &[], &Default::default()));
         assert!(rows.iter().any(|r| r[1].ends_with("(1m 30s ago)")), "{rows:?}");
     }
 

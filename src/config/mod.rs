@@ -447,6 +447,8 @@ pub struct Timeouts {
     pub confirm: Duration,
     /// Whole budget of a graceful shutdown.
     pub drain: Duration,
+    /// A part with something to do that comes no further for so long is stuck; for twice as long, dead.
+    pub stuck_after: Duration,
 }
 
 impl Default for Config {
@@ -498,6 +500,7 @@ impl Default for Config {
                 connect: Duration::from_secs(10),
                 confirm: Duration::from_secs(30),
                 drain: Duration::from_secs(20),
+                stuck_after: Duration::from_secs(30),
             },
             defaults: AppSettings::default(),
             applications: BTreeMap::new(),

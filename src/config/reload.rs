@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 impl Config {
     /// This running configuration with everything of `new` that takes effect at once: `[defaults]`,
-    /// `[applications]`, and the limits on requests and open windows.
+    /// `[applications]`, the limits on requests and open windows, and `timeouts.stuck_after`.
     pub fn reloaded(&self, new: &Config) -> Config {
         let mut live = self.clone();
         live.defaults = new.defaults.clone();
@@ -18,6 +18,7 @@ impl Config {
         live.limits.max_body = new.limits.max_body;
         live.limits.max_envelope_items = new.limits.max_envelope_items;
         live.limits.max_delay = new.limits.max_delay;
+        live.timeouts.stuck_after = new.timeouts.stuck_after;
         live
     }
 }
@@ -113,6 +114,7 @@ mod tests {
         new.limits.max_body = 2;
         new.limits.max_envelope_items = 3;
         new.limits.max_delay = Duration::from_secs(4);
+        new.timeouts.stuck_after = Duration::from_secs(5);
         assert!(needs_restart(&old, &new).is_empty());
         assert_eq!(format!("{:?}", old.reloaded(&new)), format!("{new:?}"));
     }

@@ -9,7 +9,7 @@ use crate::store::export::{Export, Exporter};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::{channel, Sender};
 use tokio::sync::{oneshot, watch, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -57,11 +57,12 @@ impl Exports {
     }
 
     /// Ends the one that is under way, and lets go of the store; waits for that no longer than `within`.
-    pub(super) fn end(&mut self, within: Duration) {
+    /// On `waits`: its own runtime may stand still.
+    pub(super) fn end(&mut self, waits: &Runtime, within: Duration) {
         self.exporter = None;
         // Nobody may be listening.
         let _ = self.stop.send(true);
-        let ended = self.runtime.block_on(async { timeout(within, self.slot.acquire()).await.is_ok() });
+        let ended = waits.block_on(async { timeout(within, self.slot.acquire()).await.is_ok() });
         if !ended {
             tracing::warn!("an export did not end in time");
         }

@@ -1,16 +1,29 @@
-//! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, the
-//! watchdog.
+//! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, a
+//! look at whether what may leave does, the watchdog.
 
 use super::life::Life;
 use super::starts;
+use crate::amqp::LinkStatus;
 use crate::config::StoreKind;
 use crate::engine::event::Input;
-use crate::engine::types::Reason;
+use crate::engine::snapshot::Counters;
+use crate::engine::types::{Now, Reason};
+use crate::progress::{DaemonPart, WayOut};
 use crate::{clock, store};
 
-/// A part that has made no progress for longer while it had work is taken for dead, ms: the watchdog is not
-/// fed. Less where systemd looks more often than every 30 s: after two of its intervals.
-const STUCK_MS: u64 = 60_000;
+/// Looks at the way out within `timeouts.stuck_after`.
+const LOOKS: u64 = 4;
+
+/// What the last look at the way out has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LookOut {
+    /// When that was, monotonic ms.
+    looked_at_ms: u64,
+    /// Batches handed over and settled by then.
+    moves: u64,
+    /// Since when it stands still, monotonic ms.
+    since_ms: Option<u64>,
+}
 
 /// Free space below which nothing is accepted, as a share of the file system; above with some distance,
 /// again.
@@ -30,7 +43,7 @@ impl Life<'_> {
         }
         self.log_dropped();
         let stats = self.shard.store.stats();
-        self.process.liveness.store_oldest(stats.oldest_ms);
+        self.tell_progress(now, stats.still_ms);
         if let Some(usage) = stats.usage {
             self.check_disk_space(usage);
         }
@@ -39,8 +52,7 @@ impl Life<'_> {
         if now.mono < self.watchdog_fed_at_ms + interval.as_millis() as u64 / 2 {
             return;
         }
-        let limit = STUCK_MS.min(2 * interval.as_millis() as u64);
-        if self.is_alive(now.mono, limit, &stats) {
+        if !self.process.progress.is_late_for(interval * 2) {
             self.watchdog_fed_at_ms = now.mono;
             self.process.notify.watchdog();
         }
@@ -85,26 +97,36 @@ impl Life<'_> {
         }
     }
 
-    /// Whether every part that has work has made progress within `limit`, ms. Waiting for a broker is no
-    /// work.
-    fn is_alive(&mut self, now: u64, limit: u64, store: &store::thread::StoreStats) -> bool {
-        let amqp = self.shard.amqp.stats();
-        let stuck = |since: u64| now.saturating_sub(since) > limit;
-        let parts = [
-            ("ingest", stuck(amqp.ingest_progress_ms)),
-            ("egress", stuck(amqp.egress_progress_ms)),
-            ("store", store.oldest_ms.is_some_and(|age| age > limit)),
-        ];
-        let stalled: Vec<&'static str> =
-            parts.into_iter().filter(|(_, stuck)| *stuck).map(|(part, _)| part).collect();
-        if stalled != self.stalled {
-            if stalled.is_empty() {
-                tracing::info!("all parts make progress again: the watchdog is fed");
-            } else {
-                tracing::error!(parts = ?stalled, limit_ms = limit, "no progress: the watchdog is not fed");
-            }
-            self.stalled = stalled;
+    /// Tells how the store does, and whether something has been overlooked; the probes and the watchdog judge
+    /// by that (see [`crate::progress`]).
+    fn tell_progress(&mut self, now: Now, store_still_ms: Option<u64>) {
+        let progress = &self.process.progress;
+        progress.told(DaemonPart::Store, store_still_ms);
+        progress.tell_waiting(self.shard.engine.sums().0);
+        let pause = (progress.stuck_after_ms() / LOOKS).max(1_000);
+        let LookOut { looked_at_ms, moves, since_ms } = self.outlook;
+        if now.mono < looked_at_ms + pause {
+            progress.told(DaemonPart::Schedule, since_ms.map(|since| now.mono.saturating_sub(since)));
+            return;
         }
-        self.stalled.is_empty()
+        let count = moves_of(self.shard.engine.counters());
+        let link = self.shard.links[1].as_ref();
+        let way = WayOut {
+            connected: matches!(link, Some(LinkStatus::Up { .. } | LinkStatus::Blocked { .. })),
+            blocked: matches!(link, Some(LinkStatus::Blocked { .. })),
+            moved: count != moves,
+            // It costs the more the more applications there are: only where it matters.
+            overlooked: count == moves && self.shard.engine.is_overlooked(now),
+        };
+        let since_ms = way.stands_still().then(|| since_ms.unwrap_or(now.mono));
+        progress.told(DaemonPart::Schedule, since_ms.map(|since| now.mono.saturating_sub(since)));
+        self.outlook = LookOut { looked_at_ms: now.mono, moves: count, since_ms };
     }
+}
+
+/// Whether the way out has moved: what changes with each batch that is handed over or settled.
+fn moves_of(counters: &Counters) -> u64 {
+    let Counters { batches_published, batches_confirmed, returned, nacked, refused, unknown, .. } = counters;
+    let settled = batches_confirmed + returned + nacked + refused + unknown + counters.dead_confirmed;
+    batches_published + settled
 }

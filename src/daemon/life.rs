@@ -11,6 +11,8 @@
 //! What a turn has no time for is first in the next one.
 
 use super::exports::Exports;
+use super::guard::GRACE;
+use super::housekeeping::LookOut;
 use super::mailbox::{LoopEvent, Mailbox};
 use super::process::Process;
 use super::shard::Shard;
@@ -22,6 +24,7 @@ use crate::clock;
 use crate::engine::event::{Input, Intake, Opened};
 use crate::engine::types::{Asker, Command, Request, Settled};
 use crate::engine::Engine;
+use crate::progress::DaemonPart;
 use crate::signals::Signal;
 use crate::store::{self, thread::StoreEvent};
 use std::collections::VecDeque;
@@ -33,6 +36,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Of the shutdown budget, what closing needs.
 const CLOSING: Duration = Duration::from_secs(5);
+
+/// What each step of closing has at least, where those before it have taken the time of all.
+const LEAST: Duration = Duration::from_millis(1_500);
 
 /// A turn that has taken this long leaves the rest to the next one, microseconds.
 const TURN_US: u64 = 10_000;
@@ -80,8 +86,8 @@ pub(super) struct Life<'p> {
     pub(super) disk_low: bool,
     /// Items given up for want of room, as last logged.
     pub(super) logged_full: u64,
-    /// Parts without progress, for which the watchdog is not fed.
-    pub(super) stalled: Vec<&'static str>,
+    /// What may leave, as last looked at.
+    pub(super) outlook: LookOut,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
     failure: Option<store::StoreFailure>,
@@ -143,7 +149,10 @@ impl OpenLife {
         let on_amqp = Arc::clone(&self.mailbox);
         let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(LoopEvent::Amqp(event)));
         let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
-        let options = amqp::Options { spans: process.spans.clone(), ..options };
+        let (spans, progress) = (process.spans.clone(), Arc::clone(&process.progress));
+        let options = amqp::Options { spans, progress, ..options };
+        process.progress.begin();
+        process.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
         // Until the engine says otherwise.
         amqp.intake(Intake::Pause);
@@ -159,7 +168,7 @@ impl OpenLife {
             housekept_at_ms: 0,
             disk_low: false,
             logged_full: 0,
-            stalled: Vec::new(),
+            outlook: LookOut::default(),
             stop_at_ms: None,
             failure: None,
             process,
@@ -180,7 +189,7 @@ impl Life<'_> {
             self.turn(&mut events);
             self.shard.end_turn();
             self.housekeeping();
-            self.process.liveness.turned();
+            self.process.progress.moved(DaemonPart::Loop);
             self.longest_turn_us = self.longest_turn_us.max(clock::mono_us().saturating_sub(begun));
         }
         self.close(events);
@@ -309,10 +318,15 @@ impl Life<'_> {
 
     /// Confirms are awaited, connections and store closed, each within bounds; says what was left.
     fn close(&mut self, mut events: VecDeque<LoopEvent>) {
+        self.process.progress.tell_waiting(self.shard.engine.sums().0);
+        self.process.progress.end();
+        // Where no signal has: the store has failed.
+        self.process.last_resort.arm(CLOSING + GRACE);
         let budget = if self.failure.is_some() { Duration::from_secs(2) } else { CLOSING };
         self.process.notify.extend_timeout(budget * 2);
         let left = self.shard.engine.snapshot(clock::now());
-        self.process.runtime.block_on(self.shard.amqp.shutdown(budget));
+        let end = Instant::now() + budget;
+        self.process.waits.block_on(self.shard.amqp.shutdown(budget));
         self.mailbox.take(Duration::ZERO, &mut events);
         if self.failure.is_none() {
             // Nothing can be acked any more: what is not safe yet the broker delivers again.
@@ -322,15 +336,16 @@ impl Life<'_> {
                 self.turn(&mut events);
             }
             self.shard.feed(Input::Drain);
-            let end = Instant::now() + CLOSING;
+            let end = end.max(Instant::now() + LEAST);
             while self.shard.engine.is_behind() && Instant::now() < end {
                 self.shard.feed(Input::Tick);
             }
         }
-        self.exports.end(budget);
+        let left_of = |end: Instant| end.saturating_duration_since(Instant::now()).max(LEAST);
+        self.exports.end(&self.process.waits, left_of(end));
         // Nothing is decided any more: open commands end at once, and not at the end of the wait.
         self.shard.queries.reject_all();
-        if let Err(error) = self.shard.store.close(budget) {
+        if let Err(error) = self.shard.store.close(left_of(end)) {
             tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
         }
         // Questions that came after the last turn: dropped, which ends the wait of their senders.
@@ -347,6 +362,7 @@ impl Life<'_> {
         self.process.notify.reloading();
         if self.process.reload() {
             let config = &self.process.config;
+            self.process.progress.configure(config.timeouts.stuck_after);
             let settings = Box::new(config.engine_settings());
             self.shard.feed(Input::Configure(settings));
             self.shard.amqp.reconfigure(&self.process.config);

@@ -11,6 +11,7 @@ mod answers;
 mod commands;
 mod desk;
 mod exports;
+mod guard;
 mod housekeeping;
 mod life;
 mod mailbox;
@@ -30,6 +31,9 @@ use std::process::ExitCode;
 /// Exit code beside 0 and 1: another process has the store.
 const EXIT_LOCKED: u8 = 75;
 
+/// Exit code of a stop that did not come to its end and was broken off.
+const EXIT_FORCED: u8 = 70;
+
 /// Options of `tidegate run`.
 #[derive(Debug)]
 pub struct RunOptions {
@@ -43,7 +47,8 @@ pub struct RunOptions {
     pub log_format: LogFormat,
 }
 
-/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, else 1.
+/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, else 1. A
+/// stop that does not come to its end is broken off: then the process ends here, with 70.
 pub fn run(options: RunOptions) -> ExitCode {
     logging::abort_on_panic();
     if let Err(error) = logging::init(options.log_format) {

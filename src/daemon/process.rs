@@ -4,17 +4,19 @@
 //! its owner may do anything at all; the admin port, so that readiness can be asked for; the broker last, and
 //! without waiting for it.
 
+use super::guard::{LastResort, PartWatch, GRACE};
 use super::life::{Ending, Life};
 use super::mailbox::{LoopEvent, Mailbox};
 use super::starts::Starts;
 use super::{desk, RunError, RunOptions};
-use crate::admin::{self, Liveness, Readiness};
+use crate::admin::{self, Readiness};
 use crate::amqp::LetterDesk;
 use crate::clock;
 use crate::config::{self, Config, StoreKind};
 use crate::engine::types::Now;
 use crate::notify::{watchdog_interval, Notify};
-use crate::signals;
+use crate::progress::ProgressMarks;
+use crate::signals::{self, Signal};
 use crate::telemetry::SpanExporter;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -33,7 +35,10 @@ pub(super) struct Process {
     pub(super) accept_loss: bool,
     pub(super) notify: Notify,
     pub(super) readiness: Arc<Readiness>,
-    pub(super) liveness: Arc<Liveness>,
+    pub(super) progress: Arc<ProgressMarks>,
+    pub(super) last_resort: LastResort,
+    /// For what the main thread itself waits for: nothing else runs on it, and nothing else holds it up.
+    pub(super) waits: Runtime,
     /// Where spans go, if anywhere.
     pub(super) spans: Option<Arc<SpanExporter>>,
     pub(super) started: Now,
@@ -76,9 +81,16 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let mut process = Process::new(options)?;
     let entered = process.runtime.handle().clone();
     let _entered = entered.enter();
-    let signal = Arc::clone(&process.inlet);
-    let listening =
-        signals::listen(move |signal_| signal.post(LoopEvent::Signal(signal_))).map_err(RunError::Signals)?;
+    let (inlet, last_resort) = (Arc::clone(&process.inlet), process.last_resort.clone());
+    let limit = process.config.timeouts.drain + GRACE;
+    let on_signal = move |signal| {
+        if signal == Signal::Terminate {
+            // Before the loop hears of it: it may never.
+            last_resort.arm(limit);
+        }
+        inlet.post(LoopEvent::Signal(signal));
+    };
+    let listening = signals::listen(on_signal).map_err(RunError::Signals)?;
     let life = Life::open(&mut process)?;
     let admin = process.serve_admin()?;
     // Only now: a start that ends before it has seen a message says nothing about messages.
@@ -100,9 +112,11 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
         waiting = life.found.waiting,
         "started"
     );
+    let watch = PartWatch::start(Arc::clone(&process.progress)).map_err(RunError::Runtime)?;
     let ending = life.begin(&mut process, quarantine, &mut starts).run();
     starts.settle();
-    process.runtime.block_on(admin.stop());
+    process.waits.block_on(admin.stop());
+    drop(watch);
     drop(listening);
     process.runtime.shutdown_timeout(Duration::from_secs(1));
     process.outward.shutdown_timeout(Duration::from_secs(1));
@@ -123,6 +137,8 @@ impl Process {
         let RunOptions { config, config_path, accept_loss, .. } = options;
         let spans = config.otlp_endpoint.as_deref().map(SpanExporter::start).transpose();
         let spans = spans.map_err(RunError::Runtime)?.map(Arc::new);
+        let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
+        let waits = tokio::runtime::Builder::new_current_thread().enable_time().build();
         Ok(Process {
             spans,
             runtime: runtime("tidegate-in")?,
@@ -132,7 +148,9 @@ impl Process {
             accept_loss,
             notify: Notify::from_env(),
             readiness: Arc::new(Readiness::new()),
-            liveness: Arc::new(Liveness::default()),
+            last_resort: LastResort::new(Arc::clone(&progress)),
+            progress,
+            waits: waits.map_err(RunError::Runtime)?,
             started: clock::now(),
             watchdog: watchdog_interval(),
             inlet: Arc::default(),
@@ -152,7 +170,7 @@ impl Process {
         let server = self.runtime.block_on(admin::serve(
             (&self.config.admin).into(),
             Arc::clone(&self.readiness),
-            Arc::clone(&self.liveness),
+            Arc::clone(&self.progress),
             Arc::new(ask),
         ))?;
         Ok(server)

@@ -84,6 +84,11 @@ impl Dispatch {
         self.egress.is_open()
     }
 
+    /// A slot is free, whether the way out is open or not.
+    pub(super) fn has_room(&self) -> bool {
+        self.egress.has_room()
+    }
+
     /// Batches that hold a slot.
     pub(super) fn slots(&self) -> usize {
         self.egress.slots()
@@ -114,6 +119,20 @@ impl Dispatch {
             && live.lane().first_to_resend().is_none()
             && live.lane().suspects() == 0
             && self.egress.has_slots_behind(live.line().len())
+    }
+
+    /// Whether nothing that is told elsewhere keeps a batch of this queue: it is not held back, nothing of it
+    /// is at the broker, and there is a slot and, if it needs one, a channel. Whether the way out is open is
+    /// not asked.
+    pub(super) fn could_send(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
+        let queue = &stock.queues()[id];
+        if queue.is_held_back() || !self.egress.has_room() {
+            return false;
+        }
+        let Some(live) = queue.live() else { return true };
+        let lane = live.lane();
+        let alone = live.health().needs_probe() || lane.suspects() > 0;
+        lane.slots() == lane.fetching().count() && (!alone || self.has_channel(now))
     }
 
     fn has_channel(&self, now: Now) -> bool {

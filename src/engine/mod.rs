@@ -211,6 +211,13 @@ impl Engine {
         (stock.queues().total(), stock.queues().ready_rows(), stock.windows().open_count())
     }
 
+    /// Whether something is due that could be handed to the publisher, as far as the engine knows: its
+    /// application is not held back, and waits for no confirm, no slot and no channel. So it is for a moment
+    /// only, unless the way out is closed, or it was overlooked. Costs time in the number of applications.
+    pub fn is_overlooked(&self, now: Now) -> bool {
+        report::is_overlooked(&self.core, now)
+    }
+
     /// The state at this moment. Costs time in the number of applications that have something, not of items.
     pub fn snapshot(&self, now: Now) -> Snapshot {
         report::take(&self.core, !self.course.taking, now)

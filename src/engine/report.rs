@@ -54,6 +54,26 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     }
 }
 
+/// Whether something is due that nothing keeps, as of this moment: what a turn leaves so for long has been
+/// overlooked. The dead exchange does not count. Costs time in the number of applications that have
+/// something.
+pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
+    let stock = core.stock();
+    let queues = stock.queues();
+    if !core.dispatch().has_room() {
+        return false;
+    }
+    let dead = queues.dead_letters();
+    let is_due = |id: QueueId| {
+        let queue = &queues[id];
+        let ready =
+            stock.first_due(id).is_some() || queue.live().is_some_and(|live| live.lane().under_way() > 0);
+        ready || (queue.far() > 0 && queue.near_until().due <= now.wall)
+    };
+    let mut ids = queues.ids().filter(|id| *id != dead && queues[*id].total() > 0);
+    ids.any(|id| is_due(id) && core.dispatch().could_send(stock, id, now))
+}
+
 fn application(core: &Core, id: QueueId, now: Now) -> Application {
     let queue = &core.stock().queues()[id];
     let delivery = delivery(queue, now);

@@ -163,6 +163,11 @@ impl StoreHandle {
             self.shared.work.notify_one();
         }
         let age = |oldest: Option<u64>| oldest.map(|since| now.saturating_sub(since));
+        let [served, read] = state.idle_since;
+        let still = [
+            still(state.serving, state.jobs.since(), served),
+            still(state.reading, state.reads.front().map(|q| q.since), read),
+        ];
         let calls = [state.serving, state.reading];
         let oldest = [
             calls.into_iter().flatten().map(|call| call.queued_at).min(),
@@ -172,6 +177,7 @@ impl StoreHandle {
         StoreStats {
             queued: state.jobs.len() + state.reads.len(),
             oldest_ms: age(oldest.into_iter().flatten().min()),
+            still_ms: age(still.into_iter().flatten().min()),
             oldest_call_ms: age(calls.into_iter().flatten().map(|call| call.begun_at).min()),
             usage: state.usage,
             failed: state.failed,
@@ -228,6 +234,11 @@ impl StoreHandle {
     }
 }
 
+/// Since when a thread comes no further: since its call began, or since it could have taken up what waits.
+fn still(call: Option<Call>, waits: Option<u64>, idle_since: u64) -> Option<u64> {
+    call.map(|call| call.begun_at).or_else(|| waits.map(|since| since.max(idle_since)))
+}
+
 type ContentsWanted = Vec<(u64, Place)>;
 
 /// A call of the storage engine that has not come back.
@@ -254,6 +265,8 @@ struct ThreadState {
     reading: Option<Call>,
     /// Number of calls so far.
     calls: u64,
+    /// When the store, and the reader, was last done with a call, monotonic ms.
+    idle_since: [u64; 2],
     has_reader: bool,
     store_alive: bool,
     reader_alive: bool,
@@ -347,6 +360,7 @@ impl ThreadShared {
     fn next(&self, (max_ops, max_bytes): (usize, u64)) -> ThreadTurn {
         let mut state = self.lock();
         state.serving = None;
+        state.idle_since[0] = clock::now().mono;
         loop {
             if state.failed {
                 return ThreadTurn::End;
@@ -529,6 +543,7 @@ fn read(reader: &dyn Reader, shared: &ThreadShared) {
         let idle = |s: &mut ThreadState| s.reads.is_empty() && s.open();
         let mut state = shared.lock();
         state.reading = None;
+        state.idle_since[1] = clock::now().mono;
         state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
         let Some(Queued { since, job: wanted, .. }) = state.reads.pop_front() else { return };
         state.reading = state.call("read of contents", since);

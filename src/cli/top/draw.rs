@@ -3,7 +3,7 @@
 use super::super::output::plain;
 use super::super::status::{bytes, ms, span};
 use super::view::{ShownApplication, TopView};
-use crate::admin::state::Document;
+use crate::admin::state::{unready, Document};
 use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
@@ -51,7 +51,7 @@ fn header(view: &TopView, wide: bool) -> Text<'static> {
 
 fn summary(view: &TopView, d: &Document, wide: bool) -> Vec<Line<'static>> {
     let paused = if view.paused { "  DISPLAY PAUSED (p)" } else { "" };
-    let missing = if d.ready { String::new() } else { format!(" (missing: {})", d.missing.join(", ")) };
+    let missing = if d.ready { String::new() } else { format!(" ({})", unready(&d.missing, &d.stuck)) };
     let state = format!("tidegate {}  {}{missing}  up {}{paused}", d.version, d.state, span(d.uptime_ms));
     let colour = if d.state == "running" { Color::Green } else { Color::Yellow };
     let link = |l: &crate::admin::state::LinkState| {

@@ -10,7 +10,10 @@ use ratatui::backend::TestBackend;
 use ratatui::Terminal;
 
 fn heard(view: &mut TopView, input: &StateInput) {
-    view.hear(Ok(SeenState { document: Box::new(Document::new(input, &[])), lateness: None }));
+    view.hear(Ok(SeenState {
+        document: Box::new(Document::new(input, &[], &Default::default())),
+        lateness: None,
+    }));
 }
 
 /// The lines of the screen, without the blanks at their ends.
@@ -186,7 +189,7 @@ fn lateness_is_that_of_the_last_interval_where_items_left_in_it() {
     let mut view = TopView::new(false);
     let mut line = |left: u64| {
         let metrics = format!("tidegate_publish_lateness_seconds_bucket{{le=\"0.001\"}} {left}\n");
-        let document = Box::new(Document::new(&example(), &[]));
+        let document = Box::new(Document::new(&example(), &[], &Default::default()));
         view.hear(Ok(SeenState { document, lateness: LatenessBuckets::read(&metrics) }));
         picture(&mut view, 120, 12)[3].clone()
     };

@@ -43,8 +43,12 @@ impl Egress {
 
     /// The first batch always fits, however large.
     pub(super) fn has_slot(&self) -> bool {
-        self.is_open()
-            && self.slots < self.max_in_flight
+        self.is_open() && self.has_room()
+    }
+
+    /// A slot is free, whether it is open or not.
+    pub(super) fn has_room(&self) -> bool {
+        self.slots < self.max_in_flight
             && (self.slots == 0 || self.bytes < self.max_bytes || mutated(Mutant::BytesIgnoredInFlight))
     }
 

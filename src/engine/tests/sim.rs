@@ -217,6 +217,7 @@ impl Sim {
         self.free_channel();
         self.judge();
         self.world.engine.check_invariants();
+        self.check_overlooked();
     }
 
     fn deliver(&mut self) {

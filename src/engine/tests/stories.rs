@@ -530,3 +530,50 @@ fn what_is_beyond_the_pause_is_not_acked_and_not_lost() {
     assert!(w.queue.is_empty());
     assert_eq!(w.story().len(), 3);
 }
+
+/// What is told elsewhere keeps a batch rightly; what nothing keeps is gone after the turn, unless the way out is closed.
+#[test]
+fn nothing_is_overlooked_but_what_could_be_handed_over() {
+    let overlooked = |w: &World| w.engine.is_overlooked(w.now);
+    let mut w = World::new(settings());
+    assert!(!overlooked(&w), "nothing there");
+    w.send(vec![at(T0 + 3_600_000, item("later", "", "1"))]);
+    w.drain_jobs();
+    assert!(!overlooked(&w), "nothing due");
+    w.send(vec![item("silent", "", "1"), item("silent", "", "2")]);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1);
+    assert!(!overlooked(&w), "it waits for its confirm");
+    w.advance(5_000);
+    assert!(!overlooked(&w), "and has for long");
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    assert!(!overlooked(&w), "it is parked");
+    w.input(Input::EgressBlocked(true));
+    w.send(vec![item("good", "", "1")]);
+    w.drain_jobs();
+    assert!(overlooked(&w), "the connection's word is another's to know");
+    w.ask(Command::Pause("good".into()));
+    assert!(!overlooked(&w), "it is paused");
+    w.ask(Command::Resume("good".into()));
+    assert!(overlooked(&w));
+    w.input(Input::EgressBlocked(false));
+    assert!(!overlooked(&w), "it has gone out");
+    w.run(120_000);
+    assert!(!overlooked(&w));
+}
+
+/// All slots are taken by what waits for its confirm, and all channels on which a batch goes alone.
+#[test]
+fn what_waits_for_a_slot_or_a_channel_is_not_overlooked() {
+    let overlooked = |w: &World| w.engine.is_overlooked(w.now);
+    let mut w = World::new(Settings { max_in_flight: 1, ..settings() });
+    w.send(vec![item("a", "", "1"), item("b", "", "1")]);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1);
+    assert!(!overlooked(&w), "no slot");
+    let mut w = World::new(settings());
+    w.send((0..=ALONE_CHANNELS).map(|n| item(&format!("a{n}"), "", "1")).collect());
+    w.drain_jobs();
+    assert_eq!(w.out.len(), ALONE_CHANNELS);
+    assert!(!overlooked(&w), "no channel");
+}

@@ -205,3 +205,15 @@ impl Sim {
         self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
     }
 }
+
+impl Sim {
+    /// Once the engine has nothing left to do at this moment and all that it asked the store for is there, no batch that
+    /// nothing keeps is still here: the daemon takes one that stays for an engine that stands still.
+    pub(super) fn check_overlooked(&self) {
+        let world = &self.world;
+        let rests = world.jobs.is_empty() && world.late.is_empty() && world.wait() != Some(0);
+        if rests && world.egress == (true, false) {
+            assert!(!world.engine.is_overlooked(world.now), "overlooked: {}", world.engine.describe());
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Whether each part of the daemon moves: the one place where that is decided, for the probes, the watchdog,
+//! the metrics and the log.
+//!
+//! Each part leaves a mark whenever it has completed a turn: it took what there was, or there was nothing. A
+//! loop that runs and takes nothing leaves none. A probe reads the marks without a question to any part.
+//!
+//! Waiting for a broker is no standing still: whoever waits for it says so as it goes on, and each such wait
+//! has a bound of its own. Nor is an application that is parked, paused, hindered, or that waits for the
+//! broker's answer: that is told elsewhere. Deliberately absent: why a part stands still.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What moves by itself, and can stand still by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DaemonPart {
+    /// The loop that owns all state.
+    Loop,
+    /// The store's threads, with something to do.
+    Store,
+    /// Whoever consumes requests.
+    Ingest,
+    /// Whoever publishes batches.
+    Egress,
+    /// What decides that a batch leaves: something may leave, could be handed over, and is not.
+    Schedule,
+}
+
+impl DaemonPart {
+    /// All, in the order in which they are named.
+    pub const ALL: [DaemonPart; 5] =
+        [DaemonPart::Loop, DaemonPart::Store, DaemonPart::Ingest, DaemonPart::Egress, DaemonPart::Schedule];
+
+    /// Its name in probes, metrics and log.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DaemonPart::Loop => "loop",
+            DaemonPart::Store => "store",
+            DaemonPart::Ingest => "ingest",
+            DaemonPart::Egress => "egress",
+            DaemonPart::Schedule => "schedule",
+        }
+    }
+}
+
+/// For how long each part has stood still, ms, in the order of [`DaemonPart::ALL`]; `None`: it moves, or has
+/// nothing to do.
+pub type Stillness = [Option<u64>; DaemonPart::ALL.len()];
+
+/// What is the matter at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgressVerdict {
+    /// Parts that stand still for longer than `timeouts.stuck_after`, and for how long, ms: not ready.
+    pub stuck: Vec<(DaemonPart, u64)>,
+    /// Of these, such as have for twice as long: not live.
+    pub dead: Vec<DaemonPart>,
+}
+
+impl ProgressVerdict {
+    /// Names of the parts that are stuck.
+    pub fn stuck_names(&self) -> Vec<&'static str> {
+        self.stuck.iter().map(|(part, _)| part.as_str()).collect()
+    }
+
+    /// Names of the parts for which the process should be started anew.
+    pub fn dead_names(&self) -> Vec<&'static str> {
+        self.dead.iter().map(|part| part.as_str()).collect()
+    }
+}
+
+/// The decision. The schedule is what is left: while another part is late, it is for that part's sake that
+/// nothing leaves.
+pub fn judge(still: Stillness, stuck_after_ms: u64) -> ProgressVerdict {
+    let mut verdict = ProgressVerdict::default();
+    let mut late = false;
+    for (part, age) in DaemonPart::ALL.into_iter().zip(still) {
+        let age = age.unwrap_or(0);
+        if age > stuck_after_ms && !(part == DaemonPart::Schedule && late) {
+            verdict.stuck.push((part, age));
+            if age > stuck_after_ms.saturating_mul(2) {
+                verdict.dead.push(part);
+            }
+        }
+        late |= age > stuck_after_ms / 2;
+    }
+    verdict
+}
+
+/// The way out at one look, as far as the schedule has a part in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WayOut {
+    /// The publishing connection is up.
+    pub connected: bool,
+    /// The broker takes nothing from it at present.
+    pub blocked: bool,
+    /// Something is due that could be handed over now: its application is neither parked, paused nor
+    /// hindered, and waits for no confirm, no slot and no channel.
+    pub overlooked: bool,
+    /// A batch was handed over or settled since the last look.
+    pub moved: bool,
+}
+
+impl WayOut {
+    /// Something may leave, nothing keeps it, and it does not.
+    pub fn stands_still(self) -> bool {
+        self.connected && !self.blocked && self.overlooked && !self.moved
+    }
+}
+
+/// A turn of the publisher.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublishTurn {
+    /// It took batches that had been handed over.
+    pub took: bool,
+    /// Such as were handed over are left where they are.
+    pub left: bool,
+    /// It holds a batch that it could publish, and has not.
+    pub owes: bool,
+    /// It holds none at all, published or not.
+    pub idle: bool,
+    /// Batches were handed over that have not been settled.
+    pub unsettled: bool,
+}
+
+impl PublishTurn {
+    /// The turn counts: all that was given was taken, and all that was taken is published, or waits for a
+    /// reason. A batch that nobody holds and that is not settled has been lost on the way.
+    pub fn is_complete(self) -> bool {
+        let left_all = self.left && !self.took;
+        let lost = self.idle && !self.left && self.unsettled;
+        !(left_all || self.owes || lost)
+    }
+}
+
+/// The marks of one process. Shared as `Arc<ProgressMarks>`.
+#[derive(Debug)]
+pub struct ProgressMarks {
+    epoch: Instant,
+    stuck_after_ms: AtomicU64,
+    /// By part: since when it stands still, ms since `epoch`; [`RESTS`]: not at all.
+    since: [AtomicU64; DaemonPart::ALL.len()],
+    /// Items that have not ended, as the loop last told.
+    waiting: AtomicU64,
+    /// The parts are being ended.
+    over: AtomicBool,
+}
+
+/// The part has nothing to do.
+const RESTS: u64 = u64::MAX;
+
+impl Default for ProgressMarks {
+    /// With the default of `timeouts.stuck_after`.
+    fn default() -> Self {
+        ProgressMarks::new(Duration::from_secs(30))
+    }
+}
+
+impl ProgressMarks {
+    /// No part has begun.
+    pub fn new(stuck_after: Duration) -> ProgressMarks {
+        ProgressMarks {
+            epoch: Instant::now(),
+            stuck_after_ms: AtomicU64::new(ms(stuck_after)),
+            since: DaemonPart::ALL.map(|_| AtomicU64::new(RESTS)),
+            waiting: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// As if all parts had last moved `age` ago.
+    #[cfg(test)]
+    pub(crate) fn of_age(age: Duration) -> ProgressMarks {
+        let epoch = Instant::now().checked_sub(age).expect("a machine that is up");
+        let progress = ProgressMarks { epoch, ..ProgressMarks::default() };
+        progress.since.iter().for_each(|since| since.store(0, Ordering::Release));
+        progress
+    }
+
+    /// Another `timeouts.stuck_after` is in force.
+    pub fn configure(&self, stuck_after: Duration) {
+        self.stuck_after_ms.store(ms(stuck_after), Ordering::Release);
+    }
+
+    /// The value of `timeouts.stuck_after`, ms.
+    pub fn stuck_after_ms(&self) -> u64 {
+        self.stuck_after_ms.load(Ordering::Acquire)
+    }
+
+    /// The part has completed a turn.
+    pub fn moved(&self, part: DaemonPart) {
+        self.mark(part, self.now());
+    }
+
+    /// The part has ended, or has nothing to do until it says otherwise.
+    pub fn rests(&self, part: DaemonPart) {
+        self.mark(part, RESTS);
+    }
+
+    /// What the loop tells of another part: for how long it has stood still, ms; `None`: it does not. An age
+    /// that is not renewed counts up to the loop's last turn only.
+    pub fn told(&self, part: DaemonPart, still_ms: Option<u64>) {
+        self.mark(part, still_ms.map_or(RESTS, |age| self.now().saturating_sub(age)));
+    }
+
+    /// What the loop tells of the items that have not ended.
+    pub fn tell_waiting(&self, items: u64) {
+        self.waiting.store(items, Ordering::Release);
+    }
+
+    /// Items that had not ended when the loop last told.
+    pub fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Acquire)
+    }
+
+    /// The parts are being ended: nobody is expected to move.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Release);
+    }
+
+    /// Whether [`ProgressMarks::end`] has been called since the begin.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// A life begins: nobody has moved so far.
+    pub fn begin(&self) {
+        DaemonPart::ALL.into_iter().for_each(|part| self.rests(part));
+        self.over.store(false, Ordering::Release);
+    }
+
+    /// Whether a service manager that waits for `patience` after the last word is to hear none any more, so
+    /// that it starts the process anew when a part is dead: after two of `timeouts.stuck_after`, or after one
+    /// and its patience, where that is longer.
+    pub fn is_late_for(&self, patience: Duration) -> bool {
+        let limit = self.stuck_after_ms();
+        let most = limit.max(limit.saturating_mul(2).saturating_sub(ms(patience)));
+        self.verdict().stuck.iter().any(|(_, age)| *age > most)
+    }
+
+    /// The decision, at this moment. Asks nobody and takes no lock.
+    pub fn verdict(&self) -> ProgressVerdict {
+        if self.is_over() {
+            return ProgressVerdict::default();
+        }
+        judge(self.still(self.now()), self.stuck_after_ms())
+    }
+
+    /// Names of the parts that have not moved for two seconds, whatever `timeouts.stuck_after` says: for a
+    /// word about a process that does not end.
+    pub fn stillest(&self) -> Vec<&'static str> {
+        let late = |age: Option<u64>| age.is_some_and(|age| age > 2_000);
+        let still = DaemonPart::ALL.into_iter().zip(self.still(self.now()));
+        still.filter(|(_, age)| late(*age)).map(|(part, _)| part.as_str()).collect()
+    }
+
+    fn still(&self, now: u64) -> Stillness {
+        let turned = self.read(DaemonPart::Loop).unwrap_or(now).min(now);
+        DaemonPart::ALL.map(|part| {
+            let seen = match part {
+                DaemonPart::Store | DaemonPart::Schedule => turned,
+                DaemonPart::Loop | DaemonPart::Ingest | DaemonPart::Egress => now,
+            };
+            self.read(part).map(|since| seen.saturating_sub(since))
+        })
+    }
+
+    fn read(&self, part: DaemonPart) -> Option<u64> {
+        let since = self.since.get(part as usize)?.load(Ordering::Acquire);
+        (since != RESTS).then_some(since)
+    }
+
+    fn mark(&self, part: DaemonPart, since: u64) {
+        if let Some(mark) = self.since.get(part as usize) {
+            mark.store(since, Ordering::Release);
+        }
+    }
+
+    fn now(&self) -> u64 {
+        ms(self.epoch.elapsed())
+    }
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_stuck_after_one_span_and_dead_after_another() {
+        let none: Stillness = Default::default();
+        let of = |ages: &[(DaemonPart, u64)]| {
+            let mut still = none;
+            ages.iter().for_each(|(part, age)| still[*part as usize] = Some(*age));
+            let verdict = judge(still, 30_000);
+            (verdict.stuck_names(), verdict.dead_names())
+        };
+        let nothing: Vec<&str> = vec![];
+        assert_eq!(of(&[]), (nothing.clone(), nothing.clone()));
+        for part in DaemonPart::ALL {
+            let name = vec![part.as_str()];
+            assert_eq!(of(&[(part, 30_000)]), (nothing.clone(), nothing.clone()), "{part:?}");
+            assert_eq!(of(&[(part, 30_001)]), (name.clone(), nothing.clone()), "{part:?}");
+            assert_eq!(of(&[(part, 60_000)]), (name.clone(), nothing.clone()), "{part:?}");
+            assert_eq!(of(&[(part, 60_001)]), (name.clone(), name), "{part:?}");
+        }
+        let both = of(&[(DaemonPart::Loop, 70_000), (DaemonPart::Egress, 40_000)]);
+        assert_eq!(both, (vec!["loop", "egress"], vec!["loop"]));
+    }
+
+    #[test]
+    fn the_schedule_is_named_where_every_other_part_moves() {
+        for (store, stuck) in [(0, vec!["schedule"]), (15_000, vec!["schedule"]), (15_001, vec![])] {
+            let still = [Some(10), Some(store), None, Some(200), Some(31_000)];
+            assert_eq!(judge(still, 30_000).stuck_names(), stuck, "{store}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_by_somebody_else_does_not_stand_still() {
+        let free = WayOut { connected: true, blocked: false, overlooked: true, moved: false };
+        for (what, way, still) in [
+            ("something is due, could go, and does not", free, true),
+            ("no connection", WayOut { connected: false, ..free }, false),
+            ("an alarm of the broker", WayOut { blocked: true, ..free }, false),
+            (
+                "parked, paused, hindered, awaiting, or nothing due",
+                WayOut { overlooked: false, ..free },
+                false,
+            ),
+            ("others leave meanwhile", WayOut { moved: true, ..free }, false),
+        ] {
+            assert_eq!(way.stands_still(), still, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_turn_of_the_publisher_counts_when_all_it_was_given_is_on_its_way() {
+        let idle = PublishTurn { idle: true, ..PublishTurn::default() };
+        let awaits = PublishTurn { unsettled: true, ..PublishTurn::default() };
+        for (what, turn, complete) in [
+            ("nothing to do", idle, true),
+            ("confirms are awaited, or the broker blocks", awaits, true),
+            ("took some", PublishTurn { took: true, ..awaits }, true),
+            ("took some, and more has come", PublishTurn { took: true, left: true, ..awaits }, true),
+            ("left what it was given", PublishTurn { left: true, ..awaits }, false),
+            (
+                "left it, and has nothing else to do",
+                PublishTurn { left: true, unsettled: true, ..idle },
+                false,
+            ),
+            ("holds what it could publish", PublishTurn { owes: true, ..awaits }, false),
+            (
+                "took some, and holds what it could publish",
+                PublishTurn { took: true, owes: true, ..awaits },
+                false,
+            ),
+            ("lost one", PublishTurn { unsettled: true, ..idle }, false),
+        ] {
+            assert_eq!(turn.is_complete(), complete, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_the_loop_tells_is_as_old_as_the_loops_last_turn() {
+        let progress = ProgressMarks::of_age(Duration::from_secs(100));
+        progress.rests(DaemonPart::Ingest);
+        progress.rests(DaemonPart::Egress);
+        progress.rests(DaemonPart::Schedule);
+        // The store was late by nothing when the loop turned last.
+        assert_eq!(progress.verdict().stuck_names(), ["loop"]);
+        progress.moved(DaemonPart::Loop);
+        assert_eq!(progress.verdict().stuck_names(), ["store"], "it is as it was told");
+        progress.told(DaemonPart::Store, Some(29_000));
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
+        progress.configure(Duration::from_secs(20));
+        assert_eq!(progress.verdict().stuck_names(), ["store"]);
+        progress.told(DaemonPart::Store, None);
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
+    }
+
+    #[test]
+    fn nobody_is_expected_to_move_before_the_begin_and_after_the_end() {
+        let progress = ProgressMarks::of_age(Duration::from_secs(100));
+        assert_eq!(progress.verdict().dead_names(), ["loop", "ingest", "egress"]);
+        progress.end();
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
+        progress.begin();
+        assert_eq!(progress.verdict(), ProgressVerdict::default());
+    }
+}
