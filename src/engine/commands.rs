@@ -50,7 +50,7 @@ pub(super) fn execute(
     }
 }
 
-/// The first of the target's identities that anything knows.
+/// The first of the target's identities under which an item is alive; else the first that anything knows.
 fn find(
     core: &mut Core,
     scans: &mut Scans,
@@ -66,17 +66,17 @@ fn find(
         return (target.identity, Whereabouts::Nowhere);
     };
     let mut found = found;
+    let mut over = None;
     for identity in target.identities().into_iter().flatten() {
         let place = found.iter().position(|(asked, _)| *asked == identity);
         let found = place.map(|place| found.swap_remove(place).1);
         match core.whereabouts(identity, queue, found, now) {
             Whereabouts::Nowhere => {}
-            known @ (Whereabouts::Live(_) | Whereabouts::Ended(_)) => {
-                return (identity, scans.claim(core, known, now));
-            }
+            live @ Whereabouts::Live(_) => return (identity, scans.claim(core, live, now)),
+            ended @ Whereabouts::Ended(_) => over = over.or(Some((identity, ended))),
         }
     }
-    (target.identity, Whereabouts::Nowhere)
+    over.unwrap_or((target.identity, Whereabouts::Nowhere))
 }
 
 fn cancel(
