@@ -376,7 +376,7 @@ pub struct Range {
     pub from: Key,
     /// First due not wanted, UTC ms.
     pub until: u64,
-    /// Upper bound on the rows of the answer.
+    /// Upper bound on the rows of the answer, which may have fewer where they are large.
     pub max_rows: usize,
 }
 
