@@ -4,6 +4,7 @@
 mod answers;
 mod cli;
 mod crash;
+mod elsewhere;
 mod http;
 mod race;
 mod reschedule;

@@ -115,6 +115,7 @@ fn bodies() {
     let selectors = [
         ("id", r#"{"application":"shop","id":"17"}"#),
         ("customer", r#"{"customer":"c"}"#),
+        ("assigned", r#"{"application":"other","id":"000000000000abcd-9-1a1fbd00462"}"#),
         ("number", r#"{"id":17}"#),
         ("both", r#"{"id":"x","customer":"c","application":"a"}"#),
         ("array", "[{}]"),

@@ -65,6 +65,11 @@ fn judge(meaning: RequestBody, body: &[u8]) {
         RequestBody::Command(command, _) => match command {
             Command::Cancel(of) | Command::Lookup(of) => {
                 assert!((1..=200).contains(&of.application.len()) && (1..=255).contains(&of.id.len()));
+                assert!(of.identity.is_given(), "under an application of its own");
+                if let Some(assigned) = of.assigned {
+                    let id = format!("{STORE:016x}-{:x}-{:x}", assigned.seq, assigned.due);
+                    assert_eq!(*of.id, *id, "one spelling alone was assigned");
+                }
             }
             Command::CancelAll(of) | Command::Flush(of) => {
                 assert!((1..=200).contains(&of.application.len()) && (1..=200).contains(&of.customer.len()));

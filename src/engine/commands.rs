@@ -50,7 +50,7 @@ pub(super) fn execute(
     }
 }
 
-/// The first of the target's identities that anything knows.
+/// The first of the target's identities under which an item is alive; else the first that anything knows.
 fn find(
     core: &mut Core,
     scans: &mut Scans,
@@ -66,17 +66,27 @@ fn find(
         return (target.identity, Whereabouts::Nowhere);
     };
     let mut found = found;
+    let mut over = None;
     for identity in target.identities().into_iter().flatten() {
         let place = found.iter().position(|(asked, _)| *asked == identity);
         let found = place.map(|place| found.swap_remove(place).1);
         match core.whereabouts(identity, queue, found, now) {
             Whereabouts::Nowhere => {}
-            known @ (Whereabouts::Live(_) | Whereabouts::Ended(_)) => {
-                return (identity, scans.claim(core, known, now));
-            }
+            Whereabouts::Live(live) if !is_named(core, target, identity, &live) => {}
+            live @ Whereabouts::Live(_) => return (identity, scans.claim(core, live, now)),
+            ended @ Whereabouts::Ended(_) => over = over.or(Some((identity, ended))),
         }
     }
-    (target.identity, Whereabouts::Nowhere)
+    over.unwrap_or((target.identity, Whereabouts::Nowhere))
+}
+
+/// An id that says the right number and another due was never assigned, wherever the item lies.
+fn is_named(core: &Core, target: &Target, identity: Identity, live: &LiveItem) -> bool {
+    let accepted_due = match live {
+        LiveItem::Resident(id) => core.stock().items()[*id].accepted_due(),
+        LiveItem::Far(stored) => stored.accepted_due,
+    };
+    identity.is_given() || target.assigned.is_some_and(|assigned| assigned.due == accepted_due)
 }
 
 fn cancel(
@@ -189,8 +199,9 @@ fn look_up(
 /// An item without an id that is dead already is known by its arrival number while its dead letter is in
 /// memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
-    let id = target.assigned.and_then(|assigned| core.stock().items().by_seq(assigned.seq));
-    let Some(item) = id.map(|id| &core.stock().items()[id]).filter(|item| item.is_dead()) else {
+    let Some(assigned) = target.assigned else { return Answer::Unknown };
+    let item = core.stock().items().by_seq(assigned.seq).map(|id| &core.stock().items()[id]);
+    let Some(item) = item.filter(|item| item.is_dead() && item.accepted_due() == assigned.due) else {
         return Answer::Unknown;
     };
     let dead = item.dead().cloned();

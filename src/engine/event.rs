@@ -376,7 +376,7 @@ pub struct Range {
     pub from: Key,
     /// First due not wanted, UTC ms.
     pub until: u64,
-    /// Upper bound on the rows of the answer.
+    /// Upper bound on the rows of the answer, which may have fewer where they are large.
     pub max_rows: usize,
 }
 
@@ -404,7 +404,8 @@ pub enum Load {
 pub struct Wanted {
     /// Identity to be found.
     pub identity: Identity,
-    /// Its application, in whose queue it lies.
+    /// Application in whose queue it is looked for, as whoever asks has named it: an assigned identity may
+    /// belong to another's item, and is not found then.
     pub application: Arc<str>,
     /// Where it lies unless an identity row says otherwise: of an item without an id.
     pub key: Option<Key>,

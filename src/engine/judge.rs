@@ -5,7 +5,7 @@ use super::arrivals::Arrival;
 use super::core::{Core, LiveItem, Whereabouts};
 use super::duplicates::{self, Known, Verdict};
 use super::event::{Found, Wanted};
-use super::ids::QueueId;
+use super::ids::{ItemId, QueueId};
 use super::items::Stage;
 use super::mutant::{mutated, Mutant};
 use super::scans::Scans;
@@ -41,11 +41,14 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
     if identities == [None, None] {
         return Vec::new();
     }
-    let known = |identity: &Identity| core.stock().items().by_identity(*identity).is_some();
-    if identities.iter().flatten().any(known) {
+    let queue = core.stock().queues().find(application);
+    // Alive, the first of them is the one; an assigned id may be another application's item, of which this
+    // one knows nothing.
+    let is_its = |id: &ItemId| Some(core.stock().items()[*id].queue()) == queue;
+    let known = |identity: Identity| core.stock().items().by_identity(identity).filter(is_its).is_some();
+    if identities.into_iter().flatten().next().is_some_and(known) {
         return Vec::new();
     }
-    let queue = core.stock().queues().find(application);
     let tail =
         queue.map_or(settings.of(application), |queue| core.stock().queues().settings_of(queue)).dedupe_tail;
     let far = queue.is_some_and(|queue| core.stock().queues()[queue].far() > 0);

@@ -19,6 +19,11 @@ use std::sync::Arc;
 /// files of up to 64 MiB.
 const NO_ROOM: u64 = 64 << 20;
 
+/// Bytes of rows that one read of ranges goes over, beside the first row of each: what is left is for the next
+/// one. Large bodies that are due together would keep it at work for minutes, and a call that takes so long is
+/// taken for dead.
+const READ_BYTES: u64 = 32 << 20;
+
 /// Answers of the system that mean a file is not what it was.
 pub(super) const DAMAGE: [io::ErrorKind; 3] =
     [io::ErrorKind::NotFound, io::ErrorKind::UnexpectedEof, io::ErrorKind::InvalidData];
@@ -99,8 +104,8 @@ impl Keyspaces {
     pub(super) fn load(&self, load: &Load, epochs: &Epochs) -> Result<Loaded, ReadError> {
         match load {
             Load::Ranges { ranges, max_bytes } => {
-                let mut room = Some(*max_bytes);
-                let read = ranges.iter().map(|range| self.range_rows(range, &mut room));
+                let (mut room, mut looked_at) = (Some(*max_bytes), 0);
+                let read = ranges.iter().map(|range| self.range_rows(range, &mut room, &mut looked_at));
                 Ok(Loaded::Ranges(read.collect::<Result<_, _>>()?))
             }
             Load::Contents(wanted) => {
@@ -123,17 +128,24 @@ impl Keyspaces {
     }
 
     /// The rows of one range. `room`: bytes left for contents; `None` once one did not fit, so that those
-    /// given are the foremost ones.
-    fn range_rows(&self, range: &Range, room: &mut Option<u64>) -> Result<RangeRows, ReadError> {
+    /// given are the foremost ones. `looked_at`: bytes that this read has gone over.
+    fn range_rows(
+        &self,
+        range: &Range,
+        room: &mut Option<u64>,
+        looked_at: &mut u64,
+    ) -> Result<RangeRows, ReadError> {
         let Range { queue, from, until, max_rows } = range;
         let (start, end) = item_bounds(queue, *from, *until)?;
         let mut answer = RangeRows { queue: queue.clone(), rows: Vec::new(), next: None };
         for row in self.range(KeyspaceId::Items, start, end) {
             let (row, bytes) = row?;
-            if answer.rows.len() >= *max_rows {
+            let enough = *looked_at >= READ_BYTES && !answer.rows.is_empty();
+            if enough || answer.rows.len() >= *max_rows {
                 answer.next = Some(place(KeyspaceId::Items, &row)?);
                 break;
             }
+            *looked_at += bytes.len() as u64;
             let view = view(&row, &bytes)?;
             let mut item = view.stored(queue);
             *room = room.and_then(|room| room.checked_sub(view.content_size()));

@@ -9,8 +9,8 @@ use super::tests::{
     fresh, given, group, index, item, items, key, moved, named, open_at, place, put_item, verdict, APP,
 };
 use super::*;
-use crate::engine::event::{Found, IndexRows, Standing, Stored, Wanted};
-use crate::engine::types::{Identity, Key};
+use crate::engine::event::{Found, IndexRows, RekeyMembers, Standing, Stored, Wanted, DEAD_LETTERS};
+use crate::engine::types::{ClosedBy, Identity, Key};
 
 pub(super) fn wanted(identity: Identity, buckets: &[u8]) -> Wanted {
     Wanted { identity, application: APP.into(), key: None, buckets: buckets.to_vec() }
@@ -86,6 +86,44 @@ fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one() {
 }
 
 #[test]
+fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
+    let (dir, mut store) = fresh();
+    let rekey = |end, due| {
+        let (customer, cause) = ("c".into(), ClosedBy::Flush);
+        let members = vec![RekeyMembers { customer, through_seq: 100, due, cause, except: vec![] }];
+        Op::Rekey { queue: APP.into(), end, members, indexed: true }
+    };
+    let ops = vec![
+        put_item(item(6, 60), false),
+        put_item(Stored { own_time: false, ..item(7, 70) }, true),
+        put_item(Stored { application: "other".into(), ..item(9, 90) }, false),
+    ];
+    store.commit(&[group(1, ops)]).unwrap();
+    // Rescheduled, and flushed: rows lead to both from now on.
+    let op = Op::Move {
+        from: place(APP, 6, 60),
+        to: place(APP, 8, 60),
+        removed: IndexRows::default(),
+        written: index(Some(Identity::assigned(60)), ""),
+        standing: Box::new(Standing { own_time: true, ..Standing::default() }),
+    };
+    store.commit(&[group(2, vec![op, rekey(7, 3)])]).unwrap();
+    for _ in 0..2 {
+        for (seq, accepted, due) in [(60, 6, 8), (70, 7, 3)] {
+            let own = Wanted { key: Some(key(accepted, seq)), ..wanted(Identity::assigned(seq), &[0]) };
+            // The queue of another application has items, has none, and is that of the dead letters.
+            let foreign = ["other", "nobody", DEAD_LETTERS]
+                .map(|name| Wanted { application: name.into(), ..own.clone() });
+            assert_eq!(find(&mut *store, foreign.to_vec()), vec![Found::default(); 3]);
+            let found = find(&mut *store, vec![own]).remove(0).item.expect("its own application's");
+            assert_eq!(found.key, key(due, seq));
+        }
+        drop(store);
+        store = open_at(dir.path()).store;
+    }
+}
+
+#[test]
 fn identity_rows_go_and_come_with_their_items() {
     let (_dir, mut store) = fresh();
     store.commit(&[group(1, vec![put_named(1, 1), put_named(2, 2), put_named(3, 3)])]).unwrap();
@@ -153,15 +191,20 @@ fn an_identity_row_that_leads_astray_is_damage() {
     damage(&mut *store, 1, "no item of the application's queue");
     damage(&mut *store, 7, "no item of the application's queue");
     drop(store);
-    // A whole row that leads to another item, a row under another identity, and a flipped bit.
+    // A whole row that leads to another item, be the id given or assigned, a row under another identity, and a flipped bit.
     let (row, astray) = rows::identity_row(given(4), key(3, 3));
     write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&astray));
     write_raw(dir.path(), KeyspaceId::Identities, &given(5).to_bytes(), Some(&astray));
     let (row, mut flipped) = rows::identity_row(given(6), key(3, 3));
     flipped[3] ^= 4;
     write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&flipped));
+    let assigned = Identity::assigned(9);
+    let (row, astray) = rows::identity_row(assigned, key(3, 3));
+    write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&astray));
     let mut store = open_at(dir.path()).store;
     damage(&mut *store, 4, "another one");
     damage(&mut *store, 5, "checksum mismatch");
     damage(&mut *store, 6, "checksum mismatch");
+    let error = store.load(&Load::Find(vec![wanted(assigned, &[])])).unwrap_err();
+    assert!(error.to_string().contains("another one"), "{error}");
 }

@@ -236,6 +236,27 @@ fn items_come_back_whole_and_contents_stop_at_the_limit() {
 }
 
 #[test]
+fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on() {
+    let (_dir, mut store) = fresh();
+    let large = |queue: &str, seq: u64| {
+        let content = Content { properties: vec![], body: vec![7; 12 << 20], json: false };
+        let item = item(1, seq);
+        put_item(Stored { application: queue.into(), content: Some(Arc::new(content)), ..item }, false)
+    };
+    for seq in 0..5 {
+        store.commit(&[group(seq + 1, vec![large("a", seq), large("b", seq + 5)])]).unwrap();
+    }
+    let all = |queue, from| range(queue, from, u64::MAX, 100);
+    let seqs = |rows: &RangeRows| rows.rows.iter().map(|row| row.key.seq).collect::<Vec<_>>();
+    // Each queue gets on, whatever the others have.
+    let read = ranges(&mut *store, vec![all("a", key(0, 0)), all("b", key(0, 0))], 0);
+    assert_eq!((seqs(&read[0]), read[0].next), (vec![0, 1, 2], Some(key(1, 3))));
+    assert_eq!((seqs(&read[1]), read[1].next), (vec![5], Some(key(1, 6))));
+    let read = ranges(&mut *store, vec![all("a", key(1, 3))], 0);
+    assert_eq!((seqs(&read[0]), read[0].next), (vec![3, 4], None));
+}
+
+#[test]
 fn contents_are_found_by_place_and_their_absence_is_damage() {
     let (_dir, mut store) = fresh();
     let dead = Standing { dead: Some(verdict()), ..Standing::default() };

@@ -303,11 +303,22 @@ impl FakeStore {
         closing.filter(is_its).map_or(end, |(_, row)| row.due)
     }
 
+    /// As strict as the disk: a producer's id leads to its item, and an assigned one to an item of the application that is
+    /// asked for, or to none.
     fn find(&self, wanted: &Wanted) -> Found {
-        let led = self.identities.get(&wanted.identity).cloned();
-        let direct = wanted.key.map(|key| Place { queue: wanted.application.clone(), key });
-        let item = led.or(direct).and_then(|place| self.items.get(&(place.queue, place.key)));
-        let item = item.filter(|item| item.application == wanted.application && item.dead.is_none());
+        let own = |key: Key| self.items.get(&(wanted.application.clone(), key));
+        let item = match self.identities.get(&wanted.identity) {
+            Some(led) => {
+                let item = own(led.key);
+                assert!(item.is_some() || !wanted.identity.is_given(), "damage: {wanted:?} leads to {led:?}");
+                assert!(
+                    item.is_none_or(|item| item.identity() == wanted.identity),
+                    "damage: {wanted:?} leads to {item:?}"
+                );
+                item
+            }
+            None => wanted.key.and_then(own).filter(|item| item.identity() == wanted.identity),
+        };
         let item = item.map(|item| Stored { content: None, ..item.clone() });
         let ended = wanted.buckets.iter().find_map(|bucket| self.ended.get(&(*bucket, wanted.identity)));
         Found { item, ended: ended.cloned() }

@@ -7,6 +7,7 @@
     reason = "a test names what it judges; the rest is the model's"
 )]
 
+mod asked;
 mod bounded;
 mod builders;
 mod cancels;
@@ -22,4 +23,5 @@ mod sim;
 mod stories;
 mod timeline;
 mod transcripts;
+mod twin;
 mod world;

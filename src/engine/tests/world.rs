@@ -2,6 +2,7 @@
 
 pub(super) use super::builders::*;
 use super::fake_store::FakeStore;
+use super::twin::Twin;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use crate::engine::Engine;
@@ -71,6 +72,8 @@ pub(super) struct World {
     pub(super) now: Now,
     /// What has been executed, hence is durable.
     pub(super) store: FakeStore,
+    /// A real one beside it, where a test wants that.
+    pub(super) twin: Option<Twin>,
     pub(super) jobs: VecDeque<Job>,
     /// The last moment at which the store had not done what it was given before, monotonic.
     pub(super) stalled: u64,
@@ -142,6 +145,7 @@ impl World {
             settings,
             now,
             store,
+            twin: None,
             jobs: VecDeque::new(),
             stalled: 0,
             late: VecDeque::new(),
@@ -200,6 +204,7 @@ impl World {
     /// kill -9: what was not executed is gone, what was not acked will come back. Nothing is connected yet.
     pub(super) fn kill(&mut self) {
         self.jobs.clear();
+        self.twin.iter_mut().for_each(|twin| twin.reopen(&self.store));
         self.late.clear();
         self.out.clear();
         self.egress = (false, false);
@@ -385,14 +390,14 @@ impl World {
         match self.jobs.pop_front() {
             None => false,
             Some(Job::Commit(ops, token, marks)) => {
-                self.store.apply(ops, marks);
+                self.apply(ops, token, marks);
                 self.input(Input::Committed(token));
                 true
             }
             Some(Job::Load(load)) => {
                 self.contents_read |= matches!(load, Load::Contents(_));
                 let is_beside = self.beside && matches!(load, Load::Contents(_));
-                let loaded = self.store.load(load, most);
+                let loaded = self.load(load, most);
                 if is_beside {
                     self.late.push_back(loaded);
                 } else {
@@ -403,13 +408,27 @@ impl World {
         }
     }
 
+    fn apply(&mut self, ops: Vec<Op>, token: Token, marks: Marks) {
+        self.twin.iter_mut().for_each(|twin| twin.commit(&ops, token, marks));
+        self.store.apply(ops, marks);
+    }
+
+    fn load(&mut self, load: Load, most: usize) -> Loaded {
+        let question = self.twin.is_some().then(|| load.clone());
+        let loaded = self.store.load(load, most);
+        if let (Some(twin), Some(question)) = (&mut self.twin, question) {
+            twin.load(&question, &loaded);
+        }
+        loaded
+    }
+
     /// The leading commits are synced together, and reported as one.
     pub(super) fn do_commits_as_one(&mut self, most: usize) {
         let mut last = None;
         for _ in 0..most {
             match self.jobs.pop_front() {
                 Some(Job::Commit(ops, token, marks)) => {
-                    self.store.apply(ops, marks);
+                    self.apply(ops, token, marks);
                     last = Some(token);
                 }
                 Some(load) => {
@@ -437,7 +456,7 @@ impl World {
     pub(super) fn sync_unreported(&mut self, most: usize) {
         for _ in 0..most {
             match self.jobs.pop_front() {
-                Some(Job::Commit(ops, _, marks)) => self.store.apply(ops, marks),
+                Some(Job::Commit(ops, token, marks)) => self.apply(ops, token, marks),
                 Some(Job::Load(_)) => {}
                 None => break,
             }

@@ -1,0 +1,489 @@
+//! Any id, asked for under any application, by every road: the store on the disk takes none of it for damage, each
+//! application finds its own items, and leaves those of the others alone.
+
+use super::sim::{number, Random};
+use super::twin::Twin;
+use super::world::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const APPS: [&str; 3] = ["a", "b", "c"];
+
+/// Within this time everything has been written, ms.
+const WRITTEN_MS: u64 = 1_000;
+
+const RULES: [DuplicateRule; 5] = [
+    DuplicateRule::Keep,
+    DuplicateRule::Replace,
+    DuplicateRule::Earliest,
+    DuplicateRule::Latest,
+    DuplicateRule::Reject,
+];
+
+/// An item without an id, as the border reads it.
+fn nameless(application: &str, customer: &str, payload: &str) -> NewItem {
+    NewItem { fingerprint: 0, ..item(application, customer, payload) }
+}
+
+/// An id as it is written, and what it says where its form is that of an assigned one.
+#[derive(Clone, Debug)]
+struct Id {
+    text: String,
+    assigned: Option<AssignedId>,
+}
+
+impl Id {
+    fn given(text: &str) -> Self {
+        Id { text: text.to_owned(), assigned: None }
+    }
+
+    fn assigned(seq: u64, due: u64) -> Self {
+        Id { text: format!("s{seq:x}"), assigned: Some(AssignedId { seq, due }) }
+    }
+
+    /// As the border does it.
+    fn under(&self, application: &str) -> Target {
+        Target { assigned: self.assigned, ..target(application, &self.text) }
+    }
+}
+
+/// An item that has not ended.
+#[derive(Debug)]
+struct Alive {
+    application: String,
+    given: Option<Identity>,
+    accepted_due: u64,
+}
+
+/// A world whose store has a real one beside it, and the ids that it knows.
+struct Asking {
+    w: World,
+    random: Random,
+    ids: Vec<Id>,
+    known: BTreeSet<u64>,
+    asked: u64,
+}
+
+impl Asking {
+    fn new(seed: u64, settings: Settings, real: bool) -> Self {
+        let mut w = World::unconnected(settings);
+        w.twin = real.then(Twin::new);
+        w.connect();
+        w.drain_jobs();
+        let mut ids: Vec<Id> = (0..4).map(|n| Id::given(&n.to_string())).collect();
+        // Of the right form, and of no item.
+        let last = AssignedId { seq: u64::MAX, due: u64::MAX };
+        ids.extend([0, 1].map(|n| Id::assigned(n, u64::MAX - n)));
+        ids.push(Id { text: "last".into(), assigned: Some(last) });
+        Asking { w, random: Random(seed), ids, known: BTreeSet::new(), asked: 0 }
+    }
+
+    fn pick(&mut self, n: usize) -> usize {
+        (self.random.draw() % n as u64) as usize
+    }
+
+    fn any_app(&mut self) -> &'static str {
+        APPS[self.pick(APPS.len())]
+    }
+
+    fn any_customer(&mut self) -> &'static str {
+        ["", "x", "x", "y"][self.pick(4)]
+    }
+
+    /// Often one of the last ones.
+    fn any_id(&mut self) -> Id {
+        let among = if self.pick(2) == 0 { self.ids.len().min(6) } else { self.ids.len() };
+        let n = self.ids.len() - 1 - self.pick(among);
+        self.ids[n].clone()
+    }
+
+    /// The ids that items were assigned.
+    fn learn(&mut self) {
+        for item in self.w.store.items.values().filter(|item| item.given.is_none()) {
+            if self.known.insert(item.key.seq) {
+                self.ids.push(Id::assigned(item.key.seq, item.accepted_due));
+            }
+        }
+    }
+
+    fn any_time(&mut self) -> u64 {
+        let spread = [1, 3_000, 30_000, 400_000][self.pick(4)];
+        (self.w.now.wall + self.pick(spread) as u64).saturating_sub(20)
+    }
+
+    /// As far as a number goes that somebody writes.
+    fn any_number(&mut self) -> u64 {
+        let close = self.any_time();
+        [0, 1, i64::MAX as u64, u64::MAX, close, close][self.pick(6)]
+    }
+
+    fn push(&mut self) {
+        let (application, customer) = (self.any_app(), self.any_customer());
+        let mut new = nameless(application, customer, &self.w.sent.to_string());
+        if self.pick(2) == 0 {
+            new.at = Some(self.any_time());
+        }
+        if self.pick(40) == 0 {
+            new.at = Some(self.w.now.wall + self.w.settings.max_delay);
+        }
+        if self.pick(8) == 0 {
+            // The border takes what fits into a signed number.
+            new.expiry = Some(self.any_number().min(i64::MAX as u64));
+        }
+        if self.pick(3) == 0 {
+            let id = self.any_id();
+            let rule = RULES[self.pick(5)];
+            new = with_id(&id.text, rule, new);
+        }
+        self.w.send(vec![new]);
+    }
+
+    fn any_due(&mut self) -> NewDue {
+        match self.pick(8) {
+            0 => NewDue::At(self.any_number()),
+            1 => NewDue::After(self.any_number()),
+            _ => NewDue::At(self.any_time()),
+        }
+    }
+
+    fn any_filter(&mut self, application: &str, customer: &str) -> Filter {
+        let states =
+            [None, Some(ListedStage::Waiting), Some(ListedStage::InFlight), Some(ListedStage::Parked)];
+        Filter {
+            application: (self.pick(2) == 0).then(|| application.into()),
+            customer: (self.pick(2) == 0).then(|| customer.into()),
+            state: states[self.pick(4)],
+            from: Key { due: self.any_number(), seq: self.any_number() },
+            until: (self.pick(2) == 0).then(|| self.any_number()),
+            limit: 1 + self.pick(1_000),
+        }
+    }
+
+    fn of_many(&mut self) {
+        let (application, customer) = (self.any_app(), self.any_customer());
+        let of = CustomerOf { application: application.into(), customer: customer.into() };
+        let command = match self.pick(12) {
+            0..3 => Command::Flush(of),
+            8 | 9 => Command::List(self.any_filter(application, customer)),
+            10 => Command::Count(of),
+            11 => {
+                let each_ms = [1_000, 1_800_000][self.pick(2)];
+                Command::Outlook(Outlook { application: None, each_ms, stretches: 60 })
+            }
+            3 => Command::CancelAll(of),
+            4 => Command::Pause(application.into()),
+            5 => Command::Resume(application.into()),
+            6 => Command::DropParked(application.into()),
+            _ => Command::Retry(application.into()),
+        };
+        self.input(command);
+    }
+
+    fn input(&mut self, command: Command) -> u64 {
+        self.asked += 1;
+        self.w.input(Input::Commands(vec![(Asker::Local(self.asked), command)]));
+        self.asked
+    }
+
+    /// What was asked and done before is over and written: what changes now is of what is asked now.
+    fn rest(&mut self) {
+        self.w.drain_jobs();
+        self.w.advance(WRITTEN_MS);
+        for _ in 0..1_000 {
+            self.w.drain_jobs();
+            if self.w.wait() != Some(0) {
+                return;
+            }
+            self.w.input(Input::Tick);
+        }
+        panic!("it never rests: {:?}", self.w.engine.next_deadline());
+    }
+
+    /// Items that have not ended, as far as they are stored, by arrival number.
+    fn alive(&self) -> BTreeMap<u64, Alive> {
+        let items = self.w.store.items.values().filter(|item| item.dead.is_none());
+        let alive = |item: &Stored| Alive {
+            application: item.application.to_string(),
+            given: item.given,
+            accepted_due: item.accepted_due,
+        };
+        items.map(|item| (item.key.seq, alive(item))).collect()
+    }
+
+    /// Asks, by a road of any kind.
+    fn ask(&mut self) {
+        let (application, id) = (self.any_app(), self.any_id());
+        let target = id.under(application);
+        let command = match self.pick(4) {
+            0 | 1 => Command::Lookup(target),
+            2 => Command::Cancel(target),
+            _ => Command::Reschedule(target, self.any_due()),
+        };
+        if self.pick(3) == 0 {
+            // While the store has something to do.
+            self.input(command);
+            return;
+        }
+        self.rest();
+        if self.pick(4) == 0 && !matches!(command, Command::Reschedule(..)) {
+            let before = self.alive();
+            self.w.enqueue(RequestBody::Command(command, None));
+            self.w.deliver(usize::MAX);
+            self.w.drain_jobs();
+            return self.others_are_left(application, &before);
+        }
+        self.judged(application, &id, command);
+    }
+
+    fn others_are_left(&self, application: &str, before: &BTreeMap<u64, Alive>) {
+        let after = self.alive();
+        for (seq, alive) in before.iter().filter(|(_, alive)| alive.application != application) {
+            assert!(after.contains_key(seq), "{seq}, {alive:?}, is gone, and {application} was named");
+        }
+    }
+
+    fn judged(&mut self, application: &str, id: &Id, command: Command) {
+        let before = self.alive();
+        let its = || before.iter().filter(|(_, alive)| alive.application == application);
+        let given = its().find(|(_, alive)| alive.given == Some(identity(application, &id.text)));
+        let is_named = |seq: u64, alive: &Alive| {
+            let due = alive.accepted_due;
+            alive.given.is_none() && id.assigned == Some(AssignedId { seq, due })
+        };
+        let assigned = its().find(|(seq, alive)| is_named(**seq, alive));
+        let own = given.or(assigned).map(|(seq, _)| *seq);
+        // What need not be stored is seen by its application alone.
+        let unstored = !self.w.out.is_empty();
+        let asked = format!("{command:?}");
+        let number = self.input(command);
+        self.w.drain_jobs();
+        self.others_are_left(application, &before);
+        let after = self.alive();
+        match self.w.answer_to(number) {
+            // It waits for an outcome.
+            None => assert!(own.is_some() || unstored, "{asked} waits for nothing"),
+            Some(answer @ (Answer::Unknown | Answer::Ended(_))) => {
+                let own = self.w.store.items.values().find(|item| Some(item.key.seq) == own);
+                assert_eq!(own, None, "{asked}: {answer:?}");
+            }
+            Some(Answer::Found(found)) => {
+                assert_eq!(&*found.application, application, "{asked}");
+                assert!(own == Some(found.key.seq) || unstored, "{asked}: {found:?}, not {own:?}");
+            }
+            Some(Answer::Cancelled { .. }) => {
+                assert!(own.is_some() || unstored, "{asked}");
+                assert!(own.is_none_or(|own| !after.contains_key(&own)), "{asked}: {own:?} is there");
+            }
+            Some(Answer::Rescheduled { .. } | Answer::Rejected(_)) => {
+                assert!(own.is_some() || unstored, "{asked}");
+                assert!(own.is_none_or(|own| after.contains_key(&own)), "{asked}: {own:?} is gone");
+            }
+            Some(answer) => panic!("{asked}: {answer:?}"),
+        }
+    }
+
+    fn settle(&mut self) {
+        if self.w.first_out().is_none() {
+            return;
+        }
+        let outcome = match self.pick(8) {
+            0 => Outcome::Returned("312 NO_ROUTE".into()),
+            1 => Outcome::Overdue,
+            2 => Outcome::Nacked,
+            _ => CONFIRMED,
+        };
+        let nth = self.pick(self.w.out.len());
+        self.w.settle(nth, outcome);
+    }
+
+    fn step(&mut self) {
+        match self.pick(24) {
+            0..8 => self.push(),
+            8..16 => self.ask(),
+            16..18 => self.of_many(),
+            18 | 19 => self.settle(),
+            20 => {
+                let ms = [1, 50, 3_000, 40_000][self.pick(4)];
+                self.w.advance(ms);
+            }
+            21 => {
+                let commits = self.pick(3);
+                self.w.do_find_late(commits);
+            }
+            22 => self.trouble(),
+            _ => drop(self.w.do_job()),
+        }
+        self.learn();
+    }
+
+    /// A connection is lost, or the process.
+    fn trouble(&mut self) {
+        match self.pick(6) {
+            0 => self.w.crash(),
+            1 => {
+                self.w.lose_ingest();
+                self.w.deliver(usize::MAX);
+            }
+            2 => {
+                while !self.w.out.is_empty() {
+                    self.w.settle(0, Outcome::Unknown);
+                }
+                self.w.input(Input::EgressLost);
+                self.w.input(Input::EgressReady);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whatever is left is sent, or dead.
+    fn end(mut self) {
+        self.w.drain_jobs();
+        for application in APPS {
+            self.input(Command::Resume(application.into()));
+        }
+        for _ in 0..2 {
+            self.w.deliver(usize::MAX);
+            self.w.run(2_000_000);
+        }
+        assert!(self.w.queue.is_empty(), "not acked: {}", self.w.queue.len());
+        self.w.store.check_empty();
+    }
+}
+
+/// The id that the item with this payload was assigned.
+fn id_of(w: &World, payload: &str) -> Id {
+    let is_it = |item: &&Stored| item.content.as_ref().is_some_and(|content| text(content) == payload);
+    let item = w.store.items.values().find(is_it).expect("stored");
+    Id::assigned(item.key.seq, item.accepted_due)
+}
+
+/// One was rescheduled, the other flushed while its application is paused: rows lead to both.
+#[test]
+fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application() {
+    let mut w = World::unconnected(with(|app| app.window = 60_000));
+    w.twin = Some(Twin::new());
+    w.connect();
+    w.drain_jobs();
+    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: true });
+    // The other one has something in the store alone: it is asked about.
+    let far = |application: &str, payload: &str| at(T0 + 600_000, nameless(application, "", payload));
+    w.send(vec![far("b", "b's"), far("a", "moved"), nameless("a", "ann", "flushed")]);
+    w.drain_jobs();
+    let (moved, flushed) = (id_of(&w, "moved"), id_of(&w, "flushed"));
+    let later = Command::Reschedule(moved.under("a"), NewDue::At(T0 + 700_000));
+    assert!(matches!(w.ask(later), Answer::Rescheduled { .. }));
+    let of = |application: &str| CustomerOf { application: application.into(), customer: "ann".into() };
+    w.advance(1_000);
+    assert_eq!(w.ask(Command::Flush(of("a"))), Answer::Flushed(1));
+    w.drain_jobs();
+    let rows: Vec<_> = [&moved, &flushed]
+        .map(|id| Identity::assigned(id.assigned.expect("its form").seq))
+        .into_iter()
+        .filter(|identity| w.store.identities.contains_key(identity))
+        .collect();
+    assert_eq!(rows.len(), 2, "a row leads to each");
+    for life in 0..2 {
+        for id in [&moved, &flushed] {
+            let now = NewDue::At(w.now.wall);
+            for application in ["b", "nobody"] {
+                let target = id.under(application);
+                assert_eq!(w.ask(Command::Lookup(target.clone())), Answer::Unknown, "{life}");
+                assert_eq!(w.ask(Command::Reschedule(target.clone(), now)), Answer::Unknown);
+                assert_eq!(w.ask(Command::Cancel(target.clone())), Answer::Unknown);
+                // By message: answered, and acked.
+                let reply_to = Some(ReplyTo { queue: "asker".into(), correlation_id: None });
+                w.enqueue(RequestBody::Command(Command::Lookup(target), reply_to));
+                w.deliver(usize::MAX);
+                w.drain_jobs();
+                let answer = w.replies.last().expect("an answer");
+                assert!(matches!(answer.asker, Asker::Remote { .. }) && answer.answer == Answer::Unknown);
+                assert!(w.queue.is_empty(), "acked");
+            }
+            assert!(matches!(w.ask(Command::Lookup(id.under("a"))), Answer::Found(_)), "{life}: {id:?}");
+        }
+        assert_eq!(w.ask(Command::Flush(of("b"))), Answer::Flushed(0));
+        w.crash();
+        w.drain_jobs();
+    }
+    // A request with such an id is another application's item of its own, under every rule.
+    let [b, a] = ["b", "a"].map(|name| w.store.items.keys().filter(|(queue, _)| **queue == *name).count());
+    for (rule, due) in RULES.into_iter().zip(T0 + 610_000..) {
+        let id = format!("{rule:?}");
+        w.send(vec![with_id(&id, rule, at(due, item("b", "", "named")))]);
+        w.drain_jobs();
+    }
+    w.send(vec![with_id(&moved.text, DuplicateRule::Replace, far("b", "same"))]);
+    w.drain_jobs();
+    let count = |name: &str| w.store.items.keys().filter(|(queue, _)| **queue == *name).count();
+    assert_eq!((count("b"), count("a")), (b + RULES.len() + 1, a));
+    let Answer::Found(found) = w.ask(Command::Lookup(moved.under("b"))) else { panic!("its own") };
+    assert_eq!((&*found.application, found.due), ("b", T0 + 600_000));
+    w.ask(Command::Resume("a".into()));
+    w.run(1_000_000);
+    let arrived = w
+        .delivered
+        .iter()
+        .flat_map(|(_, batch)| &batch.items)
+        .filter(|item| ["moved", "flushed"].contains(&name(item).as_str()));
+    assert_eq!(arrived.count(), 2);
+    w.store.check_empty();
+}
+
+/// A consumer sends an item back under the id that it was assigned, before its confirm has come: the id names
+/// the request that was made with it.
+#[test]
+fn an_id_that_was_assigned_and_given_names_the_one_it_was_given_to() {
+    let mut w = World::unconnected(settings());
+    w.twin = Some(Twin::new());
+    w.connect();
+    w.drain_jobs();
+    w.send(vec![at(T0 + 1_000, nameless("a", "", "first"))]);
+    w.drain_jobs();
+    let id = id_of(&w, "first");
+    w.advance(1_000);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1);
+    w.send(vec![with_id(&id.text, DuplicateRule::Keep, at(T0 + 90_000, item("a", "", "again")))]);
+    w.drain_jobs();
+    let Answer::Found(found) = w.ask(Command::Lookup(id.under("a"))) else { panic!("it waits") };
+    assert_eq!(found.due, T0 + 90_000);
+    assert_eq!(w.ask(Command::Cancel(id.under("a"))), Answer::Cancelled { count: 1, in_flight: 0 });
+    w.run(200_000);
+    assert_eq!(w.story(), [(1_000, names(&["first"]))]);
+    w.store.check_empty();
+}
+
+fn settings_drawn(random: &mut Random) -> Settings {
+    let mut one_of = |list: &[u64]| list[(random.draw() % list.len() as u64) as usize];
+    let (window, tail, rows) =
+        (one_of(&[50, 3_000, 60_000]), one_of(&[0, 5_000, 600_000]), one_of(&[4, 30, 10_000]));
+    let with = with(|app| {
+        app.window = window;
+        app.dedupe_tail = tail;
+        app.max_items = one_of(&[2, 1_000]) as u32;
+    });
+    // What waits longest has left when a world ends.
+    Settings { budget: Budget { rows: rows as usize, ..with.budget }, max_delay: 1_000_000, ..with }
+}
+
+fn worlds(default: u64, steps: usize, real: bool) {
+    let (first, worlds) = (number("SEED", 1), number("SEEDS", default));
+    for seed in first..first + worlds {
+        println!("seed {seed}");
+        let mut random = Random(seed << 32);
+        let mut asking = Asking::new(seed, settings_drawn(&mut random), real);
+        (0..steps).for_each(|_| asking.step());
+        asking.end();
+    }
+}
+
+#[test]
+fn no_question_is_taken_for_damage_by_the_store_on_the_disk() {
+    worlds(6, 300, true);
+}
+
+#[test]
+fn no_question_reaches_the_items_of_another_application() {
+    worlds(100, 300, false);
+}
