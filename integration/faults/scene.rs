@@ -73,11 +73,16 @@ impl Row {
 }
 
 impl Fault {
+    /// Its number and name: no other row has both.
+    pub fn title(&self) -> String {
+        format!("row {}, {}", self.number, self.name)
+    }
+
     /// Runs it, in a thread by whose name the harness tells of a row that hangs; a panic is a wrong row.
     pub fn judge(&self, context: &Context) -> Row {
         let limit = if context.long { LIMIT_LONG } else { LIMIT };
         let ended = std::thread::scope(|scope| {
-            let row = std::thread::Builder::new().name(format!("row {}, {}", self.number, self.name));
+            let row = std::thread::Builder::new().name(self.title());
             let running = row.spawn_scoped(scope, || {
                 bounded(limit);
                 (self.run)(context)
