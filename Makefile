@@ -9,13 +9,6 @@ CARGO ?= cargo
 BIN := $(CURDIR)/target/release/tidegate
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-# Last resort against a test that hangs: its program is ended. Before that the harness has named it ("HANGS: ..."), or
-# libtest has ("... has been running for over 60 seconds"). Building does not count.
-TEST_SECONDS ?= 900
-# Most tests wait for something most of the time; those that measure run alone (`alone()` in the harness).
-TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
-bounded = --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "-k", "10", "$(1)"]'
-
 # Packages come only when they are missing; without network but with everything installed all targets work.
 # What is given is a tool, or tool=package. While apt installs, /usr/sbin/policy-rc.d keeps it from starting the broker's service (unless one is there).
 define install
@@ -90,6 +83,9 @@ setup:
 		|| echo "no amqplib to be had: the examples for node say that they are skipped"
 	@($(call install,chromedriver=chromium-driver chromium)) || echo "no browser to be had: tests of the page say that they are skipped"
 
+# Last resort against worlds that do not end. Building does not count.
+bounded = --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "-k", "10", "$(1)"]'
+
 # Worlds of the simulator: the seed of one that fails is printed, and SEED=... SEEDS=1 repeats it.
 SEEDS ?= 400
 
@@ -98,16 +94,30 @@ sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug fo
 	$(if $(SEED),SEED=$(SEED)) SEEDS=$(SEEDS) $(CARGO) test --lib --locked --offline \
 		$(call bounded,$(shell echo $$((600 + $(SEEDS) / 10)))) engine::tests::sim -- --nocapture
 
-# What tests say of themselves that cannot run here; in a CI (TIDEGATE_CI=1) they fail instead, unless TIDEGATE_LACKS
-# names the tools that this machine is known not to have.
-SKIPPED := $(CURDIR)/target/skipped
-
+# What tests say of themselves that cannot run here is counted as skipped; in a CI (TIDEGATE_CI=1) they fail instead, unless
+# TIDEGATE_LACKS names the tools that this machine is known not to have.
 .PHONY: test
-test: setup lint build sim ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
-	@mkdir -p target && : >$(SKIPPED)
-	TIDEGATE_SKIPPED=$(SKIPPED) TIDEGATE_BIN=$(BIN) RUST_TEST_THREADS=$(TEST_THREADS) \
-		$(CARGO) test --workspace --no-fail-fast --locked --offline $(call bounded,$(TEST_SECONDS)); \
-		code=$$?; cat $(SKIPPED); echo "$$(wc -l <$(SKIPPED)) skipped"; exit $$code
+test: ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
+	@SEEDS=$(SEEDS) CARGO=$(CARGO) integration/all.sh
+
+.PHONY: test-release
+test-release: build ## the black-box tests against the release binary, the million with them
+	@TIDEGATE_BIN=$(BIN) CARGO=$(CARGO) integration/all.sh blackbox
+
+.PHONY: test-long
+test-long: test-release faults ## what is long: the release binary, every fault, ten thousand worlds
+	@$(MAKE) sim SEEDS=10000
+
+RUNS ?= 10
+BUSY ?= 6
+.PHONY: test-steady
+test-steady: ## the black-box tests RUNS (10) times beside BUSY (6) busy processes; nothing is run once more
+	@integration/steady.sh $(RUNS) $(BUSY)
+
+.PHONY: test-rabbitmq
+test-rabbitmq: ## the black-box tests against the RabbitMQ of another release of Debian (RELEASE=sid), as root
+	@integration/rabbitmq.sh $(or $(RELEASE),$(error RELEASE is missing: trixie, sid))
+	@TIDEGATE_TEST_SBIN=$(CURDIR)/target/rabbitmq/$(RELEASE).sbin CARGO=$(CARGO) integration/all.sh blackbox
 
 .PHONY: demo
 demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9 with nothing lost

@@ -1,8 +1,9 @@
 //! The table of faults, against the built binary and a real broker.
 //!
 //! Without arguments the quick rows run. `--all` runs every row, `--long` with a million items where it matters,
-//! `--seed N` with the random moments of an earlier run; numbers choose rows. Ends with a table; the exit code is
-//! 0 only when every row is as it must be.
+//! `--seed N` with the random moments of an earlier run; numbers choose rows, or their titles with `--exact`. Ends with
+//! a table and, as libtest does, with the titles of those that are wrong; the exit code is 0 only when every row is as it
+//! must be.
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 #![expect(clippy::print_stdout, reason = "a program whose result is a table")]
 
@@ -84,6 +85,9 @@ struct Asked {
     long: bool,
     seed: Option<u64>,
     numbers: Vec<u32>,
+    /// The words are titles.
+    exact: bool,
+    titles: Vec<String>,
     /// Of other tests: `cargo test NAME` passes its filter to every test binary.
     foreign: bool,
 }
@@ -94,9 +98,11 @@ fn asked() -> Asked {
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--all" => asked.all = true,
+            "--exact" => asked.exact = true,
             "--long" => asked.long = true,
             "--seed" => asked.seed = arguments.next().and_then(|n| n.parse().ok()),
             other if other.starts_with('-') => {}
+            title if asked.exact => asked.titles.push(title.to_owned()),
             other => match other.parse() {
                 Ok(number) => asked.numbers.push(number),
                 Err(_) => asked.foreign = true,
@@ -111,7 +117,9 @@ fn main() -> ExitCode {
     let chosen: Vec<&Fault> = FAULTS
         .iter()
         .filter(|f| {
-            if asked.numbers.is_empty() {
+            if asked.exact {
+                asked.titles.contains(&f.title())
+            } else if asked.numbers.is_empty() {
                 asked.all || f.quick
             } else {
                 asked.numbers.contains(&f.number)
@@ -155,11 +163,32 @@ fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
     table(&rows);
     let wrong = rows.iter().filter(|(_, row)| !row.wrong.is_empty()).count();
     println!("{wrong} of {} rows are wrong; seed {seed}", rows.len());
+    tell_as_libtest(&rows);
     if wrong == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// In the words of libtest, so that whoever reads those of the other programs reads these.
+fn tell_as_libtest(rows: &[(&&Fault, Row)]) {
+    let wrong: Vec<_> = rows.iter().filter(|(_, row)| !row.wrong.is_empty()).collect();
+    let ignored = rows.iter().filter(|(_, row)| row.wrong.is_empty() && row.lacking.is_some()).count();
+    if !wrong.is_empty() {
+        println!("\nfailures:\n");
+        for (fault, row) in &wrong {
+            println!("---- {} stdout ----\n{}\n", fault.title(), row.wrong.join("\n"));
+        }
+        println!("\nfailures:");
+        wrong.iter().for_each(|(fault, _)| println!("    {}", fault.title()));
+    }
+    println!(
+        "\ntest result: {}. {} passed; {} failed; {ignored} ignored; 0 measured; 0 filtered out",
+        if wrong.is_empty() { "ok" } else { "FAILED" },
+        rows.len() - wrong.len() - ignored,
+        wrong.len(),
+    );
 }
 
 fn table(rows: &[(&&Fault, Row)]) {

@@ -73,7 +73,7 @@ fn everything(store: &mut dyn Store) -> Vec<Key> {
 fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
     let hold_max = Duration::from_secs(1_500);
     let config = config::StoreConfig { kind: StoreKind::Disk, path: path.to_owned(), hold_max };
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(20);
     loop {
         match open(&config, 0, false) {
             Err(OpenError::Locked { .. }) if Instant::now() < end => std::thread::yield_now(),

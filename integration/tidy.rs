@@ -28,7 +28,7 @@ struct Rule {
     holds: Holds,
 }
 
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 16] = [
     rule("modules import what the table allows", house::imports_as_allowed, Everywhere),
     rule("a file begins with its purpose", house::files_say_their_purpose, Everywhere),
     rule("a file has 600 lines at most", house::files_are_short, Everywhere),
@@ -36,6 +36,7 @@ const RULES: [Rule; 15] = [
     rule("a line has 110 columns at most", house::lines_are_short, Except(&["src/engine/tests/"])),
     rule("a type's name is unique", house::type_names_are_unique, Everywhere),
     rule("a doc comment has three words at least", house::docs_say_something, Everywhere),
+    rule("a count of the broker's is awaited", house::counts_are_awaited, Everywhere),
     rule("documents name mutants that are planted", house::told_mutants_exist, Everywhere),
     rule("the engine is pure", engine::is_pure, Everywhere),
     rule("the engine hashes by Lookup alone", engine::hashes_by_lookup_only, Everywhere),

@@ -62,7 +62,7 @@ fn t2_t3_nacked_and_open_ones_are_never_taken_for_delivered() {
         peer.serve();
     });
     let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
-    options.timeouts.confirm = Duration::from_millis(400);
+    options.timeouts.confirm = Duration::from_secs(2);
     let daemon = Daemon::start(options);
     daemon.ready();
     let published = Instant::now();
@@ -70,7 +70,7 @@ fn t2_t3_nacked_and_open_ones_are_never_taken_for_delivered() {
     let settled = daemon.settled(2);
     assert_eq!((&settled[&2], &settled[&3]), (&Outcome::Nacked, &confirmed(3)));
     assert_eq!(daemon.settled(1)[&1], Outcome::Overdue);
-    assert!(published.elapsed() >= Duration::from_millis(400));
+    assert!(published.elapsed() >= Duration::from_secs(2));
     daemon.amqp.publish(vec![batch(4)]);
     assert_eq!(daemon.settled(1)[&4], confirmed(4));
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
@@ -124,14 +124,12 @@ fn t5_a_blocked_connection_waits_and_shuts_down_in_time() {
         peer.serve();
     });
     let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
-    options.timeouts.confirm = Duration::from_millis(300);
+    options.timeouts.confirm = Duration::from_secs(2);
     let daemon = Daemon::start(options);
     daemon.ready();
     daemon.amqp.publish(vec![batch(1)]);
     daemon.wait("blocked", |event| matches!(event, Event::EgressBlocked(true)).then_some(()));
-    daemon.quiet_for(Duration::from_millis(1_200), |event| {
-        matches!(event, Event::Settled(_) | Event::EgressLost)
-    });
+    daemon.quiet_for(Duration::from_secs(4), |event| matches!(event, Event::Settled(_) | Event::EgressLost));
     go.send(()).unwrap();
     daemon.wait("unblocked", |event| matches!(event, Event::EgressBlocked(false)).then_some(()));
     go.send(()).unwrap();
@@ -141,7 +139,7 @@ fn t5_a_blocked_connection_waits_and_shuts_down_in_time() {
     daemon.amqp.publish(vec![batch(2)]);
     let began = Instant::now();
     daemon.runtime.block_on(daemon.amqp.shutdown(Duration::from_secs(2)));
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
     let last = &daemon.settled(1)[&2];
     assert!(matches!(last, Outcome::Unknown | Outcome::Unsent), "handed over, and never answered: {last:?}");
 }
@@ -212,7 +210,7 @@ fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
     });
     let broker = FakeBroker::start("127.0.0.1", idle(), idle());
     let mut options = options(broker.port);
-    options.timeouts.connect = Duration::from_millis(500);
+    options.timeouts.connect = Duration::from_secs(2);
     let runtime = runtime();
     let began = Instant::now();
     let result = runtime.block_on(connect(
@@ -222,8 +220,8 @@ fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
         "tidegate test",
     ));
     let error = result.expect_err("nobody answered").to_string();
-    assert!(error.contains("within 500 ms"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(error.contains("within 2000 ms"), "{error}");
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
     assert_eq!(leaving.recv_timeout(PATIENCE).unwrap(), b"AMQP\x00\x00\x09\x01", "the socket is closed");
 
     options.amqp.endpoints.insert(0, endpoint("127.0.0.1", silent_port));

@@ -208,7 +208,7 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
     );
     let lost = receiver.taken("loses");
     assert_eq!((&lost[0].key, &lost[0].ids), (&lost[1].key, &lost[1].ids), "the repeat is known by its key");
-    assert_eq!(site.client.depth(&failed), Some(1), "who has no address is not lost either");
+    site.lies(&failed, 1);
 
     // Killed and started again, it goes on with what it has not acked.
     drop(pusher);

@@ -26,7 +26,7 @@ fn a_cancelled_item_never_comes_back() {
     wait_for(&daemon, "nobody", "parked", "parked");
     let all = [("shop", "near"), ("shop", "far"), ("shop", "window"), ("nobody", "parked")];
     for (application, id) in all {
-        wait_until("it is cancelled", Duration::from_secs(5), || {
+        wait_until("it is cancelled", Duration::from_secs(10), || {
             // The parked one may be under way just now.
             daemon.ask("DELETE", &format!("/api/v1/items/{application}/{id}")).1["result"] == "cancelled"
         });
@@ -60,7 +60,7 @@ fn killed_between_command_and_answer() {
             push.delay(FAR)
         }
     }));
-    wait_until("all wait", Duration::from_secs(5), || daemon.items("waiting") == COUNT as u64);
+    wait_until("all wait", Duration::from_secs(10), || daemon.items("waiting") == COUNT as u64);
     for part in 0..2 {
         let of_part = (0..COUNT).filter(|n| n % 2 == part);
         site.client.publish_all(of_part.map(|n| {
@@ -125,10 +125,10 @@ fn comes_again(name: &str, selector: impl Fn(Push) -> Push) {
     ingest.stall_one(Way::Up);
     site.client.publish(&item());
     site.client.publish(&asker.command(selector(site.push("shop", "")), "tidegate.cancel", "once"));
-    wait_until("it is taken back", Duration::from_secs(5), || daemon.state()["totals"]["cancelled"] == 1);
+    wait_until("it is taken back", Duration::from_secs(10), || daemon.state()["totals"]["cancelled"] == 1);
     site.client.publish(&item());
     wait_for(&daemon, "shop", "x", "waiting");
-    wait_until("it is durable", Duration::from_secs(5), || daemon.state()["uncommitted"] == 0);
+    wait_until("it is durable", Duration::from_secs(10), || daemon.state()["uncommitted"] == 0);
     ingest.cut(true);
     ingest.heal();
     let answer = asker.next();
@@ -155,12 +155,12 @@ fn an_orderly_stop_leaves_no_answered_command_behind() {
     site.application("shop");
     let mut daemon = site.start(&site.config());
     let asker = Asker::new(&site);
-    for round in 0..4 {
+    for _ in 0..4 {
         assert_eq!(asker.ask("lookup", site.push("shop", "").id("x"))["state"], "unknown");
         daemon.term();
         assert!(daemon.exit(Duration::from_secs(20)).success());
-        let left = site.client.depth(&site.ingest_queue());
-        assert_eq!(left, Some(0), "round {round}: it would be executed once more");
+        // It would be executed once more.
+        site.lies(&site.ingest_queue(), 0);
         daemon.start_again();
         daemon.wait_ready();
     }

@@ -12,7 +12,7 @@ fn the_same_over_http() {
     let daemon = site.start(&site.config().text("defaults.window", "60s"));
     site.client.publish(&site.push("shop", "1").id("x").delay(60_000));
     site.client.publish_all((0..4).map(|n| site.push("shop", "1").customer("c").id(&format!("c{n}"))));
-    wait_until("all are held", Duration::from_secs(5), || {
+    wait_until("all are held", Duration::from_secs(10), || {
         let (status, list) = daemon.ask("GET", "/api/v1/items?application=shop&limit=10");
         assert_eq!(status, 200, "{list}");
         list["items"].as_array().is_some_and(|items| items.len() == 5)
@@ -29,7 +29,7 @@ fn the_same_over_http() {
     assert_eq!(flushed, (200, json!({"result": "flushed", "count": 4})));
     assert_eq!(inbox.batch().items.len(), 4);
     site.client.publish(&site.push("shop", "1").customer("d"));
-    wait_until("it is held", Duration::from_secs(5), || {
+    wait_until("it is held", Duration::from_secs(10), || {
         daemon.ask("GET", "/api/v1/customers/shop/d").1["waiting"] == 1
     });
     assert_eq!(daemon.ask("DELETE", "/api/v1/customers/shop/d/items"), cancelled(1));
@@ -65,7 +65,7 @@ fn names_of_any_kind() {
     site.client.publish_all(ids.map(|(id, _)| of(id).delay(60_000)));
     site.client.publish(&of("windowed").customer("k/1 ä"));
     for (id, written) in ids {
-        wait_until(id, Duration::from_secs(5), || {
+        wait_until(id, Duration::from_secs(10), || {
             let (_, found) = daemon.ask("GET", &format!("{path}/{written}"));
             found["state"] == "waiting" && found["id"] == id && found["application"] == application
         });

@@ -18,7 +18,22 @@ fn results(asker: &Asker<'_>) -> BTreeMap<String, BTreeSet<String>> {
     results
 }
 
-fn race(name: &str, due: impl Fn(u64, u64) -> u64) {
+/// Until both have won some, at most three times: a machine with other work may hold up either side for longer than
+/// all of it takes.
+fn race(name: &str, due: fn(u64, u64) -> u64) {
+    let mut told = Vec::new();
+    for round in 0..3 {
+        let counts = race_once(&format!("{name}{round}"), due);
+        if ["sent", "cancelled"].iter().all(|result| counts.contains_key(*result)) {
+            return;
+        }
+        told.push(counts);
+    }
+    panic!("no race: {told:?}");
+}
+
+/// Judges each answer, and gives how many there are of each result.
+fn race_once(name: &str, due: fn(u64, u64) -> u64) -> BTreeMap<String, usize> {
     let site = Site::new(name);
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
@@ -45,7 +60,7 @@ fn race(name: &str, due: impl Fn(u64, u64) -> u64) {
     let results = results(&asker);
     let empty = BTreeSet::new();
     let of = |result: &str| results.get(result).unwrap_or(&empty);
-    let counts: Vec<_> = results.iter().map(|(result, ids)| (result, ids.len())).collect();
+    let counts: BTreeMap<_, _> = results.iter().map(|(result, ids)| (result.clone(), ids.len())).collect();
     assert_eq!(of("cancelled").len() + of("sent").len(), COUNT as usize, "nothing else: {counts:?}");
     let arrived: BTreeSet<String> = if of("sent").is_empty() {
         BTreeSet::new()
@@ -54,7 +69,7 @@ fn race(name: &str, due: impl Fn(u64, u64) -> u64) {
     };
     inbox.quiet(Duration::from_millis(400));
     assert_eq!(&arrived, of("sent"), "{counts:?}");
-    assert!(!of("sent").is_empty() && !of("cancelled").is_empty(), "no race: {counts:?}");
+    counts
 }
 
 #[test]

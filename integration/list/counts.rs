@@ -67,18 +67,18 @@ fn they_follow_what_happens() {
             push
         }
     }));
-    wait_until("all are counted", Duration::from_secs(5), || total() == 40);
+    wait_until("all are counted", Duration::from_secs(10), || total() == 40);
     assert_eq!(customer(&daemon, "shop", "c")["waiting"], 40);
     daemon.ask("DELETE", "/api/v1/items/shop/7");
     assert_eq!((total(), &customer(&daemon, "shop", "c")["waiting"]), (json!(39), &json!(39)));
     site.client.publish(&site.push("shop", "1").id("8").customer("d").with("x-on-duplicate", "replace"));
-    wait_until("it has another customer", Duration::from_secs(5), || {
+    wait_until("it has another customer", Duration::from_secs(10), || {
         customer(&daemon, "shop", "d")["waiting"] == 1 && customer(&daemon, "shop", "c")["waiting"] == 38
     });
     assert_eq!(total(), 39);
     daemon.ask("POST", "/api/v1/customers/shop/c/flush");
     assert_eq!(inbox.batch().items.len(), 10);
-    wait_until("ten have left", Duration::from_secs(5), || {
+    wait_until("ten have left", Duration::from_secs(10), || {
         total() == 29 && customer(&daemon, "shop", "c")["waiting"] == 28
     });
     let cancelled = daemon.ask("DELETE", "/api/v1/customers/shop/c/items");

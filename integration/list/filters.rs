@@ -58,7 +58,7 @@ fn times_bound_it_from_inclusive_to_exclusive() {
         let at = i64::try_from(at(n)).expect("a date");
         site.push("shop", "1").id(&n.to_string()).number("x-deliver-at", at)
     }));
-    wait_until("all wait", Duration::from_secs(5), || daemon.items("waiting") == 5);
+    wait_until("all wait", Duration::from_secs(10), || daemon.items("waiting") == 5);
     for (from, to, wanted) in [
         (Some(at(1)), Some(at(3)), &["1", "2"][..]),
         (Some(at(1) + 1), Some(at(3) + 1), &["2", "3"]),
@@ -84,27 +84,27 @@ fn what_is_in_flight_is_listed_as_such() {
     let daemon = site.start(&config(&site).text("egress.uri", &uri));
     site.client.publish(&site.push("shop", "1").id("first"));
     assert_eq!(inbox.batch().ids(), ["first"]);
-    wait_until("it is sent", Duration::from_secs(5), || list(&daemon, "").is_empty());
+    wait_until("it is sent", Duration::from_secs(10), || list(&daemon, "").is_empty());
     egress.stall_one(Way::Down);
     site.client.publish_all([
         site.push("shop", "1").id("x").customer("a"),
         site.push("shop", "1").id("y").delay(300),
         site.push("shop", "1").id("later").delay(NEAR),
     ]);
-    wait_until("the window is open", Duration::from_secs(5), || daemon.items("windows") == 1);
+    wait_until("the window is open", Duration::from_secs(10), || daemon.items("windows") == 1);
     daemon.ask("POST", "/api/v1/customers/shop/a/flush");
-    inbox.items(2, Duration::from_secs(5));
+    inbox.items(2, Duration::from_secs(10));
     let both = || {
         let mut both = ids(&daemon, "state=in_flight");
         both.sort();
         both
     };
-    wait_until("both are in flight", Duration::from_secs(5), || both() == ["x", "y"]);
+    wait_until("both are in flight", Duration::from_secs(10), || both() == ["x", "y"]);
     assert_eq!(ids(&daemon, "state=in_flight&customer=a"), ["x"]);
     assert_eq!(ids(&daemon, "state=waiting"), ["later"]);
     assert_eq!(ids(&daemon, "").len(), 3);
     egress.heal();
-    wait_until("they have ended", Duration::from_secs(5), || ids(&daemon, "") == ["later"]);
+    wait_until("they have ended", Duration::from_secs(10), || ids(&daemon, "") == ["later"]);
 }
 
 #[test]

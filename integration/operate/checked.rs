@@ -59,7 +59,7 @@ fn a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out() {
         "{told:?}"
     );
     for queue in [site.ingest_queue(), site.dead(), site.queue("tidegate.check")] {
-        assert_eq!(site.client.depth(&queue), Some(0), "{queue}");
+        site.lies(&queue, 0);
     }
     site.client.queue(&format!("tidegate.lock.{}", site.ingest_queue()), FieldTable::default());
 }

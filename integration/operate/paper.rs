@@ -113,5 +113,5 @@ fn health_is_an_exit_code() {
     daemon.kill9();
     let begun = Instant::now();
     let gone = daemon.cli(&["health", "--timeout", "1s"]);
-    assert!(gone.code == 1 && begun.elapsed() < Duration::from_secs(10), "{gone:?}");
+    assert!(gone.code == 1 && begun.elapsed() < Duration::from_secs(30), "{gone:?}");
 }

@@ -42,7 +42,7 @@ fn held_back_over_kills_and_then_all_of_it_once() {
     // What comes now waits with the rest, and what of the others comes does not.
     site.client.publish_all([site.push("shop", "1").id("late"), site.push("mail", "1").id("late")]);
     assert_eq!(mail.batch().ids(), ["late"]);
-    wait_until("it is held", Duration::from_secs(5), || application(&daemon, "shop")["total"] == 601);
+    wait_until("it is held", Duration::from_secs(10), || application(&daemon, "shop")["total"] == 601);
     let found = daemon.ask("GET", "/api/v1/items/shop/late").1;
     assert_eq!(found["state"], "waiting", "held back is not parked: {found}");
     shop.quiet(Duration::from_millis(200));
@@ -76,13 +76,13 @@ fn what_is_held_back_can_be_cancelled_listed_replaced_and_expires() {
         push("stays"),
         push("expires").number("x-deliver-before", soon),
     ]);
-    wait_until("all are held", Duration::from_secs(5), || application(&daemon, "shop")["total"] == 4);
+    wait_until("all are held", Duration::from_secs(10), || application(&daemon, "shop")["total"] == 4);
     // Past their times: they are where what is due and may not leave is kept.
-    wait_until("all are due", Duration::from_secs(5), || tidegate_harness::now_ms() > soon as u64 + 300);
+    wait_until("all are due", Duration::from_secs(10), || tidegate_harness::now_ms() > soon as u64 + 300);
     assert_eq!(daemon.ask("DELETE", "/api/v1/items/shop/cancelled").1["result"], "cancelled");
     let replace = push("replaced").with("x-on-duplicate", "replace").content_type("application/json");
     site.client.publish(&Push { body: b"2".to_vec(), ..replace });
-    wait_until("it is replaced", Duration::from_secs(5), || daemon.state()["totals"]["replaced"] == 1);
+    wait_until("it is replaced", Duration::from_secs(10), || daemon.state()["totals"]["replaced"] == 1);
     let (_, list) = daemon.ask("GET", "/api/v1/items?application=shop&state=waiting");
     let ids: Vec<&Value> = list["items"].as_array().expect("items").iter().map(|row| &row["id"]).collect();
     assert!(ids.contains(&&json!("stays")) && !ids.contains(&&json!("cancelled")), "{list}");
@@ -94,7 +94,7 @@ fn what_is_held_back_can_be_cancelled_listed_replaced_and_expires() {
     let letter = dead.next();
     let reason = letter.text("x-tidegate-reason");
     assert_eq!((letter.id().as_str(), reason.as_deref()), ("expires", Some("expired")));
-    let mut items = inbox.items(2, Duration::from_secs(5));
+    let mut items = inbox.items(2, Duration::from_secs(10));
     items.sort_by(|a, b| a.id.cmp(&b.id));
     let ids: Vec<&str> = items.iter().map(|item| item.id.as_str()).collect();
     assert_eq!((ids, &items[0].payload), (vec!["replaced", "stays"], &Some(json!(2))));
@@ -116,7 +116,7 @@ fn by_the_command_line() {
     let asked: Value = serde_json::from_str(&run(&daemon, "pause shop --output json")).expect("JSON");
     assert_eq!(asked, json!({"result": "done", "changed": false}));
     site.client.publish(&site.push("shop", "1").id("x"));
-    wait_until("it is held", Duration::from_secs(5), || application(&daemon, "shop")["total"] == 1);
+    wait_until("it is held", Duration::from_secs(10), || application(&daemon, "shop")["total"] == 1);
     for table in [run(&daemon, "status"), run(&daemon, "list --count")] {
         let line = table.lines().find(|line| line.starts_with("shop")).unwrap_or_else(|| panic!("{table}"));
         assert!(line.contains("paused") && line.split_whitespace().any(|cell| cell == "1"), "{table}");
@@ -136,9 +136,9 @@ fn what_is_held_back_is_counted_and_is_not_parked() {
     order(&daemon, "shop", "pause");
     site.client.publish_all((0..5).map(|n| site.push("shop", "1").id(&format!("{n}")).customer("c")));
     site.client.publish(&site.push("shop", "1").id("later").delay(60_000));
-    wait_until("all are held", Duration::from_secs(5), || application(&daemon, "shop")["total"] == 6);
+    wait_until("all are held", Duration::from_secs(10), || application(&daemon, "shop")["total"] == 6);
     // The window has ended, and its items wait as the later one does: what is held back is not parked.
-    wait_until("nothing of it is in memory", Duration::from_secs(5), || daemon.items("in_memory") == 0);
+    wait_until("nothing of it is in memory", Duration::from_secs(10), || daemon.items("in_memory") == 0);
     assert_eq!(daemon.items("waiting"), 6);
     assert_eq!((daemon.items("parked"), &application(&daemon, "shop")["total"]), (0, &json!(6)));
     let (_, list) = daemon.ask("GET", "/api/v1/items?state=waiting");

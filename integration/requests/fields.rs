@@ -84,7 +84,7 @@ fn every_form_of_an_own_time_is_kept_and_never_early() {
     }
     let count = site.client.publish_all(pushes);
     for received in inbox.take(count, Duration::from_secs(10)) {
-        assert!(received.lateness_us() >= 0, "early by {} us", -received.lateness_us());
+        received.is_not_early();
         let batch = received.batch();
         assert_eq!(batch.items.len(), 1, "without a customer it leaves alone");
         let item = &batch.items[0];
@@ -127,7 +127,7 @@ fn an_amqp_timestamp_is_in_seconds() {
     let at = now_ms() / 1000 + 2;
     site.client.publish(&site.push("shop", "{}").header("x-deliver-at", AMQPValue::Timestamp(at)));
     let received = inbox.next();
-    assert!(received.lateness_us() >= 0, "early");
+    received.is_not_early();
     assert_eq!(received.batch().items[0].due, i64::try_from(at * 1000).expect("a date"));
 }
 
@@ -143,7 +143,7 @@ fn past_and_negative_times_mean_now() {
         site.push("shop", "{}").delay(0),
         site.push("shop", "{}").with("x-deliver-at", "2001-01-01T00:00:00+02:00"),
     ]);
-    inbox.take(4, Duration::from_secs(5));
+    inbox.take(4, Duration::from_secs(10));
 }
 
 #[test]
@@ -156,9 +156,9 @@ fn far_times_are_64_bit_and_wait() {
     {
         assert_eq!(site.client.publish(&site.push("shop", "{}").delay(delay).id(id)), Verdict::Taken);
     }
-    wait_until("the far items are held", Duration::from_secs(5), || daemon.items("waiting") == 3);
+    wait_until("the far items are held", Duration::from_secs(10), || daemon.items("waiting") == 3);
     inbox.quiet(Duration::from_millis(300));
-    assert_eq!(site.client.depth(&site.dead()), Some(0));
+    site.lies(&site.dead(), 0);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn the_same_time_twice_is_accepted() {
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     site.client.publish(&site.push("shop", "{}").delay(300).with("x-opt-delivery-delay", "300"));
-    assert!(inbox.next().lateness_us() >= 0);
+    inbox.next().is_not_early();
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn an_assigned_id_is_there_and_unique() {
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     site.client.publish_all((0..50).map(|_| site.push("shop", "{}").customer("c")));
-    let mut ids: Vec<String> = inbox.items(50, Duration::from_secs(5)).into_iter().map(|i| i.id).collect();
+    let mut ids: Vec<String> = inbox.items(50, Duration::from_secs(10)).into_iter().map(|i| i.id).collect();
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 50);

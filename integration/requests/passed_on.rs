@@ -114,10 +114,10 @@ fn a_reload_counts_for_what_comes_then() {
     let daemon = site.start(&before);
     let [traced, _] = two(&site);
     site.client.publish(&traced.clone().id("early").delay(1_500));
-    wait_until("it is taken", Duration::from_secs(5), || daemon.items("waiting") == 1);
+    wait_until("it is taken", Duration::from_secs(10), || daemon.items("waiting") == 1);
     daemon.rewrite(&config);
     daemon.hup();
-    wait_until("it is reloaded", Duration::from_secs(5), || daemon.log().contains("configuration reloaded"));
+    wait_until("it is reloaded", Duration::from_secs(10), || daemon.log().contains("configuration reloaded"));
     site.client.publish(&traced.clone().id("late"));
     let late = entries(&inbox.next()).remove(0);
     assert_eq!(late["id"], "late");
@@ -127,7 +127,7 @@ fn a_reload_counts_for_what_comes_then() {
     // A file with a fault changes nothing, and names the key.
     daemon.rewrite(&config.set("defaults.copy_headers", r#"["x-delay"]"#));
     daemon.hup();
-    wait_until("it is refused", Duration::from_secs(5), || daemon.log().contains("defaults.copy_headers"));
+    wait_until("it is refused", Duration::from_secs(10), || daemon.log().contains("defaults.copy_headers"));
     site.client.publish(&traced.id("again"));
     check_entry(&entries(&inbox.next())[0]);
 }
@@ -214,7 +214,7 @@ fn a_batch_has_a_trace_context_of_its_own_and_each_entry_that_of_its_request() {
     let batch = |customer: &str, pushes: Vec<tidegate_harness::Push>| {
         let count = pushes.len();
         site.client.publish_all(pushes);
-        wait_until("all are there", Duration::from_secs(5), || {
+        wait_until("all are there", Duration::from_secs(10), || {
             daemon.ask("GET", &format!("/api/v1/customers/shop/{customer}")).1["waiting"] == count
         });
         daemon.ask("POST", &format!("/api/v1/customers/shop/{customer}/flush"));

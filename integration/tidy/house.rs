@@ -1,6 +1,6 @@
 //! Rules of the whole house: sizes, names, comments, and who imports whom.
 
-use crate::source::{block, words, Source};
+use crate::source::{black_box_tests, block, words, Source};
 use std::collections::BTreeMap;
 
 const MOST_COLUMNS: usize = 110;
@@ -157,6 +157,22 @@ pub fn told_mutants_exist(sources: &[Source]) -> Vec<String> {
         }
     }
     assert!(told > 30, "{told} mutants are told of");
+    faults
+}
+
+/// What was just published, returned or acked is counted a moment later, so a test that looks at a count of the broker's
+/// once fails now and then: `lies` waits.
+pub fn counts_are_awaited(_: &[Source]) -> Vec<String> {
+    let mut faults = vec![];
+    for test in black_box_tests() {
+        for statement in test.code.split_inclusive(';') {
+            let at = statement.as_ptr() as usize - test.code.as_ptr() as usize;
+            let Some(begin) = statement.find("assert") else { continue };
+            if [".depth(", ".messages("].iter().any(|count| statement[begin..].contains(count)) {
+                faults.push(format!("{}:{}: looked at once", test.path, test.line_at(at + begin)));
+            }
+        }
+    }
     faults
 }
 

@@ -36,11 +36,22 @@ impl Source {
 
 /// All files below `src`, by path.
 pub fn sources() -> Vec<Source> {
+    below("src")
+}
+
+/// Those of the tests that see tidegate from outside; what measures is none of them.
+pub fn black_box_tests() -> Vec<Source> {
+    let mut tests = below("integration");
+    tests.retain(|test| !["/bench", "/harness/", "/tidy"].iter().any(|part| test.path.contains(part)));
+    tests
+}
+
+fn below(folder: &str) -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut paths = vec![];
-    collect(&root.join("src"), &mut paths);
+    collect(&root.join(folder), &mut paths);
     paths.sort();
-    assert!(paths.len() > 50, "{} files below src", paths.len());
+    assert!(paths.len() > 50, "{} files below {folder}", paths.len());
     let read = |path: PathBuf| {
         let text = fs::read_to_string(&path).expect("a source file");
         let code = blanked(&text);

@@ -180,7 +180,7 @@ fn a_refused_dead_letter_closes_the_channel_of_dead_letters_alone() {
 /// Batches alone each have a channel; one whose confirm is overdue stays until its channel is needed.
 #[test]
 fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
-    const LIMIT: Duration = Duration::from_millis(300);
+    const LIMIT: Duration = Duration::from_secs(2);
     let (go, next) = channel::<()>();
     let next = Mutex::new(next);
     let script: Script = Box::new(move |mut peer, n| {
@@ -215,7 +215,7 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     daemon.amqp.publish((10..10 + count).map(alone).collect());
     daemon.amqp.publish(vec![batch(1)]);
     assert_eq!(daemon.settled(1)[&1], confirmed(1));
-    daemon.quiet_for(LIMIT * 4, |event| matches!(event, Event::Settled(_) | Event::EgressLost));
+    daemon.quiet_for(LIMIT * 2, |event| matches!(event, Event::Settled(_) | Event::EgressLost));
     // The ninth needs a channel: the oldest gives its own.
     daemon.amqp.publish(vec![alone(2)]);
     let settled = daemon.settled(2);

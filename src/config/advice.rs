@@ -5,6 +5,9 @@
 
 use super::{Endpoint, Login, OwnCertificate, Tls};
 
+/// How a connection is told of that the other side has ended.
+const ENDED: [&str; 4] = ["reset by peer", "onnection aborted", "roken pipe", "unexpected end of file"];
+
 /// The error's own text, with the advice behind it where there is one.
 pub(crate) fn explained(error: String, endpoint: &Endpoint) -> String {
     match advice(&error, endpoint) {
@@ -30,9 +33,14 @@ fn advice(error: &str, endpoint: &Endpoint) -> Option<String> {
             of_broker(error, tls, &endpoint.host).or_else(|| of_silence(error, tls.own.as_ref()))
         };
     }
-    // What answers with a TLS alert instead of an AMQP frame.
+    of_tls_port(error)
+}
+
+/// A TLS port answers plain AMQP with an alert, which is no AMQP frame, or ends the connection before that is
+/// read: which of them is met depends on who is quicker.
+fn of_tls_port(error: &str) -> Option<String> {
     let alert = ["frame of the broker cannot be parsed", "ParsingError", "ParserError"];
-    alert.iter().any(|word| error.contains(word)).then(|| {
+    alert.iter().chain(&ENDED).any(|word| error.contains(word)).then(|| {
         "perhaps this is the broker's TLS port: write amqps://, or the plain port (usually 5672)".to_owned()
     })
 }
@@ -105,8 +113,7 @@ fn of_own_certificate(error: &str, own: Option<&OwnCertificate>) -> Option<Strin
 
 /// The alert is lost where the broker closes the connection at once behind it.
 fn of_silence(error: &str, own: Option<&OwnCertificate>) -> Option<String> {
-    let closed = ["reset by peer", "roken pipe", "unexpected end of file"];
-    let file = own.filter(|_| closed.iter().any(|word| error.contains(word)))?.certificate_file.display();
+    let file = own.filter(|_| ENDED.iter().any(|word| error.contains(word)))?.certificate_file.display();
     Some(format!("perhaps the broker does not trust the authority of certificate_file {file}"))
 }
 
@@ -140,6 +147,7 @@ mod tests {
             ("Connection reset by peer (os error 104)", &external, "perhaps the broker does not trust"),
             ("ACCESS_REFUSED - Login was refused", &external, "ssl_cert_login_from"),
             ("a frame of the broker cannot be parsed", &plain, "write amqps://"),
+            ("Connection reset by peer (os error 104)", &plain, "write amqps://"),
         ] {
             let told = advice(error, endpoint);
             assert!(told.as_ref().is_some_and(|text| text.contains(wants)), "{error}: {told:?}");

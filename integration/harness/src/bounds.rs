@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest time that a test may take unless it asks for another: several times what the longest need.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(300);
 /// Once a test hangs and no other has run for this long, the process ends.
 const QUIET: Duration = Duration::from_secs(10);
 /// Exit code of a process that a hanging test has ended; libtest's own for a failed test.
@@ -122,6 +122,26 @@ pub fn bounded(limit: Duration) {
 pub fn alone() {
     assert!(!is_entered(), "alone() comes before anything else of the harness");
     enter_as(true);
+}
+
+/// Judges what is measured by the clock: good once one of three rounds is. On a machine with other work each round is
+/// late for reasons that are none of the daemon's. The test runs [`alone`], and what is early or lost is no matter of
+/// rounds: a round asserts that.
+///
+/// # Panics
+/// With the figures of all three, if none is good; and in a test that does not run alone.
+pub fn best_of_three(mut round: impl FnMut(u32) -> Result<(), String>) {
+    let number = ENTRY.with_borrow(|entry| entry.as_ref().map(|entry| entry.0));
+    let is_alone = stage().running.iter().any(|test| Some(test.number) == number && test.alone);
+    assert!(is_alone, "what is measured by the clock runs alone()");
+    let mut missed = Vec::new();
+    for n in 0..3 {
+        match round(n) {
+            Ok(()) => return,
+            Err(figures) => missed.push(figures),
+        }
+    }
+    panic!("the best of three: {missed:?}");
 }
 
 fn watch() {

@@ -371,7 +371,7 @@ impl Private {
         let pid = beam.id();
         children.beam = Some(beam);
         drop(children);
-        wait_until("the broker's start", Duration::from_secs(90), || {
+        wait_until("the broker's start", Duration::from_secs(180), || {
             let text = fs::read_to_string(&out_path).unwrap_or_default();
             assert!(guard::alive(pid), "the broker ended at its start:\n{text}");
             text.contains("completed with")

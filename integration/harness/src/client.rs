@@ -1,7 +1,7 @@
 //! Producers and applications: a small wrapper around lapin for plain threads.
 
 use crate::message::{Batch, Item, Push, Received};
-use crate::util::{block_on, now_us, runtime};
+use crate::util::{block_on, holds_within, now_us, runtime, LEAST_WAIT};
 use async_rs::Runtime;
 use futures_util::StreamExt;
 use lapin::options::{
@@ -116,7 +116,28 @@ impl Client {
         bounded("exchange.delete", delete).unwrap_or_else(|e| panic!("cannot delete {name}: {e}"));
     }
 
-    /// Ready messages in a queue; `None` where there is no such queue.
+    /// Waits until so many ready messages lie in a queue; panics with what lies there after 20 s.
+    ///
+    /// What was just published, returned or acked is counted a moment later: a count of the broker's is only ever
+    /// awaited, never looked at once.
+    pub fn lies(&self, queue: &str, count: u32) {
+        let mut last = None;
+        let holds = || {
+            last = self.depth(queue);
+            last == Some(count)
+        };
+        if !holds_within(LIMIT, holds) {
+            panic!("{count} messages are to lie in {queue}, but: {last:?}");
+        }
+    }
+
+    /// Whether a queue exists.
+    pub fn has_queue(&self, name: &str) -> bool {
+        self.depth(name).is_some()
+    }
+
+    /// Ready messages in a queue now; `None` where there is no such queue. For conditions that are awaited; a statement
+    /// about it is [`Client::lies`].
     pub fn depth(&self, queue: &str) -> Option<u32> {
         let asked = bounded("queue.declare", async {
             // A channel of its own: the broker closes it when the queue does not exist.
@@ -317,18 +338,19 @@ impl Inbox {
         }
     }
 
-    /// The next message; panics when none comes within 10 s.
+    /// The next message; panics when none comes within 20 s.
     pub fn next(&self) -> Received {
-        self.poll(Duration::from_secs(10)).expect("a message within 10 s")
+        self.poll(Duration::from_secs(20)).expect("a message within 20 s")
     }
 
-    /// The next batch of format `json`; panics when none comes within 10 s.
+    /// The next batch of format `json`; panics when none comes within 20 s.
     pub fn batch(&self) -> Batch {
         self.next().batch()
     }
 
-    /// Exactly `count` messages; panics when they do not come within `limit`.
+    /// Exactly `count` messages; panics when they do not come within `limit`, which is 10 s at the least.
     pub fn take(&self, count: usize, limit: Duration) -> Vec<Received> {
+        let limit = limit.max(LEAST_WAIT);
         let end = std::time::Instant::now() + limit;
         let mut taken = Vec::new();
         while taken.len() < count {
@@ -341,8 +363,10 @@ impl Inbox {
         taken
     }
 
-    /// Items of `json` batches until `count` have come; panics when they do not come within `limit`.
+    /// Items of `json` batches until `count` have come; panics when they do not come within `limit`, which is 10 s at
+    /// the least.
     pub fn items(&self, count: usize, limit: Duration) -> Vec<Item> {
+        let limit = limit.max(LEAST_WAIT);
         let end = std::time::Instant::now() + limit;
         let mut items = Vec::new();
         while items.len() < count {

@@ -201,7 +201,7 @@ impl Daemon {
         fs::write(&self.file, config.render()).expect("the configuration file");
     }
 
-    /// Waits for `/readyz`; panics with the log when that takes more than 30 s.
+    /// Waits for `/readyz`; panics with the log when that takes more than 60 s.
     #[must_use]
     pub fn ready(mut self) -> Self {
         self.wait_ready();
@@ -210,7 +210,7 @@ impl Daemon {
 
     /// As [`Daemon::ready`], in place.
     pub fn wait_ready(&mut self) {
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + Duration::from_secs(60);
         loop {
             let answer = http::request("GET", self.admin, "/readyz");
             if answer.as_ref().is_some_and(|answer| answer.status == 200) {
@@ -219,7 +219,7 @@ impl Daemon {
             if let Some(status) = self.ended() {
                 panic!("the daemon ended at its start, {status}:\n{}", self.log_tail());
             }
-            assert!(Instant::now() < end, "not ready within 30 s: {answer:?}\n{}", self.log_tail());
+            assert!(Instant::now() < end, "not ready within 60 s: {answer:?}\n{}", self.log_tail());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -119,6 +119,12 @@ impl Received {
         Some(value.as_long_long_int().unwrap_or_else(|| panic!("{name} is no 64-bit integer: {value:?}")))
     }
 
+    /// Panics if it has come before its `x-due`, with a verdict that no second run excuses.
+    pub fn is_not_early(&self) {
+        let early_us = -self.lateness_us();
+        assert!(early_us <= 0, "VERDICT: {} is early by {early_us} us", self.id());
+    }
+
     /// Property `message_id`, empty when absent.
     pub fn id(&self) -> String {
         self.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default()

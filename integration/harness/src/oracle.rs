@@ -92,7 +92,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Panics unless nothing is lost, early, mixed or strange.
+    /// Panics unless nothing is lost, early, mixed or strange, with a verdict that no second run excuses.
     pub fn assert_clean(&self) {
         let few = |ids: &[String]| ids.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
         for (what, ids) in [
@@ -101,7 +101,8 @@ impl Report {
             ("mixed", &self.mixed),
             ("unknown", &self.strangers),
         ] {
-            assert!(ids.is_empty(), "{} of {} items {what}: {} ..", ids.len(), self.confirmed, few(ids));
+            let all = self.confirmed;
+            assert!(ids.is_empty(), "VERDICT: {} of {all} items {what}: {} ..", ids.len(), few(ids));
         }
         assert!(self.confirmed > 0, "the load has confirmed nothing");
     }

@@ -98,6 +98,11 @@ impl<'n> Site<'n> {
         self.client.consume(&self.queue(application))
     }
 
+    /// Waits until so many ready messages lie in a queue; see [`Client::lies`].
+    pub fn lies(&self, queue: &str, count: u32) {
+        self.client.lies(queue, count);
+    }
+
     /// Consumes the dead-letter queue, which the daemon has declared.
     pub fn dead_inbox(&self) -> Inbox {
         self.client.consume(&self.dead())

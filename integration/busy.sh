@@ -1,0 +1,16 @@
+#!/bin/sh
+# Runs a command beside processes that do nothing but use the processor: busy.sh COUNT COMMAND...
+# A test that holds here holds on a machine that others use, too. Gives the command's exit code.
+[ $# -ge 2 ] || { echo "usage: busy.sh COUNT COMMAND..." >&2; exit 2; }
+count=$1
+shift
+busy=
+# Each looks now and then whether this one still lives.
+trap '[ -z "$busy" ] || kill $busy 2>/dev/null' EXIT
+trap 'exit 130' INT TERM HUP
+while [ "$count" -gt 0 ]; do
+	sh -c 'while kill -0 "$1" 2>/dev/null; do n=0; while [ $n -lt 200000 ]; do n=$((n + 1)); done; done' busy $$ &
+	busy="$busy $!"
+	count=$((count - 1))
+done
+"$@"
