@@ -41,7 +41,9 @@ fn an_item_that_was_rescheduled_is_unknown_to_another_application_and_arrives() 
     };
     later(&daemon, FAR / 2);
     is_unknown_elsewhere(&site, &asker, &mut daemon, &id);
-    daemon.kill9();
+    // In order: an answer whose message is not acked yet would come once more.
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(20)).success());
     daemon.start_again();
     daemon.wait_ready();
     is_unknown_elsewhere(&site, &asker, &mut daemon, &id);

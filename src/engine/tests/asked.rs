@@ -326,13 +326,19 @@ impl Asking {
                 self.w.deliver(usize::MAX);
             }
             2 => {
-                while !self.w.out.is_empty() {
-                    self.w.settle(0, Outcome::Unknown);
-                }
+                self.lose_what_is_out();
                 self.w.input(Input::EgressLost);
+                // Handed over before the news came.
+                self.lose_what_is_out();
                 self.w.input(Input::EgressReady);
             }
             _ => {}
+        }
+    }
+
+    fn lose_what_is_out(&mut self) {
+        for _ in 0..self.w.out.len() {
+            self.w.settle(0, Outcome::Unknown);
         }
     }
 
