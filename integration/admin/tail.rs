@@ -15,7 +15,7 @@ fn a_parked_backlog_is_left_alone() {
         refused.err.contains("1 of its items are parked") && refused.err.contains("--drain"),
         "{refused:?}"
     );
-    assert_eq!(daemon.items("parked"), 1);
+    daemon.holds("parked", 1);
     let drained = daemon.cli(&["tail", "shop", "--count", "1", "--for", "20s", "--drain"]);
     assert!(drained.code == 0 && drained.out.contains("kept"), "{drained:?}");
     // Without an answer it is refused as well.

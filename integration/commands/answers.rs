@@ -109,7 +109,7 @@ fn by_direct_reply_to() {
     let about = || site.push("shop", "").id("x");
     assert_eq!(asker.ask("lookup", about())["state"], "waiting");
     assert_eq!(asker.ask("cancel", about()), json!({"result": "cancelled", "count": 1}));
-    assert_eq!(daemon.items("waiting"), 0);
+    daemon.holds("waiting", 0);
 }
 
 #[test]

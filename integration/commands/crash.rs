@@ -41,7 +41,8 @@ fn a_cancelled_item_never_comes_back() {
     }
     assert_eq!(inbox.batch().ids(), ["beside"], "it was due with the near one");
     inbox.quiet(Duration::from_millis(500));
-    assert_eq!((daemon.items("waiting"), daemon.items("parked")), (0, 0));
+    daemon.holds("waiting", 0);
+    daemon.holds("parked", 0);
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn killed_between_command_and_answer() {
         let found = daemon.ask("GET", &format!("/api/v1/items/shop/{n}")).1;
         assert_eq!(found["state"], "cancelled", "{found}");
     }
-    assert_eq!(daemon.items("waiting"), 0);
+    daemon.holds("waiting", 0);
     let left = u64::try_from(due).expect("a date").saturating_sub(now_ms());
     inbox.quiet(Duration::from_millis(left + 500));
 }

@@ -213,6 +213,6 @@ fn an_assigned_id_is_as_good_as_any() {
         let answer = asker.ask("cancel", site.push("shop", "").id(id));
         assert_eq!(answer, json!({"result": "cancelled", "count": 1}), "{listed}");
     }
-    assert_eq!(daemon.items("waiting"), 0);
+    daemon.holds("waiting", 0);
     inbox.quiet(Duration::from_millis(100));
 }

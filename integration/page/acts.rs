@@ -130,7 +130,7 @@ fn what_is_parked_is_tried_and_given_up() {
     );
     browser.wait(&says("#outcomes", "Cancelled: 2 items"));
     browser.wait(&row_has("parked", &["nobody", "0"]));
-    assert_eq!(daemon.items("parked"), 0);
+    daemon.holds("parked", 0);
     was_well_behaved(&browser, &daemon);
 }
 

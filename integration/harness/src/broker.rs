@@ -342,7 +342,7 @@ impl Private {
         let mut children = self.children();
         if children.epmd.is_none() {
             // In the foreground and before the node, which would else leave a daemon behind.
-            let epmd = Command::new(find_epmd())
+            let epmd = Command::new(find_epmd(&self.sbin))
                 .args(["-port", &self.epmd_port.to_string(), "-address", "127.0.0.1"])
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -442,8 +442,13 @@ fn find_sbin() -> PathBuf {
     })
 }
 
-/// Debian has it on the path; elsewhere it lies beside the Erlang machine.
-fn find_epmd() -> PathBuf {
+/// Beside the broker's own scripts where it is of another release; Debian has it on the path; elsewhere it lies beside
+/// the Erlang machine.
+fn find_epmd(sbin: &Path) -> PathBuf {
+    let own = sbin.join("epmd");
+    if own.exists() {
+        return own;
+    }
     for dir in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
         let candidate = dir.join("epmd");
         if candidate.exists() {

@@ -3,6 +3,7 @@
 use crate::broker::free_port;
 use crate::guard;
 use crate::http::{self, HttpAnswer};
+use crate::util::holds_within;
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -342,6 +343,13 @@ impl Daemon {
     /// A number of items as `/api/v1/state` tells it (`waiting`, `parked`, ..); 0 while nobody answers.
     pub fn items(&self, key: &str) -> u64 {
         self.ask("GET", "/api/v1/state").1["items"][key].as_u64().unwrap_or(0)
+    }
+
+    /// Waits until it has so many items of a kind (see [`Daemon::items`]); panics with its number after 20 s. What a
+    /// client has heard of, the daemon may count a moment later.
+    pub fn holds(&self, key: &str, count: u64) {
+        let held = holds_within(Duration::from_secs(20), || self.items(key) == count);
+        assert!(held, "{count} items are to be {key}, but: {}", self.items(key));
     }
 
     /// Address of the admin port.
