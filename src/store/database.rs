@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// files of up to 64 MiB.
 const NO_ROOM: u64 = 64 << 20;
 
-/// Bytes of rows that one read of ranges goes over, beside the first row of each: what is left is for the next
-/// one. Large bodies that are due together would keep it at work for minutes, and a call that takes so long is
-/// taken for dead.
+/// Bytes of rows that one read of ranges goes over, beside the first row of each: what is left is for the
+/// next one. Large bodies that are due together would keep it at work for minutes, and a call that takes so
+/// long is taken for dead.
 const READ_BYTES: u64 = 32 << 20;
 
 /// Answers of the system that mean a file is not what it was.

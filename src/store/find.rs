@@ -11,10 +11,10 @@ use crate::engine::types::Ended;
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written; the identity row of a producer's id that
-/// leads nowhere, or one that leads to another item. None of them is skipped: an item that is there and not
-/// found would be taken for a new one. What somebody asks is never among them: an id that this store assigned,
-/// and that belongs to another application's item, is not found.
+/// The storage engine's; a row that does not read as it was written; the identity row of a producer's id
+/// that leads nowhere, or one that leads to another item. None of them is skipped: an item that is there and
+/// not found would be taken for a new one. What somebody asks is never among them: an id that this store
+/// assigned, and that belongs to another application's item, is not found.
 pub(super) fn find(keyspaces: &Keyspaces, epochs: &Epochs, wanted: &Wanted) -> Result<Found, ReadError> {
     Ok(Found { item: waiting(keyspaces, wanted)?, ended: ended(keyspaces, epochs, wanted)? })
 }
@@ -33,8 +33,8 @@ fn waiting(keyspaces: &Keyspaces, wanted: &Wanted) -> Result<Option<Stored>, Rea
     match item(key)? {
         Some(item) if item.identity() == wanted.identity => Ok(Some(item)),
         Some(_) => Err(broken(&"the item that this row leads to is another one")),
-        // An assigned id says nothing of an application, and whoever asks names any. Under a producer's id the
-        // application stands too: it is in the hash.
+        // An assigned id says nothing of an application, and whoever asks names any. Under a producer's id
+        // the application stands too: it is in the hash.
         None if !wanted.identity.is_given() => Ok(None),
         None => Err(broken(&"no item of the application's queue belongs to this row")),
     }
