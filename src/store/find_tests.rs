@@ -191,8 +191,8 @@ fn an_identity_row_that_leads_astray_is_damage() {
     damage(&mut *store, 1, "no item of the application's queue");
     damage(&mut *store, 7, "no item of the application's queue");
     drop(store);
-    // A whole row that leads to another item, be the id given or assigned; a row under another identity; a
-    // flipped bit.
+    // A whole row that leads to another item, be the id given or assigned, a row under another identity, and
+    // a flipped bit.
     let (row, astray) = rows::identity_row(given(4), key(3, 3));
     write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&astray));
     write_raw(dir.path(), KeyspaceId::Identities, &given(5).to_bytes(), Some(&astray));
