@@ -87,6 +87,13 @@ impl Jobs {
         self.bytes
     }
 
+    /// With one of this size, and without the largest of all: one may be as large as it must be. Costs time
+    /// in the number of jobs.
+    pub(super) fn bytes_beside_the_largest(&self, new: u64) -> u64 {
+        let largest = self.line.iter().map(|queued| queued.bytes).fold(new, u64::max);
+        self.bytes.saturating_add(new).saturating_sub(largest)
+    }
+
     /// When the first was queued, monotonic ms.
     pub(super) fn since(&self) -> Option<u64> {
         self.line.front().map(|first| first.since)

@@ -8,6 +8,10 @@ use crate::engine::event::{Along, Scan, Stored};
 use crate::engine::types::{Content, Key};
 use std::sync::Arc;
 
+/// Bytes of rows that one step looks at, beside the first row: commits wait meanwhile, and where rows are
+/// large as many as a step may look at would take minutes.
+const STEP_BYTES: u64 = 4 << 20;
+
 /// Rows, and the first key not looked at; `None`: the end.
 type Step = (Vec<Stored>, Option<Key>);
 
@@ -25,12 +29,13 @@ pub(super) fn scan(keyspaces: &Keyspaces, scan: &Scan) -> Result<Step, ReadError
 
 fn along_queue(keyspaces: &Keyspaces, scan: &Scan, queue: &Arc<str>) -> Result<Step, ReadError> {
     let (start, end) = item_bounds(queue, scan.from, scan.until)?;
-    let mut out = Vec::new();
+    let (mut out, mut read) = (Vec::new(), 0);
     for (looked_at, row) in keyspaces.range(KeyspaceId::Items, start, end).enumerate() {
         let (row, bytes) = row?;
-        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at {
+        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at || read >= STEP_BYTES {
             return Ok((out, Some(place(KeyspaceId::Items, &row)?)));
         }
+        read += bytes.len() as u64;
         out.extend(wanted(scan, queue, &view(&row, &bytes)?));
     }
     Ok((out, None))
@@ -45,16 +50,17 @@ fn along_customer(
     let names: [&str; 2] = [application, customer];
     let start = rows::place_key(&names, scan.from)?;
     let end = rows::place_key(&names, Key { due: scan.until, seq: 0 })?;
-    let mut out = Vec::new();
+    let (mut out, mut read) = (Vec::new(), 0);
     for (looked_at, row) in keyspaces.range(KeyspaceId::Customers, start, end).enumerate() {
         let (row, _) = row?;
         let key = place(KeyspaceId::Customers, &row)?;
-        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at {
+        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at || read >= STEP_BYTES {
             return Ok((out, Some(key)));
         }
-        out.extend(
-            keyspaces.item_of_customer_row(&row, application, key, |view| wanted(scan, application, view))?,
-        );
+        let looked = |view: &View<'_>| (view.content_size(), wanted(scan, application, view));
+        let (bytes, item) = keyspaces.item_of_customer_row(&row, application, key, looked)?;
+        read += bytes;
+        out.extend(item);
     }
     Ok((out, None))
 }

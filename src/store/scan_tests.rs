@@ -10,7 +10,8 @@ use super::tests::{
 };
 use super::*;
 use crate::engine::event::{Along, Scan, Stored};
-use crate::engine::types::Key;
+use crate::engine::types::{Content, Key};
+use std::sync::Arc;
 
 fn scan(along: Along) -> Scan {
     let (from, until) = (Key::default(), u64::MAX);
@@ -134,6 +135,24 @@ fn a_customer_is_scanned_by_index_rows_alone() {
     store.commit(&[group(3, vec![delete(7, 7)])]).unwrap();
     let error = store.load(&Load::Scan(customer("x"))).unwrap_err();
     assert!(matches!(error, ReadError::Damaged { keyspace: "customers", .. }), "{error}");
+}
+
+#[test]
+fn a_step_over_large_rows_ends_early_and_the_next_goes_on_there() {
+    let (_dir, mut store) = fresh();
+    let large = |seq: u64| {
+        let content = Content { properties: vec![], body: vec![7; 3 << 20], json: false };
+        let customer = Some("x".into());
+        put_item(Stored { customer, content: Some(Arc::new(content)), ..item(seq, seq) }, true)
+    };
+    for seq in 1..=5 {
+        store.commit(&[group(seq, vec![large(seq)])]).unwrap();
+    }
+    for whole in [queue(APP), customer("x")] {
+        assert_eq!(seqs(&mut *store, &whole), (vec![1, 2], Some(3)));
+        assert_eq!(seqs(&mut *store, &Scan { from: key(3, 3), ..whole.clone() }), (vec![3, 4], Some(5)));
+        assert_eq!(seqs(&mut *store, &Scan { from: key(5, 5), ..whole }), (vec![5], None));
+    }
 }
 
 #[test]

@@ -105,8 +105,9 @@ impl fmt::Debug for StoreHandle {
 }
 
 impl StoreHandle {
-    /// Queues a commit; [`StoreEvent::Committed`] follows. More than [`ThreadLimits::queued`] is reported as
-    /// [`StoreFailure::Stalled`]. Without effect after a failure or [`StoreHandle::close`].
+    /// Queues a commit; [`StoreEvent::Committed`] follows. More than [`ThreadLimits::queued`], the largest
+    /// job apart, is reported as [`StoreFailure::Stalled`]. Without effect after a failure or
+    /// [`StoreHandle::close`].
     pub fn commit(&self, commit: CommitGroup) {
         let bytes = commit.ops.iter().map(size).sum();
         self.queue(Job::Commit(commit), bytes);
@@ -143,7 +144,9 @@ impl StoreHandle {
         }
         let first = state.jobs.since();
         let all = state.jobs.bytes().saturating_add(bytes);
-        if let Some(first) = first.filter(|_| all > self.shared.limits.queued) {
+        let limit = self.shared.limits.queued;
+        let over = all > limit && state.jobs.bytes_beside_the_largest(bytes) > limit;
+        if let Some(first) = first.filter(|_| over) {
             drop(state);
             let stalled = StoreFailure::Stalled { bytes: all, waited_ms: now.saturating_sub(first) };
             return self.shared.fail(stalled);

@@ -360,14 +360,16 @@ fn more_than_may_be_queued_is_a_failure() {
     let limits = ThreadLimits { queued: 2_000, ..PROMPT };
     let bench = Bench::limited((100, 1 << 20), None, limits);
     bench.enter(1);
-    // One alone is taken, however large it is: there is nothing that it would have to wait for.
+    // One is taken however large it is, as an array of many entries may be, and what fits beside it.
     bench.handle.commit(group(2, (0..99).map(|n| delete(n, n)).collect()));
     bench.commit(3);
+    assert!(bench.events.try_recv().is_err(), "all is well");
+    bench.handle.commit(group(4, (0..20).map(|n| delete(n, n)).collect()));
     match bench.event() {
         StoreEvent::Failed(StoreFailure::Stalled { bytes, .. }) => assert!(bytes > 2_000, "{bytes}"),
         other => panic!("{other:?}"),
     }
-    bench.commit(4);
+    bench.commit(5);
     bench.gate.send(true).unwrap();
     bench.handle.close(SOON).unwrap();
     assert!(bench.events.try_recv().is_err(), "nothing is reported behind a failure");
