@@ -106,16 +106,19 @@ impl LastResort {
         LastResort { progress, armed: Arc::default() }
     }
 
-    /// The process ends after `limit` at the latest, with [`EXIT_FORCED`]. Only the first call counts.
+    /// The process ends after `limit` at the latest, with [`EXIT_FORCED`], unless this and all its clones are
+    /// dropped before. Only the first call counts.
     pub(super) fn arm(&self, limit: Duration) {
         if self.armed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let progress = Arc::clone(&self.progress);
+        let (progress, kept) = (Arc::clone(&self.progress), Arc::downgrade(&self.armed));
         let waits = move || {
             std::thread::sleep(limit);
-            last_line(progress, limit);
-            low_level::exit(EXIT_FORCED.into());
+            if kept.strong_count() > 0 {
+                last_line(progress, limit);
+                low_level::exit(EXIT_FORCED.into());
+            }
         };
         if let Err(error) = small_thread("tidegate-end", waits) {
             tracing::warn!(%error, "nobody sees to it that the stop comes to its end");

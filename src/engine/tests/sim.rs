@@ -217,7 +217,6 @@ impl Sim {
         self.free_channel();
         self.judge();
         self.world.engine.check_invariants();
-        self.check_overlooked();
     }
 
     fn deliver(&mut self) {

@@ -42,6 +42,7 @@ impl Sim {
         self.take_acks();
         self.come_to_rest();
         self.model.given_back.clear();
+        self.check_overlooked();
         self.check_rest();
     }
 
