@@ -181,8 +181,9 @@ impl Node {
     /// Major and minor release of a private node, as it tells at its start; `None` of an external broker.
     pub fn release(&self) -> Option<(u32, u32)> {
         let out = fs::read_to_string(self.private.as_ref()?.dir.join("out")).expect("what the node has told");
-        let mut words = out.split("RabbitMQ ").skip(1).filter_map(|rest| rest.split_whitespace().next());
-        words.find_map(|word| {
+        // In colours, whoever reads it.
+        let told = out.lines().find_map(|line| line.split_once("RabbitMQ"))?.1;
+        told.split_whitespace().find_map(|word| {
             let mut numbers = word.split('.').map(str::parse::<u32>);
             Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
         })
