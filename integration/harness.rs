@@ -179,3 +179,11 @@ fn what_is_missing_is_told_and_fails_in_a_ci() {
 fn needs_a_tool_that_nobody_has() {
     assert!(!require("no-such-tool"), "it is there");
 }
+
+#[test]
+fn a_node_tells_its_release() {
+    let Some(node) = Node::controlled("a_node_tells_its_release") else { return };
+    let release = node.release().expect("it tells");
+    assert!(release >= (3, 10), "{release:?}");
+    assert!(node.is_since(release.0, release.1) && !node.is_since(release.0, release.1 + 1));
+}

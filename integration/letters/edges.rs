@@ -117,16 +117,21 @@ fn without_a_queue_of_ours_that_is_said_and_anothers_is_not_worn_out() {
     site.client.publish(&invalid(&site, "shop", "s0"));
     wait_until("the letter", LIMIT, || site.client.depth(&own) == Some(1));
     let mut looks = 0;
-    let text = loop {
+    let mut told = None;
+    while told.is_none() && looks < 20 {
         let (status, text) = refused(&daemon, "GET", "/api/v1/dead");
-        if status != 200 {
+        if status == 200 {
+            looks += 1;
+        } else {
             assert_eq!(status, 409, "{text}");
-            break text;
+            told = Some(text);
         }
-        looks += 1;
-        assert!(looks < 20, "RabbitMQ 4 would have dropped it");
-    };
-    assert!(text.contains("have been returned") && looks >= 5, "after {looks}: {text}");
+    }
+    match told {
+        Some(text) => assert!(text.contains("have been returned") && looks >= 5, "after {looks}: {text}"),
+        // From 4.3 on what is given back unread does not count.
+        None => assert!(site.node.release() >= Some((4, 3)), "RabbitMQ 4.0 would have dropped it"),
+    }
     site.lies(&own, 1);
 }
 

@@ -6,18 +6,18 @@
 use crate::authority::Signed;
 use crate::bounds;
 use crate::guard;
+use crate::ports::free_port;
 use crate::proxy::Proxy;
 use crate::require::skip_named;
 use crate::util::wait_until;
 use lapin::uri::AMQPUri;
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{self, File};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -176,6 +176,22 @@ impl Node {
 
     fn private(&self) -> &Private {
         self.private.as_ref().expect("a private node")
+    }
+
+    /// Major and minor release of a private node, as it tells at its start; `None` of an external broker.
+    pub fn release(&self) -> Option<(u32, u32)> {
+        let out = fs::read_to_string(self.private.as_ref()?.dir.join("out")).expect("what the node has told");
+        // In colours, whoever reads it.
+        let told = out.lines().find_map(|line| line.split_once("RabbitMQ"))?.1;
+        told.split_whitespace().find_map(|word| {
+            let mut numbers = word.split('.').map(str::parse::<u32>);
+            Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+        })
+    }
+
+    /// Whether it is a private node of this release or a later one.
+    pub fn is_since(&self, major: u32, minor: u32) -> bool {
+        self.release().is_some_and(|release| release >= (major, minor))
     }
 
     /// Evaluates an Erlang expression in the node and returns what it prints.
@@ -411,19 +427,6 @@ fn definitions_json() -> String {
         }
     }
     serde_json::json!({"users": users, "vhosts": vhosts, "permissions": permissions}).to_string()
-}
-
-/// A TCP port that was free a moment ago, below the range from which outgoing connections take theirs.
-pub(crate) fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let spread = u16::try_from(std::process::id() % 9_000).unwrap_or(0);
-    for _ in 0..10_000 {
-        let port = 20_000 + (spread + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-    panic!("no free TCP port between 20000 and 32000");
 }
 
 fn find_sbin() -> PathBuf {

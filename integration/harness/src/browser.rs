@@ -3,8 +3,8 @@
 //! WebDriver is JSON over HTTP, of which a page's test needs a dozen requests. Driver and browser are this test's own:
 //! they live in its directory, and are ended by their process ids.
 
-use crate::broker::free_port;
 use crate::guard;
+use crate::ports::free_port;
 use crate::require::{on_path, require};
 use crate::util::wait_until;
 use base64::{engine::general_purpose::STANDARD, Engine};

@@ -1,8 +1,8 @@
 //! The built binary as a process: configured by a file, watched through its admin port, ended by signals.
 
-use crate::broker::free_port;
 use crate::guard;
 use crate::http::{self, HttpAnswer};
+use crate::ports::free_port;
 use crate::util::holds_within;
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;

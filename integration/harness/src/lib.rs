@@ -18,6 +18,7 @@ mod machine;
 mod message;
 mod moments;
 mod oracle;
+mod ports;
 mod program;
 mod proxy;
 mod raw;

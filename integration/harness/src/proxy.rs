@@ -74,7 +74,7 @@ pub struct Proxy {
 impl Proxy {
     /// Listens on a port of its own, on the loopback address, and forwards to `target`.
     pub fn start(target: SocketAddr) -> Proxy {
-        let address = SocketAddr::from(([127, 0, 0, 1], crate::broker::free_port()));
+        let address = SocketAddr::from(([127, 0, 0, 1], crate::ports::free_port()));
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let listener = listen(address);
