@@ -139,14 +139,22 @@ pub struct ProgressMarks {
     stuck_after_ms: AtomicU64,
     /// By part: since when it stands still, ms since `epoch`; [`RESTS`]: not at all.
     since: [AtomicU64; DaemonPart::ALL.len()],
+    /// By part: when the loop last told of it, ms since `epoch`.
+    told_at: [AtomicU64; DaemonPart::ALL.len()],
     /// Items that have not ended, as the loop last told.
     waiting: AtomicU64,
+    /// When somebody who looks each second last looked, ms since `epoch`; [`RESTS`]: nobody does.
+    looked_at: AtomicU64,
+    /// Nothing is said before this moment, ms since `epoch`.
+    silent_until: AtomicU64,
     /// The parts are being ended.
     over: AtomicBool,
 }
 
 /// The part has nothing to do.
 const RESTS: u64 = u64::MAX;
+/// Who looks each second and has not for so long was not let, ms; and so long the others get afterwards.
+const FROZEN_MS: u64 = 3_000;
 
 impl Default for ProgressMarks {
     /// With the default of `timeouts.stuck_after`.
@@ -162,7 +170,10 @@ impl ProgressMarks {
             epoch: Instant::now(),
             stuck_after_ms: AtomicU64::new(ms(stuck_after)),
             since: DaemonPart::ALL.map(|_| AtomicU64::new(RESTS)),
+            told_at: DaemonPart::ALL.map(|_| AtomicU64::new(0)),
             waiting: AtomicU64::new(0),
+            looked_at: AtomicU64::new(RESTS),
+            silent_until: AtomicU64::new(0),
             over: AtomicBool::new(false),
         }
     }
@@ -197,9 +208,14 @@ impl ProgressMarks {
     }
 
     /// What the loop tells of another part: for how long it has stood still, ms; `None`: it does not. An age
-    /// that is not renewed counts up to the loop's last turn only.
+    /// that is not renewed counts up to the loop's last turn only. It never grows by more than the time since
+    /// it was told last: the clock that it is told by goes on while the machine sleeps, and nobody is late
+    /// for that.
     pub fn told(&self, part: DaemonPart, still_ms: Option<u64>) {
-        self.mark(part, still_ms.map_or(RESTS, |age| self.now().saturating_sub(age)));
+        let now = self.now();
+        let told_at = self.told_at.get(part as usize).map_or(0, |at| at.swap(now, Ordering::AcqRel));
+        let before = self.read(part).unwrap_or(told_at);
+        self.mark(part, still_ms.map_or(RESTS, |age| now.saturating_sub(age).max(before.min(now))));
     }
 
     /// What the loop tells of the items that have not ended.
@@ -237,12 +253,25 @@ impl ProgressMarks {
         self.verdict().stuck.iter().any(|(_, age)| *age > most)
     }
 
+    /// Somebody looks, as each second. Who looks late was held up himself, with all the others as it seems: a
+    /// process that was frozen has to come to itself before it can be judged.
+    pub fn look(&self) {
+        let now = self.now();
+        let before = self.looked_at.swap(now, Ordering::AcqRel);
+        if before != RESTS && now.saturating_sub(before) > FROZEN_MS {
+            self.silent_until.store(now + FROZEN_MS, Ordering::Release);
+        }
+    }
+
     /// The decision, at this moment. Asks nobody and takes no lock.
     pub fn verdict(&self) -> ProgressVerdict {
-        if self.is_over() {
+        let now = self.now();
+        let looked = self.looked_at.load(Ordering::Acquire);
+        let frozen = looked != RESTS && now.saturating_sub(looked) > FROZEN_MS;
+        if self.is_over() || frozen || now < self.silent_until.load(Ordering::Acquire) {
             return ProgressVerdict::default();
         }
-        judge(self.still(self.now()), self.stuck_after_ms())
+        judge(self.still(now), self.stuck_after_ms())
     }
 
     /// Names of the parts that have not moved for two seconds, whatever `timeouts.stuck_after` says: for a
@@ -287,6 +316,36 @@ fn ms(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_was_frozen_is_not_judged_before_it_has_come_to_itself() {
+        let progress = ProgressMarks::of_age(Duration::from_secs(600));
+        assert!(!progress.verdict().stuck.is_empty(), "nobody looks");
+        progress.look();
+        assert!(!progress.verdict().stuck.is_empty());
+        progress.looked_at.store(progress.now() - FROZEN_MS - 1, Ordering::Release);
+        assert!(progress.verdict().stuck.is_empty(), "who looks was held up");
+        progress.look();
+        assert!(progress.verdict().stuck.is_empty(), "and has only just looked again");
+        progress.silent_until.store(progress.now(), Ordering::Release);
+        assert!(!progress.verdict().stuck.is_empty());
+    }
+
+    #[test]
+    fn what_is_told_grows_no_faster_than_time_goes_on() {
+        let progress = ProgressMarks::of_age(Duration::from_secs(600));
+        let age = || progress.read(DaemonPart::Store).map(|since| progress.now() - since);
+        progress.told(DaemonPart::Store, None);
+        assert_eq!(age(), None);
+        progress.told(DaemonPart::Store, Some(3_600_000));
+        assert!(age() < Some(1_000), "the machine has slept for an hour: {:?}", age());
+        progress.told_at[DaemonPart::Store as usize].store(progress.now() - 5_000, Ordering::Release);
+        progress.rests(DaemonPart::Store);
+        progress.told(DaemonPart::Store, Some(4_000));
+        assert!((4_000..5_000).contains(&age().unwrap()), "{:?}", age());
+        progress.told(DaemonPart::Store, Some(3_600_000));
+        assert!((4_000..5_000).contains(&age().unwrap()), "{:?}", age());
+    }
 
     #[test]
     fn a_part_is_stuck_after_one_span_and_dead_after_another() {

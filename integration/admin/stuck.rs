@@ -9,7 +9,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(120);
 
 fn quick(site: &Site<'_>) -> Config {
-    site.config().text("timeouts.stuck_after", "2s")
+    site.config().text("timeouts.stuck_after", "3s")
 }
 
 fn stuck(daemon: &Daemon) -> Vec<String> {

@@ -216,6 +216,32 @@ fn a_culprit_ends_its_own_connection_only_once_it_is_suspected() {
     assert_eq!(ended, ["tidegate egress", "tidegate egress, apart"]);
 }
 
+/// Its own connection ends, and not over what it contains: nobody else notices, and it is not sent again at once.
+#[test]
+fn a_suspect_whose_own_connection_is_lost_waits_and_nobody_else_does() {
+    let script: Script = Box::new(|mut peer, n| loop {
+        match peer.next() {
+            Seen::Published(_) if n == 0 => return peer.close_connection(501, FRAME),
+            Seen::Published(_) if peer.name.ends_with("apart") => return,
+            Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+            Seen::Gone => return,
+            _ => {}
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(5)]);
+    assert_eq!(daemon.settled(1)[&5], Outcome::Refused(format!("501 {FRAME}").into()));
+    daemon.ready();
+    let since = Instant::now();
+    daemon.amqp.publish(vec![Way::Alone.batch(5), Way::Alone.batch(6), batch(7)]);
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&6], &settled[&7]), (&confirmed(6), &confirmed(7)));
+    assert_eq!(daemon.settled(1)[&5], Outcome::Unknown);
+    assert!(since.elapsed() >= Duration::from_secs(1), "{:?}", since.elapsed());
+    assert_eq!(daemon.amqp.stats().egress_failures, 1, "the first time only");
+}
+
 /// Any mixture of answers and ends, at any moment: whatever was handed over is settled, each once, and in time.
 #[test]
 fn every_batch_is_settled_once_whatever_ends_whenever() {

@@ -5,14 +5,15 @@
 //! confirm comes, and nothing has been published twice. Its channel is given up only when another batch needs
 //! one.
 //!
-//! Where the broker has ended a connection over what a message contained, each has a connection of its own
-//! for a while: if that ends, it is known over which message, and nobody else notices.
+//! Where the broker has ended a connection over what a message contained, each of those that may have been it
+//! has a connection of its own: if that ends, it is known over which message, and nobody else notices.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
+use super::suspects::Suspects;
 use super::Options;
-use crate::engine::types::{Batch, Outcome, ALONE_CHANNELS};
+use crate::engine::types::{Batch, BatchId, Outcome, ALONE_CHANNELS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::{Channel, Confirmation};
@@ -26,28 +27,51 @@ use tokio::time::Instant;
 
 /// Shows in `rabbitmqctl list_connections`.
 const APART: &str = "tidegate egress, apart";
-/// Before a batch is given up that has found no connection of its own.
+/// Before a batch is given up whose own connection came to nothing: the next one would be opened at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How one ended.
 pub(super) struct AloneEnd {
     pub(super) number: u64,
+    pub(super) id: BatchId,
+    pub(super) application: Arc<str>,
     pub(super) dead: bool,
+    pub(super) answer: AloneAnswer,
+}
+
+/// What came of its publish.
+pub(super) struct AloneAnswer {
     pub(super) outcome: Outcome,
     /// What has failed beside the batch, or, with [`Outcome::Unavailable`], its exchange.
     pub(super) fault: Option<Fault>,
-    /// To be closed.
+    /// Its own connection, to be closed.
     pub(super) apart: Option<Arc<Session>>,
+    /// Why it has found none.
+    pub(super) no_connection: Option<String>,
     /// To be used again.
     channel: Option<Arc<Channel>>,
 }
 
 struct AloneFlight {
     number: u64,
+    id: BatchId,
+    application: Arc<str>,
+    dead: bool,
     since: Instant,
-    /// The channel, once there is one.
+    /// The channel, once there is one: nothing is published before.
     channel: Arc<OnceLock<Arc<Channel>>>,
-    publish: BoxFuture<'static, AloneEnd>,
+    publish: BoxFuture<'static, AloneAnswer>,
+}
+
+impl AloneFlight {
+    /// What its end without an answer means.
+    fn unanswered(&self, outcome: &Outcome) -> Outcome {
+        if self.channel.get().is_some() {
+            outcome.clone()
+        } else {
+            Outcome::Unsent
+        }
+    }
 }
 
 #[derive(Default)]
@@ -83,18 +107,27 @@ impl AlonePool {
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         for slot in &mut self.slots {
             let Some(flight) = &mut slot.flight else { continue };
-            if let Poll::Ready(mut end) = Pin::new(&mut flight.publish).poll(cx) {
-                slot.flight = None;
-                slot.channel = end.channel.take();
-                self.ended.push(end);
+            if let Poll::Ready(mut answer) = Pin::new(&mut flight.publish).poll(cx) {
+                slot.channel = answer.channel.take();
+                let Some(AloneFlight { number, id, application, dead, .. }) = slot.flight.take() else {
+                    continue;
+                };
+                self.ended.push(AloneEnd { number, id, application, dead, answer });
             }
         }
         !self.ended.is_empty()
     }
 
-    /// Those that have ended.
+    /// Those that have ended by now.
     pub(super) fn take_ended(&mut self) -> Vec<AloneEnd> {
+        // Whether or not this one was woken for them.
+        let _ = self.woken().now_or_never();
         std::mem::take(&mut self.ended)
+    }
+
+    /// Ids of what is unconfirmed.
+    pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
+        self.slots.iter().filter_map(|slot| slot.flight.as_ref().map(|flight| flight.id)).collect()
     }
 
     /// Whether a batch can be published now.
@@ -102,16 +135,20 @@ impl AlonePool {
         self.slots.iter().any(|slot| slot.flight.is_none())
     }
 
-    /// Publishes the first that waits; there must be room. `apart`: on a connection of its own.
+    /// Publishes the first that waits; there must be room. A suspect goes on a connection of its own.
     pub(super) fn publish_next(
         &mut self,
         session: &Arc<Session>,
         options: &Arc<Options>,
         encoder: &Encoder,
-        apart: bool,
+        suspects: &Suspects,
         output: &mut TurnOutput,
     ) {
         debug_assert!(self.has_room());
+        let Some(batch) = self.waiting.pop_front() else { return };
+        let Some(message) = encoder.message(&batch, output) else { return };
+        let (now, id) = (Instant::now(), message.id);
+        let apart = suspects.has(id, &batch.application, now);
         // One whose channel is open costs no round trip.
         let free = |slot: &&mut AloneSlot| slot.flight.is_none();
         let ready = self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_some());
@@ -119,20 +156,23 @@ impl AlonePool {
             Some(place) => self.slots.get_mut(place),
             None => self.slots.iter_mut().find(free),
         };
-        let Some(slot) = slot else { return };
-        let Some(batch) = self.waiting.pop_front() else { return };
-        let Some(message) = encoder.message(&batch, output) else { return };
-        let dead = batch.dead.is_some();
+        let Some(slot) = slot else { return output.settle(batch.number, Outcome::Unsent) };
         let opened = Arc::new(OnceLock::new());
         let (session, options, channel) = (Arc::clone(session), Arc::clone(options), Arc::clone(&opened));
         let publish = if apart {
-            publish_apart(session, options, channel, message, dead).boxed()
+            publish_apart(session, options, channel, message).boxed()
         } else {
-            let limit = options.timeouts.connect;
-            publish_alone(session, slot.channel.take(), channel, message, dead, limit).boxed()
+            publish_alone(session, slot.channel.take(), channel, message, options.timeouts.connect).boxed()
         };
-        slot.flight =
-            Some(AloneFlight { number: batch.number, since: Instant::now(), channel: opened, publish });
+        slot.flight = Some(AloneFlight {
+            number: batch.number,
+            id,
+            application: batch.application,
+            dead: batch.dead.is_some(),
+            since: now,
+            channel: opened,
+            publish,
+        });
     }
 
     /// Gives up the one that has been waiting for its confirm longest, if that is longer than `limit`
@@ -150,17 +190,17 @@ impl AlonePool {
             return None;
         }
         let flight = oldest.flight.take()?;
-        output.settle(flight.number, Outcome::Overdue);
+        output.settle(flight.number, flight.unanswered(&Outcome::Overdue));
         Some(flight.channel.get().cloned())
     }
 
     /// The connection's end: what is unconfirmed is settled with `outcome`, what waits is unsent.
     pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
-        for end in self.ended.drain(..) {
-            output.settle(end.number, end.outcome);
+        for end in self.take_ended() {
+            output.settle(end.number, end.answer.outcome);
         }
         for flight in self.slots.iter_mut().filter_map(|slot| slot.flight.take()) {
-            output.settle(flight.number, outcome.clone());
+            output.settle(flight.number, flight.unanswered(outcome));
         }
         output.unsent(self.waiting.drain(..));
     }
@@ -177,30 +217,31 @@ async fn publish_apart(
     options: Arc<Options>,
     opened: Arc<OnceLock<Arc<Channel>>>,
     message: PublishMessage,
-    dead: bool,
-) -> AloneEnd {
+) -> AloneAnswer {
     let limit = options.timeouts.connect;
-    let own = match session.another(&options.amqp, limit, APART).await {
-        Ok(own) => Arc::new(own),
+    let mut answer = match session.another(&options.amqp, limit, APART).await {
+        Ok(own) => {
+            let own = Arc::new(own);
+            let answer = publish_alone(Arc::clone(&own), None, opened, message, limit).await;
+            AloneAnswer { apart: Some(own), channel: None, ..answer }
+        }
+        // The broker may allow no more connections, or be gone.
         Err(fault) => {
-            // The broker may allow no more connections, or be gone: not to be tried again at once.
-            tracing::debug!(error = %fault, "no connection for a batch alone");
-            tokio::time::sleep(PAUSE).await;
-            return AloneEnd::unsent(&message, dead, None);
+            AloneAnswer { no_connection: Some(fault.text), ..AloneAnswer::of(Outcome::Unsent, None) }
         }
     };
-    let mut end = publish_alone(Arc::clone(&own), None, opened, message, dead, limit).await;
-    end.apart = Some(own);
-    end.channel = None;
-    end.fault = match end.fault {
+    answer.fault = match answer.fault {
         // There was nothing else that it could have been ended over.
         Some(fault) if fault.kind == FaultKind::ContentFatal => {
-            end.outcome = Outcome::Refused(fault.text.into());
+            answer.outcome = Outcome::Refused(fault.text.into());
             None
         }
         other => other.filter(Fault::is_unavailable),
     };
-    end
+    if matches!(answer.outcome, Outcome::Unknown | Outcome::Unsent) {
+        tokio::time::sleep(PAUSE).await;
+    }
+    answer
 }
 
 /// The wait for the confirm has no bound of its own: the pool decides when a channel is needed. `limit`: for
@@ -210,16 +251,15 @@ async fn publish_alone(
     idle: Option<Arc<Channel>>,
     opened: Arc<OnceLock<Arc<Channel>>>,
     message: PublishMessage,
-    dead: bool,
     limit: Duration,
-) -> AloneEnd {
-    let (number, id) = (message.number, message.id);
-    let ended = |outcome, fault| AloneEnd { number, dead, outcome, fault, apart: None, channel: None };
+) -> AloneAnswer {
+    let id = message.id;
+    let ended = AloneAnswer::of;
     let channel = match idle.filter(|channel| channel.status().connected()) {
         Some(channel) => channel,
         None => match confirm_channel(&session, limit).await {
             Ok(channel) => Arc::new(channel),
-            Err(fault) => return AloneEnd::unsent(&message, dead, Some(fault)),
+            Err(fault) => return ended(Outcome::Unsent, Some(fault)),
         },
     };
     // It is set once: here.
@@ -247,13 +287,17 @@ async fn publish_alone(
             };
         }
     };
-    AloneEnd { channel: Some(channel), ..ended(outcome, None) }
+    AloneAnswer { channel: Some(channel), ..ended(outcome, None) }
 }
 
-impl AloneEnd {
-    fn unsent(message: &PublishMessage, dead: bool, fault: Option<Fault>) -> AloneEnd {
-        let outcome = Outcome::Unsent;
-        AloneEnd { number: message.number, dead, outcome, fault, apart: None, channel: None }
+impl AloneAnswer {
+    fn of(outcome: Outcome, fault: Option<Fault>) -> AloneAnswer {
+        AloneAnswer { outcome, fault, apart: None, no_connection: None, channel: None }
+    }
+
+    /// The broker has said what became of it.
+    pub(super) fn is_known(&self) -> bool {
+        !matches!(self.outcome, Outcome::Unknown | Outcome::Unsent | Outcome::Overdue)
     }
 
     /// The exchange has taken it.

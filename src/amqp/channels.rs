@@ -15,6 +15,7 @@ use super::message::{confirm_channel, Encoder, TurnOutput};
 use super::outlet::Outlet;
 use super::pulse::{Pulse, ASK_AFTER};
 use super::supervise::RateLimitedLog;
+use super::suspects::Suspects;
 use super::topology::{prepare_dead, Note};
 use super::Options;
 use crate::engine::types::{Batch, Outcome};
@@ -60,12 +61,19 @@ pub(super) struct EgressChannels {
     blocked: bool,
     /// Confirm time-outs count from here at the earliest.
     unblocked_at: Instant,
-    /// Until then, batches that are published alone have connections of their own.
-    apart_until: Option<Instant>,
+    /// Connections of batches that were published apart, being closed.
+    closing: JoinSet<()>,
     dead_trouble: Option<DeadTrouble>,
     /// Found when the dead exchange was looked at.
     notes: Vec<Note>,
+    carried: Carried,
+}
+
+/// What goes on to the next connection.
+#[derive(Default)]
+pub(super) struct Carried {
     log: RateLimitedLog,
+    suspects: Suspects,
 }
 
 impl EgressChannels {
@@ -74,9 +82,8 @@ impl EgressChannels {
         session: Arc<Session>,
         main: Channel,
         encoder: Encoder,
-        apart_until: Option<Instant>,
         options: Arc<Options>,
-        log: RateLimitedLog,
+        carried: Carried,
     ) -> Self {
         let mut channels = EgressChannels {
             session,
@@ -89,10 +96,10 @@ impl EgressChannels {
             pulse: Pulse::default(),
             blocked: false,
             unblocked_at: Instant::now(),
-            apart_until,
+            closing: JoinSet::new(),
             dead_trouble: None,
             notes: Vec::new(),
-            log,
+            carried,
         };
         channels.open_dead();
         channels
@@ -233,14 +240,21 @@ impl EgressChannels {
         }
         self.advance(output);
         while self.left_behind.try_join_next().is_some() {}
+        while self.closing.try_join_next().is_some() {}
         if self.left_behind.len() > MAX_LEFT_BEHIND {
             return Err(Fault::lost(format!("{MAX_LEFT_BEHIND} channels without confirms do not close")));
         }
         Ok(())
     }
 
-    /// The end: everything not settled is, with `outcome`; what was not published at all is so.
+    /// The end: everything not settled is, with `outcome`; what was not published at all is so. Where the
+    /// broker has ended the connection over a message, all that was unconfirmed is suspected.
     pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
+        if matches!(outcome, Outcome::Refused(_)) {
+            let main = self.main.unconfirmed();
+            let others = [self.dead.unconfirmed(), self.alone.unconfirmed()].concat();
+            self.carried.suspects.add(main.into_iter().chain(others), Instant::now());
+        }
         self.main.leave(outcome, output);
         self.dead.leave(outcome, output);
         // Where the broker has ended the connection over a message, one that is alone on its channel is not
@@ -250,8 +264,8 @@ impl EgressChannels {
     }
 
     /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half
-    /// closed for an error. Gives the log, for the next connection.
-    pub(super) async fn close(mut self, limit: Duration) -> RateLimitedLog {
+    /// closed for an error. Gives what the next connection goes on with.
+    pub(super) async fn close(mut self, limit: Duration) -> Carried {
         let mut output = TurnOutput::default();
         let mut open = self.alone.take_channels();
         open.extend(self.main.leave(&Outcome::Unknown, &mut output));
@@ -266,7 +280,7 @@ impl EgressChannels {
             });
             let _ = timeout(limit, futures_util::future::join_all(closing)).await;
         }
-        self.log
+        self.carried
     }
 
     /// Why a connection has ended that was seen closed. The publishes that are unconfirmed know it, a little
@@ -336,7 +350,11 @@ impl EgressChannels {
             Some(Outcome::Unavailable(_)) | None => return Err(fault),
             Some(outcome) => outcome,
         };
-        self.log.warn("output channel", &fault.text, "the publishing channel was closed; another is opened");
+        self.carried.log.warn(
+            "output channel",
+            &fault.text,
+            "the publishing channel was closed; another is opened",
+        );
         self.main.leave(&outcome, output);
         Ok(())
     }
@@ -347,7 +365,7 @@ impl EgressChannels {
             self.dead_fails(fault.text, true);
         } else {
             let message = "the channel of the dead letters was closed; another is opened";
-            self.log.warn("dead channel", &fault.text, message);
+            self.carried.log.warn("dead channel", &fault.text, message);
         }
         self.dead.leave(&outcome, output);
         Ok(())
@@ -382,16 +400,31 @@ impl EgressChannels {
     }
 
     fn alone_ended(&mut self, end: AloneEnd, output: &mut TurnOutput) -> Result<(), Fault> {
-        if end.dead && end.is_confirmed() {
+        let AloneEnd { number, id, application, dead, answer } = end;
+        if dead && answer.is_confirmed() {
             self.dead_works();
         }
-        output.settle(end.number, end.outcome);
-        if let Some(apart) = end.apart {
-            self.left_behind.spawn(async move { apart.close(CLOSE_APART).await });
+        let suspects = &mut self.carried.suspects;
+        if answer.apart.is_some() && matches!(answer.outcome, Outcome::Refused(_)) {
+            suspects.convict(id, &application, Instant::now());
+        } else if answer.is_known() {
+            suspects.clear(id);
+        } else if answer.fault.as_ref().is_some_and(|fault| fault.kind == FaultKind::ContentFatal) {
+            suspects.add([id], Instant::now());
         }
-        match end.fault {
+        output.settle(number, answer.outcome);
+        if let Some(text) = answer.no_connection {
+            let message =
+                "what may have ended the connection finds none of its own: it waits, and everything \
+                           else goes on";
+            self.carried.log.warn("apart", &text, message);
+        }
+        if let Some(apart) = answer.apart {
+            self.closing.spawn(async move { apart.close(CLOSE_APART).await });
+        }
+        match answer.fault {
             None => Ok(()),
-            Some(fault) if end.dead && fault.is_unavailable() => {
+            Some(fault) if dead && fault.is_unavailable() => {
                 self.dead_fails(fault.text, true);
                 // The next dead letter checks the exchange again.
                 if self.dead.is_quiet() {
@@ -434,9 +467,9 @@ impl EgressChannels {
                 None => outlet.waiting = waiting,
             }
         }
-        let apart = self.apart_until.is_some_and(|until| until > Instant::now());
         while !self.alone.waiting.is_empty() && self.alone.has_room() {
-            self.alone.publish_next(&self.session, &self.options, &self.encoder, apart, output);
+            let EgressChannels { session, options, encoder, carried, alone, .. } = self;
+            alone.publish_next(session, options, encoder, &carried.suspects, output);
         }
     }
 
@@ -455,7 +488,7 @@ impl EgressChannels {
 
     fn dead_fails(&mut self, text: String, by_publish: bool) {
         let message = "dead letters cannot be published: they wait, and everything else goes on";
-        self.log.warn("dead letters", &text, message);
+        self.carried.log.warn("dead letters", &text, message);
         self.dead_trouble = Some(DeadTrouble { text, by_publish, at: Instant::now() });
     }
 
@@ -468,7 +501,7 @@ impl EgressChannels {
     fn log_overdue(&mut self, channel: &'static str) {
         let limit_ms = self.options.timeouts.confirm.as_millis();
         let text = format!("no confirm within {limit_ms} ms");
-        self.log.warn(channel, &text, "a publishing channel is given up, and another is opened");
+        self.carried.log.warn(channel, &text, "a publishing channel is given up, and another is opened");
     }
 
     /// Closes a channel without waiting for it.

@@ -175,6 +175,11 @@ impl ConfirmTracker {
         None
     }
 
+    /// Ids of the publishes that are not settled, in no order.
+    pub(super) fn ids(&self) -> impl Iterator<Item = BatchId> + '_ {
+        self.slots.iter().flatten().map(|entry| entry.id)
+    }
+
     /// Publishes that are not settled.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

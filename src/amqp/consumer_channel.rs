@@ -8,7 +8,7 @@
 //! way when as much is unacked as the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to let
 //! it grow, and the only one at which more would help.
 
-use super::fault::{Fault, FaultKind};
+use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
 use super::unacked::Unacked;
 use crate::engine::types::Ack;
 use futures_util::stream::{ReadyChunks, StreamExt};
@@ -22,9 +22,6 @@ use tokio::time::timeout;
 
 /// Upper bound on deliveries taken from lapin at once.
 const CHUNK: usize = 512;
-/// How long to look for the reason of an end after noticing the end.
-const CAUSE_LIMIT: Duration = Duration::from_millis(250);
-
 /// What a [`ConsumerChannel`] does at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {

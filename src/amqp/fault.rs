@@ -6,6 +6,9 @@ use lapin::{Error, ErrorKind};
 use std::fmt;
 use std::time::Duration;
 
+/// How long to look for the reason of an end after noticing the end.
+pub(super) const CAUSE_LIMIT: Duration = Duration::from_millis(250);
+
 /// What a fault means for those who wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FaultKind {

@@ -37,6 +37,7 @@ mod replies;
 mod rights;
 mod shared;
 mod supervise;
+mod suspects;
 mod topology;
 mod unacked;
 pub mod wire;

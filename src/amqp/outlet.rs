@@ -4,7 +4,7 @@ use super::fault::Fault;
 use super::message::TurnOutput;
 use super::publish_channel::PublishChannel;
 use super::topology::Note;
-use crate::engine::types::{Batch, Outcome};
+use crate::engine::types::{Batch, BatchId, Outcome};
 use futures_util::future::BoxFuture;
 use lapin::Channel;
 use std::collections::VecDeque;
@@ -90,6 +90,14 @@ impl Outlet {
         match &mut self.state {
             OutletState::Open(channel) => channel.collect(output),
             OutletState::Closed | OutletState::Opening(_) => Ok(()),
+        }
+    }
+
+    /// Ids of what is unconfirmed, in no order.
+    pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
+        match &self.state {
+            OutletState::Open(channel) => channel.unconfirmed(),
+            OutletState::Closed | OutletState::Opening(_) => Vec::new(),
         }
     }
 

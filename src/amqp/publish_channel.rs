@@ -2,18 +2,15 @@
 
 use super::confirm_tracker::{BrokerAnswer, ConfirmTracker, Returned};
 use super::confirms::Confirms;
-use super::fault::{EndReason, Fault, FaultKind};
+use super::fault::{EndReason, Fault, FaultKind, CAUSE_LIMIT};
 use super::message::{us_since, PublishMessage, TurnOutput};
 use super::wire;
-use crate::engine::types::Outcome;
+use crate::engine::types::{BatchId, Outcome};
 use lapin::message::BasicReturnMessage;
 use lapin::{Channel, Confirmation};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// How long to wait for the reason of an end after noticing the end.
-const CAUSE_LIMIT: Duration = Duration::from_millis(250);
 
 pub(super) struct PublishChannel {
     /// Each publish under way holds it; cloning lapin's own handle is several times as dear.
@@ -112,6 +109,11 @@ impl PublishChannel {
             });
         }
         Ok(())
+    }
+
+    /// Ids of what is unconfirmed, in no order.
+    pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
+        self.tracker.ids().collect()
     }
 
     /// The moment of the oldest unconfirmed publish.

@@ -6,14 +6,13 @@
 //! message. Deliberately absent: retries, which are the engine's.
 
 use super::backoff::Backoff;
-use super::channels::EgressChannels;
+use super::channels::{Carried, EgressChannels};
 use super::connection::Session;
-use super::fault::{Fault, FaultKind};
+use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
 use super::message::{confirm_channel, unsent, Encoder, TurnOutput};
 use super::shared::Shared;
 use super::supervise::{
     frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
-    RateLimitedLog,
 };
 use super::topology::prepare_egress;
 use super::wire::Exchanges;
@@ -27,12 +26,6 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// After the broker ended a whole connection over a message, batches that are published alone have a
-/// connection of their own during this time: its end can be blamed on one of them only, and concerns no
-/// other.
-const APART: Duration = Duration::from_secs(600);
-/// How long to look for the reason of an end after noticing the end.
-const CAUSE_LIMIT: Duration = Duration::from_millis(250);
 /// Accuracy of the confirm time-out.
 const CHECK: Duration = Duration::from_millis(250);
 
@@ -44,10 +37,9 @@ pub(super) struct EgressPublisher {
     shutdown: ShutdownSignal,
     encoder: Encoder,
     backoff: Backoff,
-    apart_until: Option<Instant>,
     notes: NoteLog,
-    /// Of the channels, kept over reconnects.
-    log: RateLimitedLog,
+    /// From one connection to the next.
+    carried: Carried,
 }
 
 /// The link's state while it works.
@@ -91,9 +83,8 @@ impl EgressPublisher {
             jobs,
             shutdown,
             backoff: Backoff::default(),
-            apart_until: None,
             notes: NoteLog::default(),
-            log: RateLimitedLog::default(),
+            carried: Carried::default(),
         }
     }
 
@@ -215,10 +206,7 @@ impl EgressPublisher {
     /// Settles all that is left, in this order: outcomes, then the news of the loss.
     fn end(&mut self, channels: &mut EgressChannels, fault: Option<&Fault>) {
         let outcome = match fault {
-            Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => {
-                self.apart_until = Some(Instant::now() + APART);
-                Outcome::Refused(text.as_str().into())
-            }
+            Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => Outcome::Refused(text.as_str().into()),
             Some(_) | None => Outcome::Unknown,
         };
         let mut output = TurnOutput::default();
@@ -275,11 +263,9 @@ impl ConnectionUser for EgressPublisher {
             dead: None,
             blocked: None,
         };
-        let log = std::mem::take(&mut self.log);
+        let carried = std::mem::take(&mut self.carried);
         let encoder = Encoder { frame_max: session.frame_max(), ..self.encoder.clone() };
-        let apart_until = self.apart_until;
-        let mut channels =
-            EgressChannels::new(Arc::clone(session), channel, encoder, apart_until, options, log);
+        let mut channels = EgressChannels::new(Arc::clone(session), channel, encoder, options, carried);
         // One that arrived before this was handed over to the connection before it.
         self.settle_unsent();
         self.shared.post(Event::EgressReady);
@@ -294,7 +280,7 @@ impl ConnectionUser for EgressPublisher {
         };
         self.end(&mut channels, result.as_ref().err());
         let closing = channels.close(time_left(&self.shutdown));
-        self.log = self.shared.while_waiting(Side::Egress, closing).await;
+        self.carried = self.shared.while_waiting(Side::Egress, closing).await;
         result
     }
 

@@ -315,7 +315,7 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
         connect: s.get("connect", d.connect, span()),
         confirm: s.get("confirm", d.confirm, span()),
         drain: s.get("drain", d.drain, span()),
-        stuck_after: s.get("stuck_after", d.stuck_after, Span(Duration::from_secs(1)..=HOUR)),
+        stuck_after: s.get("stuck_after", d.stuck_after, Span(Duration::from_secs(3)..=HOUR)),
     };
     if timeouts.drain > USUAL_STOP {
         s.warn(

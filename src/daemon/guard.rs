@@ -4,11 +4,10 @@
 use super::EXIT_FORCED;
 use crate::progress::{DaemonPart, ProgressMarks};
 use signal_hook::low_level;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the parts are looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -37,6 +36,7 @@ impl PartWatch {
 fn watch(progress: &ProgressMarks, ended: &Receiver<()>) {
     let mut lines = StuckLines::default();
     while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+        progress.look();
         let stuck = progress.verdict().stuck;
         if progress.is_over() {
             return;
@@ -95,34 +95,38 @@ impl StuckLines {
 
 /// Ends the process by force, once, where its stop does not come to its end. That is safe at any moment:
 /// correctness never depends on a graceful stop.
+///
+/// Its thread waits from the beginning: when it is needed the system may start none.
 #[derive(Clone, Debug)]
-pub(super) struct LastResort {
-    progress: Arc<ProgressMarks>,
-    armed: Arc<AtomicBool>,
-}
+pub(super) struct LastResort(Sender<Duration>);
 
 impl LastResort {
-    pub(super) fn new(progress: Arc<ProgressMarks>) -> Self {
-        LastResort { progress, armed: Arc::default() }
+    /// # Errors
+    /// The system starts no thread.
+    pub(super) fn new(progress: Arc<ProgressMarks>) -> std::io::Result<LastResort> {
+        let (sender, orders) = channel::<Duration>();
+        small_thread("tidegate-end", move || {
+            let Ok(limit) = orders.recv() else { return };
+            let end = Instant::now() + limit;
+            // Further orders change nothing; without anybody to give one it is over.
+            loop {
+                match orders.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                    Ok(_) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => break,
+                }
+            }
+            last_line(progress, limit);
+            low_level::exit(EXIT_FORCED.into());
+        })?;
+        Ok(LastResort(sender))
     }
 
     /// The process ends after `limit` at the latest, with [`EXIT_FORCED`], unless this and all its clones are
     /// dropped before. Only the first call counts.
     pub(super) fn arm(&self, limit: Duration) {
-        if self.armed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (progress, kept) = (Arc::clone(&self.progress), Arc::downgrade(&self.armed));
-        let waits = move || {
-            std::thread::sleep(limit);
-            if kept.strong_count() > 0 {
-                last_line(progress, limit);
-                low_level::exit(EXIT_FORCED.into());
-            }
-        };
-        if let Err(error) = small_thread("tidegate-end", waits) {
-            tracing::warn!(%error, "nobody sees to it that the stop comes to its end");
-        }
+        // Its thread ends with the process, or when nobody has this any more.
+        let _ = self.0.send(limit);
     }
 }
 

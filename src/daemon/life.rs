@@ -188,8 +188,9 @@ impl Life<'_> {
             let begun = clock::mono_us();
             self.turn(&mut events);
             self.shard.end_turn();
-            self.housekeeping();
+            // Before the housekeeping judges: it has completed one.
             self.process.progress.moved(DaemonPart::Loop);
+            self.housekeeping();
             self.longest_turn_us = self.longest_turn_us.max(clock::mono_us().saturating_sub(begun));
         }
         self.close(events);

@@ -148,7 +148,7 @@ impl Process {
             accept_loss,
             notify: Notify::from_env(),
             readiness: Arc::new(Readiness::new()),
-            last_resort: LastResort::new(Arc::clone(&progress)),
+            last_resort: LastResort::new(Arc::clone(&progress)).map_err(RunError::Runtime)?,
             progress,
             waits: waits.map_err(RunError::Runtime)?,
             started: clock::now(),

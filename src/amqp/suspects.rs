@@ -1,0 +1,94 @@
+//! What is suspected after the broker has ended a connection over a message: what was unconfirmed then. Pure.
+//!
+//! It goes on a connection of its own when it goes alone. A batch keeps its id over its attempts, but for one
+//! that is split: so what a culprit's application sends alone is suspected too, for a while.
+
+use crate::engine::types::BatchId;
+use std::collections::HashMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long somebody is suspected who does not go.
+const SUSPECTED: Duration = Duration::from_secs(600);
+/// Most that are suspected at a time: several times what can be unconfirmed. Beyond it none is added.
+const MOST: usize = 8_192;
+
+#[derive(Debug, Default)]
+pub(super) struct Suspects {
+    batches: HashMap<[u8; 16], Instant>,
+    applications: HashMap<Box<str>, Instant>,
+}
+
+impl Suspects {
+    /// These were unconfirmed when the broker ended their connection over one of them.
+    pub(super) fn add(&mut self, ids: impl IntoIterator<Item = BatchId>, now: Instant) {
+        self.forget(now);
+        for id in ids {
+            if self.batches.len() < MOST {
+                self.batches.insert(id.0, now + SUSPECTED);
+            }
+        }
+    }
+
+    /// The broker has ended the connection that this one had for itself.
+    pub(super) fn convict(&mut self, id: BatchId, application: &str, now: Instant) {
+        self.forget(now);
+        self.batches.remove(&id.0);
+        if self.applications.len() < MOST {
+            self.applications.insert(application.into(), now + SUSPECTED);
+        }
+    }
+
+    /// The broker has answered it.
+    pub(super) fn clear(&mut self, id: BatchId) {
+        self.batches.remove(&id.0);
+    }
+
+    /// Whether it should go apart.
+    pub(super) fn has(&self, id: BatchId, application: &str, now: Instant) -> bool {
+        let holds = |until: Option<&Instant>| until.is_some_and(|until| *until > now);
+        // Mostly there are none.
+        !(self.batches.is_empty() && self.applications.is_empty())
+            && (holds(self.batches.get(&id.0)) || holds(self.applications.get(application)))
+    }
+
+    fn forget(&mut self, now: Instant) {
+        self.batches.retain(|_, until| *until > now);
+        self.applications.retain(|_, until| *until > now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u8) -> BatchId {
+        BatchId([number; 16])
+    }
+
+    #[test]
+    fn who_was_there_is_suspected_until_it_is_answered_and_the_culprits_application_longer() {
+        let now = Instant::now();
+        let mut suspects = Suspects::default();
+        assert!(!suspects.has(id(1), "a", now));
+        suspects.add([id(1), id(2), id(3)], now);
+        let seen = |suspects: &Suspects, at| [1, 2, 3, 4].map(|n| suspects.has(id(n), "a", at));
+        assert_eq!(seen(&suspects, now), [true, true, true, false]);
+        suspects.clear(id(1));
+        assert_eq!(seen(&suspects, now), [false, true, true, false]);
+        suspects.convict(id(2), "a", now);
+        assert_eq!(seen(&suspects, now), [true; 4], "its halves have other ids");
+        assert!(!suspects.has(id(2), "b", now));
+        assert_eq!(seen(&suspects, now + SUSPECTED), [false; 4]);
+        suspects.add([id(9)], now + SUSPECTED);
+        assert_eq!((suspects.batches.len(), suspects.applications.len()), (1, 0), "nothing is kept");
+    }
+
+    #[test]
+    fn there_is_a_most() {
+        let now = Instant::now();
+        let mut suspects = Suspects::default();
+        suspects.add((0..20_000_u128).map(|n| BatchId(n.to_be_bytes())), now);
+        assert_eq!(suspects.batches.len(), MOST);
+    }
+}
