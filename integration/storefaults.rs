@@ -57,15 +57,22 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
 }
 
 fn everything(store: &mut dyn Store) -> Vec<Key> {
-    let all = Range { queue: "app".into(), from: Key::default(), until: u64::MAX, max_rows: usize::MAX };
-    match store.load(&Load::Ranges { ranges: vec![all], max_bytes: u64::MAX }).unwrap() {
-        Loaded::Ranges(answers) => {
-            let rows = &answers[0].rows;
-            assert!(rows.iter().all(|row| row.content.as_ref().is_some_and(|c| c.body.len() as u64 == PART)));
-            rows.iter().map(|row| row.key).collect()
+    let (mut keys, mut next) = (Vec::new(), Some(Key::default()));
+    // One read goes over so many bytes.
+    while let Some(from) = next {
+        let rest = Range { queue: "app".into(), from, until: u64::MAX, max_rows: usize::MAX };
+        match store.load(&Load::Ranges { ranges: vec![rest], max_bytes: u64::MAX }).unwrap() {
+            Loaded::Ranges(answers) => {
+                let rows = &answers[0].rows;
+                let whole = |row: &Stored| row.content.as_ref().is_some_and(|c| c.body.len() as u64 == PART);
+                assert!(rows.iter().all(whole));
+                keys.extend(rows.iter().map(|row| row.key));
+                next = answers[0].next;
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
+    keys
 }
 
 /// With little memory, so that memtables go to tables. A child that another test starts holds all of this process's

@@ -196,8 +196,10 @@ fn a_kill_while_it_waits_forgets_no_id() {
     site.client.publish_all(all(2));
     daemon.start_again();
     daemon.wait_ready();
+    // The first three may come once more: the kill may have come before their acks.
+    site.lies(&site.ingest_queue(), 0);
     wait_until("all three are judged", Duration::from_secs(10), || {
-        duplicates(&daemon, "keep", "dropped") == 3
+        duplicates(&daemon, "keep", "dropped") >= 3
     });
     let mut got = payloads(&inbox, Duration::from_secs(6));
     got.sort();

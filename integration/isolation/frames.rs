@@ -23,8 +23,8 @@ fn what_no_frame_can_carry_is_dead_and_costs_nobody_the_connection() {
             push.header("x-small", text("kept")).id(id)
         };
         // Below half of the frames that there are at first.
-        site.client.publish(&large("stored", 40_000).delay(2_000));
-        site.client.publish(&site.push("whole", "body").id("small").delay(2_000));
+        site.client.publish(&large("stored", 40_000).delay(3_600_000));
+        site.client.publish(&site.push("whole", "body").id("small").delay(3_600_000));
         wait_until("both are stored", LIMIT, || daemon.items("waiting") == 2);
 
         node.frame_max(frame);
@@ -49,6 +49,10 @@ fn what_no_frame_can_carry_is_dead_and_costs_nobody_the_connection() {
             ("fresh", Some("too_large"))
         );
         assert_eq!(whole.next().id(), "fits");
+        for id in ["stored", "small"] {
+            let told = daemon.cli(&["reschedule", "whole", id, "--delay", "1s"]);
+            assert_eq!(told.code, 0, "{told:?}");
+        }
         for n in 0..30 {
             site.client.publish(&site.push("other", "{}").id(&n.to_string()).delay(n * 100));
         }

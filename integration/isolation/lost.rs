@@ -1,10 +1,12 @@
 //! A lost publishing connection, whatever waits on it for its confirm: everybody goes on, nothing is lost, and the
 //! process can be ended.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidegate_harness::{wait_until, Config, Daemon, Ledger, Load, Node, Push, Recorder, Site};
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// Everybody goes on within so much, at the median.
+const MEDIAN: Duration = Duration::from_secs(5);
 
 /// Publishing has a login of its own, by which its connection can be closed.
 const EGRESS: &str = "other";
@@ -109,15 +111,21 @@ fn forty_lost(name: &str, store: &str) {
         }),
     );
     ledger.fault();
+    let mut took = Vec::new();
     for n in 0..LOST {
         let (before, sent) = (losses(&daemon), ledger.confirmed_count());
+        let since = Instant::now();
         proxy.cut(n % 2 == 0);
         // What came before has arrived, and the load goes on: no loss is for good.
         wait_until(&format!("it publishes after loss {n}"), LIMIT, || {
             let goes_on = ledger.arrived_count() >= sent && ledger.confirmed_count() > sent + 100;
             goes_on && losses(&daemon) > before
         });
+        took.push(since.elapsed());
     }
+    took.sort_unstable();
+    let median = took[took.len() / 2];
+    assert!(median < MEDIAN, "it takes {median:?} until what came before a loss has arrived: {took:?}");
     ledger.healed();
     load.stop();
     let report = ledger.settle(LIMIT);

@@ -150,11 +150,11 @@ fn readyz_says_who_is_stuck_and_livez_who_is_dead() {
     it.progress.moved(DaemonPart::Ingest);
     it.progress.rests(DaemonPart::Egress);
     it.progress.told(DaemonPart::Schedule, None);
-    it.progress.told(DaemonPart::Store, Some(39_000));
-    assert_eq!(told("/readyz"), unready(&["store"]));
-    assert_eq!(it.get("/livez").status, 200);
     it.progress.told(DaemonPart::Store, Some(41_000));
     assert_eq!(told("/livez"), dead(&["store"]));
+    it.progress.told(DaemonPart::Store, Some(35_000));
+    assert_eq!(told("/readyz"), unready(&["store"]));
+    assert_eq!(it.get("/livez").status, 200);
     it.progress.told(DaemonPart::Store, None);
     assert_eq!((it.get("/readyz").status, it.get("/livez").status), (200, 200));
 }

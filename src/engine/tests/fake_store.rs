@@ -179,7 +179,10 @@ impl FakeStore {
         self.add_rows(&place, &IndexRows { identity, customer });
     }
 
+    /// As on the disk, a fingerprint is kept with a producer's id alone.
     fn insert(&mut self, place: Place, item: Stored) {
+        let fingerprint = if item.given.is_some() { item.fingerprint } else { 0 };
+        let item = Stored { fingerprint, ..item };
         let row = item.customer.clone().map(|customer| (item.application.clone(), customer, item.key));
         if item.dead.is_none() && row.is_some_and(|row| !self.customers.contains(&row)) {
             self.bare.insert((place.queue.clone(), place.key));
