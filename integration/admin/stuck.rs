@@ -156,13 +156,15 @@ fn a_stop_ends_whichever_thread_is_held() {
         let site = Site::new("held");
         site.application("shop");
         let mut daemon = site.start(&quick(&site).text("timeouts.drain", "2s"));
-        site.client.publish_all((0..5).map(|_| site.push("shop", "{}").delay(3_600_000)));
+        // With ids: what was not acked comes again, and is the same.
+        let push = |n: u32| site.push("shop", "{}").delay(3_600_000).id(&n.to_string());
+        site.client.publish_all((0..5).map(push));
         wait_until("they are there", LIMIT, || daemon.items("waiting") == 5);
         wait_until("they are acked", LIMIT, || site.client.depth(&site.ingest_queue()) == Some(0));
         let held = daemon.hold_thread(thread, LONG);
         // Whatever it waits for, it does not sleep long.
         std::thread::sleep(Duration::from_millis(1_500));
-        site.client.publish(&site.push("shop", "{}").delay(3_600_000));
+        site.client.publish(&push(5));
         let time = ends_around_what_is_held(&daemon);
         drop(held);
         let status = daemon.exit(LIMIT);

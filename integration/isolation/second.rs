@@ -38,7 +38,7 @@ fn a_second_daemon_waits_also_while_the_first_is_paused_and_takes_over_at_its_en
     first.term();
     first.exit(LIMIT);
     other.wait_ready();
-    assert_eq!(consumers(&site), 1);
+    wait_until("its consumer, as the broker counts", LIMIT, || consumers(&site) == 1);
 }
 
 #[test]
