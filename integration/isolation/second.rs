@@ -56,7 +56,8 @@ fn after_a_reconnect_there_is_still_one() {
             [&first, &other].iter().filter(|daemon| daemon.ask("GET", "/readyz").0 == 200).count() == 1
         });
         std::thread::sleep(Duration::from_secs(1));
-        assert_eq!(consumers(&site), 1);
+        assert!(consumers(&site) <= 1);
+        wait_until("its consumer, as the broker counts", LIMIT, || consumers(&site) == 1);
     }
 }
 
@@ -81,5 +82,6 @@ fn a_login_that_may_not_declare_the_lock_is_told_what_to_grant() {
     wait_until("the second one's reason", LIMIT, || other.log().contains("other consumer(s)"));
     std::thread::sleep(Duration::from_secs(7));
     assert_eq!(first.ask("GET", "/readyz").0, 200, "the first one stays");
-    assert_eq!(consumers(&site), 1);
+    assert!(consumers(&site) <= 1);
+    wait_until("its consumer, as the broker counts", LIMIT, || consumers(&site) == 1);
 }
