@@ -64,9 +64,13 @@ struct AloneFlight {
 }
 
 impl AloneFlight {
+    fn is_published(&self) -> bool {
+        self.channel.get().is_some()
+    }
+
     /// What its end without an answer means.
     fn unanswered(&self, outcome: &Outcome) -> Outcome {
-        if self.channel.get().is_some() {
+        if self.is_published() {
             outcome.clone()
         } else {
             Outcome::Unsent
@@ -125,9 +129,10 @@ impl AlonePool {
         std::mem::take(&mut self.ended)
     }
 
-    /// Ids of what is unconfirmed.
+    /// Ids of what is published and unconfirmed.
     pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
-        self.slots.iter().filter_map(|slot| slot.flight.as_ref().map(|flight| flight.id)).collect()
+        let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
+        flights.filter(|flight| flight.is_published()).map(|flight| flight.id).collect()
     }
 
     /// Whether a batch can be published now.
@@ -231,8 +236,8 @@ async fn publish_apart(
         }
     };
     answer.fault = match answer.fault {
-        // There was nothing else that it could have been ended over.
-        Some(fault) if fault.kind == FaultKind::ContentFatal => {
+        // There was nothing else that it could have been ended over, once it was published.
+        Some(fault) if fault.kind == FaultKind::ContentFatal && answer.outcome != Outcome::Unsent => {
             answer.outcome = Outcome::Refused(fault.text.into());
             None
         }

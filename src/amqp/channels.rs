@@ -409,7 +409,9 @@ impl EgressChannels {
             suspects.convict(id, &application, Instant::now());
         } else if answer.is_known() {
             suspects.clear(id);
-        } else if answer.fault.as_ref().is_some_and(|fault| fault.kind == FaultKind::ContentFatal) {
+        } else if answer.outcome != Outcome::Unsent
+            && answer.fault.as_ref().is_some_and(|fault| fault.kind == FaultKind::ContentFatal)
+        {
             suspects.add([id], Instant::now());
         }
         output.settle(number, answer.outcome);

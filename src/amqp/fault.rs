@@ -69,9 +69,12 @@ impl Fault {
         }
     }
 
-    /// Puts what was tried in front of the text.
+    /// Puts what was tried in front of the text; not where the connection has ended over a message, which has
+    /// nothing to do with it.
     pub(super) fn while_doing(mut self, what: &str) -> Self {
-        self.text = format!("{what}: {}", self.text);
+        if self.kind != FaultKind::ContentFatal {
+            self.text = format!("{what}: {}", self.text);
+        }
         self
     }
 }

@@ -59,13 +59,9 @@ pub struct StoreStats {
     pub max_commit_ms: u64,
     /// Commits and loads that wait to be taken up.
     pub queued: usize,
-    /// Age of the oldest job that waits or is being worked on, ms.
-    pub oldest_ms: Option<u64>,
     /// For how long a thread with work has come no further, ms: its call has not come back, or it takes up
     /// nothing.
     pub still_ms: Option<u64>,
-    /// Age of the oldest call that has not come back, ms.
-    pub oldest_call_ms: Option<u64>,
     /// Room taken and left, as of about a second before the last call of
     /// [`super::thread::StoreHandle::stats`].
     pub usage: Option<Usage>,

@@ -171,17 +171,9 @@ impl StoreHandle {
             still(state.serving, state.jobs.since(), served),
             still(state.reading, state.reads.front().map(|q| q.since), read),
         ];
-        let calls = [state.serving, state.reading];
-        let oldest = [
-            calls.into_iter().flatten().map(|call| call.queued_at).min(),
-            state.jobs.since(),
-            state.reads.front().map(|q| q.since),
-        ];
         StoreStats {
             queued: state.jobs.len() + state.reads.len(),
-            oldest_ms: age(oldest.into_iter().flatten().min()),
             still_ms: age(still.into_iter().flatten().min()),
-            oldest_call_ms: age(calls.into_iter().flatten().map(|call| call.begun_at).min()),
             usage: state.usage,
             failed: state.failed,
             ..state.stats
@@ -250,8 +242,6 @@ struct Call {
     what: &'static str,
     /// Tells one call from the next.
     number: u64,
-    /// When the job that it is made for was queued, monotonic ms.
-    queued_at: u64,
     /// When it began, monotonic ms.
     begun_at: u64,
 }
@@ -295,9 +285,9 @@ impl ThreadState {
         !self.closing && !self.failed
     }
 
-    fn call(&mut self, what: &'static str, queued_at: u64) -> Option<Call> {
+    fn call(&mut self, what: &'static str) -> Option<Call> {
         self.calls += 1;
-        Some(Call { what, number: self.calls, queued_at, begun_at: clock::now().mono })
+        Some(Call { what, number: self.calls, begun_at: clock::now().mono })
     }
 }
 
@@ -380,15 +370,15 @@ impl ThreadShared {
                 continue;
             }
             if std::mem::take(&mut state.usage_wanted) {
-                state.serving = state.call("measurement of the room taken", clock::now().mono);
+                state.serving = state.call("measurement of the room taken");
                 return ThreadTurn::Measure;
             }
             if std::mem::take(&mut state.reclaim_wanted) && !state.closing {
-                state.serving = state.call("compaction", clock::now().mono);
+                state.serving = state.call("compaction");
                 return ThreadTurn::Reclaim;
             }
             if std::mem::take(&mut state.reclaimed) && !state.closing {
-                state.serving = state.call("compaction", clock::now().mono);
+                state.serving = state.call("compaction");
                 return ThreadTurn::EndReclaim;
             }
             // The reader may still hand work back.
@@ -397,7 +387,6 @@ impl ThreadShared {
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let since = state.jobs.since().unwrap_or(0);
         let (mut groups, mut finds, mut ops, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         while let Some(queued) = state.jobs.pop() {
             match queued.job {
@@ -416,12 +405,12 @@ impl ThreadShared {
                     break;
                 }
                 Job::Load(load) => {
-                    state.serving = state.call("read", since);
+                    state.serving = state.call("read");
                     return ThreadTurn::Load(load);
                 }
             }
         }
-        state.serving = state.call("commit", since);
+        state.serving = state.call("commit");
         ThreadTurn::Commit(groups, finds)
     }
 
@@ -482,7 +471,7 @@ fn commit(
     finds: &[Load],
     shared: &ThreadShared,
 ) -> Result<(), StoreFailure> {
-    let (started, started_us) = (clock::now().mono, clock::mono_us());
+    let started_us = clock::mono_us();
     failpoint!("before-commit");
     store.commit(groups)?;
     failpoint!("after-commit");
@@ -492,7 +481,7 @@ fn commit(
     }
     for find in finds {
         let mut state = shared.lock();
-        state.serving = state.call("read", started);
+        state.serving = state.call("read");
         drop(state);
         load(store, find, shared)?;
     }
@@ -549,7 +538,7 @@ fn read(reader: &dyn Reader, shared: &ThreadShared) {
         state.idle_since[1] = clock::now().mono;
         state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
         let Some(Queued { since, job: wanted, .. }) = state.reads.pop_front() else { return };
-        state.reading = state.call("read of contents", since);
+        state.reading = state.call("read of contents");
         drop(state);
         match reader.contents(&wanted) {
             Ok(Some(found)) => shared.report(StoreEvent::Loaded(Loaded::Contents(found))),
