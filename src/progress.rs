@@ -263,8 +263,8 @@ impl ProgressMarks {
         }
     }
 
-    /// The decision, at this moment. Asks nobody and takes no lock. It does not hang on who looks each second:
-    /// whoever reads the log may be what holds that one up.
+    /// The decision, at this moment. Asks nobody and takes no lock. It does not hang on who looks each
+    /// second: whoever reads the log may be what holds that one up.
     pub fn verdict(&self) -> ProgressVerdict {
         let now = self.now();
         if self.is_over() || now < self.silent_until.load(Ordering::Acquire) {
