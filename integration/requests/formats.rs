@@ -14,8 +14,11 @@ fn mixed(site: &Site<'_>) -> Vec<Push> {
         |id: &str, body: &[u8], kind: &str| site.push("shop", body).customer("c").id(id).content_type(kind);
     let mut encoded = push("enc", b"{}", "application/json");
     encoded.properties = encoded.properties.with_content_encoding("gzip".into());
+    let mut plain = push("json", b"{ \"a\":\n1.0 }", "application/json");
+    // As kombu sends all that it sends.
+    plain.properties = plain.properties.with_content_encoding("utf-8".into());
     vec![
-        push("json", b"{ \"a\":\n1.0 }", "application/json"),
+        plain,
         push("plus", b"[1]", "application/x.y+json").kind("order.placed"),
         push("bytes", &[0, 255], "application/octet-stream"),
         push("broken", b"{", "application/json"),
@@ -62,6 +65,7 @@ fn json() {
         [(true, None), (true, None), (false, Some("AP8=")), (false, Some("ew==")), (false, Some("e30="))];
     assert_eq!(forms, expected);
     assert_eq!(batch.message.json()["items"][4]["content_encoding"], "gzip");
+    assert!(batch.message.json()["items"][0]["content_encoding"].is_null(), "a character set is none");
     assert_eq!(batch.items[2].content_type.as_deref(), Some("application/octet-stream"));
 }
 

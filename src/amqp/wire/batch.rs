@@ -7,7 +7,7 @@
 use super::copied::Copied;
 use super::event::OwnEvent;
 use super::identity::assigned;
-use super::json::{is_media_type, push_number, push_payload, push_segment, push_string};
+use super::json::{coding, is_media_type, push_number, push_payload, push_segment, push_string};
 use super::properties::{has_choice, parse_table, short, signed, Basic};
 use super::trace::{BatchTrace, Traces, TRACEPARENT, TRACESTATE};
 use super::{dead, fields};
@@ -234,7 +234,7 @@ fn json_item<'a>(out: &mut Vec<u8>, item: &'a BatchItem, store_identity: u64, me
     push_number(out, item.received);
     out.extend_from_slice(b",\"content_type\":");
     push_text(out, basic.content_type);
-    if let Some(encoding) = basic.content_encoding {
+    if let Some(encoding) = coding(basic.content_encoding) {
         out.extend_from_slice(b",\"content_encoding\":");
         push_string(out, encoding);
     }
@@ -277,7 +277,7 @@ fn cloud_events<'a>(batch: &'a Batch, store_identity: u64, members: &mut Members
             out.extend_from_slice(b",\"datacontenttype\":");
             push_string(&mut out, content_type);
         }
-        if let Some(encoding) = basic.content_encoding {
+        if let Some(encoding) = coding(basic.content_encoding) {
             out.extend_from_slice(b",\"contentencoding\":");
             push_string(&mut out, encoding);
         }

@@ -7,7 +7,9 @@
 //! would refuse (and with it the whole batch), is a request like any other.
 
 use super::copied::{push_attribute, push_name, Copied};
-use super::json::{is_media_type, media_type, push_number, push_one_line, push_payload, push_string};
+use super::json::{
+    coding, is_media_type, media_type, push_number, push_one_line, push_payload, push_string,
+};
 use super::properties::{entries, Basic, RawValue};
 use crate::config::terms::rfc3339_ms;
 use crate::engine::types::Content;
@@ -105,7 +107,7 @@ impl<'a> OwnEvent<'a> {
                     out.extend_from_slice(b",\"datacontenttype\":");
                     push_string(out, content_type);
                 }
-                if let Some(encoding) = basic.content_encoding.filter(|_| !self.has("contentencoding")) {
+                if let Some(encoding) = coding(basic.content_encoding).filter(|_| !self.has("contentencoding")) {
                     out.extend_from_slice(b",\"contentencoding\":");
                     push_string(out, encoding);
                 }

@@ -11,6 +11,9 @@ use serde::de::IgnoredAny;
 /// Deepest nesting of a payload that is embedded. Consumers' parsers have limits of their own near this.
 const MAX_DEPTH: usize = 128;
 
+/// What stands in the property `content_encoding`, in any case, and changes no byte of the body.
+const NO_CODING: [&str; 6] = ["utf-8", "utf8", "us-ascii", "ascii", "identity", ""];
+
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
 /// Whether a payload may be embedded as JSON: its content type says JSON, it has no content encoding, and it
@@ -19,7 +22,7 @@ const HEX: &[u8; 16] = b"0123456789abcdef";
 /// A lone surrogate (`"\ud800"`) passes the grammar but stands for no Unicode text, and strict parsers fail
 /// on it: it would make the whole batch unreadable for them, so such a payload is not embedded.
 pub fn is_embeddable(content_type: Option<&str>, content_encoding: Option<&str>, body: &[u8]) -> bool {
-    if !content_type.is_some_and(is_json_type) || content_encoding.is_some_and(|text| !text.is_empty()) {
+    if !content_type.is_some_and(is_json_type) || coding(content_encoding).is_some() {
         return false;
     }
     let Ok(text) = std::str::from_utf8(body) else {
@@ -27,6 +30,12 @@ pub fn is_embeddable(content_type: Option<&str>, content_encoding: Option<&str>,
     };
     // Syntax first: the scan below relies on it. Skipping values does not recurse.
     serde_json::from_str::<IgnoredAny>(text).is_ok() && is_shallow_unicode(body)
+}
+
+/// A content encoding, where it is one. Clients write the character set there: that is none, nor is
+/// `identity`, nor the empty text.
+pub(super) fn coding(content_encoding: Option<&str>) -> Option<&str> {
+    content_encoding.filter(|text| !NO_CODING.iter().any(|none| text.eq_ignore_ascii_case(none)))
 }
 
 /// `application/json` or `*+json`, with any parameters.
@@ -247,7 +256,14 @@ mod tests {
         }
         assert!(!is_embeddable(None, None, b"1"));
         assert!(!is_embeddable(Some("application/json"), Some("gzip"), b"1"));
-        assert!(is_embeddable(Some("application/json"), Some(""), b"1"));
+        for none in ["", "utf-8", "UTF-8", "Utf8", "us-ascii", "US-ASCII", "ascii", "identity", "Identity"] {
+            assert!(is_embeddable(Some("application/json"), Some(none), b"1"), "{none}");
+            assert_eq!(coding(Some(none)), None);
+        }
+        for some in ["gzip", "utf-16", "utf-8, gzip", " utf-8", "latin-1"] {
+            assert!(!is_embeddable(Some("application/json"), Some(some), b"1"), "{some}");
+            assert_eq!(coding(Some(some)), Some(some));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::event;
 use super::fields::{self, Fields, OwnTime};
 use super::fingerprint::Fingerprint;
 use super::identity::identity;
-use super::json::{is_embeddable, media_type};
+use super::json::{coding, is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
 use crate::config::terms::MAX_NAME;
 use crate::config::{DelayFrom, Readings};
@@ -329,7 +329,7 @@ pub(super) fn item(
         json,
         id: basic.message_id,
         content_type: basic.content_type,
-        content_encoding: basic.content_encoding,
+        content_encoding: coding(basic.content_encoding),
         kind: basic.kind,
         copied: choice.cost.saturating_add(terms.event),
     });

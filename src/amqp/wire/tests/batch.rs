@@ -97,6 +97,35 @@ fn json() {
     assert_eq!(batch_id_of(&out.properties), Some(out.id));
 }
 
+/// A character set is no encoding: each format embeds the payload and says nothing of it, and alone it leaves
+/// as it came.
+#[test]
+fn a_character_set_is_no_content_encoding() {
+    for none in ["utf-8", "UTF-8", "utf8", "us-ascii", "ASCII", "identity"] {
+        let properties = BasicProperties::default()
+            .with_content_type("application/json".into())
+            .with_content_encoding(none.into());
+        let one = || vec![out_item(1, item(take(properties.clone(), br#"{"a":1}"#)))];
+        for format in [Format::Json, Format::Ndjson] {
+            let written = body(&encode(&batch(format, one()), &names(), STORE, NOW));
+            assert!(written.contains(r#""content_type":"application/json","payload":{"a":1}}"#), "{written}");
+        }
+        let written = body(&encode(&batch(Format::CloudEvents, one()), &names(), STORE, NOW));
+        assert!(written.contains(r#""data":{"a":1}"#) && !written.contains("contentencoding"), "{written}");
+        let headers = [("specversion", "1.0"), ("id", "e"), ("source", "/s"), ("type", "t")];
+        let headers: Vec<_> =
+            headers.iter().map(|(name, value)| (format!("cloudEvents:{name}"), text(value))).collect();
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let event = properties.clone().with_headers(table(&headers));
+        let event = vec![out_item(1, item(take(event, br#"{"a":1}"#)))];
+        let written = body(&encode(&batch(Format::CloudEvents, event), &names(), STORE, NOW));
+        assert!(written.contains(r#""id":"e""#) && written.contains(r#""data":{"a":1}"#), "{written}");
+        assert!(!written.contains("contentencoding"), "{written}");
+        let out = encode(&batch(Format::Passthrough, one()), &names(), STORE, NOW);
+        assert_eq!(out.properties.content_encoding().as_ref().unwrap().as_str(), none, "as it came");
+    }
+}
+
 #[test]
 fn json_without_customer() {
     let alone = Batch { customer: None, ..batch(Format::Json, three()) };
