@@ -27,6 +27,12 @@ pub fn wall_ms() -> u64 {
     wall_us() / 1_000
 }
 
+/// Wall clock, UTC milliseconds since the epoch, rounded up: what delays count from, so that none is over
+/// before its time.
+pub fn wall_ms_up() -> u64 {
+    wall_us().div_ceil(1_000)
+}
+
 fn boot_ns() -> u64 {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
     tv_sec as u64 * 1_000_000_000 + tv_nsec as u64

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, ByteArray, DecimalValue};
-use tidegate_harness::{now_ms, wait_until, Push, Site, Verdict};
+use tidegate_harness::{now_ms, now_us, wait_until, Push, Site, Verdict};
 
 #[test]
 fn application_comes_from_the_header_or_the_routing_key() {
@@ -220,4 +220,46 @@ fn what_waited_in_the_queue_is_not_late_by_that_where_delays_count_from_the_time
     assert_eq!(inbox.batch().ids(), ["waited"]);
     let arrived = now_ms();
     assert!((due..due + 2_000).contains(&arrived), "due {due}, arrived {arrived}");
+}
+
+/// The producer's own clock, to the microsecond, before it publishes: what lies below that plus the delay is
+/// early.
+#[test]
+fn no_delay_is_over_before_its_time_by_the_producers_clock() {
+    const DELAY_MS: i64 = 20;
+    let site = Site::new("microseconds");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+    for number in 0..300 {
+        let before = now_us();
+        let id = format!("{number}");
+        assert_eq!(site.client.publish(&site.push("shop", "1").id(&id).delay(DELAY_MS)), Verdict::Taken);
+        let got = inbox.next();
+        got.is_not_early();
+        let due = u64::try_from(got.number("x-due").expect("x-due")).expect("a date") * 1_000;
+        let earliest = before + DELAY_MS.unsigned_abs() * 1_000;
+        assert!(due >= earliest, "{id}: due {due}, sent and delayed until {earliest}");
+    }
+}
+
+#[test]
+fn a_note_of_arrival_in_seconds_is_refused() {
+    let site = Site::new("noted-in-seconds");
+    let inbox = site.inbox("shop");
+    let _daemon = site.start(&site.config().text("applications.shop.delay_from", "timestamp"));
+    let dead = site.dead_inbox();
+    for (id, noted) in [("none", 0), ("seconds", i64::try_from(now_ms() / 1_000).expect("a date"))] {
+        let push = site.push("shop", "1").id(id).delay(3_600_000).number("timestamp_in_ms", noted);
+        site.client.publish(&push);
+        let letter = dead.next();
+        assert_eq!(
+            (letter.id().as_str(), letter.text("x-tidegate-reason").as_deref()),
+            (id, Some("invalid"))
+        );
+        let sentence = letter.text("x-tidegate-error").expect("a sentence");
+        assert!(sentence.starts_with("timestamp_in_ms, which delays count from, is too small"), "{sentence}");
+    }
+    // Where nothing counts from it, it says nothing.
+    site.client.publish(&site.push("shop", "1").id("at-once").number("timestamp_in_ms", 0));
+    assert_eq!(inbox.batch().ids(), ["at-once"]);
 }

@@ -5,7 +5,8 @@
 //! parameter, and is never guessed at: half of these requests destroy something.
 
 use super::command::ItemOf;
-use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
+use crate::config::rfc3339::{rfc3339_ms, Rounding};
+use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, NewDue, Outlook};
 use crate::letters::{
     LetterFilter, LetterJob, LetterKey, NewTime, RetryTerms, MOST_LOOKED_AT, MOST_OF_A_CALL,
@@ -237,7 +238,7 @@ pub fn letter_retry(query: Option<&str>) -> Result<LetterJob, BadRequest> {
         None => NewTime::Now,
     };
     let before = of(&all, "deliver_before");
-    let before = before.map(|text| moment(text).map_err(|text| fault("deliver_before", text)));
+    let before = before.map(|text| expiry(text).map_err(|text| fault("deliver_before", text)));
     let deliver_before = before.transpose()?;
     if let (NewTime::At(at), Some(before)) = (time, deliver_before) {
         if before <= at {
@@ -352,12 +353,24 @@ pub fn stage(text: &str) -> Result<ListedStage, &'static str> {
         .ok_or("it is none of waiting, in_flight and parked")
 }
 
-/// Reads a bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms rounds up,
-/// and what lies before 1970 is 0.
+/// Reads a time or the bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms
+/// rounds up, and what lies before 1970 is 0.
 ///
 /// # Errors
 /// It is neither.
 pub fn moment(text: &str) -> Result<u64, &'static str> {
+    read_moment(text, Rounding::Up)
+}
+
+/// The same for an expiry, of which a fraction of a ms rounds down.
+///
+/// # Errors
+/// As [`moment`].
+pub fn expiry(text: &str) -> Result<u64, &'static str> {
+    read_moment(text, Rounding::Down)
+}
+
+fn read_moment(text: &str, rounding: Rounding) -> Result<u64, &'static str> {
     if let Some(ms) = number(text) {
         // 0 is the epoch, and means just that.
         return match ms {
@@ -372,7 +385,7 @@ pub fn moment(text: &str) -> Result<u64, &'static str> {
         Some((before, offset)) if offset.starts_with(' ') => format!("{before}+{}", &offset[1..]),
         Some(_) | None => text.to_owned(),
     };
-    let ms = rfc3339_ms(&text)
+    let ms = rfc3339_ms(&text, rounding)
         .ok_or("it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00")?;
     Ok(u64::try_from(ms).unwrap_or(0))
 }

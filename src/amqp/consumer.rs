@@ -347,7 +347,7 @@ impl Ingest {
     /// Reads what is held and hands it over, in bounded chunks.
     async fn forward_held(&mut self, generation: &mut Generation) -> Result<(), Fault> {
         generation.held_since = None;
-        let received = clock::wall_ms();
+        let received = clock::wall_ms_up();
         while !generation.held.is_empty() {
             let (mut requests, mut items, mut bytes) = (Vec::new(), 0, 0);
             while items < CHUNK_ITEMS && bytes < CHUNK_BYTES {
@@ -394,6 +394,7 @@ impl Ingest {
         consumer.change_prefetch(prefetch).await
     }
 
+    /// `received`: UTC ms, rounded up: delays count from then, and none is over too soon.
     fn read(&mut self, delivery: Delivery, generation: u32, received: u64) -> Request {
         if self.quarantine.is_on() {
             self.quarantine.delivered(delivery.redelivered);

@@ -402,7 +402,7 @@ impl<'d> Post<'d> {
 
     /// False: it cannot go with these terms.
     fn take(&mut self, delivery: &Delivery) -> bool {
-        let now = clock::wall_ms();
+        let now = clock::wall_ms_up();
         let tag = delivery.delivery_tag;
         let mark = format!("{now:x}-{tag:x}");
         let Some(properties) = raw(delivery).sent_back(&self.terms, now, &mark) else { return false };

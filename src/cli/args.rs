@@ -14,7 +14,8 @@ pub(super) use letters::{
 };
 pub(super) use store::{StoreCommand, StoreDirArgs, StoreExportArgs};
 
-use crate::config::terms::{rfc3339_ms, FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
+use crate::config::rfc3339::{rfc3339_ms, Rounding};
+use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -347,7 +348,7 @@ fn moment(text: &str) -> Result<i64, String> {
             Ok(ms)
         };
     }
-    rfc3339_ms(text)
+    rfc3339_ms(text, Rounding::Up)
         .ok_or_else(|| "it is neither milliseconds nor RFC 3339 such as 2030-01-31T09:00:00+01:00".to_owned())
 }
 

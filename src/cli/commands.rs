@@ -3,8 +3,8 @@
 
 use super::args::{ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, RescheduleArgs};
 use super::client::{is_unknown, path, Client};
-use super::moment;
 use super::output::{plain, Failure, Out};
+use super::{millis, moment};
 use serde_json::Value;
 use ureq::http::Method;
 
@@ -61,7 +61,7 @@ pub(super) fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Resu
 pub(super) fn reschedule(client: &Client, args: &RescheduleArgs, output: Output) -> Result<(), Failure> {
     let time = match (args.at, args.delay) {
         (Some(at), None) => format!("at={at}"),
-        (None, Some(delay)) => format!("delay={}", delay.as_millis()),
+        (None, Some(delay)) => format!("delay={}", millis(delay)),
         (Some(_), Some(_)) | (None, None) => {
             return Err(Failure::Usage("either --at or --delay must be there".to_owned()))
         }
@@ -343,7 +343,7 @@ mod tests {
             application: "a/b".to_owned(),
             id: "i?".to_owned(),
             at: None,
-            delay: Some(std::time::Duration::from_secs(90)),
+            delay: Some(std::time::Duration::from_micros(89_999_500)),
         };
         assert_eq!(ended(reschedule(&client, &later, Output::Table)), 3);
         let at = RescheduleArgs { at: Some(AT), delay: None, ..later };

@@ -6,6 +6,7 @@ use super::args::{
 };
 use super::client::{is_unknown, path, query, Client};
 use super::commands::cell;
+use super::millis;
 use super::output::{plain, Failure, Out};
 use crate::letters::MOST_OF_A_CALL;
 use serde_json::{json, Value};
@@ -205,7 +206,7 @@ const RETRY: LetterDeed = LetterDeed {
 fn retry(client: &Client, args: &LetterRetryArgs, output: Output) -> Result<(), Failure> {
     let terms = [
         ("at", args.at.map(|ms| ms.to_string())),
-        ("delay", args.delay.map(|delay| delay.as_millis().to_string())),
+        ("delay", args.delay.map(|delay| millis(delay).to_string())),
         ("deliver_before", args.deliver_before.map(|ms| ms.to_string())),
     ];
     let terms: LetterQuery = terms.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();

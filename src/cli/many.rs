@@ -165,7 +165,7 @@ fn entry(
         routing_key: &application,
         properties: properties.clone(),
         body: body.clone(),
-        received: clock::wall_ms(),
+        received: clock::wall_ms_up(),
     };
     match wire::request(incoming, limits, &Readings::default(), 0) {
         RequestBody::Rejected(rejected) => Err(plain(&rejected.dead.error).into_owned()),

@@ -34,6 +34,7 @@ use secrecy::SecretString;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Read when neither argument nor environment names a file, if it is there.
 const DEFAULT_CONFIG: &str = "/etc/tidegate/config.toml";
@@ -185,6 +186,11 @@ fn config_path(
 /// RFC 3339 in UTC of UTC milliseconds; the number where no calendar reaches.
 fn moment(ms: i64) -> String {
     jiff::Timestamp::from_millisecond(ms).map_or_else(|_| ms.to_string(), |at| at.to_string())
+}
+
+/// Whole ms of a delay; fractions round up, as the daemon does.
+fn millis(delay: Duration) -> i64 {
+    i64::try_from(delay.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::args::{Output, PushArgs};
 use super::broker::{block_on, CliSession};
+use super::millis;
 use super::output::{note, plain, Failure, Out};
 use crate::config::terms::request_header;
 use crate::config::Config;
@@ -10,7 +11,6 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 use serde_json::json;
 use std::io::Read;
-use std::time::Duration;
 
 /// RabbitMQ's own default limit on one message.
 const MAX_INPUT: u64 = 128 << 20;
@@ -124,11 +124,6 @@ fn headers(args: &PushArgs) -> Result<FieldTable, Failure> {
 fn text(value: &str) -> AMQPValue {
     // Never a short string: inside a table it closes the connection.
     AMQPValue::LongString(value.into())
-}
-
-/// Fractions of a ms round up, as the daemon does.
-fn millis(delay: Duration) -> i64 {
-    i64::try_from(delay.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }
 
 async fn publish(config: &Config, message: &PushMessage) -> Result<(), Failure> {

@@ -16,6 +16,7 @@ mod login;
 mod read;
 mod reading;
 mod reload;
+pub mod rfc3339;
 mod schema;
 mod secret;
 mod section;

@@ -1,5 +1,4 @@
-//! The bounds and forms of what people and producers write, each in one place: names, ids, moments, loopback;
-//! pure.
+//! The bounds and forms of what people and producers write, each in one place: names, ids, loopback; pure.
 //!
 //! The wire, the admin port and the command line read the same things; what is allowed must not depend on the
 //! door.
@@ -58,14 +57,6 @@ pub const NEVER_COPIED: [&str; 4] = ["CC", "BCC", "x-delivery-count", "x-acquire
 /// in March 1973.
 pub const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
 
-/// UTC milliseconds of RFC 3339 text with an offset; a fraction of a millisecond rounds up, so that nothing
-/// leaves early. `None`: it is no such text. Before 1970 it is negative.
-pub fn rfc3339_ms(text: &str) -> Option<i64> {
-    let at: jiff::Timestamp = text.parse().ok()?;
-    let (ms, rest) = (at.as_nanosecond().div_euclid(1_000_000), at.as_nanosecond().rem_euclid(1_000_000));
-    i64::try_from(ms + i128::from(rest > 0)).ok()
-}
-
 /// Whether an address is this machine's own, written as IPv4, IPv6, or IPv4 in IPv6 (`::ffff:127.0.0.1`).
 pub fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
@@ -87,21 +78,6 @@ mod tests {
         }
         for host in ["localhost.example", "10.0.0.1", "::", "0.0.0.0", "::ffff:10.0.0.1", ""] {
             assert!(!is_loopback_host(host), "{host}");
-        }
-    }
-
-    #[test]
-    fn moments_need_an_offset_and_round_up() {
-        for (text, ms) in [
-            ("2027-01-15T08:00:00Z", Some(1_800_000_000_000)),
-            ("2027-01-15T09:00:00.0001+01:00", Some(1_800_000_000_001)),
-            ("1969-12-31T23:59:59.9999Z", Some(0)),
-            ("1969-12-31T23:59:59Z", Some(-1_000)),
-            ("2027-01-15T08:00:00", None),
-            ("2027-01-15", None),
-            ("", None),
-        ] {
-            assert_eq!(rfc3339_ms(text), ms, "{text}");
         }
     }
 }

@@ -163,14 +163,16 @@ fn new_due(
     expiry: Option<u64>,
     now: Now,
 ) -> Result<u64, String> {
-    let at = match due {
-        NewDue::At(at) => at,
-        NewDue::After(delay) => now.wall.saturating_add(delay),
+    // The clock's reading is rounded down: a delay counts from the next whole millisecond.
+    let (at, up) = match due {
+        NewDue::At(at) => (at, 0),
+        NewDue::After(delay) => (now.wall.saturating_add(delay), 1),
     };
     let latest = now.wall.saturating_add(settings.max_delay);
     if at > latest {
         return Err(format!("{at} is more than limits.max_delay ahead: {latest} is the latest"));
     }
+    let at = at.saturating_add(up);
     if expiry.is_some_and(|expiry| at.max(now.wall) >= expiry) {
         let expiry = expiry.unwrap_or_default();
         return Err(format!("the item expires at {expiry} (x-deliver-before), which is not behind {at}"));

@@ -12,6 +12,7 @@ use super::json::is_json_type;
 use super::properties::{put_header_number, put_header_text, put_headers, Basic, TooDeep};
 use super::request::{item, too_deep, Message, Terms};
 use super::time::{self, Given};
+use crate::config::rfc3339::Rounding;
 use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{Dead, DuplicateRule, NewItem, Reason};
 use base64::engine::general_purpose::STANDARD;
@@ -257,11 +258,11 @@ fn one(
     };
     let customer = text_of("customer", entry.customer, MAX_NAME)?;
     let mut own = message.own_times(&application);
-    let deliver_at = given_of("deliver_at", entry.deliver_at)?;
+    let deliver_at = given_of("deliver_at", entry.deliver_at, Rounding::Up)?;
     own.at("deliver_at", deliver_at, ShownJson(entry.deliver_at))?;
-    let delay_ms = given_of("delay_ms", entry.delay_ms)?;
+    let delay_ms = given_of("delay_ms", entry.delay_ms, Rounding::Up)?;
     own.after("delay_ms", delay_ms, ShownJson(entry.delay_ms))?;
-    let before = given_of("deliver_before", entry.deliver_before)?;
+    let before = given_of("deliver_before", entry.deliver_before, Rounding::Down)?;
     let expiry = fields::expiry("deliver_before", before, ShownJson(entry.deliver_before))?;
     let rule = text_of("on_duplicate", entry.on_duplicate, MAX_NAME)?;
     let on_duplicate = fields::duplicate_rule("on_duplicate", rule.as_deref())?;
@@ -377,13 +378,13 @@ fn is_integer(json: &str) -> bool {
 }
 
 /// A time field: number or text. Null and empty are absent.
-fn given_of(name: &str, value: Option<&RawValue>) -> Result<Option<Given>, Dead> {
+fn given_of(name: &str, value: Option<&RawValue>, rounding: Rounding) -> Result<Option<Given>, Dead> {
     let Some(value) = value.filter(|value| value.get() != "null") else {
         return Ok(None);
     };
     let given = match string_of(name, value)? {
-        Some(text) => time::of_text(text.as_bytes()),
-        None => time::of_json_number(value.get()).map(Some),
+        Some(text) => time::of_text(text.as_bytes(), rounding),
+        None => time::of_json_number(value.get(), rounding).map(Some),
     };
     given.map_err(|fault| fields::time_fault(name, fault, ShownJson(Some(value))))
 }

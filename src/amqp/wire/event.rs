@@ -7,11 +7,9 @@
 //! would refuse (and with it the whole batch), is a request like any other.
 
 use super::copied::{push_attribute, push_name, Copied};
-use super::json::{
-    coding, is_media_type, media_type, push_number, push_one_line, push_payload, push_string,
-};
+use super::json::{coding, is_media_type, media_type, push_number, push_one_line, push_payload, push_string};
 use super::properties::{entries, Basic, RawValue};
-use crate::config::terms::rfc3339_ms;
+use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::engine::types::Content;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
@@ -107,7 +105,9 @@ impl<'a> OwnEvent<'a> {
                     out.extend_from_slice(b",\"datacontenttype\":");
                     push_string(out, content_type);
                 }
-                if let Some(encoding) = coding(basic.content_encoding).filter(|_| !self.has("contentencoding")) {
+                if let Some(encoding) =
+                    coding(basic.content_encoding).filter(|_| !self.has("contentencoding"))
+                {
                     out.extend_from_slice(b",\"contentencoding\":");
                     push_string(out, encoding);
                 }
@@ -165,7 +165,7 @@ fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
 
 /// A moment as an event may name it.
 fn is_time(text: &str) -> bool {
-    rfc3339_ms(text).is_some()
+    rfc3339_ms(text, Rounding::Up).is_some()
 }
 
 /// What is a name of an attribute.

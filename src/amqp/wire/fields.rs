@@ -4,6 +4,7 @@
 use super::event;
 use super::time::{self, Given, TimeFault};
 use super::trace::TRACEPARENT;
+use crate::config::rfc3339::Rounding;
 pub(super) use crate::config::terms::request_header::*;
 use crate::engine::types::{Dead, DuplicateRule, Reason};
 use lapin::types::{AMQPValue, FieldTable};
@@ -12,6 +13,8 @@ use std::fmt::Display;
 
 /// Where RabbitMQ notes the time of a message's arrival, ms (its timestamp interceptor).
 pub(super) const TIMESTAMP_IN_MS: &str = "timestamp_in_ms";
+/// That header in a sentence.
+const NOTED: &str = "timestamp_in_ms, which delays count from,";
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.
@@ -148,6 +151,30 @@ pub(super) fn text<'a>(
     bounded(name, text, max)
 }
 
+/// A header that is an AMQP integer.
+pub(super) fn integer(value: &AMQPValue) -> Option<i64> {
+    match value {
+        AMQPValue::ShortShortInt(number) => Some((*number).into()),
+        AMQPValue::ShortShortUInt(number) => Some((*number).into()),
+        AMQPValue::ShortInt(number) => Some((*number).into()),
+        AMQPValue::ShortUInt(number) => Some((*number).into()),
+        AMQPValue::LongInt(number) => Some((*number).into()),
+        AMQPValue::LongUInt(number) => Some((*number).into()),
+        AMQPValue::LongLongInt(number) => Some(*number),
+        AMQPValue::Boolean(_)
+        | AMQPValue::Float(_)
+        | AMQPValue::Double(_)
+        | AMQPValue::DecimalValue(_)
+        | AMQPValue::ShortString(_)
+        | AMQPValue::LongString(_)
+        | AMQPValue::ByteArray(_)
+        | AMQPValue::Timestamp(_)
+        | AMQPValue::FieldArray(_)
+        | AMQPValue::FieldTable(_)
+        | AMQPValue::Void => None,
+    }
+}
+
 /// Empty is absent; longer than `max` bytes is a fault.
 pub(super) fn bounded<'a>(name: &str, text: Cow<'a, str>, max: usize) -> Result<Option<Cow<'a, str>>, Dead> {
     match text.len() {
@@ -174,19 +201,29 @@ pub(super) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<Duplicate
     }
 }
 
+/// When a request was made, where its delays count from then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Made {
+    /// Nobody says so: delays count from the receipt.
+    Unknown,
+    /// At this moment, UTC ms.
+    At(u64),
+    /// The note of its arrival is no moment in ms: no delay can count from it.
+    TooEarly(u64),
+}
+
 /// Gathers the fields that name an own time, which must all mean the same moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnTime {
     received: u64,
-    /// When the request was made, where delays count from then.
-    made: Option<u64>,
+    made: Made,
     max_delay: u64,
     found: Option<(&'static str, u64)>,
 }
 
 impl OwnTime {
-    /// `received`: UTC ms; `made`: likewise, delays count from then; `max_delay`: ms, from the receipt.
-    pub(super) fn new(received: u64, made: Option<u64>, max_delay: u64) -> Self {
+    /// `received`: UTC ms; `max_delay`: ms, from the receipt.
+    pub(super) fn new(received: u64, made: Made, max_delay: u64) -> Self {
         OwnTime { received, made, max_delay, found: None }
     }
 
@@ -211,11 +248,17 @@ impl OwnTime {
     ) -> Result<(), Dead> {
         let Some(given) = given else { return Ok(()) };
         let delay = time::delay(given).map_err(|fault| time_fault(name, fault, shown))?;
+        if let Made::TooEarly(noted) = self.made {
+            return Err(time_fault(NOTED, TimeFault::Seconds, noted));
+        }
         self.add(name, self.delays_from().saturating_add(delay).max(self.received))
     }
 
     fn delays_from(&self) -> u64 {
-        self.made.unwrap_or(self.received)
+        match self.made {
+            Made::At(made) => made,
+            Made::Unknown | Made::TooEarly(_) => self.received,
+        }
     }
 
     /// The delay that ends then, ms; none where that is over.
@@ -231,7 +274,7 @@ impl OwnTime {
     fn add(&mut self, name: &'static str, moment: u64) -> Result<(), Dead> {
         let ahead = moment - self.received.min(moment);
         if ahead > self.max_delay {
-            let from = self.made.filter(|made| *made > self.received);
+            let from = Some(self.delays_from()).filter(|from| *from > self.received);
             let from = from.map(|made| format!("; its timestamp says {made} ms, which is ahead itself"));
             return Err(invalid(format!(
                 "{name} lies {ahead} ms ahead, beyond limits.max_delay ({} ms){}",
@@ -257,9 +300,13 @@ pub(super) fn expiry(name: &str, given: Option<Given>, shown: impl Display) -> R
 }
 
 /// The value of a time header.
-pub(super) fn given(name: &str, value: Option<&AMQPValue>) -> Result<Option<Given>, Dead> {
+pub(super) fn given(
+    name: &str,
+    value: Option<&AMQPValue>,
+    rounding: Rounding,
+) -> Result<Option<Given>, Dead> {
     let Some(value) = value else { return Ok(None) };
-    time::of_header(value).map_err(|fault| time_fault(name, fault, show(value)))
+    time::of_header(value, rounding).map_err(|fault| time_fault(name, fault, show(value)))
 }
 
 /// The sentence for a fault in a time field.

@@ -7,6 +7,7 @@ use super::json::media_type;
 use super::properties::{put_headers, Basic, RawValue};
 use super::request::ENVELOPE;
 use super::time;
+use crate::config::rfc3339::Rounding;
 use crate::config::terms::{batch_header, DEAD_PREFIX, NEVER_COPIED};
 use crate::letters::{Letter, LetterKey, NewTime, RetryTerms, WholeLetter, MOST_SHOWN_BODY};
 use base64::prelude::{Engine as _, BASE64_STANDARD};
@@ -149,7 +150,10 @@ impl RawLetter<'_> {
         let times =
             [fields::DELIVER_AT, fields::DELAY, fields::OPT_DELIVERY_TIME, fields::OPT_DELIVERY_DELAY];
         if name == fields::DELIVER_BEFORE {
-            let old = time::of_header(value).ok().flatten().and_then(|given| time::moment(given).ok());
+            let old = time::of_header(value, Rounding::Down)
+                .ok()
+                .flatten()
+                .and_then(|given| time::moment(given).ok());
             // One that cannot be read is what it died of.
             return new_expiry.is_none() && old.is_none_or(|old| old > due);
         }

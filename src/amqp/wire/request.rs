@@ -4,12 +4,13 @@ use super::command;
 use super::copied::Choices;
 use super::envelope;
 use super::event;
-use super::fields::{self, Fields, OwnTime};
+use super::fields::{self, Fields, Made, OwnTime};
 use super::fingerprint::Fingerprint;
 use super::identity::identity;
 use super::json::{coding, is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
-use crate::config::terms::MAX_NAME;
+use crate::config::rfc3339::Rounding;
+use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_NAME};
 use crate::config::{DelayFrom, Readings};
 use crate::engine::size::{self, Parts};
 use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody};
@@ -37,7 +38,7 @@ pub struct Incoming<'a> {
     pub properties: BasicProperties,
     /// Payload of the delivery.
     pub body: Vec<u8>,
-    /// Wall clock at receipt, UTC ms.
+    /// Wall clock at receipt, UTC ms, rounded up: delays count from then.
     pub received: u64,
 }
 
@@ -100,7 +101,7 @@ pub(super) struct Message<'a> {
     pub properties: &'a BasicProperties,
     /// Empty where it does not name an application.
     pub routing_key: &'a str,
-    /// When it arrived, UTC ms.
+    /// When it arrived, UTC ms, rounded up.
     pub received: u64,
     pub limits: &'a RequestLimits,
     pub readings: &'a Readings,
@@ -131,7 +132,7 @@ impl<'a> Message<'a> {
         let at = self.own_time(&application)?;
         let name = fields::DELIVER_BEFORE;
         let value = self.fields.deliver_before;
-        let expiry = fields::expiry(name, fields::given(name, value)?, ShownHeader(value))?;
+        let expiry = fields::expiry(name, fields::given(name, value, Rounding::Down)?, ShownHeader(value))?;
         let name = fields::ON_DUPLICATE;
         let rule = fields::text(name, self.fields.on_duplicate, MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
@@ -189,7 +190,7 @@ impl<'a> Message<'a> {
     /// Own times of an entry of this application.
     pub(super) fn own_times(&self, application: &str) -> OwnTime {
         let made = match self.readings.of(application).delay_from {
-            DelayFrom::Received => None,
+            DelayFrom::Received => Made::Unknown,
             DelayFrom::Timestamp => self.made(),
         };
         OwnTime::new(self.received, made, self.limits.max_delay_ms)
@@ -197,15 +198,16 @@ impl<'a> Message<'a> {
 
     /// When the producer says that it made the message, UTC ms: to the millisecond where RabbitMQ has noted
     /// it so, else to the second.
-    fn made(&self) -> Option<u64> {
+    fn made(&self) -> Made {
         let headers = self.properties.headers().as_ref();
         let noted = headers.and_then(|headers| headers.inner().get(fields::TIMESTAMP_IN_MS));
-        let noted =
-            noted.and_then(|value| if let AMQPValue::LongLongInt(ms) = value { Some(*ms) } else { None });
-        let noted = noted.and_then(|ms| u64::try_from(ms).ok());
+        // What is negative or no integer says nothing.
+        if let Some(noted) = noted.and_then(fields::integer).and_then(|ms| u64::try_from(ms).ok()) {
+            return if noted < FIRST_PLAUSIBLE_MS { Made::TooEarly(noted) } else { Made::At(noted) };
+        }
         // Clients write moments before 1970 as two's complement, and some 0 where they mean none.
         let stamped = self.basic.timestamp.map(u64::cast_signed).filter(|seconds| *seconds > 0);
-        noted.or(stamped.map(|seconds| seconds.cast_unsigned().saturating_mul(1_000)))
+        stamped.map_or(Made::Unknown, |seconds| Made::At(seconds.cast_unsigned().saturating_mul(1_000)))
     }
 
     fn own_time(&self, application: &str) -> Result<Option<u64>, Dead> {
@@ -214,12 +216,12 @@ impl<'a> Message<'a> {
         for (name, value) in
             [(fields::DELIVER_AT, found.deliver_at), (fields::OPT_DELIVERY_TIME, found.opt_delivery_time)]
         {
-            own.at(name, fields::given(name, value)?, ShownHeader(value))?;
+            own.at(name, fields::given(name, value, Rounding::Up)?, ShownHeader(value))?;
         }
         for (name, value) in
             [(fields::DELAY, found.delay), (fields::OPT_DELIVERY_DELAY, found.opt_delivery_delay)]
         {
-            own.after(name, fields::given(name, value)?, ShownHeader(value))?;
+            own.after(name, fields::given(name, value, Rounding::Up)?, ShownHeader(value))?;
         }
         Ok(own.moment())
     }

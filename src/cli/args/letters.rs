@@ -1,7 +1,7 @@
 //! What may be written behind `dead`.
 
 use super::name;
-use crate::admin::parse::moment;
+use crate::admin::parse::{expiry, moment};
 use crate::letters::{LetterKey, MOST_LOOKED_AT};
 use clap::{Args, Subcommand};
 use std::time::Duration;
@@ -114,7 +114,7 @@ pub(crate) struct LetterRetryArgs {
     #[arg(long, value_name = "D", value_parser = humantime::parse_duration)]
     pub delay: Option<Duration>,
     /// New expiry, in place of the old one: RFC 3339 with offset, or UTC milliseconds
-    #[arg(long, value_name = "T", value_parser = moment)]
+    #[arg(long, value_name = "T", value_parser = expiry)]
     pub deliver_before: Option<u64>,
 }
 

@@ -223,6 +223,9 @@ impl Stock {
         };
         let own_time = matches!(admission.timing, Timing::Own(_));
         let Origin { delivery, received, .. } = admission.origin;
+        // A delay counts from the moment of receipt, rounded up; everything else from now, which is rounded
+        // down, and so is its receipt: nothing seems to have come after its window was opened.
+        let received = if own_time { received } else { received.min(now.wall) };
         let placement = Placement { key: Key { due, seq }, queue, customer, received, tag: delivery.tag };
         let item = Item::arrived(new, own_time, placement);
         self.counters.accepted += 1;

@@ -151,6 +151,19 @@ fn what_is_over_or_under_way_keeps_its_time_and_the_answer_says_so() {
     assert_eq!(w.story().last(), Some(&(60_000, names(&["failing"]))));
 }
 
+/// What the clock says is rounded down, and nothing leaves before its delay is over.
+#[test]
+fn a_delay_counts_from_the_next_whole_millisecond() {
+    let mut w = World::new(Settings { max_delay: 100_000, ..settings() });
+    w.send(vec![named("x", T0 + 5_000)]);
+    w.drain_jobs();
+    for delay in [7_000, 100_000, 0] {
+        let before = due_of(&mut w, "x");
+        let after = Command::Reschedule(target("a", "x"), NewDue::After(delay));
+        assert_eq!(w.ask(after), done(T0 + delay + 1, before), "{delay}");
+    }
+}
+
 #[test]
 fn times_that_cannot_be_are_refused_and_change_nothing() {
     let mut w = World::new(Settings { max_delay: 100_000, ..settings() });
@@ -161,6 +174,10 @@ fn times_that_cannot_be_are_refused_and_change_nothing() {
         let answer = w.ask(later("x", wrong));
         let Answer::Rejected(text) = &answer else { panic!("{answer:?}") };
         assert!(text.contains("max_delay") || text.contains("x-deliver-before"), "{text}");
+    }
+    for wrong in [100_001, u64::MAX] {
+        let after = Command::Reschedule(target("a", "x"), NewDue::After(wrong));
+        assert!(matches!(w.ask(after), Answer::Rejected(_)), "{wrong}");
     }
     let after = Command::Reschedule(target("a", "x"), NewDue::After(u64::MAX));
     assert!(matches!(w.ask(after), Answer::Rejected(_)));

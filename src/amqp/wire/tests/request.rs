@@ -300,6 +300,59 @@ fn limits() {
     assert_eq!(rejected(take(with(&[("h", large)]), b"x")).dead.reason, Reason::TooLarge);
 }
 
+/// Header, other header and envelope read moments with one parser, and the sentence names the field.
+#[test]
+fn times_that_rfc_3339_has_not_are_refused_by_name() {
+    for (time, offset) in [
+        ("08:00:00", "+24:00"),
+        ("08:00:00", "+25:59"),
+        ("08:00:00", "+0800"),
+        ("08:00:00", "+08"),
+        ("08:00:00", "+08:00:30"),
+        ("08:00:00,5", "Z"),
+        ("08:00:61", "Z"),
+    ] {
+        let written = format!("2026-06-02T{time}{offset}");
+        for name in ["x-deliver-at", "x-opt-delivery-time", "x-deliver-before"] {
+            let sentence = refusal(take(with(&[(name, text(&written))]), b"x"));
+            let expected =
+                format!("{name} is neither a number of milliseconds nor RFC 3339 text with an offset: ");
+            assert!(sentence.starts_with(&expected) && sentence.contains(&written), "{sentence}");
+        }
+        for name in ["deliver_at", "deliver_before"] {
+            let body = format!(r#"{{"payload":1,"{name}":"{written}"}}"#);
+            let envelope = BasicProperties::default().with_content_type(ENVELOPE.into());
+            let sentence = refusal(take(envelope, body.as_bytes()));
+            assert!(sentence.starts_with(&format!("{name} is neither")), "{sentence}");
+        }
+    }
+}
+
+#[test]
+fn moments_of_the_year_9999_and_leap_seconds_are_taken() {
+    let never = item(take(with(&[("x-deliver-before", text("9999-12-31T23:59:59Z"))]), b"x"));
+    assert_eq!(never.expiry, Some(253_402_300_799_000));
+    let ahead = refusal(take(with(&[("x-deliver-at", text("9999-12-31T23:59:59Z"))]), b"x"));
+    assert!(ahead.contains("limits.max_delay"), "{ahead}");
+    let leap = item(take(with(&[("x-deliver-at", text("2026-06-30T23:59:60Z"))]), b"x"));
+    let after = item(take(with(&[("x-deliver-at", text("2026-07-01T00:00:00Z"))]), b"x"));
+    assert_eq!(leap.at, after.at, "not a second early");
+}
+
+#[test]
+fn an_own_time_rounds_up_and_an_expiry_down() {
+    let written = "2026-06-02T00:00:00.0005Z";
+    let taken = item(take(
+        with(&[("x-deliver-at", text(written)), ("x-deliver-before", text("2026-06-03T00:00:00.0005Z"))]),
+        b"x",
+    ));
+    assert_eq!((taken.at, taken.expiry), (Some(NOW + DAY + 1), Some(NOW + 2 * DAY)));
+    let body = format!(r#"{{"payload":1,"deliver_at":"{written}","deliver_before":"{written}"}}"#);
+    let envelope = BasicProperties::default().with_content_type(ENVELOPE.into());
+    let taken = item(take(envelope, body.as_bytes()));
+    assert_eq!((taken.at, taken.expiry), (Some(NOW + DAY + 1), Some(NOW + DAY)));
+}
+
 #[test]
 fn sentences_are_bounded_and_on_one_line() {
     let long = "\n\u{7f}\"".repeat(20_000);
@@ -342,6 +395,13 @@ fn a_delay_counts_from_the_timestamp_where_that_is_configured() {
     for other in [text("soon"), number(-1)] {
         assert_eq!(due("orders", 60_000, None, Some(other)), Ok(NOW + 60_000), "that says nothing");
     }
+    for wrong in [number(0), AMQPValue::LongInt(0), number(NOW as i64 / 1_000), number(99_999_999_999)] {
+        let sentence = due("orders", 60_000, stamp, Some(wrong)).unwrap_err();
+        let expected = "timestamp_in_ms, which delays count from, is too small for UTC milliseconds";
+        assert!(sentence.starts_with(expected), "{sentence}");
+    }
+    assert_eq!(due("orders", 0, None, Some(number(100_000_000_000))), Ok(NOW), "that is a moment");
+    assert_eq!(due("received", 60_000, None, Some(number(0))), Ok(NOW + 60_000), "nothing counts from it");
     for none in [0, (-5_i64).cast_unsigned()] {
         assert_eq!(due("orders", 60_000, Some(none), None), Ok(NOW + 60_000), "that is no moment");
     }
