@@ -8,3 +8,4 @@
 mod copies;
 mod delays;
 mod examples;
+mod tries;

@@ -171,6 +171,8 @@ impl DaemonFigures {
             counts(results).map(|(result, count)| ([("rule", rule.as_str()), ("result", result)], count))
         });
         to.counters("duplicates", "Requests whose id was known.", duplicates)?;
+        let help = "Of those dropped: sent back for another try, and none by the rules.";
+        to.counter("tries_dropped", help, totals.tries_dropped)?;
         let lateness = "Per item: moment of publish minus due.";
         to.histogram("publish_lateness", lateness, Some(Unit::Seconds), &traffic.lateness)?;
         let confirm = "Per batch: publish to confirm.";

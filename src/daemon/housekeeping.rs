@@ -42,6 +42,7 @@ impl Life<'_> {
             self.starts.settle();
         }
         self.log_dropped();
+        self.log_dropped_tries();
         let stats = self.shard.store.stats();
         self.tell_progress(now, stats.still_ms);
         if let Some(usage) = stats.usage {
@@ -55,6 +56,20 @@ impl Life<'_> {
         if !self.process.progress.is_late_for(interval * 2) {
             self.watchdog_fed_at_ms = now.mono;
             self.process.notify.watchdog();
+        }
+    }
+
+    /// Whoever sends an item back and is taken for one that repeats itself waits in vain: told once, and
+    /// counted.
+    fn log_dropped_tries(&mut self) {
+        let dropped = self.shard.engine.counters().tries_dropped;
+        if dropped > 0 && !std::mem::replace(&mut self.logged_tries, true) {
+            tracing::warn!(
+                requests = dropped,
+                "a request with x-batch or x-death was dropped as a duplicate: its id is known, and its \
+                 x-batch is not the batch in which the last item of that id was sent (another try must carry \
+                 that, or another id); further ones are counted"
+            );
         }
     }
 

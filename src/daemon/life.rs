@@ -86,6 +86,8 @@ pub(super) struct Life<'p> {
     pub(super) disk_low: bool,
     /// Items given up for want of room, as last logged.
     pub(super) logged_full: u64,
+    /// That a try was dropped as a duplicate has been said.
+    pub(super) logged_tries: bool,
     /// What may leave, as last looked at.
     pub(super) outlook: LookOut,
     /// Monotonic end of the drain, once a stop was requested.
@@ -168,6 +170,7 @@ impl OpenLife {
             housekept_at_ms: 0,
             disk_low: false,
             logged_full: 0,
+            logged_tries: false,
             outlook: LookOut::default(),
             stop_at_ms: None,
             failure: None,

@@ -1,7 +1,7 @@
 //! What a request whose id is known comes to: the contract's table, pure.
 
 use super::mutant::{mutated, Mutant};
-use super::types::{DuplicateRule, End, Ended};
+use super::types::{BatchId, DuplicateRule, End, Ended};
 
 /// What is known of the id.
 #[derive(Clone, Copy, Debug)]
@@ -33,20 +33,30 @@ pub(super) enum Verdict {
 }
 
 /// `redelivered`: the broker's mark, which says no more than that it was handed out before. `fingerprint`: of
-/// the new one; `old`: of the item that is known, where that waits.
+/// the new one; `old`: of the item that is known, where that waits. `tried`: the batch that the new one names
+/// as that in which its consumer had it.
 pub(super) fn judge(
     rule: DuplicateRule,
     known: Known<'_>,
     redelivered: bool,
-    fingerprint: u64,
-    old: u64,
+    (fingerprint, old): (u64, u64),
+    tried: Option<BatchId>,
 ) -> Verdict {
     use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
     let comes_back =
         |before: u64| redelivered && before == fingerprint && !mutated(Mutant::FingerprintForgotten);
+    let tried = tried.filter(|_| !mutated(Mutant::TryIgnored));
+    let is_sent_in =
+        |batch: BatchId| tried.is_some_and(|tried| tried == batch || mutated(Mutant::AnyBatchIsATry));
     match known {
         Known::Undecided { orphaned: true } if mutated(Mutant::OrphanKeeps) && rule == Keep => Verdict::Drop,
         Known::Undecided { orphaned: true } => Verdict::Await,
+        // Its consumer may have had it before the confirm came: with that, the batch is known.
+        Known::Undecided { orphaned: false }
+            if tried.is_some() && !comes_back(old) && !mutated(Mutant::TryNotAwaited) =>
+        {
+            Verdict::Await
+        }
         Known::Undecided { orphaned: false } => match rule {
             Keep => Verdict::Drop,
             Reject if comes_back(old) => Verdict::Drop,
@@ -68,6 +78,7 @@ pub(super) fn judge(
             (End::CancelledAgain, _) => Verdict::Anew,
             (End::Cancelled | End::Dead(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
             (End::Cancelled | End::Dead(_), _) => Verdict::Anew,
+            (End::Sent(batch), _) if is_sent_in(*batch) => Verdict::Anew,
             (End::Sent(_), Keep | Earliest) => Verdict::Drop,
             (End::Sent(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
             (End::Sent(_), Reject) => Verdict::Reject,
@@ -88,10 +99,12 @@ mod tests {
 
     /// Columns: waiting (new one earlier, same, later), in flight, orphaned, sent (the same again, the same
     /// bytes sent anew, another one redelivered), cancelled (the same again, another), cancelled by a
-    /// repeated command, dead (the same again).
+    /// repeated command, dead (the same again). A second line for a request that names the batch in which the
+    /// other was sent, a third for one that names another.
     #[test]
     fn the_contracts_table() {
-        let sent = ended(End::Sent(BatchId::default()));
+        let batch = BatchId([1; 16]);
+        let sent = ended(End::Sent(batch));
         let cancelled = ended(End::Cancelled);
         let again = ended(End::CancelledAgain);
         let dead = ended(End::Dead(Arc::new(Dead { reason: Reason::Attempts, error: "".into() })));
@@ -109,13 +122,13 @@ mod tests {
             (Known::Ended(&again), true, 7),
             (Known::Ended(&dead), true, 7),
         ];
-        let line = |rule| -> String {
+        let line = |rule, tried| -> String {
             let letter = |(known, redelivered, fingerprint): &(Known<'_>, bool, u64)| match judge(
                 rule,
                 *known,
                 *redelivered,
-                *fingerprint,
-                7,
+                (*fingerprint, 7),
+                tried,
             ) {
                 Verdict::Drop => 'd',
                 Verdict::Replace => 'R',
@@ -125,10 +138,19 @@ mod tests {
             };
             cases.iter().map(letter).collect()
         };
-        assert_eq!(line(DuplicateRule::Keep), "ddddwddddnnd");
-        assert_eq!(line(DuplicateRule::Replace), "RRRwwdnndnnd");
-        assert_eq!(line(DuplicateRule::Earliest), "Rddwwddddnnd");
-        assert_eq!(line(DuplicateRule::Latest), "ddRwwdnndnnd");
-        assert_eq!(line(DuplicateRule::Reject), "xxxxwdxxdnnd");
+        for (rule, plain, try_again, other_batch) in [
+            (DuplicateRule::Keep, "ddddwddddnnd", "dddwwnnndnnd", "dddwwddddnnd"),
+            (DuplicateRule::Replace, "RRRwwdnndnnd", "RRRwwnnndnnd", "RRRwwdnndnnd"),
+            (DuplicateRule::Earliest, "Rddwwddddnnd", "Rddwwnnndnnd", "Rddwwddddnnd"),
+            (DuplicateRule::Latest, "ddRwwdnndnnd", "ddRwwnnndnnd", "ddRwwdnndnnd"),
+            (DuplicateRule::Reject, "xxxxwdxxdnnd", "xxxwwnnndnnd", "xxxwwdxxdnnd"),
+        ] {
+            assert_eq!(line(rule, None), plain, "{rule:?}");
+            assert_eq!(line(rule, Some(batch)), try_again, "{rule:?}");
+            assert_eq!(line(rule, Some(BatchId([2; 16]))), other_batch, "{rule:?}");
+        }
+        let in_flight = Known::Undecided { orphaned: false };
+        let again = judge(DuplicateRule::Reject, in_flight, true, (7, 7), Some(batch));
+        assert_eq!(again, Verdict::Drop, "a try that is delivered again is not another one");
     }
 }

@@ -191,7 +191,8 @@ impl<'a> Bench<'a> {
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
-        let verdict = match duplicates::judge(rule, known, origin.redelivered, item.fingerprint, old) {
+        let (prints, tried) = ((item.fingerprint, old), item.tried);
+        let verdict = match duplicates::judge(rule, known, origin.redelivered, prints, tried.batch) {
             _ if mutated(Mutant::RulesDoKeep) => Verdict::Drop,
             Verdict::Anew if mutated(Mutant::MarkAloneDrops) && origin.redelivered => Verdict::Drop,
             verdict @ (Verdict::Drop
@@ -201,7 +202,12 @@ impl<'a> Bench<'a> {
             | Verdict::Await) => verdict,
         };
         match verdict {
-            Verdict::Drop => drop_duplicate(core, rule, origin),
+            Verdict::Drop => {
+                let before = if let Known::Ended(ended) = known { ended.fingerprint } else { old };
+                let comes_back = origin.redelivered && before == item.fingerprint;
+                core.stock_mut().counters_mut().tries_dropped += u64::from(tried.sent_back && !comes_back);
+                drop_duplicate(core, rule, origin)
+            }
             Verdict::Reject => {
                 core.stock_mut().counters_mut().duplicates[rule as usize].dead += 1;
                 let error = "an item with this id is known, and x-on-duplicate is reject";

@@ -104,6 +104,12 @@ pub(super) enum Mutant {
     FingerprintForgotten,
     /// A request under rule replace takes the place of an item in flight, without awaiting the outcome.
     InFlightIsReplaced,
+    /// A request that names the batch in which its item was sent is a duplicate like any other.
+    TryIgnored,
+    /// Whatever batch a request names, it is another try.
+    AnyBatchIsATry,
+    /// Another try is judged while the item that it is one of is in flight.
+    TryNotAwaited,
     /// How items ended is not remembered.
     TailForgotten,
     /// An end is forgotten after half of `dedupe_tail`.
@@ -344,6 +350,9 @@ mod tests {
             Mutant::MarkAloneDrops,
             Mutant::FingerprintForgotten,
             Mutant::InFlightIsReplaced,
+            Mutant::TryIgnored,
+            Mutant::AnyBatchIsATry,
+            Mutant::TryNotAwaited,
             Mutant::TailForgotten,
             Mutant::TailHalf,
             Mutant::AnswersFromThePast,

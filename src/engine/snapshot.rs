@@ -32,6 +32,8 @@ pub struct Counters {
     /// Requests whose id was known, in the order of [`DuplicateRule`]'s declaration.
     #[serde(with = "by_rule")]
     pub duplicates: [Duplicates; RULES.len()],
+    /// Of those dropped: sent back by their consumer or by a queue, and no other try by the rules.
+    pub tries_dropped: u64,
     /// ItemCounts confirmed at the output exchange.
     pub confirmed: u64,
     /// Batches confirmed at the output exchange.

@@ -166,11 +166,22 @@ pub struct NewItem {
     /// Of body, properties and terms as they were sent: equal for two deliveries of one message. 0 without an
     /// id.
     pub fingerprint: u64,
+    /// What it says of having been delivered before.
+    pub tried: Tried,
     /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and
     /// customer names apart.
     pub weight: u32,
     /// Properties and payload.
     pub content: Arc<Content>,
+}
+
+/// What a request tells of an earlier try: that its consumer had it, or that a queue gave it up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tried {
+    /// The batch in which it came to its consumer, where it names one.
+    pub batch: Option<BatchId>,
+    /// It was sent back: it carries what a batch, or a broker that moves it, puts on a message.
+    pub sent_back: bool,
 }
 
 impl NewItem {
@@ -272,7 +283,7 @@ pub struct Request {
     pub delivery: Delivery,
     /// RabbitMQ's mark that it was delivered before.
     pub redelivered: bool,
-    /// Wall clock at receipt, UTC ms.
+    /// Wall clock at receipt, UTC ms, rounded up.
     pub received: u64,
     /// What is requested.
     pub body: RequestBody,

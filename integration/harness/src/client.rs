@@ -6,7 +6,8 @@ use async_rs::Runtime;
 use futures_util::StreamExt;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, BasicQosOptions,
-    ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
+    BasicRejectOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{Channel, Confirmation, Connection, ConnectionProperties, Consumer, ExchangeKind};
@@ -252,7 +253,14 @@ impl Client {
         let queue = Self::DIRECT_REPLY_TO.into();
         let consume = self.channel.basic_consume(queue, "".into(), options, FieldTable::default());
         let consumer = bounded("consume", consume);
-        inbox(consumer.unwrap_or_else(|e| panic!("cannot consume direct replies: {e}")), false)
+        inbox(consumer.unwrap_or_else(|e| panic!("cannot consume direct replies: {e}")), Answer::None)
+    }
+
+    /// Consumes a queue, rejecting each message as it is taken in: the broker moves it to where the queue's dead letters
+    /// go.
+    pub fn consume_and_reject(&self, queue: &str) -> Inbox {
+        self.try_consume_with(queue, 500, Answer::Reject)
+            .unwrap_or_else(|e| panic!("cannot consume {queue}: {e}"))
     }
 
     /// As [`Client::consume`], with a prefetch, for load that lives through faults.
@@ -260,23 +268,39 @@ impl Client {
     /// # Errors
     /// Whatever lapin says, or a timeout.
     pub fn try_consume(&self, queue: &str, prefetch: u16) -> lapin::Result<Inbox> {
+        self.try_consume_with(queue, prefetch, Answer::Ack)
+    }
+
+    fn try_consume_with(&self, queue: &str, prefetch: u16, answer: Answer) -> lapin::Result<Inbox> {
         let consumer = bounded("consume", async {
             let channel = self.connection.create_channel().await?;
             channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
             let options = BasicConsumeOptions::default();
             channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await
         })?;
-        Ok(inbox(consumer, true))
+        Ok(inbox(consumer, answer))
     }
 }
 
+/// What a consumer says to each message.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    None,
+    Ack,
+    Reject,
+}
+
 /// Takes in what a consumer gets, until one of the two ends.
-fn inbox(mut consumer: Consumer, with_acks: bool) -> Inbox {
+fn inbox(mut consumer: Consumer, answer: Answer) -> Inbox {
     let (sender, receiver) = channel();
     runtime().spawn(async move {
         while let Some(Ok(delivery)) = consumer.next().await {
             let at_us = now_us();
-            let acked = !with_acks || delivery.acker.ack(BasicAckOptions::default()).await.is_ok();
+            let answered = match answer {
+                Answer::None => true,
+                Answer::Ack => delivery.acker.ack(BasicAckOptions::default()).await.is_ok(),
+                Answer::Reject => delivery.acker.reject(BasicRejectOptions::default()).await.is_ok(),
+            };
             let received = Received {
                 at_us,
                 exchange: delivery.exchange.to_string(),
@@ -285,7 +309,7 @@ fn inbox(mut consumer: Consumer, with_acks: bool) -> Inbox {
                 properties: delivery.properties,
                 body: delivery.data,
             };
-            if sender.send(received).is_err() || !acked {
+            if sender.send(received).is_err() || !answered {
                 break;
             }
         }

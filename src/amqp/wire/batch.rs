@@ -144,9 +144,13 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
 
 /// The batch id in the header of a message, in particular of one that was returned.
 pub fn batch_id_of(properties: &BasicProperties) -> Option<BatchId> {
-    let text = properties.headers().as_ref()?.inner().get(header::BATCH)?.as_long_string()?;
+    batch_id(properties.headers().as_ref()?.inner().get(header::BATCH)?.as_long_string()?.as_bytes())
+}
+
+/// A batch id of its hexadecimal digits.
+pub(super) fn batch_id(text: &[u8]) -> Option<BatchId> {
     // Only digits: the parser of numbers would take a sign, too.
-    let digits: &[u8; BATCH_ID_LENGTH] = text.as_bytes().try_into().ok()?;
+    let digits: &[u8; BATCH_ID_LENGTH] = text.try_into().ok()?;
     let digits = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'))?;
     u128::from_str_radix(digits, 16).ok().map(|number| BatchId(number.to_be_bytes()))
 }

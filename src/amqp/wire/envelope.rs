@@ -304,6 +304,7 @@ fn one(
         expiry,
         on_duplicate,
         fingerprint: id.as_deref().map_or(0, |id| entry.fingerprint(sent, id)),
+        tried: message.tried(),
         event: 0,
     };
     Ok(item(&basic, terms, properties, body, choices))

@@ -5,6 +5,7 @@ use super::event;
 use super::time::{self, Given, TimeFault};
 use super::trace::TRACEPARENT;
 use crate::config::rfc3339::Rounding;
+use crate::config::terms::batch_header;
 pub(super) use crate::config::terms::request_header::*;
 use crate::engine::types::{Dead, DuplicateRule, Reason};
 use lapin::types::{AMQPValue, FieldTable};
@@ -15,6 +16,8 @@ use std::fmt::Display;
 pub(super) const TIMESTAMP_IN_MS: &str = "timestamp_in_ms";
 /// That header in a sentence.
 const NOTED: &str = "timestamp_in_ms, which delays count from,";
+/// Where RabbitMQ notes that it has moved a message.
+pub(super) const DEATHS: &str = "x-death";
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.
@@ -31,6 +34,10 @@ pub(super) struct Fields<'a> {
     pub opt_delivery_delay: Option<&'a AMQPValue>,
     pub deliver_before: Option<&'a AMQPValue>,
     pub on_duplicate: Option<&'a AMQPValue>,
+    /// The batch in which it came to its consumer.
+    pub batch: Option<&'a AMQPValue>,
+    /// A broker has moved it.
+    pub died: bool,
     /// One of the others may be an attribute of an event.
     pub event: bool,
     /// One of them may be a trace context.
@@ -44,8 +51,12 @@ impl<'a> Fields<'a> {
             if let Some(slot) = fields.slot(name.as_str()) {
                 *slot = Some(value).filter(|value| !matches!(value, AMQPValue::Void));
             } else {
-                fields.event |= event::is_attribute(name.as_str());
-                fields.traced |= name.as_str() == TRACEPARENT;
+                match name.as_str() {
+                    TRACEPARENT => fields.traced = true,
+                    batch_header::BATCH => fields.batch = Some(value),
+                    DEATHS => fields.died = true,
+                    name => fields.event |= event::is_attribute(name),
+                }
             }
         }
         fields

@@ -2,7 +2,7 @@
 
 use super::batch::{put_number, put_text};
 use super::copied::push_value;
-use super::fields;
+use super::fields::{self, DEATHS};
 use super::json::media_type;
 use super::properties::{put_headers, Basic, RawValue};
 use super::request::ENVELOPE;
@@ -18,8 +18,6 @@ use serde_json::{json, Map, Value};
 /// Set on what is sent back, with another value each time: it makes of equal bytes another request, which an
 /// ended one's return is not taken for.
 const RETRIED: &str = "x-tidegate-retried";
-/// Says where and why RabbitMQ moved a message.
-const DEATHS: &str = "x-death";
 /// What the other headers of RabbitMQ about that begin with.
 const BROKER_DEATHS: [&str; 3] = [DEATHS, "x-first-death-", "x-last-death-"];
 

@@ -1,5 +1,6 @@
 //! One ingest message to one request: the contract's table of fields, line by line.
 
+use super::batch::batch_id;
 use super::command;
 use super::copied::Choices;
 use super::envelope;
@@ -10,10 +11,10 @@ use super::identity::identity;
 use super::json::{coding, is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
 use crate::config::rfc3339::Rounding;
-use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_NAME};
+use crate::config::terms::{batch_header, FIRST_PLAUSIBLE_MS, MAX_NAME};
 use crate::config::{DelayFrom, Readings};
 use crate::engine::size::{self, Parts};
-use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody};
+use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody, Tried};
 use lapin::types::AMQPValue;
 use lapin::BasicProperties;
 use std::borrow::Cow;
@@ -149,7 +150,16 @@ impl<'a> Message<'a> {
         let event = if self.fields.event { event::cost(table_of(&properties)) } else { 0 };
         Ok(RequestBody::Items(vec![item(
             &self.basic,
-            Terms { application, customer, at, expiry, on_duplicate, fingerprint, event },
+            Terms {
+                application,
+                customer,
+                at,
+                expiry,
+                on_duplicate,
+                fingerprint,
+                tried: self.tried(),
+                event,
+            },
             properties,
             std::mem::take(body),
             &mut Choices::new(self.readings, self.fields.traced),
@@ -185,6 +195,14 @@ impl<'a> Message<'a> {
     /// The header `x-customer`.
     pub(super) fn customer(&self) -> Result<Option<Cow<'a, str>>, Dead> {
         fields::text(fields::CUSTOMER, self.fields.customer, MAX_NAME)
+    }
+
+    /// What it says of an earlier try. An `x-batch` that is no batch id names none.
+    pub(super) fn tried(&self) -> Tried {
+        let named = self.fields.batch;
+        let text = |value| fields::text(batch_header::BATCH, Some(value), usize::MAX).ok().flatten();
+        let batch = named.and_then(text).and_then(|text| batch_id(text.as_bytes()));
+        Tried { batch, sent_back: named.is_some() || self.fields.died }
     }
 
     /// Own times of an entry of this application.
@@ -311,6 +329,7 @@ pub(super) struct Terms {
     pub expiry: Option<u64>,
     pub on_duplicate: crate::engine::types::DuplicateRule,
     pub fingerprint: u64,
+    pub tried: Tried,
     /// What attributes of an event among its headers add to its entry, bytes.
     pub event: usize,
 }
@@ -344,6 +363,7 @@ pub(super) fn item(
         identity,
         on_duplicate: terms.on_duplicate,
         fingerprint: terms.fingerprint,
+        tried: terms.tried,
         weight,
         content: Arc::new(Content { properties, body, json }),
     }

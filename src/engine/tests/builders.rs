@@ -47,6 +47,7 @@ pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
         identity: None,
         on_duplicate: DuplicateRule::Keep,
         fingerprint: fingerprint(id, None, DuplicateRule::Keep),
+        tried: Tried::default(),
         weight: 100,
         content: Arc::new(Content { properties: vec![], body: id.as_bytes().to_vec(), json: false }),
     }

@@ -23,5 +23,6 @@ mod sim;
 mod stories;
 mod timeline;
 mod transcripts;
+mod tries;
 mod twin;
 mod world;

@@ -207,6 +207,9 @@ impl Sim {
         if self.plan.races && self.toss(6) == 0 {
             self.race();
         }
+        if self.plan.tries && self.toss(6) == 0 {
+            self.try_again();
+        }
         if self.plan.scenes && self.toss(8) == 0 {
             self.scene();
         }

@@ -10,6 +10,14 @@ use std::collections::VecDeque;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
 
+/// What stands for a hash over a batch's members: the same members, the same id.
+pub(super) fn batch_id(batch: &Batch) -> BatchId {
+    let number = batch.items.iter().fold(batch.items.len() as u128, |hash, item| {
+        (hash ^ u128::from(item.seq)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    });
+    BatchId(number.to_be_bytes())
+}
+
 /// Configured time limit of a confirm.
 pub(super) const CONFIRM_MS: u64 = 30_000;
 
@@ -493,6 +501,10 @@ impl World {
     /// Settles the n-th of what is out.
     pub(super) fn settle(&mut self, nth: usize, outcome: Outcome) -> Batch {
         let (_, batch) = self.out.remove(nth);
+        let outcome = match outcome {
+            Outcome::Confirmed(_) if self.log.is_some() => Outcome::Confirmed(batch_id(&batch)),
+            outcome => outcome,
+        };
         if matches!(outcome, Outcome::Confirmed(_)) && self.log.is_none() {
             self.delivered.push((self.now, batch.clone()));
         }

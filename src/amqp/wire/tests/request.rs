@@ -3,7 +3,7 @@
 use super::super::request::ENVELOPE;
 use super::*;
 use crate::config::{DelayFrom, Reading};
-use crate::engine::types::DuplicateRule;
+use crate::engine::types::{BatchId, DuplicateRule, Tried};
 
 fn own_time(name: &str, value: AMQPValue) -> Option<u64> {
     item(take(with(&[(name, value)]), b"x")).at
@@ -422,4 +422,32 @@ fn a_delay_counts_from_the_timestamp_where_that_is_configured() {
     let RequestBody::Items(items) = read_with(incoming, &LIMITS, &readings, STORE) else { panic!("items") };
     let dues: Vec<_> = items.iter().map(|item| item.at).collect();
     assert_eq!(dues, [Some(second + 60_000), Some(NOW + 60_000)]);
+}
+
+#[test]
+fn another_try_names_its_batch_and_nothing_else_is_one() {
+    let hex = "00ff10a0b0c0d0e0f0112233445566aa";
+    let id = u128::from_str_radix(hex, 16).unwrap().to_be_bytes();
+    let bytes = AMQPValue::ByteArray(hex.as_bytes().into());
+    for (value, batch) in [
+        (text(hex), Some(BatchId(id))),
+        (text(&hex.to_uppercase()), Some(BatchId(id))),
+        (bytes, Some(BatchId(id))),
+        (text(&hex[1..]), None),
+        (text(&format!("+{}", &hex[1..])), None),
+        (text(""), None),
+        (number(7), None),
+        (AMQPValue::Boolean(true), None),
+    ] {
+        let taken = item(take(with(&[("x-batch", value.clone())]), b"x"));
+        assert_eq!(taken.tried, Tried { batch, sent_back: true }, "{value:?}");
+    }
+    let deaths = AMQPValue::FieldArray(Default::default());
+    let moved = item(take(with(&[("x-death", deaths)]), b"x"));
+    assert_eq!(moved.tried, Tried { batch: None, sent_back: true });
+    assert_eq!(item(take(with(&[("x-attempt", number(1))]), b"x")).tried, Tried::default());
+    // Beside an envelope it counts for every entry.
+    let properties = with(&[("x-batch", text(hex))]).with_content_type(ENVELOPE.into());
+    let entries = items(take(properties, br#"[{"payload":1,"id":"a"},{"payload":2}]"#));
+    assert!(entries.iter().all(|entry| entry.tried.batch == Some(BatchId(id))));
 }

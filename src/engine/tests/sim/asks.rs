@@ -6,7 +6,7 @@ use super::Sim;
 use crate::engine::types::*;
 use std::sync::Arc;
 
-const RULES: [DuplicateRule; 5] = [
+pub(super) const RULES: [DuplicateRule; 5] = [
     DuplicateRule::Keep,
     DuplicateRule::Replace,
     DuplicateRule::Earliest,

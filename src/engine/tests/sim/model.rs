@@ -110,6 +110,8 @@ pub(super) struct Life {
     /// Failed attempts: those that certainly count, and those that may.
     pub(super) attempts: (u32, u32),
     pub(super) published: Option<usize>,
+    /// The batch in which it was published last.
+    pub(super) batch: Option<BatchId>,
     /// It has had a window, whose number that is.
     pub(super) window: Option<usize>,
     /// Its window is that of a former life.
@@ -431,6 +433,7 @@ impl Model {
             refused: false,
             attempts: (0, 0),
             published: None,
+            batch: None,
             window: None,
             restored: false,
             ended_at: 0,
@@ -582,19 +585,5 @@ impl Model {
                 && *new.application == *application
                 && new.customer.as_deref() == Some(customer)
         })
-    }
-}
-
-/// The moment that an own time becomes, as the contract has it.
-pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall: u64) -> u64 {
-    if at <= wall {
-        return wall;
-    }
-    let rounded =
-        if settings.coalesce == 0 { at } else { at.div_ceil(settings.coalesce) * settings.coalesce };
-    if expiry.is_some_and(|expiry| rounded >= expiry) {
-        at
-    } else {
-        rounded
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Plan {
     pub(super) turn: TurnLimits,
     /// What takes several steps to come about comes about often.
     pub(super) scenes: bool,
+    /// Consumers send items back for another try.
+    pub(super) tries: bool,
     /// Ids are remembered for some seconds by all, and few.
     pub(super) forgetful: bool,
 }
@@ -74,6 +76,7 @@ impl Plan {
             races: seed % 20 == 7,
             turn: if seed % 3 == 1 { short_turns(seed as usize / 3) } else { TurnLimits::default() },
             scenes: matches!(seed % 20, 1 | 3 | 11),
+            tries: matches!(seed % 20, 2 | 5 | 10 | 16),
             forgetful: seed % 20 == 1,
         }
     }

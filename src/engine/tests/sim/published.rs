@@ -1,5 +1,6 @@
 //! What leaves: whether it may, in which order, and how much at a time.
 
+use super::super::world::batch_id;
 use super::model::*;
 use crate::engine::size;
 use crate::engine::types::*;
@@ -202,7 +203,8 @@ impl Model {
         } else {
             assert_eq!(item.due, self.lives[&item.seq].due, "{ask}: its due");
         }
-        self.lives.get_mut(&item.seq).expect("there").due = item.due;
+        let life = self.lives.get_mut(&item.seq).expect("there");
+        (life.due, life.batch) = (item.due, Some(batch_id(batch)));
         if let Some(customer) = &new.customer {
             self.check_order(item, &new.application, customer, windowed, first);
         }

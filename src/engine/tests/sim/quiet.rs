@@ -284,6 +284,7 @@ impl Sim {
         let new = &model.asks[ask].new;
         let Some(identity) = new.identity else { return false };
         let rule = !matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
+        let rule = rule || new.tried.batch.is_some();
         let tag = model.messages[&model.asks[ask].message].delivered.map(|(_, _, tag, _)| tag);
         let cancels =
             |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);

@@ -2,6 +2,8 @@
 //! itself once more before it is written.
 
 use super::super::world::*;
+use super::asks::RULES;
+use super::model::{Life, State};
 use super::Sim;
 use crate::engine::types::*;
 
@@ -28,6 +30,32 @@ impl Sim {
                 self.race_with_newcomers(&app, &customer, Command::CancelAll(of));
             }
         }
+    }
+
+    /// A consumer sends an item back that it has had, naming the batch: at once, later, or when it has come
+    /// again since. Now and then it does so twice.
+    pub(super) fn try_again(&mut self) {
+        let had = |life: &&Life| {
+            let state = matches!(life.state, State::Sent | State::Out(_));
+            state && life.identity.is_given() && life.batch.is_some()
+        };
+        let lately = self.model.lives.values().rev().filter(had).take(20);
+        let lately: Vec<_> = lately.map(|life| (life.ask, life.identity, life.batch)).collect();
+        if lately.is_empty() {
+            return;
+        }
+        let (ask, identity, batch) = lately[self.toss(lately.len() as u64) as usize];
+        let old = self.model.asks[ask].new.clone();
+        let customer = old.customer.as_deref().unwrap_or_default();
+        for _ in 0..=self.toss(2) {
+            let rule = RULES[self.toss(5) as usize];
+            let at = (self.toss(2) == 0).then(|| self.world.now.wall + self.toss(5_000));
+            let plain = NewItem { at, ..self.plain_item(&old.application, customer) };
+            let named = with_id("", rule, plain);
+            let tried = Tried { batch, sent_back: true };
+            self.mail_plain(NewItem { identity: Some(identity), tried, ..named });
+        }
+        self.world.deliver(2);
     }
 
     /// The command comes at the very moment at which an item is due and has expired.

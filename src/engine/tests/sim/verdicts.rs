@@ -29,6 +29,7 @@ impl Model {
                 let again = redelivered && self.is_same(seq, ask);
                 match self.lives[&seq].state {
                     _ if may_not => true,
+                    State::Sent if self.is_another_try(seq, ask) => true,
                     State::Sent => matches!(rule, DuplicateRule::Replace | DuplicateRule::Latest) && !again,
                     State::Cancelled => !again || self.cancelled_again(identity),
                     _ => !again,
@@ -77,6 +78,12 @@ impl Model {
         self.asks[self.lives[&seq].ask].new.fingerprint == self.asks[ask].new.fingerprint
     }
 
+    /// It names the very batch in which that item was sent, or is out.
+    fn is_another_try(&self, seq: u64, ask: usize) -> bool {
+        let named = self.asks[ask].new.tried.batch;
+        named.is_some() && named == self.lives[&seq].batch
+    }
+
     /// What an entry may have met since it was delivered.
     fn seen_by(&self, ask: usize, identity: Identity) -> (Vec<Known>, bool, u64) {
         let message = &self.messages[&self.asks[ask].message];
@@ -120,7 +127,9 @@ impl Model {
                     }
                     DuplicateRule::Reject => redelivered,
                 };
-                drops && safe
+                // Once the confirm has come, the batch is known.
+                let undecided = matches!(known, Known::Out(_)) && self.is_another_try(seq, ask);
+                drops && safe && !undecided
             }
             Known::Ended(seq) => {
                 let drops = |seq, from| self.drops_for_an_end(seq, ask, from, own_end);
@@ -159,6 +168,7 @@ impl Model {
         let redelivered = message.delivered.is_some_and(|(.., redelivered)| redelivered);
         let again = redelivered && (self.is_same(seq, ask) || own_end);
         let drops = match (self.lives[&seq].state, self.asks[ask].new.on_duplicate) {
+            (State::Sent, _) if self.is_another_try(seq, ask) => false,
             (State::Sent, DuplicateRule::Keep | DuplicateRule::Earliest) => true,
             (State::Sent, DuplicateRule::Reject) => redelivered,
             _ => again,
@@ -257,9 +267,13 @@ impl Model {
         let (known, ..) = self.seen_by(ask, identity);
         let met = |known: &Known| match *known {
             Known::Nobody => false,
-            Known::Waiting(_) | Known::Out(_) => true,
+            Known::Waiting(_) => true,
+            Known::Out(seq) => !self.is_another_try(seq, ask),
             Known::Ended(seq) => {
-                let sent = |seq, from| self.lives[&seq].state == State::Sent && self.remembered(seq, from).0;
+                let sent = |seq, from| {
+                    let duplicate = self.lives[&seq].state == State::Sent && !self.is_another_try(seq, ask);
+                    duplicate && self.remembered(seq, from).0
+                };
                 let before = self.end_before(identity, seq);
                 sent(seq, self.lives[&seq].ended_at)
                     || before.is_some_and(|seq| sent(seq, self.handed_over_at(ask)))
@@ -328,5 +342,19 @@ impl Model {
                 OnFull::Pause | OnFull::FlushEarly => !was_accepted && many,
             }
         })
+    }
+}
+
+/// The moment that an own time becomes, as the contract has it.
+pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall: u64) -> u64 {
+    if at <= wall {
+        return wall;
+    }
+    let rounded =
+        if settings.coalesce == 0 { at } else { at.div_ceil(settings.coalesce) * settings.coalesce };
+    if expiry.is_some_and(|expiry| rounded >= expiry) {
+        at
+    } else {
+        rounded
     }
 }

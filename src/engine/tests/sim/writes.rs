@@ -1,6 +1,7 @@
 //! What a commit writes, and what has become of each item by it.
 
 use super::model::*;
+use super::verdicts::own_due;
 use super::windows::{length, Member};
 use crate::engine::event::*;
 use crate::engine::types::*;

@@ -1,0 +1,124 @@
+//! Another try: a request that names the batch in which the item with its id was sent, as stories.
+
+use super::world::*;
+use crate::engine::types::*;
+use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
+
+const RULES: [DuplicateRule; 5] = [Keep, Replace, Earliest, Latest, Reject];
+/// The batch of every confirm in these worlds.
+const SENT_IN: BatchId = BatchId([7; 16]);
+const ANOTHER: BatchId = BatchId([8; 16]);
+
+fn first(rule: DuplicateRule) -> NewItem {
+    with_id("x", rule, at(T0, item("a", "", "first")))
+}
+
+fn again(rule: DuplicateRule, batch: BatchId, payload: &str) -> NewItem {
+    let tried = Tried { batch: Some(batch), sent_back: true };
+    NewItem { tried, ..with_id("x", rule, item("a", "", payload)) }
+}
+
+#[test]
+fn what_names_its_batch_is_new_under_every_rule() {
+    for rule in RULES {
+        let mut w = World::new(settings());
+        w.send(vec![first(rule)]);
+        w.run(100);
+        w.send(vec![again(rule, SENT_IN, "again")]);
+        w.run(100);
+        assert_eq!(ends(&w), (names(&["first", "again"]), vec![]), "{rule:?}");
+        let counters = w.engine.counters();
+        assert_eq!((counters.duplicates[rule as usize].accepted, counters.tries_dropped), (1, 0));
+        assert!(w.queue.is_empty());
+    }
+}
+
+#[test]
+fn what_names_another_batch_is_judged_by_the_table_and_counted() {
+    for rule in RULES {
+        let mut w = World::new(settings());
+        w.send(vec![first(rule)]);
+        w.run(100);
+        w.send(vec![again(rule, ANOTHER, "again")]);
+        w.run(100);
+        let (sent, dead) = ends(&w);
+        let anew = matches!(rule, Replace | Latest);
+        assert_eq!(sent.len(), 1 + usize::from(anew), "{rule:?}");
+        assert_eq!(dead.len(), usize::from(rule == Reject), "{rule:?}");
+        assert_eq!(w.engine.counters().tries_dropped, u64::from(matches!(rule, Keep | Earliest)), "{rule:?}");
+    }
+}
+
+#[test]
+fn the_same_try_while_the_first_waits_is_taken_once() {
+    let mut w = World::new(settings());
+    w.send(vec![first(Keep)]);
+    w.run(100);
+    let later = || NewItem { at: Some(T0 + 5_000), ..again(Keep, SENT_IN, "again") };
+    w.send(vec![later()]);
+    w.send(vec![later()]);
+    w.run(10_000);
+    assert_eq!(ends(&w).0, names(&["first", "again"]));
+    assert_eq!(w.engine.counters().tries_dropped, 1);
+}
+
+/// The consumer may be quicker than the confirm.
+#[test]
+fn one_that_comes_before_the_confirm_waits_for_it() {
+    for rule in RULES {
+        for (outcome, taken) in [(CONFIRMED, true), (Outcome::Returned("NO_ROUTE".into()), false)] {
+            let mut w = World::new(settings());
+            w.send(vec![first(rule)]);
+            w.drain_jobs();
+            assert_eq!(w.out.len(), 1);
+            w.send(vec![again(rule, SENT_IN, "again")]);
+            w.drain_jobs();
+            let is_again = |body: &RequestBody| matches!(body, RequestBody::Items(items) if text(&items[0].content) == "again");
+            assert!(w.queue.iter().any(|p| is_again(&p.body)), "{rule:?}: it is not judged yet");
+            w.settle(0, outcome.clone());
+            w.run(10_000);
+            let sent = ends(&w).0;
+            if taken {
+                assert_eq!(sent, names(&["first", "again"]), "{rule:?}");
+            } else {
+                // It has not been delivered for certain, and goes once, in whichever form the rule says.
+                assert_eq!(sent.len(), 1, "{rule:?}: {sent:?}");
+            }
+            assert!(w.queue.is_empty(), "{rule:?}");
+        }
+    }
+}
+
+#[test]
+fn the_batch_is_remembered_over_a_restart() {
+    for rule in RULES {
+        let mut w = World::new(settings());
+        w.send(vec![first(rule)]);
+        w.run(100);
+        w.crash();
+        w.drain_jobs();
+        w.send(vec![again(rule, ANOTHER, "other")]);
+        w.run(100);
+        w.send(vec![again(rule, SENT_IN, "again")]);
+        w.run(100);
+        assert_eq!(ends(&w).0.last().map(String::as_str), Some("again"), "{rule:?}");
+    }
+}
+
+/// A try that is delivered again after it was sent itself: it names the batch before.
+#[test]
+fn a_try_that_comes_back_is_the_one_that_was_taken() {
+    for rule in RULES {
+        let mut w = World::new(settings());
+        w.send(vec![again(rule, ANOTHER, "try")]);
+        w.acks_out = Some(Default::default());
+        w.run(100);
+        assert_eq!(ends(&w).0, names(&["try"]));
+        // Its ack is lost.
+        w.lose_ingest();
+        w.connect();
+        w.run(100);
+        assert_eq!(ends(&w), (names(&["try"]), vec![]), "{rule:?}");
+        assert_eq!(w.engine.counters().tries_dropped, 0, "{rule:?}: that is no loss");
+    }
+}
