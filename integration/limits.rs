@@ -2,6 +2,7 @@
 //! an ack.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
     alone, binary, bounded, nested_arrays, percentile, require, say, wait_until, Daemon, Inbox, Node, Raw,
@@ -135,28 +136,72 @@ fn a_blocked_broker_is_waited_for_and_does_not_hold_up_the_end() {
     ids_of(&inbox, &wanted, Duration::from_secs(30));
 }
 
-/// Acks in a trace, and the line of the first that comes before as many syncs have ended. Each request is published once
-/// the one before is durable, so each has a sync of its own; two of them may end before either of their acks.
-fn acks_and_the_first_unsynced(trace: &str) -> (usize, Option<usize>) {
-    // Frame type 1, any channel, a payload of 13 bytes: class 60, method 80.
-    let ack = r"\x00\x00\x00\x0d\x00\x3c\x00\x50";
-    // Class 60, method 20. What the start has synced, before it consumes, is no ack's.
-    let consume = r"\x00\x3c\x00\x14\x00\x00";
-    let (mut syncs, mut acks, mut first) = (0, 0, None);
-    for (number, line) in trace.lines().enumerate().skip_while(|(_, line)| !line.contains(consume)) {
-        let sync = line.contains("fdatasync") || line.contains("fsync");
-        if sync && line.trim_end().ends_with("= 0") {
-            syncs = (syncs + 1).min(acks + 2);
-        } else if line.contains(ack) {
-            acks += line.matches(ack).count();
-            if acks > syncs && first.is_none() {
-                first = Some(number + 1);
-            }
-        }
-    }
-    (acks, first)
+/// What a trace of the daemon's calls tells of its acks.
+#[derive(Debug, Default)]
+struct Acked {
+    /// Requests that have been acked: their tags count from 1, and one ack may cover several.
+    requests: u64,
+    /// The line of the first ack that covers more requests than finished syncs do.
+    unsynced: Option<usize>,
 }
 
+impl Acked {
+    /// Each request is published once the one before is acked: what a sync can have made durable is one more than is
+    /// acked, however many there are meanwhile. An ack counts from its beginning on, and a sync from its end on.
+    fn read(trace: &str) -> Acked {
+        // Frame type 1, any channel, a payload of 13 bytes: class 60, method 80. The tag follows.
+        let ack = r"\x00\x00\x00\x0d\x00\x3c\x00\x50";
+        // Class 60, method 20. What the start has synced, before it consumes, is no request's.
+        let consume = r"\x00\x3c\x00\x14\x00\x00";
+        let (mut acked, mut synced) = (Acked::default(), 0);
+        for (number, line) in trace.lines().enumerate().skip_while(|(_, line)| !line.contains(consume)) {
+            let sync = line.contains("fdatasync") || line.contains("fsync");
+            if sync && line.trim_end().ends_with("= 0") {
+                synced = acked.requests + 1;
+            }
+            for tag in line.match_indices(ack).filter_map(|(at, _)| tag(&line[at + ack.len()..])) {
+                acked.requests = acked.requests.max(tag);
+                if tag > synced && acked.unsynced.is_none() {
+                    acked.unsynced = Some(number + 1);
+                }
+            }
+        }
+        acked
+    }
+}
+
+/// A delivery tag: eight bytes, each as `\x` and two digits. None where the line is not written to its end.
+fn tag(bytes: &str) -> Option<u64> {
+    let digits = bytes.get(..32)?.split(r"\x").collect::<String>();
+    u64::from_str_radix(&digits, 16).ok()
+}
+
+/// A trace that outlives a test which fails.
+struct Trace(PathBuf);
+
+impl Trace {
+    fn kept(&self) -> PathBuf {
+        std::env::temp_dir().join("tidegate-ack-without-a-sync")
+    }
+
+    fn read(&self) -> Acked {
+        Acked::read(&String::from_utf8_lossy(&std::fs::read(&self.0).expect("the trace")))
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let copied = std::fs::copy(&self.0, self.kept());
+            say(&format!("the trace: {} ({copied:?})", self.kept().display()));
+        }
+    }
+}
+
+/// There is one way from a commit to its ack: the store's thread reports the commit once the sync has returned, only
+/// then does the engine hold its deliveries for safe, and acks are made of what is safe. That order is what a trace
+/// can show: it does not show which ack belongs to which sync. Two syncs may end before either of their acks is on its
+/// way, and one ack may cover both; so requests are counted, one is under way at a time, and none leaves meanwhile.
 #[test]
 fn a_sync_of_the_disk_precedes_every_ack() {
     if !require("strace") {
@@ -165,25 +210,46 @@ fn a_sync_of_the_disk_precedes_every_ack() {
     let site = Site::new("trace");
     let calls = "fdatasync,fsync,sendto,write,writev,sendmsg";
     let (daemon, trace) = Daemon::start_traced(&site.config(), &site.dir, calls);
+    let trace = Trace(trace);
     let mut daemon = daemon.ready();
-    // One after the other, and none leaves meanwhile: each has a commit, and nothing else has one.
-    for n in 0..20 {
+    for n in 1..=20 {
         site.client.publish(&site.push("shop", "{}").id(&format!("{n}")).delay(3_600_000));
-        wait_until("it is durable", Duration::from_secs(20), || {
-            let state = daemon.state();
-            state["items"]["waiting"] == n + 1 && state["uncommitted"] == 0
-        });
+        wait_until("it is acked", Duration::from_secs(60), || trace.read().requests == n);
     }
+    assert_eq!(daemon.items("waiting"), 20, "none has left");
     daemon.term();
-    daemon.exit(Duration::from_secs(30));
-    let text = std::fs::read_to_string(&trace).expect("the trace");
-    let (acks, unsynced) = acks_and_the_first_unsynced(&text);
-    assert!(acks > 0, "no ack in the trace: does the pattern still fit?");
-    if let Some(line) = unsynced {
-        let kept = std::env::temp_dir().join("tidegate-ack-without-a-sync");
-        std::fs::copy(&trace, &kept).expect("the trace is kept");
-        panic!("VERDICT: an ack without a sync of its own, line {line} of {}", kept.display());
+    daemon.exit(Duration::from_secs(60));
+    let acked = trace.read();
+    assert_eq!(acked.requests, 20, "what is acked is acked once");
+    if let Some(line) = acked.unsynced {
+        panic!("VERDICT: an ack without a sync of its own, line {line} of {}", trace.kept().display());
     }
+}
+
+/// The counting finds what it is to find, and nothing else.
+#[test]
+fn an_ack_that_overtakes_its_sync_is_found_in_a_trace() {
+    let ack = |tag: u8| {
+        format!(
+            r#"7 sendto(9, "\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50{}\x{tag:02x}\x00\xce", 21"#,
+            r"\x00".repeat(7)
+        )
+    };
+    let (begin, sync) = (r#"7 write(9, "\x00\x3c\x00\x14\x00\x00")"#, "8 <... fdatasync resumed>) = 0");
+    let read = |lines: &[&str]| {
+        let Acked { requests, unsynced } = Acked::read(&lines.join("\n"));
+        (requests, unsynced)
+    };
+    let (one, two) = (&*ack(1), &*ack(2));
+    assert_eq!(read(&[sync, begin, sync, one, sync, two]), (2, None));
+    assert_eq!(read(&[begin, sync, one, "8 fdatasync(5 <unfinished ...>", two, sync]), (2, Some(5)));
+    assert_eq!(read(&[sync, begin, one, sync]), (1, Some(3)), "the sync of the start is not its own");
+    assert_eq!(
+        read(&[begin, sync, sync, one, two]),
+        (2, Some(5)),
+        "two syncs cover no request that was not there"
+    );
+    assert_eq!(read(&[begin, sync, &one[..one.len() - 30]]), (0, None), "a line that is being written");
 }
 
 #[test]
