@@ -61,7 +61,10 @@ fn everything(store: &mut dyn Store) -> Vec<Key> {
     // One read goes over so many bytes.
     while let Some(from) = next {
         let rest = Range { queue: "app".into(), from, until: u64::MAX, max_rows: usize::MAX };
-        match store.load(&Load::Ranges { ranges: vec![rest], max_bytes: u64::MAX }).unwrap() {
+        match store
+            .load(&Load::Ranges { ranges: vec![rest], max_rows: usize::MAX, max_bytes: u64::MAX })
+            .unwrap()
+        {
             Loaded::Ranges(answers) => {
                 let rows = &answers[0].rows;
                 let whole = |row: &Stored| row.content.as_ref().is_some_and(|c| c.body.len() as u64 == PART);

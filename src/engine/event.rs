@@ -388,6 +388,9 @@ pub enum Load {
     Ranges {
         /// One each queue.
         ranges: Vec<Range>,
+        /// Rows of all ranges together, in their order: those of a range that is not reached are left for
+        /// another read, and its answer goes on where it begins.
+        max_rows: usize,
         /// Contents are left out once those returned, of all ranges in order, sum up to this, bytes.
         max_bytes: u64,
     },

@@ -16,8 +16,10 @@ use std::sync::Arc;
 /// Items due within this time make others leave memory that are due later, ms.
 const URGENT_MS: u64 = 2_000;
 
-/// Rows read of one queue at a time.
+/// Rows read of one queue at a time, and of all queues in one read: what a read brings comes into memory in
+/// one call.
 const CHUNK_ROWS: usize = 4_096;
+const READ_ROWS: usize = 8_192;
 
 /// A queue with this many due items in memory needs no more for the moment.
 const ENOUGH_ROWS: u64 = 2_048;
@@ -114,7 +116,7 @@ impl Loader {
         stock.reserve(0, bytes);
         stock.reads_mut().begin();
         self.under_way.push_back(Share { bytes, few });
-        Some(Load::Ranges { ranges, max_bytes: bytes })
+        Some(Load::Ranges { ranges, max_rows: READ_ROWS, max_bytes: bytes })
     }
 
     /// How many rows of this queue find room. Others make way where it is urgent.

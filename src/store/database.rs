@@ -103,9 +103,14 @@ impl Keyspaces {
     /// As [`super::Store::load`].
     pub(super) fn load(&self, load: &Load, epochs: &Epochs) -> Result<Loaded, ReadError> {
         match load {
-            Load::Ranges { ranges, max_bytes } => {
-                let (mut room, mut looked_at) = (Some(*max_bytes), 0);
-                let read = ranges.iter().map(|range| self.range_rows(range, &mut room, &mut looked_at));
+            Load::Ranges { ranges, max_rows, max_bytes } => {
+                let (mut room, mut looked_at, mut left) = (Some(*max_bytes), 0, *max_rows);
+                let read = ranges.iter().map(|range| -> Result<RangeRows, ReadError> {
+                    let most = range.max_rows.min(left);
+                    let answer = self.range_rows(range, most, &mut room, &mut looked_at)?;
+                    left -= answer.rows.len();
+                    Ok(answer)
+                });
                 Ok(Loaded::Ranges(read.collect::<Result<_, _>>()?))
             }
             Load::Contents(wanted) => {
@@ -127,21 +132,25 @@ impl Keyspaces {
         }
     }
 
-    /// The rows of one range. `room`: bytes left for contents; `None` once one did not fit, so that those
-    /// given are the foremost ones. `looked_at`: bytes that this read has gone over.
+    /// The rows of one range, `most` at most. `room`: bytes left for contents; `None` once one did not fit,
+    /// so that those given are the foremost ones. `looked_at`: bytes that this read has gone over.
     fn range_rows(
         &self,
         range: &Range,
+        most: usize,
         room: &mut Option<u64>,
         looked_at: &mut u64,
     ) -> Result<RangeRows, ReadError> {
-        let Range { queue, from, until, max_rows } = range;
-        let (start, end) = item_bounds(queue, *from, *until)?;
+        let Range { queue, from, until, .. } = range;
         let mut answer = RangeRows { queue: queue.clone(), rows: Vec::new(), next: None };
+        if most == 0 {
+            return Ok(RangeRows { next: Some(*from), ..answer });
+        }
+        let (start, end) = item_bounds(queue, *from, *until)?;
         for row in self.range(KeyspaceId::Items, start, end) {
             let (row, bytes) = row?;
             let enough = *looked_at >= READ_BYTES && !answer.rows.is_empty();
-            if enough || answer.rows.len() >= *max_rows {
+            if enough || answer.rows.len() >= most {
                 answer.next = Some(place(KeyspaceId::Items, &row)?);
                 break;
             }

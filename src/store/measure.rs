@@ -109,7 +109,7 @@ fn a_million_waiting_in_little_memory() {
         let mut from = Some(Key::default());
         while let Some(next) = from {
             let ranges = vec![range(APP, next, u64::MAX, 1_000)];
-            match store.load(&Load::Ranges { ranges, max_bytes: u64::MAX }).unwrap() {
+            match store.load(&Load::Ranges { ranges, max_rows: usize::MAX, max_bytes: u64::MAX }).unwrap() {
                 Loaded::Ranges(answers) => from = answers[0].next,
                 other => panic!("{other:?}"),
             }
@@ -283,7 +283,8 @@ fn many_queues(queues: u64, given_ids: bool) {
         timed(&format!("{what}: ranges, {at_once} a load, 10 rows with contents each"), ranges, || {
             for start in (0..ranges).step_by(at_once as usize) {
                 let ranges = (start..start + at_once).map(of).collect();
-                match store.load(&Load::Ranges { ranges, max_bytes: u64::MAX }).unwrap() {
+                match store.load(&Load::Ranges { ranges, max_rows: usize::MAX, max_bytes: u64::MAX }).unwrap()
+                {
                     Loaded::Ranges(answers) => assert!(answers.iter().all(|a| a.rows.len() as u64 == EACH)),
                     other => panic!("{other:?}"),
                 }
@@ -305,7 +306,11 @@ fn many_queues(queues: u64, given_ids: bool) {
         for start in (0..queues).step_by(100) {
             let of = |n: u64| range(&queue_name(n), Key { due: n + 1, seq: 0 }, u64::MAX, 16);
             store
-                .load(&Load::Ranges { ranges: (start..start + 100).map(of).collect(), max_bytes: 0 })
+                .load(&Load::Ranges {
+                    ranges: (start..start + 100).map(of).collect(),
+                    max_rows: usize::MAX,
+                    max_bytes: 0,
+                })
                 .unwrap();
         }
     });

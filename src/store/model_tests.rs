@@ -156,7 +156,7 @@ impl Model {
             let next = all.get(max_rows).map(|item| item.key);
             RangeRows { queue: queue.into(), rows: all.into_iter().take(max_rows).collect(), next }
         });
-        let read = store.load(&Load::Ranges { ranges, max_bytes: u64::MAX }).unwrap();
+        let read = store.load(&Load::Ranges { ranges, max_rows: usize::MAX, max_bytes: u64::MAX }).unwrap();
         assert_eq!(read, Loaded::Ranges(expected.collect()));
         for queue in names() {
             self.judge_scan(store, Along::Queue(queue.into()), (from, until, max_rows));

@@ -122,12 +122,16 @@ pub(super) fn range(queue: &str, from: Key, until: u64, max_rows: usize) -> Rang
 
 /// All rows of a queue, with contents.
 pub(super) fn whole(queue: &str) -> Load {
-    Load::Ranges { ranges: vec![range(queue, Key::default(), u64::MAX, usize::MAX)], max_bytes: u64::MAX }
+    Load::Ranges {
+        ranges: vec![range(queue, Key::default(), u64::MAX, usize::MAX)],
+        max_rows: usize::MAX,
+        max_bytes: u64::MAX,
+    }
 }
 
 pub(super) fn ranges(store: &mut dyn Store, ranges: Vec<Range>, max_bytes: u64) -> Vec<RangeRows> {
     let queues: Vec<_> = ranges.iter().map(|range| range.queue.clone()).collect();
-    match store.load(&Load::Ranges { ranges, max_bytes }).unwrap() {
+    match store.load(&Load::Ranges { ranges, max_rows: usize::MAX, max_bytes }).unwrap() {
         Loaded::Ranges(answers) => {
             assert_eq!(answers.iter().map(|answer| answer.queue.clone()).collect::<Vec<_>>(), queues);
             answers
@@ -254,6 +258,24 @@ fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on() {
     assert_eq!((seqs(&read[1]), read[1].next), (vec![5], Some(key(1, 6))));
     let read = ranges(&mut *store, vec![all("a", key(1, 3))], 0);
     assert_eq!((seqs(&read[0]), read[0].next), (vec![3, 4], None));
+}
+
+#[test]
+fn a_read_of_many_ranges_brings_no_more_rows_than_it_is_asked_for() {
+    let (_dir, mut store) = fresh();
+    let of = |queue: &str, seq| put_item(Stored { application: queue.into(), ..item(1, seq) }, false);
+    let ops = (1..=4).flat_map(|seq| ["a", "b", "c"].map(|queue| of(queue, seq * 10)));
+    store.commit(&[group(1, ops.collect())]).unwrap();
+    let from = [key(0, 0), key(1, 15), key(1, 5)];
+    let ranges =
+        ["a", "b", "c"].into_iter().zip(from).map(|(queue, from)| range(queue, from, 9, 3)).collect();
+    let Loaded::Ranges(read) = store.load(&Load::Ranges { ranges, max_rows: 5, max_bytes: 0 }).unwrap()
+    else {
+        panic!("ranges")
+    };
+    let told: Vec<_> = read.iter().map(|read| (read.rows.len(), read.next)).collect();
+    // The third is not reached.
+    assert_eq!(told, [(3, Some(key(1, 40))), (2, Some(key(1, 40))), (0, Some(key(1, 5)))]);
 }
 
 #[test]

@@ -311,6 +311,28 @@ fn batches_that_are_confirmed_together() {
     });
 }
 
+#[test]
+fn what_many_applications_have_due_at_one_moment() {
+    flat("applications together", &[1, 12, 48], |n| {
+        // All of it would find room in memory at once.
+        let mut w = World::new(Settings { budget: Budget::of(1 << 30), ..roomy() });
+        let name = |i: u64| format!("a{}", i / 1_000 % n);
+        fill(&mut w, (0..n * 4_000).map(|i| at(T0 + 100_000, item(&name(i), "", &i.to_string()))));
+        let looked = begin(&mut w);
+        w.run(99_000);
+        let (_, _, rows) = w.meter.most;
+        assert!(rows <= 20_000, "{rows} rows come into memory in one turn");
+        assert_eq!(w.engine.memory_bytes().0 as u64, n * 4_000, "all that is due soon is there before");
+        run_out(&mut w, 1_000);
+        for app in 0..n {
+            let of = w.delivered.iter().filter(|(_, batch)| *batch.application == *format!("a{app}"));
+            let seqs: Vec<u64> = of.flat_map(|(_, batch)| batch.items.iter().map(|item| item.seq)).collect();
+            assert!(seqs.len() == 4_000 && seqs.is_sorted(), "each in its order");
+        }
+        end(&w, n * 4_000, looked)
+    });
+}
+
 /// Neither what failed nor what is due is overtaken by what a call took from its end.
 #[test]
 fn what_is_due_leaves_in_order_however_little_a_call_does() {

@@ -386,9 +386,17 @@ impl FakeStore {
     pub(super) fn load(&mut self, load: Load, most: usize) -> Loaded {
         let most = most.max(1);
         match load {
-            Load::Ranges { ranges, max_bytes } => {
-                let mut bytes = 0;
-                let rows = |range| self.range(range, most, &mut bytes, max_bytes);
+            Load::Ranges { ranges, max_rows, max_bytes } => {
+                let (mut bytes, mut left) = (0, max_rows);
+                let rows = |range: &Range| {
+                    if left == 0 {
+                        let (queue, next) = (range.queue.clone(), Some(range.from));
+                        return RangeRows { queue, rows: vec![], next };
+                    }
+                    let answer = self.range(range, most.min(left), &mut bytes, max_bytes);
+                    left -= answer.rows.len();
+                    answer
+                };
                 Loaded::Ranges(ranges.iter().map(rows).collect())
             }
             Load::Find(wanted) => Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect()),
