@@ -24,11 +24,6 @@ const REMOVALS_MS: u64 = 100;
 /// Operations that are committed without waiting.
 const LAZY_OPS: usize = 10_000;
 
-/// Arrival numbers taken from the store at a time. A new one is asked for when half is used up, so that no
-/// turn can use up what is left: it takes [`LEASE_LEFT`] at most.
-const LEASE: u64 = 1 << 20;
-const LEASE_LEFT: u64 = 1 << 17;
-
 /// Uncommitted work beyond which nothing more is taken in: payload bytes, and operations. The disk has to
 /// keep up.
 const UNCOMMITTED_BYTES: u64 = 32 << 20;
@@ -44,6 +39,17 @@ struct Numbers {
     /// The end of the lease as the next commit will write it, or has written it with this token.
     asked: u64,
     asked_with: Option<Token>,
+    /// How many are leased at a time. More are asked for when half of them are used up.
+    at_a_time: u64,
+    /// Most entries that one message has had: they are judged in one call, beside what else a call judges.
+    largest: u64,
+}
+
+impl Numbers {
+    /// More than one call can use up.
+    fn of_one_call(&self) -> u64 {
+        self.at_a_time / 8 + self.largest
+    }
 }
 
 /// One commit's worth of effects.
@@ -90,9 +96,11 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// `marks`: as the store had them.
-    pub(super) fn new(durable: bool, marks: Marks, now: Now) -> Self {
+    /// `marks`: as the store had them. `lease`: arrival numbers that are leased at a time, at least eight times
+    /// the arrivals that one call judges.
+    pub(super) fn new(durable: bool, marks: Marks, lease: u64, now: Now) -> Self {
         let next = marks.next_seq.max(1);
+        let asked = next.saturating_add(lease);
         Journal {
             durable,
             wall: now.wall,
@@ -104,7 +112,7 @@ impl Journal {
             bytes: 0,
             token: 0,
             committed: 0,
-            numbers: Numbers { next, leased: next, asked: next + LEASE, asked_with: None },
+            numbers: Numbers { next, leased: next, asked, asked_with: None, at_a_time: lease, largest: 0 },
             awaiting: VecDeque::new(),
             fresh: VecDeque::new(),
             replies: VecDeque::new(),
@@ -141,16 +149,18 @@ impl Journal {
 
     /// As many numbers are left as a turn may use up.
     pub(super) fn has_numbers(&self) -> bool {
-        self.numbers.next + LEASE_LEFT <= self.numbers.leased || mutated(Mutant::LeaseForgotten)
+        let numbers = &self.numbers;
+        numbers.next + numbers.of_one_call() <= numbers.leased || mutated(Mutant::LeaseForgotten)
     }
 
     fn renew_lease(&mut self) {
         let numbers = &mut self.numbers;
         if numbers.asked_with.is_none()
             && numbers.asked == numbers.leased
-            && numbers.next + LEASE / 2 > numbers.leased
+            && numbers.next + numbers.at_a_time / 2 + numbers.largest > numbers.leased
+            && !mutated(Mutant::LeaseNotRenewed)
         {
-            numbers.asked = numbers.leased + LEASE;
+            numbers.asked = numbers.leased.saturating_add(numbers.at_a_time + numbers.largest);
             self.urgent = true;
         }
     }
@@ -248,6 +258,7 @@ impl Journal {
 
     /// A delivery of this generation has come in, made of `parts` parts.
     pub(super) fn open_delivery(&mut self, delivery: Delivery, parts: u32) {
+        self.numbers.largest = self.numbers.largest.max(u64::from(parts));
         self.ledger.open(delivery, parts);
     }
 

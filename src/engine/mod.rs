@@ -107,7 +107,7 @@ impl Engine {
     pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
         let settings = Arc::new(settings);
         let queues = Queues::new(Arc::clone(&settings), &opened.queues);
-        let journal = Journal::new(settings.hold_max.is_none(), opened.marks, now);
+        let journal = Journal::new(settings.hold_max.is_none(), opened.marks, settings.turn.lease, now);
         let stock = Stock::new(queues, journal, settings.budget, now);
         let mut recent = Recent::new(&opened.buckets);
         recent.configure(settings.longest_tail(), settings.budget.filters);

@@ -14,6 +14,8 @@ pub(super) enum Mutant {
     AnswerTooSoon,
     /// Arrival numbers begin where the last commit's items ended, not behind the lease.
     LeaseForgotten,
+    /// A lease of arrival numbers that is used up is not renewed: nothing is taken in any more.
+    LeaseNotRenewed,
     /// A batch whose outcome is unknown counts as delivered.
     UnknownIsDelivered,
     /// A returned batch counts as delivered.
@@ -306,6 +308,7 @@ mod tests {
             Mutant::DuplicateAckedTooSoon,
             Mutant::AnswerTooSoon,
             Mutant::LeaseForgotten,
+            Mutant::LeaseNotRenewed,
             Mutant::UnknownIsDelivered,
             Mutant::ReturnedIsDelivered,
             Mutant::NackedIsDelivered,

@@ -430,12 +430,22 @@ pub struct TurnLimits {
     pub sent: usize,
     /// Items whose attempts end; the last batch may go beyond.
     pub ended: usize,
+    /// Arrival numbers that are leased from the store at a time, from a start on: at least eight times
+    /// [`TurnLimits::arrivals`].
+    pub lease: u64,
 }
 
 /// Some ten milliseconds each.
 impl Default for TurnLimits {
     fn default() -> Self {
-        TurnLimits { arrivals: 4_096, due: 10_000, windows: 1_000, sent: 10_000, ended: 5_000 }
+        TurnLimits {
+            arrivals: 4_096,
+            due: 10_000,
+            windows: 1_000,
+            sent: 10_000,
+            ended: 5_000,
+            lease: 1 << 20,
+        }
     }
 }
 

@@ -336,7 +336,7 @@ fn what_many_applications_have_due_at_one_moment() {
 /// Neither what failed nor what is due is overtaken by what a call took from its end.
 #[test]
 fn what_is_due_leaves_in_order_however_little_a_call_does() {
-    let turn = TurnLimits { arrivals: 2, due: 2, windows: 1, sent: 1, ended: 1 };
+    let turn = TurnLimits { arrivals: 2, due: 2, windows: 1, sent: 1, ended: 1, lease: 16 };
     let change = |app: &mut AppSettings| (app.window, app.max_items) = (5_000, 3);
     let mut w = World::new(Settings { turn, max_in_flight: 4, ..with(change) });
     w.send(vec![item("a", "ann", "w0"), item("a", "bob", "w1"), item("a", "ann", "w2")]);

@@ -349,3 +349,34 @@ fn payloads_of_what_is_given_up_leave_memory() {
     assert_eq!((ends(&w).0.len(), ends(&w).1.len()), (10, 490));
     w.store.check_empty();
 }
+
+/// The entries of one message are judged in one call: as many numbers have to be there.
+#[test]
+fn an_envelope_of_more_entries_than_are_leased_at_a_time_gets_numbers_of_its_own() {
+    let turn = TurnLimits { arrivals: 4, lease: 32, ..TurnLimits::default() };
+    let mut w = World::new(Settings { turn, ..settings() });
+    let envelope = |w: &mut World, count: u64| {
+        let entries = (0..count).map(|i| at(T0 + 100_000 + i, item("a", "", "x")));
+        w.enqueue(RequestBody::Items(entries.collect()));
+        w.deliver(usize::MAX);
+        for _ in 0..100 {
+            w.drain_jobs();
+            w.advance(w.wait().unwrap_or(1).min(1));
+        }
+        assert!(w.queue.is_empty(), "it is taken");
+    };
+    for (count, in_all) in [(1, 1), (500, 501), (20, 521), (500, 1_021), (3_000, 4_021)] {
+        envelope(&mut w, count);
+        assert_eq!(w.store.items.len(), in_all);
+    }
+    // A number is given out once, whatever was lost with the process.
+    w.kill();
+    w.connect();
+    for in_all in 4_022..4_100 {
+        w.send(vec![at(T0 + 200_000, item("b", "", "y"))]);
+        w.drain_jobs();
+        assert_eq!(w.store.items.len(), in_all);
+    }
+    let seqs: std::collections::BTreeSet<u64> = w.store.items.keys().map(|(_, key)| key.seq).collect();
+    assert_eq!(seqs.len(), 4_099);
+}

@@ -84,5 +84,6 @@ impl Plan {
 
 /// Windows close when their time has come, and not calls later: the reference knows the moment of each.
 fn short_turns(n: usize) -> TurnLimits {
-    TurnLimits { arrivals: 1 + n % 4, sent: 1 + n % 3, ended: 1 + n / 3 % 3, ..TurnLimits::default() }
+    let lease = 32 + n as u64 % 3 * 16;
+    TurnLimits { arrivals: 1 + n % 4, sent: 1 + n % 3, ended: 1 + n / 3 % 3, lease, ..TurnLimits::default() }
 }
