@@ -228,6 +228,9 @@ impl<'a> Bench<'a> {
             Verdict::Replace => match live {
                 Some(live) => {
                     let comes_back = origin.redelivered && old == item.fingerprint;
+                    if comes_back && has_new_time(core, &item, &live) {
+                        return drop_duplicate(core, rule, origin);
+                    }
                     self.replace(core, (item, queue), live, (origin, comes_back), now)
                 }
                 None => self.admit(core, (item, queue), origin, now),
@@ -302,6 +305,19 @@ impl<'a> Bench<'a> {
     fn may_defer(&self, core: &Core, item: &NewItem, queue: QueueId) -> bool {
         item.customer.is_none() && !self.draining && core.is_free_for(queue)
     }
+}
+
+/// The item that waits was given another time than the one of its request, which this is once more: the time
+/// that came later holds.
+fn has_new_time(core: &Core, request: &NewItem, live: &LiveItem) -> bool {
+    let (own_time, due, accepted_due) = match live {
+        LiveItem::Resident(id) => {
+            let item = &core.stock().items()[*id];
+            (item.own_time(), item.key().due, item.accepted_due())
+        }
+        LiveItem::Far(stored) => (stored.own_time, stored.key.due, stored.accepted_due),
+    };
+    own_time && (due != accepted_due || request.at.is_none())
 }
 
 /// The planned end of the window that a replaced item leaves: else a producer that replaces its item again

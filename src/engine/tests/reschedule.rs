@@ -127,6 +127,35 @@ fn the_request_that_comes_again_does_not_bring_its_old_time_back() {
     assert_eq!(w.story(), [(9_000, names(&["x"]))]);
 }
 
+/// The very same request, marked as delivered before: its time is the old one, whatever its rule says of two requests.
+#[test]
+fn the_request_that_is_delivered_again_does_not_bring_its_old_time_back_under_any_rule() {
+    for rule in
+        [Keep, DuplicateRule::Replace, DuplicateRule::Earliest, DuplicateRule::Latest, DuplicateRule::Reject]
+    {
+        // In memory and in the store alone, sooner and later than it was to be, and out of a window.
+        for (old, new) in
+            [(3_000, 9_000), (9_000, 3_000), (100_000, 200_000), (200_000, 100_000), (0, 90_000)]
+        {
+            let mut w = World::new(with(|app| app.window = 60_000));
+            w.acks_out = Some(Default::default());
+            let request = match old {
+                0 => with_id("x", rule, item("a", "ann", "x")),
+                _ => with_id("x", rule, at(T0 + old, item("a", "", "x"))),
+            };
+            w.send(vec![request]);
+            w.drain_jobs();
+            assert!(matches!(w.ask(later("x", T0 + new)), Answer::Rescheduled { .. }));
+            w.lose_ingest();
+            w.acks_out = None;
+            w.deliver(usize::MAX);
+            w.run(300_000);
+            assert!(w.queue.is_empty(), "it is acked");
+            assert_eq!(w.story(), [(new, names(&["x"]))], "{rule:?}, {old} to {new}");
+        }
+    }
+}
+
 #[test]
 fn what_is_over_or_under_way_keeps_its_time_and_the_answer_says_so() {
     let mut w = World::new(settings());
