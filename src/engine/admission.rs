@@ -5,11 +5,12 @@
 //! lost, and nothing comes in before there is room. The other policies hold nothing back. Where the oldest
 //! items are to be given up, that happens at the head of the queue, in bounded steps behind the admission.
 
-use super::ids::{CustomerId, ItemId, QueueId};
+use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
 use super::stock::{Stock, Timing};
 use super::types::{ClosedBy, Dead, NewItem, Now, OnFull, Reason, Settings};
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 /// Items given up at the head of a queue in one turn.
 const TRIM_ROWS: usize = 1_000;
@@ -17,8 +18,12 @@ const TRIM_ROWS: usize = 1_000;
 /// Items beyond its limit that an application may have while its oldest are given up.
 const TRIM_SLACK: u64 = 4_096;
 
-/// Windows closed in one turn to make room.
+/// Queues looked at for that in one turn.
+const TRIM_QUEUES: usize = 64;
+
+/// Windows closed in one turn to make room, and their members in memory; the last window may go beyond.
 const FLUSH_WINDOWS: usize = 256;
+const FLUSH_ROWS: usize = 4_096;
 
 /// What a limit says of a new item.
 #[derive(Debug)]
@@ -36,6 +41,10 @@ pub(super) struct Limits {
     /// closed.
     trimming: BTreeSet<QueueId>,
     flushing: BTreeSet<QueueId>,
+    /// The first of those being trimmed that has the next turn; `None`: the first of all.
+    trim_from: Option<QueueId>,
+    /// Those whose first items are not in memory: looked at again once something has changed for them.
+    lacking: BTreeSet<QueueId>,
     /// The disk is nearly full.
     store_full: bool,
 }
@@ -122,84 +131,104 @@ impl Limits {
 
     /// Closes windows of queues at their limit. Whether more is to do.
     pub(super) fn flush(&mut self, stock: &mut Stock, now: Now) -> bool {
-        let mut left = FLUSH_WINDOWS;
+        let (mut windows, mut rows) = (0, 0);
         while let Some(queue) = self.flushing.first().copied() {
-            let open: Vec<CustomerId> = stock
-                .queues()
-                .get(queue)
-                .and_then(|queue| queue.live())
-                .map(|live| live.windows().iter().take(left).copied().collect())
-                .unwrap_or_default();
-            if open.is_empty() || mutated(Mutant::FlushEarlyFlushesNothing) {
-                self.flushing.remove(&queue);
-                continue;
-            }
-            left -= open.len();
-            open.into_iter().for_each(|id| stock.close_window(id, ClosedBy::Flush, now));
-            if left == 0 {
+            if windows >= FLUSH_WINDOWS || rows >= FLUSH_ROWS {
                 return true;
             }
+            let live = stock.queues().get(queue).and_then(|queue| queue.live());
+            let first = live.and_then(|live| live.windows().first().copied());
+            let Some(id) = first.filter(|_| !mutated(Mutant::FlushEarlyFlushesNothing)) else {
+                self.flushing.remove(&queue);
+                continue;
+            };
+            windows += 1;
+            rows += stock.members_of(id);
+            stock.close_window(id, ClosedBy::Flush, now);
         }
         false
     }
 
     /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory;
-    /// the loader is told where they are not. With the sentence that says why.
+    /// the loader is told where they are not. With the sentence that says why. Some queues in each turn, one
+    /// after the other.
     pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(ItemId, String)> {
-        let mut victims = Vec::new();
-        for queue in self.trimming.clone() {
-            let Some((max, name)) = stock.queues().get(queue).map(|known| {
-                (stock.queues().settings_of(queue).max_waiting, std::sync::Arc::clone(known.name()))
-            }) else {
-                self.trimming.remove(&queue);
-                continue;
-            };
-            let over = stock.queues()[queue].total().saturating_sub(max);
-            let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
-            if over == 0 || max == 0 {
-                self.trimming.remove(&queue);
-                if stock.queues_mut().live(queue).set_trimming(false) {
-                    stock.queues_mut().look_at(queue);
-                    stock.queues_mut().run(queue);
-                }
-                continue;
+        for queue in stock.queues_mut().take_to_trim() {
+            if self.lacking.remove(&queue) {
+                self.trimming.insert(queue);
             }
-            let bound = stock.queues()[queue].near_until();
-            let live = stock.queues_mut().live(queue);
-            let most = (over as usize).min(TRIM_ROWS.saturating_sub(victims.len()));
-            let first = live.droppable().take_while(|(key, _)| *key < bound).take(most);
-            let sentence =
-                format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
-            let before = victims.len();
-            victims.extend(first.map(|(_, id)| (id, sentence.clone())));
-            let lacking = victims.len() - before < most;
-            live.set_trimming(lacking);
-            stock.queues_mut().look_at(queue);
+        }
+        let mut victims = Vec::new();
+        let from = self.trim_from.take().map_or(Bound::Unbounded, Bound::Included);
+        let queues = self.trimming.range((from, Bound::Unbounded)).copied();
+        for (nth, queue) in queues.take(TRIM_QUEUES + 1).collect::<Vec<_>>().into_iter().enumerate() {
+            if nth == TRIM_QUEUES || victims.len() >= TRIM_ROWS {
+                self.trim_from = Some(queue);
+                break;
+            }
+            self.trim_one(stock, queue, &mut victims);
         }
         victims
     }
 
     /// More is to be given up than one turn does, and it is in memory.
     pub(super) fn is_trimming(&self, stock: &Stock) -> bool {
-        self.trimming.iter().any(|queue| {
-            stock.queues().get(*queue).is_some_and(|known| {
-                let over = known.total() > stock.queues().settings_of(*queue).max_waiting;
-                let near = known.near_until();
-                let first = known.live().and_then(|live| live.droppable().next());
-                over && first.is_some_and(|(key, _)| key < near)
+        self.trimming.len() > TRIM_QUEUES
+            || self.trimming.iter().any(|queue| {
+                stock.queues().get(*queue).is_some_and(|known| {
+                    let over = known.total() > stock.queues().settings_of(*queue).max_waiting;
+                    let near = known.near_until();
+                    let first = known.live().and_then(|live| live.droppable().next());
+                    over && first.is_some_and(|(key, _)| key < near)
+                })
             })
-        })
+    }
+
+    fn trim_one(&mut self, stock: &mut Stock, queue: QueueId, victims: &mut Vec<(ItemId, String)>) {
+        stock.count_work(1);
+        let Some((max, name)) = stock.queues().get(queue).map(|known| {
+            (stock.queues().settings_of(queue).max_waiting, std::sync::Arc::clone(known.name()))
+        }) else {
+            self.trimming.remove(&queue);
+            return;
+        };
+        let over = stock.queues()[queue].total().saturating_sub(max);
+        let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
+        if over == 0 || max == 0 {
+            self.trimming.remove(&queue);
+            if stock.queues_mut().live(queue).set_trimming(false) {
+                stock.queues_mut().look_at(queue);
+                stock.queues_mut().run(queue);
+            }
+            return;
+        }
+        let bound = stock.queues()[queue].near_until();
+        let live = stock.queues_mut().live(queue);
+        let most = (over as usize).min(TRIM_ROWS.saturating_sub(victims.len()));
+        let first = live.droppable().take_while(|(key, _)| *key < bound).take(most);
+        let sentence = format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
+        let before = victims.len();
+        victims.extend(first.map(|(_, id)| (id, sentence.clone())));
+        let lacking = victims.len() - before < most;
+        live.set_trimming(lacking);
+        if lacking {
+            self.trimming.remove(&queue);
+            self.lacking.insert(queue);
+        }
+        stock.queues_mut().look_at(queue);
     }
 
     /// After a reload the limits are others: they are found out again by the next item.
     pub(super) fn configure(&mut self, stock: &mut Stock) {
-        for queue in std::mem::take(&mut self.trimming) {
+        let lacking = std::mem::take(&mut self.lacking);
+        for queue in std::mem::take(&mut self.trimming).into_iter().chain(lacking) {
             if stock.queues().get(queue).is_some() {
                 stock.queues_mut().live(queue).set_trimming(false);
                 stock.queues_mut().look_at(queue);
             }
         }
         self.flushing.clear();
+        self.trim_from = None;
     }
 }
 

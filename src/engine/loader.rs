@@ -123,7 +123,9 @@ impl Loader {
     fn room(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> Option<usize> {
         let near = stock.queues()[id].near_until();
         if stock.free_rows() == 0 {
-            let urgent_at = near.due.saturating_sub(URGENT_MS);
+            // What is to be given up is wanted now, whenever it is due.
+            let ahead = if is_trimming(stock, id) { u64::MAX } else { URGENT_MS };
+            let urgent_at = near.due.saturating_sub(ahead);
             if urgent_at <= now.wall {
                 stock.evict_furthest(FEW_ROWS * 4, near.due, now);
             }
@@ -146,7 +148,8 @@ impl Loader {
     /// What the queue has there comes behind it, and makes room. Whether there is some.
     fn make_room_for_few(&self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
         let near = stock.queues()[id].near_until();
-        if !self.is_stuck(stock, id) || near.due > now.wall || self.under_way.iter().any(|share| share.few) {
+        let waits = self.is_stuck(stock, id) && near.due <= now.wall;
+        if !(waits || is_trimming(stock, id)) || self.under_way.iter().any(|share| share.few) {
             return false;
         }
         if stock.rows_beyond() >= FEW_ROWS * READS {
@@ -179,6 +182,7 @@ impl Loader {
                 stock.fulfil(loading.rows, 0);
             }
             stock.unstall(id);
+            stock.queues_mut().may_trim(id);
             stock.queues_mut().look_at(id);
         }
         if let Some(share) = self.under_way.pop_front() {
@@ -192,6 +196,11 @@ impl Loader {
         let first = self.wanted.first().map(|(at, _)| *at).filter(|at| *at > now.wall);
         [first, self.blocked_until].into_iter().flatten().min()
     }
+}
+
+/// Its first items are to be given up, and are not in memory.
+fn is_trimming(stock: &Stock, id: QueueId) -> bool {
+    stock.queues()[id].live().is_some_and(|live| live.is_trimming())
 }
 
 /// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
@@ -225,7 +234,7 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
 fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let queue = &stock.queues()[id];
     let from = queue.near_until();
-    let trimming = queue.live().is_some_and(|live| live.is_trimming());
+    let trimming = is_trimming(stock, id);
     let head = trimming || queue.is_held_back();
     let most = match (trimming, head) {
         (true, _) => TRIM_ROWS,

@@ -368,8 +368,7 @@ impl Engine {
                 // Its timer stands at this moment: it is met again by the next turn.
                 return false;
             }
-            let window = stock.customers().get(customer).and_then(|customer| customer.window.as_ref());
-            rows += window.map_or(0, |window| window.members().len());
+            rows += stock.members_of(customer);
             stock.close_window(customer, cause, now);
         }
         if all {
@@ -582,7 +581,7 @@ impl Engine {
                 self.await_outcome(identity, Arrival::Command { command, asker, until });
             }
             Executed::Scan => {
-                let refused = self.scans.begin(&self.core, command, asker, now);
+                let refused = self.scans.begin(&mut self.core, command, asker, now);
                 refused.into_iter().for_each(|done| self.reply(done));
             }
         }

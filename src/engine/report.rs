@@ -7,7 +7,8 @@ use super::queue::Queue;
 use super::snapshot::{Application, Deliverability, ItemCounts, Snapshot};
 use super::types::Now;
 
-/// The state at this moment. Costs time in the number of applications that have something, not of items.
+/// The state at this moment. Costs time in the number of applications that have something, not of items; what
+/// takes longer, their figures with their names, only for as many as are told.
 pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     let stock = core.stock();
     let queues = stock.queues();
@@ -16,20 +17,25 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
         let queue = &queues[*id];
         queue.total() > 0 || queue.is_paused() || queue.live().is_some()
     };
-    let mut applications = Vec::new();
+    let mut names: Vec<(&str, QueueId)> = Vec::new();
     let (mut parked, mut in_flight, mut oldest) = (0, 0, None::<u64>);
     for id in queues.ids().filter(|id| *id != dead).filter(wanted) {
-        let application = application(core, id, now);
-        parked += application.parked;
-        in_flight += application.in_flight;
-        if !queues[id].is_held_back() {
-            oldest = [oldest, application.oldest_due_at].into_iter().flatten().min();
+        let queue = &queues[id];
+        parked += parked_of(queue, now);
+        in_flight += queue.live().map_or(0, |live| live.lane().items());
+        if !queue.is_held_back() {
+            oldest = [oldest, oldest_due(core, id, now)].into_iter().flatten().min();
         }
-        applications.push(application);
+        names.push((queue.name(), id));
     }
-    applications.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    let applications_total = applications.len() as u64;
-    applications.truncate(Snapshot::MAX_APPLICATIONS);
+    let applications_total = names.len() as u64;
+    if names.len() > Snapshot::MAX_APPLICATIONS {
+        // The first by name: all that are left out need not be in order.
+        names.select_nth_unstable(Snapshot::MAX_APPLICATIONS);
+        names.truncate(Snapshot::MAX_APPLICATIONS);
+    }
+    names.sort_unstable();
+    let applications = names.into_iter().map(|(_, id)| application(core, id, now)).collect();
     Snapshot {
         items: ItemCounts {
             waiting: queues.total().saturating_sub(parked),
@@ -77,34 +83,50 @@ pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
 
 fn application(core: &Core, id: QueueId, now: Now) -> Application {
     let queue = &core.stock().queues()[id];
-    let delivery = delivery(queue, now);
+    let (name, delivery) = (queue.name().to_string(), delivery(queue, now));
+    let (total, paused, oldest_due_at) = (queue.total(), queue.is_paused(), oldest_due(core, id, now));
     let Some(live) = queue.live() else {
         return Application {
-            name: queue.name().to_string(),
+            name,
             delivery,
-            total: queue.total(),
-            paused: queue.is_paused(),
-            waiting: queue.total(),
-            oldest_due_at: Some(queue.low().due).filter(|due| *due <= now.wall && queue.total() > 0),
+            total,
+            paused,
+            waiting: total,
+            oldest_due_at,
             ..Application::default()
         };
     };
-    let parked = if queue.is_failing() { due_behind(queue, live.line().items(), now) } else { 0 };
-    let first =
-        core.stock().first_due(id).into_iter().chain(Some(queue.low().due).filter(|_| queue.far() > 0));
+    let parked = parked_of(queue, now);
     Application {
-        name: queue.name().to_string(),
+        name,
         delivery,
-        total: queue.total(),
-        paused: queue.is_paused(),
-        waiting: queue.total().saturating_sub(live.line().items() + live.lane().items() + parked),
+        total,
+        paused,
+        waiting: total.saturating_sub(live.line().items() + live.lane().items() + parked),
         due: live.line().items(),
         in_flight: live.lane().items(),
         parked,
         windows: live.windows().len() as u64,
         confirmed: live.sent(),
-        oldest_due_at: first.min().filter(|due| *due <= now.wall && queue.total() > 0),
+        oldest_due_at,
     }
+}
+
+/// Items of a queue that cannot be delivered to.
+fn parked_of(queue: &Queue, now: Now) -> u64 {
+    let live = queue.live().filter(|_| queue.is_failing());
+    live.map_or(0, |live| due_behind(queue, live.line().items(), now))
+}
+
+/// The earliest due of what is due and not confirmed.
+fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
+    let queue = &core.stock().queues()[id];
+    let (ready, far) = match queue.live() {
+        Some(_) => (core.stock().first_due(id), queue.far() > 0),
+        None => (None, true),
+    };
+    let far = far.then(|| queue.low().due);
+    ready.into_iter().chain(far).min().filter(|due| *due <= now.wall && queue.total() > 0)
 }
 
 /// ItemCounts of a queue that cannot be delivered to: all that is due.

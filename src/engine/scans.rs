@@ -8,15 +8,19 @@
 //! Something of another that comes behind it and asks for such an item, or needs it in memory, finds it
 //! cancelled. Requests of that customer wait until it has gone over all items ([`super::arrivals`]).
 
+mod gather;
 mod legs;
 mod timeline;
 
 use super::core::{Core, LiveItem, Whereabouts};
 use super::event::{Load, Scan, Stored};
 use super::ids::ItemId;
+use super::items::NumberMap;
+use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now};
-use legs::{legs, narrow, residents, Leg};
+use gather::{Gathering, GATHER_ROWS};
+use legs::{legs, most_steps, Leg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use timeline::Counting;
@@ -24,13 +28,11 @@ use timeline::Counting;
 /// Items in memory of one step, and rows of a step over the store.
 const STEP_ROWS: usize = 1_000;
 
+/// Items in memory that the steps of one call look at.
+const LOOK_ROWS: usize = 8_000;
+
 /// Rows looked at in one step: some milliseconds of reading, in which commits wait.
 const STEP_LOOKED_AT: usize = 4_000;
-
-/// Steps that one page of a list may take, of one application and of all; then each application that is left
-/// has one, and the page says where to go on.
-const LIST_STEPS: u32 = 100;
-const LIST_STEPS_OF_ALL: u32 = 2_000;
 
 /// Scans at one time.
 const SCANS: usize = 64;
@@ -56,10 +58,12 @@ struct Running {
     command: Command,
     /// Items from this arrival number on came later.
     before: u64,
+    /// How far it has found out what it is about in memory.
+    gathering: Gathering,
     /// Items in memory that have not been looked at.
     resident: Vec<u64>,
-    /// Of a count: those that it began with, ascending. What is met in the store as well is counted once.
-    counted: Vec<u64>,
+    /// Of a count: those that it began with. What is met in the store as well is counted once.
+    counted: NumberMap<u64, ()>,
     /// What is still to be gone over, once memory has been; `None`: not known before.
     legs: Option<VecDeque<Leg>>,
     steps: u32,
@@ -80,6 +84,8 @@ struct Running {
 pub(super) struct Scans {
     running: BTreeMap<u64, Running>,
     next_number: u64,
+    /// Rows that those which began in this call have looked at to find out what they are about.
+    gathered: usize,
 }
 
 /// An answer that is ready.
@@ -101,7 +107,13 @@ impl Scans {
     }
 
     /// Begins one, or says why not.
-    pub(super) fn begin(&mut self, core: &Core, command: Command, asker: Asker, now: Now) -> Option<Done> {
+    pub(super) fn begin(
+        &mut self,
+        core: &mut Core,
+        command: Command,
+        asker: Asker,
+        now: Now,
+    ) -> Option<Done> {
         if self.running.len() >= SCANS {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
@@ -109,7 +121,7 @@ impl Scans {
             Command::CancelAll(of) => Kind::CancelAll(of.clone()),
             Command::Count(of) => Kind::Count(of.clone()),
             Command::DropParked(application) => Kind::DropParked(application.clone()),
-            Command::List(filter) => Kind::List(narrow(core, filter.clone())),
+            Command::List(filter) => Kind::List(filter.clone()),
             Command::Outlook(outlook) => Kind::Outlook(Box::new(Counting::new(core, outlook, now))),
             Command::Cancel(_)
             | Command::Lookup(_)
@@ -122,17 +134,14 @@ impl Scans {
                 return Some((asker, command, Answer::Unknown));
             }
         };
-        let resident = residents(core, &kind);
-        let counts = matches!(kind, Kind::Count(_) | Kind::Outlook(_));
-        let mut counted = if counts { resident.clone() } else { Vec::new() };
-        counted.sort_unstable();
-        let running = Running {
+        let mut running = Running {
             kind,
             asker,
             command,
             before: core.stock().journal().next_number(),
-            resident,
-            counted,
+            gathering: Gathering::NotBegun,
+            resident: Vec::new(),
+            counted: Lookup::new(),
             legs: None,
             steps: 0,
             cancelled: 0,
@@ -144,6 +153,9 @@ impl Scans {
             leg_rows: 0,
             known_until: None,
         };
+        let mut left = GATHER_ROWS.saturating_sub(self.gathered);
+        running.gather(core, &mut left);
+        self.gathered = GATHER_ROWS - left;
         self.next_number += 1;
         self.running.insert(self.next_number, running);
         None
@@ -170,24 +182,32 @@ impl Scans {
         self.running.values().any(|scan| !scan.in_flight.is_empty())
     }
 
-    /// A step over memory of each that is not through with it.
+    /// A step over memory of those that are not through with it, as many as one call has time for: those that
+    /// began first.
     pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
-        for (number, scan) in &mut self.running {
-            if scan.legs.is_some() {
+        let mut gather = GATHER_ROWS.saturating_sub(std::mem::take(&mut self.gathered));
+        let mut look = LOOK_ROWS;
+        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.legs.is_none()) {
+            if !scan.gather(core, &mut gather) {
                 continue;
             }
-            let rest = scan.resident.len().saturating_sub(STEP_ROWS);
-            for seq in scan.resident.split_off(rest) {
+            let rest = scan.resident.len().saturating_sub(STEP_ROWS.min(look));
+            let step = scan.resident.split_off(rest);
+            look -= step.len();
+            for seq in step {
                 if let Some(id) = core.stock().items().by_seq(seq) {
                     scan.look_at(core, id, now);
                 }
             }
-            if scan.resident.is_empty() {
-                scan.legs = Some(legs(core, &scan.kind, now));
+            if scan.resident.is_empty() && gather > 0 {
+                let (legs, looked_at) = legs(core, &scan.kind, now);
+                gather = gather.saturating_sub(looked_at);
+                core.stock_mut().count_work(looked_at as u64);
+                scan.legs = Some(legs);
                 loads.extend(scan.step(*number, core));
             }
         }
-        let more = self.running.values().any(|scan| !scan.resident.is_empty());
+        let more = self.running.values().any(|scan| scan.legs.is_none());
         Advanced { more, ..self.take_done(core, now) }
     }
 
@@ -423,11 +443,6 @@ impl Running {
         }
     }
 
-    /// It was in memory when the count began, and was counted there.
-    fn counted_in_memory(&self, seq: u64) -> bool {
-        self.counted.binary_search(&seq).is_ok()
-    }
-
     fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
         let counted = self.counted_in_memory(stored.key.seq);
         if let Kind::Outlook(counting) = &mut self.kind {
@@ -579,14 +594,5 @@ pub(super) fn end_of_cancel(asker: &Asker) -> End {
     match asker {
         Asker::Remote { redelivered: true, .. } => End::CancelledAgain,
         Asker::Remote { .. } | Asker::Local(_) => End::Cancelled,
-    }
-}
-
-fn most_steps(kind: &Kind) -> u32 {
-    match kind {
-        Kind::List(filter) if filter.application.is_none() => LIST_STEPS_OF_ALL,
-        Kind::List(_) | Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => {
-            LIST_STEPS
-        }
     }
 }

@@ -23,6 +23,8 @@ pub(in crate::engine) struct Queues {
     /// Queues whose row is out of date; queues that the loader has to look at.
     dirty: Vec<QueueId>,
     review: Vec<QueueId>,
+    /// Queues that lacked what was to be given up, and for which something has changed since.
+    to_trim: Vec<QueueId>,
     /// Queues that may have something to send, in turn.
     run: VecDeque<QueueId>,
     /// Queues with a [`Live`] part: those that have been idle are looked for when they are many.
@@ -51,6 +53,7 @@ impl Queues {
             settings,
             dirty: Vec::new(),
             review: Vec::new(),
+            to_trim: Vec::new(),
             run: VecDeque::new(),
             live: 0,
             tidy_at: IDLE_QUEUES,
@@ -352,6 +355,18 @@ impl Queues {
             }
         }
         review
+    }
+
+    /// Something has changed in the queue: where its first items are to be given up and were not in memory,
+    /// that is tried again.
+    pub(in crate::engine) fn may_trim(&mut self, id: QueueId) {
+        if self.table[id].live.as_ref().is_some_and(|live| live.is_trimming()) {
+            self.to_trim.push(id);
+        }
+    }
+
+    pub(in crate::engine) fn take_to_trim(&mut self) -> Vec<QueueId> {
+        std::mem::take(&mut self.to_trim)
     }
 
     /// Puts a queue into the run queue if it has something to send and is not held back.

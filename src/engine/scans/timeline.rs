@@ -51,7 +51,8 @@ impl Counting {
             customer: None,
             low: queue.low(),
         };
-        let mut legs: VecDeque<Leg> = ids.into_iter().map(|id| &queues[id]).filter(stored).map(leg).collect();
+        let mut legs: VecDeque<Leg> =
+            ids.into_iter().map(|id| &queues[id]).filter(stored).map(leg).take(QUEUES + 1).collect();
         let is_too_many = legs.len() > QUEUES;
         legs.truncate(QUEUES);
         Counting {

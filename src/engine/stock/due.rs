@@ -237,7 +237,10 @@ impl Stock {
         let live = self.queues.live(queue);
         match flight {
             Some(_) => live.may_not_drop(key, id),
-            None => live.may_drop(key, id),
+            None => {
+                live.may_drop(key, id);
+                self.queues.may_trim(queue);
+            }
         }
     }
 }

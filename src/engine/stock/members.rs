@@ -157,6 +157,12 @@ impl Stock {
         }
     }
 
+    /// Members in memory of a customer's window.
+    pub(in crate::engine) fn members_of(&self, id: CustomerId) -> usize {
+        let window = self.customers.get(id).and_then(|customer| customer.window.as_ref());
+        window.map_or(0, |window| window.members().len())
+    }
+
     /// Ends a customer's window: its members are due, for good.
     pub(in crate::engine) fn close_window(&mut self, id: CustomerId, cause: ClosedBy, now: Now) {
         self.customers.pin(id);

@@ -198,6 +198,7 @@ impl Stock {
         let id = self.items.insert(item);
         customer.into_iter().for_each(|customer| self.customers.add_row(customer, id, &mut self.items));
         self.queues.live(queue).may_drop(key, id);
+        self.queues.may_trim(queue);
         id
     }
 
@@ -221,6 +222,7 @@ impl Stock {
             self.customers.remove_row(customer, &mut self.queues);
         }
         self.queues.live(item.queue()).may_not_drop(item.key(), id);
+        self.queues.may_trim(item.queue());
         if let Some(closing) = item.closing() {
             let ops = self.journal.ops();
             self.windows.leave_closing(closing, ops);

@@ -411,6 +411,7 @@ impl Stock {
         let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
         self.journal.delete(place, stored.index_rows());
         self.queues.remove_stored(queue, stored.key, false);
+        self.queues.may_trim(queue);
         let stalls = self.queues[queue].live().is_some_and(|live| live.line().has_stalled());
         if stalls && self.queues[queue].far() == 0 && !mutated(Mutant::StalledForEver) {
             // Nothing is left that what is stalled could wait for, and nothing will be loaded.
@@ -470,6 +471,11 @@ impl Stock {
             Entry::Customer(customer) => self.customers.get(customer)?.ready.first()?,
         };
         self.items.get(id).map(|item| item.due())
+    }
+
+    /// Rows have been looked at elsewhere.
+    pub(super) fn count_work(&mut self, rows: u64) {
+        self.work += rows;
     }
 
     #[cfg(test)]

@@ -333,6 +333,124 @@ fn what_many_applications_have_due_at_one_moment() {
     });
 }
 
+/// All of it in memory.
+fn near(change: impl FnOnce(&mut AppSettings)) -> World {
+    World::new(Settings { budget: Budget::of(1 << 30), ..roomy_with(change) })
+}
+
+#[test]
+fn windows_that_are_flushed_early() {
+    flat("flushed", &SIZES, |n| {
+        let mut w = near(|app| {
+            (app.window, app.max_items, app.max_bytes) = (15_000, 2_000, 1 << 30);
+            (app.max_waiting, app.on_full) = (n, OnFull::FlushEarly);
+        });
+        fill(&mut w, (0..n).map(|i| item("a", &format!("c{}", i / 500), "x")));
+        let looked = begin(&mut w);
+        w.send(vec![item("a", "one more", "x")]);
+        run_out(&mut w, 16_000);
+        let (_, _, rows) = w.meter.most;
+        assert!(rows <= 30_000, "{rows} rows in one turn");
+        assert_eq!(sent(&w) as u64, n + 1);
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn applications_that_give_up_their_oldest_at_one_time() {
+    flat("applications that drop their oldest", &[100, 1_000, 5_000], |n| {
+        let mut w = World::new(roomy_with(|app| (app.max_waiting, app.on_full) = (2, OnFull::DropOldest)));
+        w.input(Input::EgressBlocked(true));
+        let round = |of: u64| (0..n).map(move |i| at(T0 + 100_000 + of, item(&format!("a{i}"), "", "x")));
+        (0..2).for_each(|of| fill(&mut w, round(of)));
+        let looked = begin(&mut w);
+        fill(&mut w, round(2));
+        for _ in 0..n {
+            w.advance(w.wait().unwrap_or(1).min(1));
+            w.drain_jobs();
+        }
+        let dead = w.store.items.values().filter(|item| item.dead.is_some()).count() as u64;
+        assert_eq!((dead, w.store.items.len() as u64), (n, 3 * n), "one of each");
+        end(&w, n, looked)
+    });
+}
+
+#[test]
+fn many_counts_of_one_customer() {
+    flat("counts", &SIZES, |n| {
+        let mut w = near(|_| ());
+        fill(&mut w, (0..n).map(|i| at(T0 + 15_000 + i / 100, item("a", "ann", "x"))));
+        assert_eq!(w.engine.memory_bytes().0 as u64, n);
+        let looked = begin(&mut w);
+        let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+        let ask = |number| (Asker::Local(number), Command::Count(of.clone()));
+        w.input(Input::Commands((1..=32).map(ask).collect()));
+        while w.engine.is_behind() {
+            w.advance(0);
+        }
+        let next_due = Some(T0 + 15_000);
+        for number in 1..=32 {
+            w.drain_jobs();
+            let counted = Answer::Counted { waiting: n, in_flight: 0, parked: 0, next_due };
+            assert_eq!(w.answer_to(number), Some(counted), "the {number}th");
+        }
+        end(&w, 32 * n, looked)
+    });
+}
+
+#[test]
+fn a_count_of_a_customer_whose_items_leave_meanwhile() {
+    let mut w = near(|_| ());
+    let name = |i: u64| with_id(&format!("{i}"), Keep, at(T0 + 15_000 + i, item("a", "ann", "x")));
+    fill(&mut w, (0..50_000).map(name));
+    let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::Count(of))]));
+    // Those with which it would go on, in whatever call: all but the last ones are cancelled one by one.
+    let mut cancelled = 0;
+    while w.answer_to(1).is_none() && cancelled < 30_000 {
+        let some = (0..1_000).map(|i| 49_999 - cancelled - i);
+        let one = |i: u64| (Asker::Local(100_000 + i), Command::Cancel(target("a", &format!("{i}"))));
+        w.input(Input::Commands(some.map(one).collect()));
+        cancelled += 1_000;
+    }
+    w.drain_jobs();
+    while w.engine.is_behind() {
+        w.advance(0);
+        w.drain_jobs();
+    }
+    let Some(Answer::Counted { waiting, next_due, .. }) = w.answer_to(1) else { panic!("an answer") };
+    assert!((50_000 - cancelled..=50_000).contains(&waiting), "{waiting}, and {cancelled} are cancelled");
+    assert_eq!(next_due, Some(T0 + 15_000));
+}
+
+#[test]
+fn lists_and_the_state_of_many_applications() {
+    flat("lists of many applications", &[500, 2_000, 20_000], |n| {
+        let mut w = World::new(roomy());
+        fill(&mut w, (0..n).map(|i| at(T0 + 100_000 + i, item(&format!("a{i:05}"), "", "x"))));
+        let looked = begin(&mut w);
+        let filter = Filter { limit: 10, ..Filter::default() };
+        let ask = |number| (Asker::Local(number), Command::List(filter.clone()));
+        w.input(Input::Commands((1..=20).map(ask).collect()));
+        while w.engine.is_behind() || !w.jobs.is_empty() {
+            w.advance(0);
+            w.drain_jobs();
+        }
+        for number in 1..=20 {
+            let Some(Answer::Listed { items, next }) = w.answer_to(number) else { panic!("the {number}th") };
+            let dues: Vec<u64> = items.iter().map(|item| item.due - T0 - 100_000).collect();
+            assert_eq!(dues, (0..10).collect::<Vec<_>>());
+            assert!(next.is_some(), "there are more");
+        }
+        let state = w.engine.snapshot(w.now);
+        assert_eq!((state.items.waiting, state.applications_total), (n, n));
+        let told: Vec<&str> = state.applications.iter().map(|application| &*application.name).collect();
+        let first: Vec<String> = (0..n.min(1_000)).map(|i| format!("a{i:05}")).collect();
+        assert_eq!(told, first, "the first by name");
+        end(&w, 20 * n, looked)
+    });
+}
+
 /// Neither what failed nor what is due is overtaken by what a call took from its end.
 #[test]
 fn what_is_due_leaves_in_order_however_little_a_call_does() {

@@ -1,0 +1,141 @@
+//! Which items in memory a command is about: found out in steps, since they may be all that there are.
+
+use super::{Kind, Running};
+use crate::engine::core::Core;
+use crate::engine::ids::{CustomerId, ItemId, QueueId};
+use crate::engine::lookup::Lookup;
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::queue::{Entry, LAST};
+use crate::engine::types::{CustomerOf, Filter, ListedStage};
+
+/// Rows that all commands look at for that in one call.
+pub(super) const GATHER_ROWS: usize = 20_000;
+
+/// Times that a customer's list is begun anew, because the item has left memory with which it was to go on.
+/// Then it is gone through at once.
+const ANEW: u32 = 4;
+
+/// How far a command has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gathering {
+    NotBegun,
+    /// It goes on in the customer's list with this item. How many times it was begun anew.
+    Customer(CustomerId, ItemId, u32),
+    Done,
+}
+
+impl Running {
+    /// Takes down the arrival numbers of the items in memory that it is about, as far as `left` rows go.
+    /// Whether these are all.
+    pub(super) fn gather(&mut self, core: &mut Core, left: &mut usize) -> bool {
+        let before = *left;
+        if *left > 0 && matches!(self.gathering, Gathering::NotBegun) {
+            self.gathering = self.begin_gathering(core, left);
+        }
+        while let Gathering::Customer(customer, next, anew) = self.gathering {
+            if *left == 0 && anew < ANEW {
+                break;
+            }
+            *left = left.saturating_sub(1);
+            let items = core.stock().items();
+            let Some(item) = items.get(next) else {
+                self.resident.clear();
+                self.counted = Lookup::new();
+                self.gathering = of_customer(core, Some(customer), anew + 1);
+                continue;
+            };
+            self.take_down(item.key().seq);
+            let next = items.sibling(next);
+            self.gathering = next.map_or(Gathering::Done, |next| Gathering::Customer(customer, next, anew));
+        }
+        core.stock_mut().count_work((before - *left) as u64);
+        matches!(self.gathering, Gathering::Done)
+    }
+
+    fn take_down(&mut self, seq: u64) {
+        self.resident.push(seq);
+        if matches!(self.kind, Kind::Count(_) | Kind::Outlook(_)) {
+            self.counted.insert(seq, ());
+        }
+    }
+
+    /// It was in memory when the count began, and was counted there.
+    pub(super) fn counted_in_memory(&self, seq: u64) -> bool {
+        self.counted.contains_key(&seq)
+    }
+
+    fn begin_gathering(&mut self, core: &Core, left: &mut usize) -> Gathering {
+        let stock = core.stock();
+        let seq = |id: ItemId| stock.items()[id].key().seq;
+        let found: Vec<u64> = match &mut self.kind {
+            Kind::CancelAll(of) | Kind::Count(of) => return of_customer(core, customer(core, of), 0),
+            Kind::DropParked(application) => {
+                let queue = stock.queues().find(application);
+                let parked = queue.filter(|queue| {
+                    stock.queues()[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll)
+                });
+                parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
+            }
+            // What is stored is met in the store.
+            Kind::Outlook(counting) => {
+                let pending = core.pending().into_iter();
+                let name = |id: &ItemId| stock.address(&stock.items()[*id]).0;
+                pending.filter(|id| counting.is_about(&name(id))).map(seq).collect()
+            }
+            Kind::List(filter) => {
+                if filter.state == Some(ListedStage::InFlight) && stock.journal().is_durable() {
+                    narrow(core, filter);
+                    *left = left.saturating_sub(stock.items().len());
+                }
+                let pending = core.pending().into_iter();
+                pending.filter(|id| filter.takes(&core.listed(*id))).map(seq).collect()
+            }
+        };
+        *left = left.saturating_sub(found.len());
+        found.into_iter().for_each(|seq| self.take_down(seq));
+        Gathering::Done
+    }
+}
+
+fn customer(core: &Core, of: &CustomerOf) -> Option<CustomerId> {
+    let stock = core.stock();
+    stock.customers().find(stock.queues(), stock.queues().find(&of.application)?, &of.customer)
+}
+
+/// From the beginning of a customer's list.
+fn of_customer(core: &Core, customer: Option<CustomerId>, anew: u32) -> Gathering {
+    let stock = core.stock();
+    let known = customer.filter(|id| stock.customers().get(*id).is_some());
+    let first = known.and_then(|id| Some((id, stock.customers().items(id, stock.items()).next()?)));
+    first.map_or(Gathering::Done, |(id, first)| Gathering::Customer(id, first, anew))
+}
+
+/// What is in flight is in memory: its keys say where in the store it can be.
+fn narrow(core: &Core, filter: &mut Filter) {
+    let flying = core.stock().items().ids().filter(|id| core.is_in_flight(*id));
+    let (mut first, mut end) = (LAST, 0);
+    for key in flying.map(|id| core.stock().items()[id].key()) {
+        first = first.min(key);
+        end = end.max(key.due.saturating_add(1));
+    }
+    filter.from = filter.from.max(first);
+    filter.until = Some(filter.until.map_or(end, |until| until.min(end)));
+}
+
+fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
+    let stock = core.stock();
+    let Some(live) = stock.queues()[queue].live() else { return Vec::new() };
+    let mut out = Vec::new();
+    for entry in live.line().entries() {
+        match entry {
+            Entry::Single(id) => out.push(id),
+            Entry::Customer(customer) => {
+                out.extend(stock.customers().get(customer).into_iter().flat_map(|owner| owner.ready.iter()));
+            }
+        }
+    }
+    for number in live.lane().to_resend() {
+        out.extend(core.dispatch().get(number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
+    }
+    out.into_iter().filter_map(|id| stock.items().get(id)).map(|item| item.key().seq).collect()
+}
