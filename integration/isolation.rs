@@ -1,5 +1,5 @@
 //! Trouble stays where it is: a lost connection, frames that shrink, a dead exchange, a letter too large, a second daemon, large bodies at the start, a pause
-//! with a backlog, answers to another virtual host.
+//! with a backlog, answers to another virtual host, many queues that keep silent.
 
 mod answers;
 mod dead;
@@ -7,3 +7,4 @@ mod frames;
 mod intake;
 mod lost;
 mod second;
+mod silent;

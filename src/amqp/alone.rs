@@ -2,8 +2,8 @@
 //! answers, closes the channel over, or never answers concerns that batch and no other.
 //!
 //! A batch whose confirm is overdue stays: its queue may have lost its majority, and once it has it back the
-//! confirm comes, and nothing has been published twice. Its channel is given up only when another batch needs
-//! one.
+//! confirm comes, and nothing has been published twice. When another batch needs a channel, the engine says
+//! which one gives its own up.
 //!
 //! Where the broker has ended a connection over what a message contained, each of those that may have been it
 //! has a connection of its own: if that ends, it is known over which message, and nobody else notices.
@@ -27,6 +27,14 @@ use tokio::time::Instant;
 
 /// Shows in `rabbitmqctl list_connections`.
 const APART: &str = "tidegate egress, apart";
+/// Channels that are kept open though nothing is out on them, and how long others are: opening one costs a
+/// round trip, and each that is open costs every frame a look.
+const IDLE_CHANNELS: usize = 8;
+const IDLE_FOR: Duration = Duration::from_secs(300);
+/// Most batches that have a connection of their own at a time; each costs a thread.
+const MAX_APART: usize = 32;
+/// How long one of these may be out before another that waits has its place.
+const APART_FOR: Duration = Duration::from_millis(500);
 /// Before a batch is given up whose own connection came to nothing: the next one would be opened at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -57,6 +65,8 @@ struct AloneFlight {
     id: BatchId,
     application: Arc<str>,
     dead: bool,
+    /// On a connection of its own.
+    apart: bool,
     since: Instant,
     /// The channel, once there is one: nothing is published before.
     channel: Arc<OnceLock<Arc<Channel>>>,
@@ -83,18 +93,32 @@ struct AloneSlot {
     /// Open and idle.
     channel: Option<Arc<Channel>>,
     flight: Option<AloneFlight>,
+    /// When something was published on it last.
+    used: Option<Instant>,
 }
 
 /// A bounded number of channels, and the batches that wait for one.
 pub(super) struct AlonePool {
-    slots: [AloneSlot; ALONE_CHANNELS],
+    slots: Vec<AloneSlot>,
+    /// Most of them: the broker may allow fewer than the engine counts on.
+    most: usize,
     pub(super) waiting: VecDeque<Batch>,
+    /// Those that wait for a connection of their own.
+    suspects: VecDeque<Batch>,
     ended: Vec<AloneEnd>,
 }
 
 impl AlonePool {
-    pub(super) fn new() -> Self {
-        AlonePool { slots: Default::default(), waiting: VecDeque::new(), ended: Vec::new() }
+    /// `channels`: that the connection may have beside those that others need.
+    pub(super) fn new(channels: usize) -> Self {
+        let most = channels.clamp(1, ALONE_CHANNELS);
+        AlonePool {
+            slots: Vec::new(),
+            most,
+            waiting: VecDeque::new(),
+            suspects: VecDeque::new(),
+            ended: Vec::new(),
+        }
     }
 
     /// Nothing is unconfirmed.
@@ -107,7 +131,7 @@ impl AlonePool {
         std::future::poll_fn(|cx| if self.poll(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
-    /// All polled: there are few.
+    /// All polled: few are out, but where many queues are silent.
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         for slot in &mut self.slots {
             let Some(flight) = &mut slot.flight else { continue };
@@ -135,12 +159,28 @@ impl AlonePool {
         flights.filter(|flight| flight.is_published()).map(|flight| flight.id).collect()
     }
 
-    /// Whether a batch can be published now.
-    pub(super) fn has_room(&self) -> bool {
-        self.slots.iter().any(|slot| slot.flight.is_none())
+    /// Nothing waits to be published.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.suspects.is_empty()
     }
 
-    /// Publishes the first that waits; there must be room. A suspect goes on a connection of its own.
+    fn apart(&self) -> impl Iterator<Item = &AloneFlight> {
+        self.slots.iter().filter_map(|slot| slot.flight.as_ref()).filter(|flight| flight.apart)
+    }
+
+    /// Whether a batch can be published now, if one waits.
+    pub(super) fn has_room(&self) -> bool {
+        self.slots.len() < self.most || self.slots.iter().any(|slot| slot.flight.is_none())
+    }
+
+    /// Whether one waits that can be published now.
+    pub(super) fn owes(&self) -> bool {
+        let suspect = !self.suspects.is_empty() && self.apart().count() < MAX_APART;
+        self.has_room() && (suspect || !self.waiting.is_empty())
+    }
+
+    /// Publishes the first that waits, or looks where it has to wait; one must be owed. A suspect goes on a
+    /// connection of its own.
     pub(super) fn publish_next(
         &mut self,
         session: &Arc<Session>,
@@ -149,19 +189,29 @@ impl AlonePool {
         suspects: &Suspects,
         output: &mut TurnOutput,
     ) {
-        debug_assert!(self.has_room());
-        let Some(batch) = self.waiting.pop_front() else { return };
+        debug_assert!(self.owes());
+        let may_go_apart = self.apart().count() < MAX_APART;
+        let suspect = if may_go_apart { self.suspects.pop_front() } else { None };
+        let Some(batch) = suspect.or_else(|| self.waiting.pop_front()) else { return };
         let Some(message) = encoder.message(&batch, output) else { return };
         let (now, id) = (Instant::now(), message.id);
         let apart = suspects.has(id, &batch.application, now);
+        if apart && !may_go_apart {
+            return self.suspects.push_back(batch);
+        }
         // One whose channel is open costs no round trip.
-        let free = |slot: &&mut AloneSlot| slot.flight.is_none();
         let ready = self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_some());
-        let slot = match ready.filter(|_| !apart) {
-            Some(place) => self.slots.get_mut(place),
-            None => self.slots.iter_mut().find(free),
+        let free = || self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_none());
+        let place = ready.filter(|_| !apart).or_else(free).or(if self.slots.len() < self.most {
+            self.slots.push(AloneSlot::default());
+            Some(self.slots.len() - 1)
+        } else {
+            ready
+        });
+        let Some(slot) = place.and_then(|place| self.slots.get_mut(place)) else {
+            return output.settle(batch.number, Outcome::Unsent);
         };
-        let Some(slot) = slot else { return output.settle(batch.number, Outcome::Unsent) };
+        slot.used = Some(now);
         let opened = Arc::new(OnceLock::new());
         let (session, options, channel) = (Arc::clone(session), Arc::clone(options), Arc::clone(&opened));
         let publish = if apart {
@@ -174,29 +224,56 @@ impl AlonePool {
             id,
             application: batch.application,
             dead: batch.dead.is_some(),
+            apart,
             since: now,
             channel: opened,
             publish,
         });
     }
 
-    /// Gives up the one that has been waiting for its confirm longest, if that is longer than `limit`
-    /// (counted from `not_before` at the earliest). Gives its channel.
-    pub(super) fn evict(
-        &mut self,
-        limit: Duration,
-        not_before: Instant,
-        output: &mut TurnOutput,
-    ) -> Option<Option<Arc<Channel>>> {
-        let flights = self.slots.iter_mut().filter(|slot| slot.flight.is_some());
-        let oldest = flights.min_by_key(|slot| slot.flight.as_ref().map(|flight| flight.since))?;
-        let since = oldest.flight.as_ref()?.since;
-        if since.max(not_before).elapsed() < limit {
+    /// Gives a batch up, if it is out or waits. Gives its channel.
+    pub(super) fn give_up(&mut self, number: u64, output: &mut TurnOutput) -> Option<Arc<Channel>> {
+        for waiting in [&mut self.waiting, &mut self.suspects] {
+            if let Some(place) = waiting.iter().position(|batch| batch.number == number) {
+                output.unsent(waiting.remove(place));
+                return None;
+            }
+        }
+        let is_it =
+            |slot: &&mut AloneSlot| slot.flight.as_ref().is_some_and(|flight| flight.number == number);
+        let flight = self.slots.iter_mut().find(is_it)?.flight.take()?;
+        output.settle(number, flight.unanswered(&Outcome::Overdue));
+        flight.channel.get().cloned()
+    }
+
+    /// The one that has waited longest for its confirm, if that is longer than `limit` (counted from
+    /// `not_before` at the earliest).
+    pub(super) fn oldest(&self, limit: Duration, not_before: Instant) -> Option<u64> {
+        let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
+        let oldest = flights.min_by_key(|flight| flight.since)?;
+        (oldest.since.max(not_before).elapsed() >= limit).then_some(oldest.number)
+    }
+
+    /// One that has had a connection of its own for long, while another waits for one. Times count from
+    /// `not_before` at the earliest.
+    pub(super) fn oldest_apart(&self, not_before: Instant) -> Option<u64> {
+        if self.suspects.is_empty() || self.apart().count() < MAX_APART {
             return None;
         }
-        let flight = oldest.flight.take()?;
-        output.settle(flight.number, flight.unanswered(&Outcome::Overdue));
-        Some(flight.channel.get().cloned())
+        let oldest = self.apart().filter(|flight| flight.is_published()).min_by_key(|flight| flight.since)?;
+        (oldest.since.max(not_before).elapsed() >= APART_FOR).then_some(oldest.number)
+    }
+
+    /// A channel that has been idle for long, beyond the few that are kept.
+    pub(super) fn take_surplus(&mut self) -> Option<Arc<Channel>> {
+        let is_idle = |slot: &&mut AloneSlot| slot.flight.is_none() && slot.channel.is_some();
+        if self.slots.len() <= IDLE_CHANNELS {
+            return None;
+        }
+        let idle: Vec<&mut AloneSlot> = self.slots.iter_mut().filter(is_idle).collect();
+        let count = idle.len();
+        let is_old = |slot: &&mut AloneSlot| slot.used.is_some_and(|at| at.elapsed() >= IDLE_FOR);
+        idle.into_iter().filter(|_| count > IDLE_CHANNELS).find(is_old)?.channel.take()
     }
 
     /// The connection's end: what is unconfirmed is settled with `outcome`, what waits is unsent.
@@ -207,7 +284,7 @@ impl AlonePool {
         for flight in self.slots.iter_mut().filter_map(|slot| slot.flight.take()) {
             output.settle(flight.number, flight.unanswered(outcome));
         }
-        output.unsent(self.waiting.drain(..));
+        output.unsent(self.waiting.drain(..).chain(self.suspects.drain(..)));
     }
 
     /// Idle channels, to be closed.

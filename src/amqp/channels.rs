@@ -1,5 +1,5 @@
 //! The channels of one publishing connection, each with its own unconfirmed publishes: the main one, one for
-//! dead letters, and a few for batches that are published alone.
+//! dead letters, and those for batches that are published alone.
 //!
 //! What goes wrong on one of them concerns only that one: it is opened anew on the same connection. What has
 //! ended in any of them is taken before anything is said of the connection: whoever knows why it ended may be
@@ -17,8 +17,8 @@ use super::pulse::{Pulse, ASK_AFTER};
 use super::supervise::RateLimitedLog;
 use super::suspects::Suspects;
 use super::topology::{prepare_dead, Note};
-use super::Options;
-use crate::engine::types::{Batch, Outcome};
+use super::{Handover, Options};
+use crate::engine::types::{Outcome, ALONE_CHANNELS};
 use futures_util::FutureExt;
 use lapin::Channel;
 use std::collections::VecDeque;
@@ -31,8 +31,12 @@ use tokio::time::{timeout, timeout_at, Instant};
 const CLOSE_PATIENCE: Duration = Duration::from_secs(600);
 /// For closing the connection of a batch that was published apart.
 const CLOSE_APART: Duration = Duration::from_secs(2);
-/// Channels left behind that do not close, before the connection is given up.
-const MAX_LEFT_BEHIND: usize = 16;
+/// Channels left behind that do not close, before the connection is given up: as many as may be given up at
+/// one moment, and as many again.
+const MAX_LEFT_BEHIND: usize = 2 * ALONE_CHANNELS;
+/// Channels of the connection that are for others than batches that go alone: the main one, that of the dead
+/// letters, that of the pulse, and those that have been left and are being closed.
+const OTHER_CHANNELS: u16 = 16;
 /// Between looks at a dead exchange that could not be used.
 const DEAD_RETRY: Duration = Duration::from_secs(30);
 
@@ -85,13 +89,14 @@ impl EgressChannels {
         options: Arc<Options>,
         carried: Carried,
     ) -> Self {
+        let channels = session.channel_max();
         let mut channels = EgressChannels {
             session,
             options,
             encoder,
             main: Outlet::of(main),
             dead: Outlet::closed(),
-            alone: AlonePool::new(),
+            alone: AlonePool::new(channels.saturating_sub(OTHER_CHANNELS).into()),
             left_behind: JoinSet::new(),
             pulse: Pulse::default(),
             blocked: false,
@@ -114,7 +119,7 @@ impl EgressChannels {
         self.is_quiet()
             && self.main.waiting.is_empty()
             && self.dead.waiting.is_empty()
-            && self.alone.waiting.is_empty()
+            && self.alone.is_empty()
     }
 
     /// It holds a batch that it could publish: nothing of the broker's keeps it.
@@ -125,7 +130,7 @@ impl EgressChannels {
         // Dead letters wait until their exchange has been looked at, which has its own bounds.
         !self.main.waiting.is_empty()
             || (!self.dead.waiting.is_empty() && self.dead.channel().is_some())
-            || (!self.alone.waiting.is_empty() && self.alone.has_room())
+            || self.alone.owes()
     }
 
     /// Nothing is unconfirmed.
@@ -162,19 +167,22 @@ impl EgressChannels {
         }
     }
 
-    /// Takes every answer, then publishes what has arrived and what can go now.
+    /// Takes every answer, gives up what is to be given up, then publishes what has arrived and what can go
+    /// now.
     ///
     /// # Errors
     /// What ends the connection. What has arrived is then settled; all else is left to
     /// [`EgressChannels::fail`].
-    pub(super) fn turn(&mut self, arrived: Vec<Batch>, output: &mut TurnOutput) -> Result<(), Fault> {
+    pub(super) fn turn(&mut self, arrived: Handover, output: &mut TurnOutput) -> Result<(), Fault> {
+        let Handover { batches, give_up } = arrived;
         if let Err(fault) = self.collect(output) {
             // They have nothing to do with the end of this connection.
-            output.unsent(arrived);
+            output.unsent(batches);
             return Err(fault);
         }
-        let any = !arrived.is_empty();
-        for batch in arrived {
+        give_up.into_iter().for_each(|number| self.give_up(number, output));
+        let any = !batches.is_empty();
+        for batch in batches {
             match (batch.dead.is_some(), batch.alone) {
                 // One that is alone waits there too, until its exchange has been looked at.
                 (true, _) => self.dead.waiting.push_back(batch),
@@ -227,11 +235,17 @@ impl EgressChannels {
             let channel = self.dead.leave(&Outcome::Overdue, output);
             self.leave_behind(channel);
         }
-        if !self.alone.waiting.is_empty() && !self.alone.has_room() {
-            if let Some(channel) = self.alone.evict(limit, unblocked_at, output) {
-                self.leave_behind(channel);
-            }
+        while let Some(number) = self.alone.oldest_apart(unblocked_at) {
+            self.give_up(number, output);
+            self.advance(output);
         }
+        // The engine counts on more channels than this broker allows.
+        if !self.alone.is_empty() && !self.alone.has_room() {
+            let oldest = self.alone.oldest(limit, unblocked_at);
+            oldest.into_iter().for_each(|number| self.give_up(number, output));
+        }
+        let surplus = self.alone.take_surplus();
+        self.leave_behind(surplus);
         let again = self.dead_trouble.as_ref().is_some_and(|trouble| {
             !trouble.by_publish && self.dead.is_closed() && trouble.at.elapsed() >= DEAD_RETRY
         });
@@ -245,6 +259,16 @@ impl EgressChannels {
             return Err(Fault::lost(format!("{MAX_LEFT_BEHIND} channels without confirms do not close")));
         }
         Ok(())
+    }
+
+    /// Another needs the channel of this batch, or the place in which it waits for one.
+    fn give_up(&mut self, number: u64, output: &mut TurnOutput) {
+        let waiting = &mut self.dead.waiting;
+        if let Some(place) = waiting.iter().position(|batch| batch.number == number) {
+            return output.unsent(waiting.remove(place));
+        }
+        let channel = self.alone.give_up(number, output);
+        self.leave_behind(channel);
     }
 
     /// The end: everything not settled is, with `outcome`; what was not published at all is so. Where the
@@ -469,7 +493,7 @@ impl EgressChannels {
                 None => outlet.waiting = waiting,
             }
         }
-        while !self.alone.waiting.is_empty() && self.alone.has_room() {
+        while self.alone.owes() {
             let EgressChannels { session, options, encoder, carried, alone, .. } = self;
             alone.publish_next(session, options, encoder, &carried.suspects, output);
         }

@@ -146,6 +146,14 @@ impl Session {
         self.connection.configuration().frame_max()
     }
 
+    /// Channels that both ends have agreed upon.
+    pub(super) fn channel_max(&self) -> u16 {
+        match self.connection.configuration().channel_max() {
+            0 => u16::MAX,
+            most => most,
+        }
+    }
+
     /// The broker takes nothing from it at present.
     pub(super) fn is_blocked(&self) -> bool {
         self.connection.status().blocked()

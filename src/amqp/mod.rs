@@ -242,6 +242,14 @@ enum IngestOrder {
     Stop,
 }
 
+/// What the publisher is to do.
+#[derive(Default)]
+struct Handover {
+    batches: Vec<Batch>,
+    /// Numbers of batches that were handed over before.
+    give_up: Vec<u64>,
+}
+
 /// `None` until the shutdown begins, then its end.
 type ShutdownSignal = watch::Receiver<Option<Instant>>;
 
@@ -249,7 +257,7 @@ type ShutdownSignal = watch::Receiver<Option<Instant>>;
 pub struct Amqp {
     shared: Arc<Shared>,
     ingest: mpsc::UnboundedSender<IngestOrder>,
-    egress: mpsc::UnboundedSender<Vec<Batch>>,
+    egress: mpsc::UnboundedSender<Handover>,
     replies: mpsc::UnboundedSender<Handed>,
     shutdown: watch::Sender<Option<Instant>>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
@@ -300,9 +308,20 @@ impl Amqp {
 
     /// Hands batches to the publisher, in order. Each is settled exactly once by [`Event::Settled`].
     pub fn publish(&self, batches: Vec<Batch>) {
-        self.shared.handed(batches.len());
+        self.hand_over(Handover { batches, give_up: Vec::new() });
+    }
+
+    /// Gives up batches that went alone, by number, so that others find a channel: each that has not been
+    /// settled is, as [`Outcome::Overdue`](crate::engine::types::Outcome::Overdue), or as unsent where it was
+    /// not published.
+    pub fn give_up(&self, numbers: Vec<u64>) {
+        self.hand_over(Handover { batches: Vec::new(), give_up: numbers });
+    }
+
+    fn hand_over(&self, handover: Handover) {
+        self.shared.handed(handover.batches.len());
         // After the shutdown there is no loop to settle them or to hear of it.
-        let _ = self.egress.send(batches);
+        let _ = self.egress.send(handover);
     }
 
     /// Hands over answers to commands. Each is reported exactly once by [`Event::Answered`], within about 5

@@ -16,8 +16,8 @@ use super::supervise::{
 };
 use super::topology::prepare_egress;
 use super::wire::Exchanges;
-use super::{Event, LinkStatus, Options, ShutdownSignal, Side};
-use crate::engine::types::{Batch, Outcome, Settled};
+use super::{Event, Handover, LinkStatus, Options, ShutdownSignal, Side};
+use crate::engine::types::{Outcome, Settled};
 use crate::progress::PublishTurn;
 use futures_util::StreamExt;
 use std::future::Future;
@@ -33,7 +33,7 @@ const CHECK: Duration = Duration::from_millis(250);
 pub(super) struct EgressPublisher {
     shared: Arc<Shared>,
     options: Arc<Options>,
-    jobs: UnboundedReceiver<Vec<Batch>>,
+    jobs: UnboundedReceiver<Handover>,
     shutdown: ShutdownSignal,
     encoder: Encoder,
     backoff: Backoff,
@@ -67,7 +67,7 @@ impl EgressPublisher {
     pub(super) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
-        jobs: UnboundedReceiver<Vec<Batch>>,
+        jobs: UnboundedReceiver<Handover>,
         shutdown: ShutdownSignal,
     ) -> Self {
         let names = Exchanges::new(&options.egress.exchange, &options.dead.exchange);
@@ -111,7 +111,7 @@ impl EgressPublisher {
         let mut closing: Option<Instant> = None;
         let mut reason = String::new();
         loop {
-            let mut arrived = Vec::new();
+            let mut arrived = Handover::default();
             tokio::select! {
                 () = requested(&mut self.shutdown), if closing.is_none() => {
                     let end = self.shutdown.borrow().unwrap_or_else(Instant::now);
@@ -127,13 +127,13 @@ impl EgressPublisher {
                     }
                 }
                 _ = check.tick() => {}
-                batches = self.jobs.recv() => match batches {
-                    Some(batches) => arrived = batches,
+                handover = self.jobs.recv() => match handover {
+                    Some(handover) => arrived = handover,
                     None => return Ok(()),
                 },
             }
             self.note_blocked(channels, up, &reason);
-            let took = !arrived.is_empty();
+            let took = !arrived.batches.is_empty() || !arrived.give_up.is_empty();
             self.turn(channels, arrived)?;
             self.note_dead(channels, up);
             let (left, owes, idle) = (!self.jobs.is_empty(), channels.owes(), channels.is_idle());
@@ -145,7 +145,7 @@ impl EgressPublisher {
     }
 
     /// Publishes what has arrived and settles what was answered.
-    fn turn(&mut self, channels: &mut EgressChannels, arrived: Vec<Batch>) -> Result<(), Fault> {
+    fn turn(&mut self, channels: &mut EgressChannels, arrived: Handover) -> Result<(), Fault> {
         let mut output = TurnOutput::default();
         let mut result = channels.turn(arrived, &mut output);
         if result.is_ok() {
@@ -222,8 +222,8 @@ impl EgressPublisher {
 
     /// Settles what has been handed over but not published.
     fn settle_unsent(&mut self) {
-        while let Ok(batches) = self.jobs.try_recv() {
-            self.settle(unsent(batches).collect());
+        while let Ok(handover) = self.jobs.try_recv() {
+            self.settle(unsent(handover.batches).collect());
         }
     }
 
@@ -293,7 +293,7 @@ impl ConnectionUser for EgressPublisher {
             let arrived = unless_shutdown(&mut shutdown, async {
                 tokio::select! {
                     done = &mut wait => Ok(done),
-                    Some(batches) = jobs.recv() => Err(batches),
+                    Some(handover) = jobs.recv() => Err(handover.batches),
                 }
             })
             .await?;

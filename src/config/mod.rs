@@ -134,7 +134,6 @@ impl Config {
             budget: Budget::of(self.limits.memory),
             customers: self.limits.customers,
             max_applications: self.limits.applications,
-            confirm_timeout: self.timeouts.confirm.as_millis() as u64,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
             turn: TurnLimits::default(),

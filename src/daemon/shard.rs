@@ -76,6 +76,9 @@ impl Shard {
         if !effects.publishes.is_empty() {
             self.amqp.publish(effects.publishes);
         }
+        if !effects.give_up.is_empty() {
+            self.amqp.give_up(effects.give_up);
+        }
         if !effects.replies.is_empty() {
             self.reply(effects.replies);
         }

@@ -223,6 +223,11 @@ impl Core {
 
     // ---- sending ------------------------------------------------------------------------------------------
 
+    /// Batches that are alone and give their channels up.
+    pub(super) fn give_up(&mut self, now: Now) -> Vec<u64> {
+        self.dispatch.give_up(&self.stock, now)
+    }
+
     /// Hands out batches while there are slots and queues that have something, until `rows` items have gone.
     /// Whether there may be more.
     pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {

@@ -32,7 +32,7 @@ use flight::FlightState;
 pub(super) use flight::{Candidate, Flight};
 
 /// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it
-/// in memory, ms.
+/// in memory; and others wait no longer for its channel, ms.
 const LATE_PROBE_MS: u64 = 500;
 
 /// See the module's page.
@@ -41,7 +41,6 @@ pub(super) struct Dispatch {
     egress: Egress,
     flights: NumberMap<u64, Flight>,
     next_number: u64,
-    confirm_timeout: u64,
     /// Flights to be sent alone, in order; and the channels for that.
     suspects: VecDeque<u64>,
     channels: SoloChannels,
@@ -57,7 +56,6 @@ impl Dispatch {
             egress: Egress::default(),
             flights: Lookup::new(),
             next_number: 1,
-            confirm_timeout: 0,
             suspects: VecDeque::new(),
             channels: SoloChannels::new(),
             backoffs: BTreeSet::new(),
@@ -69,15 +67,18 @@ impl Dispatch {
 
     pub(super) fn configure(&mut self, settings: &Settings) {
         self.egress.configure(settings);
-        self.confirm_timeout = settings.confirm_timeout;
+        self.channels.configure(settings.max_in_flight);
     }
 
     pub(super) fn set_ready(&mut self, ready: bool) {
         self.egress.set_ready(ready);
     }
 
-    pub(super) fn set_blocked(&mut self, blocked: bool) {
+    pub(super) fn set_blocked(&mut self, blocked: bool, now: Now) {
         self.egress.set_blocked(blocked);
+        if !blocked {
+            self.channels.unblocked(now);
+        }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -124,7 +125,7 @@ impl Dispatch {
     /// Whether nothing that is told elsewhere keeps a batch of this queue: it is not held back, nothing of it
     /// is at the broker, and there is a slot and, if it needs one, a channel. Whether the way out is open is
     /// not asked.
-    pub(super) fn could_send(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
+    pub(super) fn could_send(&self, stock: &Stock, id: QueueId) -> bool {
         let queue = &stock.queues()[id];
         if queue.is_held_back() || !self.egress.has_room() {
             return false;
@@ -132,11 +133,7 @@ impl Dispatch {
         let Some(live) = queue.live() else { return true };
         let lane = live.lane();
         let alone = live.health().needs_probe() || lane.suspects() > 0;
-        lane.slots() == lane.fetching().count() && (!alone || self.has_channel(now))
-    }
-
-    fn has_channel(&self, now: Now) -> bool {
-        self.channels.has_room(self.confirm_timeout, now)
+        lane.slots() == lane.fetching().count() && (!alone || self.channels.has_room(queue.is_failing()))
     }
 
     fn may_send(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
@@ -154,58 +151,73 @@ impl Dispatch {
         if !self.egress.has_slot() {
             return None;
         }
-        if self.has_channel(now) {
-            if let Some(candidate) = self.next_suspect(stock) {
-                return Some(candidate);
-            }
-            self.call_for_channel(stock);
+        if let Some(candidate) = self.next_suspect(stock) {
+            return Some(candidate);
         }
-        while let Some(queue) = stock.queues_mut().next_to_run() {
-            let live = stock.queues_mut().live(queue);
-            if live.lane().slots() == 0 {
-                live.health_mut().rest(now.mono);
+        self.call_for_channel(stock);
+        loop {
+            while let Some(queue) = stock.queues_mut().next_to_run() {
+                if let Some(candidate) = self.next_in_line(stock, queue, now) {
+                    return Some(candidate);
+                }
             }
-            if !self.may_send(stock, queue, now) {
-                continue;
+            // Whoever was called may have nothing to send any more.
+            if !self.call_for_channel(stock) {
+                return None;
             }
-            let alone = stock.queues_mut().live(queue).health().needs_probe();
-            if alone && !self.has_channel(now) {
-                self.channels.wait(queue);
-                continue;
-            }
-            if let Some(candidate) = self.next_of(stock, queue, alone, now) {
-                return Some(candidate);
-            }
-            stock.queues_mut().look_at(queue);
         }
-        None
     }
 
-    /// The next queue that waits for a channel stands in line again.
-    fn call_for_channel(&mut self, stock: &mut Stock) {
-        let Some(queue) = self.channels.next_waiting() else { return };
+    fn next_in_line(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> Option<Candidate> {
+        let live = stock.queues_mut().live(queue);
+        if live.lane().slots() == 0 {
+            live.health_mut().rest(now.mono);
+        }
+        if !self.may_send(stock, queue, now) {
+            return None;
+        }
+        let health = stock.queues_mut().live(queue).health();
+        let (alone, failing) = (health.needs_probe(), health.is_failing());
+        if alone && !self.channels.has_room(failing) {
+            self.channels.wait(queue, failing);
+            return None;
+        }
+        let candidate = self.next_of(stock, queue, alone, now);
+        if candidate.is_none() {
+            stock.queues_mut().look_at(queue);
+        }
+        candidate
+    }
+
+    /// The next queue that waits for a channel stands in line again. False: there is none, or no channel.
+    fn call_for_channel(&mut self, stock: &mut Stock) -> bool {
+        let Some(queue) = self.channels.next_waiting() else { return false };
         if stock.queues().get(queue).is_some() {
             stock.queues_mut().run(queue);
         }
+        true
     }
 
-    /// Where the first suspect stands whose queue is not paused and has no batch alone on its way: else one
-    /// that never confirms would have all channels, and others' suspects wait for its confirms.
-    fn first_suspect(&self, stock: &Stock) -> Option<usize> {
-        if self.suspects.is_empty() {
-            return None;
-        }
-        let queue_of = |number: &u64| self.flights.get(number).map(|flight| flight.queue);
-        let busy: Vec<QueueId> = self.channels.taken().filter_map(|(number, _)| queue_of(&number)).collect();
-        let waits = |queue: QueueId| {
-            !busy.contains(&queue)
-                && (!stock.queues()[queue].is_paused() || mutated(Mutant::PausedSuspectsGo))
-        };
-        self.suspects.iter().position(|number| queue_of(number).is_some_and(waits))
+    /// Suspects, by place in line and queue, whose queue is not paused and has no batch alone on its way:
+    /// else one that never confirms would have all channels, and others' suspects wait for its confirms.
+    fn waiting_suspects<'a>(&'a self, stock: &'a Stock) -> impl Iterator<Item = (usize, QueueId)> + 'a {
+        let queue_of = |number: u64| self.flights.get(&number).map(|flight| flight.queue);
+        let taken = self.channels.taken().filter(|_| !self.suspects.is_empty());
+        let busy: BTreeSet<QueueId> = taken.filter_map(|(number, _)| queue_of(number)).collect();
+        let of = move |(place, number): (usize, &u64)| Some((place, queue_of(*number)?));
+        self.suspects.iter().enumerate().filter_map(of).filter(move |(_, queue)| {
+            !busy.contains(queue)
+                && (!stock.queues()[*queue].is_paused() || mutated(Mutant::PausedSuspectsGo))
+        })
     }
 
     fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {
-        let place = self.first_suspect(stock)?;
+        let rooms = [false, true].map(|failing| self.channels.has_room(failing));
+        if self.suspects.is_empty() || rooms == [false, false] {
+            return None;
+        }
+        let has_room = |queue: QueueId| rooms[usize::from(stock.queues()[queue].is_failing())];
+        let (place, _) = self.waiting_suspects(stock).find(|(_, queue)| has_room(*queue))?;
         let number = self.suspects.remove(place)?;
         let candidate = self.again(number, true)?;
         Some(Candidate { suspect: true, ..candidate })
@@ -280,7 +292,7 @@ impl Dispatch {
         self.flights.insert(number, flight);
         self.egress.take_slot(bytes);
         if alone {
-            self.channels.take(number, now);
+            self.channels.take(number, stock.queues()[queue].is_failing(), bytes, now);
         }
         stock.queues_mut().add_flying(queue, count);
         let lane = stock.queues_mut().live(queue).lane_mut();

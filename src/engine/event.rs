@@ -550,6 +550,9 @@ pub struct Effects {
     pub acks: Vec<Ack>,
     /// 3. Publishes, in order; each against a free slot of the publisher.
     pub publishes: Vec<Batch>,
+    /// Numbers of batches that went alone ([`super::types::Batch::alone`]), have waited long for their
+    /// confirms, and give their channels up: the publisher settles each, if it has not yet.
+    pub give_up: Vec<u64>,
     /// 4. Answers: what they say is durable.
     pub replies: Vec<Reply>,
     /// 5. Reads of the store.

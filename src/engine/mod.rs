@@ -160,7 +160,7 @@ impl Engine {
             Input::IngestLost => self.restart_ingest(0),
             Input::EgressReady => self.core.dispatch_mut().set_ready(true),
             Input::EgressLost => self.core.dispatch_mut().set_ready(false),
-            Input::EgressBlocked(blocked) => self.core.dispatch_mut().set_blocked(blocked),
+            Input::EgressBlocked(blocked) => self.core.dispatch_mut().set_blocked(blocked, now),
             Input::StoreFull(full) => self.limits.set_store_full(full),
             Input::Configure(settings) => self.configure(*settings, now),
             Input::Drain => self.course.draining = true,
@@ -322,6 +322,7 @@ impl Engine {
             !ended || !in_order || self.core.pump(self.settings.turn.sent, now, &mut self.fx.publishes);
         // Else one would be given up for the room that another has left without it being known.
         if ended {
+            self.fx.give_up = self.core.give_up(now);
             self.trim(now);
         }
         self.tell_outcomes(now);

@@ -50,6 +50,8 @@ pub(super) enum Mutant {
     RekeyForgotten,
     /// A window that closed early leaves no closing row for its members in memory.
     ClosingForgotten,
+    /// A batch that is never confirmed keeps its channel though others wait for one.
+    HungKeepChannels,
     /// Items of an own time leave some milliseconds before it.
     Early,
     /// When the clock was set back, what had become due still leaves.
@@ -404,6 +406,7 @@ mod tests {
             Mutant::ReopenedUnbounded,
             Mutant::StalledForEver,
             Mutant::SilenceUnheard,
+            Mutant::HungKeepChannels,
             Mutant::StoreFullIgnored,
             Mutant::AnswersShifted,
             Mutant::OldAnswersMatch,

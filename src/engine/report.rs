@@ -78,7 +78,7 @@ pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
         ready || (queue.far() > 0 && queue.near_until().due <= now.wall && stock.free_rows() > 0)
     };
     let mut ids = queues.ids().filter(|id| *id != dead && queues[*id].total() > 0);
-    ids.any(|id| is_due(id) && core.dispatch().could_send(stock, id, now))
+    ids.any(|id| is_due(id) && core.dispatch().could_send(stock, id))
 }
 
 fn application(core: &Core, id: QueueId, now: Now) -> Application {

@@ -466,8 +466,6 @@ pub struct Settings {
     pub customers: u64,
     /// Most applications with something waiting; a request for one more is dead, reason `full`.
     pub max_applications: u64,
-    /// How long a confirm is waited for, ms.
-    pub confirm_timeout: u64,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.
@@ -539,8 +537,9 @@ pub struct BatchItem {
     pub content: Arc<Content>,
 }
 
-/// Channels for batches that are published alone ([`Batch::alone`]).
-pub const ALONE_CHANNELS: usize = 8;
+/// Most channels for batches that are published alone ([`Batch::alone`]): so many applications may fall
+/// silent at one moment, and as many again, before another waits for longer than half a second.
+pub const ALONE_CHANNELS: usize = 128;
 
 /// A batch, ready to be encoded and published. One to the dead exchange holds exactly one item.
 #[derive(Clone, Debug)]
@@ -562,7 +561,8 @@ pub struct Batch {
     /// Earliest due, UTC ms.
     pub due: u64,
     /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then
-    /// concerns this batch and no other. At most [`ALONE_CHANNELS`] at a time.
+    /// concerns this batch and no other. At most [`ALONE_CHANNELS`] at a time; its channel is its own until
+    /// it is settled.
     pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,
@@ -582,7 +582,8 @@ pub enum Outcome {
     Refused(Box<str>),
     /// The exchange is missing or may not be written to, with the broker's text: it went nowhere.
     Unavailable(Box<str>),
-    /// No confirm came in time, and its channel was given up: it may or may not have been delivered.
+    /// No confirm came in time, or before another needed its channel, which was given up: it may or may not
+    /// have been delivered.
     Overdue,
     /// The connection was lost: it may or may not have been delivered.
     Unknown,

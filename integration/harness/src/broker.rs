@@ -247,6 +247,16 @@ impl Node {
         self.eval(&format!("{}, sys:suspend(amqqueue:get_pid(Q)).", of_queue(queue)));
     }
 
+    /// The same for many, in one call.
+    pub fn silence_all(&self, queues: &[String]) {
+        self.eval(&format!("[begin {}, sys:suspend(amqqueue:get_pid(Q)) end || {}].", OF_EACH, each(queues)));
+    }
+
+    /// They go on where they were.
+    pub fn wake_all(&self, queues: &[String]) {
+        self.eval(&format!("[begin {}, sys:resume(amqqueue:get_pid(Q)) end || {}].", OF_EACH, each(queues)));
+    }
+
     /// It goes on where it was.
     pub fn wake(&self, queue: &str) {
         self.eval(&format!("{}, sys:resume(amqqueue:get_pid(Q)).", of_queue(queue)));
@@ -288,6 +298,14 @@ impl Node {
 }
 
 /// Erlang that finds a queue of the virtual host `/`.
+/// Of each name `N` of a list.
+const OF_EACH: &str = "{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, N))";
+
+fn each(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("<<\"{name}\">>")).collect();
+    format!("N <- [{}]", names.join(","))
+}
+
 fn of_queue(name: &str) -> String {
     format!("{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{name}\">>))")
 }

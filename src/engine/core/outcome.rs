@@ -110,6 +110,7 @@ impl Core {
             }
         }
         delivered.extend(flight.rows);
+        self.dispatch.heard(since, now);
         let share = self.dispatch.share();
         let live = self.stock.queues_mut().live(queue);
         live.count_sent(count);

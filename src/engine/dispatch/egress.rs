@@ -52,6 +52,11 @@ impl Egress {
             && (self.slots == 0 || self.bytes < self.max_bytes || mutated(Mutant::BytesIgnoredInFlight))
     }
 
+    /// So many batches and bytes are half of what may be under way, or more.
+    pub(super) fn is_mostly(&self, slots: usize, bytes: u64) -> bool {
+        slots * 2 > self.max_in_flight || bytes * 2 >= self.max_bytes
+    }
+
     /// A slot is free behind that many more batches.
     pub(super) fn has_slots_behind(&self, batches: usize) -> bool {
         self.slots + batches < self.max_in_flight

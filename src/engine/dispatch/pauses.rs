@@ -1,10 +1,12 @@
-//! Queues that are left alone for a while, and probes that are out for long.
+//! Queues that are left alone for a while, probes that are out for long, and who gives way to whom.
 
+use super::channels::Shortage;
 use super::{Dispatch, LATE_PROBE_MS};
 use crate::engine::ids::QueueId;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::stock::Stock;
 use crate::engine::types::Now;
+use std::collections::BTreeSet;
 
 impl Dispatch {
     /// The queue is left alone until then, monotonic.
@@ -46,14 +48,46 @@ impl Dispatch {
     /// When something is to be done without any event, monotonic.
     pub(in crate::engine) fn deadline(&self, stock: &Stock) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
-        let waits = || self.channels.has_waiting() || self.first_suspect(stock).is_some();
-        let channel = self.channels.oldest_of_all().filter(|_| self.egress.has_slot() && waits());
-        let channel = channel.map(|since| since + self.confirm_timeout);
+        let channel = self.channels.next_given_up(self.wanted(stock));
         let late = self.channels.taken().filter(|(number, _)| {
             let queue = self.flights.get(number).and_then(|flight| stock.queues().get(flight.queue));
             queue.and_then(|queue| queue.live()).is_some_and(|live| !live.is_hindered())
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
         [backoff, channel, late].into_iter().flatten().min()
+    }
+
+    // ---- who gives way ------------------------------------------------------------------------------------
+
+    /// What waits for a channel, or for the slot of a batch that is alone.
+    fn wanted(&self, stock: &Stock) -> Shortage {
+        if !self.is_open() {
+            return Shortage::default();
+        }
+        let (mut sound, mut failing) = self.channels.waiting();
+        if !self.channels.has_room(false) || !self.channels.has_room(true) {
+            let queues: BTreeSet<QueueId> = self.waiting_suspects(stock).map(|(_, queue)| queue).collect();
+            let of_failing = queues.iter().filter(|queue| stock.queues()[**queue].is_failing()).count();
+            sound += queues.len() - of_failing;
+            failing += of_failing;
+        }
+        let any = sound + failing > 0 || !self.suspects.is_empty() || stock.queues().is_anything_running();
+        let (slots, bytes) = self.channels.held();
+        Shortage {
+            sound,
+            failing,
+            slot: any && !self.egress.has_room() && self.egress.is_mostly(slots, bytes),
+        }
+    }
+
+    /// Flights that give their channels up, so that others can go: the publisher settles them.
+    pub(in crate::engine) fn give_up(&mut self, stock: &Stock, now: Now) -> Vec<u64> {
+        let wanted = self.wanted(stock);
+        self.channels.give_up(wanted, now)
+    }
+
+    /// A batch was confirmed that took its slot at `since`.
+    pub(in crate::engine) fn heard(&mut self, since: u64, now: Now) {
+        self.channels.heard(now.mono.saturating_sub(since));
     }
 }

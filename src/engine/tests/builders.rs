@@ -18,7 +18,6 @@ pub(super) fn settings_of(defaults: AppSettings) -> Settings {
         budget: Budget::of(64 << 20),
         customers: 1_000,
         max_applications: 1_000,
-        confirm_timeout: CONFIRM_MS,
         max_in_flight: 100,
         max_in_flight_bytes: 8 << 20,
         turn: TurnLimits::default(),

@@ -19,6 +19,7 @@ mod inspect;
 mod limits;
 mod measure;
 mod reschedule;
+mod silent;
 mod sim;
 mod stories;
 mod timeline;

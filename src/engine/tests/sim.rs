@@ -76,9 +76,6 @@ struct Sim {
 /// Most requests that are out and not acked.
 const PREFETCH: usize = 100;
 
-/// Channels on which one batch at a time is sent alone.
-const ALONE_CHANNELS: usize = 8;
-
 impl Sim {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
@@ -169,8 +166,9 @@ impl Sim {
         for call in calls {
             self.model.call(call);
         }
-        let alone = self.model.flights.values().filter(|flight| flight.alone).count();
-        assert!(alone <= ALONE_CHANNELS + 1, "{alone} batches alone on their channels");
+        let alone = self.model.alone();
+        let most = self.model.most_alone();
+        assert!(alone <= most, "{alone} batches alone on their channels, {most} may be");
         self.check_memory();
     }
 
@@ -217,7 +215,7 @@ impl Sim {
             self.world.drain_jobs();
         }
         self.judge();
-        self.free_channel();
+        self.free_channels();
         self.judge();
         self.world.engine.check_invariants();
     }

@@ -571,7 +571,7 @@ fn what_waits_for_a_slot_or_a_channel_is_not_overlooked() {
     w.drain_jobs();
     assert_eq!(w.out.len(), 1);
     assert!(!overlooked(&w), "no slot");
-    let mut w = World::new(settings());
+    let mut w = World::new(Settings { max_in_flight: 1_000, ..settings() });
     w.send((0..=ALONE_CHANNELS).map(|n| item(&format!("a{n}"), "", "1")).collect());
     w.drain_jobs();
     assert_eq!(w.out.len(), ALONE_CHANNELS);

@@ -93,6 +93,8 @@ pub(super) struct World {
     pub(super) beside: bool,
     /// Published and not settled, with the monotonic moment.
     pub(super) out: Vec<(u64, Batch)>,
+    /// Numbers of what is to give its channel up, and has not been settled for it.
+    pub(super) given_up: Vec<u64>,
     pub(super) egress: (bool, bool),
     /// Confirmed, in order.
     pub(super) delivered: Vec<(Now, Batch)>,
@@ -160,6 +162,7 @@ impl World {
             beside: false,
             contents_read: false,
             out: vec![],
+            given_up: vec![],
             egress: (false, false),
             delivered: vec![],
             acks: vec![],
@@ -300,6 +303,7 @@ impl World {
             }
         }
         self.out.extend(fx.publishes.into_iter().map(|batch| (self.now.mono, batch)));
+        self.given_up.extend(fx.give_up);
         self.jobs.extend(fx.loads.into_iter().map(Job::Load));
         if let Some(intake) = fx.intake {
             let open = intake == Intake::Resume;
@@ -510,6 +514,15 @@ impl World {
         }
         self.input(Input::Settled(vec![Settled { number: batch.number, outcome }]));
         batch
+    }
+
+    /// What is to give its channel up does, unless it has been settled.
+    pub(super) fn settle_given_up(&mut self) {
+        for number in std::mem::take(&mut self.given_up) {
+            if let Some(nth) = self.out.iter().position(|(_, batch)| batch.number == number) {
+                self.settle(nth, Outcome::Overdue);
+            }
+        }
     }
 
     /// The first of what is out, once the store has done what that needs.

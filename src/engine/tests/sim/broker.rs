@@ -1,7 +1,7 @@
 //! What the broker makes of the batches that are out.
 
 use super::super::world::*;
-use super::model::Excuse;
+use super::model::{Excuse, Model};
 use super::{DeadExchange, Sim};
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -189,20 +189,31 @@ impl Sim {
         }
     }
 
-    /// One more is to be sent alone than there are channels: the one that has waited longest gives way.
-    pub(super) fn free_channel(&mut self) {
-        let alone = self.world.out.iter().filter(|(_, batch)| batch.alone);
-        if alone.clone().count() <= ALONE_CHANNELS {
-            return;
+    /// Those that the engine has told to do so give their channels up, if they still have them.
+    pub(super) fn free_channels(&mut self) {
+        for number in std::mem::take(&mut self.world.given_up) {
+            let out = self.world.out.iter().find(|(_, batch)| batch.number == number);
+            let Some((_, batch)) = out.cloned() else { continue };
+            assert!(batch.alone, "it shares its channel");
+            self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
         }
-        let Some((since, batch)) = alone.min_by_key(|(since, batch)| (*since, batch.number)).cloned() else {
-            return;
-        };
-        // The engine counts from the moment at which it began to fetch payloads: the publisher waits.
-        if self.world.now.mono < since + CONFIRM_MS {
-            return;
-        }
-        self.settle_channel(&batch, &Outcome::Overdue, Some(Excuse::Overdue), true);
+    }
+}
+
+impl Model {
+    /// Batches that are alone on their channels.
+    pub(super) fn alone(&self) -> usize {
+        self.flights.values().filter(|flight| flight.alone).count()
+    }
+
+    /// Most of them.
+    pub(super) fn most_alone(&self) -> usize {
+        (self.settings.max_in_flight / 2).clamp(1, ALONE_CHANNELS)
+    }
+
+    /// A channel is free for a batch that goes alone, also for one of an application that fails.
+    pub(super) fn has_channel(&self) -> bool {
+        self.alone() < (self.most_alone() * 3 / 4).max(1)
     }
 }
 

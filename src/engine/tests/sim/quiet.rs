@@ -3,7 +3,7 @@
 use super::commands::Asked;
 use super::model::{Known, Life, State};
 use super::windows::{CLOCK_SLACK_MS, EXPIRY_MARGIN_MS};
-use super::{DeadExchange, Sim, ALONE_CHANNELS};
+use super::{DeadExchange, Sim};
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::BTreeSet;
@@ -50,7 +50,7 @@ impl Sim {
         for _ in 0..5_000 {
             self.world.drain_jobs();
             self.judge();
-            self.free_channel();
+            self.free_channels();
             if self.world.wait() != Some(0) && self.world.jobs.is_empty() {
                 self.model.rested = self.model.call;
                 return;
@@ -91,7 +91,7 @@ impl Sim {
         }
         let few = model.settings.max_in_flight_bytes < 1_000 && !model.flights.is_empty();
         let slots = few || model.flights.len() >= model.settings.max_in_flight;
-        let alone = model.flights.values().filter(|flight| flight.alone).count() >= ALONE_CHANNELS;
+        let alone = !model.has_channel();
         for life in model.lives.values().filter(|life| life.state == State::Waiting) {
             let name = model.application(life.seq);
             let app = &model.apps[name];
@@ -192,7 +192,7 @@ impl Sim {
             || model.flights.len() >= model.settings.max_in_flight
             || (model.settings.max_in_flight_bytes < 1_000 && !model.flights.is_empty())
             || model.flights.values().any(|flight| flight.dead)
-            || model.flights.values().filter(|flight| flight.alone).count() >= ALONE_CHANNELS
+            || !model.has_channel()
             || model.dead_left_alone_until > model.now.mono
             || self.dead_exchange == DeadExchange::Hangs;
         // One that the broker refuses waits by itself.

@@ -2,7 +2,7 @@
 
 use super::super::world::*;
 use super::model::Excuse;
-use super::{Sim, ALONE_CHANNELS, PREFETCH};
+use super::{Sim, PREFETCH};
 use crate::engine::event::*;
 use crate::engine::types::*;
 
@@ -280,7 +280,7 @@ impl Sim {
         self.judge();
         let budget = self.world.settings.budget;
         let room = self.world.engine.memory_bytes().0 + 20 < budget.rows && budget.contents >= 2_000;
-        let channels = self.model.flights.values().filter(|flight| flight.alone).count() < ALONE_CHANNELS;
+        let channels = self.model.has_channel();
         if !room || !channels || names.iter().any(|name| self.model.live(name) > 0) {
             return;
         }

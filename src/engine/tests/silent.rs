@@ -1,0 +1,216 @@
+//! Queues that take what they are sent and confirm nothing, in numbers: nobody else is late for them, each is tried again
+//! seldom, and what is out to them is bounded.
+
+use super::world::*;
+use crate::engine::types::*;
+
+/// No other application is later than this, ms.
+const LATE_MS: u64 = 1_000;
+
+fn many(max_in_flight: usize) -> Settings {
+    Settings { max_in_flight, max_in_flight_bytes: 32 << 20, max_applications: 10_000, ..settings() }
+}
+
+fn is_silent(batch: &Batch) -> bool {
+    batch.application.starts_with("mute")
+}
+
+/// Everything in its time, but that some confirm nothing, until so many ms have passed.
+fn play(w: &mut World, ms: u64) {
+    let end = w.now.mono + ms;
+    for _ in 0..200_000 {
+        w.drain_jobs();
+        while let Some(nth) = w.out.iter().position(|(_, batch)| !is_silent(batch)) {
+            w.settle(nth, CONFIRMED);
+        }
+        w.settle_given_up();
+        w.drain_jobs();
+        if w.out.iter().any(|(_, batch)| !is_silent(batch)) || !w.given_up.is_empty() {
+            continue;
+        }
+        let left = end - w.now.mono;
+        match w.wait() {
+            Some(wait) if wait <= left => w.advance(wait),
+            _ => return w.advance(left),
+        }
+    }
+    panic!("the engine does not come to rest: {:?}", w.engine.next_deadline());
+}
+
+fn mute(numbers: std::ops::Range<usize>) -> impl Iterator<Item = NewItem> {
+    numbers.map(|n| item(&format!("mute{n}"), "", "1"))
+}
+
+/// An item each of some applications, and how late the last of them arrives, ms.
+fn lateness(w: &mut World, names: &[&str], wait: u64) -> u64 {
+    let (before, sent) = (w.delivered.len(), w.now.wall);
+    w.send(names.iter().map(|name| item(name, "", "1")).collect());
+    play(w, wait);
+    let arrived = &w.delivered[before..];
+    for name in names {
+        assert!(arrived.iter().any(|(_, batch)| &*batch.application == *name), "{name} waits for {wait} ms");
+    }
+    arrived.iter().map(|(now, _)| now.wall - sent).max().unwrap_or(0)
+}
+
+/// The first items of many silent queues arrive together with that of a healthy one. Then one application is busy, one
+/// rests for longer than a confirm proves anything, and others are new.
+#[test]
+fn nobody_is_late_for_any_number_of_silent_queues() {
+    for count in [8, 16, 40, 200, 1_000] {
+        let mut w = World::new(many(1_000));
+        assert!(lateness(&mut w, &["busy", "rests"], 100) <= 1);
+        let began = w.now.wall;
+        w.send(mute(0..count).chain([item("first", "", "1")]).collect());
+        let late = lateness(&mut w, &["busy"], 2_000);
+        assert!(late <= LATE_MS, "{late} ms with {count} at once");
+        if count > 250 {
+            // So many are tried one after the other, once.
+            play(&mut w, 5_000);
+        }
+        let first = w.delivered.iter().find(|(_, batch)| &*batch.application == "first");
+        let late = first.map(|(now, _)| now.wall - began).expect("the new one beside them");
+        assert!(
+            late <= if count > 250 { 5_000 } else { LATE_MS },
+            "{late} ms for one new beside {count} new"
+        );
+        for round in 0..40 {
+            let new = format!("new{round}");
+            let late = lateness(&mut w, &["rests", &new, "busy"], 100);
+            assert!(late <= LATE_MS, "{late} ms beside {count} silent ones, in round {round}");
+            for _ in 0..59 {
+                let late = lateness(&mut w, &["busy"], 100);
+                assert!(late <= LATE_MS, "{late} ms for a busy one beside {count}");
+            }
+        }
+        let out = w.out.len();
+        assert!(
+            out <= ALONE_CHANNELS && out >= count.min(ALONE_CHANNELS * 3 / 4),
+            "{out} of {count} are out"
+        );
+    }
+}
+
+/// Where there is room for all of them, none is sent its batch twice.
+#[test]
+fn what_is_silent_is_not_sent_again_without_need() {
+    let mut w = World::new(many(1_000));
+    w.send(mute(0..90).collect());
+    play(&mut w, 600_000);
+    assert_eq!(w.out.len(), 90);
+    assert!(w.out.iter().all(|(_, batch)| batch.attempt == 1 && batch.alone));
+}
+
+/// The publisher has few slots, and the silent ones large batches: neither is theirs for long.
+#[test]
+fn neither_slots_nor_bytes_are_theirs_for_long() {
+    for max_in_flight in [1, 2, 3, 10] {
+        let mut w = World::new(many(max_in_flight));
+        w.send(mute(0..40).collect());
+        play(&mut w, 60_000);
+        // One at a time where there is one slot.
+        let most = if max_in_flight < 4 { 60_000 } else { LATE_MS };
+        for _ in 0..20 {
+            let late = lateness(&mut w, &["rests"], 7_000.max(most));
+            assert!(late <= most, "{late} ms with {max_in_flight} slots");
+        }
+    }
+    let large = |n: usize| {
+        let body = vec![b'x'; 1_000_000];
+        let content = std::sync::Arc::new(Content { properties: vec![], body, json: false });
+        NewItem { content, weight: 1_000_000, ..item(&format!("mute{n}"), "", "1") }
+    };
+    let mut w = World::new(many(1_000));
+    w.send((0..40).map(large).collect());
+    play(&mut w, 60_000);
+    for _ in 0..20 {
+        let late = lateness(&mut w, &["rests"], 7_000);
+        assert!(late <= LATE_MS, "{late} ms beside large batches");
+    }
+}
+
+/// A channel that all share ends over one message: each that was out is tried alone, and those that are silent among them
+/// keep no other waiting.
+#[test]
+fn suspects_that_are_silent_keep_no_other_waiting() {
+    for (outcome, silent) in [
+        (Outcome::Overdue, 40),
+        (Outcome::Overdue, 120),
+        (Outcome::Refused("406 PRECONDITION_FAILED".into()), 40),
+        (Outcome::Refused("406 PRECONDITION_FAILED".into()), 120),
+    ] {
+        let mut w = World::new(many(1_000));
+        let all = || mute(0..silent).chain((0..20).map(|n| item(&format!("good{n}"), "", "1")));
+        // Once all of them confirmed.
+        for _ in 0..3 {
+            w.send(all().collect());
+            w.run(10);
+        }
+        let delivered = w.delivered.len();
+        w.send(all().chain(all()).collect());
+        w.drain_jobs();
+        while let Some(nth) = w.out.iter().position(|(_, batch)| !batch.alone) {
+            w.settle(nth, outcome.clone());
+        }
+        let since = w.now.wall;
+        play(&mut w, 20_000);
+        let good = &w.delivered[delivered..];
+        assert_eq!(good.len(), 40, "{outcome:?} with {silent}");
+        let late = good.iter().map(|(now, _)| now.wall - since).max().unwrap_or(0);
+        assert!(late <= LATE_MS, "{late} ms: {outcome:?} with {silent}");
+    }
+}
+
+/// All channels are taken by queues of which nothing was known: one that has failed before is tried all the same.
+#[test]
+fn one_that_has_failed_finds_a_channel_behind_those_that_are_silent() {
+    let mut w = World::new(many(1_000));
+    w.send(vec![item("back", "", "1")]);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.send(mute(0..ALONE_CHANNELS).collect());
+    play(&mut w, 10_000);
+    assert!(w.delivered.iter().any(|(_, batch)| &*batch.application == "back"));
+}
+
+/// Where the broker is slow for all, nobody is taken for silent: confirms take longer than half a second.
+#[test]
+fn a_slow_broker_is_not_a_silent_one() {
+    let mut w = World::new(many(1_000));
+    let settle_old = |w: &mut World| {
+        while w.out.first().is_some_and(|(since, _)| since + 700 <= w.now.mono) {
+            w.settle(0, CONFIRMED);
+        }
+        w.settle_given_up();
+        w.drain_jobs();
+    };
+    for round in 0..30 {
+        let count = if round < 10 { 20 } else { 400 };
+        w.send((0..count).map(|n| item(&format!("a{n}"), "", "1")).collect());
+        let unknown = w.engine.counters().unknown;
+        for _ in 0..1_000 {
+            settle_old(&mut w);
+            w.advance(10);
+        }
+        assert_eq!(w.engine.counters().unknown, unknown, "in round {round}");
+    }
+}
+
+/// Time during which the broker took nothing at all is nobody's silence.
+#[test]
+fn a_blocked_connection_makes_nobody_late() {
+    use crate::engine::event::Input;
+    let mut w = World::new(many(1_000));
+    w.send(mute(0..ALONE_CHANNELS + 10).collect());
+    w.drain_jobs();
+    w.input(Input::EgressBlocked(true));
+    w.advance(60_000);
+    w.drain_jobs();
+    assert!(w.given_up.is_empty());
+    w.input(Input::EgressBlocked(false));
+    assert!(w.given_up.is_empty(), "their confirms are on their way");
+    w.advance(400);
+    assert!(w.given_up.is_empty());
+    w.advance(200);
+    assert_eq!(w.given_up.len(), 10, "as many as others need");
+}
