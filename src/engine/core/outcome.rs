@@ -55,10 +55,12 @@ impl Core {
             }
             Outcome::Nacked => {
                 self.stock.counters_mut().nacked += 1;
+                self.note_known(number);
                 self.failed(number, "nacked by the broker: a bound queue is full or unavailable", true, now);
             }
             Outcome::Returned(text) => {
                 self.stock.counters_mut().returned += 1;
+                self.note_known(number);
                 self.failed(number, &format!("returned by the broker: {text}"), true, now);
             }
             Outcome::Unavailable(text) => {
@@ -191,6 +193,7 @@ impl Core {
         if !alone {
             return self.suspect(number);
         }
+        self.note_known(number);
         self.tell_not_out(number);
         if self.dispatch.split(&mut self.stock, number) {
             return;
@@ -278,6 +281,16 @@ impl Core {
         let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
         for id in rows {
             self.tell(self.stock.items()[id].identity(), None);
+        }
+    }
+
+    /// The broker did not take it: whatever was unknown of an earlier attempt, its members may be taken back
+    /// and moved again. Else what was out when a connection was lost, and is parked since, could be for ever
+    /// neither.
+    fn note_known(&mut self, number: u64) {
+        let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
+        for id in rows {
+            self.stock.amend(id, Item::forget_outcome_unknown);
         }
     }
 

@@ -65,7 +65,7 @@ struct Extra {
     accepted_due: Option<u64>,
     /// Attempts that have failed.
     attempts: u32,
-    /// The outcome of one stayed unknown: it may have been delivered.
+    /// The outcome of one stayed unknown, and the broker has refused none since: it may have been delivered.
     outcome_unknown: bool,
     last_error: Option<Arc<str>>,
     /// It is a dead letter.
@@ -249,7 +249,8 @@ impl Item {
         self.state.has(ItemFlag::Indexed)
     }
 
-    /// The outcome of an attempt stayed unknown: it may have been delivered.
+    /// The outcome of an attempt stayed unknown, and the broker has refused none since: it may have been
+    /// delivered.
     pub(in crate::engine) fn outcome_unknown(&self) -> bool {
         self.extra.as_deref().is_some_and(|extra| extra.outcome_unknown)
     }
@@ -435,6 +436,15 @@ impl Item {
     pub(in crate::engine) fn set_outcome_unknown(&mut self) {
         self.extra_mut().outcome_unknown = true;
         self.state.set(ItemFlag::Amended, true);
+    }
+
+    /// The broker has said since that it did not take the batch that held it: as far as anybody knows it was
+    /// not delivered.
+    pub(in crate::engine) fn forget_outcome_unknown(&mut self) {
+        if self.outcome_unknown() {
+            self.extra_mut().outcome_unknown = false;
+            self.state.set(ItemFlag::Amended, true);
+        }
     }
 
     /// What this dead letter's request had for an id and a fingerprint is to be remembered with its confirm.

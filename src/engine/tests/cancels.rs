@@ -64,6 +64,85 @@ fn a_cancel_of_all_leaves_what_may_have_arrived_though_its_row_was_read_before()
     assert_eq!(w.answer_to(1), Some(TAKEN), "what is far");
 }
 
+/// Three in one batch, and what became of it is not known.
+fn of_unknown_outcome(unknown: &Outcome) -> World {
+    let mut w = World::new(settings());
+    let named = |id: &str| with_id(id, Keep, at(T0, item("a", "ann", id)));
+    w.send(vec![named("x"), named("y"), named("z")]);
+    w.drain_jobs();
+    assert_eq!((w.out.len(), w.out[0].1.items.len()), (1, 3));
+    w.settle(0, unknown.clone());
+    w.drain_jobs();
+    if *unknown == Outcome::Overdue {
+        // It is parked, and may have been delivered.
+        w.input(Input::Commands(vec![(Asker::Local(1), Command::Cancel(target("a", "x")))]));
+        w.drain_jobs();
+        assert_eq!(w.answer_to(1), None);
+        w.ask(Command::Retry("a".into()));
+        w.drain_jobs();
+    }
+    assert_eq!(w.out.len(), 1, "{unknown:?}");
+    w
+}
+
+/// Later the broker did not take it: it is parked like any other, also after a restart.
+#[test]
+fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped() {
+    for (outcome, restarts) in [
+        (Outcome::Returned("312 NO_ROUTE".into()), false),
+        (Outcome::Returned("312 NO_ROUTE".into()), true),
+        (Outcome::Nacked, false),
+        (Outcome::Nacked, true),
+    ] {
+        let mut w = of_unknown_outcome(&Outcome::Unknown);
+        w.settle(0, outcome.clone());
+        w.drain_jobs();
+        if restarts {
+            // Nothing is published before there is a connection.
+            w.kill();
+            w.drain_jobs();
+            w.consume();
+        }
+        let moved = w.ask(Command::Reschedule(target("a", "y"), NewDue::At(T0 + 900_000)));
+        assert_eq!(moved, Answer::Rescheduled { due: T0 + 900_000, before: T0 }, "{outcome:?}, {restarts}");
+        assert_eq!(w.ask(Command::Cancel(target("a", "x"))), TAKEN, "{outcome:?}, {restarts}");
+        let rest = if restarts { Command::CancelAll(of("ann")) } else { Command::DropParked("a".into()) };
+        let count = if restarts { 2 } else { 1 };
+        assert_eq!(w.ask(rest), Answer::Cancelled { count, in_flight: 0 }, "{outcome:?}, {restarts}");
+    }
+    // A cancel that waits for the outcome is answered by it.
+    let mut w = of_unknown_outcome(&Outcome::Overdue);
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    assert_eq!(w.answer_to(1), Some(TAKEN));
+    assert_eq!(w.ask(Command::Cancel(target("a", "y"))), TAKEN);
+    // Of two halves one waits for the other.
+    let mut w = of_unknown_outcome(&Outcome::Overdue);
+    w.settle(0, Outcome::Refused("406 PRECONDITION_FAILED".into()));
+    w.drain_jobs();
+    assert_eq!(w.answer_to(1), Some(TAKEN));
+    assert_eq!((w.out.len(), w.out[0].1.items.len()), (1, 2));
+    w.settle(0, Outcome::Refused("406 PRECONDITION_FAILED".into()));
+    w.drain_jobs();
+    assert_eq!((w.out.len(), w.out[0].1.items.len()), (1, 1));
+    assert_eq!(w.ask(Command::Cancel(target("a", "z"))), TAKEN);
+}
+
+/// What stays unknown stays so: neither is it lost, nor is it said to be taken back.
+#[test]
+fn what_is_unknown_stays_in_flight_where_nothing_is_known_later() {
+    let mut w = of_unknown_outcome(&Outcome::Unknown);
+    w.settle(0, Outcome::Unavailable("404 NOT_FOUND".into()));
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(9), Command::Cancel(target("a", "x")))]));
+    w.advance(400);
+    w.drain_jobs();
+    assert_eq!(w.answer_to(9), None);
+    w.run(60_000);
+    assert_eq!(ends(&w).0, ["x", "y", "z"]);
+    assert!(matches!(w.answer_to(9), Some(Answer::Ended(_))), "{:?}", w.answer_to(9));
+}
+
 #[test]
 fn all_of_a_customer_are_taken_back_and_nobody_elses() {
     let mut w = World::new(with(|app| app.window = 3_000));
