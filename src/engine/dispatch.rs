@@ -580,9 +580,12 @@ impl Dispatch {
             .collect()
     }
 
-    /// Nothing is on its way out, nor waits for a slot.
+    /// Nothing is on its way out, nor waits for a slot. What a paused application has waiting does not count:
+    /// it leaves after a resume and not before.
     pub(super) fn is_idle(&self, stock: &Stock) -> bool {
         !self.is_open()
-            || (self.egress.slots() == 0 && !stock.queues().is_anything_running() && self.suspects.is_empty())
+            || (self.egress.slots() == 0
+                && !stock.queues().is_anything_running()
+                && self.waiting_suspects(stock).next().is_none())
     }
 }
