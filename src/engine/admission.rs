@@ -120,10 +120,13 @@ impl Limits {
             }
             OnFull::DropOldest => {
                 self.trimming.insert(queue);
-                if total >= max + TRIM_SLACK {
+                if total < max + TRIM_SLACK {
+                    LimitVerdict::Admit
+                } else if stock.queues()[queue].has_droppable() {
                     LimitVerdict::Wait
                 } else {
-                    LimitVerdict::Admit
+                    let error = format!("{}, and all of it is in flight", limit());
+                    LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
                 }
             }
         }

@@ -157,6 +157,19 @@ pub(super) struct Next {
     pub(super) found: Vec<(Identity, Found)>,
 }
 
+/// An entry that the store has been asked about.
+#[derive(Debug)]
+struct Question {
+    line: LineName,
+    /// Of the entry.
+    place: u64,
+    /// How many identities.
+    count: usize,
+    /// Of the first of them. Places are given out anew, to what comes to the head of a line, also while the
+    /// store reads for what a lost connection took away.
+    number: u64,
+}
+
 /// What waits for the outcome of one identity, in order.
 #[derive(Debug, Default)]
 struct Waiting {
@@ -171,8 +184,8 @@ pub(super) struct Arrivals {
     returned: Line,
     requests: Line,
     local: Line,
-    /// Finds under way, in order: for which entries, and how many identities each.
-    asked: VecDeque<Vec<(LineName, u64, usize)>>,
+    /// Finds under way, in order.
+    asked: VecDeque<Vec<Question>>,
     waiting: NumberMap<Identity, Waiting>,
     /// When commands stop waiting, monotonic.
     until: BTreeSet<(u64, Identity)>,
@@ -331,11 +344,13 @@ impl Arrivals {
                 if questions.is_empty() {
                     continue;
                 }
-                asked.push((name, first + place as u64, questions.len()));
-                let begun = questions
+                let begun: Vec<Asked> = questions
                     .iter()
                     .map(|wanted| core.stock_mut().watch_mut().begin(wanted.identity))
                     .collect();
+                let number = begun.first().map_or(0, Asked::number);
+                let (place, count) = (first + place as u64, questions.len());
+                asked.push(Question { line: name, place, count, number });
                 entry.knowledge = Knowledge::Asked(begun);
                 wanted.append(&mut questions);
             }
@@ -355,12 +370,14 @@ impl Arrivals {
             return;
         };
         let mut found = found.into_iter();
-        for (name, number, count) in asked {
+        for Question { line, place, count, number } in asked {
             let answers: Vec<Found> = found.by_ref().take(count).collect();
-            let line = self.line(name);
-            let place = number.checked_sub(line.first).map(|place| place as usize);
+            let line = self.line(line);
+            let place = place.checked_sub(line.first).map(|place| place as usize);
             let Some(entry) = place.and_then(|place| line.entries.get_mut(place)) else { continue };
-            if let Knowledge::Asked(asked) = &mut entry.knowledge {
+            let Knowledge::Asked(asked) = &mut entry.knowledge else { continue };
+            let its = asked.first().is_some_and(|first| first.number() == number);
+            if its || mutated(Mutant::OldAnswersMatch) {
                 entry.knowledge = Knowledge::Known(std::mem::take(asked), answers);
             }
         }

@@ -89,6 +89,11 @@ impl Queue {
         self.stored - self.resident()
     }
 
+    /// One of its items may be given up for another: not all of them are in flight.
+    pub(super) fn has_droppable(&self) -> bool {
+        self.far() > 0 || self.live.as_ref().is_some_and(|live| live.droppable().next().is_some())
+    }
+
     pub(super) fn is_paused(&self) -> bool {
         self.paused
     }

@@ -150,6 +150,13 @@ pub(super) struct Asked {
     number: u64,
 }
 
+impl Asked {
+    /// No other question has it.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
 #[derive(Debug, Default)]
 struct Questions {
     /// Under way, or answered and not used.

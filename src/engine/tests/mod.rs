@@ -21,6 +21,7 @@ mod measure;
 mod reschedule;
 mod silent;
 mod sim;
+mod stale;
 mod stories;
 mod timeline;
 mod transcripts;
