@@ -96,8 +96,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// `marks`: as the store had them. `lease`: arrival numbers that are leased at a time, at least eight times
-    /// the arrivals that one call judges.
+    /// `marks`: as the store had them. `lease`: arrival numbers that are leased at a time, at least eight
+    /// times the arrivals that one call judges.
     pub(super) fn new(durable: bool, marks: Marks, lease: u64, now: Now) -> Self {
         let next = marks.next_seq.max(1);
         let asked = next.saturating_add(lease);

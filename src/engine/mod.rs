@@ -58,6 +58,7 @@ mod report;
 mod request;
 mod scans;
 mod schedule;
+mod settings;
 pub mod size;
 mod slab;
 pub mod snapshot;
