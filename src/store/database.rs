@@ -141,9 +141,10 @@ impl Keyspaces {
         room: &mut Option<u64>,
         looked_at: &mut u64,
     ) -> Result<RangeRows, ReadError> {
-        let Range { queue, from, until, .. } = range;
+        let Range { queue, from, until, max_rows } = range;
         let mut answer = RangeRows { queue: queue.clone(), rows: Vec::new(), next: None };
-        if most == 0 {
+        // Not reached: nothing is said of it, not even where its first row is.
+        if most == 0 && *max_rows > 0 {
             return Ok(RangeRows { next: Some(*from), ..answer });
         }
         let (start, end) = item_bounds(queue, *from, *until)?;
