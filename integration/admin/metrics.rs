@@ -73,7 +73,7 @@ fn dashboard_and_alerts_ask_for_what_there_is() {
     let site = Site::new("dashboard");
     let daemon = site.start(&site.config());
     // Without it nothing is due next; far ahead it would lie in the store alone.
-    site.client.publish(&site.push("shop", "{}").number("x-delay", 20_000));
+    site.client.publish(&site.push("shop", "{}").number("x-delay", 10_000));
     wait_until("it waits", Duration::from_secs(20), || daemon.items("waiting") == 1);
     let page = page(&daemon);
     let told: BTreeSet<&str> = named(&page);

@@ -280,6 +280,10 @@ impl<'n> Scene<'n> {
 
     fn row(&mut self, report: &Report) -> Row {
         let few = |ids: &[String]| ids.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
+        if !report.lost.is_empty() {
+            let lie = self.site.client.depth(&self.site.queue("shop"));
+            self.wrong.push(format!("ready in the queue of shop: {lie:?}"));
+        }
         for (what, ids) in [
             ("lost", &report.lost),
             ("early", &report.early),

@@ -292,6 +292,10 @@ impl Drop for Recorder {
     }
 }
 
+/// A recorder that hears nothing for so long connects again: a consumer that a broker has forgotten while it went down
+/// is told nothing of it, and what lies in the queue then is not lost.
+const SILENCE: Duration = Duration::from_secs(5);
+
 fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let Ok(client) = Client::try_connect(uri) else {
@@ -299,9 +303,13 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
             continue;
         };
         let Ok(inbox) = client.try_consume(queue, 500) else { continue };
-        while !stop.load(Ordering::Relaxed) {
+        let mut heard = Instant::now();
+        while !stop.load(Ordering::Relaxed) && heard.elapsed() < SILENCE {
             match inbox.try_poll(Duration::from_millis(100)) {
-                Ok(Some(message)) => ledger.received(message),
+                Ok(Some(message)) => {
+                    heard = Instant::now();
+                    ledger.received(message);
+                }
                 Ok(None) => {}
                 Err(_ended) => break,
             }
