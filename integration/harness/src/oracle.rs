@@ -292,8 +292,7 @@ impl Drop for Recorder {
     }
 }
 
-/// A recorder that hears nothing for so long connects again: a consumer that a broker has forgotten while it went down
-/// is told nothing of it, and what lies in the queue then is not lost.
+/// Between looks at the queue of a recorder that hears nothing.
 const SILENCE: Duration = Duration::from_secs(5);
 
 fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
@@ -303,12 +302,19 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
             continue;
         };
         let Ok(inbox) = client.try_consume(queue, 500) else { continue };
-        let mut heard = Instant::now();
-        while !stop.load(Ordering::Relaxed) && heard.elapsed() < SILENCE {
+        let (mut heard, mut forgotten) = (Instant::now(), 0);
+        // A consumer that a broker has forgotten while it went down is told nothing of it, and what lies in the queue
+        // then is not lost: at the second look that finds something there, and nothing came meanwhile, it begins anew.
+        while !stop.load(Ordering::Relaxed) && forgotten < 2 {
             match inbox.try_poll(Duration::from_millis(100)) {
                 Ok(Some(message)) => {
-                    heard = Instant::now();
+                    (heard, forgotten) = (Instant::now(), 0);
                     ledger.received(message);
+                }
+                Ok(None) if heard.elapsed() >= SILENCE => {
+                    let waits = client.depth(queue) != Some(0);
+                    forgotten = if waits { forgotten + 1 } else { 0 };
+                    heard = Instant::now();
                 }
                 Ok(None) => {}
                 Err(_ended) => break,
