@@ -84,20 +84,14 @@ fn what_waits_for_somebody_else_is_not_stuck() {
     send("silent", 1);
     let silent = site.client.consume(&site.queue("silent"));
     assert_eq!(silent.take(1, LIMIT).len(), 1, "it is proven before it falls silent");
-    let queue = site.queue("silent");
-    let of_queue = |what: &str| {
-        node.eval(&format!(
-            "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)), \
-             sys:{what}(amqqueue:get_pid(Q))."
-        ))
-    };
-    of_queue("suspend");
+    let queue = [site.queue("silent")];
+    node.silence(&queue);
     send("silent", 20);
     wait_until("batches that nobody confirms", LIMIT, || daemon.items("in_flight") > 0);
     wait_until("a parked application", LIMIT, || daemon.items("parked") >= 3);
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
     stays_live(&daemon, "parked, paused, silent");
-    of_queue("resume");
+    node.wake(&queue);
     site.client.publish(&site.push("shop", "{}").delay(3_000));
     node.memory_alarm(true);
     wait_until("a blocked connection", LIMIT, || daemon.state()["state"] == "blocked");

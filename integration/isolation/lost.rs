@@ -50,7 +50,7 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
     // A channel for what is alone has been opened before, as in any daemon that has run for a while.
     site.client.publish(&site.push("other", "{}").id("before"));
     assert_eq!(other.batch().ids(), ["before"]);
-    node.silence(&site.queue("mute"));
+    node.silence(&[site.queue("mute")]);
     site.client.publish(&site.push("mute", "{}").id("kept"));
     in_flight(&daemon, "mute");
     close_once(&node, &daemon);
@@ -59,14 +59,13 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
         assert_eq!(other.batch().ids(), [format!("after{n}")], "{}", daemon.log_tail());
     }
     // The same once more, and the dead letters' channel as well.
-    node.silence(&site.dead());
+    node.silence(&[site.dead()]);
     site.client.publish(&site.push("other", "{}").with("x-delay", "soon").id("bad"));
     wait_until("the letter is out", LIMIT, || daemon.state()["dead_letters"]["in_flight"] == 1);
     close_once(&node, &daemon);
     site.client.publish(&site.push("other", "{}").id("last"));
     assert_eq!(other.batch().ids(), ["last"], "{}", daemon.log_tail());
-    node.wake(&site.dead());
-    node.wake(&site.queue("mute"));
+    node.wake(&[site.dead(), site.queue("mute")]);
     assert_eq!(site.client.consume(&site.queue("mute")).batch().ids(), ["kept"]);
     assert_eq!(site.dead_inbox().next().id(), "bad");
     daemon.term();
@@ -88,8 +87,7 @@ fn forty_lost(name: &str, store: &str) {
         site.client.bind(&site.queue("all"), &site.out(), &format!("a{n}"));
     }
     site.application("mute");
-    node.silence(&site.queue("mute"));
-    node.silence(&site.dead());
+    node.silence(&[site.queue("mute"), site.dead()]);
     site.client.publish(&site.push("mute", "{}").id("mute"));
     site.client.publish(&site.push("a0", "{}").with("x-delay", "soon").id("bad"));
     site.client.publish_all((0..PARKED).map(|n| site.push(&format!("p{n}"), "{}").id(&format!("p{n}"))));
@@ -133,8 +131,7 @@ fn forty_lost(name: &str, store: &str) {
     assert!(report.unexplained.is_empty(), "{:?}", report.unexplained);
     drop(recorder);
 
-    node.wake(&site.queue("mute"));
-    node.wake(&site.dead());
+    node.wake(&[site.queue("mute"), site.dead()]);
     assert_eq!(site.client.consume(&site.queue("mute")).batch().ids(), ["mute"]);
     assert_eq!(site.dead_inbox().next().id(), "bad");
     site.client.queue(&site.queue("parked"), Default::default());

@@ -56,7 +56,7 @@ fn silent_ones(name: &str, count: usize, kind: &str) {
     let both = [("busy", &busy), ("rests", &rests)];
     story.arrive("before", &both);
 
-    node.silence_all(&queues);
+    node.silence(&queues);
     // Of none of these is anything known.
     let at_once = (0..count).map(|n| site.push(&mute(n), "{}").id("kept"));
     site.client.publish_all(at_once);
@@ -73,7 +73,7 @@ fn silent_ones(name: &str, count: usize, kind: &str) {
         story.arrive(&format!("rested {round}"), &[both[0], both[1], (name, new)]);
     }
     // Each has its batch once, and has had it all the time.
-    node.wake_all(&queues);
+    node.wake(&queues);
     for queue in &queues {
         let inbox = site.client.consume(queue);
         assert_eq!(inbox.batch().ids(), ["kept"]);
@@ -105,10 +105,7 @@ fn forty_silent_quorum_queues_make_nobody_late() {
 /// More than there are channels: those that wait in vain give their places up in turn.
 #[test]
 fn two_hundred_silent_queues_make_nobody_late() {
-    silent_in_turn("two_hundred_silent_queues", 200);
-}
-
-fn silent_in_turn(name: &str, count: usize) {
+    let (name, count) = ("two_hundred_silent_queues", 200);
     let Some(node) = Node::own(name, "") else { return };
     let site = Site::on(&node, name);
     let daemon = site.start(&site.config());
@@ -119,7 +116,7 @@ fn silent_in_turn(name: &str, count: usize) {
     let [busy, rests, first] = inboxes.each_ref().map(|(name, inbox)| (*name, inbox));
     let story = Story { site: &site, daemon: &daemon, count };
     story.arrive("before", &[busy, rests]);
-    node.silence_all(&queues);
+    node.silence(&queues);
     site.client.publish_all((0..count).map(|n| site.push(&mute(n), "{}").id("kept")));
     story.arrive("at once", &[first, busy]);
     for round in 0..ROUNDS {
@@ -127,7 +124,7 @@ fn silent_in_turn(name: &str, count: usize) {
         story.arrive(&format!("rested {round}"), &[busy, rests, first]);
     }
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
-    node.wake_all(&queues);
+    node.wake(&queues);
     for queue in &queues {
         assert_eq!(site.client.consume(queue).batch().ids(), ["kept"]);
     }

@@ -1,8 +1,10 @@
 //! Moments as RFC 3339 writes them, and nothing beyond: `YYYY-MM-DDTHH:MM:SS[.fraction](Z|+HH:MM|-HH:MM)`.
 //!
-//! The wire, the admin port and the command line all read moments here. The date library's own parser is not
-//! used: it takes offsets that RFC 3339 does not have, moves a leap second a second back, and ends before the
-//! year 9999 does, a usual "never".
+//! The wire, the admin port and the command line all read moments here. The date library gives the calendar.
+//! Its parser is not used: it takes offsets that RFC 3339 does not have, moves a leap second a second back,
+//! and ends before the year 9999 does, a usual "never".
+
+use jiff::civil::Date;
 
 /// To which side a moment goes that is no whole millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +23,7 @@ const OFFSET: usize = 6;
 
 const MINUTE: i64 = 60;
 const HOUR: i64 = 60 * MINUTE;
-const DAY: i64 = 24 * HOUR;
+const EPOCH: Date = Date::constant(1970, 1, 1);
 
 /// UTC milliseconds of RFC 3339 text, negative before 1970. `None`: it is no such text.
 ///
@@ -37,12 +39,11 @@ pub fn rfc3339_ms(text: &str, rounding: Rounding) -> Option<i64> {
     if marks.iter().any(|(at, mark)| head[*at] != *mark) || !matches!(head[10], b'T' | b't' | b' ') {
         return None;
     }
-    let part = |from: usize, to: usize, range: std::ops::RangeInclusive<i64>| {
-        number(&head[from..to]).filter(|value| range.contains(value))
-    };
-    let (year, month) = (part(0, 4, 0..=9_999)?, part(5, 7, 1..=12)?);
-    let day = part(8, 10, 1..=length(year, month))?;
-    let (hour, minute, second) = (part(11, 13, 0..=23)?, part(14, 16, 0..=59)?, part(17, 19, 0..=60)?);
+    let part = |from: usize, to: usize| number(&head[from..to]);
+    let (year, month, day) = (part(0, 4)?, part(5, 7)?, part(8, 10)?);
+    let date = Date::new(year.try_into().ok()?, month.try_into().ok()?, day.try_into().ok()?).ok()?;
+    let upto = |from: usize, to: usize, last: i64| part(from, to).filter(|value| *value <= last);
+    let (hour, minute, second) = (upto(11, 13, 23)?, upto(14, 16, 59)?, upto(17, 19, 60)?);
     let (fraction, offset) = match rest.strip_prefix(b".") {
         Some(rest) => {
             let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -50,7 +51,8 @@ pub fn rfc3339_ms(text: &str, rounding: Rounding) -> Option<i64> {
         }
         None => (&[][..], rest),
     };
-    let seconds = days(year, month, day) * DAY + hour * HOUR + minute * MINUTE + second - seconds(offset)?;
+    let midnight = date.duration_since(EPOCH).as_secs();
+    let seconds = midnight + hour * HOUR + minute * MINUTE + second - seconds(offset)?;
     let (whole, beyond) = fraction.split_at(fraction.len().min(3));
     let ms = whole.iter().chain(b"000").take(3).fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0'));
     let up = rounding == Rounding::Up && beyond.iter().any(|digit| *digit != b'0');
@@ -76,28 +78,6 @@ fn seconds(offset: &[u8]) -> Option<i64> {
 /// Of digits and nothing else.
 fn number(digits: &[u8]) -> Option<i64> {
     digits.iter().try_fold(0, |sum, digit| digit.is_ascii_digit().then(|| sum * 10 + i64::from(digit - b'0')))
-}
-
-fn is_leap(year: i64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
-}
-
-/// Days of a month.
-fn length(year: i64, month: i64) -> i64 {
-    match month {
-        2 => 28 + i64::from(is_leap(year)),
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-/// Days from 1970-01-01 to a date of the Gregorian calendar. Years begin in March, so that the leap day is
-/// the last.
-fn days(year: i64, month: i64, day: i64) -> i64 {
-    const TO_1970: i64 = 719_468;
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
-    year * 365 + leap_days + (153 * month + 2) / 5 + day - 1 - TO_1970
 }
 
 #[cfg(test)]

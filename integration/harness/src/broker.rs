@@ -241,25 +241,24 @@ impl Node {
         });
     }
 
-    /// From now on a queue of the virtual host `/` answers nobody, as one without its majority; until
+    /// From now on these queues of the virtual host `/` answer nobody, as those without their majority; until
     /// [`Node::wake`].
-    pub fn silence(&self, queue: &str) {
-        self.eval(&format!("{}, sys:suspend(amqqueue:get_pid(Q)).", of_queue(queue)));
-    }
-
-    /// The same for many, in one call.
-    pub fn silence_all(&self, queues: &[String]) {
-        self.eval(&format!("[begin {}, sys:suspend(amqqueue:get_pid(Q)) end || {}].", OF_EACH, each(queues)));
+    pub fn silence(&self, queues: &[String]) {
+        self.with_each("suspend", queues);
     }
 
     /// They go on where they were.
-    pub fn wake_all(&self, queues: &[String]) {
-        self.eval(&format!("[begin {}, sys:resume(amqqueue:get_pid(Q)) end || {}].", OF_EACH, each(queues)));
+    pub fn wake(&self, queues: &[String]) {
+        self.with_each("resume", queues);
     }
 
-    /// It goes on where it was.
-    pub fn wake(&self, queue: &str) {
-        self.eval(&format!("{}, sys:resume(amqqueue:get_pid(Q)).", of_queue(queue)));
+    fn with_each(&self, what: &str, queues: &[String]) {
+        let names: Vec<String> = queues.iter().map(|name| format!("<<\"{name}\">>")).collect();
+        self.eval(&format!(
+            "[begin {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, N)), \
+             sys:{what}(amqqueue:get_pid(Q)) end || N <- [{}]].",
+            names.join(",")
+        ));
     }
 
     /// Closes the connections of a user, as an operator does.
@@ -295,19 +294,6 @@ impl Node {
     pub fn start_again(&self) {
         self.private().launch();
     }
-}
-
-/// Erlang that finds a queue of the virtual host `/`.
-/// Of each name `N` of a list.
-const OF_EACH: &str = "{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, N))";
-
-fn each(names: &[String]) -> String {
-    let names: Vec<String> = names.iter().map(|name| format!("<<\"{name}\">>")).collect();
-    format!("N <- [{}]", names.join(","))
-}
-
-fn of_queue(name: &str) -> String {
-    format!("{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{name}\">>))")
 }
 
 impl Drop for Node {

@@ -8,7 +8,7 @@ use crate::config::rfc3339::Rounding;
 use crate::config::terms::batch_header;
 pub(super) use crate::config::terms::request_header::*;
 use crate::engine::types::{Dead, DuplicateRule, Reason};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, DecimalValue, FieldTable};
 use std::borrow::Cow;
 use std::fmt::Display;
 
@@ -132,57 +132,50 @@ pub(super) fn text<'a>(
     max: usize,
 ) -> Result<Option<Cow<'a, str>>, Dead> {
     let Some(value) = value else { return Ok(None) };
-    let utf8 = |bytes: &'a [u8]| {
-        std::str::from_utf8(bytes)
+    let text = match header_value(value) {
+        HeaderValue::Absent => return Ok(None),
+        HeaderValue::Text(bytes) => std::str::from_utf8(bytes)
             .map(Cow::Borrowed)
-            .map_err(|_| invalid(format!("{name} is not UTF-8: {}", show(value))))
-    };
-    let text = match value {
-        AMQPValue::Void => return Ok(None),
-        AMQPValue::ShortString(text) => Cow::Borrowed(text.as_str()),
-        AMQPValue::LongString(text) => utf8(text.as_bytes())?,
-        AMQPValue::ByteArray(text) => utf8(text.as_slice())?,
-        AMQPValue::ShortShortInt(number) => Cow::Owned(number.to_string()),
-        AMQPValue::ShortShortUInt(number) => Cow::Owned(number.to_string()),
-        AMQPValue::ShortInt(number) => Cow::Owned(number.to_string()),
-        AMQPValue::ShortUInt(number) => Cow::Owned(number.to_string()),
-        AMQPValue::LongInt(number) => Cow::Owned(number.to_string()),
-        AMQPValue::LongUInt(number) => Cow::Owned(number.to_string()),
-        AMQPValue::LongLongInt(number) => Cow::Owned(number.to_string()),
-        AMQPValue::Boolean(_)
-        | AMQPValue::Float(_)
-        | AMQPValue::Double(_)
-        | AMQPValue::DecimalValue(_)
-        | AMQPValue::Timestamp(_)
-        | AMQPValue::FieldArray(_)
-        | AMQPValue::FieldTable(_) => {
+            .map_err(|_| invalid(format!("{name} is not UTF-8: {}", show(value))))?,
+        HeaderValue::Integer(number) => Cow::Owned(number.to_string()),
+        HeaderValue::Float(_) | HeaderValue::Decimal(_) | HeaderValue::Timestamp(_) | HeaderValue::Other => {
             return Err(invalid(format!("{name} must be text or an integer, not {}", show(value))));
         }
     };
     bounded(name, text, max)
 }
 
-/// A header that is an AMQP integer.
-pub(super) fn integer(value: &AMQPValue) -> Option<i64> {
+/// A header's value, by what it means: AMQP has seven kinds of integers, and three of text.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum HeaderValue<'a> {
+    Absent,
+    Integer(i64),
+    Text(&'a [u8]),
+    Float(f64),
+    Decimal(DecimalValue),
+    /// In seconds, by the protocol; may be a negative number as two's complement.
+    Timestamp(u64),
+    Other,
+}
+
+pub(super) fn header_value(value: &AMQPValue) -> HeaderValue<'_> {
     match value {
-        AMQPValue::ShortShortInt(number) => Some((*number).into()),
-        AMQPValue::ShortShortUInt(number) => Some((*number).into()),
-        AMQPValue::ShortInt(number) => Some((*number).into()),
-        AMQPValue::ShortUInt(number) => Some((*number).into()),
-        AMQPValue::LongInt(number) => Some((*number).into()),
-        AMQPValue::LongUInt(number) => Some((*number).into()),
-        AMQPValue::LongLongInt(number) => Some(*number),
-        AMQPValue::Boolean(_)
-        | AMQPValue::Float(_)
-        | AMQPValue::Double(_)
-        | AMQPValue::DecimalValue(_)
-        | AMQPValue::ShortString(_)
-        | AMQPValue::LongString(_)
-        | AMQPValue::ByteArray(_)
-        | AMQPValue::Timestamp(_)
-        | AMQPValue::FieldArray(_)
-        | AMQPValue::FieldTable(_)
-        | AMQPValue::Void => None,
+        AMQPValue::Void => HeaderValue::Absent,
+        AMQPValue::ShortShortInt(number) => HeaderValue::Integer((*number).into()),
+        AMQPValue::ShortShortUInt(number) => HeaderValue::Integer((*number).into()),
+        AMQPValue::ShortInt(number) => HeaderValue::Integer((*number).into()),
+        AMQPValue::ShortUInt(number) => HeaderValue::Integer((*number).into()),
+        AMQPValue::LongInt(number) => HeaderValue::Integer((*number).into()),
+        AMQPValue::LongUInt(number) => HeaderValue::Integer((*number).into()),
+        AMQPValue::LongLongInt(number) => HeaderValue::Integer(*number),
+        AMQPValue::ShortString(text) => HeaderValue::Text(text.as_str().as_bytes()),
+        AMQPValue::LongString(text) => HeaderValue::Text(text.as_bytes()),
+        AMQPValue::ByteArray(text) => HeaderValue::Text(text.as_slice()),
+        AMQPValue::Float(number) => HeaderValue::Float((*number).into()),
+        AMQPValue::Double(number) => HeaderValue::Float(*number),
+        AMQPValue::DecimalValue(number) => HeaderValue::Decimal(*number),
+        AMQPValue::Timestamp(seconds) => HeaderValue::Timestamp(*seconds),
+        AMQPValue::Boolean(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => HeaderValue::Other,
     }
 }
 

@@ -5,7 +5,7 @@ use super::command;
 use super::copied::Choices;
 use super::envelope;
 use super::event;
-use super::fields::{self, Fields, Made, OwnTime};
+use super::fields::{self, Fields, HeaderValue, Made, OwnTime};
 use super::fingerprint::Fingerprint;
 use super::identity::identity;
 use super::json::{coding, is_embeddable, media_type};
@@ -220,7 +220,8 @@ impl<'a> Message<'a> {
         let headers = self.properties.headers().as_ref();
         let noted = headers.and_then(|headers| headers.inner().get(fields::TIMESTAMP_IN_MS));
         // What is negative or no integer says nothing.
-        if let Some(noted) = noted.and_then(fields::integer).and_then(|ms| u64::try_from(ms).ok()) {
+        if let Some(HeaderValue::Integer(noted @ 0..)) = noted.map(fields::header_value) {
+            let noted = noted.cast_unsigned();
             return if noted < FIRST_PLAUSIBLE_MS { Made::TooEarly(noted) } else { Made::At(noted) };
         }
         // Clients write moments before 1970 as two's complement, and some 0 where they mean none.

@@ -4,6 +4,7 @@
 //! never leaves early; those of an expiry down, since it leaves before. What is below 0 is over in any case
 //! and rounds away from it. There is no clock here: "now" is the moment of receipt, given.
 
+use super::fields::{header_value, HeaderValue};
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::config::terms::FIRST_PLAUSIBLE_MS;
 use lapin::types::{AMQPValue, DecimalValue};
@@ -30,28 +31,15 @@ pub(super) enum TimeFault {
 
 /// Reads a header value. `None`: void or empty text, which is absent.
 pub(super) fn of_header(value: &AMQPValue, rounding: Rounding) -> Result<Option<Given>, TimeFault> {
-    let number = |number: i64| Ok(Some(Given::Number(i128::from(number))));
-    match value {
-        AMQPValue::Void => Ok(None),
-        AMQPValue::ShortShortInt(value) => number((*value).into()),
-        AMQPValue::ShortShortUInt(value) => number((*value).into()),
-        AMQPValue::ShortInt(value) => number((*value).into()),
-        AMQPValue::ShortUInt(value) => number((*value).into()),
-        AMQPValue::LongInt(value) => number((*value).into()),
-        AMQPValue::LongUInt(value) => number((*value).into()),
-        AMQPValue::LongLongInt(value) => number(*value),
-        AMQPValue::Float(value) => of_float(f64::from(*value), rounding).map(Some),
-        AMQPValue::Double(value) => of_float(*value, rounding).map(Some),
-        AMQPValue::DecimalValue(value) => Ok(Some(Given::Number(of_decimal(*value, rounding)))),
-        // In seconds, by the protocol. Clients write moments before 1970 as two's complement, which is past:
-        // now.
-        AMQPValue::Timestamp(seconds) => Ok(Some(Given::Moment(i128::from(seconds.cast_signed()) * 1000))),
-        AMQPValue::ShortString(text) => of_text(text.as_str().as_bytes(), rounding),
-        AMQPValue::LongString(text) => of_text(text.as_bytes(), rounding),
-        AMQPValue::ByteArray(text) => of_text(text.as_slice(), rounding),
-        AMQPValue::Boolean(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => {
-            Err(TimeFault::NotATime)
-        }
+    match header_value(value) {
+        HeaderValue::Absent => Ok(None),
+        HeaderValue::Integer(number) => Ok(Some(Given::Number(number.into()))),
+        HeaderValue::Text(text) => of_text(text, rounding),
+        HeaderValue::Float(number) => of_float(number, rounding).map(Some),
+        HeaderValue::Decimal(number) => Ok(Some(Given::Number(of_decimal(number, rounding)))),
+        // Clients write moments before 1970 as two's complement, which is past: now.
+        HeaderValue::Timestamp(seconds) => Ok(Some(Given::Moment(i128::from(seconds.cast_signed()) * 1000))),
+        HeaderValue::Other => Err(TimeFault::NotATime),
     }
 }
 

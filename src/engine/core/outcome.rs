@@ -288,17 +288,18 @@ impl Core {
     /// and moved again. Else what was out when a connection was lost, and is parked since, could be for ever
     /// neither.
     fn note_known(&mut self, number: u64) {
-        let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
-        for id in rows {
-            self.stock.amend(id, Item::forget_outcome_unknown);
-        }
+        self.amend_members(number, Item::forget_outcome_unknown);
     }
 
     /// Whether its members were delivered cannot be known.
     fn note_unknown(&mut self, number: u64) {
+        self.amend_members(number, Item::set_outcome_unknown);
+    }
+
+    fn amend_members(&mut self, number: u64, change: fn(&mut Item)) {
         let rows = self.dispatch.get(number).map(|flight| flight.rows.clone()).unwrap_or_default();
         for id in rows {
-            self.stock.amend(id, Item::set_outcome_unknown);
+            self.stock.amend(id, change);
         }
     }
 }

@@ -18,14 +18,20 @@ fn again(rule: DuplicateRule, batch: BatchId, payload: &str) -> NewItem {
     NewItem { tried, ..with_id("x", rule, item("a", "", payload)) }
 }
 
+/// The first has been sent, and another try that names this batch has come to whatever it comes to.
+fn tried(rule: DuplicateRule, batch: BatchId) -> World {
+    let mut w = World::new(settings());
+    w.send(vec![first(rule)]);
+    w.run(100);
+    w.send(vec![again(rule, batch, "again")]);
+    w.run(100);
+    w
+}
+
 #[test]
 fn what_names_its_batch_is_new_under_every_rule() {
     for rule in RULES {
-        let mut w = World::new(settings());
-        w.send(vec![first(rule)]);
-        w.run(100);
-        w.send(vec![again(rule, SENT_IN, "again")]);
-        w.run(100);
+        let w = tried(rule, SENT_IN);
         assert_eq!(ends(&w), (names(&["first", "again"]), vec![]), "{rule:?}");
         let counters = w.engine.counters();
         assert_eq!((counters.duplicates[rule as usize].accepted, counters.tries_dropped), (1, 0));
@@ -36,11 +42,7 @@ fn what_names_its_batch_is_new_under_every_rule() {
 #[test]
 fn what_names_another_batch_is_judged_by_the_table_and_counted() {
     for rule in RULES {
-        let mut w = World::new(settings());
-        w.send(vec![first(rule)]);
-        w.run(100);
-        w.send(vec![again(rule, ANOTHER, "again")]);
-        w.run(100);
+        let w = tried(rule, ANOTHER);
         let (sent, dead) = ends(&w);
         let anew = matches!(rule, Replace | Latest);
         assert_eq!(sent.len(), 1 + usize::from(anew), "{rule:?}");
