@@ -1,5 +1,5 @@
 //! Trouble stays where it is: a lost connection, frames that shrink, a dead exchange, a letter too large, a second daemon, large bodies at the start, a pause
-//! with a backlog, answers to another virtual host, many queues that keep silent.
+//! with a backlog, answers to another virtual host, many queues that keep silent, what waits for such a queue.
 
 mod answers;
 mod dead;
@@ -8,3 +8,4 @@ mod intake;
 mod lost;
 mod second;
 mod silent;
+mod waits;

@@ -73,6 +73,8 @@ pub enum Event {
         /// Counts the consumers' channels of this process from 1.
         generation: u32,
     },
+    /// So many deliveries may be out and not acked from now on.
+    Prefetch(u16),
     /// The consumer's channel is gone; what was not acked comes again.
     IngestLost,
     /// Batches can be published.

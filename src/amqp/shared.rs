@@ -177,6 +177,7 @@ impl Shared {
 
     pub(super) fn set_prefetch(&self, prefetch: u16) {
         self.prefetch.store(prefetch.into(), Relaxed);
+        self.post(Event::Prefetch(prefetch));
     }
 
     pub(super) fn figures(&self) -> MutexGuard<'_, Figures> {

@@ -290,6 +290,7 @@ impl Life<'_> {
                 readiness.set(Latch::Consumer, false);
                 self.shard.feed(Input::IngestLost);
             }
+            amqp::Event::Prefetch(prefetch) => self.shard.feed(Input::Prefetch(prefetch)),
             amqp::Event::EgressReady => self.shard.feed(Input::EgressReady),
             amqp::Event::EgressLost => self.shard.feed(Input::EgressLost),
             amqp::Event::EgressBlocked(blocked) => self.shard.feed(Input::EgressBlocked(blocked)),

@@ -6,17 +6,23 @@
 //! not believed, and asked for again ([`super::reads::Watch`]).
 //!
 //! What is in flight has no end yet: a request that depends on it waits, out of line, until its attempt has
-//! ended. Commands from within this process have a line of their own: they go on while requests wait for
-//! room.
+//! ended. What came by message is unacked meanwhile, and an attempt need not end: so of what the consumer may
+//! have out no more than a share waits, of all applications and of each ([`super::waits`]). Beyond it
+//! requests are decided at once.
+//!
+//! Commands from within this process have a line of their own: they go on while requests wait for room.
+
+mod line;
 
 use super::core::Core;
 use super::event::{Found, Load, Wanted};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::reads::{Asked, Watch};
-use super::stock::Origin;
-use super::types::{Asker, Command, Delivery, Ended, Identity, NewItem, Now, Rejected};
+use super::reads::{Asked, Watch, Worth};
+use super::types::{Asker, Command, Ended, Identity, Now};
+use super::waits::{Waiter, Waits};
+pub(super) use line::{Arrival, LineName};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most identities asked for in one read.
@@ -24,57 +30,6 @@ const ASK: usize = 1_024;
 
 /// Most arrivals in a line that have been asked for ahead of their turn.
 const ASK_AHEAD: usize = 8_192;
-
-/// One thing that has come in and has not been judged.
-#[derive(Debug)]
-pub(super) enum Arrival {
-    Item(Box<NewItem>, Origin),
-    Rejected(Box<Rejected>, Origin),
-    /// `until`: it has been waiting for an outcome, and does so no longer than this, monotonic.
-    Command {
-        command: Command,
-        asker: Asker,
-        until: Option<u64>,
-    },
-}
-
-impl Arrival {
-    /// Whom it is about: application and identities, in the order in which they are looked for.
-    pub(super) fn subject(&self) -> Option<(&str, [Option<Identity>; 2])> {
-        match self {
-            Arrival::Item(item, _) => Some((&item.application, [item.identity, None])),
-            Arrival::Command {
-                command: Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _),
-                ..
-            } => Some((&target.application, target.identities())),
-            Arrival::Command { .. } | Arrival::Rejected(..) => None,
-        }
-    }
-
-    /// The message that it came with, of which there may be other entries.
-    pub(super) fn delivery(&self) -> Option<Delivery> {
-        match self {
-            Arrival::Item(_, origin) | Arrival::Rejected(_, origin) => Some(origin.delivery),
-            Arrival::Command { .. } => None,
-        }
-    }
-
-    /// The customer whose items it adds to or is about.
-    pub(super) fn customer(&self) -> Option<(&str, &str)> {
-        match self {
-            Arrival::Item(item, _) => Some((&item.application, item.customer.as_deref()?)),
-            Arrival::Command {
-                command: Command::Flush(of) | Command::CancelAll(of) | Command::Count(of),
-                ..
-            } => Some((&of.application, &of.customer)),
-            Arrival::Command { .. } | Arrival::Rejected(..) => None,
-        }
-    }
-
-    fn is_local(&self) -> bool {
-        matches!(self, Arrival::Command { asker: Asker::Local(_), .. })
-    }
-}
 
 /// What is known of an arrival's identities.
 #[derive(Debug)]
@@ -91,28 +46,8 @@ enum Knowledge {
 struct LineEntry {
     arrival: Arrival,
     knowledge: Knowledge,
-}
-
-impl LineEntry {
-    /// That nothing has to be asked is an answer as well, and true until its identity changes: what the
-    /// entries before it do to others of its application is no reason to ask.
-    fn keep_knowledge(&mut self, watch: &mut Watch) {
-        let (Knowledge::Unasked, Arrival::Item(item, _)) = (&self.knowledge, &self.arrival) else { return };
-        if let Some(identity) = item.identity {
-            self.knowledge = Knowledge::Known(vec![watch.begin(identity)], vec![Found::default()]);
-        }
-    }
-
-    /// Answers that are not true any more are none.
-    fn forget_if_stale(&mut self, watch: &mut Watch) {
-        let Knowledge::Known(asked, _) = &self.knowledge else { return };
-        if asked.iter().any(|one| !watch.is_fresh(one)) {
-            asked.iter().for_each(|one| {
-                watch.end(*one);
-            });
-            self.knowledge = Knowledge::Unasked;
-        }
-    }
+    /// It waits for no outcome any more.
+    at_once: bool,
 }
 
 /// One line of arrivals. Each entry has a number that stays: answers find their entry by it.
@@ -125,36 +60,14 @@ struct Line {
     ahead: usize,
 }
 
-impl Default for Line {
-    /// Empty; there are numbers for as many before its beginning as behind it.
-    fn default() -> Self {
-        Line { entries: VecDeque::new(), first: 1 << 63, ahead: 0 }
-    }
-}
-
-impl Line {
-    fn push_front(&mut self, entry: LineEntry) {
-        self.first -= u64::from(!mutated(Mutant::AnswersShifted));
-        self.ahead = 0;
-        self.entries.push_front(entry);
-    }
-}
-
-/// Names one of the lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LineName {
-    /// What waited for an outcome; it goes before what comes in.
-    Returned,
-    Requests,
-    Local,
-}
-
 /// The next thing to be judged.
 #[derive(Debug)]
 pub(super) struct Next {
     pub(super) arrival: Arrival,
     /// What the store says, for each identity that was asked for.
     pub(super) found: Vec<(Identity, Found)>,
+    /// It is decided now, whatever is in flight.
+    pub(super) at_once: bool,
 }
 
 /// An entry that the store has been asked about.
@@ -186,10 +99,13 @@ pub(super) struct Arrivals {
     local: Line,
     /// Finds under way, in order.
     asked: VecDeque<Vec<Question>>,
-    waiting: NumberMap<Identity, Waiting>,
+    waiting: BTreeMap<Identity, Waiting>,
     /// When commands stop waiting, monotonic.
     until: BTreeSet<(u64, Identity)>,
-    waiting_count: usize,
+    /// How many wait, of whom.
+    waits: Waits,
+    /// What waits for these is more than may wait, or is to be decided for another reason.
+    released: BTreeSet<Identity>,
     /// What came behind a cancel of its own customer, by that scan's number: it waits until the scan is
     /// through.
     behind_scans: BTreeMap<u64, VecDeque<Arrival>>,
@@ -199,7 +115,7 @@ pub(super) struct Arrivals {
 
 impl Arrivals {
     pub(super) fn new() -> Self {
-        Arrivals { waiting: Lookup::new(), ..Arrivals::default() }
+        Arrivals::default()
     }
 
     fn line(&mut self, name: LineName) -> &mut Line {
@@ -212,7 +128,7 @@ impl Arrivals {
 
     pub(super) fn push(&mut self, arrival: Arrival) {
         let name = if arrival.is_local() { LineName::Local } else { LineName::Requests };
-        self.line(name).entries.push_back(LineEntry { arrival, knowledge: Knowledge::Unasked });
+        self.line(name).entries.push_back(LineEntry::new(arrival));
     }
 
     /// Nothing that the broker delivered waits to be judged.
@@ -251,11 +167,15 @@ impl Arrivals {
                 return None;
             }
             Knowledge::Known(asked, found) => {
-                let mut fresh = true;
-                for one in &asked {
-                    fresh &= core.stock_mut().watch_mut().end(*one) || mutated(Mutant::AnswersFromThePast);
-                }
-                fresh.then(|| asked.into_iter().map(|one| one.identity).zip(found).collect::<Vec<_>>())
+                let watch = core.stock_mut().watch_mut();
+                let worth = asked.into_iter().zip(found).map(|(one, found)| match watch.end(one) {
+                    Worth::True => Some((one.identity, found)),
+                    Worth::Nothing if mutated(Mutant::AnswersFromThePast) => Some((one.identity, found)),
+                    Worth::Row(row) => Some((one.identity, Found { item: Some(*row), ended: None })),
+                    Worth::Nothing => None,
+                });
+                // Each question ends, whatever the first is worth.
+                worth.collect::<Vec<_>>().into_iter().collect::<Option<Vec<_>>>()
             }
             Knowledge::Unasked => None,
         };
@@ -266,12 +186,13 @@ impl Arrivals {
         let entry = line.entries.pop_front()?;
         line.first += 1;
         line.ahead = line.ahead.saturating_sub(1);
-        Some(Next { arrival: entry.arrival, found: found.unwrap_or_default() })
+        let LineEntry { arrival, at_once, .. } = entry;
+        Some(Next { arrival, found: found.unwrap_or_default(), at_once })
     }
 
     /// It goes back to the head of its line.
-    pub(super) fn put_back(&mut self, name: LineName, arrival: Arrival) {
-        self.line(name).push_front(LineEntry { arrival, knowledge: Knowledge::Unasked });
+    pub(super) fn put_back(&mut self, name: LineName, arrival: Arrival, at_once: bool) {
+        self.line(name).push_front(LineEntry { at_once, ..LineEntry::new(arrival) });
     }
 
     /// No entry of the message at the head of a line waits for an answer of the store, or, where there are
@@ -391,10 +312,82 @@ impl Arrivals {
         if let Arrival::Command { until: Some(until), .. } = &arrival {
             self.until.insert((*until, identity));
         }
-        self.waiting_count += 1;
-        let waiting = self.waiting.get_or_insert_with(identity, Waiting::default);
+        let within = self.waits.begin(arrival.waiter());
+        // What may not wait has been answered, where it is a command.
+        if !within {
+            self.released.insert(identity);
+        }
+        let waiting = self.waiting.entry(identity).or_default();
         waiting.remote += usize::from(!arrival.is_local());
         waiting.line.push_back(arrival);
+    }
+
+    /// One more command may wait for the outcome of something.
+    pub(super) fn may_wait(&self, command: &Command, asker: &Asker) -> bool {
+        self.waits.may_wait(Waiter::of(command, asker))
+    }
+
+    /// So many deliveries may be out at present. Where less may wait than does, all is decided.
+    pub(super) fn set_prefetch(&mut self, prefetch: u16) {
+        if self.waits.set_prefetch(prefetch) {
+            self.released.extend(self.waiting.keys());
+        }
+    }
+
+    /// Requests that wait for an outcome and that this command is to take back are to be decided, as far as
+    /// `may_be_decided` says that they can: they came before it. Whether there are any.
+    pub(super) fn release_for(
+        &mut self,
+        command: &Command,
+        may_be_decided: impl Fn(Identity) -> bool,
+    ) -> bool {
+        let is_meant = |waiting: &Waiting| waiting.line.iter().any(|arrival| arrival.is_meant_by(command));
+        let meant =
+            self.waiting.iter().filter(|(_, waiting)| is_meant(waiting)).map(|(identity, _)| *identity);
+        let meant: Vec<Identity> = meant.filter(|identity| may_be_decided(*identity)).collect();
+        self.released.extend(&meant);
+        !meant.is_empty()
+    }
+
+    /// What waits for an outcome and is not to wait any longer is judged next, in order; the commands before
+    /// the first request among it, which are given back: they came before what is decided now. What cannot be
+    /// decided now waits on. `None`: there is nothing.
+    pub(super) fn release(
+        &mut self,
+        may_be_decided: impl Fn(Identity) -> bool,
+    ) -> Option<Vec<(Command, Asker)>> {
+        let (mut any, mut commands) = (false, Vec::new());
+        for identity in std::mem::take(&mut self.released) {
+            if !self.waiting.contains_key(&identity) {
+                continue;
+            }
+            if !may_be_decided(identity) {
+                self.released.insert(identity);
+                continue;
+            }
+            any = true;
+            let (mut entries, mut behind) = (Vec::new(), false);
+            for arrival in self.take_waiting(identity) {
+                behind |= arrival.is_item();
+                match arrival {
+                    Arrival::Command { command, asker: asker @ Asker::Remote { .. }, .. } if !behind => {
+                        commands.push((command, asker));
+                    }
+                    arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
+                        entries.push(LineEntry { at_once: true, ..LineEntry::new(arrival) });
+                    }
+                }
+            }
+            self.give_back(entries);
+        }
+        any.then_some(commands)
+    }
+
+    /// All that waits for the outcome of this identity waits no more.
+    fn take_waiting(&mut self, identity: Identity) -> VecDeque<Arrival> {
+        let line = self.waiting.remove(&identity).unwrap_or_default().line;
+        line.iter().for_each(|arrival| self.waits.end(arrival.waiter()));
+        line
     }
 
     /// The scan that it has to wait for since a request with its id does: who came first is judged first,
@@ -441,7 +434,7 @@ impl Arrivals {
             }
             for arrival in waited {
                 self.leave_scan(&arrival);
-                ended.push(LineEntry { arrival, knowledge: Knowledge::Unasked });
+                ended.push(LineEntry::new(arrival));
             }
         }
         self.give_back(ended);
@@ -460,14 +453,13 @@ impl Arrivals {
 
     /// Something waits for an outcome.
     pub(super) fn awaits_any(&self) -> bool {
-        self.waiting_count > 0
+        !self.waiting.is_empty()
     }
 
     /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it
     /// did.
     pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
-        let Some(Waiting { line: mut waiting, .. }) = self.waiting.remove(&identity) else { return };
-        self.waiting_count -= waiting.len();
+        let mut waiting = self.take_waiting(identity);
         if mutated(Mutant::AwaitersReversed) {
             waiting.make_contiguous().reverse();
         }
@@ -486,7 +478,7 @@ impl Arrivals {
                     Knowledge::Known(begun, answers)
                 }
             };
-            LineEntry { arrival, knowledge }
+            LineEntry { arrival, knowledge, at_once: false }
         });
         let entries = entries.collect();
         self.give_back(entries);
@@ -506,8 +498,7 @@ impl Arrivals {
         let mut over = Vec::new();
         while let Some((_, identity)) = self.until.first().copied().filter(|(until, _)| *until <= now.mono) {
             self.until.pop_first();
-            let waiting = self.waiting.remove(&identity).unwrap_or_default().line;
-            self.waiting_count -= waiting.len();
+            let waiting = self.take_waiting(identity);
             let mut left = Vec::new();
             for arrival in waiting {
                 match arrival {
@@ -515,7 +506,7 @@ impl Arrivals {
                         over.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
-                        left.push(LineEntry { arrival, knowledge: Knowledge::Unasked });
+                        left.push(LineEntry::new(arrival));
                     }
                 }
             }
@@ -553,7 +544,8 @@ impl Arrivals {
         self.ids_behind_scans = Lookup::new();
         let kept: BTreeSet<(u64, Identity)> = std::mem::take(&mut self.until);
         let mut waiting = std::mem::take(&mut self.waiting);
-        self.waiting_count = 0;
+        self.waits.forget();
+        self.released.clear();
         for (_, identity) in kept {
             for arrival in waiting.remove(&identity).unwrap_or_default().line {
                 if arrival.is_local() {
@@ -571,11 +563,19 @@ impl Arrivals {
             self.returned.entries.len(),
             self.requests.entries.len(),
             self.local.entries.len(),
-            self.waiting_count,
+            self.waiting.values().map(|waiting| waiting.line.len()).sum::<usize>(),
             self.behind_scans.iter().map(|(scan, waiting)| (scan, waiting.len())).collect::<Vec<_>>(),
             self.requests.entries.front(),
             self.local.entries.front()
         )
+    }
+
+    /// The applications of what came by message and waits for an outcome, one for each that waits.
+    #[cfg(test)]
+    pub(super) fn awaiting_by_message(&self) -> Vec<String> {
+        let all = self.waiting.values().flat_map(|waiting| &waiting.line);
+        let remote = all.filter(|arrival| !arrival.is_local()).filter_map(Arrival::subject);
+        remote.map(|(application, _)| application.to_owned()).collect()
     }
 
     /// How many wait for the outcome of this identity, for messages of tests.

@@ -14,7 +14,9 @@ use super::items::{Item, Residence, Stage};
 use super::mutant::{mutated, Mutant};
 use super::recent::Recent;
 use super::stock::Stock;
-use super::types::{Batch, Dead, End, Ended, Identity, Listed, ListedStage, Now, Reason, Settled};
+use super::types::{
+    Batch, Dead, DuplicateRule, End, Ended, Identity, Listed, ListedStage, Now, Reason, Settled,
+};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -196,6 +198,28 @@ impl Core {
     pub(super) fn take_out(&mut self, id: ItemId) {
         self.take_off(id);
         self.stock.finish(&[id]);
+    }
+
+    /// A request of its id takes the place of an item that is in flight, without a wait for its outcome.
+    pub(super) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
+        let identity = self.stock.items()[id].identity();
+        // What waits for the outcome of this id need not any more.
+        self.tell(identity, None);
+        self.stock.supersede(id, rule);
+    }
+
+    /// Whether it can be told now what becomes of a request that waits for this identity, at the cost of
+    /// knowing less. Payloads that the store is reading must not be taken away under it; and with nothing
+    /// stored what comes again is known by what is in flight of it alone.
+    pub(super) fn may_be_superseded(&self, identity: Identity) -> bool {
+        let item = self.stock.items().by_identity(identity).map(|id| &self.stock.items()[id]);
+        self.will_be_told(identity) && item.is_none_or(|item| !self.dispatch.is_fetching(item))
+    }
+
+    /// Likewise, now or once what is being read is there.
+    pub(super) fn will_be_told(&self, identity: Identity) -> bool {
+        let item = self.stock.items().by_identity(identity).map(|id| &self.stock.items()[id]);
+        item.is_none_or(|item| !item.is_orphaned() || self.stock.journal().is_durable())
     }
 
     /// Takes an item off whatever list it is on.

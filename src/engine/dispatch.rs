@@ -12,6 +12,7 @@
 mod channels;
 mod egress;
 mod flight;
+mod given_up;
 mod pauses;
 
 use super::event::Load;
@@ -104,10 +105,20 @@ impl Dispatch {
         self.flights.get(&number)
     }
 
+    fn flight_of(&self, item: &Item) -> Option<&Flight> {
+        let Stage::Flying(number) = item.stage() else { return None };
+        self.flights.get(&number)
+    }
+
     /// Published and not settled, or on its way to the publisher.
     pub(super) fn is_in_flight(&self, item: &Item) -> bool {
-        let Stage::Flying(number) = item.stage() else { return false };
-        self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())
+        self.flight_of(item).is_some_and(|flight| flight.state.holds_slot())
+    }
+
+    /// Its flight waits for payloads.
+    pub(super) fn is_fetching(&self, item: &Item) -> bool {
+        let flight = self.flight_of(item);
+        flight.is_some_and(|flight| matches!(flight.state, FlightState::Fetching { .. }))
     }
 
     /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
@@ -551,33 +562,6 @@ impl Dispatch {
             FlightState::Fetching { .. } | FlightState::Out { .. } => {}
         }
         self.look_again(stock, queue);
-    }
-
-    /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
-    /// Those that wait for payloads follow when these have come: what has failed goes before them.
-    pub(super) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
-        for number in stock.queues_mut().live(queue).lane().fetching() {
-            if let Some(flight) = self.flights.get_mut(&number) {
-                flight.recalled = true;
-            }
-        }
-        let lane = stock.queues_mut().live(queue).lane_mut();
-        let mut numbers = lane.recall();
-        if lane.suspects() > 0 && !mutated(Mutant::SuspectsStay) {
-            let flights = &self.flights;
-            let is_mine = |number: &u64| flights.get(number).is_some_and(|flight| flight.queue == queue);
-            let (mine, others): (VecDeque<u64>, VecDeque<u64>) =
-                self.suspects.iter().partition(|number| is_mine(number));
-            self.suspects = others;
-            lane.remove_suspects(mine.len());
-            numbers.extend(mine);
-        }
-        numbers.sort_unstable();
-        numbers
-            .into_iter()
-            .filter_map(|number| self.flights.remove(&number))
-            .flat_map(|flight| flight.rows)
-            .collect()
     }
 
     /// Nothing is on its way out, nor waits for a slot. What a paused application has waiting does not count:

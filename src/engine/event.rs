@@ -510,6 +510,8 @@ pub enum Input {
     },
     /// The ingest connection is gone; the broker will deliver again what was not acked.
     IngestLost,
+    /// So many deliveries may be out and not acked from now on: a share of them may wait for an outcome.
+    Prefetch(u16),
     /// Batches can be published.
     EgressReady,
     /// Batches cannot be published. Those in flight have been settled before this.

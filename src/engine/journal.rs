@@ -306,8 +306,9 @@ impl Journal {
     }
 
     /// Answers are out, or nothing waits for them any more.
-    pub(super) fn answered(&mut self, count: usize) {
-        self.answers_out = self.answers_out.saturating_sub(count);
+    pub(super) fn answered(&mut self, deliveries: Vec<Delivery>) {
+        self.answers_out = self.answers_out.saturating_sub(deliveries.len());
+        deliveries.into_iter().for_each(|delivery| self.safe(delivery));
     }
 
     /// Answers, once all that was decided up to now is durable.

@@ -32,7 +32,16 @@ pub(super) struct Bench<'a> {
     settings: &'a Settings,
     limits: &'a mut Limits,
     scans: &'a mut Scans,
-    draining: bool,
+    how: Hurry,
+}
+
+/// What is put off no more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hurry {
+    /// Nothing is: a shutdown has begun.
+    pub(super) draining: bool,
+    /// This one waits for no outcome.
+    pub(super) at_once: bool,
 }
 
 /// What has to be asked before an arrival can be judged: nothing, where memory knows, or the store cannot.
@@ -103,14 +112,13 @@ pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now:
 }
 
 impl<'a> Bench<'a> {
-    /// `draining`: a shutdown has begun, and nothing is put off any more.
     pub(super) fn new(
         settings: &'a Settings,
         limits: &'a mut Limits,
         scans: &'a mut Scans,
-        draining: bool,
+        how: Hurry,
     ) -> Self {
-        Bench { settings, limits, scans, draining }
+        Bench { settings, limits, scans, how }
     }
 
     /// A request, in its turn.
@@ -127,7 +135,7 @@ impl<'a> Bench<'a> {
         let found = found.into_iter().next().map(|(_, found)| found);
         let whereabouts = core.whereabouts(identity, queue, found, now);
         let whereabouts = self.scans.claim(core, whereabouts, now);
-        if self.scans.may_take_back(core, &whereabouts) {
+        if self.scans.may_take_back(core, &whereabouts, self.how.at_once) {
             return Judged::Await(identity, item);
         }
         match whereabouts {
@@ -221,9 +229,14 @@ impl<'a> Bench<'a> {
                     u64::from(matches!(judged, Judged::Done));
                 judged
             }
-            Verdict::Await => match item.identity {
-                Some(identity) => Judged::Await(identity, item),
-                None => Judged::NoRoom(item),
+            Verdict::Await => match (item.identity, live) {
+                (Some(identity), Some(LiveItem::Resident(id)))
+                    if self.how.at_once && core.may_be_superseded(identity) =>
+                {
+                    self.decide(core, (item, queue), (id, old), origin, now)
+                }
+                (Some(identity), _) => Judged::Await(identity, item),
+                (None, _) => Judged::NoRoom(item),
             },
             Verdict::Replace => match live {
                 Some(live) => {
@@ -236,6 +249,42 @@ impl<'a> Bench<'a> {
                 None => self.admit(core, (item, queue), origin, now),
             },
         }
+    }
+
+    /// What the end of an attempt would decide is decided without it, and nothing is lost by that: the new
+    /// one is taken, and the old one, which may be delivered yet, is not tried again. Where its end brings
+    /// the new one in either case, nothing else would have come of a wait. An `earliest` is dropped: what is
+    /// in flight is due before it.
+    fn decide(
+        &mut self,
+        core: &mut Core,
+        (item, queue): (Box<NewItem>, QueueId),
+        (id, old): (ItemId, u64),
+        origin: Origin,
+        now: Now,
+    ) -> Judged {
+        let rule = item.on_duplicate;
+        let orphaned = core.stock().items()[id].is_orphaned();
+        let comes_back = origin.redelivered && old == item.fingerprint;
+        let earliest = rule == DuplicateRule::Earliest && item.tried.batch.is_none();
+        if !orphaned && (comes_back || earliest) {
+            return drop_duplicate(core, rule, origin);
+        }
+        let timing = timing(core.stock().queues().settings_of(queue), &item, now);
+        let asked = (&*item, queue, timing);
+        match self.limits.judge(core.stock(), self.settings, asked, true, now) {
+            LimitVerdict::Admit => {}
+            LimitVerdict::Wait => return Judged::NoRoom(item),
+            LimitVerdict::Dead(dead) => {
+                reject(core, item.rejected(dead), origin, now);
+                return Judged::Done;
+            }
+        }
+        core.supersede(id, rule);
+        admission::make_room(core.stock_mut(), self.settings, asked, now);
+        let admission = Admission { queue, origin, timing, inherited: None, may_defer: false };
+        core.stock_mut().admit(*item, admission, now);
+        Judged::Done
     }
 
     /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's
@@ -303,7 +352,7 @@ impl<'a> Bench<'a> {
 
     /// It may be confirmed before it need be written: its application has nothing before it.
     fn may_defer(&self, core: &Core, item: &NewItem, queue: QueueId) -> bool {
-        item.customer.is_none() && !self.draining && core.is_free_for(queue)
+        item.customer.is_none() && !self.how.draining && core.is_free_for(queue)
     }
 }
 

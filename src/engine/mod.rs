@@ -20,6 +20,7 @@
 //! | [`dispatch`], [`health`] | batches under way | what is sent next, and how |
 //! | [`core`](self::core) | these together | how items end; what an outcome means |
 //! | [`arrivals`], [`judge`], [`duplicates`] | what has come in | what becomes of a request |
+//! | [`waits`] | how much waits for outcomes | who may wait for one |
 //! | [`admission`] | limits | whether there is room |
 //! | [`commands`], [`scans`] | commands on their way | what is answered |
 //! | [`report`] | nothing | what is told |
@@ -64,6 +65,7 @@ mod slab;
 pub mod snapshot;
 mod stock;
 pub mod types;
+mod waits;
 mod window;
 mod windows;
 
@@ -78,7 +80,7 @@ use course::{Clocks, Course, Passed};
 use dispatch::Dispatch;
 use event::{Deadline, Effects, Input, Intake, Loaded, Opened};
 use journal::Journal;
-use judge::{Bench, Judged};
+use judge::{Bench, Hurry, Judged};
 use loader::Loader;
 use mutant::{mutated, Mutant};
 use queue::Queues;
@@ -88,7 +90,7 @@ use schedule::Taken;
 use snapshot::{Counters, Snapshot};
 use std::sync::Arc;
 use stock::{Origin, Stock};
-use types::{Asker, Command, Delivery, Now, Reply, Request, RequestBody, Settings};
+use types::{Answer, Asker, Command, Delivery, Now, Reply, Request, RequestBody, Settings};
 
 /// See the module's page.
 pub struct Engine {
@@ -138,12 +140,7 @@ impl Engine {
         self.observe(now);
         match input {
             Input::Requests(requests) => requests.into_iter().for_each(|request| self.take_request(request)),
-            Input::Committed(token) => {
-                let before = self.core.stock().journal().uncommitted();
-                self.core.stock_mut().committed(token);
-                self.core.stock_mut().counters_mut().commits +=
-                    before - self.core.stock().journal().uncommitted();
-            }
+            Input::Committed(token) => self.core.stock_mut().committed(token),
             Input::Loaded(loaded) => self.loaded(loaded, now),
             Input::Settled(settled) => self.core.hand_in(settled),
             Input::Commands(commands) => {
@@ -151,14 +148,13 @@ impl Engine {
                     self.arrivals.push(Arrival::Command { command, asker, until: None });
                 }
             }
-            Input::Answered(deliveries) => {
-                self.core.stock_mut().journal_mut().answered(deliveries.len());
-                deliveries
-                    .into_iter()
-                    .for_each(|delivery| self.core.stock_mut().journal_mut().safe(delivery));
-            }
+            Input::Answered(deliveries) => self.core.stock_mut().journal_mut().answered(deliveries),
             Input::IngestReady { generation } => self.restart_ingest(generation),
             Input::IngestLost => self.restart_ingest(0),
+            Input::Prefetch(prefetch) => {
+                self.arrivals.set_prefetch(prefetch);
+                self.scans.set_prefetch(prefetch);
+            }
             Input::EgressReady => self.core.dispatch_mut().set_ready(true),
             Input::EgressLost => self.core.dispatch_mut().set_ready(false),
             Input::EgressBlocked(blocked) => self.core.dispatch_mut().set_blocked(blocked, now),
@@ -316,6 +312,10 @@ impl Engine {
         self.tell_outcomes(now);
         self.end_waits(now);
         let stopped_at = self.judge_arrivals(now);
+        if self.scans.has_cancels_to_begin() {
+            // Else what came before one and is due would leave first.
+            self.advance_scans(now);
+        }
         let in_order = self.pass_time(now);
         self.core.end_backoffs(now);
         // Else what has failed without it being known, or is due at the same moment, would be overtaken.
@@ -327,6 +327,7 @@ impl Engine {
             self.trim(now);
         }
         self.tell_outcomes(now);
+        self.release_waiting();
         self.advance_scans(now);
         self.notice_room(stopped_at);
         self.core.stock_mut().tell_rekeys(|application, to| self.scans.rekeyed(application, to));
@@ -342,9 +343,10 @@ impl Engine {
 
     /// Items and windows whose time has come. Whether nothing is left that comes before one of them.
     fn pass_time(&mut self, now: Now) -> bool {
-        let taken = self.core.stock_mut().take_due(self.settings.turn.due, now);
+        let turn = self.settings.turn;
+        let taken = self.core.stock_mut().take_due(turn.due, now);
         // Windows last: items that were due before them would leave after them.
-        let all = taken == Taken::All && self.close_windows(now);
+        let all = taken == Taken::All && self.core.stock_mut().close_ripe(turn, now);
         self.course.more |= !all;
         let stock = self.core.stock_mut();
         self.course.more |= self.limits.flush(stock, now);
@@ -358,25 +360,6 @@ impl Engine {
         let made =
             admission::occupied(self.core.stock()).iter().zip(before).any(|(now, before)| *now < before);
         self.course.more |= self.course.no_room && made;
-    }
-
-    /// Whether all that must close have closed.
-    fn close_windows(&mut self, now: Now) -> bool {
-        let stock = self.core.stock_mut();
-        let (due, all) = stock.windows_due(self.settings.turn.windows, now);
-        let mut rows = 0;
-        for (customer, cause) in due {
-            if rows >= self.settings.turn.due {
-                // Its timer stands at this moment: it is met again by the next turn.
-                return false;
-            }
-            rows += stock.members_of(customer);
-            stock.close_window(customer, cause, now);
-        }
-        if all {
-            stock.all_closed();
-        }
-        all
     }
 
     /// Items beyond the limit of an application that gives up its first ones.
@@ -408,7 +391,8 @@ impl Engine {
     }
 
     fn advance_scans(&mut self, now: Now) {
-        let Advanced { done, given_up, more } = self.scans.advance(&mut self.core, &mut self.fx.loads, now);
+        let (step, loads) = (self.settings.turn.looked_at, &mut self.fx.loads);
+        let Advanced { done, given_up, more } = self.scans.advance(&mut self.core, step, loads, now);
         self.course.more |= more;
         self.course.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
         if !given_up.is_empty() && !mutated(Mutant::EndOfPatienceUntold) {
@@ -424,8 +408,21 @@ impl Engine {
     /// Commands whose patience with an outcome has ended.
     fn end_waits(&mut self, now: Now) {
         for (command, asker) in self.arrivals.end_waits(now) {
-            self.reply((asker, command, types::Answer::InFlight));
+            self.reply((asker, command, Answer::InFlight));
         }
+    }
+
+    /// More waits for outcomes than may: requests are decided without them, commands answered.
+    fn release_waiting(&mut self) {
+        let (core, scans) = (&self.core, &self.scans);
+        let commands = self
+            .arrivals
+            .release(|identity| core.may_be_superseded(identity) && !scans.is_going_over(core, identity));
+        let Some(commands) = commands else { return };
+        for (command, asker) in commands {
+            self.reply((asker, command, Answer::InFlight));
+        }
+        self.course.more |= self.arrivals.has_returned();
     }
 
     fn reply(&mut self, (asker, command, answer): scans::Done) {
@@ -508,23 +505,17 @@ impl Engine {
             let questions = |core: &Core, arrival: &Arrival| judge::questions(core, &settings, arrival, now);
             let whole = same || self.arrivals.is_message_known(name, &mut self.core, questions);
             let next = if whole { self.arrivals.next(name, &mut self.core, questions) } else { None };
-            let Some(Next { arrival, found }) = next else { return false };
+            let Some(next) = next else { return false };
             last = delivery;
             *left = left.saturating_sub(1);
-            if !self.judge(name, arrival, found, now) {
+            if !self.judge(name, next, now) {
                 return false;
             }
         }
     }
 
     /// Judges one arrival. False: it has gone back to the head of its line.
-    fn judge(
-        &mut self,
-        name: LineName,
-        arrival: Arrival,
-        found: Vec<(types::Identity, event::Found)>,
-        now: Now,
-    ) -> bool {
+    fn judge(&mut self, name: LineName, Next { arrival, found, at_once }: Next, now: Now) -> bool {
         if let Arrival::Item(item, _) = &arrival {
             if let Some(identity) = item.identity.filter(|id| self.arrivals.is_awaited(*id)) {
                 self.await_outcome(identity, arrival);
@@ -537,20 +528,28 @@ impl Engine {
             self.arrivals.await_scan(number, arrival);
             return true;
         }
+        if let Arrival::Command { command, .. } = &arrival {
+            // What came before a cancel is its own, and has to be an item first.
+            let core = &self.core;
+            if self.arrivals.release_for(command, |identity| core.will_be_told(identity)) {
+                self.arrivals.put_back(name, arrival, at_once);
+                return false;
+            }
+        }
         match arrival {
             Arrival::Rejected(rejected, origin) => {
                 judge::reject(&mut self.core, *rejected, origin, now);
             }
             Arrival::Item(item, origin) => {
-                let draining = self.course.draining;
-                let mut bench = Bench::new(&self.settings, &mut self.limits, &mut self.scans, draining);
+                let how = Hurry { draining: self.course.draining, at_once };
+                let mut bench = Bench::new(&self.settings, &mut self.limits, &mut self.scans, how);
                 match bench.item(&mut self.core, item, origin, found, now) {
                     Judged::Done => {}
                     Judged::Await(identity, item) => {
                         self.await_outcome(identity, Arrival::Item(item, origin));
                     }
                     Judged::NoRoom(item) => {
-                        self.arrivals.put_back(name, Arrival::Item(item, origin));
+                        self.arrivals.put_back(name, Arrival::Item(item, origin), at_once);
                         self.course.no_room = true;
                         return false;
                     }
@@ -580,7 +579,11 @@ impl Engine {
             Executed::Await(identity) => {
                 let until = until.filter(|_| !mutated(Mutant::PatienceAnew));
                 let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
-                self.await_outcome(identity, Arrival::Command { command, asker, until });
+                if self.arrivals.may_wait(&command, &asker) {
+                    self.await_outcome(identity, Arrival::Command { command, asker, until });
+                } else {
+                    self.reply((asker, command, Answer::InFlight));
+                }
             }
             Executed::Scan => {
                 let refused = self.scans.begin(&mut self.core, command, asker, now);

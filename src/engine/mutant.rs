@@ -50,6 +50,10 @@ pub(super) enum Mutant {
     RekeyForgotten,
     /// A window that closed early leaves no closing row for its members in memory.
     ClosingForgotten,
+    /// A row that went to the store is believed to be there though it has gone since.
+    RowStaysKnown,
+    /// Whatever waits for an outcome may.
+    AllMayWait,
     /// A batch that is never confirmed keeps its channel though others wait for one.
     HungKeepChannels,
     /// Items of an own time leave some milliseconds before it.
@@ -406,6 +410,8 @@ mod tests {
             Mutant::ReopenedUnbounded,
             Mutant::StalledForEver,
             Mutant::SilenceUnheard,
+            Mutant::RowStaysKnown,
+            Mutant::AllMayWait,
             Mutant::HungKeepChannels,
             Mutant::StoreFullIgnored,
             Mutant::AnswersShifted,

@@ -7,6 +7,7 @@
 use super::event::{RekeyMembers, Rewritten, Stored};
 use super::items::NumberMap;
 use super::lookup::Lookup;
+use super::mutant::{mutated, Mutant};
 use super::types::Identity;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -142,6 +143,17 @@ pub(super) struct Watch {
     open: BTreeSet<u64>,
 }
 
+/// What an answer is worth when its turn comes.
+#[derive(Debug)]
+pub(super) enum Worth {
+    /// It is still true.
+    True,
+    /// An item of that identity has gone to the store since, where this is its row, without content.
+    Row(Box<Stored>),
+    /// Something has changed since: the question has to be put again.
+    Nothing,
+}
+
 /// One question, and when it was asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
@@ -163,6 +175,8 @@ struct Questions {
     count: u32,
     /// The last change.
     changed: u64,
+    /// What that came to, where it put a row into the store.
+    row: Option<Box<Stored>>,
 }
 
 impl Watch {
@@ -182,24 +196,29 @@ impl Watch {
         Asked { identity, since: self.changes, number: self.begun }
     }
 
-    /// One question is over. Whether its answer is still true.
-    pub(super) fn end(&mut self, asked: Asked) -> bool {
+    /// One question is over. What its answer is worth.
+    pub(super) fn end(&mut self, asked: Asked) -> Worth {
         self.open.remove(&asked.number);
         let Some(questions) = self.asked.get_mut(&asked.identity) else {
             debug_assert!(false, "only what was asked is answered");
-            return false;
+            return Worth::Nothing;
         };
-        let fresh = questions.changed <= asked.since;
+        let worth = match &questions.row {
+            _ if questions.changed <= asked.since => Worth::True,
+            Some(row) => Worth::Row(row.clone()),
+            None => Worth::Nothing,
+        };
         questions.count -= 1;
         if questions.count == 0 {
             self.asked.remove(&asked.identity);
         }
-        fresh
+        worth
     }
 
-    /// Whether an answer to this question, which is not over, is still true.
-    pub(super) fn is_fresh(&self, asked: &Asked) -> bool {
-        self.asked.get(&asked.identity).is_some_and(|questions| questions.changed <= asked.since)
+    /// Whether an answer to this question, which is not over, is worth something.
+    pub(super) fn is_worth(&self, asked: &Asked) -> bool {
+        let questions = self.asked.get(&asked.identity);
+        questions.is_some_and(|questions| questions.changed <= asked.since || questions.row.is_some())
     }
 
     /// The whereabouts of an identity have changed.
@@ -207,6 +226,18 @@ impl Watch {
         if let Some(questions) = self.asked.get_mut(&identity) {
             self.changes += 1;
             questions.changed = self.changes;
+            if !mutated(Mutant::RowStaysKnown) {
+                questions.row = None;
+            }
+        }
+    }
+
+    /// An item of this identity lives in the store alone from now on, and this is its row. So who asked for
+    /// it before need not ask again: else of many requests with one id each would wait for a read of its own.
+    pub(super) fn put(&mut self, identity: Identity, row: impl FnOnce() -> Stored) {
+        self.changed(identity);
+        if let Some(questions) = self.asked.get_mut(&identity) {
+            questions.row = Some(Box::new(Stored { content: None, ..row() }));
         }
     }
 }
@@ -264,6 +295,24 @@ mod tests {
         assert_eq!([key(7), key(15), key(25)], [Some(50), Some(80), Some(100)]);
     }
 
+    #[test]
+    fn who_has_asked_before_hears_of_the_row_that_went_to_the_store_since() {
+        let (mut watch, one) = (Watch::new(), Identity::assigned(1));
+        let put = |watch: &mut Watch, seq| watch.put(one, || row(Key { due: 5, seq }));
+        let asked = [watch.begin(one), watch.begin(one), watch.begin(one)];
+        put(&mut watch, 1);
+        let of_now = watch.begin(one);
+        assert!(matches!(watch.end(asked[0]), Worth::Row(row) if row.key.seq == 1));
+        put(&mut watch, 2);
+        assert!(watch.is_worth(&of_now) && matches!(watch.end(of_now), Worth::Row(row) if row.key.seq == 2));
+        watch.changed(one);
+        assert!(!watch.is_worth(&asked[1]) && matches!(watch.end(asked[1]), Worth::Nothing));
+        put(&mut watch, 3);
+        let last = watch.begin(one);
+        assert!(matches!(watch.end(asked[2]), Worth::Row(row) if row.key.seq == 3));
+        assert!(matches!(watch.end(last), Worth::True), "it was asked behind it");
+    }
+
     fn present_key(reads: &Reads, key: Key) -> Option<Key> {
         let mut stored = row(key);
         reads.renew(&mut stored).then_some(stored.key)
@@ -317,8 +366,9 @@ mod tests {
         let (first, beside) = (watch.begin(one), watch.begin(other));
         watch.changed(one);
         let second = watch.begin(one);
-        assert!(!watch.end(first) && watch.end(beside));
-        assert!(watch.end(second), "a new question begins anew, whoever else asks");
+        let still_true = |worth| matches!(worth, Worth::True);
+        assert!(!still_true(watch.end(first)) && still_true(watch.end(beside)));
+        assert!(still_true(watch.end(second)), "a new question begins anew, whoever else asks");
         watch.changed(one);
         assert_eq!(watch.oldest(), None);
     }

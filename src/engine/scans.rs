@@ -10,22 +10,24 @@
 
 mod gather;
 mod legs;
+mod running;
 mod timeline;
 
 use super::core::{Core, LiveItem, Whereabouts};
-use super::event::{Load, Scan, Stored};
+use super::event::{Load, Stored};
 use super::ids::ItemId;
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now};
+use super::waits::{Waiter, Waits};
 use gather::{Gathering, GATHER_ROWS};
-use legs::{legs, most_steps, Leg};
+use legs::{legs, Leg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use timeline::Counting;
 
-/// Items in memory of one step, and rows of a step over the store.
+/// Rows of a step over the store.
 const STEP_ROWS: usize = 1_000;
 
 /// Items in memory that the steps of one call look at.
@@ -71,6 +73,10 @@ struct Running {
     /// Items in flight, whose outcome is waited for until then, monotonic.
     in_flight: BTreeSet<Identity>,
     until: u64,
+    /// It is through, and waits for these.
+    waits: bool,
+    /// It waits for them no longer than it takes to go over the rest.
+    impatient: bool,
     by_stage: [u64; 3],
     next_due: Option<u64>,
     page: Vec<Listed>,
@@ -86,6 +92,8 @@ pub(super) struct Scans {
     next_number: u64,
     /// Rows that those which began in this call have looked at to find out what they are about.
     gathered: usize,
+    /// How many are through and wait for outcomes, of whom.
+    waits: Waits,
 }
 
 /// An answer that is ready.
@@ -114,7 +122,7 @@ impl Scans {
         asker: Asker,
         now: Now,
     ) -> Option<Done> {
-        if self.running.len() >= SCANS {
+        if self.running.values().filter(|scan| !scan.waits).count() >= SCANS {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
         let kind = match &command {
@@ -147,6 +155,8 @@ impl Scans {
             cancelled: 0,
             in_flight: BTreeSet::new(),
             until: now.mono + OUTCOME_MS,
+            waits: false,
+            impatient: false,
             by_stage: [0; 3],
             next_due: None,
             page: Vec::new(),
@@ -177,26 +187,48 @@ impl Scans {
         self.running.get(&number).is_none_or(Running::is_through)
     }
 
+    /// A cancel of a customer has been judged and has not looked at anything.
+    pub(super) fn has_cancels_to_begin(&self) -> bool {
+        let begins = |scan: &Running| matches!(scan.kind, Kind::CancelAll(_)) && scan.legs.is_none();
+        self.running.last_key_value().is_some_and(|(_, scan)| begins(scan))
+    }
+
+    /// So many deliveries may be out at present: a share of them may wait here.
+    pub(super) fn set_prefetch(&mut self, prefetch: u16) {
+        if self.waits.set_prefetch(prefetch) {
+            let remote = self.running.values_mut().filter(|scan| matches!(scan.asker, Asker::Remote { .. }));
+            remote.for_each(|scan| scan.impatient |= scan.waits);
+        }
+    }
+
     /// Whether anything waits for the end of an attempt.
     pub(super) fn awaits_any(&self) -> bool {
         self.running.values().any(|scan| !scan.in_flight.is_empty())
     }
 
-    /// A step over memory of those that are not through with it, as many as one call has time for: those that
-    /// began first.
-    pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
+    /// A step over memory of those that are not through with it, of `step` items each, as many as one call
+    /// has time for: those that began first.
+    pub(super) fn advance(
+        &mut self,
+        core: &mut Core,
+        step: usize,
+        loads: &mut Vec<Load>,
+        now: Now,
+    ) -> Advanced {
         let mut gather = GATHER_ROWS.saturating_sub(std::mem::take(&mut self.gathered));
         let mut look = LOOK_ROWS;
         for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.legs.is_none()) {
             if !scan.gather(core, &mut gather) {
                 continue;
             }
-            let rest = scan.resident.len().saturating_sub(STEP_ROWS.min(look));
+            let rest = scan.resident.len().saturating_sub(step.min(look));
             let step = scan.resident.split_off(rest);
             look -= step.len();
             for seq in step {
-                if let Some(id) = core.stock().items().by_seq(seq) {
-                    scan.look_at(core, id, now);
+                match core.stock().items().by_seq(seq) {
+                    Some(id) => scan.look_at(core, id, now),
+                    // Where it has left memory since, it is met in the store.
+                    None => drop(scan.counted.remove(&seq)),
                 }
             }
             if scan.resident.is_empty() && gather > 0 {
@@ -241,7 +273,8 @@ impl Scans {
 
     /// Attempts have ended that a scan waits for.
     pub(super) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
-        for scan in self.running.values_mut().filter(|scan| !scan.in_flight.is_empty()) {
+        let waits = |scan: &&mut Running| !scan.in_flight.is_empty() && !scan.is_given_up();
+        for scan in self.running.values_mut().filter(waits) {
             for (identity, ended) in outcomes {
                 if !scan.in_flight.remove(identity)
                     || ended.is_some()
@@ -258,15 +291,27 @@ impl Scans {
 
     /// Those that are through, or have waited long enough.
     fn take_done(&mut self, core: &Core, now: Now) -> Advanced {
+        for scan in self.running.values_mut().filter(|scan| !scan.waits && scan.is_through()) {
+            if !scan.in_flight.is_empty() {
+                scan.waits = true;
+                scan.impatient |= !self.waits.begin(Waiter::of(&scan.command, &scan.asker));
+            }
+        }
         let is_done = |scan: &Running| {
             let through = scan.legs.as_ref().is_some_and(VecDeque::is_empty);
             through
-                && (scan.in_flight.is_empty() || scan.until <= now.mono || mutated(Mutant::ScanIsImpatient))
+                && (scan.in_flight.is_empty()
+                    || scan.until <= now.mono
+                    || scan.impatient
+                    || mutated(Mutant::ScanIsImpatient))
         };
         let over: Vec<u64> =
             self.running.iter().filter(|(_, scan)| is_done(scan)).map(|(number, _)| *number).collect();
         let mut advanced = Advanced::default();
         for scan in over.into_iter().filter_map(|number| self.running.remove(&number)) {
+            if scan.waits {
+                self.waits.end(Waiter::of(&scan.command, &scan.asker));
+            }
             let answer = scan.answer(core);
             advanced.given_up.extend(scan.in_flight);
             advanced.done.push((scan.asker, scan.command, answer));
@@ -326,8 +371,9 @@ impl Scans {
     }
 
     /// It is in flight, and a cancel of its customer takes it back if that fails: a request that came behind
-    /// the cancel is not judged by it.
-    pub(super) fn may_take_back(&mut self, core: &Core, found: &Whereabouts) -> bool {
+    /// the cancel is not judged by it. `at_once`: that request waits for no outcome, and the cancel, for its
+    /// sake, for none either.
+    pub(super) fn may_take_back(&mut self, core: &Core, found: &Whereabouts, at_once: bool) -> bool {
         let Whereabouts::Live(LiveItem::Resident(id)) = found else { return false };
         let item = &core.stock().items()[*id];
         // What may have been delivered before is left to itself.
@@ -335,7 +381,27 @@ impl Scans {
             return false;
         }
         let (application, customer) = core.stock().address(item);
-        self.owner_of(&application, customer.as_deref(), item.key().seq).is_some()
+        let seq = item.key().seq;
+        while let Some(scan) = self.owner_of(&application, customer.as_deref(), seq) {
+            if !at_once || !scan.is_through() {
+                return true;
+            }
+            scan.impatient = true;
+        }
+        false
+    }
+
+    /// A cancel of its customer, which has not gone over all items yet, takes what is in flight of this
+    /// identity back if that fails.
+    pub(super) fn is_going_over(&self, core: &Core, identity: Identity) -> bool {
+        if self.running.is_empty() {
+            return false;
+        }
+        let Some(id) = core.stock().items().by_identity(identity) else { return false };
+        let item = &core.stock().items()[id];
+        let (application, customer) = core.stock().address(item);
+        let owns = |scan: &Running| scan.owns(&application, customer.as_deref(), item.key().seq);
+        self.running.values().any(|scan| owns(scan) && !scan.is_through())
     }
 
     /// Items have come into memory: those that belong to a cancel on its way are cancelled.
@@ -352,17 +418,19 @@ impl Scans {
     }
 
     fn owner_of(&mut self, application: &str, customer: Option<&str>, seq: u64) -> Option<&mut Running> {
-        self.running.values_mut().find(|scan| match &scan.kind {
-            Kind::CancelAll(of) => {
-                seq < scan.before && *of.application == *application && Some(&*of.customer) == customer
-            }
-            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) | Kind::Outlook(_) => false,
-        })
+        self.running.values_mut().find(|scan| scan.owns(application, customer, seq))
     }
 
     /// The broker delivers those of its commands again that were not answered.
     pub(super) fn forget_deliveries(&mut self) {
-        self.running.retain(|_, scan| matches!(scan.asker, Asker::Local(_)));
+        let waits = &mut self.waits;
+        self.running.retain(|_, scan| {
+            let stays = matches!(scan.asker, Asker::Local(_));
+            if !stays && scan.waits {
+                waits.end(Waiter::of(&scan.command, &scan.asker));
+            }
+            stays
+        });
     }
 
     /// Members of a window got other keys in the store, perhaps behind a scan's back: it goes back to them.
@@ -376,214 +444,6 @@ impl Scans {
             };
             if concerned {
                 scan.known_until = Some(scan.known_until.map_or(to, |known| known.min(to)));
-            }
-        }
-    }
-}
-
-impl Running {
-    fn is_through(&self) -> bool {
-        self.legs.as_ref().is_some_and(VecDeque::is_empty)
-    }
-
-    /// An item in memory.
-    fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
-        if core.stock().items()[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
-            // It has died since the scan began.
-            return;
-        }
-        if let Kind::Outlook(counting) = &mut self.kind {
-            let listed = core.listed(id);
-            return counting.count(&listed.application, listed.due);
-        }
-        let seq = core.stock().items()[id].key().seq;
-        let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
-        match &self.kind {
-            Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
-            Kind::CancelAll(_) | Kind::DropParked(_) => {
-                if core.is_undecided(id) {
-                    core.want_outcomes(true);
-                    self.in_flight.insert(core.stock().items()[id].identity());
-                } else {
-                    self.cancelled += 1;
-                    core.cancel(id, end_of_cancel(&self.asker), now);
-                }
-            }
-            Kind::Count(_) if later => {}
-            Kind::Count(_) => {
-                let listed = core.listed(id);
-                self.tally(&listed);
-            }
-            Kind::List(filter) => {
-                let listed = core.listed(id);
-                if filter.takes(&listed) {
-                    self.page.push(listed);
-                }
-            }
-            Kind::Outlook(_) => {}
-        }
-    }
-
-    /// An item in the store that is in memory as well.
-    fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
-        match &self.kind {
-            Kind::List(filter) if !core.stock().items()[id].is_dead() => {
-                let listed = Listed { properties: stored.content, ..core.listed(id) };
-                if filter.takes(&listed) {
-                    self.page.push(listed);
-                }
-            }
-            Kind::Count(_) if stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) => {
-                let listed = core.listed(id);
-                self.tally(&listed);
-            }
-            Kind::Outlook(_) if self.counted_in_memory(stored.key.seq) => {}
-            Kind::Count(_) | Kind::List(_) => {}
-            Kind::CancelAll(_) | Kind::DropParked(_) | Kind::Outlook(_) => self.look_at(core, id, now),
-        }
-    }
-
-    fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
-        let counted = self.counted_in_memory(stored.key.seq);
-        if let Kind::Outlook(counting) = &mut self.kind {
-            if !counted && stored.dead.is_none() {
-                counting.count(&stored.application, stored.key.due);
-            }
-            return;
-        }
-        let later = stored.key.seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
-        match &self.kind {
-            Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
-            // It may have been delivered, as one that is in flight.
-            Kind::CancelAll(_) | Kind::DropParked(_)
-                if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) =>
-            {
-                core.want_outcomes(true);
-                self.in_flight.insert(stored.identity());
-            }
-            Kind::CancelAll(_) | Kind::DropParked(_) => {
-                self.cancelled += 1;
-                if !mutated(Mutant::CancelAllAnswersOnly) {
-                    core.cancel_far(&stored, end_of_cancel(&self.asker), now);
-                }
-            }
-            Kind::Count(_) if later || counted || mutated(Mutant::CountsOneTooFew) => {}
-            Kind::Count(_) => {
-                let listed = core.listed_far(stored, now);
-                self.tally(&listed);
-            }
-            Kind::List(filter) => {
-                let listed = core.listed_far(stored, now);
-                if filter.takes(&listed) {
-                    self.page.push(listed);
-                }
-            }
-            Kind::Outlook(_) => {}
-        }
-    }
-
-    fn tally(&mut self, item: &Listed) {
-        self.by_stage[item.stage as usize] += 1;
-        self.next_due = Some(self.next_due.map_or(item.due, |due| {
-            if mutated(Mutant::NextDueIsTheLast) {
-                due.max(item.due)
-            } else {
-                due.min(item.due)
-            }
-        }));
-    }
-
-    /// Where the present leg goes on, or that it is over.
-    fn go_on(&mut self, next: Option<Key>) {
-        let rewound = match self.kind {
-            Kind::CancelAll(_) | Kind::DropParked(_) => self.known_until.take(),
-            Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => None,
-        };
-        let next = [next, rewound].into_iter().flatten().min();
-        let Some(legs) = &mut self.legs else { return };
-        if let (Kind::Outlook(counting), Some(leg)) = (&mut self.kind, legs.front_mut()) {
-            if !counting.goes_on(leg, next, self.leg_rows) {
-                legs.pop_front();
-                self.leg_rows = 0;
-            }
-            return;
-        }
-        let enough = match &self.kind {
-            Kind::List(filter) => self.page.len() >= filter.limit && self.leg_rows >= filter.limit,
-            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => false,
-        };
-        match (next, legs.front_mut()) {
-            (Some(next), Some(leg)) if !enough && self.steps < most_steps(&self.kind) => leg.from = next,
-            (Some(next), Some(leg)) if !matches!(self.kind, Kind::List(_)) => leg.from = next,
-            (next, _) => {
-                if let (Some(next), Kind::List(_)) = (next, &self.kind) {
-                    self.known_until = Some(self.known_until.map_or(next, |known| known.min(next)));
-                }
-                legs.pop_front();
-                self.leg_rows = 0;
-            }
-        }
-        self.skip_legs();
-    }
-
-    /// Of a list: what is left has nothing on this page.
-    fn skip_legs(&mut self) {
-        let Kind::List(filter) = &self.kind else { return };
-        let Some(legs) = &mut self.legs else { return };
-        self.page.sort_unstable_by_key(|item| item.key);
-        self.page.dedup_by_key(|item| item.key);
-        let Some(last) = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key) else { return };
-        if let Some(leg) = legs.front().filter(|leg| leg.low > last) {
-            let low = leg.low.max(filter.from);
-            self.known_until = Some(self.known_until.map_or(low, |known| known.min(low)));
-            legs.clear();
-        }
-    }
-
-    /// The next step over the store.
-    fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
-        let leg = self.legs.as_ref()?.front()?.clone();
-        self.steps += 1;
-        core.stock_mut().reads_mut().begin();
-        let most = match &self.kind {
-            Kind::List(filter) => filter.limit.clamp(1, STEP_ROWS),
-            Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(STEP_ROWS),
-            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => STEP_ROWS,
-        };
-        Some(Load::Scan(Scan {
-            number,
-            along: leg.along,
-            from: leg.from,
-            until: leg.until,
-            customer: leg.customer,
-            max_rows: most,
-            max_looked_at: STEP_LOOKED_AT,
-            properties: matches!(self.kind, Kind::List(_)),
-        }))
-    }
-
-    fn answer(&self, _core: &Core) -> Answer {
-        match &self.kind {
-            Kind::Count(_) => {
-                let [waiting, in_flight, parked] = self.by_stage;
-                Answer::Counted { waiting, in_flight, parked, next_due: self.next_due }
-            }
-            Kind::List(filter) => {
-                let mut items = self.page.clone();
-                items.sort_unstable_by_key(|item| item.key);
-                items.dedup_by_key(|item| item.key);
-                let known = |item: &Listed| self.known_until.is_none_or(|until| item.key < until);
-                items.retain(known);
-                let left_out = items.get(filter.limit).map(|item| item.key);
-                items.truncate(filter.limit);
-                Answer::Listed {
-                    items,
-                    next: left_out.or(self.known_until).filter(|_| !mutated(Mutant::ListEndsTooSoon)),
-                }
-            }
-            Kind::Outlook(counting) => Answer::Timeline(Box::new(counting.told())),
-            Kind::CancelAll(_) | Kind::DropParked(_) => {
-                Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }
             }
         }
     }

@@ -134,6 +134,8 @@ pub struct TurnLimits {
     pub sent: usize,
     /// Items whose attempts end; the last batch may go beyond.
     pub ended: usize,
+    /// Items in memory that one command about many looks at.
+    pub looked_at: usize,
     /// Arrival numbers that are leased from the store at a time, from a start on: at least eight times
     /// [`TurnLimits::arrivals`].
     pub lease: u64,
@@ -148,6 +150,7 @@ impl Default for TurnLimits {
             windows: 1_000,
             sent: 10_000,
             ended: 5_000,
+            looked_at: 1_000,
             lease: 1 << 20,
         }
     }

@@ -39,6 +39,9 @@ impl Core {
     /// What has been delivered is added to `delivered`, and is to be finished.
     fn settle_one(&mut self, Settled { number, outcome }: Settled, delivered: &mut Vec<ItemId>, now: Now) {
         let Some(alone) = self.dispatch.landed(&mut self.stock, number) else { return };
+        if !matches!(outcome, Outcome::Confirmed(_)) {
+            self.replace_superseded(number);
+        }
         match outcome {
             Outcome::Confirmed(batch) => self.delivered(number, batch, delivered, now),
             Outcome::Returned(_) if mutated(Mutant::ReturnedIsDelivered) => {
@@ -243,6 +246,14 @@ impl Core {
         if !self.forget_lost(number) {
             self.tell_not_out(number);
             self.dispatch.suspect(&mut self.stock, number, false);
+        }
+    }
+
+    /// Members of a flight that others have taken the place of were not sent: they are replaced for good.
+    fn replace_superseded(&mut self, number: u64) {
+        let items = self.stock.items();
+        for id in self.dispatch.split_off(number, |id| items[id].superseded().is_some()) {
+            self.give_back(id);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::packed::{ItemFlag, PackedResidence, PackedState};
 use crate::engine::event::{Rewritten, Standing, Stored, Token};
 use crate::engine::ids::{ClosingPlace, CustomerId, QueueId};
-use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, NewItem};
+use crate::engine::types::{ClosedBy, Content, Dead, DuplicateRule, Identity, Key, NewItem};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -74,6 +74,8 @@ struct Extra {
     meant_for: Option<Address>,
     /// Of a dead letter that nothing stores: its identity while it lived, to be remembered with its confirm.
     former_identity: Option<Identity>,
+    /// Another has its place, by this rule, unless the attempt that is under way succeeds.
+    superseded: Option<DuplicateRule>,
 }
 
 /// Application and customer by name.
@@ -137,6 +139,7 @@ impl Item {
                 dead: stored.dead,
                 meant_for: is_dead.then_some((stored.application, stored.customer)),
                 former_identity: None,
+                superseded: None,
             })
         });
         let mut item = Item {
@@ -297,6 +300,11 @@ impl Item {
         self.extra.as_deref()?.former_identity
     }
 
+    /// Another has its place, by this rule, unless the attempt that is under way succeeds.
+    pub(in crate::engine) fn superseded(&self) -> Option<DuplicateRule> {
+        self.extra.as_deref()?.superseded
+    }
+
     pub(in crate::engine) fn accepted_due(&self) -> u64 {
         self.extra.as_deref().and_then(|extra| extra.accepted_due).unwrap_or(self.key.due)
     }
@@ -382,6 +390,15 @@ impl Item {
     /// The broker delivers its request again.
     pub(in crate::engine) fn orphan(&mut self) {
         self.residence = Residence::Orphaned.into();
+    }
+
+    /// It is in flight, and another has its place: nothing keeps it beyond this attempt. The closing that
+    /// covered it.
+    pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) -> Option<ClosingPlace> {
+        self.extra_mut().superseded = Some(rule);
+        self.orphan();
+        self.state.set(ItemFlag::Indexed, false);
+        self.closing.take()
     }
 
     /// Whether its row has, or is given, a row under its customer.

@@ -246,19 +246,22 @@ impl Stock {
         self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
     }
 
-    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are
-    /// all.
-    pub(in crate::engine) fn windows_due(
-        &mut self,
-        limit: usize,
-        now: Now,
-    ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
-        self.windows.take_due(&mut self.customers, &self.queues, limit, now)
-    }
-
-    /// All windows that are over have been closed.
-    pub(in crate::engine) fn all_closed(&mut self) {
-        self.behind = Behind::Nothing;
+    /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
+    pub(in crate::engine) fn close_ripe(&mut self, turn: TurnLimits, now: Now) -> bool {
+        let (ripe, all) = self.windows.take_due(&mut self.customers, &self.queues, turn.windows, now);
+        let mut rows = 0;
+        for (customer, cause) in ripe {
+            if rows >= turn.due {
+                // Its timer stands at this moment: it is met again by the next turn.
+                return false;
+            }
+            rows += self.members_of(customer);
+            self.close_window(customer, cause, now);
+        }
+        if all {
+            self.behind = Behind::Nothing;
+        }
+        all
     }
 
     /// Hands over the rows of windows that have changed.

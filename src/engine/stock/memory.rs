@@ -314,12 +314,14 @@ impl Stock {
 
     /// A commit became durable: what waited for it is safe, and payloads may go.
     pub(in crate::engine) fn committed(&mut self, token: u64) {
+        let before = self.journal.uncommitted();
         for id in self.journal.committed(token) {
             let idle = self.items.get(id).is_some_and(|item| !matches!(item.stage(), Stage::Flying(_)));
             if idle {
                 self.drop_content(id);
             }
         }
+        self.counters.commits += before - self.journal.uncommitted();
     }
 
     /// The store has the item for good: its payload can be read from there.

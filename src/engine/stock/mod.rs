@@ -23,7 +23,9 @@ use super::queue::{Entry, Queues};
 use super::reads::{Reads, Watch};
 use super::schedule::Schedule;
 use super::snapshot::Counters;
-use super::types::{Budget, ClosedBy, Content, Dead, Delivery, Format, Identity, Key, NewItem, Now};
+use super::types::{
+    Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Format, Identity, Key, NewItem, Now, TurnLimits,
+};
 use super::window::{self, Member, Plan, Window};
 use super::windows::Windows;
 use std::collections::{BTreeSet, VecDeque};
@@ -281,7 +283,8 @@ impl Stock {
         self.write(&mut item);
         if far {
             self.queues.add_far(queue, key);
-            self.watch.changed(item.identity());
+            let address = self.address(&item);
+            self.watch.put(item.identity(), || item.to_stored(address));
             if let (Some(customer), true) = (item.customer(), windowed) {
                 self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
             }
@@ -393,7 +396,13 @@ impl Stock {
                     self.journal.safe(delivery);
                 }
             }
-            Residence::Orphaned => self.queues.remove_pending(item.queue()),
+            Residence::Orphaned => {
+                self.queues.remove_pending(item.queue());
+                if let Some(rule) = item.superseded() {
+                    // It was sent, so the other came anew.
+                    self.counters.duplicates[rule as usize].accepted += 1;
+                }
+            }
             Residence::Stored(_) => {
                 self.queues.remove_stored(item.queue(), item.key(), true);
                 self.journal.delete(place, rows);
@@ -423,13 +432,44 @@ impl Stock {
         self.watch.changed(stored.identity());
     }
 
-    /// Forgets an item that the broker delivers again. It is on no list.
+    /// Forgets an item that the broker delivers again, or that another has replaced while it was in flight.
+    /// It is on no list.
     pub(super) fn give_back(&mut self, id: ItemId) {
         debug_assert!(!self.items[id].is_stored(), "what is stored is not given back to the broker");
-        if let Some(item) = self.remove(id) {
-            self.watch.changed(item.identity());
-            self.queues.remove_pending(item.queue());
-            self.counters.given_back += 1;
+        let Some(item) = self.remove(id) else { return };
+        self.watch.changed(item.identity());
+        self.queues.remove_pending(item.queue());
+        match item.superseded() {
+            Some(rule) => {
+                self.counters.replaced += 1;
+                self.counters.duplicates[rule as usize].replaced += 1;
+            }
+            None => self.counters.given_back += 1,
+        }
+    }
+
+    /// Another takes the id of an item in flight, whose attempt may end late or never. It is nowhere but in
+    /// its flight from now on: the end of the attempt says whether it was sent or replaced, and a crash,
+    /// which leaves that unknown, leaves the other alone.
+    pub(super) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
+        let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
+        let (queue, residence) = (self.items[id].queue(), self.items[id].residence());
+        let identity = self.items.lose_identity(id);
+        self.watch.changed(identity);
+        match residence {
+            // Its own request comes again, and is the other, or comes before it.
+            Residence::Orphaned => return,
+            Residence::Pending(tag) => self.journal.safe_once_durable(self.journal.delivery(tag)),
+            Residence::Stored(_) => {
+                self.queues.add_pending(queue);
+                self.queues.remove_stored(queue, place.key, true);
+                self.reads.note_gone(place.key.seq);
+                self.journal.delete(place, rows);
+            }
+        }
+        if let Some(closing) = self.items[id].supersede(rule) {
+            let ops = self.journal.ops();
+            self.windows.leave_closing(closing, ops);
         }
     }
 

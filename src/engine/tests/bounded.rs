@@ -423,6 +423,26 @@ fn a_count_of_a_customer_whose_items_leave_meanwhile() {
     assert_eq!(next_due, Some(T0 + 15_000));
 }
 
+/// Between two steps of a count others need the room of what it has not come to: that is counted in the store.
+#[test]
+fn a_count_of_a_customer_whose_items_leave_memory_meanwhile() {
+    let turn = TurnLimits { looked_at: 1, ..TurnLimits::default() };
+    let budget = Budget { rows: 40, contents: 1 << 20, filters: 1 << 16 };
+    let mut w = World::new(Settings { turn, budget, ..settings() });
+    fill(&mut w, (0..30).map(|i| at(T0 + 15_000 + i, item("a", "ann", "x"))));
+    assert_eq!(w.engine.memory_bytes().0, 30);
+    let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::Count(of))]));
+    w.send((0..30).map(|i| at(T0 + 5_000 + i, item("b", "", "x"))).collect());
+    assert!(w.engine.rows_in_memory("a") < 25, "some have left");
+    while w.engine.is_behind() || !w.jobs.is_empty() {
+        w.advance(0);
+        w.drain_jobs();
+    }
+    let Some(Answer::Counted { waiting, .. }) = w.answer_to(1) else { panic!("an answer") };
+    assert_eq!(waiting, 30);
+}
+
 #[test]
 fn lists_and_the_state_of_many_applications() {
     flat("lists of many applications", &[500, 2_000, 20_000], |n| {
@@ -454,7 +474,7 @@ fn lists_and_the_state_of_many_applications() {
 /// Neither what failed nor what is due is overtaken by what a call took from its end.
 #[test]
 fn what_is_due_leaves_in_order_however_little_a_call_does() {
-    let turn = TurnLimits { arrivals: 2, due: 2, windows: 1, sent: 1, ended: 1, lease: 16 };
+    let turn = TurnLimits { arrivals: 2, due: 2, windows: 1, sent: 1, ended: 1, looked_at: 1, lease: 16 };
     let change = |app: &mut AppSettings| (app.window, app.max_items) = (5_000, 3);
     let mut w = World::new(Settings { turn, max_in_flight: 4, ..with(change) });
     w.send(vec![item("a", "ann", "w0"), item("a", "bob", "w1"), item("a", "ann", "w2")]);

@@ -24,6 +24,11 @@ impl Engine {
         self.core.stock().work()
     }
 
+    /// The applications of what came by message and waits for an outcome, one for each that waits.
+    pub(in crate::engine) fn awaiting_by_message(&self) -> Vec<String> {
+        self.arrivals.awaiting_by_message()
+    }
+
     /// What memory knows of an identity, for messages of tests.
     pub(in crate::engine) fn describe_identity(&self, identity: types::Identity) -> String {
         let item = self

@@ -27,4 +27,5 @@ mod timeline;
 mod transcripts;
 mod tries;
 mod twin;
+mod waits;
 mod world;

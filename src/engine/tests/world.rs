@@ -111,6 +111,8 @@ pub(super) struct World {
     pub(super) sent: usize,
     pub(super) intake_open: bool,
     pub(super) lives: u64,
+    /// What every engine of this world is told of it.
+    pub(super) prefetch: Option<u16>,
     /// Every call, where somebody reads it.
     pub(super) log: Option<Vec<Call>>,
     /// What calls have cost.
@@ -176,6 +178,7 @@ impl World {
             sent: 0,
             intake_open: false,
             lives: 1,
+            prefetch: None,
             log: None,
             meter: Meter::default(),
         }
@@ -198,7 +201,14 @@ impl World {
         self.tag = 0;
         self.queue.iter_mut().for_each(|p| p.tag = None);
         let generation = self.generation;
+        self.tell_prefetch(self.prefetch);
         self.input(Input::IngestReady { generation });
+    }
+
+    /// So many deliveries may be out, as every engine of this world hears.
+    pub(super) fn tell_prefetch(&mut self, prefetch: Option<u16>) {
+        self.prefetch = prefetch;
+        prefetch.into_iter().for_each(|prefetch| self.input(Input::Prefetch(prefetch)));
     }
 
     /// The ingest connection goes; acks under way go with it.
@@ -264,7 +274,7 @@ impl World {
             }
             Input::Configure(settings) => Heard::Configure(settings.clone()),
             Input::StoreFull(full) => Heard::StoreFull(*full),
-            Input::Loaded(_) | Input::Drain | Input::Tick => Heard::Other,
+            Input::Loaded(_) | Input::Prefetch(_) | Input::Drain | Input::Tick => Heard::Other,
         }
     }
 

@@ -20,7 +20,7 @@ impl Model {
 
     pub(super) fn is_safe(&self, seq: u64) -> bool {
         let life = &self.lives[&seq];
-        life.durable || life.state.is_over()
+        life.durable || life.superseded || life.state.is_over()
     }
 
     pub(super) fn ack(&mut self, ack: Ack) {
@@ -63,6 +63,10 @@ impl Model {
             .filter_map(|(ask, seq)| Some((ask, seq?)))
             .collect();
         for (ask, seq) in taken {
+            let out = matches!(self.lives[&seq].state, State::Out(_));
+            if out && self.is_hurried(ask) && self.may_have_ended_unseen(ask) {
+                self.lives.get_mut(&seq).expect("there").superseded = true;
+            }
             if self.lives[&seq].state == State::Waiting && self.may_have_ended_unseen(ask) {
                 let cancelled = self.may_be_cancelled(ask);
                 self.set(seq, if cancelled { State::Cancelled } else { State::Replaced });
@@ -95,6 +99,16 @@ impl Model {
         }
     }
 
+    /// Another of its id is written: who is in flight and was never written is in its flight alone from now on.
+    pub(super) fn supersede_unwritten(&mut self, ask: usize, heir: u64) {
+        let Some(identity) = self.asks[ask].new.identity.filter(|_| self.is_hurried(ask)) else { return };
+        let before =
+            self.lives.range_mut(..heir).map(|(_, life)| life).filter(|life| life.identity == identity);
+        for life in before.filter(|life| life.put.is_none() && matches!(life.state, State::Out(_))) {
+            life.superseded = true;
+        }
+    }
+
     fn has_safe_heir(&self, life: &Life) -> bool {
         let is_heir = |heir: &&Life| heir.identity == life.identity && heir.seq > life.seq;
         // The broker has the request of one that is not acked.
@@ -105,7 +119,7 @@ impl Model {
     fn check_end_is_known(&self, life: &Life) {
         let tail = self.settings.of(self.application(life.seq)).dedupe_tail;
         let told = self.durable && tail > 0 && self.before.is_empty() && life.identity.is_given();
-        if told && life.state == State::Sent && life.put.is_none() {
+        if told && life.state == State::Sent && life.put.is_none() && !life.superseded {
             let with = self.remembered_with.get(&(life.identity, self.asks[life.ask].new.fingerprint));
             assert!(
                 with.is_some_and(|token| *token <= self.committed),

@@ -176,6 +176,7 @@ impl Model {
                 (_, true) => State::Sent,
                 // The broker delivers it again.
                 (_, false) if life.orphaned => State::Forgotten,
+                (_, false) if life.superseded => State::Replaced,
                 (_, false) => State::Waiting,
             };
             match state {
@@ -310,7 +311,12 @@ impl Model {
             });
             let over = limited && app.live > settings.max_waiting;
             if over && self.before.is_empty() && self.lives_begun == 1 && !asked {
-                let waiting = app.live - self.succeeded(name);
+                // Who has an heir is in its flight alone.
+                let has_heir = |life: &&Life| {
+                    life.superseded && life.state.is_live() && self.application(life.seq) == name
+                };
+                let heirs = self.lives.values().filter(has_heir).count() as u64;
+                let waiting = (app.live - self.succeeded(name)).saturating_sub(heirs);
                 assert!(
                     waiting <= settings.max_waiting,
                     "{waiting} items of {name} wait, {} may",

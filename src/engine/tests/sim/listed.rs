@@ -129,6 +129,7 @@ impl Model {
                 || key < filter.from
                 || key >= end
                 || life.restored
+                || life.superseded
             {
                 continue;
             }

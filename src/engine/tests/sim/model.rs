@@ -130,6 +130,8 @@ pub(super) struct Life {
     pub(super) orphaned: bool,
     /// Its last attempt was nacked or returned.
     pub(super) failed: bool,
+    /// Another of its id was taken while it was in flight: it is sent, or replaced.
+    pub(super) superseded: bool,
 }
 
 /// What can be known of an identity at one moment.
@@ -258,6 +260,8 @@ pub(super) struct Model {
     pub(super) publishes: BTreeMap<u64, (u32, u32)>,
     /// The last restart: call, and monotonic moment.
     pub(super) restarted: (usize, u64),
+    /// Few deliveries may be out: most of what would wait for an outcome is decided at once.
+    pub(super) few_wait: bool,
 }
 
 impl Model {
@@ -310,6 +314,7 @@ impl Model {
             was_full: false,
             publishes: BTreeMap::new(),
             restarted: (0, now.mono),
+            few_wait: false,
         }
     }
 
@@ -366,6 +371,7 @@ impl Model {
                 Known::Ended(seq)
             }
         };
+        let known = if self.lives[&seq].superseded { self.heir_of(seq) } else { known };
         let dead = matches!(state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
         if !matches!(before, State::Dead(_) | State::DeadOut(..)) || !dead {
             self.note(identity, known);
@@ -443,6 +449,7 @@ impl Model {
             perhaps_replaced: false,
             acked: false,
             orphaned: false,
+            superseded: false,
             failed: false,
         };
         if self.is_id_taken_since(ask) {
@@ -567,7 +574,9 @@ impl Model {
     pub(super) fn ever_of(&self, of: &CustomerOf, since: usize) -> u64 {
         let is_its = |life: &&Life| {
             let new = &self.asks[life.ask].new;
-            let live = life.state.is_live() || life.ended_call >= since;
+            // An attempt that failed may not have been looked at yet, and then it is still in its flight.
+            let unlooked_at = life.superseded && self.may_be_unlooked_at(life.ended_call);
+            let live = life.state.is_live() || life.ended_call >= since || unlooked_at;
             live && new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
         };
         self.lives.values().filter(is_its).count() as u64

@@ -35,6 +35,8 @@ pub(super) struct Plan {
     pub(super) tries: bool,
     /// Ids are remembered for some seconds by all, and few.
     pub(super) forgetful: bool,
+    /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
+    pub(super) prefetch: Option<u16>,
 }
 
 impl Plan {
@@ -78,6 +80,7 @@ impl Plan {
             scenes: matches!(seed % 20, 1 | 3 | 11),
             tries: matches!(seed % 20, 2 | 5 | 10 | 16),
             forgetful: seed % 20 == 1,
+            prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }
     }
 }
@@ -85,5 +88,7 @@ impl Plan {
 /// Windows close when their time has come, and not calls later: the reference knows the moment of each.
 fn short_turns(n: usize) -> TurnLimits {
     let lease = 32 + n as u64 % 3 * 16;
-    TurnLimits { arrivals: 1 + n % 4, sent: 1 + n % 3, ended: 1 + n / 3 % 3, lease, ..TurnLimits::default() }
+    let looked_at = 1 + n % 5;
+    let (arrivals, sent, ended) = (1 + n % 4, 1 + n % 3, 1 + n / 3 % 3);
+    TurnLimits { arrivals, sent, ended, looked_at, lease, ..TurnLimits::default() }
 }

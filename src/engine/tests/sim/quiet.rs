@@ -62,12 +62,25 @@ impl Sim {
 
     fn check_rest(&self) {
         self.check_moving();
+        self.check_waits();
         self.check_dropped();
         self.check_dead_letters();
         self.check_line();
         self.check_commands();
         self.check_store();
         self.check_contents();
+    }
+
+    /// Of the deliveries that may be out a share waits for outcomes, of all applications and of each: the rest is for others.
+    fn check_waits(&self) {
+        let Some(prefetch) = self.plan.prefetch.filter(|_| self.model.durable) else { return };
+        let share = |part: u16| usize::from((prefetch / part).max(u16::from(prefetch > 1)));
+        let waiting = self.world.engine.awaiting_by_message();
+        assert!(waiting.len() <= share(4), "of {prefetch} deliveries wait {waiting:?}");
+        for application in &self.apps {
+            let of_it = waiting.iter().filter(|name| *name == application).count();
+            assert!(of_it <= share(16), "of {prefetch} deliveries {of_it} of {application} wait");
+        }
     }
 
     /// While nothing moves, payloads have gone that can be read again.
@@ -469,7 +482,8 @@ impl Sim {
             }
             assert_eq!(due, expected, "a restart would have {} due at another moment", life.ask);
         }
-        for life in model.lives.values().filter(|life| life.put.is_some() && !life.state.is_over()) {
+        let stays = |life: &&Life| life.put.is_some() && !life.state.is_over() && !life.superseded;
+        for life in model.lives.values().filter(stays) {
             assert!(
                 store.places.contains_key(&life.seq),
                 "{} is {:?}, and not in the store",

@@ -58,7 +58,9 @@ impl Model {
         let acked = life.acked;
         let comes_again = !message.acked && message.taken.contains(&Some(seq));
         let Some(item) = stored else {
-            if !state.is_over() {
+            if !state.is_over() && life.superseded {
+                self.set(seq, State::Replaced);
+            } else if !state.is_over() {
                 assert!(!acked, "lost: {ask} was acked, was {state:?}, and is not in the store");
                 self.set(seq, State::Forgotten);
                 self.recall(self.lives[&seq].identity, store);
@@ -108,6 +110,7 @@ impl Model {
         let was_dead = matches!(state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
         let died_at = self.lives[&seq].ended_at;
         let state = dead.map_or(State::Waiting, State::Dead);
+        self.lives.get_mut(&seq).expect("there").superseded = false;
         self.set(seq, state);
         let life = self.lives.get_mut(&seq).expect("there");
         if was_dead && dead.is_some() {
@@ -160,7 +163,8 @@ impl Model {
         let ask = &self.asks[life.ask];
         let Some(identity) = ask.new.identity.filter(|_| life.identity.is_given()) else { return };
         let (_, may_not) = self.remembered(seq, self.now.wall);
-        if may_not || matches!(life.state, State::Replaced | State::Forgotten) || !life.deleted {
+        let another = matches!(life.state, State::Replaced | State::Forgotten) || life.superseded;
+        if may_not || another || !life.deleted {
             return;
         }
         let known = store.ended.keys().any(|(_, known)| *known == identity)

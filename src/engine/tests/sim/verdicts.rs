@@ -23,7 +23,10 @@ impl Model {
                 }
                 DuplicateRule::Keep | DuplicateRule::Reject => false,
             },
-            Known::Out(_) => false,
+            Known::Out(seq) => {
+                let unwritten = self.lives[&seq].put.is_none() && self.is_hurried(ask);
+                self.lives[&seq].superseded || unwritten
+            }
             Known::Ended(seq) => {
                 let (_, may_not) = self.remembered(seq, from_wall);
                 let again = redelivered && self.is_same(seq, ask);
@@ -42,6 +45,24 @@ impl Model {
         let unseen = replaces && before;
         assert!(allowed || unseen, "{ask} ({rule:?}) was accepted though its id is {known:?}");
         // In the order of arrival: nothing before it in the line with the same id is undecided.
+    }
+
+    /// It may have been decided before an attempt ended that it would wait for: a cancel of it, of its customer,
+    /// or of that of another with its id, came behind it, or more waited than may.
+    pub(super) fn is_hurried(&self, ask: usize) -> bool {
+        let new = &self.asks[ask].new;
+        let of_id = |customer: &str| {
+            self.asks.iter().any(|other| {
+                other.new.identity == new.identity && other.new.customer.as_deref() == Some(customer)
+            })
+        };
+        let known = self.commands.values().chain(self.answered.values()).chain(self.orphaned.values());
+        let cancels = |asked: &super::commands::Asked| match &asked.command {
+            Command::CancelAll(of) => of.application == new.application && of_id(&of.customer),
+            Command::Cancel(target) => Some(target.identity) == new.identity,
+            _ => false,
+        };
+        self.few_wait || known.into_iter().any(cancels)
     }
 
     /// Another request of this id is in line, or taken and not seen yet.
@@ -120,11 +141,14 @@ impl Model {
                     // One that comes back does not lose to itself where there is no room for its window.
                     DuplicateRule::Replace => {
                         let comes_back = redelivered && self.is_same(seq, ask);
-                        matches!(known, Known::Waiting(_)) && comes_back && self.may_lack_window(ask)
+                        let out = matches!(known, Known::Out(_));
+                        comes_back && if out { self.is_hurried(ask) } else { self.may_lack_window(ask) }
                     }
-                    DuplicateRule::Earliest | DuplicateRule::Latest => {
-                        matches!(known, Known::Waiting(_)) && self.stays(seq, ask)
+                    DuplicateRule::Earliest | DuplicateRule::Latest if matches!(known, Known::Out(_)) => {
+                        let comes_back = redelivered && self.is_same(seq, ask);
+                        self.is_hurried(ask) && (rule == DuplicateRule::Earliest || comes_back)
                     }
+                    DuplicateRule::Earliest | DuplicateRule::Latest => self.stays(seq, ask),
                     DuplicateRule::Reject => redelivered,
                 };
                 // Once the confirm has come, the batch is known.

@@ -200,7 +200,10 @@ impl Model {
                 assert!(life.put.is_none(), "written twice: {ask}");
                 life.due = item.key.due;
             }
-            (None, false) => self.accepted(ask, item.key, item.accepted_due),
+            (None, false) => {
+                self.accepted(ask, item.key, item.accepted_due);
+                self.supersede_unwritten(ask, seq);
+            }
             (Some(dead), false) => {
                 self.check_verdict(ask, None, dead.reason);
                 self.accept(ask, item.key, item.accepted_due, State::Dead(dead.reason));
@@ -426,6 +429,10 @@ impl Model {
                     );
                 }
             }
+            State::Out(_) if successors.iter().any(|(other, by)| *other == identity && *by > seq) => {
+                self.lives.get_mut(&seq).expect("there").superseded = true;
+                return;
+            }
             State::Out(_) | State::Dead(_) | State::DeadOut(..) => {
                 panic!("{ask} was deleted while {state:?}");
             }
@@ -483,8 +490,8 @@ impl Model {
         // Its window may have closed since that is known of, or its row have been moved.
         let due = due.min(life.due).min(life.accepted_due);
         let name = self.application(seq);
-        // Else a batch of it may be waiting for payloads.
-        let rests = self.apps.get(name).is_some_and(|app| app.paused || app.left_alone_until > self.now.mono);
+        // Else a batch of it may be waiting for payloads; its pause may have been the shortest.
+        let rests = self.apps.get(name).is_some_and(|app| app.paused || app.parked_until > self.now.mono);
         let failed = |other: &Life| rests && self.prompt && other.failed && other.waiting_since < self.call;
         let older = |other: &&Life| {
             other.state == State::Waiting

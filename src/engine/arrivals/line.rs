@@ -1,0 +1,142 @@
+//! What has come in, the lines in which it stands, and what is known of each.
+
+use super::{Knowledge, Line, LineEntry};
+use crate::engine::event::Found;
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::reads::Watch;
+use crate::engine::stock::Origin;
+use crate::engine::types::{Asker, Command, Delivery, Identity, NewItem, Rejected};
+use crate::engine::waits::Waiter;
+use std::collections::VecDeque;
+
+/// One thing that has come in and has not been judged.
+#[derive(Debug)]
+pub(in crate::engine) enum Arrival {
+    Item(Box<NewItem>, Origin),
+    Rejected(Box<Rejected>, Origin),
+    /// `until`: it has been waiting for an outcome, and does so no longer than this, monotonic.
+    Command {
+        command: Command,
+        asker: Asker,
+        until: Option<u64>,
+    },
+}
+
+impl Arrival {
+    /// Whom it is about: application and identities, in the order in which they are looked for.
+    pub(in crate::engine) fn subject(&self) -> Option<(&str, [Option<Identity>; 2])> {
+        match self {
+            Arrival::Item(item, _) => Some((&item.application, [item.identity, None])),
+            Arrival::Command {
+                command: Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _),
+                ..
+            } => Some((&target.application, target.identities())),
+            Arrival::Command { .. } | Arrival::Rejected(..) => None,
+        }
+    }
+
+    /// The message that it came with, of which there may be other entries.
+    pub(in crate::engine) fn delivery(&self) -> Option<Delivery> {
+        match self {
+            Arrival::Item(_, origin) | Arrival::Rejected(_, origin) => Some(origin.delivery),
+            Arrival::Command { .. } => None,
+        }
+    }
+
+    /// The customer whose items it adds to or is about.
+    pub(in crate::engine) fn customer(&self) -> Option<(&str, &str)> {
+        match self {
+            Arrival::Item(item, _) => Some((&item.application, item.customer.as_deref()?)),
+            Arrival::Command {
+                command: Command::Flush(of) | Command::CancelAll(of) | Command::Count(of),
+                ..
+            } => Some((&of.application, &of.customer)),
+            Arrival::Command { .. } | Arrival::Rejected(..) => None,
+        }
+    }
+
+    /// Who waits, where it waits for the outcome of an item.
+    pub(super) fn waiter(&self) -> Waiter<'_> {
+        let application = self.subject().map_or("", |(application, _)| application);
+        Waiter { application, local: self.is_local() }
+    }
+
+    /// It is a request that this command, which came behind it, takes back.
+    pub(super) fn is_meant_by(&self, command: &Command) -> bool {
+        let Arrival::Item(item, _) = self else { return false };
+        match command {
+            Command::Cancel(target) => {
+                item.identity.is_some() && target.identities().contains(&item.identity)
+            }
+            Command::CancelAll(of) => self.customer() == Some((&*of.application, &*of.customer)),
+            Command::Lookup(_)
+            | Command::Reschedule(..)
+            | Command::Count(_)
+            | Command::Flush(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Retry(_)
+            | Command::DropParked(_)
+            | Command::List(_)
+            | Command::Outlook(_) => false,
+        }
+    }
+
+    pub(super) fn is_item(&self) -> bool {
+        matches!(self, Arrival::Item(..))
+    }
+
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self, Arrival::Command { asker: Asker::Local(_), .. })
+    }
+}
+
+impl LineEntry {
+    pub(super) fn new(arrival: Arrival) -> Self {
+        LineEntry { arrival, knowledge: Knowledge::Unasked, at_once: false }
+    }
+
+    /// That nothing has to be asked is an answer as well, and true until its identity changes: what the
+    /// entries before it do to others of its application is no reason to ask.
+    pub(super) fn keep_knowledge(&mut self, watch: &mut Watch) {
+        let (Knowledge::Unasked, Arrival::Item(item, _)) = (&self.knowledge, &self.arrival) else { return };
+        if let Some(identity) = item.identity {
+            self.knowledge = Knowledge::Known(vec![watch.begin(identity)], vec![Found::default()]);
+        }
+    }
+
+    /// Answers that are not true any more are none.
+    pub(super) fn forget_if_stale(&mut self, watch: &mut Watch) {
+        let Knowledge::Known(asked, _) = &self.knowledge else { return };
+        if asked.iter().any(|one| !watch.is_worth(one)) {
+            asked.iter().for_each(|one| {
+                watch.end(*one);
+            });
+            self.knowledge = Knowledge::Unasked;
+        }
+    }
+}
+
+impl Default for Line {
+    /// Empty; there are numbers for as many before its beginning as behind it.
+    fn default() -> Self {
+        Line { entries: VecDeque::new(), first: 1 << 63, ahead: 0 }
+    }
+}
+
+impl Line {
+    pub(super) fn push_front(&mut self, entry: LineEntry) {
+        self.first -= u64::from(!mutated(Mutant::AnswersShifted));
+        self.ahead = 0;
+        self.entries.push_front(entry);
+    }
+}
+
+/// Names one of the lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum LineName {
+    /// What waited for an outcome; it goes before what comes in.
+    Returned,
+    Requests,
+    Local,
+}

@@ -1,0 +1,230 @@
+//! One command on its way over the items.
+
+use super::legs::most_steps;
+use super::{end_of_cancel, Kind, Running, STEP_LOOKED_AT, STEP_ROWS};
+use crate::engine::core::Core;
+use crate::engine::event::{Load, Scan, Stored};
+use crate::engine::ids::ItemId;
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::types::{Answer, Key, Listed, Now};
+use std::collections::VecDeque;
+
+impl Running {
+    pub(super) fn is_through(&self) -> bool {
+        self.legs.as_ref().is_some_and(VecDeque::is_empty)
+    }
+
+    /// What is in flight is not its own any more.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.impatient && self.is_through()
+    }
+
+    /// An item of this customer with this number is its own.
+    pub(super) fn owns(&self, application: &str, customer: Option<&str>, seq: u64) -> bool {
+        let Kind::CancelAll(of) = &self.kind else { return false };
+        let its = *of.application == *application && Some(&*of.customer) == customer;
+        its && seq < self.before && !self.is_given_up()
+    }
+
+    /// An item in memory.
+    pub(super) fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
+        if core.stock().items()[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
+            // It has died since the scan began.
+            return;
+        }
+        if let Kind::Outlook(counting) = &mut self.kind {
+            let listed = core.listed(id);
+            return counting.count(&listed.application, listed.due);
+        }
+        let seq = core.stock().items()[id].key().seq;
+        let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
+        match &self.kind {
+            Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
+            Kind::CancelAll(_) | Kind::DropParked(_) => {
+                if core.is_undecided(id) {
+                    core.want_outcomes(true);
+                    self.in_flight.insert(core.stock().items()[id].identity());
+                } else {
+                    self.cancelled += 1;
+                    core.cancel(id, end_of_cancel(&self.asker), now);
+                }
+            }
+            Kind::Count(_) if later => {}
+            Kind::Count(_) => {
+                let listed = core.listed(id);
+                self.tally(&listed);
+            }
+            Kind::List(filter) => {
+                let listed = core.listed(id);
+                if filter.takes(&listed) {
+                    self.page.push(listed);
+                }
+            }
+            Kind::Outlook(_) => {}
+        }
+    }
+
+    /// An item in the store that is in memory as well.
+    pub(super) fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
+        match &self.kind {
+            Kind::List(filter) if !core.stock().items()[id].is_dead() => {
+                let listed = Listed { properties: stored.content, ..core.listed(id) };
+                if filter.takes(&listed) {
+                    self.page.push(listed);
+                }
+            }
+            Kind::Count(_) if stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) => {
+                let listed = core.listed(id);
+                self.tally(&listed);
+            }
+            Kind::Outlook(_) if self.counted_in_memory(stored.key.seq) => {}
+            Kind::Count(_) | Kind::List(_) => {}
+            Kind::CancelAll(_) | Kind::DropParked(_) | Kind::Outlook(_) => self.look_at(core, id, now),
+        }
+    }
+
+    pub(super) fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
+        let counted = self.counted_in_memory(stored.key.seq);
+        if let Kind::Outlook(counting) = &mut self.kind {
+            if !counted && stored.dead.is_none() {
+                counting.count(&stored.application, stored.key.due);
+            }
+            return;
+        }
+        let later = stored.key.seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
+        match &self.kind {
+            Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
+            // It may have been delivered, as one that is in flight.
+            Kind::CancelAll(_) | Kind::DropParked(_)
+                if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) =>
+            {
+                core.want_outcomes(true);
+                self.in_flight.insert(stored.identity());
+            }
+            Kind::CancelAll(_) | Kind::DropParked(_) => {
+                self.cancelled += 1;
+                if !mutated(Mutant::CancelAllAnswersOnly) {
+                    core.cancel_far(&stored, end_of_cancel(&self.asker), now);
+                }
+            }
+            Kind::Count(_) if later || counted || mutated(Mutant::CountsOneTooFew) => {}
+            Kind::Count(_) => {
+                let listed = core.listed_far(stored, now);
+                self.tally(&listed);
+            }
+            Kind::List(filter) => {
+                let listed = core.listed_far(stored, now);
+                if filter.takes(&listed) {
+                    self.page.push(listed);
+                }
+            }
+            Kind::Outlook(_) => {}
+        }
+    }
+
+    pub(super) fn tally(&mut self, item: &Listed) {
+        self.by_stage[item.stage as usize] += 1;
+        self.next_due = Some(self.next_due.map_or(item.due, |due| {
+            if mutated(Mutant::NextDueIsTheLast) {
+                due.max(item.due)
+            } else {
+                due.min(item.due)
+            }
+        }));
+    }
+
+    /// Where the present leg goes on, or that it is over.
+    pub(super) fn go_on(&mut self, next: Option<Key>) {
+        let rewound = match self.kind {
+            Kind::CancelAll(_) | Kind::DropParked(_) => self.known_until.take(),
+            Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => None,
+        };
+        let next = [next, rewound].into_iter().flatten().min();
+        let Some(legs) = &mut self.legs else { return };
+        if let (Kind::Outlook(counting), Some(leg)) = (&mut self.kind, legs.front_mut()) {
+            if !counting.goes_on(leg, next, self.leg_rows) {
+                legs.pop_front();
+                self.leg_rows = 0;
+            }
+            return;
+        }
+        let enough = match &self.kind {
+            Kind::List(filter) => self.page.len() >= filter.limit && self.leg_rows >= filter.limit,
+            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => false,
+        };
+        match (next, legs.front_mut()) {
+            (Some(next), Some(leg)) if !enough && self.steps < most_steps(&self.kind) => leg.from = next,
+            (Some(next), Some(leg)) if !matches!(self.kind, Kind::List(_)) => leg.from = next,
+            (next, _) => {
+                if let (Some(next), Kind::List(_)) = (next, &self.kind) {
+                    self.known_until = Some(self.known_until.map_or(next, |known| known.min(next)));
+                }
+                legs.pop_front();
+                self.leg_rows = 0;
+            }
+        }
+        self.skip_legs();
+    }
+
+    /// Of a list: what is left has nothing on this page.
+    pub(super) fn skip_legs(&mut self) {
+        let Kind::List(filter) = &self.kind else { return };
+        let Some(legs) = &mut self.legs else { return };
+        self.page.sort_unstable_by_key(|item| item.key);
+        self.page.dedup_by_key(|item| item.key);
+        let Some(last) = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key) else { return };
+        if let Some(leg) = legs.front().filter(|leg| leg.low > last) {
+            let low = leg.low.max(filter.from);
+            self.known_until = Some(self.known_until.map_or(low, |known| known.min(low)));
+            legs.clear();
+        }
+    }
+
+    /// The next step over the store.
+    pub(super) fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
+        let leg = self.legs.as_ref()?.front()?.clone();
+        self.steps += 1;
+        core.stock_mut().reads_mut().begin();
+        let most = match &self.kind {
+            Kind::List(filter) => filter.limit.clamp(1, STEP_ROWS),
+            Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(STEP_ROWS),
+            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => STEP_ROWS,
+        };
+        Some(Load::Scan(Scan {
+            number,
+            along: leg.along,
+            from: leg.from,
+            until: leg.until,
+            customer: leg.customer,
+            max_rows: most,
+            max_looked_at: STEP_LOOKED_AT,
+            properties: matches!(self.kind, Kind::List(_)),
+        }))
+    }
+
+    pub(super) fn answer(&self, _core: &Core) -> Answer {
+        match &self.kind {
+            Kind::Count(_) => {
+                let [waiting, in_flight, parked] = self.by_stage;
+                Answer::Counted { waiting, in_flight, parked, next_due: self.next_due }
+            }
+            Kind::List(filter) => {
+                let mut items = self.page.clone();
+                items.sort_unstable_by_key(|item| item.key);
+                items.dedup_by_key(|item| item.key);
+                let known = |item: &Listed| self.known_until.is_none_or(|until| item.key < until);
+                items.retain(known);
+                let left_out = items.get(filter.limit).map(|item| item.key);
+                items.truncate(filter.limit);
+                Answer::Listed {
+                    items,
+                    next: left_out.or(self.known_until).filter(|_| !mutated(Mutant::ListEndsTooSoon)),
+                }
+            }
+            Kind::Outlook(counting) => Answer::Timeline(Box::new(counting.told())),
+            Kind::CancelAll(_) | Kind::DropParked(_) => {
+                Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }
+            }
+        }
+    }
+}
