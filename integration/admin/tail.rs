@@ -16,7 +16,7 @@ fn a_parked_backlog_is_left_alone() {
         "{refused:?}"
     );
     daemon.holds("parked", 1);
-    let drained = daemon.cli(&["tail", "shop", "--count", "1", "--for", "20s", "--drain"]);
+    let drained = daemon.cli(&["tail", "shop", "--count", "1", "--for", "120s", "--drain"]);
     assert!(drained.code == 0 && drained.out.contains("kept"), "{drained:?}");
     // Without an answer it is refused as well.
     daemon.kill9();
@@ -42,8 +42,8 @@ fn it_listens_where_batches_are_published() {
     node.ctl(&["set_permissions", "-p", "tail-out", &user, ".*", ".*", ".*"]);
     let daemon = site.start(&site.config().text("egress.uri", &node.uri_of(&user, "tail-out")));
     let batch = std::thread::scope(|scope| {
-        let tail = scope.spawn(|| daemon.cli(&["tail", "shop", "--count", "1", "--for", "20s"]));
-        wait_until("a queue is bound there", Duration::from_secs(15), || {
+        let tail = scope.spawn(|| daemon.cli(&["tail", "shop", "--count", "1", "--for", "120s"]));
+        wait_until("a queue is bound there", Duration::from_secs(60), || {
             node.ctl(&["list_bindings", "-p", "tail-out", "routing_key"]).lines().any(|key| key == "shop")
         });
         site.client.publish(&site.push("shop", "1").id("there"));

@@ -9,15 +9,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MEDIAN: Duration = Duration::from_secs(5);
 
 /// Publishing has a login of its own, by which its connection can be closed.
-const EGRESS: &str = "other";
+pub(super) const EGRESS: &str = "other";
 
 /// `uri`: of the publishing end.
-fn config(site: &Site<'_>, uri: &str) -> Config {
+pub(super) fn config(site: &Site<'_>, uri: &str) -> Config {
     site.config().text("egress.uri", uri).set("defaults.retry", r#"{ min = "1s", max = "2s" }"#)
 }
 
 /// Connections of the publishing end that have ended.
-fn losses(daemon: &Daemon) -> u64 {
+pub(super) fn losses(daemon: &Daemon) -> u64 {
     let (_, metrics) = daemon.ask("GET", "/metrics");
     let mut lines = metrics.as_str().unwrap_or_default().lines();
     let count =
@@ -32,7 +32,7 @@ fn close_once(node: &Node, daemon: &Daemon) {
 }
 
 /// Waits until a batch of the application is out and unconfirmed.
-fn in_flight(daemon: &Daemon, application: &str) {
+pub(super) fn in_flight(daemon: &Daemon, application: &str) {
     wait_until("an item is in flight", LIMIT, || {
         let (_, page) =
             daemon.ask("GET", &format!("/api/v1/items?application={application}&state=in_flight"));

@@ -1,9 +1,10 @@
 //! Many queues that take what they are sent and confirm nothing: whoever else has something due is not late for them,
 //! whether it is busy, rests between its items, or has never been heard of.
 
+use super::lost::{config, losses, EGRESS};
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
-use tidegate_harness::{text, wait_until, Daemon, Inbox, Node, Site};
+use tidegate_harness::{text, wait_until, Daemon, Inbox, Node, Proxy, Site};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Nobody is later than this.
@@ -83,6 +84,11 @@ fn silent_ones(name: &str, count: usize, kind: &str) {
 }
 
 #[test]
+fn eight_silent_queues_make_nobody_late() {
+    silent_ones("eight_silent_queues", 8, "classic");
+}
+
+#[test]
 fn sixteen_silent_queues_make_nobody_late() {
     silent_ones("sixteen_silent_queues", 16, "classic");
 }
@@ -129,4 +135,54 @@ fn two_hundred_silent_queues_make_nobody_late() {
         assert_eq!(site.client.consume(queue).batch().ids(), ["kept"]);
     }
     wait_until("they are confirmed", LIMIT, || daemon.items("in_flight") == 0 && daemon.items("parked") == 0);
+}
+
+/// What was out to them when the connection was lost is tried again, each alone; beside that others go on.
+fn suspects_of(name: &str, count: usize, kind: &str) {
+    let Some(node) = Node::own(name, "") else { return };
+    let site = Site::on(&node, name);
+    // Beside the broker, which may wait for a silent queue before it closes a connection.
+    let proxy = Proxy::start(node.login().0);
+    let daemon = site.start(&config(&site, &proxy.uri(EGRESS, "%2f")));
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), text(kind));
+    let mute = |n: usize| format!("mute{n}");
+    let queues: Vec<String> = (0..count).map(|n| site.queue(&mute(n))).collect();
+    (0..count).for_each(|n| site.application_with(&mute(n), arguments.clone()));
+    let inboxes = ["busy", "rests", "first"].map(|name| (name, site.inbox(name)));
+    let [busy, rests, first] = inboxes.each_ref().map(|(name, inbox)| (*name, inbox));
+    let story = Story { site: &site, daemon: &daemon, count };
+    story.arrive("before", &[busy, rests]);
+    node.silence(&queues);
+    site.client.publish_all((0..count).map(|n| site.push(&mute(n), "{}").id("kept")));
+    wait_until("all are out, or were", LIMIT, || {
+        daemon.items("in_flight") + daemon.items("parked") == count as u64
+    });
+    for round in 0..ROUNDS {
+        // Else they would come once more.
+        let arrived = 2 + 5 * round as u64;
+        wait_until("all is confirmed", LIMIT, || daemon.state()["totals"]["confirmed"] == arrived);
+        let before = losses(&daemon);
+        proxy.cut(true);
+        wait_until("the connection is lost", LIMIT, || losses(&daemon) > before);
+        wait_until("it is connected again", LIMIT, || daemon.ask("GET", "/readyz").0 == 200);
+        story.arrive(&format!("after loss {round}"), &[busy, first]);
+        std::thread::sleep(REST);
+        story.arrive(&format!("rested {round}"), &[busy, rests, first]);
+    }
+    node.wake(&queues);
+    for queue in &queues {
+        assert_eq!(site.client.consume(queue).batch().ids(), ["kept"]);
+    }
+    wait_until("they are confirmed", LIMIT, || daemon.items("in_flight") == 0 && daemon.items("parked") == 0);
+}
+
+#[test]
+fn suspects_of_forty_silent_quorum_queues_make_nobody_late() {
+    suspects_of("suspects_of_forty", 40, "quorum");
+}
+
+#[test]
+fn suspects_of_two_hundred_silent_queues_make_nobody_late() {
+    suspects_of("suspects_of_two_hundred", 200, "classic");
 }

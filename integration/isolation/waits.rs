@@ -1,8 +1,10 @@
 //! A queue that never confirms, and producers that go on about what hangs there: others go on within a second, and nothing
 //! is lost.
 
+use super::lost::in_flight;
 use std::time::{Duration, Instant};
-use tidegate_harness::{wait_until, Asker, Daemon, Inbox, Node, Push, Site};
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::{text, wait_until, Asker, Daemon, Inbox, Node, Push, Site};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Another application's items arrive within this time.
@@ -11,15 +13,6 @@ const SOON: Duration = Duration::from_secs(1);
 /// More than the default prefetch.
 const MANY: u32 = 10_500;
 const CANCELS: u32 = 2_500;
-
-/// Waits until an item of the application is out and unconfirmed.
-fn in_flight(daemon: &Daemon, application: &str) {
-    wait_until("an item is in flight", LIMIT, || {
-        let (_, page) =
-            daemon.ask("GET", &format!("/api/v1/items?application={application}&state=in_flight"));
-        page["items"].as_array().is_some_and(|items| !items.is_empty())
-    });
-}
 
 fn replace(site: &Site<'_>, id: &str, body: &str) -> Push {
     let push = site.push("mute", format!("\"{body}\"")).content_type("application/json");
@@ -49,16 +42,18 @@ fn others_arrive(site: &Site<'_>, other: &Inbox, from: u32, daemon: &Daemon) {
     }
 }
 
-fn hold(name: &str, prefetch: Option<u32>, replaces: u32) {
+fn hold(name: &str, kind: &str, prefetch: Option<u32>, replaces: u32) {
     let Some(node) = Node::own(name, "") else { return };
     let site = Site::on(&node, name);
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), text(kind));
     let mut config = site.config();
     if let Some(prefetch) = prefetch {
         config = config.set("ingest.prefetch", &prefetch.to_string());
     }
     let daemon = site.start(&config);
     let other = site.inbox("other");
-    site.application("mute");
+    site.application_with("mute", arguments);
     others_arrive(&site, &other, 0, &daemon);
     node.silence(&[site.queue("mute")]);
     site.client.publish(&replace(&site, "x", "0"));
@@ -88,12 +83,17 @@ fn hold(name: &str, prefetch: Option<u32>, replaces: u32) {
 
 #[test]
 fn what_replaces_and_cancels_what_hangs_holds_nobody_up() {
-    hold("waits-default", None, MANY);
+    hold("waits-default", "classic", None, MANY);
 }
 
 #[test]
 fn what_replaces_and_cancels_what_hangs_holds_nobody_up_with_a_small_prefetch() {
-    hold("waits-small", Some(10), 2_000);
+    hold("waits-small", "classic", Some(10), 2_000);
+}
+
+#[test]
+fn what_replaces_and_cancels_what_hangs_in_a_quorum_queue_holds_nobody_up() {
+    hold("waits-quorum", "quorum", None, MANY);
 }
 
 /// As many ids as would fill the prefetch are in flight, and each is replaced.

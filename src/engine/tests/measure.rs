@@ -106,3 +106,32 @@ fn measure_in_and_out() {
     }
     measure(10_000_000, 1_000, false);
 }
+
+/// A hundred thousand applications with an item each: the state, and twenty lists that are asked for at once.
+#[test]
+#[ignore = "a minute: make measure runs it"]
+fn measure_looks_over_many_applications() {
+    let settings = Settings { max_applications: 1_000_000, ..settings() };
+    let mut w = World::new(settings);
+    for first in (0..100_000).step_by(1_000) {
+        w.send(
+            (first..first + 1_000).map(|n| at(T0 + 100_000 + n, item(&format!("a{n}"), "", "x"))).collect(),
+        );
+        w.drain_jobs();
+    }
+    let start = Instant::now();
+    let state = w.engine.snapshot(w.now);
+    let took = start.elapsed().as_micros();
+    assert_eq!(state.applications_total, 100_000);
+    let filter = Filter { limit: 10, ..Filter::default() };
+    let lists = (0..20).map(|number| (Asker::Local(number), Command::List(filter.clone()))).collect();
+    let start = Instant::now();
+    w.input(Input::Commands(lists));
+    let mut slowest = start.elapsed().as_micros();
+    while w.engine.is_behind() {
+        let start = Instant::now();
+        w.input(Input::Tick);
+        slowest = slowest.max(start.elapsed().as_micros());
+    }
+    eprintln!("100000 applications: a state {took} us; slowest call of 20 lists {slowest} us");
+}
