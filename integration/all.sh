@@ -216,7 +216,8 @@ must() {
 }
 
 fetch() { run fetch "${MAKE:-make}" -s fetch; }
-lint() { run lint "${MAKE:-make}" -s lint; }
+lint() { run lint "${MAKE:-make}" -s lint-whole; }
+lint_bare() { run lint_bare ${1:-} "${MAKE:-make}" -s lint-bare; }
 build() {
 	run build "$cargo" test --bins --test integration --test faults --test fuzz --test tidy --no-run --locked --offline \
 		--message-format=json-render-diagnostics
@@ -233,12 +234,17 @@ in_the_shadow() {
 	run lib-build $nice "$cargo" test --lib --no-run --locked --offline --message-format=json-render-diagnostics || return
 	rm "$out/lib-build.code"
 	SEEDS=${SEEDS:-400} run lib $nice "$(program lib-build lib tidegate)"
+	# Last, when little is left beside it.
+	! has lint || { lint_bare "$nice" && rm "$out/lint_bare.code"; }
 }
 
 must fetch
 (run setup "${MAKE:-make}" -s setup) &
 setup_job=$!
-if has lint; then must lint; fi
+if has lint; then
+	must lint
+	has lib || must lint_bare
+fi
 must build
 wait "$setup_job"
 must setup
@@ -259,10 +265,10 @@ if has lib; then
 fi
 for job in $jobs; do wait "$job"; done
 
-for each in tidy main fuzz lib-build lib faults integration; do count "$each"; done
+for each in tidy main fuzz lib-build lib lint_bare faults integration; do count "$each"; done
 once_more faults "$(program build test faults)"
 once_more integration "$(program build test integration)"
-for each in tidy main fuzz lib-build lib faults integration; do
+for each in tidy main fuzz lib-build lib lint_bare faults integration; do
 	name_failed "$each"
 	show "$each"
 done

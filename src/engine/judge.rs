@@ -267,6 +267,10 @@ impl<'a> Bench<'a> {
         let orphaned = core.stock().items()[id].is_orphaned();
         let comes_back = origin.redelivered && old == item.fingerprint;
         let earliest = rule == DuplicateRule::Earliest && item.tried.batch.is_none();
+        if orphaned && comes_back {
+            core.stock_mut().adopt(id, origin, now);
+            return Judged::Done;
+        }
         if !orphaned && (comes_back || earliest) {
             return drop_duplicate(core, rule, origin);
         }

@@ -392,6 +392,11 @@ impl Item {
         self.residence = Residence::Orphaned.into();
     }
 
+    /// Its request has come again, with this tag.
+    pub(in crate::engine) fn adopt(&mut self, tag: u64) {
+        self.residence = NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending).into();
+    }
+
     /// It is in flight, and another has its place: nothing keeps it beyond this attempt. The closing that
     /// covered it.
     pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) -> Option<ClosingPlace> {

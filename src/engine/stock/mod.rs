@@ -448,6 +448,13 @@ impl Stock {
         }
     }
 
+    /// The request of an item in flight that only the broker kept has come again: it is this one's, and
+    /// written, so that its attempt may take the time that it takes.
+    pub(super) fn adopt(&mut self, id: ItemId, origin: Origin, now: Now) {
+        self.items[id].adopt(origin.delivery.tag);
+        self.store_pending(id, now);
+    }
+
     /// Another takes the id of an item in flight, whose attempt may end late or never. It is nowhere but in
     /// its flight from now on: the end of the attempt says whether it was sent or replaced, and a crash,
     /// which leaves that unknown, leaves the other alone.

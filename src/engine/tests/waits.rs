@@ -326,3 +326,23 @@ fn requests_that_replace_one_far_item_share_a_look() {
     check_sums(&w);
     w.store.check_empty();
 }
+
+/// Nothing but the broker keeps what is confirmed at once. Where its confirm does not come and the broker delivers it
+/// again, that is the one in flight: it is written, acked, and not sent beside itself.
+#[test]
+fn what_is_in_flight_and_comes_again_is_written_and_not_sent_twice() {
+    for outcome in [CONFIRMED, returned()] {
+        let mut w = world(1);
+        w.send(vec![request("x", "", "x")]);
+        assert_eq!((w.out.len(), w.store.items.len()), (1, 0), "it is out, and not written");
+        w.lose_ingest();
+        feed(&mut w, 1);
+        assert!(w.queue.is_empty(), "it is acked");
+        assert_eq!((w.out.len(), w.store.items.len()), (1, 1), "and out once");
+        settle_of(&mut w, "a", &outcome);
+        w.run(60_000);
+        assert_eq!(ends(&w).0, ["proof", "x"], "{outcome:?}");
+        check_sums(&w);
+        w.store.check_empty();
+    }
+}

@@ -234,6 +234,14 @@ impl Model {
         }
     }
 
+    /// Items that others have the place of: each is in its flight alone.
+    pub(super) fn heirs(&self, application: &str) -> u64 {
+        let has_heir = |life: &&Life| {
+            life.superseded && life.state.is_live() && self.application(life.seq) == application
+        };
+        self.lives.values().filter(has_heir).count() as u64
+    }
+
     fn longest_pause(&self, application: &str) -> u64 {
         let all = std::iter::once(&self.settings).chain(&self.before);
         all.map(|whole| whole.of(application).retry.max).max().unwrap_or(0)
@@ -311,12 +319,7 @@ impl Model {
             });
             let over = limited && app.live > settings.max_waiting;
             if over && self.before.is_empty() && self.lives_begun == 1 && !asked {
-                // Who has an heir is in its flight alone.
-                let has_heir = |life: &&Life| {
-                    life.superseded && life.state.is_live() && self.application(life.seq) == name
-                };
-                let heirs = self.lives.values().filter(has_heir).count() as u64;
-                let waiting = (app.live - self.succeeded(name)).saturating_sub(heirs);
+                let waiting = (app.live - self.succeeded(name)).saturating_sub(self.heirs(name));
                 assert!(
                     waiting <= settings.max_waiting,
                     "{waiting} items of {name} wait, {} may",

@@ -139,7 +139,7 @@ impl Sim {
         }
         for (name, app) in &model.apps {
             let settings = model.settings.of(name);
-            let over = settings.max_waiting > 0 && app.live > settings.max_waiting;
+            let over = settings.max_waiting > 0 && app.live - model.heirs(name) > settings.max_waiting;
             if !over || settings.on_full != OnFull::DropOldest {
                 continue;
             }

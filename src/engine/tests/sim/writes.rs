@@ -199,6 +199,13 @@ impl Model {
                 let life = self.lives.get_mut(&seq).expect("there");
                 assert!(life.put.is_none(), "written twice: {ask}");
                 life.due = item.key.due;
+                if std::mem::take(&mut life.orphaned) {
+                    // Its request has come again while it was in flight, and is its own.
+                    assert!(self.is_hurried(ask), "{ask} waits for the outcome");
+                    let message = self.messages.get_mut(&self.asks[ask].message).expect("there");
+                    let part = message.asks.iter().position(|other| *other == ask).expect("of it");
+                    message.taken[part] = Some(seq);
+                }
             }
             (None, false) => {
                 self.accepted(ask, item.key, item.accepted_due);
