@@ -69,16 +69,9 @@ static: fetch ## a binary that needs no library: target/x86_64-unknown-linux-mus
 		{ $(CARGO) fetch --locked --target $(MUSL) && $(CARGO) build --release --locked --target $(MUSL); }
 
 .PHONY: lint
-lint: lint-whole lint-bare ## formatting and lints
-
-.PHONY: lint-whole
-lint-whole: fetch
+lint: fetch ## formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked --offline -- -D warnings
-
-.PHONY: lint-bare
-lint-bare: fetch
-	$(CARGO) clippy --lib --locked --offline --no-default-features -- -D warnings
 
 .PHONY: setup
 setup:

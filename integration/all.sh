@@ -1,7 +1,7 @@
 #!/bin/sh
 # Everything that `make test` runs, in the order that takes the least time: all.sh [lint] [blackbox] [lib], or all three.
 #
-#   lint      formatting and clippy
+#   lint      formatting, and what no test is built from; clippy's lints come with every build (integration/rustc.sh)
 #   blackbox  the built daemon against private brokers: the suites, and beside them the table of faults
 #   lib       unit and property tests, the simulator, decoders against made-up input, the rules of the source; they are
 #             built and run beside the black-box tests, which mostly wait, and give way to them
@@ -29,7 +29,8 @@ deadline=$((begun + ${TEST_MINUTES:-24} * 60))
 RUST_MIN_STACK=$(sed -n 's/^RUST_MIN_STACK = "\(.*\)"$/\1/p' .cargo/config.toml)
 CARGO_MANIFEST_DIR=$PWD
 TIDEGATE_SKIPPED=$out/skipped
-export RUST_MIN_STACK CARGO_MANIFEST_DIR TIDEGATE_SKIPPED
+RUSTC_WORKSPACE_WRAPPER=$PWD/integration/rustc.sh
+export RUST_MIN_STACK CARGO_MANIFEST_DIR TIDEGATE_SKIPPED RUSTC_WORKSPACE_WRAPPER
 : >"$TIDEGATE_SKIPPED"
 : >"$out/phases"
 : >"$out/details"
@@ -216,8 +217,8 @@ must() {
 }
 
 fetch() { run fetch "${MAKE:-make}" -s fetch; }
-lint() { run lint "${MAKE:-make}" -s lint-whole; }
-lint_bare() { run lint_bare ${1:-} "${MAKE:-make}" -s lint-bare; }
+lint() { run lint "$cargo" fmt --all --check; }
+examples() { run examples ${1:-} "$cargo" test --example demo --example bench --no-run --locked --offline; }
 build() {
 	run build "$cargo" test --bins --test integration --test faults --test fuzz --test tidy --no-run --locked --offline \
 		--message-format=json-render-diagnostics
@@ -235,7 +236,7 @@ in_the_shadow() {
 	rm "$out/lib-build.code"
 	SEEDS=${SEEDS:-400} run lib $nice "$(program lib-build lib tidegate)"
 	# Last, when little is left beside it.
-	! has lint || { lint_bare "$nice" && rm "$out/lint_bare.code"; }
+	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }
 
 must fetch
@@ -243,7 +244,7 @@ must fetch
 setup_job=$!
 if has lint; then
 	must lint
-	has lib || must lint_bare
+	has lib || must examples
 fi
 must build
 wait "$setup_job"
@@ -265,10 +266,10 @@ if has lib; then
 fi
 for job in $jobs; do wait "$job"; done
 
-for each in tidy main fuzz lib-build lib lint_bare faults integration; do count "$each"; done
+for each in tidy main fuzz lib-build lib examples faults integration; do count "$each"; done
 once_more faults "$(program build test faults)"
 once_more integration "$(program build test integration)"
-for each in tidy main fuzz lib-build lib lint_bare faults integration; do
+for each in tidy main fuzz lib-build lib examples faults integration; do
 	name_failed "$each"
 	show "$each"
 done

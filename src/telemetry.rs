@@ -1,8 +1,7 @@
 //! Spans of published batches, sent to a collector by OTLP (OpenTelemetry protocol 1.x, JSON over HTTP).
 //!
 //! Beside everything else: a span goes into a bounded line, and one that finds no room, or no collector, is
-//! lost and counted. Whoever publishes never waits for it. The sender is there with the cargo feature `otlp`
-//! alone; without it the configuration refuses the endpoint.
+//! lost and counted. Whoever publishes never waits for it.
 
 use serde_json::{json, Value};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -144,17 +143,10 @@ impl Courier {
         }
     }
 
-    #[cfg(feature = "otlp")]
     fn send(&self, spans: &[PublishSpan]) -> Result<(), String> {
         let config = ureq::Agent::config_builder().timeout_global(Some(REQUEST_WITHIN)).proxy(None).build();
         let agent: ureq::Agent = config.into();
         agent.post(&self.address).send_json(request(spans)).map(drop).map_err(|error| error.to_string())
-    }
-
-    #[cfg(not(feature = "otlp"))]
-    fn send(&self, spans: &[PublishSpan]) -> Result<(), String> {
-        let _ = (request(spans), REQUEST_WITHIN);
-        Err("built without the feature otlp".to_owned())
     }
 
     fn warn(&mut self, error: &str) {

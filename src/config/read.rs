@@ -335,7 +335,6 @@ fn telemetry(mut s: Section<'_, '_>) -> Option<String> {
     let plain = |host: &str| !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && b != b'@');
     let fault = match host {
         _ if endpoint.is_empty() => None,
-        _ if cfg!(not(feature = "otlp")) => Some("this binary was built without the feature otlp"),
         None if endpoint.starts_with("https://") => {
             Some("begins with https://, which is not spoken: name a collector on this machine or its network")
         }

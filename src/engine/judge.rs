@@ -274,21 +274,7 @@ impl<'a> Bench<'a> {
         if !orphaned && (comes_back || earliest) {
             return drop_duplicate(core, rule, origin);
         }
-        let timing = timing(core.stock().queues().settings_of(queue), &item, now);
-        let asked = (&*item, queue, timing);
-        match self.limits.judge(core.stock(), self.settings, asked, true, now) {
-            LimitVerdict::Admit => {}
-            LimitVerdict::Wait => return Judged::NoRoom(item),
-            LimitVerdict::Dead(dead) => {
-                reject(core, item.rejected(dead), origin, now);
-                return Judged::Done;
-            }
-        }
-        core.supersede(id, rule);
-        admission::make_room(core.stock_mut(), self.settings, asked, now);
-        let admission = Admission { queue, origin, timing, inherited: None, may_defer: false };
-        core.stock_mut().admit(*item, admission, now);
-        Judged::Done
+        self.replace(core, (item, queue), LiveItem::Resident(id), (origin, false), now)
     }
 
     /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's
@@ -316,11 +302,19 @@ impl<'a> Bench<'a> {
         }
         let inherited = inherited_window(core, &item, &live, now);
         match &live {
-            LiveItem::Resident(id) => core.take_out(*id),
-            LiveItem::Far(stored) => core.stock_mut().finish_far(stored),
+            // Whether it was replaced or sent is counted when its attempt has ended.
+            LiveItem::Resident(id) if core.is_in_flight(*id) && !mutated(Mutant::InFlightIsReplaced) => {
+                core.supersede(*id, rule);
+            }
+            LiveItem::Resident(id) => {
+                core.take_out(*id);
+                core.stock_mut().counters_mut().count_replaced(rule);
+            }
+            LiveItem::Far(stored) => {
+                core.stock_mut().finish_far(stored);
+                core.stock_mut().counters_mut().count_replaced(rule);
+            }
         }
-        core.stock_mut().counters_mut().replaced += 1;
-        core.stock_mut().counters_mut().duplicates[rule as usize].replaced += 1;
         // Not deferred: else its forerunner would be gone before it is written, and the broker alone have it.
         let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item, queue);
         admission::make_room(core.stock_mut(), self.settings, (&item, queue, timing), now);

@@ -18,15 +18,15 @@ pub struct Counters {
     pub received: u64,
     /// Of these, marked redelivered.
     pub redelivered: u64,
-    /// ItemCounts accepted (array entries counted one by one).
+    /// Items accepted (array entries counted one by one).
     pub accepted: u64,
     /// Requests that were not understood, and items that could not be accepted: dead letters from the start.
     pub rejected: u64,
-    /// ItemCounts cancelled by a command.
+    /// Items cancelled by a command.
     pub cancelled: u64,
-    /// ItemCounts replaced by a later request with the same id.
+    /// Items replaced by a later request with the same id.
     pub replaced: u64,
-    /// ItemCounts and dead requests forgotten because the broker delivers them again: their only copy was a
+    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a
     /// message that was not acked when the ingest connection was lost.
     pub given_back: u64,
     /// Requests whose id was known, in the order of [`DuplicateRule`]'s declaration.
@@ -34,7 +34,7 @@ pub struct Counters {
     pub duplicates: [Duplicates; RULES.len()],
     /// Of those dropped: sent back by their consumer or by a queue, and no other try by the rules.
     pub tries_dropped: u64,
-    /// ItemCounts confirmed at the output exchange.
+    /// Items confirmed at the output exchange.
     pub confirmed: u64,
     /// Batches confirmed at the output exchange.
     pub batches_confirmed: u64,
@@ -62,6 +62,14 @@ pub struct Counters {
     pub clock_forward: u64,
     /// Wall-clock steps noticed, backward.
     pub clock_backward: u64,
+}
+
+impl Counters {
+    /// An item was replaced by a later request of its id, by this rule.
+    pub(in crate::engine) fn count_replaced(&mut self, rule: DuplicateRule) {
+        self.replaced += 1;
+        self.duplicates[rule as usize].replaced += 1;
+    }
 }
 
 /// What one duplicate rule did to requests whose id was known.
@@ -108,19 +116,19 @@ pub struct Application {
     /// State of its delivery.
     #[serde(flatten)]
     pub delivery: Deliverability,
-    /// ItemCounts that have not ended, wherever they are.
+    /// Items that have not ended, wherever they are.
     #[serde(default)]
     pub total: u64,
     /// Held back by an operator's order.
     #[serde(default)]
     pub paused: bool,
-    /// ItemCounts in memory that wait for their time.
+    /// Items in memory that wait for their time.
     #[serde(default)]
     pub waiting: u64,
-    /// ItemCounts that are due and wait for a free slot.
+    /// Items that are due and wait for a free slot.
     #[serde(default)]
     pub due: u64,
-    /// ItemCounts published and not settled.
+    /// Items published and not settled.
     #[serde(default)]
     pub in_flight: u64,
     /// Number of items parked.
@@ -129,7 +137,7 @@ pub struct Application {
     /// Number of open windows.
     #[serde(default)]
     pub windows: u64,
-    /// ItemCounts confirmed since the start.
+    /// Items confirmed since the start.
     #[serde(default)]
     pub confirmed: u64,
     /// Earliest due of its items that are due and not confirmed, UTC ms; parked and paused ones count here.
@@ -137,19 +145,19 @@ pub struct Application {
     pub oldest_due_at: Option<u64>,
 }
 
-/// ItemCounts at one moment.
+/// Items at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ItemCounts {
-    /// ItemCounts stored or held that are not parked; in flight included.
+    /// Items stored or held that are not parked; in flight included.
     pub waiting: u64,
     /// Of these, in memory.
     pub in_memory: u64,
-    /// ItemCounts that are due and not yet published.
+    /// Items that are due and not yet published.
     pub due: u64,
-    /// ItemCounts published and not settled.
+    /// Items published and not settled.
     pub in_flight: u64,
-    /// ItemCounts of applications that cannot be delivered to at present.
+    /// Items of applications that cannot be delivered to at present.
     pub parked: u64,
     /// Number of open windows.
     pub windows: u64,

@@ -440,10 +440,7 @@ impl Stock {
         self.watch.changed(item.identity());
         self.queues.remove_pending(item.queue());
         match item.superseded() {
-            Some(rule) => {
-                self.counters.replaced += 1;
-                self.counters.duplicates[rule as usize].replaced += 1;
-            }
+            Some(rule) => self.counters.count_replaced(rule),
             None => self.counters.given_back += 1,
         }
     }

@@ -63,6 +63,15 @@ fn others_go_on(w: &mut World, prefetch: usize) {
     assert!(!w.queue.iter().any(is_it), "{prefetch}: it is acked");
 }
 
+/// All comes to its end: these have been sent, and nothing is left anywhere.
+fn ends_with(w: &mut World, sent: &[&str]) {
+    w.run(60_000);
+    assert_eq!(ends(w).0, sent);
+    assert!(w.queue.is_empty());
+    check_sums(w);
+    w.store.check_empty();
+}
+
 fn settle_of(w: &mut World, application: &str, outcome: &Outcome) {
     while let Some(nth) = w.out.iter().position(|(_, batch)| *batch.application == *application) {
         w.settle(nth, outcome.clone());
@@ -262,15 +271,11 @@ fn a_cancel_takes_what_waits_for_the_end_of_what_it_replaces() {
             }
             rest(&mut w);
             settle_of(&mut w, "a", &outcome);
-            w.run(60_000);
             let expected: &[&str] = if outcome == CONFIRMED { &["proof", "old"] } else { &["proof"] };
-            assert_eq!(ends(&w).0, expected, "{by_message} {of_all} {outcome:?}");
+            ends_with(&mut w, expected);
             if !by_message {
                 assert_eq!(w.answer_to(1), Some(Answer::Cancelled { count: 1, in_flight: 0 }));
             }
-            assert!(w.queue.is_empty());
-            check_sums(&w);
-            w.store.check_empty();
         }
     }
 }
@@ -289,11 +294,7 @@ fn a_cancel_before_a_request_that_waits_does_not_take_it() {
     rest(&mut w);
     w.advance(6_000);
     settle_of(&mut w, "a", &returned());
-    w.run(60_000);
-    assert_eq!(ends(&w).0, ["proof", "newest"]);
-    assert!(w.queue.is_empty());
-    check_sums(&w);
-    w.store.check_empty();
+    ends_with(&mut w, &["proof", "newest"]);
 }
 
 /// What the store alone has is looked for there once, and not again for each request that replaces it.
@@ -340,9 +341,6 @@ fn what_is_in_flight_and_comes_again_is_written_and_not_sent_twice() {
         assert!(w.queue.is_empty(), "it is acked");
         assert_eq!((w.out.len(), w.store.items.len()), (1, 1), "and out once");
         settle_of(&mut w, "a", &outcome);
-        w.run(60_000);
-        assert_eq!(ends(&w).0, ["proof", "x"], "{outcome:?}");
-        check_sums(&w);
-        w.store.check_empty();
+        ends_with(&mut w, &["proof", "x"]);
     }
 }
