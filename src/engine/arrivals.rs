@@ -42,20 +42,25 @@ enum Knowledge {
     Known(Vec<Asked>, Vec<Found>),
 }
 
+/// An arrival, and where it stands among all, in the order in which they came: numbers that stay.
+#[derive(Debug)]
+pub(super) struct Placed {
+    pub(super) place: u64,
+    pub(super) arrival: Arrival,
+}
+
 #[derive(Debug)]
 struct LineEntry {
-    arrival: Arrival,
+    placed: Placed,
     knowledge: Knowledge,
     /// It waits for no outcome any more.
     at_once: bool,
 }
 
-/// One line of arrivals. Each entry has a number that stays: answers find their entry by it.
-#[derive(Debug)]
+/// One line of arrivals, in order of their places: answers find their entry by it.
+#[derive(Debug, Default)]
 struct Line {
     entries: VecDeque<LineEntry>,
-    /// Number of the first entry.
-    first: u64,
     /// Entries from the first on that have been looked at ahead of their turn.
     ahead: usize,
 }
@@ -63,7 +68,7 @@ struct Line {
 /// The next thing to be judged.
 #[derive(Debug)]
 pub(super) struct Next {
-    pub(super) arrival: Arrival,
+    pub(super) placed: Placed,
     /// What the store says, for each identity that was asked for.
     pub(super) found: Vec<(Identity, Found)>,
     /// It is decided now, whatever is in flight.
@@ -78,15 +83,12 @@ struct Question {
     place: u64,
     /// How many identities.
     count: usize,
-    /// Of the first of them. Places are given out anew, to what comes to the head of a line, also while the
-    /// store reads for what a lost connection took away.
-    number: u64,
 }
 
 /// What waits for the outcome of one identity, in order.
 #[derive(Debug, Default)]
 struct Waiting {
-    line: VecDeque<Arrival>,
+    line: VecDeque<Placed>,
     /// How many of them came by message.
     remote: usize,
 }
@@ -97,6 +99,8 @@ pub(super) struct Arrivals {
     returned: Line,
     requests: Line,
     local: Line,
+    /// The next one's place.
+    next: u64,
     /// Finds under way, in order.
     asked: VecDeque<Vec<Question>>,
     waiting: BTreeMap<Identity, Waiting>,
@@ -108,7 +112,7 @@ pub(super) struct Arrivals {
     released: BTreeSet<Identity>,
     /// What came behind a cancel of its own customer, by that scan's number: it waits until the scan is
     /// through.
-    behind_scans: BTreeMap<u64, VecDeque<Arrival>>,
+    behind_scans: BTreeMap<u64, Vec<Placed>>,
     /// The ids of these requests: behind which scan the last of an id stands, and how many do.
     ids_behind_scans: NumberMap<Identity, (u64, usize)>,
 }
@@ -128,7 +132,9 @@ impl Arrivals {
 
     pub(super) fn push(&mut self, arrival: Arrival) {
         let name = if arrival.is_local() { LineName::Local } else { LineName::Requests };
-        self.line(name).entries.push_back(LineEntry::new(arrival));
+        let placed = Placed { place: self.next, arrival };
+        self.next += 1;
+        self.line(name).entries.push_back(LineEntry::new(placed));
     }
 
     /// Nothing that the broker delivered waits to be judged.
@@ -143,7 +149,7 @@ impl Arrivals {
             LineName::Requests => &self.requests,
             LineName::Local => &self.local,
         };
-        line.entries.front().map(|entry| &entry.arrival)
+        line.entries.front().map(|entry| &entry.placed.arrival)
     }
 
     /// What has waited for an outcome is to be judged.
@@ -179,20 +185,19 @@ impl Arrivals {
             }
             Knowledge::Unasked => None,
         };
-        if found.is_none() && !questions(core, &entry.arrival).is_empty() {
+        if found.is_none() && !questions(core, &entry.placed.arrival).is_empty() {
             line.ahead = 0;
             return None;
         }
         let entry = line.entries.pop_front()?;
-        line.first += 1;
         line.ahead = line.ahead.saturating_sub(1);
-        let LineEntry { arrival, at_once, .. } = entry;
-        Some(Next { arrival, found: found.unwrap_or_default(), at_once })
+        let LineEntry { placed, at_once, .. } = entry;
+        Some(Next { placed, found: found.unwrap_or_default(), at_once })
     }
 
     /// It goes back to the head of its line.
-    pub(super) fn put_back(&mut self, name: LineName, arrival: Arrival, at_once: bool) {
-        self.line(name).push_front(LineEntry { at_once, ..LineEntry::new(arrival) });
+    pub(super) fn put_back(&mut self, name: LineName, placed: Placed, at_once: bool) {
+        self.line(name).insert(LineEntry { at_once, ..LineEntry::new(placed) });
     }
 
     /// No entry of the message at the head of a line waits for an answer of the store, or, where there are
@@ -204,10 +209,10 @@ impl Arrivals {
         questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
     ) -> bool {
         let line = self.line(name);
-        let Some(delivery) = line.entries.front().and_then(|entry| entry.arrival.delivery()) else {
+        let Some(delivery) = line.entries.front().and_then(|entry| entry.placed.arrival.delivery()) else {
             return true;
         };
-        let own = |entry: &&LineEntry| entry.arrival.delivery() == Some(delivery);
+        let own = |entry: &&LineEntry| entry.placed.arrival.delivery() == Some(delivery);
         let several = line.entries.get(1).as_ref().is_some_and(own);
         let whole = several && !mutated(Mutant::StaleSplitsMessage);
         if whole {
@@ -218,7 +223,7 @@ impl Arrivals {
         }
         let lacks = |entry: &LineEntry| match &entry.knowledge {
             Knowledge::Asked(_) => true,
-            Knowledge::Unasked => several && !questions(core, &entry.arrival).is_empty(),
+            Knowledge::Unasked => several && !questions(core, &entry.placed.arrival).is_empty(),
             Knowledge::Known(..) => false,
         };
         if let Some(entry) = line.entries.iter().take_while(own).find(|entry| lacks(entry)) {
@@ -249,19 +254,20 @@ impl Arrivals {
                 continue;
             }
             let line = self.line(name);
-            let (first, ahead) = (line.first, line.ahead);
+            let ahead = line.ahead;
             // A message is judged as a whole.
-            let head = line.entries.front().and_then(|entry| entry.arrival.delivery());
-            for (place, entry) in line.entries.iter_mut().enumerate().skip(ahead) {
-                let beyond = place >= ASK_AHEAD && (head.is_none() || entry.arrival.delivery() != head);
+            let head = line.entries.front().and_then(|entry| entry.placed.arrival.delivery());
+            for (index, entry) in line.entries.iter_mut().enumerate().skip(ahead) {
+                let arrival = &entry.placed.arrival;
+                let beyond = index >= ASK_AHEAD && (head.is_none() || arrival.delivery() != head);
                 if wanted.len() >= ASK || beyond {
                     break;
                 }
-                line.ahead = place + 1;
+                line.ahead = index + 1;
                 if !matches!(entry.knowledge, Knowledge::Unasked) {
                     continue;
                 }
-                let mut questions = questions(core, &entry.arrival);
+                let mut questions = questions(core, arrival);
                 if questions.is_empty() {
                     continue;
                 }
@@ -269,9 +275,8 @@ impl Arrivals {
                     .iter()
                     .map(|wanted| core.stock_mut().watch_mut().begin(wanted.identity))
                     .collect();
-                let number = begun.first().map_or(0, Asked::number);
-                let (place, count) = (first + place as u64, questions.len());
-                asked.push(Question { line: name, place, count, number });
+                let (place, count) = (entry.placed.place, questions.len());
+                asked.push(Question { line: name, place, count });
                 entry.knowledge = Knowledge::Asked(begun);
                 wanted.append(&mut questions);
             }
@@ -291,16 +296,11 @@ impl Arrivals {
             return;
         };
         let mut found = found.into_iter();
-        for Question { line, place, count, number } in asked {
+        for Question { line, place, count } in asked {
             let answers: Vec<Found> = found.by_ref().take(count).collect();
-            let line = self.line(line);
-            let place = place.checked_sub(line.first).map(|place| place as usize);
-            let Some(entry) = place.and_then(|place| line.entries.get_mut(place)) else { continue };
+            let Some(entry) = self.line(line).at(place) else { continue };
             let Knowledge::Asked(asked) = &mut entry.knowledge else { continue };
-            let its = asked.first().is_some_and(|first| first.number() == number);
-            if its || mutated(Mutant::OldAnswersMatch) {
-                entry.knowledge = Knowledge::Known(std::mem::take(asked), answers);
-            }
+            entry.knowledge = Knowledge::Known(std::mem::take(asked), answers);
         }
     }
 
@@ -308,8 +308,9 @@ impl Arrivals {
 
     /// It depends on an item that is in flight, or stands behind a command that does, and waits until that
     /// attempt has ended; a command until `until`.
-    pub(super) fn await_outcome(&mut self, identity: Identity, arrival: Arrival) {
-        if let Arrival::Command { until: Some(until), .. } = &arrival {
+    pub(super) fn await_outcome(&mut self, identity: Identity, placed: Placed) {
+        let arrival = &placed.arrival;
+        if let Arrival::Command { until: Some(until), .. } = arrival {
             self.until.insert((*until, identity));
         }
         let within = self.waits.begin(arrival.waiter());
@@ -319,7 +320,7 @@ impl Arrivals {
         }
         let waiting = self.waiting.entry(identity).or_default();
         waiting.remote += usize::from(!arrival.is_local());
-        waiting.line.push_back(arrival);
+        waiting.line.push_back(placed);
     }
 
     /// One more command may wait for the outcome of something.
@@ -341,7 +342,8 @@ impl Arrivals {
         command: &Command,
         may_be_decided: impl Fn(Identity) -> bool,
     ) -> bool {
-        let is_meant = |waiting: &Waiting| waiting.line.iter().any(|arrival| arrival.is_meant_by(command));
+        let is_meant =
+            |waiting: &Waiting| waiting.line.iter().any(|placed| placed.arrival.is_meant_by(command));
         let meant =
             self.waiting.iter().filter(|(_, waiting)| is_meant(waiting)).map(|(identity, _)| *identity);
         let meant: Vec<Identity> = meant.filter(|identity| may_be_decided(*identity)).collect();
@@ -367,14 +369,15 @@ impl Arrivals {
             }
             any = true;
             let (mut entries, mut behind) = (Vec::new(), false);
-            for arrival in self.take_waiting(identity) {
+            for Placed { place, arrival } in self.take_waiting(identity) {
                 behind |= arrival.is_item();
                 match arrival {
                     Arrival::Command { command, asker: asker @ Asker::Remote { .. }, .. } if !behind => {
                         commands.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
-                        entries.push(LineEntry { at_once: true, ..LineEntry::new(arrival) });
+                        entries
+                            .push(LineEntry { at_once: true, ..LineEntry::new(Placed { place, arrival }) });
                     }
                 }
             }
@@ -384,9 +387,9 @@ impl Arrivals {
     }
 
     /// All that waits for the outcome of this identity waits no more.
-    fn take_waiting(&mut self, identity: Identity) -> VecDeque<Arrival> {
+    fn take_waiting(&mut self, identity: Identity) -> VecDeque<Placed> {
         let line = self.waiting.remove(&identity).unwrap_or_default().line;
-        line.iter().for_each(|arrival| self.waits.end(arrival.waiter()));
+        line.iter().for_each(|placed| self.waits.end(placed.arrival.waiter()));
         line
     }
 
@@ -409,15 +412,15 @@ impl Arrivals {
 
     /// It came behind a cancel of its own customer, or one with its id did: it waits until that has gone over
     /// all items.
-    pub(super) fn await_scan(&mut self, number: u64, arrival: Arrival) {
-        if let Arrival::Item(item, _) = &arrival {
+    pub(super) fn await_scan(&mut self, number: u64, placed: Placed) {
+        if let Arrival::Item(item, _) = &placed.arrival {
             if let Some(identity) = item.identity {
                 let (last, count) = self.ids_behind_scans.get_or_insert_with(identity, || (number, 0));
                 *last = number;
                 *count += 1;
             }
         }
-        self.behind_scans.entry(number).or_default().push_back(arrival);
+        self.behind_scans.entry(number).or_default().push(placed);
     }
 
     /// Scans that something waits for are through, where `is_through` says so: that is judged next, in
@@ -428,13 +431,9 @@ impl Arrivals {
         let any = !through.is_empty();
         let mut ended = Vec::new();
         for number in through {
-            let mut waited = self.behind_scans.remove(&number).unwrap_or_default();
-            if mutated(Mutant::BehindScanReversed) {
-                waited.make_contiguous().reverse();
-            }
-            for arrival in waited {
-                self.leave_scan(&arrival);
-                ended.push(LineEntry::new(arrival));
+            for placed in self.behind_scans.remove(&number).unwrap_or_default() {
+                self.leave_scan(&placed.arrival);
+                ended.push(LineEntry::new(placed));
             }
         }
         self.give_back(ended);
@@ -459,37 +458,34 @@ impl Arrivals {
     /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it
     /// did.
     pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
-        let mut waiting = self.take_waiting(identity);
-        if mutated(Mutant::AwaitersReversed) {
-            waiting.make_contiguous().reverse();
-        }
-        let entries = waiting.into_iter().map(|arrival| {
+        let waiting = self.take_waiting(identity);
+        let entries = waiting.into_iter().map(|placed| {
+            let subject = placed.arrival.subject().map(|(_, identities)| identities).unwrap_or_default();
             let knowledge = match ended {
-                None => Knowledge::Unasked,
-                Some(ended) => {
+                Some(ended) if subject.contains(&Some(identity)) => {
                     let found = |asked: Identity| Found {
                         item: None,
                         ended: (asked == identity).then(|| ended.clone()),
                     };
-                    let subject = arrival.subject().map(|(_, identities)| identities).unwrap_or_default();
                     let identities: Vec<Identity> = subject.into_iter().flatten().collect();
                     let answers = identities.iter().map(|asked| found(*asked)).collect();
                     let begun = identities.into_iter().map(|asked| watch.begin(asked)).collect();
                     Knowledge::Known(begun, answers)
                 }
+                None | Some(_) => Knowledge::Unasked,
             };
-            LineEntry { arrival, knowledge, at_once: false }
+            LineEntry { placed, knowledge, at_once: false }
         });
         let entries = entries.collect();
         self.give_back(entries);
     }
 
-    /// What these waited for has happened. They came before whatever else of their ids is in line. What is
-    /// asked within this process waits for no room that requests need.
+    /// What these waited for has happened: each goes where it came among the others. What is asked within
+    /// this process waits for no room that requests need.
     fn give_back(&mut self, entries: Vec<LineEntry>) {
-        for entry in entries.into_iter().rev() {
-            let name = if entry.arrival.is_local() { LineName::Local } else { LineName::Returned };
-            self.line(name).push_front(entry);
+        for entry in entries {
+            let name = if entry.placed.arrival.is_local() { LineName::Local } else { LineName::Returned };
+            self.line(name).insert(entry);
         }
     }
 
@@ -500,13 +496,13 @@ impl Arrivals {
             self.until.pop_first();
             let waiting = self.take_waiting(identity);
             let mut left = Vec::new();
-            for arrival in waiting {
+            for Placed { place, arrival } in waiting {
                 match arrival {
                     Arrival::Command { command, asker, until: Some(until) } if until <= now.mono => {
                         over.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
-                        left.push(LineEntry::new(arrival));
+                        left.push(LineEntry::new(Placed { place, arrival }));
                     }
                 }
             }
@@ -525,7 +521,6 @@ impl Arrivals {
         for name in [LineName::Returned, LineName::Requests] {
             let line = self.line(name);
             let gone = std::mem::take(&mut line.entries);
-            line.first += if mutated(Mutant::OldAnswersMatch) { 0 } else { gone.len() as u64 };
             line.ahead = 0;
             for entry in gone {
                 if let Knowledge::Asked(asked) | Knowledge::Known(asked, _) = &entry.knowledge {
@@ -533,13 +528,10 @@ impl Arrivals {
                         watch.end(*one);
                     });
                 }
-                if entry.arrival.is_local() {
-                    self.push(entry.arrival);
-                }
             }
         }
         for waiting in self.behind_scans.values_mut() {
-            waiting.retain(|arrival| arrival.is_local() || mutated(Mutant::BehindScanKept));
+            waiting.retain(|placed| placed.arrival.is_local() || mutated(Mutant::BehindScanKept));
         }
         self.ids_behind_scans = Lookup::new();
         let kept: BTreeSet<(u64, Identity)> = std::mem::take(&mut self.until);
@@ -547,9 +539,9 @@ impl Arrivals {
         self.waits.forget();
         self.released.clear();
         for (_, identity) in kept {
-            for arrival in waiting.remove(&identity).unwrap_or_default().line {
-                if arrival.is_local() {
-                    self.await_outcome(identity, arrival);
+            for placed in waiting.remove(&identity).unwrap_or_default().line {
+                if placed.arrival.is_local() {
+                    self.await_outcome(identity, placed);
                 }
             }
         }
@@ -574,7 +566,8 @@ impl Arrivals {
     #[cfg(test)]
     pub(super) fn awaiting_by_message(&self) -> Vec<String> {
         let all = self.waiting.values().flat_map(|waiting| &waiting.line);
-        let remote = all.filter(|arrival| !arrival.is_local()).filter_map(Arrival::subject);
+        let remote = all.map(|placed| &placed.arrival).filter(|arrival| !arrival.is_local());
+        let remote = remote.filter_map(Arrival::subject);
         remote.map(|(application, _)| application.to_owned()).collect()
     }
 

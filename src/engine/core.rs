@@ -408,6 +408,12 @@ impl Core {
         self.dispatch.is_in_flight(&self.stock.items()[id])
     }
 
+    /// An item of this identity and queue is in flight.
+    pub(super) fn is_out(&self, identity: Identity, queue: QueueId) -> bool {
+        let its = |id: &ItemId| self.stock.items()[*id].queue() == queue && self.is_in_flight(*id);
+        self.stock.items().by_identity(identity).filter(its).is_some()
+    }
+
     /// In flight, or perhaps delivered: it cannot be said yet how it ends.
     pub(super) fn is_undecided(&self, id: ItemId) -> bool {
         self.is_in_flight(id) || self.stock.items()[id].outcome_unknown()

@@ -132,6 +132,11 @@ impl<'a> Bench<'a> {
     ) -> Judged {
         let queue = core.stock_mut().queues_mut().id(&item.application);
         let Some(identity) = item.identity else { return self.admit(core, (item, queue), origin, now) };
+        // Its consumer may have had it before the confirm came.
+        if let Some(first) = item.tried.first.filter(|first| core.is_out(*first, queue) && !self.how.at_once)
+        {
+            return Judged::Await(first, item);
+        }
         let found = found.into_iter().next().map(|(_, found)| found);
         let whereabouts = core.whereabouts(identity, queue, found, now);
         let whereabouts = self.scans.claim(core, whereabouts, now);

@@ -74,7 +74,7 @@ mod tests;
 
 use self::core::Core;
 use admission::Limits;
-use arrivals::{Arrival, Arrivals, LineName, Next};
+use arrivals::{Arrival, Arrivals, LineName, Next, Placed};
 use commands::Executed;
 use course::{Clocks, Course, Passed};
 use dispatch::Dispatch;
@@ -383,8 +383,7 @@ impl Engine {
             return;
         }
         self.scans.outcomes(&mut self.core, &outcomes, now);
-        // Each goes before those in line: the first last.
-        for (identity, ended) in outcomes.iter().rev() {
+        for (identity, ended) in &outcomes {
             self.arrivals.outcome_known(*identity, ended.as_ref(), self.core.stock_mut().watch_mut());
         }
         self.course.more |= self.arrivals.has_returned();
@@ -515,24 +514,25 @@ impl Engine {
     }
 
     /// Judges one arrival. False: it has gone back to the head of its line.
-    fn judge(&mut self, name: LineName, Next { arrival, found, at_once }: Next, now: Now) -> bool {
+    fn judge(&mut self, name: LineName, Next { placed, found, at_once }: Next, now: Now) -> bool {
+        let Placed { place, arrival } = placed;
         if let Arrival::Item(item, _) = &arrival {
             if let Some(identity) = item.identity.filter(|id| self.arrivals.is_awaited(*id)) {
-                self.await_outcome(identity, arrival);
+                self.await_outcome(identity, Placed { place, arrival });
                 return true;
             }
         }
         let customer = arrival.customer();
         let cancel = customer.and_then(|(application, name)| self.scans.cancel_under_way(application, name));
         if let Some(number) = self.arrivals.scan_before_its_id(&arrival).or(cancel) {
-            self.arrivals.await_scan(number, arrival);
+            self.arrivals.await_scan(number, Placed { place, arrival });
             return true;
         }
         if let Arrival::Command { command, .. } = &arrival {
             // What came before a cancel is its own, and has to be an item first.
             let core = &self.core;
             if self.arrivals.release_for(command, |identity| core.will_be_told(identity)) {
-                self.arrivals.put_back(name, arrival, at_once);
+                self.arrivals.put_back(name, Placed { place, arrival }, at_once);
                 return false;
             }
         }
@@ -546,30 +546,32 @@ impl Engine {
                 match bench.item(&mut self.core, item, origin, found, now) {
                     Judged::Done => {}
                     Judged::Await(identity, item) => {
-                        self.await_outcome(identity, Arrival::Item(item, origin));
+                        self.await_outcome(identity, Placed { place, arrival: Arrival::Item(item, origin) });
                     }
                     Judged::NoRoom(item) => {
-                        self.arrivals.put_back(name, Arrival::Item(item, origin), at_once);
+                        let arrival = Arrival::Item(item, origin);
+                        self.arrivals.put_back(name, Placed { place, arrival }, at_once);
                         self.course.no_room = true;
                         return false;
                     }
                 }
             }
-            Arrival::Command { command, asker, until } => self.execute(command, asker, until, found, now),
+            Arrival::Command { command, asker, until } => {
+                self.execute(place, (command, asker, until), found, now);
+            }
         }
         true
     }
 
-    fn await_outcome(&mut self, identity: types::Identity, arrival: Arrival) {
+    fn await_outcome(&mut self, identity: types::Identity, placed: Placed) {
         self.core.want_outcomes(true);
-        self.arrivals.await_outcome(identity, arrival);
+        self.arrivals.await_outcome(identity, placed);
     }
 
     fn execute(
         &mut self,
-        command: Command,
-        asker: Asker,
-        until: Option<u64>,
+        place: u64,
+        (command, asker, until): (Command, Asker, Option<u64>),
         found: Vec<(types::Identity, event::Found)>,
         now: Now,
     ) {
@@ -580,7 +582,8 @@ impl Engine {
                 let until = until.filter(|_| !mutated(Mutant::PatienceAnew));
                 let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
                 if self.arrivals.may_wait(&command, &asker) {
-                    self.await_outcome(identity, Arrival::Command { command, asker, until });
+                    let arrival = Arrival::Command { command, asker, until };
+                    self.await_outcome(identity, Placed { place, arrival });
                 } else {
                     self.reply((asker, command, Answer::InFlight));
                 }

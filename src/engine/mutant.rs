@@ -188,10 +188,8 @@ pub(super) enum Mutant {
     AckBeforeRemembered,
     /// A count of a customer tells the last due as the next.
     NextDueIsTheLast,
-    /// What waited for a scan is judged in the opposite order.
-    BehindScanReversed,
-    /// What waited for an outcome is judged in the opposite order.
-    AwaitersReversed,
+    /// What waited for an outcome or a scan goes before whatever is in line, whenever it came.
+    ReturnedAhead,
     /// An item of a window that closed early leaves memory under its old key.
     EvictKeepsKey,
     /// A suspect of which nothing is left holds its queue up.
@@ -216,10 +214,6 @@ pub(super) enum Mutant {
     SilenceUnheard,
     /// Requests are taken in though the disk is full.
     StoreFullIgnored,
-    /// What goes back to the head of its line shifts the numbers of all behind it.
-    AnswersShifted,
-    /// What the store says of requests that the broker has back is an answer to those that came since.
-    OldAnswersMatch,
     /// A command that has waited for an outcome waits for the next one as long again.
     PatienceAnew,
     /// The id of a request for which there was no room is not remembered.
@@ -397,8 +391,7 @@ mod tests {
             Mutant::FetchedOvertakesFailed,
             Mutant::AckBeforeRemembered,
             Mutant::NextDueIsTheLast,
-            Mutant::BehindScanReversed,
-            Mutant::AwaitersReversed,
+            Mutant::ReturnedAhead,
             Mutant::EvictKeepsKey,
             Mutant::DroppedSuspectCounts,
             Mutant::CancelAllTakesUnknown,
@@ -414,8 +407,6 @@ mod tests {
             Mutant::AllMayWait,
             Mutant::HungKeepChannels,
             Mutant::StoreFullIgnored,
-            Mutant::AnswersShifted,
-            Mutant::OldAnswersMatch,
             Mutant::PatienceAnew,
             Mutant::RefusedIdForgotten,
             Mutant::NewDueIgnoresWindow,

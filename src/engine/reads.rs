@@ -159,14 +159,8 @@ pub(super) enum Worth {
 pub(super) struct Asked {
     pub(super) identity: Identity,
     since: u64,
-    number: u64,
-}
-
-impl Asked {
     /// No other question has it.
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
+    number: u64,
 }
 
 #[derive(Debug, Default)]

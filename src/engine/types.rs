@@ -183,6 +183,8 @@ pub struct Tried {
     pub batch: Option<BatchId>,
     /// It was sent back: it carries what a batch, or a broker that moves it, puts on a message.
     pub sent_back: bool,
+    /// The item whose assigned id it bears, where it names a batch: that came without an id of its own.
+    pub first: Option<Identity>,
 }
 
 impl NewItem {

@@ -56,18 +56,13 @@ pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
 ///
 /// # Errors
 /// A field that is missing or not understood.
-pub(super) fn read(
-    verb: Verb,
-    message: &Message<'_>,
-    body: &[u8],
-    store_identity: u64,
-) -> Result<Command, Dead> {
+pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Command, Dead> {
     let given = CommandFields::read(message, body)?;
     let application = match given.application {
         Some(name) => name,
         None => message.required_application()?,
     };
-    let item = |id: Cow<'_, str>| -> Target { target(&application, &id, store_identity) };
+    let item = |id: Cow<'_, str>| -> Target { target(&application, &id, message.store_identity) };
     let all_of = |customer: Cow<'_, str>| CustomerOf {
         application: application.as_ref().into(),
         customer: customer.into(),

@@ -304,7 +304,7 @@ fn one(
         expiry,
         on_duplicate,
         fingerprint: id.as_deref().map_or(0, |id| entry.fingerprint(sent, id)),
-        tried: message.tried(),
+        tried: message.tried(id.as_deref()),
         event: 0,
     };
     Ok(item(&basic, terms, properties, body, choices))

@@ -34,7 +34,7 @@ pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
 }
 
 /// What an id of exactly the form of [`assigned`] says.
-fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
+pub(super) fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
     let (_, numbers) = id.split_once('-')?;
     let (seq, due) = numbers.split_once('-')?;
     let read =

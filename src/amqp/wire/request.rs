@@ -7,14 +7,14 @@ use super::envelope;
 use super::event;
 use super::fields::{self, Fields, HeaderValue, Made, OwnTime};
 use super::fingerprint::Fingerprint;
-use super::identity::identity;
+use super::identity::{identity, read_assigned};
 use super::json::{coding, is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
 use crate::config::rfc3339::Rounding;
 use crate::config::terms::{batch_header, FIRST_PLAUSIBLE_MS, MAX_NAME};
 use crate::config::{DelayFrom, Readings};
 use crate::engine::size::{self, Parts};
-use crate::engine::types::{Content, Dead, NewItem, Reason, Rejected, RequestBody, Tried};
+use crate::engine::types::{Content, Dead, Identity, NewItem, Reason, Rejected, RequestBody, Tried};
 use lapin::types::AMQPValue;
 use lapin::BasicProperties;
 use std::borrow::Cow;
@@ -87,8 +87,9 @@ pub fn request(
         received,
         limits,
         readings,
+        store_identity,
     };
-    match message.read(&mut body, store_identity) {
+    match message.read(&mut body) {
         Ok(meaning) => meaning,
         Err(dead) => RequestBody::Rejected(Box::new(message.rejected(dead, body))),
     }
@@ -106,11 +107,13 @@ pub(super) struct Message<'a> {
     pub received: u64,
     pub limits: &'a RequestLimits,
     pub readings: &'a Readings,
+    /// Part of the ids that this store assigns.
+    pub store_identity: u64,
 }
 
 impl<'a> Message<'a> {
     /// Takes the body only once nothing can be wrong any more.
-    fn read(&self, body: &mut Vec<u8>, store_identity: u64) -> Result<RequestBody, Dead> {
+    fn read(&self, body: &mut Vec<u8>) -> Result<RequestBody, Dead> {
         if body.len() as u64 > self.limits.max_body {
             return Err(fields::verdict(
                 Reason::TooLarge,
@@ -122,7 +125,7 @@ impl<'a> Message<'a> {
             ));
         }
         if let Some(verb) = command::verb(self.basic.kind)? {
-            let command = command::read(verb, self, body, store_identity)?;
+            let command = command::read(verb, self, body)?;
             return Ok(RequestBody::Command(command, command::reply_to(self)));
         }
         if self.is_envelope() {
@@ -157,7 +160,7 @@ impl<'a> Message<'a> {
                 expiry,
                 on_duplicate,
                 fingerprint,
-                tried: self.tried(),
+                tried: self.tried(self.basic.message_id),
                 event,
             },
             properties,
@@ -197,12 +200,14 @@ impl<'a> Message<'a> {
         fields::text(fields::CUSTOMER, self.fields.customer, MAX_NAME)
     }
 
-    /// What it says of an earlier try. An `x-batch` that is no batch id names none.
-    pub(super) fn tried(&self) -> Tried {
+    /// What it says of an earlier try of the item with its id. An `x-batch` that is no batch id names none.
+    pub(super) fn tried(&self, id: Option<&str>) -> Tried {
         let named = self.fields.batch;
         let text = |value| fields::text(batch_header::BATCH, Some(value), usize::MAX).ok().flatten();
         let batch = named.and_then(text).and_then(|text| batch_id(text.as_bytes()));
-        Tried { batch, sent_back: named.is_some() || self.fields.died }
+        let assigned = id.filter(|_| batch.is_some()).and_then(|id| read_assigned(id, self.store_identity));
+        let first = assigned.map(|assigned| Identity::assigned(assigned.seq));
+        Tried { batch, sent_back: named.is_some() || self.fields.died, first }
     }
 
     /// Own times of an entry of this application.

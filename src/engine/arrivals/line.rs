@@ -1,13 +1,12 @@
 //! What has come in, the lines in which it stands, and what is known of each.
 
-use super::{Knowledge, Line, LineEntry};
+use super::{Knowledge, Line, LineEntry, Placed};
 use crate::engine::event::Found;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::reads::Watch;
 use crate::engine::stock::Origin;
 use crate::engine::types::{Asker, Command, Delivery, Identity, NewItem, Rejected};
 use crate::engine::waits::Waiter;
-use std::collections::VecDeque;
 
 /// One thing that has come in and has not been judged.
 #[derive(Debug)]
@@ -92,14 +91,16 @@ impl Arrival {
 }
 
 impl LineEntry {
-    pub(super) fn new(arrival: Arrival) -> Self {
-        LineEntry { arrival, knowledge: Knowledge::Unasked, at_once: false }
+    pub(super) fn new(placed: Placed) -> Self {
+        LineEntry { placed, knowledge: Knowledge::Unasked, at_once: false }
     }
 
     /// That nothing has to be asked is an answer as well, and true until its identity changes: what the
     /// entries before it do to others of its application is no reason to ask.
     pub(super) fn keep_knowledge(&mut self, watch: &mut Watch) {
-        let (Knowledge::Unasked, Arrival::Item(item, _)) = (&self.knowledge, &self.arrival) else { return };
+        let (Knowledge::Unasked, Arrival::Item(item, _)) = (&self.knowledge, &self.placed.arrival) else {
+            return;
+        };
         if let Some(identity) = item.identity {
             self.knowledge = Knowledge::Known(vec![watch.begin(identity)], vec![Found::default()]);
         }
@@ -117,18 +118,20 @@ impl LineEntry {
     }
 }
 
-impl Default for Line {
-    /// Empty; there are numbers for as many before its beginning as behind it.
-    fn default() -> Self {
-        Line { entries: VecDeque::new(), first: 1 << 63, ahead: 0 }
-    }
-}
-
 impl Line {
-    pub(super) fn push_front(&mut self, entry: LineEntry) {
-        self.first -= u64::from(!mutated(Mutant::AnswersShifted));
-        self.ahead = 0;
-        self.entries.push_front(entry);
+    /// It goes where its place is: nearly always close to the head.
+    pub(super) fn insert(&mut self, entry: LineEntry) {
+        let index = match mutated(Mutant::ReturnedAhead) {
+            true => 0,
+            false => self.entries.partition_point(|other| other.placed.place < entry.placed.place),
+        };
+        self.ahead = self.ahead.min(index);
+        self.entries.insert(index, entry);
+    }
+
+    pub(super) fn at(&mut self, place: u64) -> Option<&mut LineEntry> {
+        let index = self.entries.binary_search_by_key(&place, |entry| entry.placed.place).ok()?;
+        self.entries.get_mut(index)
     }
 }
 

@@ -14,7 +14,7 @@ fn first(rule: DuplicateRule) -> NewItem {
 }
 
 fn again(rule: DuplicateRule, batch: BatchId, payload: &str) -> NewItem {
-    let tried = Tried { batch: Some(batch), sent_back: true };
+    let tried = Tried { batch: Some(batch), sent_back: true, first: None };
     NewItem { tried, ..with_id("x", rule, item("a", "", payload)) }
 }
 
@@ -122,5 +122,34 @@ fn a_try_that_comes_back_is_the_one_that_was_taken() {
         w.run(100);
         assert_eq!(ends(&w), (names(&["try"]), vec![]), "{rule:?}");
         assert_eq!(w.engine.counters().tries_dropped, 0, "{rule:?}: that is no loss");
+    }
+}
+
+/// Two of a customer, one of them without an id of its own, are sent back before the confirm: each waits for
+/// it, and they come in the order in which they were sent back, whatever that of the batch was.
+#[test]
+fn what_waits_is_taken_in_the_order_in_which_it_came() {
+    for order in [["given", "assigned"], ["assigned", "given"]] {
+        let mut w = World::new(settings());
+        w.send(vec![with_id("given", Keep, item("a", "c", "given")), item("a", "c", "assigned")]);
+        w.drain_jobs();
+        w.advance(w.settings.defaults.window);
+        let batch = w.first_out().expect("its window is over");
+        let seqs: Vec<u64> = batch.items.iter().map(|item| item.seq).collect();
+        assert_eq!(seqs.len(), 2);
+        for name in order {
+            let first = (name == "assigned").then(|| Identity::assigned(seqs[1]));
+            let tried = Tried { batch: Some(SENT_IN), sent_back: true, first };
+            let again = || NewItem { tried, ..with_id(name, Keep, item("a", "c", name)) };
+            w.send(vec![again()]);
+            w.send(vec![again()]);
+            w.drain_jobs();
+        }
+        assert_eq!(w.queue.len(), 4, "each waits");
+        w.settle(0, CONFIRMED);
+        w.run(10_000);
+        let last = w.delivered.last().map(|(_, batch)| batch.items.iter().map(name).collect::<Vec<_>>());
+        assert_eq!(last, Some(names(&order)));
+        assert_eq!((w.engine.counters().tries_dropped, w.queue.len()), (2, 0));
     }
 }

@@ -440,11 +440,11 @@ fn another_try_names_its_batch_and_nothing_else_is_one() {
         (AMQPValue::Boolean(true), None),
     ] {
         let taken = item(take(with(&[("x-batch", value.clone())]), b"x"));
-        assert_eq!(taken.tried, Tried { batch, sent_back: true }, "{value:?}");
+        assert_eq!(taken.tried, Tried { batch, sent_back: true, first: None }, "{value:?}");
     }
     let deaths = AMQPValue::FieldArray(Default::default());
     let moved = item(take(with(&[("x-death", deaths)]), b"x"));
-    assert_eq!(moved.tried, Tried { batch: None, sent_back: true });
+    assert_eq!(moved.tried, Tried { batch: None, sent_back: true, first: None });
     assert_eq!(item(take(with(&[("x-attempt", number(1))]), b"x")).tried, Tried::default());
     // Beside an envelope it counts for every entry.
     let properties = with(&[("x-batch", text(hex))]).with_content_type(ENVELOPE.into());

@@ -52,7 +52,7 @@ impl Sim {
             let at = (self.toss(2) == 0).then(|| self.world.now.wall + self.toss(5_000));
             let plain = NewItem { at, ..self.plain_item(&old.application, customer) };
             let named = with_id("", rule, plain);
-            let tried = Tried { batch, sent_back: true };
+            let tried = Tried { batch, sent_back: true, first: None };
             self.mail_plain(NewItem { identity: Some(identity), tried, ..named });
         }
         self.world.deliver(2);
