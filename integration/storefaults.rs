@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate::clock;
 use tidegate::config::{self, StoreKind};
 use tidegate::engine::event::{Load, Loaded, Marks, Op, Range, Stored};
 use tidegate::engine::types::{ClosedBy, Content, Key};
@@ -85,7 +86,7 @@ fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
     let config = config::StoreConfig { kind: StoreKind::Disk, path: path.to_owned(), hold_max };
     let end = Instant::now() + Duration::from_secs(20);
     loop {
-        match open(&config, 0, false) {
+        match open(&config, 0, false, clock::wall_ms()) {
             Err(OpenError::Locked { .. }) if Instant::now() < end => std::thread::yield_now(),
             done => return done,
         }

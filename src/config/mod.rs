@@ -35,7 +35,7 @@ pub use reload::needs_restart;
 pub use schema::schema;
 pub use tls::{Login, OwnCertificate, Tls};
 
-use crate::engine::types::{AppSettings, Budget, Settings, TurnLimits};
+use crate::engine::types::{AppSettings, Budget, Settings, Thresholds};
 use secrecy::SecretString;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -136,7 +136,7 @@ impl Config {
             max_applications: self.limits.applications,
             max_in_flight: self.egress.max_in_flight,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES.min(self.limits.memory / 8),
-            turn: TurnLimits::default(),
+            thresholds: Thresholds::default(),
         }
     }
 }

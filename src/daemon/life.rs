@@ -109,7 +109,7 @@ impl Life<'_> {
         let mailbox = process.next_mailbox();
         let config = &process.config;
         let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
-            store::open(&config.store, config.limits.memory, process.accept_loss)
+            store::open(&config.store, config.limits.memory, process.accept_loss, clock::wall_ms())
         })?;
         let on_store = Arc::clone(&mailbox);
         let exporter = opened.store.exporter();

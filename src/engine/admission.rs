@@ -12,19 +12,6 @@ use super::types::{ClosedBy, Dead, NewItem, Now, OnFull, Reason, Settings};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// Items given up at the head of a queue in one turn.
-const TRIM_ROWS: usize = 1_000;
-
-/// Items beyond its limit that an application may have while its oldest are given up.
-const TRIM_SLACK: u64 = 4_096;
-
-/// Queues looked at for that in one turn.
-const TRIM_QUEUES: usize = 64;
-
-/// Windows closed in one turn to make room, and their members in memory; the last window may go beyond.
-const FLUSH_WINDOWS: usize = 256;
-const FLUSH_ROWS: usize = 4_096;
-
 /// What a limit says of a new item.
 #[derive(Debug)]
 pub(super) enum LimitVerdict {
@@ -120,7 +107,7 @@ impl Limits {
             }
             OnFull::DropOldest => {
                 self.trimming.insert(queue);
-                if total < max + TRIM_SLACK {
+                if total < max + stock.thresholds().trim_slack {
                     LimitVerdict::Admit
                 } else if stock.queues()[queue].has_droppable() {
                     LimitVerdict::Wait
@@ -135,8 +122,9 @@ impl Limits {
     /// Closes windows of queues at their limit. Whether more is to do.
     pub(super) fn flush(&mut self, stock: &mut Stock, now: Now) -> bool {
         let (mut windows, mut rows) = (0, 0);
+        let most = (stock.thresholds().flushed_windows, stock.thresholds().flushed);
         while let Some(queue) = self.flushing.first().copied() {
-            if windows >= FLUSH_WINDOWS || rows >= FLUSH_ROWS {
+            if windows >= most.0 || rows >= most.1 {
                 return true;
             }
             let live = stock.queues().get(queue).and_then(|queue| queue.live());
@@ -164,8 +152,9 @@ impl Limits {
         let mut victims = Vec::new();
         let from = self.trim_from.take().map_or(Bound::Unbounded, Bound::Included);
         let queues = self.trimming.range((from, Bound::Unbounded)).copied();
-        for (nth, queue) in queues.take(TRIM_QUEUES + 1).collect::<Vec<_>>().into_iter().enumerate() {
-            if nth == TRIM_QUEUES || victims.len() >= TRIM_ROWS {
+        let (most, most_queues) = (stock.thresholds().trimmed, stock.thresholds().trimmed_queues);
+        for (nth, queue) in queues.take(most_queues + 1).collect::<Vec<_>>().into_iter().enumerate() {
+            if nth == most_queues || victims.len() >= most {
                 self.trim_from = Some(queue);
                 break;
             }
@@ -176,7 +165,7 @@ impl Limits {
 
     /// More is to be given up than one turn does, and it is in memory.
     pub(super) fn is_trimming(&self, stock: &Stock) -> bool {
-        self.trimming.len() > TRIM_QUEUES
+        self.trimming.len() > stock.thresholds().trimmed_queues
             || self.trimming.iter().any(|queue| {
                 stock.queues().get(*queue).is_some_and(|known| {
                     let over = known.total() > stock.queues().settings_of(*queue).max_waiting;
@@ -206,8 +195,9 @@ impl Limits {
             return;
         }
         let bound = stock.queues()[queue].near_until();
+        let most = stock.thresholds().trimmed.saturating_sub(victims.len());
         let live = stock.queues_mut().live(queue);
-        let most = (over as usize).min(TRIM_ROWS.saturating_sub(victims.len()));
+        let most = most.min(over as usize);
         let first = live.droppable().take_while(|(key, _)| *key < bound).take(most);
         let sentence = format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
         let before = victims.len();

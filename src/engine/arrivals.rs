@@ -25,12 +25,6 @@ use super::waits::{Waiter, Waits};
 pub(super) use line::{Arrival, LineName};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Most identities asked for in one read.
-const ASK: usize = 1_024;
-
-/// Most arrivals in a line that have been asked for ahead of their turn.
-const ASK_AHEAD: usize = 8_192;
-
 /// What is known of an arrival's identities.
 #[derive(Debug)]
 enum Knowledge {
@@ -249,6 +243,7 @@ impl Arrivals {
         questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
     ) -> Option<Load> {
         let (mut wanted, mut asked) = (Vec::new(), Vec::new());
+        let (most, most_ahead) = (core.stock().thresholds().asked, core.stock().thresholds().asked_ahead);
         for name in [LineName::Returned, LineName::Requests, LineName::Local] {
             if held && name != LineName::Local {
                 continue;
@@ -259,8 +254,8 @@ impl Arrivals {
             let head = line.entries.front().and_then(|entry| entry.placed.arrival.delivery());
             for (index, entry) in line.entries.iter_mut().enumerate().skip(ahead) {
                 let arrival = &entry.placed.arrival;
-                let beyond = index >= ASK_AHEAD && (head.is_none() || arrival.delivery() != head);
-                if wanted.len() >= ASK || beyond {
+                let beyond = index >= most_ahead && (head.is_none() || arrival.delivery() != head);
+                if wanted.len() >= most || beyond {
                     break;
                 }
                 line.ahead = index + 1;

@@ -18,7 +18,6 @@ mod pauses;
 use super::event::Load;
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, NumberMap, Stage};
-use super::loader::PROBE_ROWS;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::queue::Lane;
@@ -254,7 +253,7 @@ impl Dispatch {
                 return Some(candidate);
             }
         }
-        let most = if stock.queues()[queue].is_failing() { PROBE_ROWS } else { usize::MAX };
+        let most = if stock.queues()[queue].is_failing() { stock.thresholds().probe } else { usize::MAX };
         let rows = stock.take_batch(queue, most, now);
         let new = Candidate { number: None, queue, rows, alone, before: None, suspect: false };
         (!new.rows.is_empty()).then_some(new)

@@ -8,7 +8,7 @@ use super::event::{IndexRows, Marks, Op, Place, QueueRow, Stored, Token};
 use super::ids::ItemId;
 use super::ledger::Ledger;
 use super::mutant::{mutated, Mutant};
-use super::types::{Ack, Asker, Delivery, Now, Reply};
+use super::types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
@@ -20,14 +20,6 @@ const LAZY_MS: u64 = 10;
 /// repeat: what was confirmed in so much time, where nothing else was written meanwhile. A tenth of the syncs
 /// that [`LAZY_MS`] would cost; more time would save little more.
 const REMOVALS_MS: u64 = 100;
-
-/// Operations that are committed without waiting.
-const LAZY_OPS: usize = 10_000;
-
-/// Uncommitted work beyond which nothing more is taken in: payload bytes, and operations. The disk has to
-/// keep up.
-const UNCOMMITTED_BYTES: u64 = 32 << 20;
-const UNCOMMITTED_OPS: u64 = 200_000;
 
 /// Arrival numbers: each is given out once in the life of a store. A life begins behind the lease of the one
 /// before, so that a number is never given out twice, whatever was lost with a crash.
@@ -64,6 +56,7 @@ pub(super) struct Commit {
 #[derive(Debug)]
 pub(super) struct Journal {
     durable: bool,
+    thresholds: Thresholds,
     /// The latest moment of this life, wall clock. What a former life left ahead of the clock is moved with
     /// the first commit.
     wall: u64,
@@ -96,13 +89,13 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// `marks`: as the store had them. `lease`: arrival numbers that are leased at a time, at least eight
-    /// times the arrivals that one call judges.
-    pub(super) fn new(durable: bool, marks: Marks, lease: u64, now: Now) -> Self {
+    /// `marks`: as the store had them.
+    pub(super) fn new(durable: bool, marks: Marks, thresholds: Thresholds, now: Now) -> Self {
         let next = marks.next_seq.max(1);
-        let asked = next.saturating_add(lease);
+        let asked = next.saturating_add(thresholds.lease);
         Journal {
             durable,
+            thresholds,
             wall: now.wall,
             ops: Vec::new(),
             removals: 0,
@@ -112,7 +105,14 @@ impl Journal {
             bytes: 0,
             token: 0,
             committed: 0,
-            numbers: Numbers { next, leased: next, asked, asked_with: None, at_a_time: lease, largest: 0 },
+            numbers: Numbers {
+                next,
+                leased: next,
+                asked,
+                asked_with: None,
+                at_a_time: thresholds.lease,
+                largest: 0,
+            },
             awaiting: VecDeque::new(),
             fresh: VecDeque::new(),
             replies: VecDeque::new(),
@@ -243,7 +243,7 @@ impl Journal {
     /// The store is so far behind that nothing more should be taken in.
     pub(super) fn is_under_pressure(&self) -> bool {
         let (ops, bytes) = self.uncommitted;
-        ops > UNCOMMITTED_OPS || bytes > UNCOMMITTED_BYTES
+        ops > self.thresholds.uncommitted_ops || bytes > self.thresholds.uncommitted_bytes
     }
 
     /// Nothing is to be written, and nothing waits for a commit.
@@ -379,7 +379,7 @@ impl Journal {
     pub(super) fn is_due(&self, hurry: bool, now: Now) -> bool {
         let lease = self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none();
         let some = !self.ops.is_empty() || self.rows_changed;
-        let pressed = hurry || self.is_answer_awaited() || self.ops.len() >= LAZY_OPS;
+        let pressed = hurry || self.is_answer_awaited() || self.ops.len() >= self.thresholds.lazy_ops;
         lease || (some && (self.urgent || pressed || now.mono >= self.since + self.patience_ms()))
     }
 

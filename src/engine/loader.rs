@@ -16,25 +16,6 @@ use std::sync::Arc;
 /// Items due within this time make others leave memory that are due later, ms.
 const URGENT_MS: u64 = 2_000;
 
-/// Rows read of one queue at a time, and of all queues in one read: what a read brings comes into memory in
-/// one call.
-const CHUNK_ROWS: usize = 4_096;
-const READ_ROWS: usize = 8_192;
-
-/// A queue with this many due items in memory needs no more for the moment.
-const ENOUGH_ROWS: u64 = 2_048;
-
-/// Rows at the head of a queue, for a probe; and for what is to be given up there.
-pub(super) const PROBE_ROWS: usize = 16;
-const TRIM_ROWS: usize = 256;
-
-/// Queues in one read, and reads under way.
-const RANGES: usize = 64;
-const READS: usize = 4;
-
-/// Rows taken beyond the bound of memory where nothing could move otherwise; one such read at a time.
-const FEW_ROWS: usize = 64;
-
 /// Places in memory that one read has taken.
 #[derive(Clone, Copy, Debug)]
 struct Share {
@@ -67,7 +48,7 @@ impl Loader {
             }
         }
         self.blocked_until = None;
-        while self.under_way.len() < READS {
+        while self.under_way.len() < stock.thresholds().reads {
             let Some(load) = self.next_read(stock, now) else { break };
             loads.push(load);
         }
@@ -84,12 +65,12 @@ impl Loader {
     }
 
     fn next_read(&mut self, stock: &mut Stock, now: Now) -> Option<Load> {
-        let mut ranges = Vec::new();
-        let mut few = false;
+        let (mut ranges, mut few) = (Vec::new(), false);
+        let most = stock.thresholds().ranges;
         // One that finds no room does not keep others from it.
-        let due = self.wanted.iter().take_while(|(at, _)| *at <= now.wall).take(RANGES * 4);
+        let due = self.wanted.iter().take_while(|(at, _)| *at <= now.wall).take(most * 4);
         for id in due.map(|(_, id)| *id).collect::<Vec<_>>() {
-            if ranges.len() >= RANGES || few {
+            if ranges.len() >= most || few {
                 break;
             }
             let near = stock.queues()[id].near_until().due;
@@ -97,7 +78,7 @@ impl Loader {
                 Some(room) => room,
                 None if self.make_room_for_few(stock, id, now) => {
                     few = true;
-                    FEW_ROWS
+                    stock.thresholds().few
                 }
                 None if near <= now.wall && !self.is_stuck(stock, id) => {
                     // What it has in memory moves first; then it is looked at again.
@@ -116,7 +97,7 @@ impl Loader {
         stock.reserve(0, bytes);
         stock.reads_mut().begin();
         self.under_way.push_back(Share { bytes, few });
-        Some(Load::Ranges { ranges, max_rows: READ_ROWS, max_bytes: bytes })
+        Some(Load::Ranges { ranges, max_rows: stock.thresholds().read, max_bytes: bytes })
     }
 
     /// How many rows of this queue find room. Others make way where it is urgent.
@@ -127,14 +108,14 @@ impl Loader {
             let ahead = if is_trimming(stock, id) { u64::MAX } else { URGENT_MS };
             let urgent_at = near.due.saturating_sub(ahead);
             if urgent_at <= now.wall {
-                stock.evict_furthest(FEW_ROWS * 4, near.due, now);
+                stock.evict_furthest(stock.thresholds().few * 4, near.due, now);
             }
             // Others make way from then on; where none can, a few come in beyond the bound once due.
             let next = [urgent_at, near.due].into_iter().find(|at| *at > now.wall);
             self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
         }
         if mutated(Mutant::MembersCrowdIn) {
-            return Some(CHUNK_ROWS);
+            return Some(stock.thresholds().chunk);
         }
         Some(stock.free_rows()).filter(|room| *room > 0)
     }
@@ -152,10 +133,11 @@ impl Loader {
         if !(waits || is_trimming(stock, id)) || self.under_way.iter().any(|share| share.few) {
             return false;
         }
-        if stock.rows_beyond() >= FEW_ROWS * READS {
-            stock.evict_stalled(id, FEW_ROWS, now);
+        let (few, most) = (stock.thresholds().few, stock.thresholds().few * stock.thresholds().reads);
+        if stock.rows_beyond() >= most {
+            stock.evict_stalled(id, few, now);
         }
-        stock.rows_beyond() < FEW_ROWS * READS
+        stock.rows_beyond() < most
     }
 
     /// A read has come back: what it brought, in order.
@@ -224,7 +206,7 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
         // For a probe, once there is something to be sent.
         return if live.line().is_empty() && live.lane().under_way() == 0 { near.due } else { u64::MAX };
     }
-    if live.line().items() >= ENOUGH_ROWS && near.due <= now.wall && !live.line().is_empty() {
+    if live.line().items() >= stock.thresholds().enough && near.due <= now.wall && !live.line().is_empty() {
         return u64::MAX;
     }
     near.due.saturating_sub(HORIZON_MS / 2)
@@ -237,9 +219,9 @@ fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let trimming = is_trimming(stock, id);
     let head = trimming || queue.is_held_back();
     let most = match (trimming, head) {
-        (true, _) => TRIM_ROWS,
-        (false, true) => PROBE_ROWS,
-        (false, false) => CHUNK_ROWS,
+        (true, _) => stock.thresholds().trim_read,
+        (false, true) => stock.thresholds().probe,
+        (false, false) => stock.thresholds().chunk,
     };
     // What is in memory already lies between.
     let rows = most.min(room).min(queue.stored().try_into().unwrap_or(usize::MAX)).max(1);

@@ -20,6 +20,7 @@
 //! | [`dispatch`], [`health`] | batches under way | what is sent next, and how |
 //! | [`core`](self::core) | these together | how items end; what an outcome means |
 //! | [`arrivals`], [`judge`], [`duplicates`] | what has come in | what becomes of a request |
+//! | [`thresholds`] | nothing | at how much the engine does otherwise |
 //! | [`waits`] | how much waits for outcomes | who may wait for one |
 //! | [`admission`] | limits | whether there is room |
 //! | [`commands`], [`scans`] | commands on their way | what is answered |
@@ -64,13 +65,14 @@ pub mod size;
 mod slab;
 pub mod snapshot;
 mod stock;
+mod thresholds;
 pub mod types;
 mod waits;
 mod window;
 mod windows;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use self::core::Core;
 use admission::Limits;
@@ -110,7 +112,7 @@ impl Engine {
     pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
         let settings = Arc::new(settings);
         let queues = Queues::new(Arc::clone(&settings), &opened.queues);
-        let journal = Journal::new(settings.hold_max.is_none(), opened.marks, settings.turn.lease, now);
+        let journal = Journal::new(settings.hold_max.is_none(), opened.marks, settings.thresholds, now);
         let stock = Stock::new(queues, journal, settings.budget, now);
         let mut recent = Recent::new(&opened.buckets);
         recent.configure(settings.longest_tail(), settings.budget.filters);
@@ -308,7 +310,7 @@ impl Engine {
     fn turn(&mut self, now: Now) {
         self.course.more = false;
         self.core.want_outcomes(self.arrivals.awaits_any() || self.scans.awaits_any());
-        let ended = self.core.settle(self.settings.turn.ended, now);
+        let ended = self.core.settle(self.settings.thresholds.ended, now);
         self.tell_outcomes(now);
         self.end_waits(now);
         let stopped_at = self.judge_arrivals(now);
@@ -320,7 +322,7 @@ impl Engine {
         self.core.end_backoffs(now);
         // Else what has failed without it being known, or is due at the same moment, would be overtaken.
         self.course.more |=
-            !ended || !in_order || self.core.pump(self.settings.turn.sent, now, &mut self.fx.publishes);
+            !ended || !in_order || self.core.pump(self.settings.thresholds.sent, now, &mut self.fx.publishes);
         // Else one would be given up for the room that another has left without it being known.
         if ended {
             self.fx.give_up = self.core.give_up(now);
@@ -343,7 +345,7 @@ impl Engine {
 
     /// Items and windows whose time has come. Whether nothing is left that comes before one of them.
     fn pass_time(&mut self, now: Now) -> bool {
-        let turn = self.settings.turn;
+        let turn = self.settings.thresholds;
         let taken = self.core.stock_mut().take_due(turn.due, now);
         // Windows last: items that were due before them would leave after them.
         let all = taken == Taken::All && self.core.stock_mut().close_ripe(turn, now);
@@ -390,8 +392,8 @@ impl Engine {
     }
 
     fn advance_scans(&mut self, now: Now) {
-        let (step, loads) = (self.settings.turn.looked_at, &mut self.fx.loads);
-        let Advanced { done, given_up, more } = self.scans.advance(&mut self.core, step, loads, now);
+        let loads = &mut self.fx.loads;
+        let Advanced { done, given_up, more } = self.scans.advance(&mut self.core, loads, now);
         self.course.more |= more;
         self.course.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
         if !given_up.is_empty() && !mutated(Mutant::EndOfPatienceUntold) {
@@ -477,14 +479,13 @@ impl Engine {
     fn judge_arrivals(&mut self, now: Now) -> [u64; 3] {
         self.course.no_room = false;
         self.arrivals.scans_ended(|number| self.scans.is_through(number));
-        let mut left = self.settings.turn.arrivals;
+        let [mut left, mut left_of_local] = [self.settings.thresholds.arrivals; 2];
         let open = !self.limits.is_store_full() && self.core.stock().journal().has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
             self.judge_line(LineName::Requests, &mut left, now);
         }
         let occupied = admission::occupied(self.core.stock());
-        let mut left = self.settings.turn.arrivals;
-        self.judge_line(LineName::Local, &mut left, now);
+        self.judge_line(LineName::Local, &mut left_of_local, now);
         occupied
     }
 
@@ -497,13 +498,15 @@ impl Engine {
             let delivery = next.delivery();
             // The entries of one message become durable in one commit.
             let same = delivery.is_some() && delivery == last;
-            if !same && (*left == 0 || self.core.stock().journal().is_under_pressure()) {
+            // Who asks within this process may want to stop what waits for the disk.
+            let held = name != LineName::Local && self.core.stock().journal().is_under_pressure();
+            if !same && (*left == 0 || held) {
                 self.course.more |= *left == 0;
                 return false;
             }
             let questions = |core: &Core, arrival: &Arrival| judge::questions(core, &settings, arrival, now);
             let whole = same || self.arrivals.is_message_known(name, &mut self.core, questions);
-            let next = if whole { self.arrivals.next(name, &mut self.core, questions) } else { None };
+            let next = whole.then(|| self.arrivals.next(name, &mut self.core, questions)).flatten();
             let Some(next) = next else { return false };
             last = delivery;
             *left = left.saturating_sub(1);

@@ -21,23 +21,11 @@ use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now};
 use super::waits::{Waiter, Waits};
-use gather::{Gathering, GATHER_ROWS};
+use gather::Gathering;
 use legs::{legs, Leg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use timeline::Counting;
-
-/// Rows of a step over the store.
-const STEP_ROWS: usize = 1_000;
-
-/// Items in memory that the steps of one call look at.
-const LOOK_ROWS: usize = 8_000;
-
-/// Rows looked at in one step: some milliseconds of reading, in which commits wait.
-const STEP_LOOKED_AT: usize = 4_000;
-
-/// Scans at one time.
-const SCANS: usize = 64;
 
 /// How long a command waits for the outcome of items in flight, ms.
 pub(super) const OUTCOME_MS: u64 = 5_000;
@@ -122,7 +110,7 @@ impl Scans {
         asker: Asker,
         now: Now,
     ) -> Option<Done> {
-        if self.running.values().filter(|scan| !scan.waits).count() >= SCANS {
+        if self.running.values().filter(|scan| !scan.waits).count() >= core.stock().thresholds().scans {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
         let kind = match &command {
@@ -163,9 +151,10 @@ impl Scans {
             leg_rows: 0,
             known_until: None,
         };
-        let mut left = GATHER_ROWS.saturating_sub(self.gathered);
+        let most = core.stock().thresholds().gathered;
+        let mut left = most.saturating_sub(self.gathered);
         running.gather(core, &mut left);
-        self.gathered = GATHER_ROWS - left;
+        self.gathered = most - left;
         self.next_number += 1;
         self.running.insert(self.next_number, running);
         None
@@ -206,17 +195,12 @@ impl Scans {
         self.running.values().any(|scan| !scan.in_flight.is_empty())
     }
 
-    /// A step over memory of those that are not through with it, of `step` items each, as many as one call
-    /// has time for: those that began first.
-    pub(super) fn advance(
-        &mut self,
-        core: &mut Core,
-        step: usize,
-        loads: &mut Vec<Load>,
-        now: Now,
-    ) -> Advanced {
-        let mut gather = GATHER_ROWS.saturating_sub(std::mem::take(&mut self.gathered));
-        let mut look = LOOK_ROWS;
+    /// A step over memory of those that are not through with it, as many as one call has time for: those that
+    /// began first.
+    pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
+        let most = core.stock().thresholds();
+        let mut gather = most.gathered.saturating_sub(std::mem::take(&mut self.gathered));
+        let (step, mut look) = (most.looked_at, most.looked_at_by_all);
         for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.legs.is_none()) {
             if !scan.gather(core, &mut gather) {
                 continue;

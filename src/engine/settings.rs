@@ -1,5 +1,6 @@
-//! What the engine works by: the settings of applications, its share of memory, and how much one call does.
+//! What the engine works by: the settings of applications, its share of memory.
 
+use super::thresholds::Thresholds;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -120,42 +121,6 @@ impl Budget {
     }
 }
 
-/// How much the engine does in one call, of each kind: bounds how long other work can wait behind it. What is
-/// left is done by the next calls, at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TurnLimits {
-    /// Requests and commands judged; the entries of one message stay together.
-    pub arrivals: usize,
-    /// Items that become due, also by windows that close.
-    pub due: usize,
-    /// Windows that close.
-    pub windows: usize,
-    /// Items that are handed to the publisher; the last batch may go beyond.
-    pub sent: usize,
-    /// Items whose attempts end; the last batch may go beyond.
-    pub ended: usize,
-    /// Items in memory that one command about many looks at.
-    pub looked_at: usize,
-    /// Arrival numbers that are leased from the store at a time, from a start on: at least eight times
-    /// [`TurnLimits::arrivals`].
-    pub lease: u64,
-}
-
-/// Some ten milliseconds each.
-impl Default for TurnLimits {
-    fn default() -> Self {
-        TurnLimits {
-            arrivals: 4_096,
-            due: 10_000,
-            windows: 1_000,
-            sent: 10_000,
-            ended: 5_000,
-            looked_at: 1_000,
-            lease: 1 << 20,
-        }
-    }
-}
-
 /// Everything the engine is told about how to work. Replaced whole by a reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -177,8 +142,8 @@ pub struct Settings {
     pub max_in_flight: usize,
     /// Most bytes of unconfirmed batches.
     pub max_in_flight_bytes: u64,
-    /// How much one call does.
-    pub turn: TurnLimits,
+    /// How much one call does, and the like.
+    pub thresholds: Thresholds,
 }
 
 impl Settings {

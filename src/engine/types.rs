@@ -8,7 +8,8 @@ pub use super::request::{
     Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, NewDue,
     Outlook, Reply, ReplyTo, Target, Timeline,
 };
-pub use super::settings::{AppSettings, Budget, Format, OnFull, Retry, Settings, TurnLimits};
+pub use super::settings::{AppSettings, Budget, Format, OnFull, Retry, Settings};
+pub use super::thresholds::Thresholds;
 use std::sync::Arc;
 
 /// A moment, read once by the shell for each turn of the loop.

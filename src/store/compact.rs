@@ -7,6 +7,7 @@ use super::disk::{open_in, IfAbsent, OpenDisk};
 use super::keyspace::KeyspaceId;
 use super::verify::{WalkStep, Watcher};
 use super::{CloseError, CommitError, OpenError, Store};
+use crate::clock;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -64,7 +65,8 @@ pub fn compact(path: &Path, memory_limit: u64, watcher: &mut dyn Watcher) -> Res
         size_of(path).map_err(|source| CompactError::Measure { path: path.display().to_string(), source })
     };
     let before = measured(path)?;
-    let OpenDisk { mut store, .. } = open_in(directory, memory_limit, false, IfAbsent::Refuse)?;
+    let OpenDisk { mut store, .. } =
+        open_in(directory, memory_limit, false, IfAbsent::Refuse, clock::wall_ms())?;
     store.flush()?;
     let total = KeyspaceId::ALL.len() as u64;
     for (done, id) in (0..).zip(KeyspaceId::ALL) {

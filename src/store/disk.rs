@@ -18,7 +18,6 @@ use super::{
     CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob, Store, Usage,
     UsageError,
 };
-use crate::clock;
 use crate::engine::event::{Load, Loaded, Marks, Opened, Wanted};
 use crate::engine::types::{Ended, Key};
 use fjall::{AbstractTree, Database, PersistMode};
@@ -47,10 +46,15 @@ const ROOM_LOOK: Duration = Duration::from_millis(2);
 /// # Errors
 ///
 /// See [`super::open`].
-pub(super) fn open(path: &Path, memory_limit: u64, accept_loss: bool) -> Result<OpenStore, OpenError> {
+pub(super) fn open(
+    path: &Path,
+    memory_limit: u64,
+    accept_loss: bool,
+    wall: u64,
+) -> Result<OpenStore, OpenError> {
     let directory = Directory::open(path)?;
     let OpenDisk { store, opened, identity } =
-        open_in(directory, memory_limit, accept_loss, IfAbsent::Make(None))?;
+        open_in(directory, memory_limit, accept_loss, IfAbsent::Make(None), wall)?;
     Ok(OpenStore { store: Box::new(store), opened, identity })
 }
 
@@ -81,6 +85,7 @@ pub(super) fn open_in(
     memory_limit: u64,
     accept_loss: bool,
     if_absent: IfAbsent,
+    wall: u64,
 ) -> Result<OpenDisk, OpenError> {
     let budget = DiskBudget::of(memory_limit);
     // Before the storage engine sees them: it cuts off what it cannot read.
@@ -119,7 +124,7 @@ pub(super) fn open_in(
     let queues = keyspaces.all(KeyspaceId::Queues, rows::read_queue)?;
     let opened = Opened {
         marks,
-        ahead: ahead::ahead(&keyspaces, &queues, marks, clock::wall_ms())?,
+        ahead: ahead::ahead(&keyspaces, &queues, marks, wall)?,
         queues,
         windows: keyspaces.all(KeyspaceId::Windows, rows::read_window)?,
         closings: keyspaces.all(KeyspaceId::Closings, rows::read_closing)?,

@@ -139,7 +139,7 @@ pub fn import(
         Err(OpenError::Absent { .. }) => Directory::open(path)?,
         found => found?,
     };
-    let opened = open_in(directory, memory_limit, false, IfAbsent::Make(Some(identity)))?;
+    let opened = open_in(directory, memory_limit, false, IfAbsent::Make(Some(identity)), now)?;
     let mut import = Import::begin(opened, &first, (export, identity), identity_of, now)
         .map_err(|error| error.unwrap_or_else(|| ImportError::SameStore { path: path.to_owned() }))?;
     let done = import.run(&mut lines, first.items, tell);

@@ -63,7 +63,7 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
 }
 
 fn accept(path: &Path) -> OpenStore {
-    open(&config(path), 32 << 20, true).unwrap()
+    open(&config(path), 32 << 20, true, crate::clock::wall_ms()).unwrap()
 }
 
 /// Numbers of lost commits as a refusal names them.
@@ -166,7 +166,8 @@ fn what_was_never_reported_is_no_loss() {
 
 /// Opens a store whose files were changed. `Err`: refused, or damage was named at a read.
 fn contents(path: &Path) -> Result<Vec<Key>, String> {
-    let opened = open(&config(path), 32 << 20, false).map_err(|error| error.to_string())?;
+    let opened =
+        open(&config(path), 32 << 20, false, crate::clock::wall_ms()).map_err(|error| error.to_string())?;
     let mut store = opened.store;
     match store.load(&whole(APP)).map_err(|error| error.to_string())? {
         Loaded::Ranges(answers) => {
@@ -197,7 +198,7 @@ fn large() -> &'static (tempfile::TempDir, Vec<Key>) {
     static STORE: std::sync::OnceLock<(tempfile::TempDir, Vec<Key>)> = std::sync::OnceLock::new();
     STORE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        let mut store = open(&config(dir.path()), 0, false).unwrap().store;
+        let mut store = open(&config(dir.path()), 0, false, crate::clock::wall_ms()).unwrap().store;
         let mut number = 0;
         let tables = |path: &Path| fs::read_dir(path).map_or(0, Iterator::count);
         // About a MiB a memtable; more commits until a table of items is there.

@@ -87,7 +87,7 @@ fn fill(store: &mut dyn Store, rows: u64, body: usize) {
 #[ignore = "minutes: make measure runs it"]
 fn throughput() {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), 256 << 20, false).unwrap().store;
+    let mut store = open(&config(dir.path()), 256 << 20, false, crate::clock::wall_ms()).unwrap().store;
     const ROWS: u64 = 300_000;
     timed("put, 1,000 x 300 B a commit", ROWS, || fill(&mut *store, ROWS, 300));
     timed("delete, 1,000 a commit", ROWS, || {
@@ -135,7 +135,7 @@ fn a_million_identities() {
     const ROWS: u64 = 1_000_000;
     const ASKED: u64 = 1_000;
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), 256 << 20, false).unwrap().store;
+    let mut store = open(&config(dir.path()), 256 << 20, false, crate::clock::wall_ms()).unwrap().store;
     let begin = |bucket| Op::BeginBucket(BucketRow { bucket, from: 1 });
     store.commit(&[group(1, (0..8).map(begin).collect())]).unwrap();
     let op = |seq: u64| {
@@ -193,7 +193,7 @@ fn far_items(limit: u64) {
     // Due a millisecond apart for each thousand of customers, the last come first.
     let key = |seq: u64| Key { due: 1_000 + (ROWS - seq) / 1_000, seq };
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), limit, false).unwrap().store;
+    let mut store = open(&config(dir.path()), limit, false, crate::clock::wall_ms()).unwrap().store;
     store.commit(&[group(1, vec![Op::BeginBucket(BucketRow { bucket: 0, from: 1 })])]).unwrap();
     let what = format!("far items with ids, limit {} MiB", limit >> 20);
     timed(&format!("{what}: in, 4,000 a commit"), ROWS, || {
@@ -257,7 +257,7 @@ fn many_queues(queues: u64, given_ids: bool) {
         put_item(Stored { application: queue_name(seq % queues), given, fingerprint: seq, ..*item }, false)
     };
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), LIMIT, false).unwrap().store;
+    let mut store = open(&config(dir.path()), LIMIT, false, crate::clock::wall_ms()).unwrap().store;
     timed(&format!("{what}: put, 1,000 x 300 B a commit"), queues * EACH, || {
         let mut commits = Commits::default();
         for start in (0..queues * EACH).step_by(1_000) {
@@ -273,7 +273,7 @@ fn many_queues(queues: u64, given_ids: bool) {
     store.close().unwrap();
     let mut opened = None;
     timed(&format!("{what}: start"), queues, || {
-        opened = Some(open(&config(dir.path()), LIMIT, false).unwrap());
+        opened = Some(open(&config(dir.path()), LIMIT, false, crate::clock::wall_ms()).unwrap());
     });
     let opened = opened.unwrap();
     assert_eq!(opened.opened.queues.len() as u64, queues);

@@ -205,7 +205,8 @@ pub struct OpenStore {
 
 /// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`,
 /// bytes): the disk store's buffers and caches take about a quarter of it, what the memory store remembers a
-/// sixteenth. `accept_loss`: go on although commits that had been made durable are gone.
+/// sixteenth. `accept_loss`: go on although commits that had been made durable are gone. `wall`: what the
+/// clock says, UTC ms.
 ///
 /// # Errors
 ///
@@ -214,9 +215,10 @@ pub fn open(
     store: &config::StoreConfig,
     memory_limit: u64,
     accept_loss: bool,
+    wall: u64,
 ) -> Result<OpenStore, OpenError> {
     match store.kind {
-        StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss),
+        StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss, wall),
         StoreKind::Memory => memory::open(memory_limit),
     }
 }

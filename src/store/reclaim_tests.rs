@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// With the smallest memtables there are.
 fn open_small(path: &Path) -> Box<dyn Store> {
-    open(&config(path), 0, false).unwrap().store
+    open(&config(path), 0, false, crate::clock::wall_ms()).unwrap().store
 }
 
 /// An item of 3 kB that no compression makes smaller.

@@ -99,11 +99,11 @@ pub(super) fn config(path: &Path) -> config::StoreConfig {
 }
 
 pub(super) fn open_at(path: &Path) -> OpenStore {
-    open(&config(path), 32 << 20, false).unwrap()
+    open(&config(path), 32 << 20, false, crate::clock::wall_ms()).unwrap()
 }
 
 pub(super) fn refusal(path: &Path) -> OpenError {
-    match open(&config(path), 32 << 20, false) {
+    match open(&config(path), 32 << 20, false, crate::clock::wall_ms()) {
         Ok(_) => panic!("opened"),
         Err(error) => error,
     }
@@ -429,7 +429,7 @@ fn room_is_measured() {
 fn the_memory_store_keeps_no_items() {
     let settings = config::StoreConfig { kind: StoreKind::Memory, ..config(Path::new("/nowhere/at/all")) };
     let (first, second) =
-        (open(&settings, 1 << 20, false).unwrap(), open(&settings, 1 << 20, false).unwrap());
+        (open(&settings, 1 << 20, false, 0).unwrap(), open(&settings, 1 << 20, false, 0).unwrap());
     assert_ne!(first.identity, second.identity);
     assert_eq!(first.opened, Opened::default());
     let mut store = first.store;

@@ -372,7 +372,7 @@ impl Inbox {
         self.next().batch()
     }
 
-    /// Exactly `count` messages; panics when they do not come within `limit`, which is 10 s at the least.
+    /// Exactly `count` messages; panics when they do not come within `limit`, which is a minute at the least.
     pub fn take(&self, count: usize, limit: Duration) -> Vec<Received> {
         let limit = limit.max(LEAST_WAIT);
         let end = std::time::Instant::now() + limit;
@@ -387,7 +387,7 @@ impl Inbox {
         taken
     }
 
-    /// Items of `json` batches until `count` have come; panics when they do not come within `limit`, which is 10 s at
+    /// Items of `json` batches until `count` have come; panics when they do not come within `limit`, which is a minute at
     /// the least.
     pub fn items(&self, count: usize, limit: Duration) -> Vec<Item> {
         let limit = limit.max(LEAST_WAIT);

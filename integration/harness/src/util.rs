@@ -31,16 +31,16 @@ pub fn now_ms() -> u64 {
 }
 
 /// The shortest wait for something that must come, whatever is asked for. One that is not needed costs nothing, and
-/// other work on the machine holds anybody up for seconds.
-pub(crate) const LEAST_WAIT: Duration = Duration::from_secs(10);
+/// other work on the machine holds anybody up for ten seconds and more.
+pub(crate) const LEAST_WAIT: Duration = Duration::from_secs(60);
 
-/// Polls `condition` until it holds; panics with `what` after `limit`, which is 10 s at the least.
+/// Polls `condition` until it holds; panics with `what` after `limit`, which is a minute at the least.
 pub fn wait_until(what: &str, limit: Duration, condition: impl FnMut() -> bool) {
     let limit = limit.max(LEAST_WAIT);
     assert!(holds_within(limit, condition), "not within {limit:?}: {what}");
 }
 
-/// Polls `condition` until it holds; `false` if it does not within `limit`, or 10 s where that is less.
+/// Polls `condition` until it holds; `false` if it does not within `limit`, or a minute where that is less.
 pub fn holds_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit.max(LEAST_WAIT);
     loop {

@@ -6,13 +6,10 @@ use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::slab::{self, Handle, Slab};
-use crate::engine::types::{AppSettings, Key, Settings};
+use crate::engine::types::{AppSettings, Key, Settings, Thresholds};
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
-
-/// Queues without items that are remembered; beyond, an idle one is forgotten.
-const IDLE_QUEUES: usize = 1_024;
 
 /// All queues, by name and by handle.
 #[derive(Debug)]
@@ -47,6 +44,7 @@ pub(in crate::engine) struct Queues {
 
 impl Queues {
     pub(in crate::engine) fn new(settings: Arc<Settings>, rows: &[QueueRow]) -> Self {
+        let idle = settings.thresholds.idle_queues;
         let mut queues = Queues {
             table: Slab::new(),
             names: Lookup::new(),
@@ -56,8 +54,8 @@ impl Queues {
             to_trim: Vec::new(),
             run: VecDeque::new(),
             live: 0,
-            tidy_at: IDLE_QUEUES,
-            tidy_names_at: 2 * IDLE_QUEUES,
+            tidy_at: idle,
+            tidy_names_at: 2 * idle,
             occupied: 0,
             paused: 0,
             dead_letters: Handle::new(0, slab::FIRST),
@@ -396,6 +394,10 @@ impl Queues {
         !self.run.is_empty()
     }
 
+    pub(in crate::engine) fn thresholds(&self) -> &Thresholds {
+        &self.settings.thresholds
+    }
+
     /// Gives back what idle queues hold. A queue at rest keeps what it has for a while: they are looked
     /// through only once there are twice as many as were left the last time.
     pub(in crate::engine) fn tidy(&mut self) {
@@ -405,8 +407,9 @@ impl Queues {
         for id in self.table.handles().collect::<Vec<_>>() {
             self.rest(id);
         }
-        self.tidy_at = IDLE_QUEUES.max(self.live * 2);
-        self.tidy_names_at = 2 * IDLE_QUEUES.max(self.table.len());
+        let idle = self.thresholds().idle_queues;
+        self.tidy_at = idle.max(self.live * 2);
+        self.tidy_names_at = 2 * idle.max(self.table.len());
     }
 
     /// Gives back what this queue holds, where it is idle.

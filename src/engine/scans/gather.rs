@@ -8,9 +8,6 @@ use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::queue::{Entry, LAST};
 use crate::engine::types::{CustomerOf, Filter, ListedStage};
 
-/// Rows that all commands look at for that in one call.
-pub(super) const GATHER_ROWS: usize = 20_000;
-
 /// Times that a customer's list is begun anew, because the item has left memory with which it was to go on.
 /// Then it is gone through at once.
 const ANEW: u32 = 4;

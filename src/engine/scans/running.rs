@@ -1,7 +1,7 @@
 //! One command on its way over the items.
 
 use super::legs::most_steps;
-use super::{end_of_cancel, Kind, Running, STEP_LOOKED_AT, STEP_ROWS};
+use super::{end_of_cancel, Kind, Running};
 use crate::engine::core::Core;
 use crate::engine::event::{Load, Scan, Stored};
 use crate::engine::ids::ItemId;
@@ -185,10 +185,11 @@ impl Running {
         let leg = self.legs.as_ref()?.front()?.clone();
         self.steps += 1;
         core.stock_mut().reads_mut().begin();
+        let step = core.stock().thresholds().step;
         let most = match &self.kind {
-            Kind::List(filter) => filter.limit.clamp(1, STEP_ROWS),
-            Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(STEP_ROWS),
-            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => STEP_ROWS,
+            Kind::List(filter) => filter.limit.clamp(1, step),
+            Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(step),
+            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => step,
         };
         Some(Load::Scan(Scan {
             number,
@@ -197,7 +198,7 @@ impl Running {
             until: leg.until,
             customer: leg.customer,
             max_rows: most,
-            max_looked_at: STEP_LOOKED_AT,
+            max_looked_at: core.stock().thresholds().step_looked_at,
             properties: matches!(self.kind, Kind::List(_)),
         }))
     }

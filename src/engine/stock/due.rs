@@ -44,7 +44,7 @@ impl Stock {
 
     pub(super) fn is_crowded(&self, queue: QueueId) -> bool {
         let ready = self.queues[queue].live().map_or(0, |live| live.line().items());
-        ready >= READY_ROWS.max(self.budget.rows as u64 / 2)
+        ready >= self.thresholds().ready.max(self.budget.rows as u64 / 2)
     }
 
     /// An item is due: it goes into its queue's line, or out of memory where older ones have gone before it.

@@ -247,7 +247,7 @@ impl Stock {
     }
 
     /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
-    pub(in crate::engine) fn close_ripe(&mut self, turn: TurnLimits, now: Now) -> bool {
+    pub(in crate::engine) fn close_ripe(&mut self, turn: Thresholds, now: Now) -> bool {
         let (ripe, all) = self.windows.take_due(&mut self.customers, &self.queues, turn.windows, now);
         let mut rows = 0;
         for (customer, cause) in ripe {

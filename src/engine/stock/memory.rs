@@ -93,9 +93,10 @@ impl Stock {
         if !self.journal.is_durable() {
             return 0;
         }
+        let most = self.thresholds().evicted;
         let items = &self.items;
         let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].key());
-        let places = self.schedule.take_furthest(count.min(EVICT_ROWS), after, key_of);
+        let places = self.schedule.take_furthest(count.min(most), after, key_of);
         let ids: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
         for id in &ids {
             if let Stage::Windowed { pos, .. } = self.items[*id].stage() {
@@ -117,7 +118,7 @@ impl Stock {
 
     /// Queues that are held back: what is due leaves memory, a chunk a turn. Whether more is to do.
     pub(in crate::engine) fn evict_held_back(&mut self, now: Now) -> bool {
-        let mut left = EVICT_ROWS;
+        let mut left = self.thresholds().evicted;
         while left > 0 {
             let Some(queue) = self.evicting.front().copied() else { break };
             if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())

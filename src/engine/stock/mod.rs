@@ -24,7 +24,7 @@ use super::reads::{Reads, Watch};
 use super::schedule::Schedule;
 use super::snapshot::Counters;
 use super::types::{
-    Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Format, Identity, Key, NewItem, Now, TurnLimits,
+    Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Format, Identity, Key, NewItem, Now, Thresholds,
 };
 use super::window::{self, Member, Plan, Window};
 use super::windows::Windows;
@@ -37,14 +37,6 @@ const DEFER_MS: u64 = 20;
 
 /// Payloads due within this time stay in memory as long as there is room for them, ms.
 const KEEP_MS: u64 = 30_000;
-
-/// Due items that any one queue may have in memory, or half of all rows where that is more: a quick one takes
-/// what closes with one window without a detour over the store. Beyond, they wait there: a slow queue does
-/// not fill memory.
-const READY_ROWS: u64 = 16_384;
-
-/// Items evicted in one go.
-const EVICT_ROWS: usize = 1_000;
 
 /// Where an item came from.
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +136,11 @@ impl Stock {
             held: BTreeSet::new(),
             work: 0,
         }
+    }
+
+    /// At how much the engine does otherwise.
+    pub(super) fn thresholds(&self) -> &Thresholds {
+        self.queues.thresholds()
     }
 
     // ---- its tables ---------------------------------------------------------------------------------------

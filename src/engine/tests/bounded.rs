@@ -426,9 +426,9 @@ fn a_count_of_a_customer_whose_items_leave_meanwhile() {
 /// Between two steps of a count others need the room of what it has not come to: that is counted in the store.
 #[test]
 fn a_count_of_a_customer_whose_items_leave_memory_meanwhile() {
-    let turn = TurnLimits { looked_at: 1, ..TurnLimits::default() };
+    let thresholds = Thresholds { looked_at: 1, ..Thresholds::default() };
     let budget = Budget { rows: 40, contents: 1 << 20, filters: 1 << 16 };
-    let mut w = World::new(Settings { turn, budget, ..settings() });
+    let mut w = World::new(Settings { thresholds, budget, ..settings() });
     fill(&mut w, (0..30).map(|i| at(T0 + 15_000 + i, item("a", "ann", "x"))));
     assert_eq!(w.engine.memory_bytes().0, 30);
     let of = CustomerOf { application: "a".into(), customer: "ann".into() };
@@ -474,9 +474,18 @@ fn lists_and_the_state_of_many_applications() {
 /// Neither what failed nor what is due is overtaken by what a call took from its end.
 #[test]
 fn what_is_due_leaves_in_order_however_little_a_call_does() {
-    let turn = TurnLimits { arrivals: 2, due: 2, windows: 1, sent: 1, ended: 1, looked_at: 1, lease: 16 };
+    let thresholds = Thresholds {
+        arrivals: 2,
+        due: 2,
+        windows: 1,
+        sent: 1,
+        ended: 1,
+        looked_at: 1,
+        lease: 16,
+        ..Thresholds::default()
+    };
     let change = |app: &mut AppSettings| (app.window, app.max_items) = (5_000, 3);
-    let mut w = World::new(Settings { turn, max_in_flight: 4, ..with(change) });
+    let mut w = World::new(Settings { thresholds, max_in_flight: 4, ..with(change) });
     w.send(vec![item("a", "ann", "w0"), item("a", "bob", "w1"), item("a", "ann", "w2")]);
     // Behind the windows, and in no order.
     let name = |n: u64| format!("o{n:02}");

@@ -20,7 +20,7 @@ pub(super) fn settings_of(defaults: AppSettings) -> Settings {
         max_applications: 1_000,
         max_in_flight: 100,
         max_in_flight_bytes: 8 << 20,
-        turn: TurnLimits::default(),
+        thresholds: Thresholds::default(),
     }
 }
 

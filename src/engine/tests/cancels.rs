@@ -287,3 +287,23 @@ fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_they_wait_for()
     assert!(w.queue.is_empty());
     w.store.check_empty();
 }
+
+/// The disk is behind with what has come in, and no more is taken: what is asked of the daemon itself is done.
+#[test]
+fn a_cancel_from_within_waits_for_no_disk() {
+    let thresholds = Thresholds { uncommitted_ops: 2, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..settings() });
+    w.send(vec![at(T0 + 1_000, item("a", "ann", "soon"))]);
+    w.run(100);
+    for n in 0..8 {
+        w.send(vec![at(T0 + 60_000 + n, item("a", "bob", "later"))]);
+    }
+    assert!(!w.intake_open, "the disk is behind");
+    let all = CustomerOf { application: "a".into(), customer: "ann".into() };
+    w.input(Input::Commands(vec![(Asker::Local(7), Command::CancelAll(all))]));
+    w.advance(2_000);
+    assert!(w.out.is_empty(), "it was taken back in time");
+    w.run(1_000);
+    assert_eq!(w.answer_to(7), Some(TAKEN));
+    assert!(w.delivered.is_empty());
+}

@@ -1,5 +1,6 @@
 //! A store of sorted maps, written from the interface alone, which checks what it is told to do: every operation
-//! against what is there, and after every commit the numbers that the engine keeps in it.
+//! against what is there, and after every commit the numbers that the engine keeps in it. It answers as the store on a
+//! disk does, errors as well: `src/store/model_tests.rs` holds the two against each other.
 
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -12,12 +13,12 @@ const FIRST: Key = Key { due: 0, seq: 0 };
 
 /// What a real store does, over sorted maps. A job that has been executed is durable.
 #[derive(Clone, Default)]
-pub(super) struct FakeStore {
-    pub(super) items: BTreeMap<(Name, Key), Stored>,
+pub(crate) struct FakeStore {
+    pub(crate) items: BTreeMap<(Name, Key), Stored>,
     /// Where an item lies, by arrival number.
     pub(super) places: BTreeMap<u64, Place>,
-    pub(super) identities: BTreeMap<Identity, Place>,
-    pub(super) customers: BTreeSet<(Name, Name, Key)>,
+    pub(crate) identities: BTreeMap<Identity, Place>,
+    pub(crate) customers: BTreeSet<(Name, Name, Key)>,
     /// Items with a customer and without a customer row, by queue.
     bare: BTreeSet<(Name, Key)>,
     counts: BTreeMap<Name, u64>,
@@ -26,8 +27,8 @@ pub(super) struct FakeStore {
     pub(super) closings: BTreeMap<(Name, Name, u64, u64), ClosingRow>,
     pub(super) ended: BTreeMap<(u8, Identity), Ended>,
     /// In the order in which they began.
-    pub(super) buckets: Vec<BucketRow>,
-    pub(super) marks: Marks,
+    pub(crate) buckets: Vec<BucketRow>,
+    pub(crate) marks: Marks,
     /// Deletes of what was not there.
     pub(super) missed: u64,
     /// Rows that reads have looked at.
@@ -37,20 +38,25 @@ pub(super) struct FakeStore {
 }
 
 impl FakeStore {
-    /// One atomic commit.
+    /// One atomic commit, after which the engine's numbers are right.
     pub(super) fn apply(&mut self, ops: Vec<Op>, marks: Marks) {
+        for queue in self.commit(ops, marks) {
+            self.check_queue(&queue);
+            if self.counts_members {
+                self.check_windows(&queue);
+            }
+        }
+    }
+
+    /// One atomic commit. The queues whose items or row it has touched.
+    pub(crate) fn commit(&mut self, ops: Vec<Op>, marks: Marks) -> BTreeSet<Name> {
         assert!(marks.next_seq >= self.marks.next_seq, "the mark of arrival numbers goes back");
         let mut touched = BTreeSet::new();
         for op in ops {
             self.apply_one(op, &mut touched);
         }
         self.marks = marks;
-        for queue in touched {
-            self.check_queue(&queue);
-            if self.counts_members {
-                self.check_windows(&queue);
-            }
-        }
+        touched
     }
 
     /// Every commit leaves exact numbers behind.
@@ -308,23 +314,22 @@ impl FakeStore {
 
     /// As strict as the disk: a producer's id leads to its item, and an assigned one to an item of the application that is
     /// asked for, or to none.
-    fn find(&self, wanted: &Wanted) -> Found {
+    fn find(&self, wanted: &Wanted) -> Result<Found, String> {
         let own = |key: Key| self.items.get(&(wanted.application.clone(), key));
         let item = match self.identities.get(&wanted.identity) {
             Some(led) => {
                 let item = own(led.key);
-                assert!(item.is_some() || !wanted.identity.is_given(), "damage: {wanted:?} leads to {led:?}");
-                assert!(
-                    item.is_none_or(|item| item.identity() == wanted.identity),
-                    "damage: {wanted:?} leads to {item:?}"
-                );
+                let is_its = item.is_none_or(|item| item.identity() == wanted.identity);
+                if !is_its || item.is_none() && wanted.identity.is_given() {
+                    return Err(format!("damage: {wanted:?} leads to {led:?}, {item:?}"));
+                }
                 item
             }
             None => wanted.key.and_then(own).filter(|item| item.identity() == wanted.identity),
         };
         let item = item.map(|item| Stored { content: None, ..item.clone() });
         let ended = wanted.buckets.iter().find_map(|bucket| self.ended.get(&(*bucket, wanted.identity)));
-        Found { item, ended: ended.cloned() }
+        Ok(Found { item, ended: ended.cloned() })
     }
 
     fn range(&mut self, range: &Range, most: usize, bytes: &mut u64, max_bytes: u64) -> RangeRows {
@@ -354,12 +359,15 @@ impl FakeStore {
             _ if scan.from >= until => vec![],
             Along::Queue(queue) => {
                 let range = self.items.range((queue.clone(), scan.from)..(queue.clone(), until));
-                range.map(|(name, _)| name.clone()).take(scan.max_looked_at + 1).collect()
+                range.map(|(name, _)| name.clone()).take(scan.max_looked_at.saturating_add(1)).collect()
             }
             Along::Customer(app, customer) => {
                 let from = (app.clone(), customer.clone(), scan.from);
                 let range = self.customers.range(from..(app.clone(), customer.clone(), until));
-                range.map(|(app, _, key)| (app.clone(), *key)).take(scan.max_looked_at + 1).collect()
+                range
+                    .map(|(app, _, key)| (app.clone(), *key))
+                    .take(scan.max_looked_at.saturating_add(1))
+                    .collect()
             }
         };
         let (mut rows, mut next, mut looked) = (Vec::new(), None, 0);
@@ -382,33 +390,36 @@ impl FakeStore {
     }
 
     /// Executes a read, bringing at most `most` rows of each range or scan, as a store may that serves a large read in
-    /// pieces.
-    pub(super) fn load(&mut self, load: Load, most: usize) -> Loaded {
+    /// pieces. An error is what a store calls damage.
+    pub(crate) fn load(&mut self, load: &Load, most: usize) -> Result<Loaded, String> {
         let most = most.max(1);
-        match load {
+        Ok(match load {
             Load::Ranges { ranges, max_rows, max_bytes } => {
-                let (mut bytes, mut left) = (0, max_rows);
+                let (mut bytes, mut left) = (0, *max_rows);
                 let rows = |range: &Range| {
                     if left == 0 {
                         let (queue, next) = (range.queue.clone(), Some(range.from));
                         return RangeRows { queue, rows: vec![], next };
                     }
-                    let answer = self.range(range, most.min(left), &mut bytes, max_bytes);
+                    let answer = self.range(range, most.min(left), &mut bytes, *max_bytes);
                     left -= answer.rows.len();
                     answer
                 };
                 Loaded::Ranges(ranges.iter().map(rows).collect())
             }
-            Load::Find(wanted) => Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect()),
-            Load::Scan(scan) => self.scan(&scan, most),
-            Load::Contents(wanted) => {
-                Loaded::Contents(self.contents(&wanted).expect("asked for what is there"))
+            Load::Find(wanted) => {
+                Loaded::Found(wanted.iter().map(|wanted| self.find(wanted)).collect::<Result<_, _>>()?)
             }
-        }
+            Load::Scan(scan) => self.scan(scan, most),
+            Load::Contents(wanted) => {
+                let contents = self.contents(wanted);
+                Loaded::Contents(contents.ok_or_else(|| format!("not all of it is there: {wanted:?}"))?)
+            }
+        })
     }
 
     /// Contents, if all are there.
-    pub(super) fn contents(&self, wanted: &[(u64, Place)]) -> Option<Vec<(u64, Arc<Content>)>> {
+    pub(crate) fn contents(&self, wanted: &[(u64, Place)]) -> Option<Vec<(u64, Arc<Content>)>> {
         let one = |(handle, place): &(u64, Place)| {
             let item = self.items.get(&(place.queue.clone(), place.key))?;
             Some((*handle, item.content.clone().expect("has content")))
@@ -416,7 +427,8 @@ impl FakeStore {
         wanted.iter().map(one).collect()
     }
 
-    pub(super) fn opened(&self, wall: u64) -> Opened {
+    /// What a start finds, while the clock says `wall`.
+    pub(crate) fn opened(&self, wall: u64) -> Opened {
         Opened {
             marks: self.marks,
             queues: self.queues.values().cloned().collect(),

@@ -510,7 +510,7 @@ fn with_nothing_stored_the_rules_hold_too() {
 fn who_waits_for_an_attempt_that_ends_in_the_same_call_is_told() {
     let mut settings = settings();
     settings.budget.contents = 0;
-    settings.turn.arrivals = 1;
+    settings.thresholds.arrivals = 1;
     let mut w = World::new(settings);
     let old = NewItem { expiry: Some(T0 + 500), ..at(T0 + 400, item("a", "", "old")) };
     w.send(vec![with_id("x", Replace, old)]);

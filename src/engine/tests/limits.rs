@@ -133,7 +133,7 @@ fn the_oldest_is_dropped_wherever_it_lies() {
 #[test]
 fn nothing_is_given_up_for_room_that_there_is() {
     let mut settings = with(|app| (app.max_waiting, app.on_full) = (3, OnFull::DropOldest));
-    settings.turn.ended = 1;
+    settings.thresholds.ended = 1;
     let mut w = World::new(settings);
     w.send(vec![item("a", "", "proof"), item("a", "", "and another")]);
     w.run(100);
@@ -298,7 +298,7 @@ fn letters_whose_content_is_in_the_store_alone_count_by_their_size_in_flight() {
 #[test]
 fn who_waits_again_stays_before_those_that_waited_with_it() {
     let mut settings = with(|app| app.dedupe_tail = 0);
-    settings.turn.arrivals = 1;
+    settings.thresholds.arrivals = 1;
     let mut w = World::new(settings);
     let request = |name: &str| with_id("x", DuplicateRule::Replace, at(T0, item("a", "", name)));
     w.send(vec![request("0")]);
@@ -353,8 +353,8 @@ fn payloads_of_what_is_given_up_leave_memory() {
 /// The entries of one message are judged in one call: as many numbers have to be there.
 #[test]
 fn an_envelope_of_more_entries_than_are_leased_at_a_time_gets_numbers_of_its_own() {
-    let turn = TurnLimits { arrivals: 4, lease: 32, ..TurnLimits::default() };
-    let mut w = World::new(Settings { turn, ..settings() });
+    let thresholds = Thresholds { arrivals: 4, lease: 32, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..settings() });
     let envelope = |w: &mut World, count: u64| {
         let entries = (0..count).map(|i| at(T0 + 100_000 + i, item("a", "", "x")));
         w.enqueue(RequestBody::Items(entries.collect()));

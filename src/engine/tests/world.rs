@@ -6,6 +6,7 @@ use super::twin::Twin;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use crate::engine::Engine;
+use crate::store::CommitGroup;
 use std::collections::VecDeque;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
@@ -225,7 +226,7 @@ impl World {
     /// kill -9: what was not executed is gone, what was not acked will come back. Nothing is connected yet.
     pub(super) fn kill(&mut self) {
         self.jobs.clear();
-        self.twin.iter_mut().for_each(|twin| twin.reopen(&self.store));
+        self.twin.iter_mut().for_each(|twin| twin.reopen(&self.store, self.now.wall));
         self.late.clear();
         self.out.clear();
         self.egress = (false, false);
@@ -431,17 +432,17 @@ impl World {
     }
 
     fn apply(&mut self, ops: Vec<Op>, token: Token, marks: Marks) {
-        self.twin.iter_mut().for_each(|twin| twin.commit(&ops, token, marks));
+        if let Some(twin) = &mut self.twin {
+            twin.commit(&[CommitGroup { ops: ops.clone(), token, marks, hurried: false }]);
+        }
         self.store.apply(ops, marks);
     }
 
     fn load(&mut self, load: Load, most: usize) -> Loaded {
-        let question = self.twin.is_some().then(|| load.clone());
-        let loaded = self.store.load(load, most);
-        if let (Some(twin), Some(question)) = (&mut self.twin, question) {
-            twin.load(&question, &loaded);
+        if let Some(twin) = &mut self.twin {
+            twin.load(&load, &mut self.store);
         }
-        loaded
+        self.store.load(&load, most).unwrap_or_else(|damage| panic!("{damage}"))
     }
 
     /// The leading commits are synced together, and reported as one.
@@ -483,8 +484,8 @@ impl World {
                 None => break,
             }
         }
-        // A bucket begins apart from the rest of its commit.
-        let next = self.jobs.iter().find_map(|job| match job {
+        // A bucket begins apart from the rest of its commit; that of a real store cannot be stopped there.
+        let next = self.jobs.iter().filter(|_| self.twin.is_none()).find_map(|job| match job {
             Job::Commit(ops, ..) => Some(ops),
             Job::Load(_) => None,
         });

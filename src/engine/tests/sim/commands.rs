@@ -225,7 +225,10 @@ impl Model {
     }
 
     fn judge_answer(&mut self, asked: &Asked, answer: &Answer) {
+        let full = self.commands.len() >= self.settings.thresholds.scans;
         match &asked.command {
+            Command::CancelAll(_) | Command::Count(_) | Command::DropParked(_) | Command::List(_)
+                if full && matches!(answer, Answer::Unavailable(_)) => {}
             Command::Cancel(target) => self.judge_cancel(asked, target, answer),
             Command::Lookup(target) => self.judge_lookup(asked, target, answer),
             Command::CancelAll(of) => self.judge_cancel_all(asked, of, answer),

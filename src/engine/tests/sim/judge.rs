@@ -249,7 +249,7 @@ impl Model {
 
     /// Few ended attempts are looked at in a call, and one of which was heard then may still stand in line.
     pub(super) fn may_be_unlooked_at(&self, call: usize) -> bool {
-        self.settings.turn.ended < 10 && call > self.rested
+        self.settings.thresholds.ended < 10 && call > self.rested
     }
 
     /// A failure may be looked at no sooner than now.

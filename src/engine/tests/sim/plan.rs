@@ -1,7 +1,7 @@
 //! Kinds of worlds.
 
 use super::Random;
-use crate::engine::types::{AppSettings, TurnLimits};
+use crate::engine::types::{AppSettings, Thresholds};
 
 /// What kind of world a seed makes.
 pub(super) struct Plan {
@@ -27,8 +27,8 @@ pub(super) struct Plan {
     pub(super) hasty: bool,
     /// What seldom meets meets often.
     pub(super) races: bool,
-    /// How much a call does: in a third of the worlds next to nothing.
-    pub(super) turn: TurnLimits,
+    /// In two thirds of the worlds next to nothing: of what a call does, or of all else.
+    pub(super) thresholds: Thresholds,
     /// What takes several steps to come about comes about often.
     pub(super) scenes: bool,
     /// Consumers send items back for another try.
@@ -76,7 +76,11 @@ impl Plan {
             tight: seed % 20 == 13,
             hasty: seed % 20 == 17,
             races: seed % 20 == 7,
-            turn: if seed % 3 == 1 { short_turns(seed as usize / 3) } else { TurnLimits::default() },
+            thresholds: match seed % 3 {
+                0 => Thresholds::default(),
+                1 => short_turns(seed as usize / 3),
+                _ => narrow(seed as usize / 3),
+            },
             scenes: matches!(seed % 20, 1 | 3 | 11),
             tries: matches!(seed % 20, 2 | 5 | 10 | 16),
             forgetful: seed % 20 == 1,
@@ -86,9 +90,39 @@ impl Plan {
 }
 
 /// Windows close when their time has come, and not calls later: the reference knows the moment of each.
-fn short_turns(n: usize) -> TurnLimits {
+fn short_turns(n: usize) -> Thresholds {
     let lease = 32 + n as u64 % 3 * 16;
     let looked_at = 1 + n % 5;
     let (arrivals, sent, ended) = (1 + n % 4, 1 + n % 3, 1 + n / 3 % 3);
-    TurnLimits { arrivals, sent, ended, looked_at, lease, ..TurnLimits::default() }
+    Thresholds { arrivals, sent, ended, looked_at, lease, ..Thresholds::default() }
+}
+
+/// What only many items reach otherwise is reached by a few. Not how much is read of queues at one time: where next to
+/// nothing is, and memory is full of what cannot leave, reads wait for each other for ever.
+fn narrow(n: usize) -> Thresholds {
+    let small = |of: usize| 1 + n / of % 4;
+    Thresholds {
+        looked_at_by_all: small(3),
+        gathered: small(5),
+        evicted: small(7),
+        trimmed: small(2),
+        trimmed_queues: small(4),
+        flushed_windows: small(1),
+        flushed: small(6),
+        chunk: small(1),
+        probe: small(7),
+        asked: small(3),
+        step: small(2),
+        step_looked_at: small(5),
+        asked_ahead: small(1),
+        scans: 2 + small(4),
+        enough: small(6) as u64,
+        ready: small(3) as u64,
+        trim_slack: small(7) as u64,
+        idle_queues: small(2),
+        lazy_ops: small(5),
+        uncommitted_ops: 4 * small(1) as u64,
+        uncommitted_bytes: 100 * small(4) as u64,
+        ..Thresholds::default()
+    }
 }

@@ -357,7 +357,9 @@ impl Model {
                 // Given up before it was ever written, because it is due before all others.
                 OnFull::DropOldest if !was_accepted => {
                     let soon = new.at.is_none_or(|at| at <= self.now.wall);
-                    (at_limit && soon) || many
+                    // Nothing else can be given up while all of it is in flight.
+                    let beyond = limit > 0 && most + unseen >= limit + whole.thresholds.trim_slack;
+                    (at_limit && soon) || beyond || many
                 }
                 OnFull::DropOldest => {
                     limit > 0 && live + self.unseen_of(&new.application) + given_back > limit
