@@ -518,27 +518,27 @@ impl Engine {
 
     /// Judges one arrival. False: it has gone back to the head of its line.
     fn judge(&mut self, name: LineName, Next { placed, found, at_once }: Next, now: Now) -> bool {
-        let Placed { place, arrival } = placed;
-        if let Arrival::Item(item, _) = &arrival {
+        if let Arrival::Item(item, _) = &placed.arrival {
             if let Some(identity) = item.identity.filter(|id| self.arrivals.is_awaited(*id)) {
-                self.await_outcome(identity, Placed { place, arrival });
+                self.await_outcome(identity, placed);
                 return true;
             }
         }
-        let customer = arrival.customer();
+        let customer = placed.arrival.customer();
         let cancel = customer.and_then(|(application, name)| self.scans.cancel_under_way(application, name));
-        if let Some(number) = self.arrivals.scan_before_its_id(&arrival).or(cancel) {
-            self.arrivals.await_scan(number, Placed { place, arrival });
+        if let Some(number) = self.arrivals.scan_before_its_id(&placed.arrival).or(cancel) {
+            self.arrivals.await_scan(number, placed);
             return true;
         }
-        if let Arrival::Command { command, .. } = &arrival {
+        if let Arrival::Command { command, .. } = &placed.arrival {
             // What came before a cancel is its own, and has to be an item first.
             let core = &self.core;
             if self.arrivals.release_for(command, |identity| core.will_be_told(identity)) {
-                self.arrivals.put_back(name, Placed { place, arrival }, at_once);
+                self.arrivals.put_back(name, placed, at_once);
                 return false;
             }
         }
+        let Placed { place, arrival } = placed;
         match arrival {
             Arrival::Rejected(rejected, origin) => {
                 judge::reject(&mut self.core, *rejected, origin, now);

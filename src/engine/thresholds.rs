@@ -18,21 +18,21 @@ pub struct Thresholds {
     pub sent: usize,
     /// Items whose attempts end; the last batch may go beyond.
     pub ended: usize,
-    /// Items in memory that one command about many looks at, and all of them together.
+    /// Items in memory that one command about many looks at.
     pub looked_at: usize,
-    /// The second half of [`Thresholds::looked_at`].
+    /// Items in memory that all such commands together look at.
     pub looked_at_by_all: usize,
     /// Rows in memory that all commands look at to find out which they are about.
     pub gathered: usize,
     /// Items evicted in one go.
     pub evicted: usize,
-    /// Items given up at the heads of queues over their limit, and queues looked at for that.
+    /// Items given up at the heads of queues over their limit.
     pub trimmed: usize,
-    /// The second half of [`Thresholds::trimmed`].
+    /// Queues looked at for that.
     pub trimmed_queues: usize,
-    /// Windows closed to make room, and their members in memory; the last window may go beyond.
+    /// Windows closed to make room.
     pub flushed_windows: usize,
-    /// The second half of [`Thresholds::flushed_windows`].
+    /// Their members in memory; the last window may go beyond.
     pub flushed: usize,
 
     // ---- in one read: what it brings comes into memory in one call, and commits wait while it is made -----

@@ -52,7 +52,7 @@ impl<'s> Asker<'s> {
         answer.json()
     }
 
-    /// The next answer; panics when none comes within 10 s.
+    /// The next answer; panics when none comes within a minute.
     pub fn next(&self) -> Received {
         self.answers.next()
     }

@@ -16,7 +16,7 @@ use std::future::Future;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = LEAST_WAIT;
 /// Most unconfirmed publishes of [`Client::publish_all`].
 const WINDOW: usize = 1000;
 
@@ -362,12 +362,12 @@ impl Inbox {
         }
     }
 
-    /// The next message; panics when none comes within 20 s.
+    /// The next message; panics when none comes within a minute.
     pub fn next(&self) -> Received {
-        self.poll(Duration::from_secs(20)).expect("a message within 20 s")
+        self.poll(LIMIT).expect("a message within a minute")
     }
 
-    /// The next batch of format `json`; panics when none comes within 20 s.
+    /// The next batch of format `json`; panics when none comes within a minute.
     pub fn batch(&self) -> Batch {
         self.next().batch()
     }

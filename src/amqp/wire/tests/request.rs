@@ -2,8 +2,9 @@
 
 use super::super::request::ENVELOPE;
 use super::*;
+use crate::amqp::wire::identity::assigned;
 use crate::config::{DelayFrom, Reading};
-use crate::engine::types::{BatchId, DuplicateRule, Tried};
+use crate::engine::types::{AssignedId, BatchId, DuplicateRule, Identity, Tried};
 
 fn own_time(name: &str, value: AMQPValue) -> Option<u64> {
     item(take(with(&[(name, value)]), b"x")).at
@@ -446,6 +447,12 @@ fn another_try_names_its_batch_and_nothing_else_is_one() {
     let moved = item(take(with(&[("x-death", deaths)]), b"x"));
     assert_eq!(moved.tried, Tried { batch: None, sent_back: true, first: None });
     assert_eq!(item(take(with(&[("x-attempt", number(1))]), b"x")).tried, Tried::default());
+    // The id that this store assigned names the item that came without one; another store's does not.
+    for (store, first) in [(STORE, Some(Identity::assigned(7))), (STORE + 1, None)] {
+        let id = assigned(store, AssignedId { seq: 7, due: 9 });
+        let again = item(take(with(&[("x-batch", text(hex))]).with_message_id(id.into()), b"x"));
+        assert_eq!(again.tried.first, first, "{store}");
+    }
     // Beside an envelope it counts for every entry.
     let properties = with(&[("x-batch", text(hex))]).with_content_type(ENVELOPE.into());
     let entries = items(take(properties, br#"[{"payload":1,"id":"a"},{"payload":2}]"#));
