@@ -315,26 +315,35 @@ impl Schedule {
         None
     }
 
+    /// The last slot in use in `from..to`.
+    fn last_from(&self, from: u64, to: u64) -> Option<u64> {
+        let mut end = to;
+        while end > from {
+            let word = ((end - 1) / 64) as usize;
+            let rest = self.used[word] & (!0 >> (63 - (end - 1) % 64));
+            if rest != 0 {
+                let found = word as u64 * 64 + 63 - u64::from(rest.leading_zeros());
+                return (found >= from).then_some(found);
+            }
+            // Nothing before it in this word: ask the summary for the word in use before it.
+            let mut summary = word / 64;
+            let mut bits = self.used_words[summary] & !(!0 << (word % 64));
+            while bits == 0 {
+                summary = summary.checked_sub(1)?;
+                bits = self.used_words[summary];
+            }
+            end = (summary as u64 * 64 + 64 - u64::from(bits.leading_zeros())) * 64;
+        }
+        None
+    }
+
     /// The last moment in the wheel whose slot is in use.
     fn last_used(&self) -> Option<u64> {
         if self.near == 0 {
             return None;
         }
         let start = self.base & MASK;
-        let last_in = |from: u64, to: u64| {
-            // Rare (memory is short): a plain walk over the words, from the end.
-            (from / 64..to.div_ceil(64)).rev().find_map(|word| {
-                let mut bits = self.used[word as usize];
-                if word == from / 64 {
-                    bits &= !0 << (from % 64);
-                }
-                if word == to / 64 {
-                    bits &= (1u64 << (to % 64)).wrapping_sub(1);
-                }
-                (bits != 0).then(|| word * 64 + 63 - u64::from(bits.leading_zeros()))
-            })
-        };
-        let slot = last_in(0, start).or_else(|| last_in(start, SLOTS))?;
+        let slot = self.last_from(0, start).or_else(|| self.last_from(start, SLOTS))?;
         Some(self.base + (slot.wrapping_sub(start) & MASK))
     }
 }

@@ -11,6 +11,7 @@ mod commands;
 mod judge;
 mod listed;
 mod model;
+mod mutants;
 mod plan;
 mod published;
 mod quiet;
@@ -24,14 +25,11 @@ mod writes;
 use super::twin::Twin;
 use super::world::*;
 use crate::engine::event::*;
-use crate::engine::mutant::{mutate, Mutant};
 use crate::engine::types::*;
 use asks::{app_settings, shared};
 use model::Model;
 use plan::Plan;
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
@@ -493,53 +491,34 @@ fn run(mut sim: Sim, steps: usize) {
     sim.settle_down();
 }
 
-/// Upper bound on the worlds that are tried against a mutant; most are found by the first few.
-const MUTANT_SEEDS: u64 = 300;
-
 const STEPS: usize = 250;
 
-/// Seeds from the first on, until one fails, on all cores.
-fn failures(first: u64, seeds: u64, steps: usize, mutant: Option<Mutant>) -> BTreeSet<u64> {
+/// Seeds from the first on, until one fails, on all cores; with ALL, every one that fails.
+fn failures(first: u64, seeds: u64, steps: usize) -> BTreeSet<u64> {
     let next = AtomicU64::new(first);
     let failed = Mutex::new(BTreeSet::new());
     let all = std::env::var("ALL").is_ok();
-    let work = || {
-        mutate(mutant);
-        QUIET.set(mutant.is_some() && std::env::var_os("LOUD").is_none());
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            let until = failed.lock().expect("whole").first().copied().filter(|_| !all).unwrap_or(u64::MAX);
-            if seed >= (first + seeds).min(until) {
-                break;
-            }
-            if std::panic::catch_unwind(|| run(Sim::new(seed), steps)).is_err() {
-                if mutant.is_none() {
-                    eprintln!("seed {seed} (repeat with SEED={seed} SEEDS=1)");
-                }
-                failed.lock().expect("whole").insert(seed);
-            }
+    on_all_cores(|| loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        let until = failed.lock().expect("whole").first().copied().filter(|_| !all).unwrap_or(u64::MAX);
+        if seed >= (first + seeds).min(until) {
+            break;
         }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work);
+        if std::panic::catch_unwind(|| run(Sim::new(seed), steps)).is_err() {
+            eprintln!("seed {seed} (repeat with SEED={seed} SEEDS=1)");
+            failed.lock().expect("whole").insert(seed);
         }
     });
     failed.into_inner().expect("whole")
 }
 
-/// Mutants that the worlds do not find, with the reason.
-const OPEN_MUTANTS: &[(Mutant, &str)] = &[];
-
-/// To the terminal, though the test passes.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-thread_local! {
-    /// Failures are expected here.
-    static QUIET: Cell<bool> = const { Cell::new(false) };
+fn on_all_cores(work: impl Fn() + Sync) {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(&work);
+        }
+    });
 }
 
 pub(super) fn number(name: &str, default: u64) -> u64 {
@@ -551,7 +530,7 @@ pub(super) fn number(name: &str, default: u64) -> u64 {
 fn every_sentence_of_the_guarantees_holds_in_any_world() {
     let (first, seeds) = (number("SEED", 1), number("SEEDS", 400));
     let steps = number("STEPS", STEPS as u64) as usize;
-    let failed = failures(first, seeds, steps, None);
+    let failed = failures(first, seeds, steps);
     assert!(failed.is_empty(), "SEED={:?} SEEDS=1 repeats it", failed.first());
     println!("{seeds} worlds, from seed {first}");
 }
@@ -564,28 +543,4 @@ fn the_disk_answers_as_the_worlds_store_does() {
         println!("seed {seed}");
         run(Sim::beside(seed, || Some(Twin::new())), STEPS);
     }
-}
-
-#[test]
-fn every_mutant_is_found() {
-    let loud = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if !QUIET.get() {
-            loud(info);
-        }
-    }));
-    let seeds = number("MUTANT_SEEDS", MUTANT_SEEDS);
-    let only = std::env::var("MUTANT").ok();
-    let is_wanted = |mutant: &&Mutant| only.as_ref().is_none_or(|only| *only == format!("{mutant:?}"));
-    let mut unseen = vec![];
-    for mutant in Mutant::ALL.iter().filter(is_wanted) {
-        let found = failures(number("MUTANT_SEED", 1), seeds, STEPS, Some(*mutant));
-        let open = OPEN_MUTANTS.iter().find(|(open, _)| open == mutant);
-        match (found.first(), open) {
-            (Some(_), _) => println!("{mutant:?}: {found:?}"),
-            (None, Some((_, why))) => say(&format!("open: {mutant:?}: {why}")),
-            (None, None) => unseen.push(*mutant),
-        }
-    }
-    assert!(unseen.is_empty(), "not found by {seeds} seeds: {unseen:?}");
 }

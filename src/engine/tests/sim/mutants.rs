@@ -1,0 +1,94 @@
+//! Wrong implementations, planted in the real one: the worlds must find each.
+
+use super::*;
+use crate::engine::mutant::{mutate, Mutant};
+use std::cell::Cell;
+use std::io::Write;
+use std::sync::atomic::AtomicUsize;
+
+/// Upper bound on the worlds that are tried against a mutant, from the first on. Every one of them holds without a mutant:
+/// they are among those of each run of the tests.
+const WORLDS: u64 = 300;
+
+/// Worlds that found a mutant when last looked for, where none of the first three did: they are tried before all others. That
+/// saves time alone: where one finds its mutant no longer, since the engine's ways have changed, another is looked for and
+/// the test says which it was.
+const FOUND_BY: &str = "\
+    AnswerTooSoon 85, LeaseForgotten 17, UnindexedForgotten 54, Early 33, EarlyAfterStepBack 11, \
+    BytesIgnored 17, FlushDoesNothing 21, FlushCountsOneMore 78, FarOvertaken 9, NewOvertakesFailed 7, \
+    SuspectsOvertaken 13, PausedIsPublished 150, ParkedStaysInMemory 11, KeepReplaces 9, \
+    EarliestIsLatest 4, TryIgnored 16, AnyBatchIsATry 16, TryNotAwaited 16, TailHalf 4, \
+    AnswersFromThePast 9, CancelAllTakesLater 7, CancelAllTakesDead 142, DropParkedTakesAll 7, \
+    FullTooSoon 18, FlushEarlyFlushesNothing 100, ApplicationsUnlimited 8, WindowsUnlimited 4, \
+    MembersCrowdIn 43, DeadCrowdIn 69, ContentsStay 149, DeadTooSoon 50, BacklogGoesFirst 31, \
+    ProofForEver 11, ClosingGoneTooSoon 32, FetchedOvertakesFailed 13, DroppedSuspectCounts 49, \
+    CancelAllTakesUnknown 11, PausedSuspectsGo 11, EmptiedSuspectCounts 11, StepUnnoticed 11, \
+    ReopenedUnbounded 71, StalledForEver 71, SilenceUnheard 20, RowStaysKnown 13, AllMayWait 182, \
+    PatienceAnew 11, RefusedIdForgotten 39, NewDueIgnoresWindow 124, DeadUncounted 4, HoldMaxIgnored 89, \
+    PauseUnhurried 121, ClaimTakesUnknown 11, RestoredUnclaimed 43, FailedIsNotTakenBack 49, \
+    ScanIsImpatient 28, BehindScanKept 127, EvictUntold 49, HeirIsDeferred 9, MovedRejoins 33, \
+    RowNotRenewed 14, VoidForgotten 117, OldestBucketUnasked 21, OldestIsCurrent 21, FullFilterForgets 4, \
+    SuspectsStay 11, FailuresKept 33, BytesIgnoredInFlight 79, EndOfAttemptUntold 143, \
+    EndOfPatienceUntold 63, AheadForgotten 251";
+
+thread_local! {
+    /// Failures are expected here.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+fn finds(mutant: Mutant, seed: u64) -> bool {
+    mutate(Some(mutant));
+    QUIET.set(std::env::var_os("LOUD").is_none());
+    let found = std::panic::catch_unwind(|| run(Sim::new(seed), STEPS)).is_err();
+    QUIET.set(false);
+    mutate(None);
+    found
+}
+
+/// To the terminal, though the test passes.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn known_finders() -> BTreeMap<&'static str, u64> {
+    let pairs = FOUND_BY.split(", ").map(|pair| pair.split_once(' ').expect("a name and a seed"));
+    let known: BTreeMap<_, _> = pairs.map(|(name, seed)| (name, seed.parse().expect("a seed"))).collect();
+    let names: BTreeSet<String> = Mutant::ALL.iter().map(|mutant| format!("{mutant:?}")).collect();
+    assert!(known.keys().all(|name| names.contains(*name)), "only mutants that there are");
+    known
+}
+
+/// `MUTANT` names one alone; `MUTANT_SEED` and `MUTANT_SEEDS` are the first and the number of other worlds to look at.
+#[test]
+fn every_mutant_is_found() {
+    let loud = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if !QUIET.get() {
+            loud(info);
+        }
+    }));
+    let (first, seeds) = (number("MUTANT_SEED", 1), number("MUTANT_SEEDS", WORLDS));
+    let only = std::env::var("MUTANT").ok();
+    let known = if first == 1 { known_finders() } else { BTreeMap::new() };
+    let next = AtomicUsize::new(0);
+    let unseen = Mutex::new(vec![]);
+    on_all_cores(|| {
+        while let Some(mutant) = Mutant::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let name = format!("{mutant:?}");
+            if only.as_ref().is_some_and(|only| *only != name) {
+                continue;
+            }
+            let known = known.get(name.as_str()).copied();
+            if known.is_some_and(|seed| finds(*mutant, seed)) {
+                continue;
+            }
+            match (first..first + seeds).find(|seed| finds(*mutant, *seed)) {
+                Some(seed) if known.is_some() || seed > 3 => say(&format!("{name} {seed}: not {known:?}")),
+                Some(seed) => println!("{name} {seed}"),
+                None => unseen.lock().expect("whole").push(name),
+            }
+        }
+    });
+    let unseen = unseen.into_inner().expect("whole");
+    assert!(unseen.is_empty(), "not found by {seeds} seeds: {unseen:?}");
+}
