@@ -114,13 +114,15 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
     ledger.fault();
     let lost = Cell::new(0);
     let lose = || {
-        let (n, before, sent) = (lost.replace(lost.get() + 1), losses(&daemon), ledger.confirmed_count());
+        let (n, before) = (lost.replace(lost.get() + 1), losses(&daemon));
         let since = Instant::now();
         proxy.cut(n % 2 == 0);
-        // What came before has arrived, and the load goes on: no loss is for good.
+        wait_until(&format!("loss {n} is noticed"), LIMIT, || losses(&daemon) > before);
+        // What came before has arrived, and some more: no loss is for good. The connection is there, or the next cut would
+        // meet none and wait for a loss in vain.
+        let sent = ledger.confirmed_count() + 30;
         wait_until(&format!("it publishes after loss {n}"), LIMIT, || {
-            let goes_on = ledger.arrived_count() >= sent && ledger.confirmed_count() > sent + 30;
-            goes_on && losses(&daemon) > before
+            ledger.arrived_count() >= sent && daemon.ask("GET", "/readyz").0 == 200
         });
         since.elapsed()
     };
@@ -129,7 +131,8 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
             let mut took: Vec<Duration> = (0..losses_of_all / 3).map(|_| lose()).collect();
             took.sort_unstable();
             let good = took[took.len() / 2] < MEDIAN;
-            good.then_some(()).ok_or_else(|| format!("until what came before a loss has arrived: {took:?}"))
+            good.then_some(())
+                .ok_or_else(|| format!("until what came before a loss, and some more, has arrived: {took:?}"))
         });
     }
     while lost.get() < losses_of_all {

@@ -54,6 +54,28 @@ struct Children {
     beam: Option<Child>,
 }
 
+/// What every node but the first evaluates at its start. A node loads some 900 modules one by one, and for each of them
+/// Erlang goes over the table of all exported functions: all at once it takes two fifths less time, of the processor as well.
+static PRELOAD: OnceLock<PathBuf> = OnceLock::new();
+
+/// Modules that must run something of theirs when they are loaded are left for later.
+const PRELOAD_PROGRAM: &str = r#"
+{ok, Listed} = file:consult("MODULES"),
+Read = fun({Module, File}) ->
+    case erlang:module_loaded(Module) orelse file:read_file(File) of
+        {ok, Code} -> [{Module, File, Code}];
+        _ -> []
+    end
+end,
+Load = fun Load(Modules) ->
+    case code:prepare_loading(Modules) of
+        {ok, Prepared} -> code:finish_loading(Prepared);
+        {error, Not} -> Load([Module || Module <- Modules, not lists:keymember(element(1, Module), 1, Not)])
+    end
+end,
+Load(lists:flatmap(Read, Listed)).
+"#;
+
 /// Users that every private node knows, beside `guest`; password as the name.
 const USERS: [&str; 2] = ["guest", "other"];
 /// Virtual hosts that every private node has, beside `/`.
@@ -141,7 +163,23 @@ impl Node {
         private.prepare(conf, plugins);
         private.launch();
         let uri = format!("amqp://guest:guest@127.0.0.1:{}/%2f", private.port);
-        Node { uri, private: Some(private) }
+        let node = Node { uri, private: Some(private) };
+        PRELOAD.get_or_init(|| node.write_preload());
+        node
+    }
+
+    /// Writes what loads all the modules that this node has loaded, in Erlang. Its path.
+    fn write_preload(&self) -> PathBuf {
+        let dir = guard::workdir("preload");
+        let (modules, program) = (dir.join("modules"), dir.join("program"));
+        self.eval(&format!(
+            "file:write_file(\"{}\", [io_lib:format(\"~0p.~n\", [Loaded]) \
+             || {{_, [_ | _]}} = Loaded <- code:all_loaded()]).",
+            modules.display()
+        ));
+        fs::write(&program, PRELOAD_PROGRAM.replace("MODULES", &modules.display().to_string()))
+            .expect("what loads modules");
+        program
     }
 
     /// AMQP URI of the virtual host `/` (or of the external broker), as `guest`.
@@ -413,6 +451,9 @@ impl Private {
         let out = File::create(&out_path).expect("the node's output file");
         let mut command = Command::new(self.sbin.join("rabbitmq-server"));
         self.environment(&mut command);
+        if let Some(program) = PRELOAD.get() {
+            command.env("ERL_AFLAGS", format!("-run file eval {}", program.display()));
+        }
         let beam = command
             .arg("-noinput")
             .stdin(Stdio::null())

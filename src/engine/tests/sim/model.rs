@@ -9,8 +9,7 @@ use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Why one item may arrive once more than once. Each is given to the very items that it happened to, and covers one
-/// repeat.
+/// Why an item may arrive once more. Each is given to the very items that it happened to, and covers one repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excuse {
     /// It had been published, or its delete was not durable, when the process was killed.
@@ -122,6 +121,8 @@ pub(super) struct Life {
     pub(super) tail: Option<u64>,
     pub(super) ended_call: usize,
     pub(super) deleted: bool,
+    /// A cancel that was delivered again took it back, which may have been meant for one before it: that is remembered.
+    pub(super) taken_again: bool,
     /// It counts as cancelled, and another of its id may have replaced it: nothing is remembered of either.
     pub(super) perhaps_replaced: bool,
     /// The delivery that it came with was acked.
@@ -446,6 +447,7 @@ impl Model {
             tail: None,
             ended_call: 0,
             deleted: false,
+            taken_again: false,
             perhaps_replaced: false,
             acked: false,
             orphaned: false,

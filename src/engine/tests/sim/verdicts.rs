@@ -34,7 +34,9 @@ impl Model {
                     _ if may_not => true,
                     State::Sent if self.is_another_try(seq, ask) => true,
                     State::Sent => matches!(rule, DuplicateRule::Replace | DuplicateRule::Latest) && !again,
-                    State::Cancelled => !again || self.cancelled_again(identity),
+                    State::Cancelled => {
+                        !again || self.lives[&seq].taken_again || self.cancelled_again(identity)
+                    }
                     _ => !again,
                 }
             }

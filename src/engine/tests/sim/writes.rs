@@ -457,6 +457,7 @@ impl Model {
                 "{ask} is remembered as {ended:?}: {:?}",
                 self.lives[&seq].attempts
             );
+            self.lives.get_mut(&seq).expect("there").taken_again = ended.end == End::CancelledAgain;
         }
     }
 
