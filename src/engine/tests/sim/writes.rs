@@ -457,7 +457,13 @@ impl Model {
                 "{ask} is remembered as {ended:?}: {:?}",
                 self.lives[&seq].attempts
             );
-            self.lives.get_mut(&seq).expect("there").taken_again = ended.end == End::CancelledAgain;
+            let life = self.lives.get_mut(&seq).expect("there");
+            let since = self.now.wall.saturating_sub(self.now.mono - life.seen);
+            let then = self.stepped || (since..=self.now.wall).contains(&ended.at);
+            assert!(then, "{ask} is remembered as {ended:?}, and came at {since}");
+            // Before it is seen, where much was to be taken back.
+            life.ended_at = life.ended_at.min(ended.at);
+            life.taken_again = ended.end == End::CancelledAgain;
         }
     }
 
