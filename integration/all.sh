@@ -10,7 +10,7 @@
 # good all the same; at most three of them. Nothing else is repeated: no unit test, no world of the simulator, and nothing
 # that the oracle has called lost or early (a line that begins with VERDICT:). AGAIN=no repeats nothing.
 #
-# TEST_MINUTES (24): what runs then is ended and has failed. TEST_THREADS: black-box tests at a time. TIDEGATE_BIN: another
+# TEST_MINUTES (36): what runs then is ended and has failed. TEST_THREADS: black-box tests at a time. TIDEGATE_BIN: another
 # daemon than the one that is built with the tests. SUITES: modules of the suites instead of all of them, which leaves out
 # the table of faults. What each program has said stays in target/checks.
 set -u
@@ -23,7 +23,7 @@ out=$PWD/target/checks
 rm -rf "$out"
 mkdir -p "$out" || exit 1
 begun=$(date +%s)
-deadline=$((begun + ${TEST_MINUTES:-24} * 60))
+deadline=$((begun + ${TEST_MINUTES:-36} * 60))
 
 # As cargo would set them.
 RUST_MIN_STACK=$(sed -n 's/^RUST_MIN_STACK = "\(.*\)"$/\1/p' .cargo/config.toml)
@@ -112,7 +112,7 @@ count() {
 	if [ -z "$result" ]; then
 		failed=$((failed + 1))
 		why="exit code $code"
-		[ "$code" -ne 124 ] && [ "$code" -ne 137 ] || why="it had not ended after ${TEST_MINUTES:-24} minutes of all"
+		[ "$code" -ne 124 ] && [ "$code" -ne 137 ] || why="it had not ended after ${TEST_MINUTES:-36} minutes of all"
 		detail "FAILED: $1 as a whole: $why"
 		detail "$(grep -E '^HANGS:|^error(\[|:)' "$out/$1.log" | head -20)"
 		detail "$(tail -5 "$out/$1.log" | cut -c 1-300 | sed 's/^/    /')"
