@@ -149,10 +149,18 @@ fn reschedule(
         Ok(due) => due,
         Err(text) => return Executed::Answer(Answer::Rejected(text.into())),
     };
-    match live {
-        LiveItem::Resident(id) => core.reschedule(id, due, now),
-        LiveItem::Far(stored) => core.stock_mut().reschedule_far(&stored, due),
-    }
+    let key = match live {
+        LiveItem::Resident(id) => {
+            let key = core.stock().items()[id].key();
+            core.reschedule(id, due, now);
+            key
+        }
+        LiveItem::Far(stored) => {
+            core.stock_mut().reschedule_far(&stored, due);
+            stored.key
+        }
+    };
+    scans.retimed(&target.application, key);
     Executed::Answer(Answer::Rescheduled { due, before })
 }
 

@@ -332,8 +332,11 @@ impl Core {
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back
     /// made early waits again, and what the broker will deliver anew is forgotten.
     fn screen(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
+        // What has been tried in its time may be tried again, whatever the clock says; what has been given
+        // another time since waits for that.
         let is_early = |item: &Item| {
-            let early = item.own_time() && item.key().due > now.wall && item.attempts() == 0;
+            let tried = item.attempts() > 0 && item.accepted_due() == item.key().due;
+            let early = item.own_time() && item.key().due > now.wall && !tried;
             early && !mutated(Mutant::EarlyAfterStepBack)
         };
         let is_good = |item: &Item| {
@@ -392,9 +395,9 @@ impl Core {
         self.dispatch.deadline(&self.stock)
     }
 
-    /// Nothing is on its way out, nor waits for a slot.
+    /// Nothing is on its way out, nor waits for a slot, nor for the store.
     pub(super) fn is_idle(&self) -> bool {
-        self.dispatch.is_idle(&self.stock)
+        self.stock.journal().is_idle() && self.dispatch.is_idle(&self.stock)
     }
 
     /// Whether an item of this queue that is due at once can be expected to be confirmed at once.

@@ -566,9 +566,8 @@ impl Dispatch {
     /// Nothing is on its way out, nor waits for a slot. What a paused application has waiting does not count:
     /// it leaves after a resume and not before.
     pub(super) fn is_idle(&self, stock: &Stock) -> bool {
-        !self.is_open()
-            || (self.egress.slots() == 0
-                && !stock.queues().is_anything_running()
-                && self.waiting_suspects(stock).next().is_none())
+        // A broker that takes nothing more confirms what it has taken.
+        let waits = || stock.queues().is_anything_running() || self.waiting_suspects(stock).next().is_some();
+        self.egress.slots() == 0 && !(self.is_open() && waits())
     }
 }

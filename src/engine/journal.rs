@@ -246,12 +246,13 @@ impl Journal {
         ops > self.thresholds.uncommitted_ops || bytes > self.thresholds.uncommitted_bytes
     }
 
-    /// Nothing is to be written, and nothing waits for a commit.
+    /// Nothing is to be written, nothing waits for a commit, and no ack for others.
     pub(super) fn is_idle(&self) -> bool {
         self.ops.is_empty()
             && self.committed == self.token
             && self.replies.is_empty()
             && self.answers_out == 0
+            && self.ledger.deadline().is_none()
     }
 
     // ---- what waits ---------------------------------------------------------------------------------------

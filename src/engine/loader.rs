@@ -54,6 +54,11 @@ impl Loader {
         }
     }
 
+    /// Rows are on their way into memory, some of which may be due.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
     fn want(&mut self, stock: &mut Stock, id: QueueId, at: u64) {
         let before = stock.queues_mut()[id].wake_at(at);
         if before != u64::MAX {

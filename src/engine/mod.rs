@@ -196,7 +196,7 @@ impl Engine {
     /// delivered at present does not count; with a durable store it is safe, and without one its request was
     /// never acked.
     pub fn is_idle(&self) -> bool {
-        !self.course.more && self.core.stock().journal().is_idle() && self.core.is_idle()
+        !self.course.more && !self.loader.is_reading() && self.core.is_idle()
     }
 
     /// Totals since the start.

@@ -96,15 +96,17 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
             ..Application::default()
         };
     };
-    let parked = parked_of(queue, now);
+    let (parked, in_flight) = (parked_of(queue, now), live.lane().items());
+    // What is due while it cannot be delivered to is parked.
+    let due = if queue.is_failing() { 0 } else { live.line().items() };
     Application {
         name,
         delivery,
         total,
         paused,
-        waiting: total.saturating_sub(live.line().items() + live.lane().items() + parked),
-        due: live.line().items(),
-        in_flight: live.lane().items(),
+        waiting: total.saturating_sub(due + in_flight + parked),
+        due,
+        in_flight,
         parked,
         windows: live.windows().len() as u64,
         confirmed: live.sent(),
@@ -129,7 +131,7 @@ fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
     ready.into_iter().chain(far).min().filter(|due| *due <= now.wall && queue.total() > 0)
 }
 
-/// ItemCounts of a queue that cannot be delivered to: all that is due.
+/// Items of a queue that cannot be delivered to: all that is due.
 fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
     ready + queue.far_due(now.wall)
 }

@@ -54,6 +54,9 @@ struct Running {
     resident: Vec<u64>,
     /// Of a count: those that it began with. What is met in the store as well is counted once.
     counted: NumberMap<u64, ()>,
+    /// Items that were given another time since it began, and whether it had met them before: in the store
+    /// they lie before it once more, or behind it.
+    retimed: BTreeMap<u64, bool>,
     /// What is still to be gone over, once memory has been; `None`: not known before.
     legs: Option<VecDeque<Leg>>,
     steps: u32,
@@ -138,6 +141,7 @@ impl Scans {
             gathering: Gathering::NotBegun,
             resident: Vec::new(),
             counted: Lookup::new(),
+            retimed: BTreeMap::new(),
             legs: None,
             steps: 0,
             cancelled: 0,
@@ -415,6 +419,11 @@ impl Scans {
             }
             stays
         });
+    }
+
+    /// An item of this application, which had this key, was given another time.
+    pub(super) fn retimed(&mut self, application: &str, key: Key) {
+        self.running.values_mut().for_each(|scan| scan.note_retimed(application, key));
     }
 
     /// Members of a window got other keys in the store, perhaps behind a scan's back: it goes back to them.

@@ -1,9 +1,9 @@
 //! One command on its way over the items.
 
-use super::legs::most_steps;
+use super::legs::{most_steps, Leg};
 use super::{end_of_cancel, Kind, Running};
 use crate::engine::core::Core;
-use crate::engine::event::{Load, Scan, Stored};
+use crate::engine::event::{Along, Load, Scan, Stored};
 use crate::engine::ids::ItemId;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::{Answer, Key, Listed, Now};
@@ -26,6 +26,41 @@ impl Running {
         its && seq < self.before && !self.is_given_up()
     }
 
+    /// An item was given another time.
+    pub(super) fn note_retimed(&mut self, application: &str, key: Key) {
+        let concerned = match &self.kind {
+            // From the moment at which it is judged all that came before it is its own.
+            Kind::CancelAll(_) => false,
+            Kind::Count(of) => *of.application == *application,
+            Kind::DropParked(name) => **name == *application,
+            Kind::List(filter) => filter.application.as_ref().is_none_or(|name| **name == *application),
+            Kind::Outlook(counting) => counting.is_about(application),
+        };
+        if !concerned {
+            return;
+        }
+        let is_its = |leg: &&Leg| match &leg.along {
+            Along::Queue(name) | Along::Customer(name, _) => **name == *application,
+        };
+        // Legs of one queue follow each other.
+        let place = self.legs.as_ref().map(|legs| legs.iter().find(is_its).map(|leg| leg.from));
+        let met = place.is_some_and(|place| place.is_none_or(|place| key < place));
+        self.retimed.entry(key.seq).and_modify(|known| *known |= met).or_insert(met);
+    }
+
+    /// It has not met this one yet, which has been given another time meanwhile.
+    fn meets_anew(&mut self, seq: u64) -> bool {
+        self.retimed.get_mut(&seq).is_none_or(|met| !std::mem::replace(met, true))
+    }
+
+    /// An item belongs on the page. One that is on it already, with the time that it had, is there once.
+    fn show(&mut self, listed: Listed) {
+        if self.retimed.contains_key(&listed.key.seq) {
+            self.page.retain(|shown| shown.key.seq != listed.key.seq);
+        }
+        self.page.push(listed);
+    }
+
     /// An item in memory.
     pub(super) fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
         if core.stock().items()[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
@@ -40,6 +75,8 @@ impl Running {
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
+            // It waits for its new time.
+            Kind::DropParked(_) if self.retimed.contains_key(&seq) => {}
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 if core.is_undecided(id) {
                     core.want_outcomes(true);
@@ -57,7 +94,7 @@ impl Running {
             Kind::List(filter) => {
                 let listed = core.listed(id);
                 if filter.takes(&listed) {
-                    self.page.push(listed);
+                    self.show(listed);
                 }
             }
             Kind::Outlook(_) => {}
@@ -66,13 +103,15 @@ impl Running {
 
     /// An item in the store that is in memory as well.
     pub(super) fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
+        let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
         match &self.kind {
             Kind::List(filter) if !core.stock().items()[id].is_dead() => {
                 let listed = Listed { properties: stored.content, ..core.listed(id) };
                 if filter.takes(&listed) {
-                    self.page.push(listed);
+                    self.show(listed);
                 }
             }
+            Kind::Count(_) | Kind::Outlook(_) if !is_new => {}
             Kind::Count(_) if stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) => {
                 let listed = core.listed(id);
                 self.tally(&listed);
@@ -84,7 +123,8 @@ impl Running {
     }
 
     pub(super) fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
-        let counted = self.counted_in_memory(stored.key.seq);
+        let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
+        let counted = self.counted_in_memory(stored.key.seq) || !is_new;
         if let Kind::Outlook(counting) = &mut self.kind {
             if !counted && stored.dead.is_none() {
                 counting.count(&stored.application, stored.key.due);
@@ -94,6 +134,7 @@ impl Running {
         let later = stored.key.seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
+            Kind::DropParked(_) if self.retimed.contains_key(&stored.key.seq) => {}
             // It may have been delivered, as one that is in flight.
             Kind::CancelAll(_) | Kind::DropParked(_)
                 if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) =>
@@ -115,7 +156,7 @@ impl Running {
             Kind::List(filter) => {
                 let listed = core.listed_far(stored, now);
                 if filter.takes(&listed) {
-                    self.page.push(listed);
+                    self.show(listed);
                 }
             }
             Kind::Outlook(_) => {}

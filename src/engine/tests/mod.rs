@@ -22,6 +22,8 @@ mod reschedule;
 mod silent;
 mod sim;
 mod stale;
+mod state;
+mod stops;
 mod stories;
 mod timeline;
 mod transcripts;

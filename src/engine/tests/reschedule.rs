@@ -221,6 +221,99 @@ fn times_that_cannot_be_are_refused_and_change_nothing() {
     assert!(matches!(memory.ask(later("x", T0 + 6_000)), Answer::Unavailable(_)));
 }
 
+/// It was tried in its old time, and its new one has come: then the clock goes back, before it could leave.
+#[test]
+fn one_that_has_failed_before_waits_for_its_new_time_though_the_clock_goes_back() {
+    let mut w = World::new(settings());
+    w.send(vec![named("x", T0)]);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    assert_eq!(w.ask(later("x", T0 + 5_000)), done(T0 + 5_000, T0));
+    w.input(Input::EgressBlocked(true));
+    w.run(5_000);
+    w.now.wall -= 3_000;
+    w.input(Input::EgressBlocked(false));
+    w.run(2_999);
+    assert_eq!(w.story(), [], "it is not due any more");
+    w.run(1);
+    assert_eq!(w.story(), [(5_000, names(&["x"]))]);
+}
+
+fn do_jobs(w: &mut World, count: u64) {
+    for _ in 0..count {
+        w.do_job();
+    }
+}
+
+/// Five of one customer in the store alone, gone over one row at a time.
+fn five_far() -> World {
+    let thresholds = Thresholds { step: 1, step_looked_at: 1, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..settings() });
+    let far = |n: u64| with_id(&n.to_string(), Keep, at(T0 + 100_000 + n, item("a", "ann", "x")));
+    w.send((0..5).map(far).collect());
+    w.drain_jobs();
+    w
+}
+
+/// While a command goes over the store, another gives an item that it has met, or not, a time behind all others, or before.
+#[test]
+fn what_moves_meanwhile_is_told_once() {
+    let asked = || {
+        let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+        let outlook = Outlook { application: None, each_ms: 1_000_000, stretches: 1 };
+        let list = Filter { application: Some("a".into()), limit: 100, ..Filter::default() };
+        [Command::Count(of), Command::Outlook(outlook), Command::List(list)]
+    };
+    for (kind, steps, which, to) in (0..3).flat_map(|kind| {
+        (0..6).flat_map(move |steps| {
+            (0..5).flat_map(move |id| [99_000, 200_000].map(|to| (kind, steps, id, to)))
+        })
+    }) {
+        let mut w = five_far();
+        w.input(Input::Commands(vec![(Asker::Local(1), asked()[kind].clone())]));
+        do_jobs(&mut w, steps);
+        w.input(Input::Commands(vec![(Asker::Local(2), later(&which.to_string(), T0 + to))]));
+        w.drain_jobs();
+        let told = match w.answer_to(1).expect("an answer") {
+            Answer::Counted { waiting, .. } => waiting,
+            Answer::Timeline(timeline) => timeline.counts.iter().sum(),
+            Answer::Listed { items, .. } => {
+                let numbers: BTreeSet<u64> = items.iter().map(|item| item.key.seq).collect();
+                assert_eq!(numbers.len(), items.len(), "{which} to {to} after {steps}: each once");
+                items.len() as u64
+            }
+            other => panic!("{other:?}"),
+        };
+        // One that moves to where the command has been is met no more.
+        let missing = u64::from(to == 99_000);
+        assert!((5 - missing..=5).contains(&told), "{which} to {to} after {steps} steps of {kind}: {told}");
+    }
+}
+
+#[test]
+fn what_was_parked_and_has_another_time_is_not_dropped_with_what_is_parked() {
+    for steps in 0..12 {
+        let thresholds = Thresholds { step: 1, step_looked_at: 1, looked_at: 1, ..Thresholds::default() };
+        let budget = Budget { rows: 4, ..settings().budget };
+        let mut w = World::new(Settings { thresholds, budget, ..settings() });
+        w.send((0..8).map(|n: u64| named(&n.to_string(), T0 + n)).collect());
+        w.drain_jobs();
+        w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+        w.drain_jobs();
+        w.advance(20);
+        w.drain_jobs();
+        w.input(Input::Commands(vec![(Asker::Local(1), Command::DropParked("a".into()))]));
+        do_jobs(&mut w, steps);
+        w.input(Input::Commands(vec![(Asker::Local(2), later("7", T0 + 60_000))]));
+        w.drain_jobs();
+        let moved = matches!(w.answer_to(2), Some(Answer::Rescheduled { .. }));
+        w.run(100_000);
+        let sent: Vec<String> = w.story().into_iter().flat_map(|(_, names)| names).collect();
+        assert_eq!(sent.contains(&"7".to_string()), moved, "after {steps} steps: {:?}", w.answer_to(2));
+    }
+}
+
 /// Numbers that look random, the same for each seed.
 struct Draw(u64);
 

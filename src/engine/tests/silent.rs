@@ -214,29 +214,3 @@ fn a_blocked_connection_makes_nobody_late() {
     w.advance(200);
     assert_eq!(w.given_up.len(), 10, "as many as others need");
 }
-
-/// A channel ended over what an application had out that has been paused since: that waits for the resume, and a
-/// graceful stop does not.
-#[test]
-fn a_stop_does_not_wait_for_what_a_paused_application_may_send_alone() {
-    let mut w = World::new(settings());
-    let each = |names: [&str; 2]| names.map(|name| item(name, "", "1")).to_vec();
-    w.send(each(["a", "b"]));
-    w.run(100);
-    w.send([each(["a", "b"]), each(["a", "b"])].concat());
-    w.drain_jobs();
-    w.ask(Command::Pause("a".into()));
-    assert_eq!(w.out.len(), 4);
-    while let Some(nth) = w.out.iter().position(|(_, batch)| !batch.alone) {
-        w.settle(nth, Outcome::Refused("406 PRECONDITION_FAILED".into()));
-    }
-    w.input(Input::Drain);
-    w.drain_jobs();
-    assert!(!w.engine.is_idle(), "those of the other go out");
-    w.run(1_000);
-    assert!(w.engine.is_idle(), "{}", w.engine.describe());
-    assert_eq!(w.delivered.len(), 2 + 2);
-    w.ask(Command::Resume("a".into()));
-    w.run(1_000);
-    assert_eq!(w.delivered.len(), 2 + 4);
-}

@@ -8,16 +8,23 @@ mod acks;
 mod asks;
 mod broker;
 mod commands;
+mod customers;
 mod judge;
+mod known;
 mod listed;
 mod model;
+mod moves;
 mod mutants;
 mod plan;
 mod published;
 mod quiet;
 mod races;
 mod restarts;
+mod retimed;
 mod scenes;
+mod silent;
+mod stops;
+mod told;
 mod verdicts;
 mod windows;
 mod writes;
@@ -60,6 +67,8 @@ struct Sim {
     model: Model,
     random: Random,
     races: Random,
+    /// Of what is asked while nothing moves.
+    asks: Random,
     plan: Plan,
     apps: Vec<String>,
     /// Applications that cannot be delivered to at present.
@@ -88,8 +97,8 @@ impl Sim {
         let many = random.draw().is_multiple_of(12);
         let count = if plan.tight {
             2
-        } else if many {
-            80
+        } else if many || plan.silent {
+            silent::MANY
         } else {
             4
         };
@@ -148,6 +157,7 @@ impl Sim {
             model,
             random,
             races: Random(!seed),
+            asks: Random(seed ^ 0x5555_5555),
             plan,
             apps,
             broken: BTreeSet::new(),
@@ -157,6 +167,9 @@ impl Sim {
             store_full: false,
             next_command: 1,
         };
+        if sim.plan.silent {
+            sim.silence();
+        }
         sim.connect_egress();
         sim.world.drain_jobs();
         sim
@@ -214,6 +227,12 @@ impl Sim {
         }
         if self.plan.tries && self.toss(6) == 0 {
             self.try_again();
+        }
+        if self.plan.retimes && self.toss(5) == 0 {
+            self.retime();
+        }
+        if self.plan.silent && self.toss(10) == 0 {
+            self.others_arrive();
         }
         if self.plan.scenes && self.toss(8) == 0 {
             self.scene();
@@ -370,6 +389,9 @@ impl Sim {
     }
 
     fn crash(&mut self) {
+        if self.plan.stops && self.toss(2) == 0 {
+            return self.stop();
+        }
         // What the broker has already taken, and what the disk has already synced.
         for (_, batch) in self.world.out.clone() {
             if self.pick(2) == 0 && self.would_take(&batch) {
@@ -383,6 +405,11 @@ impl Sim {
         }
         let synced = self.pick(4) as usize;
         self.world.sync_unreported(synced);
+        self.killed();
+    }
+
+    /// The process is no more, and another begins.
+    fn killed(&mut self) {
         self.world.kill();
         self.world.log = Some(vec![]);
         self.model.crash(&self.world.store, self.world.now);

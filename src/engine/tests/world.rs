@@ -228,7 +228,7 @@ impl World {
         self.jobs.clear();
         self.twin.iter_mut().for_each(|twin| twin.reopen(&self.store, self.now.wall));
         self.late.clear();
-        self.out.clear();
+        (self.out, self.given_up) = (vec![], vec![]);
         self.egress = (false, false);
         (self.intake_open, self.consuming) = (false, false);
         self.acks_out.iter_mut().for_each(VecDeque::clear);
@@ -281,10 +281,11 @@ impl World {
 
     /// One call of the engine, and everything it asks for put where it belongs.
     pub(super) fn input(&mut self, input: Input) {
-        match input {
-            Input::EgressBlocked(blocked) => self.egress.1 = blocked,
+        match &input {
+            Input::EgressBlocked(blocked) => self.egress.1 = *blocked,
             Input::EgressReady => self.egress = (true, false),
             Input::EgressLost => self.egress.0 = false,
+            Input::Settled(settled) => self.given_up.retain(|one| !settled.iter().any(|s| s.number == *one)),
             _ => {}
         }
         let heard = self.log.is_some().then(|| self.heard(&input));

@@ -78,7 +78,7 @@ impl Sim {
         })
     }
 
-    fn hangs(&self, batch: &Batch) -> bool {
+    pub(super) fn hangs(&self, batch: &Batch) -> bool {
         match batch.dead {
             Some(_) => self.dead_exchange == DeadExchange::Hangs,
             None => self.hanging.contains(&*batch.application),

@@ -20,8 +20,10 @@ pub(super) struct Asked {
     pub(super) took: BTreeSet<u64>,
     /// Items of which nothing is remembered: it took them back, or those that came behind it replaced them.
     pub(super) perhaps: BTreeSet<u64>,
+    /// The item that it gave another time: number, due before and due from then on.
+    pub(super) retimed: Option<(u64, u64, u64)>,
     /// Of a count: when each of those that it is about was due when it came. A window that closes makes it sooner.
-    dues: BTreeMap<u64, u64>,
+    pub(super) dues: BTreeMap<u64, u64>,
     /// Least and most that a count, or the size of a window, has been meanwhile.
     pub(super) least: u64,
     pub(super) most: u64,
@@ -32,7 +34,8 @@ impl Asked {
     /// for first.
     fn begun_by(&self, model: &Model) -> (usize, u64) {
         let is_before = |other: &&Asked| {
-            let asks = matches!(other.command, Command::Cancel(_) | Command::Lookup(_));
+            let asks =
+                matches!(other.command, Command::Cancel(_) | Command::Lookup(_) | Command::Reschedule(..));
             asks && other.local && other.call < self.call && other.answered > self.call
         };
         let all = model.commands.values().chain(model.answered.values());
@@ -47,8 +50,7 @@ impl Asked {
         let waited = life.accepted < self.call && life.waiting_since < self.call && life.due > begun_at;
         let begun = self.local && begun_by < model.call && !model.stepped;
         let cancels = matches!(self.command, Command::CancelAll(_));
-        let own_time =
-            model.asks[life.ask].new.at.is_some() && life.put.is_some() && life.published.is_none();
+        let own_time = model.own_time(life).is_some() && life.put.is_some() && life.published.is_none();
         cancels && waited && begun && own_time && self.covers(model, seq)
     }
 
@@ -73,6 +75,8 @@ impl Asked {
                 let later = self.local && came.is_some_and(|(call, ..)| call > self.begun_by(model).0);
                 let app = model.apps.get(&**application);
                 let parked = app.is_some_and(|app| app.failing || app.failed_call >= self.call);
+                // It waits for the time that it has been given since.
+                let parked = parked && (life.retimed_call < self.call || life.due <= model.now.wall);
                 *application == new.application && !later && parked
             }
             _ => false,
@@ -103,6 +107,7 @@ impl Model {
             answered_at: u64::MAX,
             took: BTreeSet::new(),
             perhaps: BTreeSet::new(),
+            retimed: None,
             least: u64::MAX,
             most: 0,
         };
@@ -164,7 +169,7 @@ impl Model {
         });
         let full = settings.on_full == OnFull::FlushEarly
             && settings.max_waiting > 0
-            && self.live(application) >= settings.max_waiting.saturating_sub(1);
+            && self.live(application) + self.unseen_of(application) >= settings.max_waiting.saturating_sub(1);
         let policies = std::iter::once(&self.settings.defaults).chain(self.settings.applications.values());
         let closes = |app: &AppSettings| matches!(app.on_full, OnFull::FlushEarly | OnFull::DropOldest);
         let many = open as u64 + 1 >= self.settings.customers && policies.into_iter().any(|app| closes(app));
@@ -227,31 +232,16 @@ impl Model {
     fn judge_answer(&mut self, asked: &Asked, answer: &Answer) {
         let full = self.commands.len() >= self.settings.thresholds.scans;
         match &asked.command {
-            Command::CancelAll(_) | Command::Count(_) | Command::DropParked(_) | Command::List(_)
+            Command::CancelAll(_)
+            | Command::Count(_)
+            | Command::DropParked(_)
+            | Command::List(_)
+            | Command::Outlook(_)
                 if full && matches!(answer, Answer::Unavailable(_)) => {}
             Command::Cancel(target) => self.judge_cancel(asked, target, answer),
             Command::Lookup(target) => self.judge_lookup(asked, target, answer),
             Command::CancelAll(of) => self.judge_cancel_all(asked, of, answer),
-            Command::Count(of) => {
-                let Answer::Counted { waiting, in_flight, parked, next_due } = answer else {
-                    panic!("{answer:?}")
-                };
-                let total = waiting + in_flight + parked;
-                if !self.durable {
-                    return;
-                }
-                let most = self.ever_of(of, asked.call);
-                // Of those whose window closed meanwhile some may have moved behind its back.
-                let moved = asked.dues.iter().filter(|(seq, due)| self.lives[seq].due < **due).count() as u64;
-                let least = if self.prompt { asked.least.saturating_sub(moved) } else { 0 };
-                assert_eq!(next_due.is_some(), total > 0, "{answer:?}");
-                let first = self.first_due_of(of, asked).filter(|_| self.prompt);
-                assert!(
-                    first.is_none_or(|first| next_due.is_none_or(|next| next <= first)),
-                    "{answer:?}: {first:?}"
-                );
-                assert!((least..=most).contains(&total), "{answer:?}: {} to {most}", asked.least);
-            }
+            Command::Count(of) => self.judge_count(asked, of, answer),
             Command::Flush(of) => {
                 let Answer::Flushed(count) = answer else { panic!("{answer:?}") };
                 if !self.durable {
@@ -263,7 +253,8 @@ impl Model {
                 self.flushed(asked, of, *count);
             }
             Command::List(filter) => self.judge_list(asked, filter, answer),
-            Command::Outlook(_) | Command::Reschedule(..) => panic!("no world asks for it"),
+            Command::Reschedule(target, to) => self.judge_reschedule(asked, target, *to, answer),
+            Command::Outlook(_) => assert!(matches!(answer, Answer::Timeline(_)), "{answer:?}"),
             Command::Pause(name) if matches!(answer, Answer::Unavailable(_)) => {
                 let all = std::iter::once(&self.settings).chain(&self.before);
                 let most = all.map(|whole| whole.max_applications).min().unwrap_or(0);
@@ -312,14 +303,7 @@ impl Model {
         }
     }
 
-    /// When the first of those of a customer was due, at the question, that have waited since before it.
-    fn first_due_of(&self, of: &CustomerOf, asked: &Asked) -> Option<u64> {
-        let waited = |life: &&Life| life.accepted < asked.call && life.waiting_since < asked.call;
-        let its = self.of_customer(&of.application, &of.customer).filter(|life| life.state == State::Waiting);
-        its.filter(waited).filter_map(|life| asked.dues.get(&life.seq).copied()).min()
-    }
-
-    fn judge_cancel(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
+    pub(super) fn judge_cancel(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
         let known = self.known_since(target.identity, asked.call);
         let named = |known: &Known| match known {
             Known::Waiting(seq) | Known::Out(seq) | Known::Ended(seq) => {
@@ -361,7 +345,8 @@ impl Model {
                 // A request behind it may have been decided, for a cancel behind that.
                 let is_id = |ask: &usize| self.asks[*ask].new.identity == Some(target.identity);
                 let hurried = || (0..self.asks.len()).filter(is_id).any(|ask| self.is_hurried(ask));
-                let patient = self.few_wait || self.now.mono >= asked.now.mono + 5_000 || hurried();
+                let impatient = self.few_wait || self.many_wait(asked) || hurried();
+                let patient = self.now.mono >= asked.now.mono + 5_000 || impatient;
                 assert!(patient, "it waits 5 s for the outcome");
             }
             Answer::Unknown => assert!(self.may_be_unknown(asked, &known), "unknown {target:?}: {known:?}"),
@@ -398,8 +383,11 @@ impl Model {
         let life = &self.lives[&seq];
         let new = &self.asks[life.ask].new;
         let (least, most) = life.attempts;
-        let due =
-            if new.at.is_some() { ended.due == life.accepted_due } else { ended.due <= life.accepted_due };
+        let due = match (life.retimed, new.at) {
+            (Some(due), _) => ended.due == due,
+            (None, Some(_)) => ended.due == life.accepted_due,
+            (None, None) => ended.due <= life.accepted_due,
+        };
         // The attempts of a dead one are those of its letter.
         let told = (least..=most).contains(&ended.attempts) && due;
         let waited = matches!(life.state, State::Sent | State::Cancelled);
@@ -530,68 +518,5 @@ impl Model {
         };
         let heir = !life.acked && self.met_unseen(life.ask, life.identity);
         heir && self.answered.values().any(cancels)
-    }
-
-    fn judge_cancel_all(&mut self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
-        let Answer::Cancelled { count, in_flight } = answer else { panic!("{answer:?}") };
-        if !self.durable {
-            return;
-        }
-        // Several commands over one customer share what they take.
-        let others = |other: &&Asked| {
-            matches!(&other.command, Command::CancelAll(o) if o == of)
-                || matches!(other.command, Command::Cancel(_) | Command::DropParked(_))
-        };
-        // One that went on when the connection that brought it was lost may have been first.
-        let shared = self.commands.values().chain(self.orphaned.values()).any(|asked| others(&asked))
-            || self.answered.values().filter(|a| others(a) && a.call + 200 >= asked.call).count() > 0;
-        let took = asked.took.len() as u64;
-        // What a request behind it replaced was taken back first.
-        let replaced = self
-            .lives
-            .values()
-            .filter(|life| life.state == State::Replaced && life.ended_call >= asked.call)
-            .count() as u64;
-        assert!(
-            (took..=took + replaced).contains(count) || shared,
-            "{count} are said to be taken back, {took} were"
-        );
-        // For another cancel a request that waits for the same item is decided at once.
-        let is_another = |command: &Command| match command {
-            Command::CancelAll(other) => other.application == of.application,
-            Command::Cancel(target) => target.application == of.application,
-            _ => false,
-        };
-        let answered = self.answered.values().filter(|other| other.answered >= asked.call);
-        let others = self.commands.values().chain(answered).chain(self.orphaned.values());
-        let another = others.into_iter().any(|other| is_another(&other.command));
-        // Behind one of this process the request may have to wait for the store first.
-        let hurried = another || self.few_wait || asked.tag.is_none();
-        let patient = self.now.mono >= asked.now.mono + 5_000 || hurried;
-        assert!(*in_flight == 0 || patient, "it waits 5 s for the outcomes");
-        // What was in flight and has failed meanwhile is its own as well.
-        let waits = |life: &&Life| {
-            let failed = life.put.is_some() && life.waiting_since < self.call;
-            life.state == State::Waiting && (life.waiting_since < asked.call || failed)
-        };
-        let its = self.of_customer(&of.application, &of.customer);
-        let left = its.filter(|life| life.accepted < asked.call).filter(waits);
-        let left: Vec<u64> = left.map(|life| life.seq).collect();
-        assert!(
-            left.len() as u64 <= *in_flight,
-            "left by a cancel of {of:?}: {left:?}, {in_flight} in flight"
-        );
-    }
-
-    fn flushed(&mut self, asked: &Asked, of: &CustomerOf, count: u64) {
-        let (app, customer) = (of.application.to_string(), of.customer.to_string());
-        if count == 0 {
-            return;
-        }
-        // Members of before the question are in no open window any more.
-        let Some(id) = self.windows.open.get(&(app, customer)) else { return };
-        let win = &self.windows.all[id];
-        let old = win.members.iter().filter(|seq| self.lives[seq].accepted < asked.call).count();
-        assert!(old == 0 || win.unsure, "{of:?} was flushed, and {old} members are still in an open window");
     }
 }

@@ -301,9 +301,8 @@ impl Model {
     /// Customers of whom a former life left members: their windows are open again however many there are, and then make
     /// room for as many others.
     fn reopened(&self) -> u64 {
-        let left = self.lives.values().filter(|life| life.restored).map(|life| &self.asks[life.ask].new);
-        let windowed = left.filter(|new| new.at.is_none() && new.customer.is_some());
-        let names = windowed.map(|new| (&new.application, &new.customer));
+        let left = self.lives.values().filter(|life| life.restored && self.is_windowed(life));
+        let names = left.map(|life| &self.asks[life.ask].new).map(|new| (&new.application, &new.customer));
         names.collect::<std::collections::BTreeSet<_>>().len() as u64
     }
 

@@ -3,6 +3,7 @@
 use super::commands::Asked;
 use super::model::{Known, Model};
 use crate::engine::types::*;
+use std::collections::BTreeSet;
 
 impl Model {
     pub(super) fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {
@@ -60,7 +61,11 @@ impl Model {
         );
         assert_eq!(listed.accepted_due, life.accepted_due);
         assert!(listed.attempts <= life.attempts.1, "{listed:?}: {:?}", life.attempts);
-        assert!(listed.due <= life.accepted_due || life.window.is_none(), "{listed:?}");
+        let since = life.retimed_call >= asked.call;
+        match self.own_time(life) {
+            Some(_) => assert!(listed.due == life.due || since, "{listed:?}: {}", life.due),
+            None => assert!(listed.due <= life.accepted_due || life.window.is_none() || since, "{listed:?}"),
+        }
         let known = self.known_since(life.identity, asked.call);
         let right = known.iter().any(|k| match (k, listed.stage) {
             (Known::Waiting(s), ListedStage::Waiting) | (Known::Out(s), ListedStage::InFlight) => *s == seq,
@@ -85,6 +90,8 @@ impl Model {
         let Answer::Listed { items, next } = answer else { panic!("{answer:?}") };
         assert!(items.len() <= filter.limit);
         assert!(items.windows(2).all(|pair| pair[0].key < pair[1].key), "in order");
+        let numbers: BTreeSet<u64> = items.iter().map(|listed| listed.key.seq).collect();
+        assert_eq!(numbers.len(), items.len(), "each once");
         assert!(
             next.is_none_or(|next| items.last().is_none_or(|last| last.key < next)),
             "the next page begins behind"
@@ -117,7 +124,9 @@ impl Model {
             .filter(|life| life.state.is_live() && life.accepted < asked.call && life.durable)
         {
             let new = &self.asks[life.ask].new;
-            let key = Key { due: life.accepted_due, seq: life.seq };
+            let retimed = life.retimed.filter(|_| life.retimed_call < asked.call);
+            let planned = retimed.unwrap_or(life.accepted_due);
+            let key = Key { due: planned, seq: life.seq };
             let meant = takes(&filter.application, Some(&new.application))
                 && takes(&filter.customer, new.customer.as_deref());
             // What was moved to the moment at which its window closed lies elsewhere; as does what failed, where it was
@@ -125,7 +134,7 @@ impl Model {
             let moved = self.stepped && life.published.is_some();
             if !meant
                 || moved
-                || life.due != life.accepted_due
+                || life.due != planned
                 || key < filter.from
                 || key >= end
                 || life.restored

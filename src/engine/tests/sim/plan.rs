@@ -33,6 +33,12 @@ pub(super) struct Plan {
     pub(super) scenes: bool,
     /// Consumers send items back for another try.
     pub(super) tries: bool,
+    /// Nearly all applications have a queue that never confirms.
+    pub(super) silent: bool,
+    /// Half of what would be killed is told to stop.
+    pub(super) stops: bool,
+    /// Items are given other times.
+    pub(super) retimes: bool,
     /// Ids are remembered for some seconds by all, and few.
     pub(super) forgetful: bool,
     /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
@@ -83,6 +89,9 @@ impl Plan {
             },
             scenes: matches!(seed % 20, 1 | 3 | 11),
             tries: matches!(seed % 20, 2 | 5 | 10 | 16),
+            silent: seed % 20 == 18,
+            stops: matches!(seed % 20, 3 | 5 | 6 | 10 | 14 | 17 | 19),
+            retimes: matches!(seed % 20, 0 | 6 | 14 | 15 | 18),
             forgetful: seed % 20 == 1,
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }

@@ -177,9 +177,9 @@ impl Model {
         assert!(cancelled.is_none(), "{ask} left behind a cancel of its customer");
         let first = life.published.is_none();
         let attempts = life.attempts.0;
-        if let Some(at) = new.at {
+        if let Some(at) = self.own_time(life) {
             // One that has been sent in its time may be sent again, whatever the clock says.
-            let first = first && life.attempts.1 == 0;
+            let first = first && (life.attempts.1 == 0 || life.retimed.is_some());
             assert!(
                 !first || now.wall >= at.min(item.due),
                 "{ask} left at {}, before its own time {at}",
@@ -192,7 +192,7 @@ impl Model {
         let most = std::iter::once(settings).chain(self.before.iter().map(|b| b.of(&new.application)));
         let most = most.map(|s| if s.retry.attempts == 0 { u32::MAX } else { s.retry.attempts }).max();
         assert!(most.is_none_or(|most| attempts < most), "{ask} was tried {attempts} times already");
-        let windowed = new.at.is_none() && new.customer.is_some();
+        let windowed = self.is_windowed(&self.lives[&item.seq]);
         if windowed && first && self.durable && !life.restored {
             self.windows.close_ripe(call, now);
             let may_flush = self.may_flush(&new.application, new.customer.as_deref().unwrap_or(""));
@@ -225,7 +225,7 @@ impl Model {
         let life = &self.lives[&item.seq];
         let closed =
             self.windows.of(item.seq).and_then(|win| win.closed.as_ref()).map_or(0, |close| close.call);
-        let since = life.waiting_since.max(if windowed { closed } else { 0 });
+        let since = life.waiting_since.max(life.retimed_call).max(if windowed { closed } else { 0 });
         let unseen = !self.durable && first;
         let same_ms = |other: &Key| windowed && other.due == key.due;
         let list = self.published.entry((application.into(), customer.into())).or_default();
@@ -237,7 +237,9 @@ impl Model {
             // have been set back behind it while another's window ended by the other clock.
             let overtaken = *other > key && *other_first && (windowed || key.due <= *wall);
             // A window's length is judged by the other clock than what overtakes it.
-            let hidden = same_ms(other) || self.stepped_back > 0 || windowed && self.stepped;
+            // What waited for payloads had been formed before it was given its time.
+            let formed = self.contents_read && self.lives[&key.seq].retimed.is_some();
+            let hidden = same_ms(other) || self.stepped_back > 0 || windowed && self.stepped || formed;
             assert!(!overtaken || hidden, "{key:?} of {customer} waited when {other:?} left");
         }
         list.push((self.call, self.now.wall, key, first));

@@ -44,9 +44,10 @@ impl Sim {
         self.model.given_back.clear();
         self.check_overlooked();
         self.check_rest();
+        self.check_told();
     }
 
-    fn come_to_rest(&mut self) {
+    pub(super) fn come_to_rest(&mut self) {
         for _ in 0..5_000 {
             self.world.drain_jobs();
             self.judge();
@@ -156,7 +157,7 @@ impl Sim {
         let model = &self.model;
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
-        if new.at.is_some() || new.customer.is_none() || life.published.is_some() {
+        if !model.is_windowed(life) || life.published.is_some() {
             return life.due <= model.now.wall;
         }
         if life.restored {
@@ -433,9 +434,10 @@ impl Sim {
         for (number, asked) in &model.commands {
             let may_wait = match &asked.command {
                 // It may have met what is in flight only once the store had told of it.
-                Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_) => {
-                    model.now.mono <= asked.now.mono.max(self.world.stalled) + 5_200
-                }
+                Command::Cancel(_)
+                | Command::CancelAll(_)
+                | Command::DropParked(_)
+                | Command::Reschedule(..) => model.now.mono <= asked.now.mono.max(self.world.stalled) + 5_200,
                 // Behind others in the line.
                 _ => false,
             };
@@ -472,7 +474,8 @@ impl Sim {
             );
             let exact = !model.stepped && model.windows.causes(*seq).is_some();
             let Some(win) = model.windows.of(*seq).filter(|_| exact) else {
-                assert!(due <= life.accepted_due, "{item:?} is due at {due}");
+                let is_right = life.retimed.map_or(due <= life.accepted_due, |retimed| due == retimed);
+                assert!(is_right, "{item:?} is due at {due}, not {:?}", life.retimed);
                 continue;
             };
             let expected = win.closed.as_ref().map_or(win.end, |close| close.due);

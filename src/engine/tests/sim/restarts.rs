@@ -90,6 +90,13 @@ impl Model {
         let dead = item.dead.as_ref().map(|dead| dead.reason);
         let due = store.due_of(item);
         let attempts = item.attempts;
+        let new = &self.asks[ask].new;
+        let retimed =
+            (item.own_time && (new.at.is_none() || item.key.due != item.accepted_due)).then_some(due);
+        let promised = self.lives[&seq].promised;
+        let kept =
+            promised.is_none_or(|promised| [Some(promised), self.lives[&seq].retimed].contains(&Some(due)));
+        assert!(kept || dead.is_some(), "{ask} was said to be due at {promised:?}, and is due at {due}");
         match (state, dead) {
             (State::Cancelled | State::Replaced, None) => {
                 let told = self.answered.values().any(|asked| asked.took.contains(&seq));
@@ -121,6 +128,7 @@ impl Model {
         life.attempts = (attempts, attempts);
         (life.due, life.durable, life.put, life.restored, life.deleted) = (due, true, Some(0), true, false);
         (life.published, life.undecided) = (None, false);
+        (life.retimed, life.promised) = (retimed, promised.and(retimed));
     }
 
     /// Who had an id before one that a crash has undone: the store knows how that ended.
@@ -292,7 +300,7 @@ impl Model {
     ) -> Vec<u64> {
         assert!(due <= end, "a window's due {due} after its end {end}");
         let is_member = |life: &&Life| {
-            let windowed = self.asks[life.ask].new.at.is_none();
+            let windowed = self.is_windowed(life);
             let waits = life.state == State::Waiting && life.published.is_none();
             let here = life.restored && life.due == end && life.seq <= through && !except.contains(&life.seq);
             windowed && waits && here

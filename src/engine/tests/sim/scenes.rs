@@ -39,7 +39,7 @@ impl Sim {
         self.judge();
     }
 
-    fn clear_the_way(&mut self) {
+    pub(super) fn clear_the_way(&mut self) {
         self.connect_egress();
         self.world.input(Input::EgressBlocked(false));
         self.set_store_full(false);

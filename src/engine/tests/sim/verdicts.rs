@@ -12,14 +12,15 @@ impl Model {
         let own = new.at.is_some();
         let allowed = known.iter().any(|known| match *known {
             Known::Nobody => true,
+            Known::Waiting(seq) if self.keeps_its_time(seq, ask) && !self.is_retimed_since(seq, ask) => false,
             Known::Waiting(seq) => match rule {
                 DuplicateRule::Replace => true,
                 DuplicateRule::Earliest | DuplicateRule::Latest if self.is_tied(seq, ask) => false,
                 DuplicateRule::Earliest => {
-                    !own || new_due < self.lives[&seq].due || self.lives[&seq].window.is_some()
+                    !own || new_due < self.lives[&seq].due || self.was_due_otherwise(seq, ask)
                 }
                 DuplicateRule::Latest => {
-                    !own || new_due > self.lives[&seq].due || self.lives[&seq].window.is_some()
+                    !own || new_due > self.lives[&seq].due || self.was_due_otherwise(seq, ask)
                 }
                 DuplicateRule::Keep | DuplicateRule::Reject => false,
             },
@@ -82,8 +83,8 @@ impl Model {
     /// Both are due with the same window.
     pub(super) fn is_tied(&self, seq: u64, ask: usize) -> bool {
         let (new, old) = (&self.asks[ask].new, &self.asks[self.lives[&seq].ask].new);
-        let same =
-            new.at.is_none() && new.customer.is_some() && old.at.is_none() && new.customer == old.customer;
+        let windowed = new.at.is_none() && new.customer.is_some() && self.is_windowed(&self.lives[&seq]);
+        let same = windowed && new.customer == old.customer;
         same && !self.stepped && self.before.is_empty() && self.windows.is_certainly_open(seq)
     }
 
@@ -97,7 +98,7 @@ impl Model {
         known.into_iter().any(|asked| !asked.local && is_it(asked))
     }
 
-    fn is_same(&self, seq: u64, ask: usize) -> bool {
+    pub(super) fn is_same(&self, seq: u64, ask: usize) -> bool {
         self.asks[self.lives[&seq].ask].new.fingerprint == self.asks[ask].new.fingerprint
     }
 
@@ -144,7 +145,9 @@ impl Model {
                     DuplicateRule::Replace => {
                         let comes_back = redelivered && self.is_same(seq, ask);
                         let out = matches!(known, Known::Out(_));
-                        comes_back && if out { self.is_hurried(ask) } else { self.may_lack_window(ask) }
+                        let keeps = self.keeps_its_time(seq, ask);
+                        let waits = || keeps || self.may_lack_window(ask);
+                        comes_back && if out { self.is_hurried(ask) } else { waits() }
                     }
                     DuplicateRule::Earliest | DuplicateRule::Latest if matches!(known, Known::Out(_)) => {
                         let comes_back = redelivered && self.is_same(seq, ask);
@@ -224,7 +227,11 @@ impl Model {
     fn stays(&self, seq: u64, ask: usize) -> bool {
         let (life, new) = (&self.lives[&seq], &self.asks[ask].new);
         let Some(at) = new.at else { return true };
-        let before = life.window.is_some() || !self.before.is_empty() || self.stepped;
+        let before = life.window.is_some()
+            || !self.before.is_empty()
+            || self.stepped
+            || self.is_retimed_since(seq, ask)
+            || self.keeps_its_time(seq, ask);
         // It was judged at some moment since it was delivered.
         let delivered = self.messages[&self.asks[ask].message].delivered.map_or(0, |(_, mono, ..)| mono);
         let since = self.now.wall.saturating_sub(self.now.mono - delivered);

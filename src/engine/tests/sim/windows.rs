@@ -110,6 +110,15 @@ impl Windows {
         self.open.values().map(|id| &self.all[id]).find(is_open).map(|win| win.name.1.as_str())
     }
 
+    /// An application and a customer whose window is open, without any doubt, and not about to close.
+    pub(super) fn any_certain(&self) -> Option<(String, String)> {
+        let is_sure = |win: &&Win| {
+            let may_close = !win.ripe.is_empty() || !win.may_close.is_empty() || !win.flushes.is_empty();
+            !win.unsure && !may_close && !win.members.is_empty()
+        };
+        self.open.values().map(|id| &self.all[id]).find(is_sure).map(|win| win.name.clone())
+    }
+
     pub(super) fn count(&self, application: &str, customer: &str) -> usize {
         let id = self.open.get(&(application.into(), customer.into()));
         id.map_or(0, |id| self.all[id].members.len())
@@ -286,6 +295,13 @@ impl Windows {
     /// One that is covered no more; the due of its key.
     pub(super) fn uncover(&mut self, seq: u64) -> Option<u64> {
         self.covered.remove(&seq)
+    }
+
+    /// A member has a time of its own from now on.
+    pub(super) fn part_with(&mut self, seq: u64) {
+        self.leave(seq);
+        self.of.remove(&seq);
+        self.covered.remove(&seq);
     }
 
     /// A member has ended in whatever way. Its window may be gone, where it has left that before.

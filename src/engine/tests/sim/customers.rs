@@ -1,0 +1,100 @@
+//! What a cancel of a customer, and a flush of its window, tell.
+
+use super::commands::Asked;
+use super::model::{Life, Model, State};
+use crate::engine::types::*;
+
+impl Model {
+    /// Of those that it is about some may have gone, come or moved meanwhile.
+    pub(super) fn judge_count(&self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
+        let Answer::Counted { waiting, in_flight, parked, next_due } = answer else { panic!("{answer:?}") };
+        let total = waiting + in_flight + parked;
+        if !self.durable {
+            return;
+        }
+        let most = self.ever_of(of, asked.call);
+        // Of those whose window closed meanwhile, or that have another time, some may have moved behind its back.
+        let has_moved = |(seq, due): &(&u64, &u64)| {
+            let life = &self.lives[seq];
+            life.due < **due || life.retimed_call >= asked.call
+        };
+        let moved = asked.dues.iter().filter(has_moved).count() as u64;
+        let least = if self.prompt { asked.least.saturating_sub(moved) } else { 0 };
+        assert_eq!(next_due.is_some(), total > 0, "{answer:?}");
+        let first = self.first_due_of(of, asked).filter(|_| self.prompt);
+        assert!(first.is_none_or(|first| next_due.is_none_or(|next| next <= first)), "{answer:?}: {first:?}");
+        assert!((least..=most).contains(&total), "{answer:?}: {} to {most}", asked.least);
+    }
+
+    /// When the first of those of a customer was due, at the question, that have waited since before it.
+    fn first_due_of(&self, of: &CustomerOf, asked: &Asked) -> Option<u64> {
+        let waited = |life: &&Life| {
+            life.accepted < asked.call && life.waiting_since < asked.call && life.retimed_call < asked.call
+        };
+        let its = self.of_customer(&of.application, &of.customer).filter(|life| life.state == State::Waiting);
+        its.filter(waited).filter_map(|life| asked.dues.get(&life.seq).copied()).min()
+    }
+
+    pub(super) fn judge_cancel_all(&mut self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
+        let Answer::Cancelled { count, in_flight } = answer else { panic!("{answer:?}") };
+        if !self.durable {
+            return;
+        }
+        // Several commands over one customer share what they take.
+        let others = |other: &&Asked| {
+            matches!(&other.command, Command::CancelAll(o) if o == of)
+                || matches!(other.command, Command::Cancel(_) | Command::DropParked(_))
+        };
+        // One that went on when the connection that brought it was lost may have been first.
+        let shared = self.commands.values().chain(self.orphaned.values()).any(|asked| others(&asked))
+            || self.answered.values().filter(|a| others(a) && a.call + 200 >= asked.call).count() > 0;
+        let took = asked.took.len() as u64;
+        // What a request behind it replaced was taken back first.
+        let replaced = self
+            .lives
+            .values()
+            .filter(|life| life.state == State::Replaced && life.ended_call >= asked.call)
+            .count() as u64;
+        assert!(
+            (took..=took + replaced).contains(count) || shared,
+            "{count} are said to be taken back, {took} were"
+        );
+        // For another cancel a request that waits for the same item is decided at once.
+        let is_another = |command: &Command| match command {
+            Command::CancelAll(other) => other.application == of.application,
+            Command::Cancel(target) => target.application == of.application,
+            _ => false,
+        };
+        let answered = self.answered.values().filter(|other| other.answered >= asked.call);
+        let others = self.commands.values().chain(answered).chain(self.orphaned.values());
+        let another = others.into_iter().any(|other| is_another(&other.command));
+        // Behind one of this process the request may have to wait for the store first.
+        let hurried = another || self.few_wait || asked.tag.is_none();
+        let patient = self.now.mono >= asked.now.mono + 5_000 || hurried;
+        assert!(*in_flight == 0 || patient, "it waits 5 s for the outcomes");
+        // What was in flight and has failed meanwhile is its own as well.
+        let waits = |life: &&Life| {
+            let failed = life.put.is_some() && life.waiting_since < self.call;
+            life.state == State::Waiting && (life.waiting_since < asked.call || failed)
+        };
+        let its = self.of_customer(&of.application, &of.customer);
+        let left = its.filter(|life| life.accepted < asked.call).filter(waits);
+        let left: Vec<u64> = left.map(|life| life.seq).collect();
+        assert!(
+            left.len() as u64 <= *in_flight,
+            "left by a cancel of {of:?}: {left:?}, {in_flight} in flight"
+        );
+    }
+
+    pub(super) fn flushed(&mut self, asked: &Asked, of: &CustomerOf, count: u64) {
+        let (app, customer) = (of.application.to_string(), of.customer.to_string());
+        if count == 0 {
+            return;
+        }
+        // Members of before the question are in no open window any more.
+        let Some(id) = self.windows.open.get(&(app, customer)) else { return };
+        let win = &self.windows.all[id];
+        let old = win.members.iter().filter(|seq| self.lives[seq].accepted < asked.call).count();
+        assert!(old == 0 || win.unsure, "{of:?} was flushed, and {old} members are still in an open window");
+    }
+}

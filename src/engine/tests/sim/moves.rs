@@ -1,0 +1,155 @@
+//! What has another key or another queue from now on: closed windows, what was given another time, dead letters.
+
+use super::model::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+
+impl Model {
+    /// What has another key from now on, or is a dead letter.
+    pub(super) fn moves(&mut self, ops: &[Op]) {
+        for op in ops {
+            match op {
+                Op::Move { from, to, standing, .. } => self.moved(from, to, standing),
+                Op::Rekey { queue, end, members, .. } => {
+                    for moved in members {
+                        let (customer, except) = (&moved.customer, &moved.except);
+                        self.rekeyed_again((queue, customer, *end), moved);
+                        self.rekeyed(
+                            (queue, customer, *end),
+                            moved.through_seq,
+                            moved.due,
+                            moved.cause,
+                            except,
+                        );
+                        self.rekeyed_restored(queue, *end, customer, moved.through_seq, moved.due, except);
+                    }
+                }
+                Op::PutClosing(row) => {
+                    let (queue, customer) = (&row.application, &row.customer);
+                    let covered =
+                        self.rekeyed_restored(queue, row.end, customer, row.through_seq, row.due, &[]);
+                    self.windows.cover(&covered, row.end);
+                    self.rekeyed((queue, customer, row.end), row.through_seq, row.due, row.cause, &[]);
+                }
+                Op::DeleteClosing { application, customer, end, through_seq } => {
+                    self.uncovered(application, customer, *end, *through_seq);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn moved(&mut self, from: &Place, to: &Place, standing: &Standing) {
+        let seq = from.key.seq;
+        let life = &self.lives[&seq];
+        let (ask, state, attempts) = (life.ask, life.state, life.attempts);
+        let range = attempts.0..=attempts.1;
+        assert!(
+            range.contains(&standing.attempts) || life.state.is_over(),
+            "{ask}: attempts {} of {range:?}",
+            standing.attempts
+        );
+        match (&standing.dead, state) {
+            (Some(_), State::Dead(_) | State::DeadOut(..) | State::DeadSent(_)) => {}
+            (Some(dead), _) => {
+                self.check_verdict(ask, Some(seq), dead.reason);
+                if dead.reason == Reason::Full {
+                    self.check_oldest(seq, to.key.due);
+                }
+                self.set(seq, State::Dead(dead.reason));
+            }
+            (None, State::Dead(_) | State::DeadOut(..)) => panic!("{ask} is alive again"),
+            (None, _) => {
+                let windowed = self.is_windowed(life);
+                if standing.own_time && (windowed || from.key != to.key) {
+                    return self.retimed(seq, to.key.due);
+                }
+                assert!(windowed || from.key == to.key, "an own time was moved: {from:?}, {to:?}");
+                if from.key != to.key && state.is_live() {
+                    self.windows_moved(seq, to.key.due, standing.closed_by);
+                }
+            }
+        }
+    }
+
+    /// Who makes room is the one that is due first, of those that are not on their way.
+    fn check_oldest(&self, seq: u64, due: u64) {
+        let life = &self.lives[&seq];
+        // Its window may have closed since that is known of, or its row have been moved.
+        let due = due.min(life.due).min(life.accepted_due);
+        let name = self.application(seq);
+        // Else a batch of it may be waiting for payloads; its pause may have been the shortest.
+        let rests = self.apps.get(name).is_some_and(|app| app.paused || app.parked_until > self.now.mono);
+        let failed = |other: &Life| rests && self.prompt && other.failed && other.waiting_since < self.call;
+        let older = |other: &&Life| {
+            other.state == State::Waiting
+                && (other.due > self.latest_wall && other.published.is_none() || failed(other))
+                && other.accepted < self.call
+                && other.due.max(other.accepted_due) < due
+                && self.application(other.seq) == name
+        };
+        let older = self.lives.values().find(older);
+        assert!(older.is_none(), "{:?} is due before {:?}, which made room", older.map(|o| o.due), due);
+    }
+
+    fn windows_moved(&mut self, seq: u64, due: u64, cause: ClosedBy) {
+        let new = self.asks[self.lives[&seq].ask].new.clone();
+        let may_flush = self.may_flush(&new.application, new.customer.as_deref().unwrap_or(""));
+        let call = self.call;
+        self.windows.close_ripe(call, self.now);
+        self.windows.has_closed(seq, due, cause, may_flush, call);
+        self.windows.moved_along(seq, due, cause);
+        self.lives.get_mut(&seq).expect("there").due = due;
+    }
+
+    fn rekeyed(
+        &mut self,
+        (queue, customer, end): (&str, &str, u64),
+        through: u64,
+        due: u64,
+        cause: ClosedBy,
+        except: &[u64],
+    ) {
+        let members: Vec<u64> = self
+            .of_customer(queue, customer)
+            .filter(|life| {
+                life.accepted_due == end
+                    && life.seq <= through
+                    && life.state == State::Waiting
+                    && life.published.is_none()
+            })
+            // Its own window closed early, and its row was moved, before the clock was set back behind that moment.
+            .filter(|life| !(self.stepped && due < life.due && life.due < end))
+            .filter(|life| life.window.is_some() && !life.restored && !except.contains(&life.seq))
+            .map(|life| life.seq)
+            .collect();
+        for seq in members {
+            // Of an older window of the same end.
+            if self
+                .windows
+                .of(seq)
+                .is_some_and(|win| win.closed.as_ref().is_some_and(|close| close.due < due))
+            {
+                // Or it came in the call that closed that one, and a window of its own has closed now.
+                let life = self.lives.get_mut(&seq).expect("there");
+                life.due = life.due.min(due);
+                continue;
+            }
+            self.windows_moved(seq, due, cause);
+            self.windows.split(seq, through);
+        }
+    }
+
+    /// What was moved to that very moment when its own window closed, and lies in the store alone, is moved with these:
+    /// the clock is before that moment again.
+    fn rekeyed_again(&mut self, (queue, customer, end): (&str, &str, u64), moved: &RekeyMembers) {
+        let is_it = |life: &&Life| {
+            let covered = life.seq <= moved.through_seq && !moved.except.contains(&life.seq);
+            covered && life.due == end && life.accepted_due != end && self.is_windowed(life)
+        };
+        let again = self.of_customer(queue, customer).filter(is_it).map(|life| life.seq);
+        for seq in again.collect::<Vec<_>>() {
+            self.windows.moved_along(seq, moved.due, moved.cause);
+        }
+    }
+}
