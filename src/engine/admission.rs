@@ -71,7 +71,8 @@ impl Limits {
     fn judge_number(&mut self, stock: &Stock, settings: &Settings, queue: QueueId) -> LimitVerdict {
         let is_new = stock.queues()[queue].total() == 0;
         // The queue of dead letters belongs to no application.
-        let letters = stock.queues()[stock.queues().dead_letters()].total() > 0;
+        let waiting = stock.queues()[stock.queues().dead_letters()].total();
+        let letters = waiting > 0 && !mutated(Mutant::LettersCountAsApplication);
         let full = stock.queues().occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);

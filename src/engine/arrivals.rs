@@ -254,7 +254,8 @@ impl Arrivals {
             let head = line.entries.front().and_then(|entry| entry.placed.arrival.delivery());
             for (index, entry) in line.entries.iter_mut().enumerate().skip(ahead) {
                 let arrival = &entry.placed.arrival;
-                let beyond = index >= most_ahead && (head.is_none() || arrival.delivery() != head);
+                let of_head = head.is_some() && arrival.delivery() == head;
+                let beyond = index >= most_ahead && (!of_head || mutated(Mutant::LongMessageUnasked));
                 if wanted.len() >= most || beyond {
                     break;
                 }
@@ -391,7 +392,8 @@ impl Arrivals {
     /// The scan that it has to wait for since a request with its id does: who came first is judged first,
     /// whatever their customers are. A command of this process came with no request in any order.
     pub(super) fn scan_before_its_id(&self, arrival: &Arrival) -> Option<u64> {
-        if self.ids_behind_scans.is_empty() || arrival.is_local() {
+        let overtakes = mutated(Mutant::IdOvertakesItsFirst);
+        if self.ids_behind_scans.is_empty() || arrival.is_local() || overtakes {
             return None;
         }
         let (_, identities) = arrival.subject()?;
@@ -493,7 +495,9 @@ impl Arrivals {
             let mut left = Vec::new();
             for Placed { place, arrival } in waiting {
                 match arrival {
-                    Arrival::Command { command, asker, until: Some(until) } if until <= now.mono => {
+                    Arrival::Command { command, asker, until: Some(until) }
+                        if until <= now.mono || mutated(Mutant::PatienceEndsForAll) =>
+                    {
                         over.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {

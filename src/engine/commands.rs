@@ -181,7 +181,8 @@ fn new_due(
         return Err(format!("{at} is more than limits.max_delay ahead: {latest} is the latest"));
     }
     let at = at.saturating_add(up);
-    if expiry.is_some_and(|expiry| at.max(now.wall) >= expiry) {
+    let beyond = u64::from(mutated(Mutant::RescheduledToItsExpiry));
+    if expiry.is_some_and(|expiry| at.max(now.wall) >= expiry.saturating_add(beyond)) {
         let expiry = expiry.unwrap_or_default();
         return Err(format!("the item expires at {expiry} (x-deliver-before), which is not behind {at}"));
     }

@@ -298,7 +298,7 @@ impl Core {
         while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue) {
             let before = rows.len();
             gone += before;
-            let rows = self.screen(rows, now);
+            let rows = if mutated(Mutant::FetchedUnscreened) { rows } else { self.screen(rows, now) };
             self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
             let known = &self.stock.queues()[queue];
             if known.is_parked() || self.dispatch.is_recalled(number) {
@@ -492,7 +492,8 @@ impl Core {
 
     /// Of an item that is due and not in flight.
     fn stage_of_due(&self, queue: QueueId) -> ListedStage {
-        if self.stock.queues()[queue].is_failing() {
+        let queue = &self.stock.queues()[queue];
+        if queue.is_failing() || (queue.is_paused() && mutated(Mutant::PausedToldParked)) {
             ListedStage::Parked
         } else {
             ListedStage::Waiting
@@ -501,7 +502,8 @@ impl Core {
 
     /// What is to be told of an item in the store alone.
     pub(super) fn listed_far(&self, stored: Stored, now: Now) -> Listed {
-        let queue = self.stock.queues().find(stored.queue()).filter(|_| stored.key.due <= now.wall);
+        let is_due = stored.key.due <= now.wall || mutated(Mutant::FarToldParked);
+        let queue = self.stock.queues().find(stored.queue()).filter(|_| is_due);
         Listed {
             stage: queue.map_or(ListedStage::Waiting, |queue| self.stage_of_due(queue)),
             key: stored.key,

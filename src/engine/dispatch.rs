@@ -308,7 +308,8 @@ impl Dispatch {
         let lane = stock.queues_mut().live(queue).lane_mut();
         lane.take_slot();
         lane.remove_suspects(usize::from(suspect));
-        let waits = !lacking.is_empty() || lane.first_fetching().is_some();
+        let behind = lane.first_fetching().is_some() && !mutated(Mutant::FetchingOvertaken);
+        let waits = !lacking.is_empty() || behind;
         if waits {
             // What is sent again goes before what is new, in the order in which it was formed; what the
             // broker may have refused goes first.
@@ -484,7 +485,7 @@ impl Dispatch {
         stock.queues_mut().remove_flying(queue, rows);
         let live = stock.queues_mut().live(queue);
         live.lane_mut().free_slot();
-        if was_alone && live.end_hindrance() {
+        if was_alone && !mutated(Mutant::HindranceStays) && live.end_hindrance() {
             stock.unstall(queue);
         }
     }

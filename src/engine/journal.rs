@@ -416,6 +416,9 @@ impl Journal {
         self.under_way.push_back((self.token, size.0, size.1));
         if self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none() {
             self.numbers.asked_with = Some(self.token);
+            if mutated(Mutant::LeaseUsedTooSoon) {
+                self.numbers.leased = self.numbers.asked;
+            }
         }
         Commit { ops, token: self.token, marks: Marks { next_seq: self.numbers.asked, wall: self.wall } }
     }

@@ -166,7 +166,8 @@ impl Loader {
                 next
             };
             if let Some(loading) = stock.queues_mut().loaded(id, next) {
-                stock.fulfil(loading.rows, 0);
+                let kept = void && mutated(Mutant::VoidReadKeepsItsPlace);
+                stock.fulfil(if kept { 0 } else { loading.rows }, 0);
             }
             stock.unstall(id);
             stock.queues_mut().may_trim(id);

@@ -280,6 +280,66 @@ pub(super) enum Mutant {
     RestartForgetsClosings,
     /// A start whose clock is behind brings nothing back.
     AheadForgotten,
+    /// Once one command has waited long enough for an outcome, all that wait for the same one are
+    /// answered.
+    PatienceEndsForAll,
+    /// A request goes on though an earlier one with its id waits behind a cancel of that one's customer.
+    IdOvertakesItsFirst,
+    /// Of a message with more entries than are asked for ahead of their turn the last are never asked
+    /// for.
+    LongMessageUnasked,
+    /// What is due and waits because its application is paused is told as parked.
+    PausedToldParked,
+    /// Every item in the store alone of a parked application is told as parked, due or not.
+    FarToldParked,
+    /// What is due because its window closed early is counted as becoming due at the planned end.
+    TimelineByPlannedEnd,
+    /// A page of a list that had more than its limit goes on where its reading ended, not behind its
+    /// last.
+    CursorSkipsAhead,
+    /// A cancel of a customer does not count what others have met or loaded before it came there.
+    ClaimedUncounted,
+    /// An item may be given the very moment of its expiry as its new time.
+    RescheduledToItsExpiry,
+    /// An item that is given a time of its own still tells what closed the window that it was in.
+    RescheduledKeepsItsCause,
+    /// That an item may have been delivered is forgotten when it comes back into memory.
+    DoubtNotRestored,
+    /// An item with a time of its own comes back from the store as one without.
+    OwnTimeNotRestored,
+    /// The bucket that a former life was filling gets a filter, which knows of this life's ends alone.
+    FormerEndsUnasked,
+    /// While dead letters wait, one application fewer may have something waiting.
+    LettersCountAsApplication,
+    /// Arrival numbers of a new lease are given out as soon as its commit has been handed over.
+    LeaseUsedTooSoon,
+    /// A window with an urgent expiry in it waits for that, though it has been quiet for long enough.
+    ExpirySilencesQuiet,
+    /// `quiet` counts from the first item of a window, whatever comes behind it.
+    QuietFromTheFirst,
+    /// A window whose last member is taken back while it is in the store alone stays open.
+    EmptiedFarWindowStays,
+    /// The row of a long window outlives the window.
+    WindowRowStays,
+    /// A member of a former life's window joins whatever window of its customer is open.
+    RejoinsAnother,
+    /// When an item leaves memory under an earlier key, its queue's row does not tell of it.
+    LowNotTold,
+    /// A batch whose payloads are there goes before one of its queue that waits for payloads.
+    FetchingOvertaken,
+    /// What expires, or becomes early by a step of the clock, while its payload is read is sent all the
+    /// same.
+    FetchedUnscreened,
+    /// What was out when a connection was lost goes back to its queue, and into new batches.
+    UnknownIsFormedAnew,
+    /// A queue whose hung probe ends without a confirm and without a failure stays hindered.
+    HindranceStays,
+    /// A new egress connection counts as blocked where the one before was.
+    BlockedForEver,
+    /// One application may have all slots.
+    OneTakesAllSlots,
+    /// A read that turned out to be of no use keeps its place in memory.
+    VoidReadKeepsItsPlace,
 }
 
 #[cfg(not(test))]
@@ -440,6 +500,34 @@ mod tests {
             Mutant::EndOfPatienceUntold,
             Mutant::RestartForgetsClosings,
             Mutant::AheadForgotten,
+            Mutant::PatienceEndsForAll,
+            Mutant::IdOvertakesItsFirst,
+            Mutant::LongMessageUnasked,
+            Mutant::PausedToldParked,
+            Mutant::FarToldParked,
+            Mutant::TimelineByPlannedEnd,
+            Mutant::CursorSkipsAhead,
+            Mutant::ClaimedUncounted,
+            Mutant::RescheduledToItsExpiry,
+            Mutant::RescheduledKeepsItsCause,
+            Mutant::DoubtNotRestored,
+            Mutant::OwnTimeNotRestored,
+            Mutant::FormerEndsUnasked,
+            Mutant::LettersCountAsApplication,
+            Mutant::LeaseUsedTooSoon,
+            Mutant::ExpirySilencesQuiet,
+            Mutant::QuietFromTheFirst,
+            Mutant::EmptiedFarWindowStays,
+            Mutant::WindowRowStays,
+            Mutant::RejoinsAnother,
+            Mutant::LowNotTold,
+            Mutant::FetchingOvertaken,
+            Mutant::FetchedUnscreened,
+            Mutant::UnknownIsFormedAnew,
+            Mutant::HindranceStays,
+            Mutant::BlockedForEver,
+            Mutant::OneTakesAllSlots,
+            Mutant::VoidReadKeepsItsPlace,
         ];
     }
 

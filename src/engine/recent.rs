@@ -145,6 +145,9 @@ impl Recent {
         } else if full {
             bucket.filter = None;
         }
+        if mutated(Mutant::FormerEndsUnasked) && !full {
+            bucket.filter.get_or_insert_with(BloomFilter::default);
+        }
         if let Some(filter) = &mut bucket.filter {
             filter.insert(identity);
         }

@@ -341,7 +341,7 @@ impl Scans {
         };
         let Some(scan) = self.owner_of(&application, customer.as_deref(), seq) else { return found };
         let end = end_of_cancel(&scan.asker);
-        scan.cancelled += 1;
+        scan.cancelled += u64::from(!mutated(Mutant::ClaimedUncounted));
         let ended = match live {
             LiveItem::Resident(id) => {
                 let item = &core.stock().items()[*id];

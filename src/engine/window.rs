@@ -120,7 +120,8 @@ impl Window {
         }
         if self.expiry != u64::MAX && !mutated(Mutant::WindowIgnoresExpiry) {
             let left = self.expiry.saturating_sub(EXPIRY_MARGIN_MS).saturating_sub(now.wall);
-            if now.mono + left < deadline.0 {
+            let than = if mutated(Mutant::ExpirySilencesQuiet) { self.close } else { deadline.0 };
+            if now.mono + left < than {
                 deadline = (now.mono + left, ClosedBy::Expiry);
             }
         }
@@ -179,7 +180,9 @@ impl Window {
     /// Counts a new item. `overhead`: what an item costs beside its weight.
     pub(super) fn join(&mut self, member: Member, overhead: u64, now: Now) {
         self.count_member(member, overhead);
-        self.last = now.mono;
+        if !mutated(Mutant::QuietFromTheFirst) {
+            self.last = now.mono;
+        }
     }
 
     /// Counts an item of a former life that has come into memory, if its row did not.
@@ -207,7 +210,7 @@ impl Window {
         }
         self.count = self.count.saturating_sub(1);
         self.weight = self.weight.saturating_sub(u64::from(weight) + overhead);
-        self.count == 0
+        self.count == 0 && !(was_far && mutated(Mutant::EmptiedFarWindowStays))
     }
 
     /// A member is in the store alone. Whether the window must have a row from now on: it ends beyond

@@ -243,7 +243,7 @@ impl Windows {
         self.timers.remove(customers::place_of(id), window.check());
         self.open -= 1;
         queues.live(customer.queue).window_ended(id);
-        if window.is_long() {
+        if window.is_long() && !mutated(Mutant::WindowRowStays) {
             ops.push(Op::DeleteWindow {
                 application: Arc::clone(queues[customer.queue].name()),
                 customer: Arc::clone(&customer.name),

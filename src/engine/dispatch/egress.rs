@@ -25,7 +25,7 @@ impl Egress {
     /// A new connection is not blocked.
     pub(super) fn set_ready(&mut self, ready: bool) {
         self.ready = ready;
-        self.blocked = false;
+        self.blocked &= mutated(Mutant::BlockedForEver);
     }
 
     pub(super) fn set_blocked(&mut self, blocked: bool) {
@@ -64,6 +64,9 @@ impl Egress {
 
     /// A queue may not take all slots: another's batch finds one free within a confirm.
     pub(super) fn share(&self) -> usize {
+        if mutated(Mutant::OneTakesAllSlots) {
+            return self.max_in_flight;
+        }
         (self.max_in_flight * 3 / 4).max(1)
     }
 

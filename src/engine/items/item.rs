@@ -3,6 +3,7 @@
 use super::packed::{ItemFlag, PackedResidence, PackedState};
 use crate::engine::event::{Rewritten, Standing, Stored, Token};
 use crate::engine::ids::{ClosingPlace, CustomerId, QueueId};
+use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::{ClosedBy, Content, Dead, DuplicateRule, Identity, Key, NewItem};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -134,7 +135,7 @@ impl Item {
             Box::new(Extra {
                 accepted_due: moved.then_some(stored.accepted_due),
                 attempts: stored.attempts,
-                outcome_unknown: stored.outcome_unknown,
+                outcome_unknown: stored.outcome_unknown && !mutated(Mutant::DoubtNotRestored),
                 last_error: stored.last_error,
                 dead: stored.dead,
                 meant_for: is_dead.then_some((stored.application, stored.customer)),
@@ -153,7 +154,8 @@ impl Item {
             ..Item::bare(Placement { key, queue, customer, received: stored.received, tag: 0 })
         };
         item.state.set_closed_by(stored.closed_by);
-        item.state.set(ItemFlag::OwnTime, stored.own_time);
+        let own_time = stored.own_time && !mutated(Mutant::OwnTimeNotRestored);
+        item.state.set(ItemFlag::OwnTime, own_time);
         // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
         item.state.set(ItemFlag::Indexed, customer.is_some());
         item
@@ -430,7 +432,9 @@ impl Item {
         self.move_key(due);
         self.due = due;
         self.closing = None;
-        self.state.set_closed_by(ClosedBy::Time);
+        if !mutated(Mutant::RescheduledKeepsItsCause) {
+            self.state.set_closed_by(ClosedBy::Time);
+        }
         self.state.set(ItemFlag::OwnTime, true);
     }
 

@@ -272,7 +272,7 @@ impl Queues {
         queue.count_later(new, self.wall, true);
         queue.lower(new);
         queue.uncount_resident(old);
-        if old != new {
+        if old != new && !mutated(Mutant::LowNotTold) {
             self.touch_row(id);
         }
         self.look_at(id);

@@ -69,7 +69,8 @@ impl Running {
         }
         if let Kind::Outlook(counting) = &mut self.kind {
             let listed = core.listed(id);
-            return counting.count(&listed.application, listed.due);
+            let planned = mutated(Mutant::TimelineByPlannedEnd);
+            return counting.count(&listed.application, if planned { listed.key.due } else { listed.due });
         }
         let seq = core.stock().items()[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
@@ -260,7 +261,10 @@ impl Running {
                 items.truncate(filter.limit);
                 Answer::Listed {
                     items,
-                    next: left_out.or(self.known_until).filter(|_| !mutated(Mutant::ListEndsTooSoon)),
+                    next: left_out
+                        .filter(|_| self.known_until.is_none() || !mutated(Mutant::CursorSkipsAhead))
+                        .or(self.known_until)
+                        .filter(|_| !mutated(Mutant::ListEndsTooSoon)),
                 }
             }
             Kind::Outlook(counting) => Answer::Timeline(Box::new(counting.told())),

@@ -113,7 +113,8 @@ impl Stock {
             let plan = Plan { length, end, long: false };
             self.windows.open(&mut self.customers, &mut self.queues, customer, plan, member.seq, now);
         }
-        if self.customers[customer].window.as_ref().is_none_or(|window| window.end() != end) {
+        let another = self.customers[customer].window.as_ref().is_none_or(|window| window.end() != end);
+        if another && !mutated(Mutant::RejoinsAnother) {
             return false;
         }
         self.windows.rejoin(&mut self.customers, &self.queues, customer, member, now);

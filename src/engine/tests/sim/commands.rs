@@ -341,7 +341,18 @@ impl Model {
                 assert!(right || unseen || before || !self.durable, "{ended:?}: {known:?}");
             }
             Answer::InFlight => {
-                assert!(known.iter().any(|k| matches!(k, Known::Out(_) | Known::Waiting(_))), "{known:?}");
+                let undecided = |k: &Known| match k {
+                    Known::Out(_) => true,
+                    // The broker has not said since whether it took it.
+                    Known::Waiting(seq) => {
+                        let life = &self.lives[seq];
+                        // It may have been formed into a batch, which waits for payloads.
+                        let lately = life.waiting_since >= asked.call || self.contents_read;
+                        life.undecided || lately || self.may_be_unlooked_at(life.waiting_since)
+                    }
+                    Known::Ended(_) | Known::Nobody => false,
+                };
+                assert!(known.iter().any(undecided), "{target:?} is said to be in flight: {known:?}");
                 // A request behind it may have been decided, for a cancel behind that.
                 let is_id = |ask: &usize| self.asks[*ask].new.identity == Some(target.identity);
                 let hurried = || (0..self.asks.len()).filter(is_id).any(|ask| self.is_hurried(ask));
@@ -461,7 +472,11 @@ impl Model {
             }
             Known::Out(_) => false,
         };
-        known.is_empty() || known.iter().any(forgotten)
+        // An item without an id was in flight when it was asked for, and the store kept nobody from looking: its outcome is
+        // waited for.
+        let out = matches!(known.first(), Some(Known::Out(seq)) if !self.lives[seq].identity.is_given());
+        let awaited = out && self.prompt && asked.local && self.durable;
+        !awaited && (known.is_empty() || known.iter().any(forgotten))
     }
 
     /// With nothing stored: so many may have been taken since it came that the oldest had to go, whose letter has not left.

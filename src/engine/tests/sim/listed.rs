@@ -71,7 +71,9 @@ impl Model {
             (Known::Waiting(s), ListedStage::Waiting) | (Known::Out(s), ListedStage::InFlight) => *s == seq,
             (Known::Waiting(s), ListedStage::Parked) => {
                 let app = &self.apps[&*new.application];
-                *s == seq && (app.failing || app.failed_call >= asked.call)
+                // What is not due yet waits, whatever becomes of the others.
+                let due = listed.due <= self.latest_wall;
+                *s == seq && due && (app.failing || app.failed_call >= asked.call)
             }
             // Formed, and waiting for payloads; or to be sent again.
             (Known::Waiting(s), ListedStage::InFlight) => {

@@ -31,7 +31,12 @@ const FOUND_BY: &str = "\
     FullFilterForgets 4, SuspectsStay 11, FailuresKept 33, BytesIgnoredInFlight 79, \
     EndOfAttemptUntold 143, EndOfPatienceUntold 63, AheadForgotten 251, AckWaitsForPrefix 4, \
     DuplicateAckedTooSoon 27, WindowIgnoresExpiry 7, MarkAloneDrops 6, FingerprintForgotten 7, \
-    RestartForgetsClosings 9";
+    RestartForgetsClosings 9, PatienceEndsForAll 14, RescheduledToItsExpiry 15, \
+    RescheduledKeepsItsCause 15, OwnTimeNotRestored 11, FormerEndsUnasked 21, \
+    LettersCountAsApplication 21, LeaseUsedTooSoon 77, ExpirySilencesQuiet 8, IdOvertakesItsFirst 237, \
+    QuietFromTheFirst 17, EmptiedFarWindowStays 6, LowNotTold 11, FetchingOvertaken 9, \
+    RejoinsAnother 59, FetchedUnscreened 81, HindranceStays 58, BlockedForEver 13, \
+    VoidReadKeepsItsPlace 49, UnknownIsFormedAnew 185";
 
 thread_local! {
     /// Failures are expected here.

@@ -84,6 +84,10 @@ impl Model {
         };
         if !flight.dead {
             self.app(&name).flights.insert(batch.number);
+            let all = std::iter::once(&self.settings).chain(&self.before);
+            let share = all.map(|whole| (whole.max_in_flight * 3 / 4).max(1)).max().unwrap_or(1);
+            let out = self.app(&name).flights.len();
+            assert!(out <= share, "{out} batches of {name} are out, {share} of one application may be");
         }
         assert!(self.flights.insert(batch.number, flight).is_none(), "one number, two batches");
         let most =
@@ -261,6 +265,9 @@ impl Model {
         let alone = batch.customer.is_some() || batch.items.len() == 1;
         assert!(alone, "items without customer are grouped with nobody");
         let Some(first) = batch.items.first() else { return };
+        let own_time = !self.is_windowed(&self.lives[&first.seq]);
+        let told = !fresh || !own_time || batch.closed_by == ClosedBy::Time;
+        assert!(told, "{} is of no window, and closed by {:?}", first.seq, batch.closed_by);
         if fresh && self.durable {
             let causes: Vec<ClosedBy> =
                 batch.items.iter().filter_map(|i| self.windows.causes(i.seq)).flatten().copied().collect();

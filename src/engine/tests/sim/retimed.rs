@@ -121,6 +121,11 @@ impl Model {
                     return assert!(unmoved, "{target:?} is said to be due at {due}, and was not moved");
                 };
                 assert_eq!(*due, is, "due from now on");
+                let expiry = self.asks[self.lives[&seq].ask].new.expiry;
+                assert!(
+                    expiry.is_none_or(|at| *due < at),
+                    "{seq} is to be due at {due}, and expires at {expiry:?}"
+                );
                 let life = self.lives.get_mut(&seq).expect("moved");
                 life.promised = Some(*due);
                 let windowed = self.asks[self.lives[&seq].ask].new.at.is_none();
@@ -171,8 +176,11 @@ impl Sim {
         };
         let spread = [30, 3_000, 60_000, 400_000][self.toss(4) as usize];
         let ms = self.toss(spread);
+        let expiry = self.model.asks[self.model.lives[&seq].ask].new.expiry;
         let to = match self.toss(3) {
             0 => NewDue::After(ms),
+            // Just before it expires, or just then.
+            1 if expiry.is_some() => NewDue::At(expiry.unwrap_or_default() - self.toss(2)),
             _ => NewDue::At((self.world.now.wall + ms).saturating_sub(20)),
         };
         self.ask(Command::Reschedule(target, to));

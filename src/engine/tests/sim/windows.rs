@@ -362,8 +362,9 @@ impl Windows {
         let others = self.causes_of_same_end(id);
         let win = self.all.get_mut(&id).expect("there");
         let Some(close) = &mut win.closed else {
-            let justified =
-                win.unsure || win.may_close.contains(&cause) || may_flush || cause != ClosedBy::Time;
+            let ripe = win.ripe.contains(&cause) || win.may_close.contains(&cause);
+            let flushed = may_flush || cause == ClosedBy::Flush && win.flushes.contains(&due);
+            let justified = win.unsure || ripe || flushed || self.stepped;
             assert!(justified, "{seq} left its window of {:?} before that closed, by {cause:?}", win.name);
             assert!(due <= win.end, "a window's due {due} after its end {}", win.end);
             let unsure = win.unsure;
