@@ -330,8 +330,6 @@ pub(super) enum Mutant {
     /// What expires, or becomes early by a step of the clock, while its payload is read is sent all the
     /// same.
     FetchedUnscreened,
-    /// What was out when a connection was lost goes back to its queue, and into new batches.
-    UnknownIsFormedAnew,
     /// A queue whose hung probe ends without a confirm and without a failure stays hindered.
     HindranceStays,
     /// A new egress connection counts as blocked where the one before was.
@@ -523,7 +521,6 @@ mod tests {
             Mutant::LowNotTold,
             Mutant::FetchingOvertaken,
             Mutant::FetchedUnscreened,
-            Mutant::UnknownIsFormedAnew,
             Mutant::HindranceStays,
             Mutant::BlockedForEver,
             Mutant::OneTakesAllSlots,

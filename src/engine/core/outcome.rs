@@ -82,12 +82,7 @@ impl Core {
             Outcome::Unknown => {
                 self.stock.counters_mut().unknown += 1;
                 self.note_unknown(number);
-                if mutated(Mutant::UnknownIsFormedAnew) {
-                    let rows = self.dispatch.end(number).map(|flight| flight.rows).unwrap_or_default();
-                    rows.into_iter().for_each(|id| self.return_to_queue(id, false, "", now));
-                } else {
-                    self.try_again(number, alone);
-                }
+                self.try_again(number, alone);
             }
             Outcome::Unsent => {
                 self.dispatch.not_published(number);

@@ -36,7 +36,7 @@ const FOUND_BY: &str = "\
     LettersCountAsApplication 21, LeaseUsedTooSoon 77, ExpirySilencesQuiet 8, IdOvertakesItsFirst 237, \
     QuietFromTheFirst 17, EmptiedFarWindowStays 6, LowNotTold 11, FetchingOvertaken 9, \
     RejoinsAnother 59, FetchedUnscreened 81, HindranceStays 58, BlockedForEver 13, \
-    VoidReadKeepsItsPlace 49, UnknownIsFormedAnew 185";
+    VoidReadKeepsItsPlace 49";
 
 thread_local! {
     /// Failures are expected here.

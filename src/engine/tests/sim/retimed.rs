@@ -1,5 +1,6 @@
 //! Items that a command gives another time.
 
+use super::super::world::assigned;
 use super::commands::Asked;
 use super::model::*;
 use super::verdicts::own_due;
@@ -27,10 +28,7 @@ impl Model {
         let (ask, before) = (life.ask, life.due);
         // Which is meant is told by the moment, where several ask for another time; else by what it may have become.
         let means = |asked: &Asked, is: &dyn Fn(NewDue) -> bool| match &asked.command {
-            Command::Reschedule(target, to) => {
-                let assigned = target.assigned.is_some_and(|id| id.seq == seq);
-                asked.retimed.is_none() && (target.identity == life.identity || assigned) && is(*to)
-            }
+            Command::Reschedule(target, to) => asked.retimed.is_none() && is_named(life, target) && is(*to),
             _ => false,
         };
         let find = |is: &dyn Fn(NewDue, &Asked) -> bool| {
@@ -106,10 +104,7 @@ impl Model {
             Answer::Rescheduled { due, before } => {
                 let Some((seq, was, is)) = asked.retimed else {
                     // It was due then already, and may have been given another time behind this.
-                    let of_it = |life: &&Life| {
-                        let assigned = target.assigned.is_some_and(|id| id.seq == life.seq);
-                        life.identity == target.identity || assigned
-                    };
+                    let of_it = |life: &&Life| is_named(life, target);
                     let since = || self.commands.values().chain(self.answered.values());
                     let moved_on = |life: &Life| {
                         since().any(|other| {
@@ -154,6 +149,11 @@ impl Model {
     }
 }
 
+/// By its producer's id, or by the one that it was assigned.
+fn is_named(life: &Life, target: &Target) -> bool {
+    life.identity == target.identity || target.assigned.is_some_and(|id| id.seq == life.seq)
+}
+
 impl Sim {
     /// Somebody wants one of the newest that have not ended, or any other, sooner or later than it was to be.
     pub(super) fn retime(&mut self) {
@@ -172,7 +172,7 @@ impl Sim {
                 assigned: None,
             }
         } else {
-            super::super::world::assigned(self.model.application(seq), seq, accepted_due)
+            assigned(self.model.application(seq), seq, accepted_due)
         };
         let spread = [30, 3_000, 60_000, 400_000][self.toss(4) as usize];
         let ms = self.toss(spread);
