@@ -8,7 +8,7 @@
 use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
 use super::stock::{Stock, Timing};
-use super::types::{ClosedBy, Dead, NewItem, Now, OnFull, Reason, Settings};
+use super::types::{ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
@@ -172,7 +172,7 @@ impl Limits {
                     let over = known.total() > stock.queues().settings_of(*queue).max_waiting;
                     let near = known.near_until();
                     let first = known.live().and_then(|live| live.droppable().next());
-                    over && first.is_some_and(|(key, _)| key < near)
+                    over && first.is_some_and(|(key, _)| key <= near)
                 })
             })
     }
@@ -195,11 +195,14 @@ impl Limits {
             }
             return;
         }
+        // What stands at the bound itself is in memory, and the first: others may push it out whenever it has
+        // been read.
         let bound = stock.queues()[queue].near_until();
         let most = stock.thresholds().trimmed.saturating_sub(victims.len());
         let live = stock.queues_mut().live(queue);
         let most = most.min(over as usize);
-        let first = live.droppable().take_while(|(key, _)| *key < bound).take(most);
+        let reached = |key: Key| key < bound || key == bound && !mutated(Mutant::FirstIsNotReached);
+        let first = live.droppable().take_while(|(key, _)| reached(*key)).take(most);
         let sentence = format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
         let before = victims.len();
         victims.extend(first.map(|(_, id)| (id, sentence.clone())));

@@ -304,8 +304,8 @@ impl Dispatch {
         if alone {
             self.channels.take(number, stock.queues()[queue].is_failing(), bytes, now);
         }
-        stock.queues_mut().add_flying(queue, count);
         let lane = stock.queues_mut().live(queue).lane_mut();
+        lane.add_items(count);
         lane.take_slot();
         lane.remove_suspects(usize::from(suspect));
         let behind = lane.first_fetching().is_some() && !mutated(Mutant::FetchingOvertaken);
@@ -425,7 +425,7 @@ impl Dispatch {
 
     /// Members of a flight that holds a slot were taken out: the queue counts them no more.
     pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
-        stock.queues_mut().remove_flying(queue, gone as u64);
+        stock.queues_mut().live(queue).lane_mut().remove_items(gone as u64);
     }
 
     /// Hands a flight to the publisher.
@@ -482,8 +482,8 @@ impl Dispatch {
         let Some(flight) = self.flights.get(&number) else { return };
         self.egress.free_slot(flight.bytes);
         let (queue, was_alone) = (flight.queue, self.channels.give_back(number));
-        stock.queues_mut().remove_flying(queue, rows);
         let live = stock.queues_mut().live(queue);
+        live.lane_mut().remove_items(rows);
         live.lane_mut().free_slot();
         if was_alone && !mutated(Mutant::HindranceStays) && live.end_hindrance() {
             stock.unstall(queue);

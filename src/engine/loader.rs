@@ -74,7 +74,14 @@ impl Loader {
         let most = stock.thresholds().ranges;
         // One that finds no room does not keep others from it.
         let due = self.wanted.iter().take_while(|(at, _)| *at <= now.wall).take(most * 4);
-        for id in due.map(|(_, id)| *id).collect::<Vec<_>>() {
+        let mut due: Vec<QueueId> = due.map(|(_, id)| *id).collect();
+        // What is read first is there for certain: not what others that are due push out again.
+        if !mutated(Mutant::LaterIsReadFirst) {
+            due.sort_by_key(
+                |id| if is_trimming(stock, *id) { 0 } else { stock.queues()[*id].near_until().due },
+            );
+        }
+        for id in due {
             if ranges.len() >= most || few {
                 break;
             }
@@ -202,7 +209,7 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
         return if queue.is_paused() { u64::MAX } else { near.due.saturating_sub(HORIZON_MS / 2) };
     };
     if live.is_trimming() {
-        let lacks_head = live.droppable().next().is_none_or(|(key, _)| key >= near);
+        let lacks_head = live.droppable().next().is_none_or(|(key, _)| key > near);
         return if lacks_head { 0 } else { u64::MAX };
     }
     if queue.is_paused() || queue.is_parked() || live.is_hindered() {

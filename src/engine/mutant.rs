@@ -338,6 +338,12 @@ pub(super) enum Mutant {
     OneTakesAllSlots,
     /// A read that turned out to be of no use keeps its place in memory.
     VoidReadKeepsItsPlace,
+    /// What is in batches counts against the rows that others may bring in beyond the bound of memory.
+    BatchesCrowdOut,
+    /// What is to be given up, in memory and the first of its queue, has to be read once more.
+    FirstIsNotReached,
+    /// Queues are read in the order in which they were looked at, and not those first that are due.
+    LaterIsReadFirst,
 }
 
 #[cfg(not(test))]
@@ -525,6 +531,9 @@ mod tests {
             Mutant::BlockedForEver,
             Mutant::OneTakesAllSlots,
             Mutant::VoidReadKeepsItsPlace,
+            Mutant::BatchesCrowdOut,
+            Mutant::FirstIsNotReached,
+            Mutant::LaterIsReadFirst,
         ];
     }
 

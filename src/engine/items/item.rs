@@ -236,6 +236,11 @@ impl Item {
         self.state.stage()
     }
 
+    /// Member of a flight: 0 is none.
+    pub(in crate::engine) fn is_in_batch(&self) -> bool {
+        matches!(self.stage(), Stage::Flying(number) if number > 0)
+    }
+
     pub(in crate::engine) fn residence(&self) -> Residence {
         self.residence.into()
     }

@@ -61,11 +61,13 @@ impl Lane {
         self.slots -= 1;
     }
 
-    pub(super) fn add_items(&mut self, count: u64) {
+    /// That many items are under way, beside those that were.
+    pub(in crate::engine) fn add_items(&mut self, count: u64) {
         self.items += count;
     }
 
-    pub(super) fn remove_items(&mut self, count: u64) {
+    /// That many of them are not under way any more.
+    pub(in crate::engine) fn remove_items(&mut self, count: u64) {
         self.items = self.items.saturating_sub(count);
     }
 

@@ -38,8 +38,6 @@ pub(in crate::engine) struct Queues {
     total: u64,
     stored: u64,
     ready_rows: u64,
-    /// Items under way, of all queues.
-    flying_rows: u64,
 }
 
 impl Queues {
@@ -63,7 +61,6 @@ impl Queues {
             total: 0,
             stored: 0,
             ready_rows: 0,
-            flying_rows: 0,
         };
         queues.dead_letters = queues.id(DEAD_LETTERS);
         for row in rows {
@@ -185,11 +182,6 @@ impl Queues {
         self.ready_rows
     }
 
-    /// Items under way, of all queues.
-    pub(in crate::engine) fn flying_rows(&self) -> u64 {
-        self.flying_rows
-    }
-
     /// That many due items have come into the queue's line, or left it.
     pub(in crate::engine) fn count_ready(&mut self, id: QueueId, change: i64) {
         self.live(id).line_mut().count(change);
@@ -197,18 +189,6 @@ impl Queues {
         if change < 0 {
             self.look_at(id);
         }
-    }
-
-    /// That many items of the queue are under way, beside those that were.
-    pub(in crate::engine) fn add_flying(&mut self, id: QueueId, count: u64) {
-        self.live(id).lane_mut().add_items(count);
-        self.flying_rows += count;
-    }
-
-    /// That many of them are not under way any more.
-    pub(in crate::engine) fn remove_flying(&mut self, id: QueueId, count: u64) {
-        self.live(id).lane_mut().remove_items(count);
-        self.flying_rows = self.flying_rows.saturating_sub(count);
     }
 
     /// An item came into memory that the broker alone keeps.

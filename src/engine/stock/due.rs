@@ -27,7 +27,7 @@ impl Stock {
                 Stage::Scheduled => self.make_ready(id, now),
                 // Its window's end is a matter of the monotonic clock.
                 Stage::Windowed { pos, .. } => {
-                    self.items[id].set_stage(Stage::Windowed { pos, scheduled: false });
+                    self.set_stage(id, Stage::Windowed { pos, scheduled: false });
                 }
                 Stage::Ready | Stage::Flying(_) => {
                     debug_assert!(false, "what is due twice was not taken out of the schedule");
@@ -49,7 +49,7 @@ impl Stock {
 
     /// An item is due: it goes into its queue's line, or out of memory where older ones have gone before it.
     pub(in crate::engine) fn make_ready(&mut self, id: ItemId, now: Now) {
-        self.items[id].set_stage(Stage::Ready);
+        self.set_stage(id, Stage::Ready);
         let item = &self.items[id];
         let queue = item.queue();
         let leaves = item.place() >= self.queues[queue].memory_bound() || self.is_crowded(queue);
@@ -62,7 +62,7 @@ impl Stock {
 
     /// Puts a due item into its queue's line.
     pub(in crate::engine) fn push_ready(&mut self, id: ItemId) {
-        self.items[id].set_stage(Stage::Ready);
+        self.set_stage(id, Stage::Ready);
         let (queue, customer, place) =
             (self.items[id].queue(), self.items[id].customer(), self.items[id].place());
         let entry = match customer {
@@ -194,7 +194,7 @@ impl Stock {
     /// The clock went back while it was due: it waits for its time anew.
     pub(in crate::engine) fn postpone(&mut self, id: ItemId) {
         let key = self.items[id].key();
-        self.items[id].set_stage(Stage::Scheduled);
+        self.set_stage(id, Stage::Scheduled);
         self.schedule.insert(items::place_of(id), key);
     }
 
@@ -233,7 +233,7 @@ impl Stock {
     /// An item is under way, or is not any more: what is may not be dropped.
     pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
         let (queue, key) = (self.items[id].queue(), self.items[id].key());
-        self.items[id].set_stage(flight.map_or(Stage::Ready, Stage::Flying));
+        self.set_stage(id, flight.map_or(Stage::Ready, Stage::Flying));
         let live = self.queues.live(queue);
         match flight {
             Some(_) => live.may_not_drop(key, id),

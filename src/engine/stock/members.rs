@@ -133,7 +133,8 @@ impl Stock {
             debug_assert!(false, "a member has an open window");
             return;
         };
-        self.items[id].set_stage(Stage::Windowed { pos: window.push_member(id), scheduled });
+        let pos = window.push_member(id);
+        self.set_stage(id, Stage::Windowed { pos, scheduled });
     }
 
     /// An item in the store alone is no member any more, if it was one of an open window.
@@ -153,7 +154,7 @@ impl Stock {
         let Some(window) = self.customers[customer].window.as_mut() else { return };
         if let Some(moved) = window.remove_member(pos) {
             if let Stage::Windowed { scheduled, .. } = self.items[moved].stage() {
-                self.items[moved].set_stage(Stage::Windowed { pos, scheduled });
+                self.set_stage(moved, Stage::Windowed { pos, scheduled });
             }
         }
     }

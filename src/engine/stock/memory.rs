@@ -24,7 +24,7 @@ impl Stock {
         match customer.filter(|_| windowed && later && (!moved || mutated(Mutant::MovedRejoins))) {
             Some(customer) if self.rejoin_window(id, customer, now) => self.add_member(id, now),
             Some(_) | None if later => {
-                self.items[id].set_stage(Stage::Scheduled);
+                self.set_stage(id, Stage::Scheduled);
                 self.schedule.insert(items::place_of(id), key);
             }
             Some(_) | None => self.push_ready(id),
@@ -100,7 +100,7 @@ impl Stock {
         let ids: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
         for id in &ids {
             if let Stage::Windowed { pos, .. } = self.items[*id].stage() {
-                self.items[*id].set_stage(Stage::Windowed { pos, scheduled: false });
+                self.set_stage(*id, Stage::Windowed { pos, scheduled: false });
             }
             self.evict(*id, now);
         }
@@ -195,6 +195,7 @@ impl Stock {
 
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
         self.work += 1;
+        self.batched += usize::from(item.is_in_batch());
         let (queue, key, customer) = (item.queue(), item.key(), item.customer());
         let id = self.items.insert(item);
         customer.into_iter().for_each(|customer| self.customers.add_row(customer, id, &mut self.items));
@@ -219,6 +220,7 @@ impl Stock {
     pub(super) fn take_out(&mut self, id: ItemId) -> Option<Item> {
         self.work += 1;
         let item = self.items.remove(id)?;
+        self.batched -= usize::from(item.is_in_batch());
         if let Some(customer) = item.customer() {
             self.customers.remove_row(customer, &mut self.queues);
         }
@@ -229,6 +231,12 @@ impl Stock {
             self.windows.leave_closing(closing, ops);
         }
         Some(item)
+    }
+
+    pub(super) fn set_stage(&mut self, id: ItemId, stage: Stage) {
+        let was = self.items[id].is_in_batch();
+        self.items[id].set_stage(stage);
+        self.batched = self.batched + usize::from(self.items[id].is_in_batch()) - usize::from(was);
     }
 
     /// Takes an item off its list, whatever that is; what is in flight stays there.
@@ -251,7 +259,7 @@ impl Stock {
             Stage::Ready => self.queues.count_ready(queue, -1),
             Stage::Flying(_) => return,
         }
-        self.items[id].set_stage(Stage::Flying(0));
+        self.set_stage(id, Stage::Flying(0));
     }
 
     pub(in crate::engine) fn configure(&mut self, budget: Budget, now: Now) {
@@ -282,10 +290,11 @@ impl Stock {
         self.budget.rows.saturating_sub(self.items.len() + self.reserved.0)
     }
 
-    /// Rows beyond the bound of memory, those under way apart.
+    /// Rows beyond the bound of memory, those in batches apart: who hangs keeps nobody else from it with
+    /// these.
     pub(in crate::engine) fn rows_beyond(&self) -> usize {
-        let flying = usize::try_from(self.queues.flying_rows()).unwrap_or(usize::MAX);
-        (self.items.len() + self.reserved.0).saturating_sub(self.budget.rows.saturating_add(flying))
+        let apart = if mutated(Mutant::BatchesCrowdOut) { 0 } else { self.batched };
+        (self.items.len() + self.reserved.0).saturating_sub(self.budget.rows + apart)
     }
 
     /// Bytes of payloads that find room, likewise.
@@ -403,10 +412,17 @@ impl Stock {
         pending
     }
 
+    #[cfg(test)]
+    pub(in crate::engine) fn rows_in_batches(&self) -> usize {
+        self.batched
+    }
+
     /// Panics where an invariant is broken.
     #[cfg(test)]
     pub(in crate::engine) fn check(&self) {
         let mut resident: std::collections::BTreeMap<QueueId, (u64, u64)> = std::collections::BTreeMap::new();
+        let batched = self.items.ids().filter(|id| self.items[*id].is_in_batch()).count();
+        assert_eq!(self.batched, batched, "items in batches");
         for id in self.items.ids() {
             let item = &self.items[id];
             let counts = resident.entry(item.queue()).or_default();

@@ -89,6 +89,8 @@ pub(super) struct Stock {
     /// Queues that are held back and have due rows in memory.
     evicting: VecDeque<QueueId>,
     budget: Budget,
+    /// Items in batches, out or to be sent again: they cannot leave memory.
+    batched: usize,
     /// Rows and payload bytes that reads under way may bring.
     reserved: (usize, u64),
     /// Queues whose items got other keys in the store in this turn, and the first of these keys.
@@ -129,6 +131,7 @@ impl Stock {
             deferred: VecDeque::new(),
             evicting: VecDeque::new(),
             budget,
+            batched: 0,
             reserved: (0, 0),
             rekeys: Vec::new(),
             behind: Behind::Nothing,
@@ -318,7 +321,7 @@ impl Stock {
         if windowed {
             self.add_member(id, now);
         } else if key.due > now.wall {
-            self.items[id].set_stage(Stage::Scheduled);
+            self.set_stage(id, Stage::Scheduled);
             self.schedule.insert(items::place_of(id), key);
         } else {
             self.make_ready(id, now);

@@ -244,6 +244,48 @@ fn what_is_sent_behind_a_cancel_of_its_customer_that_waits_is_not_taken_for_its_
     w.store.check_empty();
 }
 
+/// Both acks were lost, and both come again: the cancel takes back what stands behind it, which is then another request.
+#[test]
+fn what_a_repeated_cancel_takes_back_is_taken_anew_when_it_comes_again() {
+    for cancel in [Command::Cancel(target("a", "x")), Command::CancelAll(of("ann"))] {
+        let mut w = World::new(settings());
+        w.acks_out = Some(Default::default());
+        w.enqueue(RequestBody::Command(cancel.clone(), None));
+        w.send(vec![with_id("x", Keep, at(T0 + 1_000, item("a", "ann", "new")))]);
+        w.drain_jobs();
+        assert!(w.acks_out.as_ref().is_some_and(|acks| !acks.is_empty()), "{cancel:?}");
+        w.lose_ingest();
+        w.acks_out = None;
+        w.deliver(usize::MAX);
+        w.run(60_000);
+        assert_eq!(ends(&w).0, ["new"], "{cancel:?}");
+        assert!(w.queue.is_empty(), "{cancel:?}");
+        w.store.check_empty();
+    }
+}
+
+/// It arrived before the cancel, though it has no place among the items yet.
+#[test]
+fn a_cancel_of_all_takes_what_waits_for_the_outcome_of_another() {
+    for outcome in [CONFIRMED, Outcome::Returned("312 NO_ROUTE".into())] {
+        let mut w = World::new(settings());
+        let request = |payload: &str| with_id("x", DuplicateRule::Replace, at(T0, item("a", "ann", payload)));
+        w.send(vec![request("old")]);
+        w.drain_jobs();
+        assert_eq!(w.out.len(), 1, "it is in flight");
+        w.send(vec![request("new")]);
+        w.enqueue(RequestBody::Command(Command::CancelAll(of("ann")), None));
+        w.deliver(usize::MAX);
+        w.drain_jobs();
+        w.settle(0, outcome.clone());
+        w.run(60_000);
+        let sent = if outcome == CONFIRMED { names(&["old"]) } else { names(&[]) };
+        assert_eq!(ends(&w).0, sent, "{outcome:?}");
+        assert!(w.queue.is_empty(), "{outcome:?}");
+        w.store.check_empty();
+    }
+}
+
 /// The cancel does not wait for longer than its answer may take, nor does what waits because of it.
 #[test]
 fn what_waits_with_a_cancel_of_its_customer_waits_no_longer_than_that() {

@@ -13,6 +13,23 @@ impl Engine {
         (self.core.stock().items().len(), self.core.stock().items().content_bytes())
     }
 
+    /// Those that are in batches, out or to be sent again.
+    pub(in crate::engine) fn rows_in_batches(&self) -> usize {
+        self.core.stock().rows_in_batches()
+    }
+
+    /// Due ones of queues that are held back, which go to the store alone.
+    pub(in crate::engine) fn rows_leaving(&self) -> usize {
+        let queues = self.core.stock().queues();
+        let leaving = queues.ids().filter_map(|id| queues[id].live()).filter(|live| live.is_evicting());
+        leaving.map(|live| live.line().items() as usize).sum()
+    }
+
+    /// The item with this number is in memory.
+    pub(in crate::engine) fn holds(&self, seq: u64) -> bool {
+        self.core.stock().items().by_seq(seq).is_some()
+    }
+
     /// Those of one application that are in the store as well.
     pub(in crate::engine) fn rows_in_memory(&self, application: &str) -> u64 {
         let queues = self.core.stock().queues();

@@ -214,3 +214,41 @@ fn a_blocked_connection_makes_nobody_late() {
     w.advance(200);
     assert_eq!(w.given_up.len(), 10, "as many as others need");
 }
+
+/// Whose batches were out when the connection went has to send all of them again, one by one, and hangs.
+#[test]
+fn what_is_to_be_sent_again_keeps_nobody_else_out_of_memory() {
+    let thresholds = Thresholds { few: 1, ..Thresholds::default() };
+    let mut w =
+        World::new(Settings { budget: Budget { rows: 10, ..settings().budget }, thresholds, ..settings() });
+    // Each confirm allows for more at one time.
+    w.send((0..60).map(|_| item("hangs", "", "first")).collect());
+    w.run(100);
+    w.delivered.clear();
+    for n in 0..40 {
+        w.send(vec![item("hangs", "", &n.to_string())]);
+        w.drain_jobs();
+    }
+    w.send((0..3).map(|n| at(T0 + 60_000, item("sound", "", &format!("sound {n}")))).collect());
+    w.drain_jobs();
+    // Beyond the bound, and what may come in beyond it.
+    assert!(w.out.len() > 14, "{} are out", w.out.len());
+    w.input(Input::EgressLost);
+    let unknown = |(_, batch): (u64, Batch)| Settled { number: batch.number, outcome: Outcome::Unknown };
+    let settled = std::mem::take(&mut w.out).into_iter().map(unknown).collect();
+    w.input(Input::Settled(settled));
+    // Its last confirm proves nothing any more.
+    w.advance(30_000);
+    w.input(Input::EgressReady);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "one is tried alone, and never confirmed");
+    w.advance(T0 + 60_000 - w.now.wall);
+    for _ in 0..10 {
+        w.drain_jobs();
+        while let Some(nth) = w.out.iter().position(|(_, batch)| &*batch.application == "sound") {
+            w.settle(nth, CONFIRMED);
+        }
+    }
+    assert_eq!(ends(&w).0, ["sound 0", "sound 1", "sound 2"]);
+    assert_eq!(w.now.wall, T0 + 60_000);
+}

@@ -14,6 +14,7 @@ mod known;
 mod listed;
 mod model;
 mod moves;
+mod moving;
 mod mutants;
 mod plan;
 mod published;
@@ -560,6 +561,15 @@ fn every_sentence_of_the_guarantees_holds_in_any_world() {
     let failed = failures(first, seeds, steps);
     assert!(failed.is_empty(), "SEED={:?} SEEDS=1 repeats it", failed.first());
     println!("{seeds} worlds, from seed {first}");
+}
+
+/// Each of them showed a fault, or finds a wrong decision, that none of the first does.
+#[test]
+fn worlds_further_on_hold() {
+    for seed in [653, 1_149, 6_341, 1_500_002_049] {
+        println!("seed {seed}");
+        run(Sim::new(seed), STEPS);
+    }
 }
 
 /// The store on a disk, told and asked what the worlds tell and ask theirs, over their restarts as well.

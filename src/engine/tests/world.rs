@@ -86,7 +86,7 @@ pub(super) struct World {
     pub(super) jobs: VecDeque<Job>,
     /// The last moment at which the store had not done what it was given before, monotonic.
     pub(super) stalled: u64,
-    /// Payloads had to be read.
+    /// Payloads had to be read: batches wait for them.
     pub(super) contents_read: bool,
     /// Contents that have been read and not yet handed back.
     pub(super) late: VecDeque<Loaded>,
@@ -316,6 +316,7 @@ impl World {
         }
         self.out.extend(fx.publishes.into_iter().map(|batch| (self.now.mono, batch)));
         self.given_up.extend(fx.give_up);
+        self.contents_read |= fx.loads.iter().any(|load| matches!(load, Load::Contents(_)));
         self.jobs.extend(fx.loads.into_iter().map(Job::Load));
         if let Some(intake) = fx.intake {
             let open = intake == Intake::Resume;
@@ -419,7 +420,6 @@ impl World {
                 true
             }
             Some(Job::Load(load)) => {
-                self.contents_read |= matches!(load, Load::Contents(_));
                 let is_beside = self.beside && matches!(load, Load::Contents(_));
                 let loaded = self.load(load, most);
                 if is_beside {

@@ -20,8 +20,6 @@ pub(super) struct Asked {
     pub(super) took: BTreeSet<u64>,
     /// Items of which nothing is remembered: it took them back, or those that came behind it replaced them.
     pub(super) perhaps: BTreeSet<u64>,
-    /// The item that it gave another time: number, due before and due from then on.
-    pub(super) retimed: Option<(u64, u64, u64)>,
     /// Of a count: when each of those that it is about was due when it came. A window that closes makes it sooner.
     pub(super) dues: BTreeMap<u64, u64>,
     /// Least and most that a count, or the size of a window, has been meanwhile.
@@ -107,7 +105,6 @@ impl Model {
             answered_at: u64::MAX,
             took: BTreeSet::new(),
             perhaps: BTreeSet::new(),
-            retimed: None,
             least: u64::MAX,
             most: 0,
         };
@@ -473,9 +470,14 @@ impl Model {
             Known::Out(_) => false,
         };
         // An item without an id was in flight when it was asked for, and the store kept nobody from looking: its outcome is
-        // waited for.
+        // waited for, and another command may be there first, or nobody be left since its request comes again.
+        let passes = |k: &Known| match k {
+            Known::Nobody => true,
+            Known::Waiting(seq) => self.lives[seq].state != State::Sent,
+            Known::Out(_) | Known::Ended(_) => false,
+        };
         let out = matches!(known.first(), Some(Known::Out(seq)) if !self.lives[seq].identity.is_given());
-        let awaited = out && self.prompt && asked.local && self.durable;
+        let awaited = out && self.prompt && asked.local && self.durable && !known.iter().any(passes);
         !awaited && (known.is_empty() || known.iter().any(forgotten))
     }
 

@@ -166,7 +166,10 @@ impl Model {
             let refused = matches!(settled.outcome, Outcome::Refused(_));
             life.refused |= refused && flight.alone && flight.items.len() == 1;
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
-            life.undecided = matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue);
+            // Nothing is learned from an attempt that did not leave.
+            let left = !matches!(settled.outcome, Outcome::Unsent | Outcome::Unavailable(_));
+            let undecided = matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue);
+            life.undecided = if left { undecided } else { life.undecided };
             life.perhaps_sent |= life.undecided;
             life.failed = sure > 0;
             let state = match (life.state, confirmed) {

@@ -3,6 +3,7 @@
 
 use super::super::world::*;
 use super::commands::Asked;
+use super::retimed::Moved;
 use super::windows::Windows;
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -225,6 +226,7 @@ pub(super) struct Model {
     pub(super) replies_to: BTreeSet<u64>,
     pub(super) commands: BTreeMap<u64, Asked>,
     pub(super) answered: BTreeMap<u64, Asked>,
+    pub(super) moves: Vec<Moved>,
     /// With which commit the end of a request with this id and fingerprint has been written.
     pub(super) remembered_with: BTreeMap<(Identity, u64), Token>,
     /// What has been taken of the present deliveries, by what it must keep its order with: tag, part, number.
@@ -295,6 +297,7 @@ impl Model {
             replies_to: BTreeSet::new(),
             commands: BTreeMap::new(),
             answered: BTreeMap::new(),
+            moves: vec![],
             remembered_with: BTreeMap::new(),
             taken_in: BTreeMap::new(),
             published: BTreeMap::new(),

@@ -106,8 +106,7 @@ fn short_turns(n: usize) -> Thresholds {
     Thresholds { arrivals, sent, ended, looked_at, lease, ..Thresholds::default() }
 }
 
-/// What only many items reach otherwise is reached by a few. Not how much is read of queues at one time: where next to
-/// nothing is, and memory is full of what cannot leave, reads wait for each other for ever.
+/// What only many items reach otherwise is reached by a few.
 fn narrow(n: usize) -> Thresholds {
     let small = |of: usize| 1 + n / of % 4;
     Thresholds {
@@ -119,6 +118,11 @@ fn narrow(n: usize) -> Thresholds {
         flushed_windows: small(1),
         flushed: small(6),
         chunk: small(1),
+        few: small(1),
+        reads: small(2),
+        ranges: small(5),
+        read: small(3),
+        trim_read: small(4),
         probe: small(7),
         asked: small(3),
         step: small(2),

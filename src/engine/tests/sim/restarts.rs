@@ -46,6 +46,7 @@ impl Model {
         self.dead_left_alone_until = 0;
         self.forget_deliveries();
         self.commands.clear();
+        self.moves.clear();
         self.published.clear();
         self.remembered_with.clear();
     }
@@ -94,8 +95,8 @@ impl Model {
         let retimed =
             (item.own_time && (new.at.is_none() || item.key.due != item.accepted_due)).then_some(due);
         let promised = self.lives[&seq].promised;
-        let kept =
-            promised.is_none_or(|promised| [Some(promised), self.lives[&seq].retimed].contains(&Some(due)));
+        // Of several moves behind it the first may be durable.
+        let kept = promised.is_none_or(|promised| promised == due) || self.was_moved_to(seq, due);
         assert!(kept || dead.is_some(), "{ask} was said to be due at {promised:?}, and is due at {due}");
         match (state, dead) {
             (State::Cancelled | State::Replaced, None) => {
@@ -127,7 +128,7 @@ impl Model {
         assert!(attempts <= life.attempts.1, "attempts out of nowhere: {attempts}");
         life.attempts = (attempts, attempts);
         (life.due, life.durable, life.put, life.restored, life.deleted) = (due, true, Some(0), true, false);
-        (life.published, life.undecided) = (None, false);
+        (life.published, life.undecided) = (None, item.outcome_unknown);
         (life.retimed, life.promised) = (retimed, promised.and(retimed));
     }
 

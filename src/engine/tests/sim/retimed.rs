@@ -10,6 +10,17 @@ use crate::engine::types::*;
 /// Commands from within the process about one application that may wait for outcomes.
 const MOST_WAIT: usize = 8;
 
+/// A move of an item's row to a time of its own, by the times it was and is due and the moment, UTC ms, and the call.
+pub(super) struct Moved {
+    seq: u64,
+    before: u64,
+    due: u64,
+    at: u64,
+    call: usize,
+    /// An answer has told of it.
+    told: bool,
+}
+
 impl Model {
     /// The time of its own that it has, be it of its request or of a command.
     pub(super) fn own_time(&self, life: &Life) -> Option<u64> {
@@ -26,23 +37,17 @@ impl Model {
     pub(super) fn retimed(&mut self, seq: u64, due: u64) {
         let (life, call) = (&self.lives[&seq], self.call);
         let (ask, before) = (life.ask, life.due);
-        // Which is meant is told by the moment, where several ask for another time; else by what it may have become.
-        let means = |asked: &Asked, is: &dyn Fn(NewDue) -> bool| match &asked.command {
-            Command::Reschedule(target, to) => asked.retimed.is_none() && is_named(life, target) && is(*to),
+        let meant = |asked: &&Asked| match &asked.command {
+            Command::Reschedule(target, to) if is_named(life, target) => {
+                self.is_inexact() || self.may_become(ask, asked, *to, (due, self.now.wall))
+            }
             _ => false,
         };
-        let find = |is: &dyn Fn(NewDue, &Asked) -> bool| {
-            let found = self.commands.iter().find(|(_, asked)| means(asked, &|to| is(to, asked)));
-            found.map(|(number, _)| *number)
-        };
-        let exact = find(&|to, _| self.would_be(ask, to, self.now.wall) == due);
-        let near = || find(&|to, asked| self.may_become(ask, asked, to, due));
-        let any = || find(&|_, _| self.is_inexact());
-        let Some(number) = exact.or_else(near).or_else(any) else {
-            panic!("{ask} was moved to {due}, and nobody asked for it");
-        };
+        let asked_for = self.commands.values().any(|asked| meant(&asked));
+        assert!(asked_for, "{ask} was moved to {due}, and nobody asked for it");
         assert!(!life.undecided, "{ask} was given another time, and may have been delivered");
-        self.commands.get_mut(&number).expect("found").retimed = Some((seq, before, due));
+        self.moves.push(Moved { seq, before, due, at: self.now.wall, call, told: false });
+        self.check_moves(seq);
         self.windows.part_with(seq);
         let life = self.lives.get_mut(&seq).expect("there");
         (life.retimed, life.retimed_call, life.due) = (Some(due), call, due);
@@ -59,9 +64,9 @@ impl Model {
         own_due(self.settings.of(&new.application), at, new.expiry, wall)
     }
 
-    /// The same, judged between question and answer.
-    fn may_become(&self, ask: usize, asked: &Asked, to: NewDue, due: u64) -> bool {
-        let (first, last) = (self.would_be(ask, to, asked.now.wall), self.would_be(ask, to, self.now.wall));
+    /// The same, judged between the question and this moment.
+    fn may_become(&self, ask: usize, asked: &Asked, to: NewDue, (due, wall): (u64, u64)) -> bool {
+        let (first, last) = (self.would_be(ask, to, asked.now.wall), self.would_be(ask, to, wall));
         (first.min(last)..=first.max(last)).contains(&due)
     }
 
@@ -100,22 +105,53 @@ impl Model {
     }
 
     pub(super) fn judge_reschedule(&mut self, asked: &Asked, target: &Target, to: NewDue, answer: &Answer) {
+        self.judge_new_time(asked, target, to, answer);
+        let named = self.lives.values().filter(|life| is_named(life, target)).map(|life| life.seq);
+        named.collect::<Vec<u64>>().into_iter().for_each(|seq| self.check_moves(seq));
+    }
+
+    /// In this life it was given this time.
+    pub(super) fn was_moved_to(&self, seq: u64, due: u64) -> bool {
+        self.moves.iter().any(|is| is.seq == seq && is.due == due)
+    }
+
+    /// As many moves as are not told of are asked for.
+    fn check_moves(&self, seq: u64) {
+        let life = &self.lives[&seq];
+        let untold = self.moves.iter().filter(|is| is.seq == seq && !is.told).count();
+        let asks = |asked: &&Asked| matches!(&asked.command, Command::Reschedule(target, _) if is_named(life, target));
+        let asked = self.commands.values().filter(asks).count();
+        assert!(untold <= asked, "{seq} was moved {untold} times, and {asked} ask for it");
+    }
+
+    /// The item whose move this answer tells of: of several moves the one that it fits.
+    fn tell_move(&mut self, asked: &Asked, target: &Target, to: NewDue, told: (u64, u64)) -> Option<u64> {
+        let (before, due) = told;
+        let fits = |is: &Moved| {
+            let life = &self.lives[&is.seq];
+            // What a window's members were due at may have become sooner in between.
+            let windowed = self.asks[life.ask].new.at.is_none();
+            let was = is.before == before || windowed && before <= life.accepted_due;
+            let becomes = self.is_inexact() || self.may_become(life.ask, asked, to, (due, is.at));
+            !is.told && is.due == due && is.call >= asked.call && is_named(life, target) && was && becomes
+        };
+        let found = self.moves.iter().position(fits)?;
+        self.moves[found].told = true;
+        Some(self.moves[found].seq)
+    }
+
+    fn judge_new_time(&mut self, asked: &Asked, target: &Target, to: NewDue, answer: &Answer) {
         match answer {
             Answer::Rescheduled { due, before } => {
-                let Some((seq, was, is)) = asked.retimed else {
+                let Some(seq) = self.tell_move(asked, target, to, (*before, *due)) else {
                     // It was due then already, and may have been given another time behind this.
                     let of_it = |life: &&Life| is_named(life, target);
-                    let since = || self.commands.values().chain(self.answered.values());
-                    let moved_on = |life: &Life| {
-                        since().any(|other| {
-                            other.retimed.is_some_and(|(seq, was, _)| seq == life.seq && was == *due)
-                        })
-                    };
+                    let moved_on =
+                        |life: &Life| self.moves.iter().any(|is| is.seq == life.seq && is.before == *due);
                     let was_due = |life: &Life| life.due == *due || moved_on(life);
                     let unmoved = due == before && self.lives.values().filter(of_it).any(was_due);
-                    return assert!(unmoved, "{target:?} is said to be due at {due}, and was not moved");
+                    return assert!(unmoved, "{target:?} is said to be due at {due}, not {before}");
                 };
-                assert_eq!(*due, is, "due from now on");
                 let expiry = self.asks[self.lives[&seq].ask].new.expiry;
                 assert!(
                     expiry.is_none_or(|at| *due < at),
@@ -123,11 +159,6 @@ impl Model {
                 );
                 let life = self.lives.get_mut(&seq).expect("moved");
                 life.promised = Some(*due);
-                let windowed = self.asks[self.lives[&seq].ask].new.at.is_none();
-                assert!(
-                    *before == was || windowed && *before <= self.lives[&seq].accepted_due,
-                    "{before}, not {was}"
-                );
             }
             Answer::Rejected(text) => {
                 let seq = target.assigned.map(|id| id.seq);
