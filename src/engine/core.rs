@@ -300,8 +300,9 @@ impl Core {
             gone += before;
             let rows = if mutated(Mutant::FetchedUnscreened) { rows } else { self.screen(rows, now) };
             self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
-            let known = &self.stock.queues()[queue];
-            if known.is_parked() || self.dispatch.is_recalled(number) {
+            // What goes alone since others were out with it goes on though its queue is parked.
+            let parked = self.stock.queues()[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
+            if self.dispatch.is_recalled(number) || parked {
                 self.withdraw(queue, number, rows, now);
                 continue;
             }

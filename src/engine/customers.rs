@@ -77,6 +77,11 @@ impl Customers {
         id
     }
 
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
     pub(super) fn get(&self, id: CustomerId) -> Option<&Customer> {
         self.table.get(id)
     }

@@ -398,10 +398,8 @@ impl Dispatch {
             self.free_slot(stock, number, left);
             if left == 0 {
                 self.flights.remove(&number);
-            } else if alone && !stock.queues_mut().live(queue).health().needs_probe() {
-                self.suspect(stock, number, true);
             } else {
-                self.send_again(stock, number);
+                self.try_again(stock, number, alone);
             }
         }
         self.look_again(stock, queue);
@@ -502,8 +500,21 @@ impl Dispatch {
         }
     }
 
+    /// To be tried again as it is: with a channel of its own where it had one and its queue is sound, or
+    /// where others of its queue wait for theirs, which neither overtake nor are overtaken.
+    pub(super) fn try_again(&mut self, stock: &mut Stock, number: u64, alone: bool) {
+        let Some(queue) = self.flights.get(&number).map(|flight| flight.queue) else { return };
+        let live = stock.queues_mut().live(queue);
+        let first = alone && !live.health().needs_probe();
+        if first || live.lane().suspects() > 0 && !mutated(Mutant::SuspectsOvertakeRepeats) {
+            self.suspect(stock, number, first);
+        } else {
+            self.send_again(stock, number);
+        }
+    }
+
     /// To be sent again as it is, before anything new of its queue.
-    pub(super) fn send_again(&mut self, stock: &mut Stock, number: u64) {
+    fn send_again(&mut self, stock: &mut Stock, number: u64) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.state = FlightState::Resend;
         stock.queues_mut().live(flight.queue).lane_mut().resend(number);

@@ -344,6 +344,10 @@ pub(super) enum Mutant {
     FirstIsNotReached,
     /// Queues are read in the order in which they were looked at, and not those first that are due.
     LaterIsReadFirst,
+    /// What is to be sent again goes behind those that go alone, though it went before them.
+    SuspectsOvertakeRepeats,
+    /// Of what goes alone though its queue is parked, only what lacks payloads goes back to it.
+    ParkedSuspectsGoBack,
 }
 
 #[cfg(not(test))]
@@ -534,6 +538,8 @@ mod tests {
             Mutant::BatchesCrowdOut,
             Mutant::FirstIsNotReached,
             Mutant::LaterIsReadFirst,
+            Mutant::SuspectsOvertakeRepeats,
+            Mutant::ParkedSuspectsGoBack,
         ];
     }
 

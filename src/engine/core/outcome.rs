@@ -274,13 +274,8 @@ impl Core {
         if self.forget_lost(number) {
             return;
         }
-        let Some(queue) = self.dispatch.get(number).map(|flight| flight.queue) else { return };
         self.tell_not_out(number);
-        if alone && !self.stock.queues_mut().live(queue).health().needs_probe() {
-            self.dispatch.suspect(&mut self.stock, number, true);
-        } else {
-            self.dispatch.send_again(&mut self.stock, number);
-        }
+        self.dispatch.try_again(&mut self.stock, number, alone);
     }
 
     /// Its attempt has ended, and it waits for another: so whoever waits for what becomes of its members is

@@ -18,6 +18,11 @@ impl Engine {
         self.core.stock().rows_in_batches()
     }
 
+    /// Customers of all applications.
+    pub(in crate::engine) fn customers_in_memory(&self) -> usize {
+        self.core.stock().customers().len()
+    }
+
     /// Due ones of queues that are held back, which go to the store alone.
     pub(in crate::engine) fn rows_leaving(&self) -> usize {
         let queues = self.core.stock().queues();

@@ -27,6 +27,7 @@ impl Model {
             + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
         self.hear(call.heard);
         self.leave_alone_until_looked_at();
+        self.leave_again();
         self.recount();
         let items = call.publishes.iter().filter(|batch| batch.dead.is_none()).flat_map(|batch| &batch.items);
         let unwritten =
@@ -191,6 +192,7 @@ impl Model {
             let (least, most) = self.publishes.get_mut(&settled.number).expect("published");
             (*least, *most) = (*least - 1, *most - 1);
         }
+        self.ended(settled.number, &flight, &settled.outcome);
         let until = self.now.mono + self.longest_pause(&flight.application);
         let fails = match settled.outcome {
             Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) | Outcome::Overdue => true,

@@ -2,6 +2,7 @@
 //! from the contract alone, one item at a time, without any of the engine's ideas.
 
 use super::super::world::*;
+use super::again::Again;
 use super::commands::Asked;
 use super::retimed::Moved;
 use super::windows::Windows;
@@ -158,6 +159,8 @@ pub(super) struct Flight {
     pub(super) items: Vec<u64>,
     pub(super) dead: bool,
     pub(super) alone: bool,
+    /// The number under which its items went first.
+    pub(super) first: u64,
     /// The call in which it was published.
     pub(super) sent: usize,
     /// The same as a moment, monotonic.
@@ -227,6 +230,8 @@ pub(super) struct Model {
     pub(super) commands: BTreeMap<u64, Asked>,
     pub(super) answered: BTreeMap<u64, Asked>,
     pub(super) moves: Vec<Moved>,
+    /// Batches that are to be sent again, by the number under which their items went first, and their own.
+    pub(super) again: BTreeMap<(u64, u64), Again>,
     /// With which commit the end of a request with this id and fingerprint has been written.
     pub(super) remembered_with: BTreeMap<(Identity, u64), Token>,
     /// What has been taken of the present deliveries, by what it must keep its order with: tag, part, number.
@@ -298,6 +303,7 @@ impl Model {
             commands: BTreeMap::new(),
             answered: BTreeMap::new(),
             moves: vec![],
+            again: BTreeMap::new(),
             remembered_with: BTreeMap::new(),
             taken_in: BTreeMap::new(),
             published: BTreeMap::new(),

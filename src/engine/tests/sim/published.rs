@@ -71,6 +71,7 @@ impl Model {
         }
         assert_eq!(batch.due, batch.items[0].due.min(batch.due), "its earliest due");
         self.check_attempt(batch);
+        let first = self.check_again(batch);
         self.check_bytes();
         self.check_silence(batch);
         let flight = Flight {
@@ -78,6 +79,7 @@ impl Model {
             items: batch.items.iter().map(|item| item.seq).collect(),
             dead: batch.dead.is_some(),
             alone: batch.alone,
+            first,
             sent: self.call,
             at: self.now.mono,
             suspect,

@@ -47,6 +47,7 @@ impl Model {
         self.forget_deliveries();
         self.commands.clear();
         self.moves.clear();
+        self.again.clear();
         self.published.clear();
         self.remembered_with.clear();
     }

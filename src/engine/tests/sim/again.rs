@@ -1,0 +1,85 @@
+//! What is sent again goes as it was, and in the order in which it went before.
+
+use super::model::{Flight, Model, State};
+use crate::engine::types::*;
+use std::sync::Arc;
+
+/// A batch of a customer that is to be sent again.
+pub(super) struct Again {
+    application: String,
+    customer: Option<Arc<str>>,
+    /// Those of its items that wait for that.
+    items: Vec<u64>,
+    /// The call in which its attempt ended.
+    call: usize,
+}
+
+impl Model {
+    /// Its attempt has ended. What has failed goes back to its queue, with all that waits there.
+    pub(super) fn ended(&mut self, number: u64, flight: &Flight, outcome: &Outcome) {
+        let again = match outcome {
+            // A refused one that was alone is split.
+            Outcome::Unknown | Outcome::Unsent | Outcome::Refused(_) => true,
+            Outcome::Overdue => !flight.alone,
+            Outcome::Confirmed(_) | Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) => false,
+        };
+        if flight.dead || matches!(outcome, Outcome::Confirmed(_)) {
+            return;
+        }
+        if !again {
+            return self.again.retain(|_, other| other.application != flight.application);
+        }
+        let customer =
+            flight.items.first().and_then(|seq| self.asks[self.lives[seq].ask].new.customer.clone());
+        let again = Again {
+            application: flight.application.clone(),
+            customer: customer.map(|name| (*name).into()),
+            items: flight.items.clone(),
+            call: self.call,
+        };
+        // Another half of it may wait under its number.
+        let half = self.again.remove(&(flight.first, number)).map_or(vec![], |half| half.items);
+        let items = again.items.iter().chain(&half).copied().collect();
+        self.again.insert((flight.first, number), Again { items, ..again });
+    }
+
+    /// Some wait no more, or for their time: when the clock is set back, one of its own is waited for anew. What the broker
+    /// delivers again is not sent again.
+    pub(super) fn leave_again(&mut self) {
+        let (lives, now) = (&self.lives, self.now);
+        self.again.values_mut().for_each(|again| {
+            let call = again.call;
+            again.items.retain(|seq| {
+                let life = &lives[seq];
+                let waits = life.state == State::Waiting && life.retimed_call < call && !life.orphaned;
+                waits && life.due <= now.wall
+            });
+        });
+        self.again.retain(|_, again| !again.items.is_empty());
+    }
+
+    /// Nothing of its customer that went before waits to be sent again. With nothing stored it is not seen how what waits
+    /// has ended. The number under which its items went first: a half may have another.
+    pub(super) fn check_again(&mut self, batch: &Batch) -> u64 {
+        let seqs: Vec<u64> = batch.items.iter().map(|item| item.seq).collect();
+        let its = |again: &Again| again.items.iter().any(|seq| seqs.contains(seq));
+        let was = self.again.iter().find(|(_, again)| its(again)).map(|((first, _), _)| *first);
+        let first = was.unwrap_or(batch.number);
+        self.again.values_mut().for_each(|again| again.items.retain(|seq| !seqs.contains(seq)));
+        self.leave_again();
+        let Some(customer) = batch.customer.as_deref().filter(|_| batch.dead.is_none() && self.durable)
+        else {
+            return first;
+        };
+        let before = self.again.range(..(first, 0)).find(|(_, again)| {
+            *again.application == *batch.application && again.customer.as_deref() == Some(customer)
+        });
+        if let Some(((other, _), again)) = before {
+            panic!(
+                "{first} of {customer} is sent before {other}: {:?} wait since {}",
+                again.items, again.call
+            );
+        }
+        first
+    }
+}
