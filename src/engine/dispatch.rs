@@ -280,9 +280,10 @@ impl Dispatch {
     /// that waits, others of the same queue wait too: their order counts.
     pub(super) fn send(&mut self, stock: &mut Stock, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
         let Candidate { number, queue, rows, alone, before, suspect } = candidate;
+        // One for each of its items: a half of it has one too, and the place in any order that is its own.
         let number = number.unwrap_or_else(|| {
-            self.next_number += 1;
-            self.next_number - 1
+            self.next_number += rows.len() as u64;
+            self.next_number - rows.len() as u64
         });
         let (mut bytes, mut lacking) = (0, Vec::new());
         for id in &rows {
@@ -543,8 +544,7 @@ impl Dispatch {
         let rows = flight.rows.split_off(flight.rows.len() / 2);
         flight.bytes /= 2;
         let half = Flight { rows, state: FlightState::Suspect, ..*flight };
-        let other = self.next_number;
-        self.next_number += 1;
+        let other = number + flight.rows.len() as u64;
         half.rows.iter().for_each(|id| stock.set_flying(*id, Some(other)));
         self.flights.insert(other, half);
         self.suspect(stock, other, true);

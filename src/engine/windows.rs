@@ -15,6 +15,7 @@ use super::mutant::{mutated, Mutant};
 use super::queue::Queues;
 use super::schedule::{Schedule, Taken};
 use super::slab::{Handle, Slab};
+use super::thresholds::Thresholds;
 use super::types::{ClosedBy, Now};
 use super::window::{Member, Plan, Window};
 use std::sync::Arc;
@@ -198,17 +199,25 @@ impl Windows {
         customer.window.as_ref()?.is_full(settings, customer.overhead)
     }
 
-    /// Windows that must close now, in order of their moment, at most about `limit`; and whether these are
-    /// all.
+    /// Windows that must close now, in order of their moment, as many as a turn has time for; and whether
+    /// these are all.
     pub(super) fn take_due(
         &mut self,
         customers: &mut Customers,
         queues: &Queues,
-        limit: usize,
+        turn: Thresholds,
         now: Now,
     ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
-        let mut places = Vec::new();
-        let all = self.timers.take_due(now.mono, limit, |place| places.push(place)) == Taken::All;
+        let (mut places, mut members, mut all) = (Vec::new(), 0, false);
+        // What the turn has no time for keeps its timer: put back, it would stand behind this moment.
+        while !all && places.len() < turn.windows && members < turn.due {
+            let first = places.len();
+            all = self.timers.take_due(now.mono, 1, |place| places.push(place)) == Taken::All;
+            let windows = places[first..]
+                .iter()
+                .filter_map(|place| customers.at(*place).and_then(|id| customers[id].window.as_ref()));
+            members += windows.map(|window| window.members().len()).sum::<usize>();
+        }
         let mut due = Vec::new();
         for place in places {
             let Some(id) = customers.at(place) else { continue };

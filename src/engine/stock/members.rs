@@ -250,14 +250,8 @@ impl Stock {
 
     /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
     pub(in crate::engine) fn close_ripe(&mut self, turn: Thresholds, now: Now) -> bool {
-        let (ripe, all) = self.windows.take_due(&mut self.customers, &self.queues, turn.windows, now);
-        let mut rows = 0;
+        let (ripe, all) = self.windows.take_due(&mut self.customers, &self.queues, turn, now);
         for (customer, cause) in ripe {
-            if rows >= turn.due {
-                // Its timer stands at this moment: it is met again by the next turn.
-                return false;
-            }
-            rows += self.members_of(customer);
             self.close_window(customer, cause, now);
         }
         if all {

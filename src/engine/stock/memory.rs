@@ -116,8 +116,14 @@ impl Stock {
         self.free_rows() > 0
     }
 
-    /// Queues that are held back: what is due leaves memory, a chunk a turn. Whether more is to do.
-    pub(in crate::engine) fn evict_held_back(&mut self, now: Now) -> bool {
+    /// What is to leave memory does so, a chunk a turn: what is due in queues that are held back, and what
+    /// is beyond the bound. Whether more is to do.
+    pub(in crate::engine) fn clear_out(&mut self, now: Now) -> bool {
+        let held_back = self.evict_held_back(now);
+        self.evict_beyond(now) || held_back
+    }
+
+    fn evict_held_back(&mut self, now: Now) -> bool {
         let mut left = self.thresholds().evicted;
         while left > 0 {
             let Some(queue) = self.evicting.front().copied() else { break };
@@ -133,6 +139,14 @@ impl Stock {
             }
         }
         !self.evicting.is_empty()
+    }
+
+    /// What was in batches and waits for a later time again, as after a step of the clock, does not stay
+    /// beyond what reads may bring in beyond the bound of memory.
+    fn evict_beyond(&mut self, now: Now) -> bool {
+        let most = self.thresholds().few * (self.thresholds().reads + 1);
+        let beyond = self.rows_beyond().saturating_sub(most);
+        beyond > 0 && self.evict_furthest(beyond, now.wall, now) > 0 && self.rows_beyond() > most
     }
 
     /// Due items that wait for older ones of their queue leave memory for these; nothing else of it is due.

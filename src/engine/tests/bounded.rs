@@ -510,3 +510,24 @@ fn what_is_due_leaves_in_order_however_little_a_call_does() {
     assert!(left.is_sorted(), "{left:?}");
     w.store.check_empty();
 }
+
+/// Neither a later call nor a later moment is waited for by the rest.
+#[test]
+fn windows_that_end_together_close_at_that_moment_however_little_a_call_does() {
+    let thresholds = Thresholds { due: 3, windows: 4, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..with(|app| app.window = 5_000) });
+    let customers: Vec<String> = (0..20).map(|n| format!("c{n:02}")).collect();
+    w.send(customers.iter().flat_map(|name| [item("a", name, "1"), item("a", name, "2")]).collect());
+    w.drain_jobs();
+    w.advance(5_000);
+    w.drain_jobs();
+    while w.engine.is_behind() || !w.out.is_empty() {
+        w.confirm_all();
+        w.advance(0);
+        w.drain_jobs();
+    }
+    let batches = w.delivered.iter().map(|(_, batch)| batch);
+    let left: Vec<&str> = batches.clone().filter_map(|batch| batch.customer.as_deref()).collect();
+    assert_eq!(left, customers, "in order, at once");
+    assert!(batches.clone().all(|batch| batch.items.len() == 2 && batch.closed_by == ClosedBy::Time));
+}

@@ -1,6 +1,7 @@
 //! Settings, items and commands as tests write them down, and what came of them.
 
 use super::world::*;
+use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,6 +92,14 @@ pub(super) fn text(content: &Content) -> String {
 
 pub(super) fn name(item: &BatchItem) -> String {
     text(&item.content)
+}
+
+/// The connection goes, and nobody knows what has arrived.
+pub(super) fn lose_egress(w: &mut World) {
+    let unknown = |(_, batch): (u64, Batch)| Settled { number: batch.number, outcome: Outcome::Unknown };
+    let settled = std::mem::take(&mut w.out).into_iter().map(unknown).collect();
+    w.input(Input::EgressLost);
+    w.input(Input::Settled(settled));
 }
 
 /// Payloads that left, in that order, and those that are dead with their reasons.

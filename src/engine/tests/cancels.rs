@@ -15,14 +15,6 @@ fn of(customer: &str) -> CustomerOf {
     CustomerOf { application: "a".into(), customer: customer.into() }
 }
 
-/// The connection goes, and nobody knows what has arrived.
-fn lose_egress(w: &mut World) {
-    let unknown = |(_, batch): (u64, Batch)| Settled { number: batch.number, outcome: Outcome::Unknown };
-    let settled = std::mem::take(&mut w.out).into_iter().map(unknown).collect();
-    w.input(Input::EgressLost);
-    w.input(Input::Settled(settled));
-}
-
 #[test]
 fn what_is_sent_behind_a_cancel_that_waits_is_not_taken_back() {
     let mut w = World::new(settings());

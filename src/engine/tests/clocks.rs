@@ -216,3 +216,32 @@ fn members_of_a_former_life_that_are_taken_back_in_the_store_leave_the_others_in
     assert_eq!(w.story(), [(3_000, left)]);
     w.store.check_empty();
 }
+
+/// What was in batches and waits for its time again does not stay beyond the bound of memory.
+#[test]
+fn what_comes_back_from_batches_when_the_clock_is_set_back_leaves_memory() {
+    let thresholds = Thresholds { few: 1, ..Thresholds::default() };
+    let budget = Budget { rows: 10, ..settings().budget };
+    let mut w = World::new(Settings { budget, thresholds, ..settings() });
+    // Each confirm allows for more at one time.
+    w.run(4_899);
+    w.send((0..60).map(|_| item("a", "", "first")).collect());
+    w.run(1);
+    w.delivered.clear();
+    w.send((0..40).map(|n| at(T0 + 4_940, item("a", "", &n.to_string()))).collect());
+    w.drain_jobs();
+    w.advance(40);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 40, "all are on their way");
+    lose_egress(&mut w);
+    w.now.wall -= 60_000;
+    w.input(Input::EgressReady);
+    w.drain_jobs();
+    let (rows, _) = w.engine.memory_bytes();
+    assert!(rows <= 10 + 5, "{rows} rows are in memory");
+    w.now.wall += 60_000;
+    w.run(60_000);
+    let all: Vec<String> = (0..40).map(|n| n.to_string()).collect();
+    assert_eq!(ends(&w).0, all);
+    w.store.check_empty();
+}

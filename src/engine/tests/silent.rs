@@ -233,10 +233,7 @@ fn what_is_to_be_sent_again_keeps_nobody_else_out_of_memory() {
     w.drain_jobs();
     // Beyond the bound, and what may come in beyond it.
     assert!(w.out.len() > 14, "{} are out", w.out.len());
-    w.input(Input::EgressLost);
-    let unknown = |(_, batch): (u64, Batch)| Settled { number: batch.number, outcome: Outcome::Unknown };
-    let settled = std::mem::take(&mut w.out).into_iter().map(unknown).collect();
-    w.input(Input::Settled(settled));
+    lose_egress(&mut w);
     // Its last confirm proves nothing any more.
     w.advance(30_000);
     w.input(Input::EgressReady);

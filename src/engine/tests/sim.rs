@@ -81,6 +81,7 @@ struct Sim {
     connected: bool,
     store_full: bool,
     next_command: u64,
+    rows_in_memory: usize,
 }
 
 /// Most requests that are out and not acked.
@@ -168,6 +169,7 @@ impl Sim {
             connected: false,
             store_full: false,
             next_command: 1,
+            rows_in_memory: 0,
         };
         if sim.plan.silent {
             sim.silence();

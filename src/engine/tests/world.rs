@@ -73,6 +73,16 @@ pub(super) struct Call {
     pub(super) acks: Vec<Ack>,
     pub(super) publishes: Vec<Batch>,
     pub(super) replies: Vec<Reply>,
+    /// The engine wants to be called again at once.
+    pub(super) behind: bool,
+}
+
+impl Call {
+    fn of(now: Now, heard: Heard, fx: &Effects, behind: bool) -> Self {
+        let (ops, token) = (fx.store.clone(), fx.commit.map(|(token, _)| token));
+        let (acks, publishes, replies) = (fx.acks.clone(), fx.publishes.clone(), fx.replies.clone());
+        Call { now, heard, ops, token, acks, publishes, replies, behind }
+    }
 }
 
 pub(super) struct World {
@@ -238,15 +248,7 @@ impl World {
         self.engine =
             Engine::new(self.settings.clone(), &self.store.opened(self.now.wall), self.lives, self.now);
         if let Some(log) = &mut self.log {
-            log.push(Call {
-                now: self.now,
-                heard: Heard::Crash,
-                ops: vec![],
-                token: None,
-                acks: vec![],
-                publishes: vec![],
-                replies: vec![],
-            });
+            log.push(Call::of(self.now, Heard::Crash, &Effects::default(), false));
         }
     }
 
@@ -293,15 +295,7 @@ impl World {
         let fx = self.engine.handle(input, self.now);
         self.meter.note(&fx, self.engine.work() - before);
         if let (Some(heard), Some(log)) = (heard, &mut self.log) {
-            log.push(Call {
-                now: self.now,
-                heard,
-                ops: fx.store.clone(),
-                token: fx.commit.map(|(token, _)| token),
-                acks: fx.acks.clone(),
-                publishes: fx.publishes.clone(),
-                replies: fx.replies.clone(),
-            });
+            log.push(Call::of(self.now, heard, &fx, self.engine.is_behind()));
         }
         match fx.commit {
             Some((token, marks)) => self.jobs.push_back(Job::Commit(fx.store, token, marks)),

@@ -91,6 +91,7 @@ impl Model {
         if count == 0 {
             return;
         }
+        self.windows.flush_ripe((&app, &customer), self.call, self.now);
         // Members of before the question are in no open window any more.
         let Some(id) = self.windows.open.get(&(app, customer)) else { return };
         let win = &self.windows.all[id];

@@ -22,7 +22,7 @@ impl Model {
             self.tell(&call);
         }
         let settings = self.settings.clone();
-        self.windows.ripen(&settings, call.now);
+        self.windows.ripen(&settings, call.behind, call.now);
         self.most_windows = self.windows.open.len()
             + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
         self.hear(call.heard);

@@ -110,6 +110,8 @@ fn short_turns(n: usize) -> Thresholds {
 fn narrow(n: usize) -> Thresholds {
     let small = |of: usize| 1 + n / of % 4;
     Thresholds {
+        due: small(2),
+        windows: small(6),
         looked_at_by_all: small(3),
         gathered: small(5),
         evicted: small(7),

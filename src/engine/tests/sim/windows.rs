@@ -69,6 +69,8 @@ pub(super) struct Windows {
     next: usize,
     /// The clock has stepped: what has closed may be due at another moment.
     stepped: bool,
+    /// Not all that is ripe closes in this call.
+    behind: bool,
     /// Members of open windows whose place another takes in the commit that is looked at.
     replaced_now: BTreeMap<Name, u64>,
     /// Windows of which a member left by the wall clock, which had been set forward: planned end, and its end by the other
@@ -93,7 +95,8 @@ impl Windows {
 
     /// Open windows that are certainly open.
     pub(super) fn certain(&self) -> usize {
-        self.open.values().filter(|id| !self.all[id].unsure).count()
+        let is_certain = |win: &&Win| !win.unsure && win.ripe.is_empty();
+        self.open.values().map(|id| &self.all[id]).filter(is_certain).count()
     }
 
     /// Windows that a member has left by the wall clock, and that are not over by the other.
@@ -134,8 +137,11 @@ impl Windows {
         self.open.values().for_each(|id| self.all.get_mut(id).expect("open").unsure = true);
     }
 
-    /// Which windows must close in this call, and why.
-    pub(super) fn ripen(&mut self, settings: &Settings, now: Now) {
+    /// Which windows must close in this call, and why. `behind`: the engine wants to be called again at once.
+    pub(super) fn ripen(&mut self, settings: &Settings, behind: bool, now: Now) {
+        let most = Thresholds::default();
+        self.behind =
+            behind && (settings.thresholds.due < most.due || settings.thresholds.windows < most.windows);
         for id in self.open.values() {
             let win = self.all.get_mut(id).expect("open");
             win.ripen(settings.of(&win.name.0), now);
@@ -175,8 +181,24 @@ impl Windows {
             .collect();
         for id in ripe {
             let causes = self.all[&id].ripe.clone();
-            self.close(id, call, now.wall, causes);
+            if !self.behind {
+                self.close(id, call, now.wall, causes);
+            } else if causes.iter().any(|cause| *cause != ClosedBy::Time) {
+                // At which of these moments it closed is not seen.
+                self.all.get_mut(&id).expect("there").unsure = true;
+            }
         }
+    }
+
+    /// A window was flushed. That of one which is ripe need not be told: its members keep their due.
+    pub(super) fn flush_ripe(&mut self, (application, customer): (&str, &str), call: usize, now: Now) {
+        let open = self.open.get(&(application.to_string(), customer.to_string())).copied();
+        let Some(id) = open.filter(|id| !self.all[id].ripe.is_empty() && !self.all[id].unsure) else {
+            return;
+        };
+        let mut causes = self.all[&id].ripe.clone();
+        causes.insert(ClosedBy::Flush);
+        self.close(id, call, now.wall, causes);
     }
 
     /// Past its end by the monotonic clock, and by the wall clock unless that was set back.
