@@ -544,7 +544,8 @@ impl Dispatch {
         let rows = flight.rows.split_off(flight.rows.len() / 2);
         flight.bytes /= 2;
         let half = Flight { rows, state: FlightState::Suspect, ..*flight };
-        let other = number + flight.rows.len() as u64;
+        let later = if mutated(Mutant::HalfGoesLast) { 1 << 32 } else { 0 };
+        let other = number + flight.rows.len() as u64 + later;
         half.rows.iter().for_each(|id| stock.set_flying(*id, Some(other)));
         self.flights.insert(other, half);
         self.suspect(stock, other, true);

@@ -348,6 +348,10 @@ pub(super) enum Mutant {
     SuspectsOvertakeRepeats,
     /// Of what goes alone though its queue is parked, only what lacks payloads goes back to it.
     ParkedSuspectsGoBack,
+    /// The second half of a refused batch goes behind what was formed later.
+    HalfGoesLast,
+    /// What is refused for another on its channel cannot have arrived.
+    SharedRefusalIsKnown,
 }
 
 #[cfg(not(test))]
@@ -540,6 +544,8 @@ mod tests {
             Mutant::LaterIsReadFirst,
             Mutant::SuspectsOvertakeRepeats,
             Mutant::ParkedSuspectsGoBack,
+            Mutant::HalfGoesLast,
+            Mutant::SharedRefusalIsKnown,
         ];
     }
 

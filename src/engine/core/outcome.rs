@@ -194,6 +194,10 @@ impl Core {
     /// The broker closed the channel over this batch, or perhaps over another that was out with it.
     fn refused(&mut self, number: u64, alone: bool, text: &str, now: Now) {
         if !alone {
+            // What went before the culprit may have arrived: its confirm is gone with the channel.
+            if !mutated(Mutant::SharedRefusalIsKnown) {
+                self.note_unknown(number);
+            }
             return self.suspect(number);
         }
         self.note_known(number);

@@ -120,6 +120,34 @@ fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped(
     assert_eq!(w.ask(Command::Cancel(target("a", "z"))), TAKEN);
 }
 
+/// The broker closed a channel over another that was out there: its confirm went with the channel.
+#[test]
+fn what_was_out_with_a_refused_one_is_taken_back_once_it_is_known_not_to_have_arrived() {
+    let mut w = World::new(settings());
+    w.send(vec![item("a", "", "first")]);
+    w.run(100);
+    let now = w.now.wall;
+    let named = |name: &str| with_id(name, Keep, at(now, item("a", name, name)));
+    w.send(vec![named("culprit"), named("x")]);
+    w.drain_jobs();
+    assert!(w.out.len() == 2 && w.out.iter().all(|(_, batch)| !batch.alone));
+    let refused = || Outcome::Refused("406 PRECONDITION_FAILED".into());
+    // The culprit goes alone at once.
+    w.settle(0, refused());
+    w.settle(0, refused());
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::Cancel(target("a", "x")))]));
+    w.drain_jobs();
+    assert_eq!((w.answer_to(1), w.out.len()), (None, 1), "the culprit is out alone");
+    w.settle(0, refused());
+    w.drain_jobs();
+    assert_eq!(w.answer_to(1), None);
+    let x = w.out.iter().position(|(_, batch)| batch.dead.is_none()).expect("it is out alone");
+    w.settle(x, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    assert_eq!(w.answer_to(1), Some(TAKEN));
+}
+
 /// What stays unknown stays so: neither is it lost, nor is it said to be taken back.
 #[test]
 fn what_is_unknown_stays_in_flight_where_nothing_is_known_later() {

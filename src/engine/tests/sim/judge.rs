@@ -169,7 +169,9 @@ impl Model {
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
             // Nothing is learned from an attempt that did not leave.
             let left = !matches!(settled.outcome, Outcome::Unsent | Outcome::Unavailable(_));
-            let undecided = matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue);
+            // On a channel that is closed over another what went before that may have arrived.
+            let undecided =
+                matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue) || refused && !flight.alone;
             life.undecided = if left { undecided } else { life.undecided };
             life.perhaps_sent |= life.undecided;
             life.failed = sure > 0;

@@ -37,7 +37,8 @@ const FOUND_BY: &str = "\
     LowNotTold 23, FetchingOvertaken 9, RejoinsAnother 59, FetchedUnscreened 81, HindranceStays 58, \
     BlockedForEver 13, VoidReadKeepsItsPlace 49, BatchesCrowdOut 20, FirstIsNotReached 653, \
     LaterIsReadFirst 6341, CountIgnored 4, UnindexedForgotten 110, PauseForgotten 11, \
-    WindowNotInherited 81, AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142";
+    WindowNotInherited 81, AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142, \
+    HalfGoesLast 3500000542, SharedRefusalIsKnown 23";
 
 thread_local! {
     /// Failures are expected here.
