@@ -308,7 +308,7 @@ impl Core {
             }
             let identities: Vec<Identity> =
                 rows.iter().map(|id| self.stock.items()[*id].identity()).collect();
-            self.dispatch.launch_fetched(&mut self.stock, number, rows, out);
+            self.dispatch.launch_fetched(&mut self.stock, number, rows, now, out);
             if !self.dispatch.is_under_way(number) {
                 // Nobody has it: whoever waits for its outcome need not.
                 identities.into_iter().for_each(|identity| self.tell(identity, None));

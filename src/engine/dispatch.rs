@@ -322,7 +322,7 @@ impl Dispatch {
             lane.fetch(number, |other| is_alone(other) || (!suspect && other < number));
             self.lacking.append(&mut lacking);
         } else {
-            self.launch(stock, number, out);
+            self.launch(stock, number, now, out);
         }
         stock.queues_mut().run(queue);
     }
@@ -380,6 +380,7 @@ impl Dispatch {
         stock: &mut Stock,
         number: u64,
         rows: Vec<ItemId>,
+        now: Now,
         out: &mut Vec<Batch>,
     ) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
@@ -394,7 +395,7 @@ impl Dispatch {
             && !alone
             && known.live().is_some_and(|live| before(live.lane()));
         if left > 0 && self.is_open() && !known.is_paused() && !behind {
-            self.launch(stock, number, out);
+            self.launch(stock, number, now, out);
         } else {
             self.free_slot(stock, number, left);
             if left == 0 {
@@ -428,11 +429,12 @@ impl Dispatch {
     }
 
     /// Hands a flight to the publisher.
-    fn launch(&mut self, stock: &mut Stock, number: u64, out: &mut Vec<Batch>) {
+    fn launch(&mut self, stock: &mut Stock, number: u64, now: Now, out: &mut Vec<Batch>) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.publishes += 1;
         flight.state = FlightState::Out { alone };
+        self.channels.launched(number, now);
         let mut items = Vec::with_capacity(flight.rows.len());
         let mut attempt = flight.publishes;
         for id in &flight.rows {

@@ -88,7 +88,6 @@ use mutant::{mutated, Mutant};
 use queue::Queues;
 use recent::Recent;
 use scans::{Advanced, Scans};
-use schedule::Taken;
 use snapshot::{Counters, Snapshot};
 use std::sync::Arc;
 use stock::{Origin, Stock};
@@ -318,11 +317,11 @@ impl Engine {
             // Else what came before one and is due would leave first.
             self.advance_scans(now);
         }
-        let in_order = self.pass_time(now);
+        self.pass_time(now);
         self.core.end_backoffs(now);
-        // Else what has failed without it being known, or is due at the same moment, would be overtaken.
-        self.course.more |=
-            !ended || !in_order || self.core.pump(self.settings.thresholds.sent, now, &mut self.fx.publishes);
+        // Else what has failed without it being known would be overtaken.
+        let sent = self.settings.thresholds.sent;
+        self.course.more |= !ended || self.core.pump(sent, now, &mut self.fx.publishes);
         // Else one would be given up for the room that another has left without it being known.
         if ended {
             self.fx.give_up = self.core.give_up(now);
@@ -343,17 +342,16 @@ impl Engine {
         self.steer_intake();
     }
 
-    /// Items and windows whose time has come. Whether nothing is left that comes before one of them.
-    fn pass_time(&mut self, now: Now) -> bool {
+    /// Items and windows whose time has come.
+    fn pass_time(&mut self, now: Now) {
         let turn = self.settings.thresholds;
-        let taken = self.core.stock_mut().take_due(turn.due, now);
         // Windows last: items that were due before them would leave after them.
-        let all = taken == Taken::All && self.core.stock_mut().close_ripe(turn, now);
+        let all =
+            self.core.stock_mut().take_due(turn.due, now) && self.core.stock_mut().close_ripe(turn, now);
         self.course.more |= !all;
         let stock = self.core.stock_mut();
         self.course.more |= self.limits.flush(stock, now);
         stock.store_deferred(now);
-        taken != Taken::Amid
     }
 
     /// Room has been made behind the line's back, which has been judged: perhaps nothing else happens that

@@ -352,6 +352,10 @@ pub(super) enum Mutant {
     HalfGoesLast,
     /// What is refused for another on its channel cannot have arrived.
     SharedRefusalIsKnown,
+    /// What is due and has been read leaves before what was due sooner and is still in the schedule.
+    ScheduledOvertaken,
+    /// The channel of a batch whose payloads are still fetched is given up: the publisher has not got it.
+    FetchingGivesUp,
 }
 
 #[cfg(not(test))]
@@ -546,6 +550,8 @@ mod tests {
             Mutant::ParkedSuspectsGoBack,
             Mutant::HalfGoesLast,
             Mutant::SharedRefusalIsKnown,
+            Mutant::ScheduledOvertaken,
+            Mutant::FetchingGivesUp,
         ];
     }
 

@@ -32,10 +32,8 @@ struct Link {
 pub(super) enum Taken {
     /// All that is due.
     All,
-    /// As much as was asked for. What is left comes behind it.
+    /// As much as was asked for; see [`Schedule::first_key`] for what is left.
     Most,
-    /// The same, but of the last millisecond something may be left that comes before what was taken.
-    Amid,
 }
 
 #[derive(Debug)]
@@ -100,11 +98,10 @@ impl Schedule {
     pub(super) fn take_due(&mut self, now: u64, limit: usize, mut each: impl FnMut(u32)) -> Taken {
         let mut left = limit;
         while let Some(at) = self.first_used().filter(|at| *at <= now) {
-            let (slot, before) = (at & MASK, left);
+            let slot = at & MASK;
             while let Some(head) = Some(self.heads[slot as usize]).filter(|head| *head != NIL) {
                 if left == 0 {
-                    let amid = before > 0 && self.is_disordered(slot);
-                    return if amid { Taken::Amid } else { Taken::Most };
+                    return Taken::Most;
                 }
                 self.unlink(head, slot);
                 left -= 1;
@@ -137,6 +134,14 @@ impl Schedule {
             Some(at) => Some(self.heads[(at & MASK) as usize]),
             None => self.far.first().map(|(_, id)| *id),
         }
+    }
+
+    /// The least key of an entry. Where those of one millisecond are in no order they are put in order.
+    pub(super) fn first_key(&mut self, key_of: impl Fn(u32) -> Key) -> Option<Key> {
+        if let Some(slot) = self.first_used().map(|at| at & MASK).filter(|slot| self.is_disordered(*slot)) {
+            self.sort_slot(slot, &key_of);
+        }
+        self.first().map(key_of)
     }
 
     /// When the last entry is due.
@@ -404,9 +409,11 @@ mod tests {
         let mut out = vec![];
         s.insert(9, key(10, 9));
         s.insert(8, key(10, 8));
-        assert_eq!(s.take_due(10, 2, |id| out.push(id)), Taken::Amid, "8 comes behind 9");
+        s.insert(6, key(10, 6));
+        assert_eq!(s.take_due(10, 2, |id| out.push(id)), Taken::Most);
+        assert_eq!(s.first_key(key_of), Some(key(10, 6)), "what is left comes before 9");
         assert_eq!(s.take_due(10, 9, |id| out.push(id)), Taken::All);
-        assert_eq!(out, [1, 9, 8]);
+        assert_eq!(out, [1, 9, 6, 8]);
     }
 
     #[derive(Clone, Debug)]

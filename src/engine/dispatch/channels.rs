@@ -23,8 +23,10 @@ const SLOWER_OVER: u64 = 8;
 /// A flight that has a channel.
 #[derive(Debug)]
 struct TakenChannel {
-    /// Since when it has it, monotonic ms.
+    /// Since when it has it; once the publisher has the flight, since then. Monotonic ms.
     since: u64,
+    /// The publisher has the flight. It knows nothing of one whose payloads are still fetched.
+    out: bool,
     /// Of a queue that failed when it was tried last.
     failing: bool,
     bytes: u64,
@@ -118,7 +120,15 @@ impl SoloChannels {
     }
 
     pub(super) fn take(&mut self, number: u64, failing: bool, bytes: u64, now: Now) {
-        self.taken.insert(number, TakenChannel { since: now.mono, failing, bytes, given_up: false });
+        self.taken
+            .insert(number, TakenChannel { since: now.mono, out: false, failing, bytes, given_up: false });
+    }
+
+    /// The flight is handed to the publisher, if it has a channel.
+    pub(super) fn launched(&mut self, number: u64, now: Now) {
+        if let Some(taken) = self.taken.get_mut(&number) {
+            (taken.since, taken.out) = (now.mono, true);
+        }
     }
 
     /// Whether the flight had one.
@@ -186,7 +196,8 @@ impl SoloChannels {
 
     /// Those that can be given up, in the order in which they are.
     fn givers(&self) -> Vec<(bool, u64, u64)> {
-        let left = self.taken.iter().filter(|(_, taken)| !taken.given_up);
+        let may = |taken: &TakenChannel| taken.out || mutated(Mutant::FetchingGivesUp);
+        let left = self.taken.iter().filter(|(_, taken)| !taken.given_up && may(taken));
         let mut givers: Vec<_> = left.map(|(number, taken)| (!taken.failing, taken.since, *number)).collect();
         givers.sort_unstable();
         givers

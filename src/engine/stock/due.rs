@@ -5,8 +5,8 @@ use crate::engine::queue::LAST;
 use crate::engine::schedule::Taken;
 
 impl Stock {
-    /// Items whose time has come, at most `limit` of them.
-    pub(in crate::engine) fn take_due(&mut self, limit: usize, now: Now) -> Taken {
+    /// Items whose time has come, at most `limit` of them. Whether these are all.
+    pub(in crate::engine) fn take_due(&mut self, limit: usize, now: Now) -> bool {
         for queue in std::mem::take(&mut self.held) {
             if self.queues.get(queue).is_some() {
                 self.queues.run(queue);
@@ -19,7 +19,11 @@ impl Stock {
         let taken = self.schedule.take_due(now.wall + early, limit, |place| {
             due.extend(items.at(place).map(|id| (items[id].key(), id, items[id].stage())));
         });
-        self.behind = if taken == Taken::All { Behind::Windows } else { Behind::Items };
+        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].key());
+        self.behind = match taken {
+            Taken::All => Behind::Windows,
+            Taken::Most => self.schedule.first_key(key_of).map_or(Behind::Windows, Behind::Items),
+        };
         due.sort_unstable_by_key(|(key, ..)| *key);
         self.work += due.len() as u64;
         for (_, id, stage) in due {
@@ -34,7 +38,7 @@ impl Stock {
                 }
             }
         }
-        taken
+        taken == Taken::All
     }
 
     /// When something in memory is due next, wall clock.
@@ -80,9 +84,15 @@ impl Stock {
     }
 
     /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
-    /// Nothing at or above the queue's bound: older ones have still to be loaded.
+    /// Nothing at or above the queue's bound: older ones have still to be loaded; nor what comes behind an
+    /// item that is due and still in the schedule.
     pub(in crate::engine) fn take_batch(&mut self, queue: QueueId, most: usize, now: Now) -> Vec<ItemId> {
-        let bound = if mutated(Mutant::FarOvertaken) { LAST } else { self.queues[queue].near_until() };
+        let near = if mutated(Mutant::FarOvertaken) { LAST } else { self.queues[queue].near_until() };
+        let scheduled = match self.behind {
+            Behind::Items(first) if !mutated(Mutant::ScheduledOvertaken) => first,
+            Behind::Items(_) | Behind::Windows | Behind::Nothing => LAST,
+        };
+        let bound = near.min(scheduled);
         loop {
             let Some(entry) = self.queues.live(queue).line_mut().take() else { return Vec::new() };
             let taken = match entry {
@@ -98,10 +108,8 @@ impl Stock {
                 }
                 Entry::Customer(customer) => {
                     if let Some(cause) = self.over(customer, now) {
-                        if self.behind == Behind::Items {
-                            self.queues.live(queue).line_mut().put_back(entry);
-                            self.held.insert(queue);
-                            return Vec::new();
+                        if matches!(self.behind, Behind::Items(_)) {
+                            return self.hold(queue, entry);
                         }
                         self.close_window(customer, cause, now);
                     }
@@ -109,6 +117,9 @@ impl Stock {
                     taken
                 }
             };
+            if taken.is_empty() && bound < near {
+                return self.hold(queue, entry);
+            }
             if taken.is_empty() {
                 self.turn_to(entry, CustomerTurn::Stalled);
                 self.queues.live(queue).line_mut().stall(entry);
@@ -119,6 +130,13 @@ impl Stock {
             self.work += taken.len() as u64;
             return taken;
         }
+    }
+
+    /// What is due has not all been taken from the schedule: the queue waits for the next turn.
+    fn hold(&mut self, queue: QueueId, entry: Entry) -> Vec<ItemId> {
+        self.queues.live(queue).line_mut().put_back(entry);
+        self.held.insert(queue);
+        Vec::new()
     }
 
     /// Its window is over, and has not been closed yet: what is in it may come before what is due.

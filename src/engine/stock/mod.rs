@@ -112,8 +112,8 @@ pub(super) enum Behind {
     Nothing,
     /// Windows are over that have not been closed.
     Windows,
-    /// So may be windows, and items are due that are still in the schedule.
-    Items,
+    /// So may be windows, and items are due that are still in the schedule: the key of the first.
+    Items(Key),
 }
 
 impl Stock {

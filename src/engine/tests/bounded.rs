@@ -531,3 +531,48 @@ fn windows_that_end_together_close_at_that_moment_however_little_a_call_does() {
     assert_eq!(left, customers, "in order, at once");
     assert!(batches.clone().all(|batch| batch.items.len() == 2 && batch.closed_by == ClosedBy::Time));
 }
+
+/// What is read while the clock is far ahead of what has been taken waits for that.
+#[test]
+fn what_has_been_read_waits_for_what_was_due_sooner_however_little_a_call_does() {
+    let thresholds = Thresholds { due: 1, few: 2, ..Thresholds::default() };
+    let budget = Budget { rows: 8, ..settings().budget };
+    let mut w = World::new(Settings { thresholds, budget, ..settings() });
+    w.send((0..20).map(|n| at(T0 + 5_000 + 100 * n, item("a", "ann", &n.to_string()))).collect());
+    w.drain_jobs();
+    w.now.wall += 60_000;
+    for _ in 0..500 {
+        w.advance(1);
+        w.drain_jobs();
+        if !w.out.is_empty() {
+            w.settle(0, CONFIRMED);
+        }
+    }
+    let all: Vec<String> = (0..20).map(|n| n.to_string()).collect();
+    assert_eq!(ends(&w).0, all);
+}
+
+/// One call closes one window, and takes one item: neither a window that is left nor an item is overtaken.
+#[test]
+fn a_window_that_is_over_and_what_was_due_before_it_keep_their_order() {
+    let thresholds = Thresholds { windows: 1, due: 1, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..with(|app| app.window = 5_000) });
+    w.send(["ann", "bob", "cat"].map(|name| item("a", name, &format!("{name} window"))).into());
+    w.drain_jobs();
+    let own = |at_ms: u64, name: &str, id: &str| at(T0 + at_ms, item("a", name, id));
+    w.send(vec![own(5_000, "cat", "last"), own(4_000, "ann", "first"), own(4_500, "ann", "second")]);
+    w.send(vec![own(3_000, "", "proves")]);
+    w.run(3_000);
+    w.advance(2_000);
+    for _ in 0..100 {
+        w.drain_jobs();
+        w.confirm_all();
+        w.advance(0);
+    }
+    let of = |customer: &str| -> Vec<String> {
+        let batches = w.delivered.iter().filter(|(_, batch)| batch.customer.as_deref() == Some(customer));
+        batches.flat_map(|(_, batch)| batch.items.iter().map(name)).collect()
+    };
+    assert_eq!(of("ann"), ["first", "second", "ann window"]);
+    assert_eq!(of("cat"), ["cat window", "last"]);
+}

@@ -369,3 +369,16 @@ fn a_cancel_from_within_waits_for_no_disk() {
     assert_eq!(w.answer_to(7), Some(TAKEN));
     assert!(w.delivered.is_empty());
 }
+
+/// Somebody gave another the id that was assigned to one that waits.
+#[test]
+fn who_waits_under_an_assigned_id_is_found_though_another_has_ended_under_it() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 50_000, item("a", "", "waits"))]);
+    w.drain_jobs();
+    let named = assigned("a", 1, T0 + 50_000);
+    w.send(vec![NewItem { identity: Some(named.identity), ..item("a", "", "other") }]);
+    w.run(100);
+    assert_eq!(ends(&w).0, ["other"]);
+    assert_eq!(w.ask(Command::Cancel(named)), TAKEN);
+}

@@ -380,3 +380,29 @@ fn an_envelope_of_more_entries_than_are_leased_at_a_time_gets_numbers_of_its_own
     let seqs: std::collections::BTreeSet<u64> = w.store.items.keys().map(|(_, key)| key.seq).collect();
     assert_eq!(seqs.len(), 4_099);
 }
+
+#[test]
+fn what_leaves_a_window_weighs_on_it_no_more() {
+    let heavy =
+        |id: &str| NewItem { weight: 6_000, ..with_id(id, DuplicateRule::Keep, item("a", "ann", id)) };
+    let mut w = World::new(with(|app| (app.window, app.max_bytes) = (5_000, 16_000)));
+    w.send(vec![heavy("1"), heavy("2")]);
+    w.drain_jobs();
+    let taken = Answer::Cancelled { count: 1, in_flight: 0 };
+    assert_eq!(w.ask(Command::Cancel(target("a", "2"))), taken);
+    w.send(vec![heavy("3")]);
+    w.run(10_000);
+    assert_eq!(w.story(), [(5_000, names(&["1", "3"]))]);
+}
+
+#[test]
+fn an_application_at_its_limit_drops_what_is_due_first_though_it_has_left_memory() {
+    let mut w = limited(OnFull::DropOldest);
+    w.ask(Command::Pause("a".into()));
+    w.send(vec![at(T0 + 10, item("a", "", "1")), at(T0 + 20, item("a", "", "2"))]);
+    w.run(1_000);
+    assert_eq!(w.engine.rows_in_memory("a"), 0, "what is due and paused leaves memory");
+    w.send(vec![at(T0 + 5_000, item("a", "", "3")), at(T0 + 6_000, item("a", "", "4"))]);
+    w.run(100);
+    assert_eq!(ends(&w).1, [("1".to_string(), Reason::Full)]);
+}

@@ -249,3 +249,48 @@ fn what_is_to_be_sent_again_keeps_nobody_else_out_of_memory() {
     assert_eq!(ends(&w).0, ["sound 0", "sound 1", "sound 2"]);
     assert_eq!(w.now.wall, T0 + 60_000);
 }
+
+/// The publisher cannot give up what it has not got: the channel would stay taken for as long as nothing confirms.
+#[test]
+fn the_channel_of_a_batch_that_is_still_fetched_is_given_up_once_the_publisher_has_it() {
+    let budget = Budget { contents: 0, ..settings().budget };
+    let mut w = World::new(Settings { budget, max_in_flight: 2, ..settings() });
+    w.send(vec![at(T0 + 1_000, item("silent", "", "s"))]);
+    w.drain_jobs();
+    w.advance(1_000);
+    assert_eq!((w.out.len(), w.jobs.len()), (0, 1), "its payload is fetched");
+    w.send(vec![item("other", "", "o")]);
+    w.advance(600);
+    assert!(w.given_up.is_empty());
+    w.drain_jobs();
+    assert_eq!(w.out.iter().map(|(_, batch)| &*batch.application).collect::<Vec<_>>(), ["silent"]);
+    w.advance(600);
+    assert_eq!(w.given_up, [w.out[0].1.number]);
+    w.settle_given_up();
+    w.run(100);
+    assert!(ends(&w).0.contains(&"o".to_string()), "{:?}", ends(&w));
+}
+
+/// Of silent ones that hold all channels one is given up for one that waits, those first that have failed, and no other
+/// before the publisher has settled it.
+#[test]
+fn as_many_channels_are_given_up_as_are_wanted_and_first_of_those_that_fail() {
+    let mut w = World::new(Settings { max_in_flight: 4, ..settings() });
+    w.send(vec![item("mute new", "", "1")]);
+    w.drain_jobs();
+    w.send(vec![item("mute failing", "", "1")]);
+    w.drain_jobs();
+    let failing = |w: &World| w.out.iter().position(|(_, batch)| &*batch.application == "mute failing");
+    let nth = failing(&w).expect("it is out");
+    w.settle(nth, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    w.ask(Command::Retry("mute failing".into()));
+    w.drain_jobs();
+    let number = w.out[failing(&w).expect("it is tried again")].1.number;
+    w.send(vec![item("other", "", "1")]);
+    w.drain_jobs();
+    w.advance(3_000);
+    assert_eq!(w.given_up, [number], "that of the one that has failed");
+    w.advance(3_000);
+    assert_eq!(w.given_up, [number], "one is wanted");
+}

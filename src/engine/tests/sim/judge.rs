@@ -172,7 +172,8 @@ impl Model {
             // On a channel that is closed over another what went before that may have arrived.
             let undecided =
                 matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue) || refused && !flight.alone;
-            life.undecided = if left { undecided } else { life.undecided };
+            // Of a dead letter nothing is learned of what it was.
+            life.undecided = if left && !flight.dead { undecided } else { life.undecided };
             life.perhaps_sent |= life.undecided;
             life.failed = sure > 0;
             let state = match (life.state, confirmed) {

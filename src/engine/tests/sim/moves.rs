@@ -64,6 +64,9 @@ impl Model {
                 if standing.own_time && (windowed || from.key != to.key) {
                     return self.retimed(seq, to.key.due);
                 }
+                if standing.own_time {
+                    self.stays_in_place(seq);
+                }
                 assert!(windowed || from.key == to.key, "an own time was moved: {from:?}, {to:?}");
                 if from.key != to.key && state.is_live() {
                     self.windows_moved(seq, to.key.due, standing.closed_by);

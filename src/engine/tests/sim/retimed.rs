@@ -37,14 +37,7 @@ impl Model {
     pub(super) fn retimed(&mut self, seq: u64, due: u64) {
         let (life, call) = (&self.lives[&seq], self.call);
         let (ask, before) = (life.ask, life.due);
-        let meant = |asked: &&Asked| match &asked.command {
-            Command::Reschedule(target, to) if is_named(life, target) => {
-                self.is_inexact() || self.may_become(ask, asked, *to, (due, self.now.wall))
-            }
-            _ => false,
-        };
-        let asked_for = self.commands.values().any(|asked| meant(&asked));
-        assert!(asked_for, "{ask} was moved to {due}, and nobody asked for it");
+        assert!(self.is_asked_for(life, due), "{ask} was moved to {due}, and nobody asked for it");
         assert!(!life.undecided, "{ask} was given another time, and may have been delivered");
         self.moves.push(Moved { seq, before, due, at: self.now.wall, call, told: false });
         self.check_moves(seq);
@@ -52,6 +45,25 @@ impl Model {
         let life = self.lives.get_mut(&seq).expect("there");
         (life.retimed, life.retimed_call, life.due) = (Some(due), call, due);
         (life.window, life.published, life.failed) = (None, None, false);
+    }
+
+    /// Somebody asks for this time of it.
+    fn is_asked_for(&self, life: &Life, due: u64) -> bool {
+        self.commands.values().any(|asked| match &asked.command {
+            Command::Reschedule(target, to) if is_named(life, target) => {
+                self.is_inexact() || self.may_become(life.ask, asked, *to, (due, self.now.wall))
+            }
+            _ => false,
+        })
+    }
+
+    /// Its row stays where it is: the time that it is given may be the one that it has.
+    pub(super) fn stays_in_place(&mut self, seq: u64) {
+        let life = &self.lives[&seq];
+        if self.is_asked_for(life, life.due) {
+            let due = life.due;
+            self.lives.get_mut(&seq).expect("there").retimed = Some(due);
+        }
     }
 
     /// The moment that is meant, judged at another.

@@ -139,21 +139,21 @@ impl Model {
                 // What was forgotten because its own request comes again is nowhere else.
                 let over = life.state.is_over() && life.state != State::Forgotten;
                 let safe = over || life.durable || !self.durable || kept;
+                let out = matches!(known, Known::Out(_));
+                // What may have arrived is waited for like what is out.
+                let hurried = || (out || life.undecided) && self.is_hurried(ask);
+                let comes_back = redelivered && self.is_same(seq, ask);
                 let drops = match rule {
                     DuplicateRule::Keep => true,
                     // One that comes back does not lose to itself where there is no room for its window.
                     DuplicateRule::Replace => {
-                        let comes_back = redelivered && self.is_same(seq, ask);
-                        let out = matches!(known, Known::Out(_));
-                        let keeps = self.keeps_its_time(seq, ask);
-                        let waits = || keeps || self.may_lack_window(ask);
-                        comes_back && if out { self.is_hurried(ask) } else { waits() }
+                        let waits = || self.keeps_its_time(seq, ask) || self.may_lack_window(ask);
+                        comes_back && (hurried() || !out && waits())
                     }
-                    DuplicateRule::Earliest | DuplicateRule::Latest if matches!(known, Known::Out(_)) => {
-                        let comes_back = redelivered && self.is_same(seq, ask);
-                        self.is_hurried(ask) && (rule == DuplicateRule::Earliest || comes_back)
+                    DuplicateRule::Earliest | DuplicateRule::Latest => {
+                        let drops = rule == DuplicateRule::Earliest || comes_back;
+                        drops && hurried() || !out && self.stays(seq, ask)
                     }
-                    DuplicateRule::Earliest | DuplicateRule::Latest => self.stays(seq, ask),
                     DuplicateRule::Reject => redelivered,
                 };
                 // Once the confirm has come, the batch is known.

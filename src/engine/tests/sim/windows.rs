@@ -171,21 +171,17 @@ impl Windows {
         }
     }
 
-    /// What was ripe has closed by the end of the call.
+    /// What was ripe has closed by the end of the call, unless the engine is behind: then at which of these moments it
+    /// closed is not seen, and makes a difference where it is not its planned end.
     pub(super) fn close_ripe(&mut self, call: usize, now: Now) {
-        let ripe: Vec<usize> = self
-            .open
-            .values()
-            .copied()
-            .filter(|id| !self.all[id].ripe.is_empty() && !self.all[id].unsure)
-            .collect();
-        for id in ripe {
-            let causes = self.all[&id].ripe.clone();
-            if !self.behind {
+        let sure = self.open.values().copied().filter(|id| !self.all[id].unsure);
+        for id in sure.collect::<Vec<usize>>() {
+            let win = self.all.get_mut(&id).expect("there");
+            if self.behind {
+                win.unsure = win.ripe.iter().chain(&win.may_close).any(|cause| *cause != ClosedBy::Time);
+            } else if !win.ripe.is_empty() {
+                let causes = win.ripe.clone();
                 self.close(id, call, now.wall, causes);
-            } else if causes.iter().any(|cause| *cause != ClosedBy::Time) {
-                // At which of these moments it closed is not seen.
-                self.all.get_mut(&id).expect("there").unsure = true;
             }
         }
     }
