@@ -211,12 +211,12 @@ impl Windows {
         let (mut places, mut members, mut all) = (Vec::new(), 0, false);
         // What the turn has no time for keeps its timer: put back, it would stand behind this moment.
         while !all && places.len() < turn.windows && members < turn.due {
-            let first = places.len();
-            all = self.timers.take_due(now.mono, 1, |place| places.push(place)) == Taken::All;
-            let windows = places[first..]
-                .iter()
-                .filter_map(|place| customers.at(*place).and_then(|id| customers[id].window.as_ref()));
-            members += windows.map(|window| window.members().len()).sum::<usize>();
+            let taken = self.timers.take_due(now.mono, 1, |place| {
+                let window = customers.at(place).and_then(|id| customers[id].window.as_ref());
+                members += window.map_or(0, |window| window.members().len());
+                places.push(place);
+            });
+            all = taken == Taken::All;
         }
         let mut due = Vec::new();
         for place in places {

@@ -117,10 +117,10 @@ impl Stock {
                     taken
                 }
             };
-            if taken.is_empty() && bound < near {
-                return self.hold(queue, entry);
-            }
             if taken.is_empty() {
+                if bound < near {
+                    return self.hold(queue, entry);
+                }
                 self.turn_to(entry, CustomerTurn::Stalled);
                 self.queues.live(queue).line_mut().stall(entry);
                 self.queues.look_at(queue);

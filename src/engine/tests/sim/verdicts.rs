@@ -10,6 +10,7 @@ impl Model {
         let new = &self.asks[ask].new;
         let rule = new.on_duplicate;
         let own = new.at.is_some();
+        let unwritten = |seq: u64| self.lives[&seq].put.is_none() && self.is_hurried(ask);
         let allowed = known.iter().any(|known| match *known {
             Known::Nobody => true,
             Known::Waiting(seq) if self.keeps_its_time(seq, ask) && !self.is_retimed_since(seq, ask) => false,
@@ -22,12 +23,12 @@ impl Model {
                 DuplicateRule::Latest => {
                     !own || new_due > self.lives[&seq].due || self.was_due_otherwise(seq, ask)
                 }
-                DuplicateRule::Keep | DuplicateRule::Reject => false,
+                // It was decided without the end of an attempt that had not been looked at.
+                DuplicateRule::Keep | DuplicateRule::Reject => {
+                    self.may_be_unlooked_at(self.lives[&seq].waiting_since) && unwritten(seq)
+                }
             },
-            Known::Out(seq) => {
-                let unwritten = self.lives[&seq].put.is_none() && self.is_hurried(ask);
-                self.lives[&seq].superseded || unwritten
-            }
+            Known::Out(seq) => self.lives[&seq].superseded || unwritten(seq),
             Known::Ended(seq) => {
                 let (_, may_not) = self.remembered(seq, from_wall);
                 let again = redelivered && self.is_same(seq, ask);
@@ -365,7 +366,7 @@ impl Model {
                 OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
                 // Given up before it was ever written, because it is due before all others.
                 OnFull::DropOldest if !was_accepted => {
-                    let soon = new.at.is_none_or(|at| at <= self.now.wall);
+                    let soon = new.at.is_none_or(|at| at <= self.latest_wall);
                     // Nothing else can be given up while all of it is in flight.
                     let beyond = limit > 0 && most + unseen >= limit + whole.thresholds.trim_slack;
                     (at_limit && soon) || beyond || many
