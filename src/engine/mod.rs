@@ -273,7 +273,7 @@ impl Engine {
             Loaded::Contents(contents) => return self.core.contents_loaded(contents),
             Loaded::Ranges(ranges) => {
                 let restored = self.loader.loaded(self.core.stock_mut(), ranges, now);
-                self.scans.claim_restored(&mut self.core, &restored, now);
+                self.scans.note_restored(&mut self.core, &restored, now);
             }
             Loaded::Found(found) => self.arrivals.found(found),
             Loaded::Scanned { number, rows, next } => {

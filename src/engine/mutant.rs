@@ -232,6 +232,8 @@ pub(super) enum Mutant {
     ClaimTakesUnknown,
     /// What comes into memory during a cancel of its customer is not its own.
     RestoredUnclaimed,
+    /// What comes into memory during a count of its customer is not counted.
+    RestoredUncounted,
     /// A cancel of a customer leaves what was in flight and failed.
     FailedIsNotTakenBack,
     /// A cancel of a customer does not wait for the outcome of what is in flight.
@@ -492,6 +494,7 @@ mod tests {
             Mutant::PauseUnhurried,
             Mutant::ClaimTakesUnknown,
             Mutant::RestoredUnclaimed,
+            Mutant::RestoredUncounted,
             Mutant::FailedIsNotTakenBack,
             Mutant::ScanIsImpatient,
             Mutant::ListEndsTooSoon,

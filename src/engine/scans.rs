@@ -392,8 +392,12 @@ impl Scans {
         self.running.values().any(|scan| owns(scan) && !scan.is_through())
     }
 
-    /// Items have come into memory: those that belong to a cancel on its way are cancelled.
-    pub(super) fn claim_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
+    /// Items have come into memory: those that belong to a cancel on its way are cancelled, and a count that
+    /// has not begun with the store counts them where they are.
+    pub(super) fn note_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
+        for scan in self.running.values_mut() {
+            scan.gather_restored(core, restored);
+        }
         let cancels = self.running.values().any(|scan| matches!(scan.kind, Kind::CancelAll(_)));
         if !cancels || mutated(Mutant::RestoredUnclaimed) {
             return;

@@ -50,9 +50,25 @@ impl Running {
     }
 
     fn take_down(&mut self, seq: u64) {
+        let counts = matches!(self.kind, Kind::Count(_) | Kind::Outlook(_));
+        if counts && self.counted.insert(seq, ()).is_some() {
+            return;
+        }
         self.resident.push(seq);
-        if matches!(self.kind, Kind::Count(_) | Kind::Outlook(_)) {
-            self.counted.insert(seq, ());
+    }
+
+    /// Items have come into memory. A count that is still there has passed their place in the list, and what
+    /// it will go over of the store begins behind them.
+    pub(super) fn gather_restored(&mut self, core: &Core, restored: &[ItemId]) {
+        let Kind::Count(of) = &self.kind else { return };
+        if self.legs.is_some() || mutated(Mutant::RestoredUncounted) {
+            return;
+        }
+        let Some(customer) = customer(core, of) else { return };
+        let items = core.stock().items();
+        let its = restored.iter().filter_map(|id| items.get(*id)).filter(|i| i.customer() == Some(customer));
+        for seq in its.map(|item| item.key().seq).collect::<Vec<u64>>() {
+            self.take_down(seq);
         }
     }
 

@@ -443,6 +443,28 @@ fn a_count_of_a_customer_whose_items_leave_memory_meanwhile() {
     assert_eq!(waiting, 30);
 }
 
+/// Between two steps of a count more of its customer come into memory, before what it has come to: they are counted
+/// there, since nothing is left in the store.
+#[test]
+fn a_count_of_a_customer_whose_items_come_into_memory_meanwhile() {
+    let thresholds = Thresholds { gathered: 1, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..settings() });
+    let ends = HORIZON_MS + 1_000;
+    fill(&mut w, (0..30).map(|i| at(T0 + ends - 2_000 + 100 * i, item("a", "ann", "x"))));
+    w.advance(HORIZON_MS / 2 + 100);
+    assert!((10..25).contains(&w.engine.rows_in_memory("a")), "some are far, and have been asked for");
+    let of = CustomerOf { application: "a".into(), customer: "ann".into() };
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::Count(of))]));
+    w.drain_jobs();
+    assert_eq!((w.engine.rows_in_memory("a"), w.answer_to(1)), (30, None));
+    while w.engine.is_behind() || !w.jobs.is_empty() {
+        w.advance(0);
+        w.drain_jobs();
+    }
+    let Some(Answer::Counted { waiting, .. }) = w.answer_to(1) else { panic!("an answer") };
+    assert_eq!(waiting, 30);
+}
+
 #[test]
 fn lists_and_the_state_of_many_applications() {
     flat("lists of many applications", &[500, 2_000, 20_000], |n| {

@@ -569,9 +569,10 @@ fn every_sentence_of_the_guarantees_holds_in_any_world() {
 /// Each of them showed a fault, or finds a wrong decision, that none of the first does.
 #[test]
 fn worlds_further_on_hold() {
-    for seed in
-        [653, 1_142, 1_149, 6_341, 1_500_002_049, 1_500_002_618, 1_500_003_866, 1_500_006_618, 3_500_000_542]
-    {
+    for seed in [
+        653, 1142, 1149, 6341, 1500002049, 1500002618, 1500003866, 1500006618, 3500000542, 4500001643,
+        4500002933, 4500003546, 5500002207, 5500003309, 5500004947, 6500002446,
+    ] {
         println!("seed {seed}");
         run(Sim::new(seed), STEPS);
     }

@@ -467,7 +467,8 @@ impl Model {
                 let died = life.refused || expired || self.given_up_unseen(life);
                 !self.durable && (died || self.taken_back_unseen(*seq) || self.heir_is_forgotten(*seq))
             }
-            Known::Out(_) => false,
+            // With nothing stored one that has its place may have been taken back, or gone back to the broker, unseen.
+            Known::Out(seq) => !self.durable && self.lives[seq].superseded,
         };
         // An item without an id was in flight when it was asked for, and the store kept nobody from looking: its outcome is
         // waited for, and another command may be there first, or nobody be left since its request comes again.

@@ -271,8 +271,8 @@ pub(super) struct Model {
     pub(super) was_full: bool,
     /// How often each batch has been published, by number: at least, at most.
     pub(super) publishes: BTreeMap<u64, (u32, u32)>,
-    /// The last restart: call, and monotonic moment.
-    pub(super) restarted: (usize, u64),
+    /// The last restart: call, and moment.
+    pub(super) restarted: (usize, Now),
     /// Few deliveries may be out: most of what would wait for an outcome is decided at once.
     pub(super) few_wait: bool,
 }
@@ -328,7 +328,7 @@ impl Model {
             full_since: None,
             was_full: false,
             publishes: BTreeMap::new(),
-            restarted: (0, now.mono),
+            restarted: (0, now),
             few_wait: false,
         }
     }
@@ -423,11 +423,17 @@ impl Model {
             .range(seq + 1..)
             .map(|(_, life)| life)
             .rfind(|life| life.identity == identity && identity.is_given() && !gone(life));
-        heir.map_or(Known::Nobody, |heir| match heir.state {
-            State::Out(_) => Known::Out(heir.seq),
-            State::Waiting => Known::Waiting(heir.seq),
-            _ => Known::Ended(heir.seq),
-        })
+        // What was dead at once is remembered under its id, and has a number for an identity.
+        let last = self.timeline.get(&identity).and_then(|line| line.last()).map(|(_, known)| *known);
+        match (last, heir) {
+            (Some(Known::Ended(last)), Some(heir)) if last > heir.seq => Known::Ended(last),
+            (_, None) => Known::Nobody,
+            (_, Some(heir)) => match heir.state {
+                State::Out(_) => Known::Out(heir.seq),
+                State::Waiting => Known::Waiting(heir.seq),
+                _ => Known::Ended(heir.seq),
+            },
+        }
     }
 
     /// An item is seen for the first time.

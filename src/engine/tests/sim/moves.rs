@@ -9,7 +9,12 @@ impl Model {
     pub(super) fn moves(&mut self, ops: &[Op]) {
         for op in ops {
             match op {
-                Op::Move { from, to, standing, .. } => self.moved(from, to, standing),
+                // What is gone now was given its last time before that.
+                Op::Move { from, to, standing, .. }
+                    if !(is_retimed(from, to, standing) && self.lives[&from.key.seq].deleted) =>
+                {
+                    self.moved(from, to, standing);
+                }
                 Op::Rekey { queue, end, members, .. } => {
                     for moved in members {
                         let (customer, except) = (&moved.customer, &moved.except);
@@ -35,6 +40,16 @@ impl Model {
                     self.uncovered(application, customer, *end, *through_seq);
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// An item that is deleted was given another time before, in the same commit.
+    pub(super) fn retimed_before(&mut self, place: &Place, ops: &[Op]) {
+        for op in ops {
+            let Op::Move { from, to, standing, .. } = op else { continue };
+            if from.key.seq == place.key.seq && is_retimed(from, to, standing) {
+                self.moved(from, to, standing);
             }
         }
     }
@@ -155,4 +170,9 @@ impl Model {
             self.windows.moved_along(seq, moved.due, moved.cause);
         }
     }
+}
+
+/// It was given a time of its own that it had not.
+fn is_retimed(from: &Place, to: &Place, standing: &Standing) -> bool {
+    standing.own_time && standing.dead.is_none() && from.key != to.key
 }

@@ -58,23 +58,26 @@ impl Sim {
             let joined = model.windows.waits_with_others(&new.application, customer, life.due, model.now);
             // By the other clock, once they have parted.
             let past = self.is_a_window_past(&new.application);
-            let parted = model.last_step >= model.restarted.0;
+            let (call, then) = model.restarted;
+            let (wall, mono) = (model.now.wall.saturating_sub(then.wall), model.now.mono - then.mono);
+            let parted = model.last_step >= call || wall + CLOCK_SLACK_MS < mono;
             return if life.due <= model.now.wall { (past || !parted) && !joined } else { past && !parted };
         }
         let win = model.windows.of(seq);
+        let delivered = model.messages[&model.asks[life.ask].message].delivered;
+        let set_back = delivered.is_some_and(|(call, ..)| model.stepped_back >= call);
         if new.expiry.is_some_and(|at| at <= model.now.wall + EXPIRY_MARGIN_MS) {
             // Its window has hurried for it. One that had closed before the clock was set back keeps its moment.
             let closed = win.and_then(|win| win.closed.as_ref().map(|close| close.due));
             // It may have closed by the wall clock, with nothing to tell of it.
-            let delivered = model.messages[&model.asks[life.ask].message].delivered;
-            let set_back = delivered.is_some_and(|(call, ..)| model.stepped_back >= call);
             let closed = closed.or(set_back.then_some(life.due));
             return closed.is_none_or(|due| due <= model.now.wall);
         }
         let Some(win) = win else { return false };
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);
         // It may have left its window by the wall clock, and wait for that, which was set back.
-        let end = if model.stepped_back > 0 { end.max(life.due) } else { end };
+        let left = if set_back && model.latest_wall >= win.end { win.end } else { 0 };
+        let end = if model.stepped_back > 0 { end.max(life.due).max(left) } else { end };
         // Its window may be another of the same end, which opened when it came.
         let may_be_new = win.unsure && model.stepped && !self.is_past(&new.application, life.seen);
         model.windows.is_overripe(seq, model.now) && end <= model.now.wall && !may_be_new
@@ -82,7 +85,7 @@ impl Sim {
 
     /// A window that a former life left has had its length since the restart.
     fn is_a_window_past(&self, application: &str) -> bool {
-        self.is_past(application, self.model.restarted.1)
+        self.is_past(application, self.model.restarted.1.mono)
     }
 
     /// A window that was open at this moment, monotonic, is over.

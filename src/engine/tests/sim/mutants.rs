@@ -38,7 +38,8 @@ const FOUND_BY: &str = "\
     BatchesCrowdOut 23, FirstIsNotReached 653, LaterIsReadFirst 6341, CountIgnored 4, \
     UnindexedForgotten 110, PauseForgotten 11, WindowNotInherited 81, AckBeforeRemembered 4, \
     SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142, HalfGoesLast 3500000542, \
-    SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, FetchingGivesUp 1500006618";
+    SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, FetchingGivesUp 1500006618, \
+    RestoredUncounted 5500003309";
 
 thread_local! {
     /// Failures are expected here.

@@ -58,6 +58,7 @@ impl Model {
                     *self.leaving.entry(place.queue.to_string()).or_default() += 1;
                 }
                 if self.lives.contains_key(&place.key.seq) {
+                    self.retimed_before(place, ops);
                     self.deleted(place, &successors, ends.get(&place.key.seq).copied());
                 }
             }
@@ -87,6 +88,7 @@ impl Model {
                 let known = self.lives.get(&place.key.seq);
                 let again = !known.unwrap_or_else(|| panic!("deleted what nobody knows: {place:?}")).deleted;
                 if again {
+                    self.retimed_before(place, ops);
                     self.deleted(place, &successors, ends.get(&place.key.seq).copied());
                     self.note_heir(place.key.seq);
                 }
