@@ -2,17 +2,20 @@
 
 use super::super::world::*;
 use super::model::*;
+use super::windows::CLOCK_SLACK_MS;
 use crate::engine::event::*;
 use crate::engine::types::*;
 
 impl Model {
     pub(super) fn call(&mut self, call: Call) {
         self.call += 1;
-        if call.now.wall + 1_000 < self.now.wall + (call.now.mono - self.now.mono) {
+        // Of less than a second the engine takes no notice: then windows close by the old difference of the clocks.
+        let expected = self.now.wall + (call.now.mono - self.now.mono);
+        if call.now.wall + CLOCK_SLACK_MS < expected {
             (self.stepped, self.stepped_back) = (true, self.call);
             self.last_step = self.call;
             self.windows.doubt_all();
-        } else if call.now.wall > self.now.wall + (call.now.mono - self.now.mono) + 1_000 {
+        } else if call.now.wall > expected + CLOCK_SLACK_MS {
             (self.stepped, self.last_step) = (true, self.call);
             self.windows.doubt_all();
         }

@@ -271,8 +271,8 @@ pub(super) struct Model {
     pub(super) was_full: bool,
     /// How often each batch has been published, by number: at least, at most.
     pub(super) publishes: BTreeMap<u64, (u32, u32)>,
-    /// The last restart: call, and moment.
-    pub(super) restarted: (usize, Now),
+    /// The last restart: call, and monotonic moment.
+    pub(super) restarted: (usize, u64),
     /// Few deliveries may be out: most of what would wait for an outcome is decided at once.
     pub(super) few_wait: bool,
 }
@@ -328,7 +328,7 @@ impl Model {
             full_since: None,
             was_full: false,
             publishes: BTreeMap::new(),
-            restarted: (0, now),
+            restarted: (0, now.mono),
             few_wait: false,
         }
     }

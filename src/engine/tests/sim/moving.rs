@@ -58,9 +58,7 @@ impl Sim {
             let joined = model.windows.waits_with_others(&new.application, customer, life.due, model.now);
             // By the other clock, once they have parted.
             let past = self.is_a_window_past(&new.application);
-            let (call, then) = model.restarted;
-            let (wall, mono) = (model.now.wall.saturating_sub(then.wall), model.now.mono - then.mono);
-            let parted = model.last_step >= call || wall + CLOCK_SLACK_MS < mono;
+            let parted = model.last_step >= model.restarted.0;
             return if life.due <= model.now.wall { (past || !parted) && !joined } else { past && !parted };
         }
         let win = model.windows.of(seq);
@@ -85,7 +83,7 @@ impl Sim {
 
     /// A window that a former life left has had its length since the restart.
     fn is_a_window_past(&self, application: &str) -> bool {
-        self.is_past(application, self.model.restarted.1.mono)
+        self.is_past(application, self.model.restarted.1)
     }
 
     /// A window that was open at this moment, monotonic, is over.

@@ -184,6 +184,8 @@ impl Sim {
                     // One with an id may be decided, and wait for the rest of its message.
                     Undecided::Held if new.identity.is_some() => return,
                     Undecided::Held => return self.check_flushed(&new.application),
+                    // Or what it waited for is over, and it stands before the others for want of room.
+                    Undecided::Awaits if self.is_held(*ask) => return,
                     Undecided::Awaits => waits.extend(new.identity),
                     Undecided::Unseen => {}
                 }

@@ -18,7 +18,7 @@ impl Model {
         self.now = now;
         self.latest_wall = now.wall;
         self.lives_begun += 1;
-        (self.full_since, self.restarted) = (None, (self.call, now));
+        (self.full_since, self.restarted) = (None, (self.call, now.mono));
         (self.egress, self.committed) = ((false, false), 0);
         self.orphaned.clear();
         self.fresh.clear();

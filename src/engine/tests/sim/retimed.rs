@@ -14,6 +14,8 @@ const MOST_WAIT: usize = 8;
 pub(super) struct Moved {
     seq: u64,
     before: u64,
+    /// It had waited for its window, which may have closed sooner than is known.
+    windowed: bool,
     due: u64,
     at: u64,
     call: usize,
@@ -36,10 +38,10 @@ impl Model {
     /// for.
     pub(super) fn retimed(&mut self, seq: u64, due: u64) {
         let (life, call) = (&self.lives[&seq], self.call);
-        let (ask, before) = (life.ask, life.due);
+        let (ask, before, windowed) = (life.ask, life.due, self.is_windowed(life));
         assert!(self.is_asked_for(life, due), "{ask} was moved to {due}, and nobody asked for it");
         assert!(!life.undecided, "{ask} was given another time, and may have been delivered");
-        self.moves.push(Moved { seq, before, due, at: self.now.wall, call, told: false });
+        self.moves.push(Moved { seq, before, windowed, due, at: self.now.wall, call, told: false });
         self.check_moves(seq);
         self.windows.part_with(seq);
         let life = self.lives.get_mut(&seq).expect("there");
@@ -142,8 +144,7 @@ impl Model {
         let fits = |is: &Moved| {
             let life = &self.lives[&is.seq];
             // What a window's members were due at may have become sooner in between.
-            let windowed = self.asks[life.ask].new.at.is_none();
-            let was = is.before == before || windowed && before <= life.accepted_due;
+            let was = is.before == before || is.windowed && before <= life.accepted_due;
             let becomes = self.is_inexact() || self.may_become(life.ask, asked, to, (due, is.at));
             !is.told && is.due == due && is.call >= asked.call && is_named(life, target) && was && becomes
         };
