@@ -362,8 +362,10 @@ fn all_pages(daemon: &Daemon, known: u64) -> String {
             let id = row["id"].as_str().expect("an id");
             match id.split('-').collect::<Vec<_>>()[..] {
                 ["own", _] => assert!(own.insert(id.to_owned()), "{id} twice"),
-                // Store, arrival number, due.
-                [_, number, _] => assigned.push(u64::from_str_radix(number, 16).expect("a number")),
+                // Store, arrival number, due; and how far it is from the first of its window.
+                [_, number, _] | [_, number, _, _] => {
+                    assigned.push(u64::from_str_radix(number, 16).expect("a number"))
+                }
                 _ => panic!("no id of ours: {id}"),
             }
             if assigned.len() as u64 == known / 2 {

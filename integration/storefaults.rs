@@ -28,7 +28,7 @@ fn put_bytes(number: u64, len: u64) -> Op {
     let body = (0..len).map(|n| (n.wrapping_mul(number | 1) >> 3) as u8).collect();
     let content = Content { properties: vec![1, 2], body, json: false };
     let item = Stored {
-        key: Key { due: number, seq: number },
+        key: Key::own(number, number),
         accepted_due: number,
         application: "app".into(),
         customer: None,
@@ -54,7 +54,7 @@ fn group(number: u64) -> CommitGroup {
 }
 
 fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
-    numbers.into_iter().map(|number| Key { due: number, seq: number }).collect()
+    numbers.into_iter().map(|number| Key::own(number, number)).collect()
 }
 
 fn everything(store: &mut dyn Store) -> Vec<Key> {

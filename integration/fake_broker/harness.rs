@@ -186,6 +186,7 @@ pub fn batch(number: u64) -> Batch {
         alone: false,
         items: vec![BatchItem {
             seq: number,
+            window: number,
             accepted_due: 1_000,
             due: 1_000,
             received: 1_000,

@@ -131,7 +131,7 @@ fn bodies() {
 }
 
 fn stored() {
-    let key = Key { due: 1_780_272_000_000, seq: 7 };
+    let key = Key::own(1_780_272_000_000, 7);
     let row = rows::item_key("shop", key).unwrap();
     let plain = record::View {
         key,
@@ -209,27 +209,28 @@ fn small_rows() {
         application: "a".into(),
         customer: "ä".into(),
         end: 9,
+        window: 3,
         count: 1,
         weight: 2,
         expiry: Some(3),
     };
     row("window", rows::window_row(&window).unwrap());
-    let low = Key { due: 1, seq: 2 };
+    let low = Key::own(1, 2);
     let queue = QueueRow { queue: "shop".into(), count: 9, low, paused: true, unindexed_until: u64::MAX };
     row("queue", rows::queue_row(&queue).unwrap());
     let closing = ClosingRow {
         application: "a".into(),
         customer: "c".into(),
         end: 9,
-        through_seq: u64::MAX,
+        window: u64::MAX,
         due: 8,
         cause: ClosedBy::Quiet,
     };
     row("closing", rows::closing_row(&closing).unwrap());
     row("marks", (rows::META_MARKS.to_vec(), rows::marks_row(7, &Marks::default())));
-    row("format", (rows::META_FORMAT.to_vec(), rows::number_row(rows::META_FORMAT, 3)));
+    row("format", (rows::META_FORMAT.to_vec(), rows::number_row(rows::META_FORMAT, rows::FORMAT.into())));
     row("bucket", (rows::BUCKET.to_vec(), rows::bucket_row(BucketRow { bucket: 0, from: 8 }, 3)));
-    let (key, value) = rows::identity_row(Identity::assigned(7), Key { due: 1, seq: 2 });
+    let (key, value) = rows::identity_row(Identity::assigned(7), Key::own(1, 2));
     row("identity", (key.to_vec(), value));
 }
 
@@ -264,10 +265,13 @@ fn texts() {
         ("broken", "/api/v1/items/%/%f"),
         ("bytes", "/api/v1/customers/shop/%ff%fe"),
         ("filter", "/api/v1/items?application=shop&customer=c+d&state=in_flight&limit=1000"),
-        ("times", "/api/v1/items?from=2030-01-31T09:00:00+01:00&to=1900000000000&cursor=5-7"),
+        ("times", "/api/v1/items?from=2030-01-31T09:00:00+01:00&to=1900000000000&cursor=5-6-7"),
         ("least", "/api/v1/items?from=-009999-01-02T01:59:59Z&to=9999-12-30T22:00:00.999999999Z"),
         ("twice", "/api/v1/items?limit=1&limit=2&&=&x"),
-        ("wide", "/api/v1/items?from=18446744073709551615&cursor=18446744073709551615-18446744073709551615"),
+        (
+            "wide",
+            "/api/v1/items?from=18446744073709551615&cursor=18446744073709551615-0-18446744073709551615",
+        ),
         ("moment", "2030-01-31T09:00:00 01:00"),
     ];
     for (name, path) in paths {

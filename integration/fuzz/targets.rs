@@ -104,6 +104,7 @@ fn publish(items: &[NewItem]) {
                 .zip(&items[..some])
                 .map(|(seq, item)| BatchItem {
                     seq,
+                    window: seq,
                     accepted_due: NOW,
                     due: NOW,
                     received: NOW,
@@ -172,7 +173,7 @@ pub fn command(data: &[u8]) {
 
 /// A record as it is, and the same with a right checksum.
 pub fn record(data: &[u8]) {
-    let key = Key { due: NOW, seq: 7 };
+    let key = Key::own(NOW, 7);
     // A dead item lies in the queue of dead letters, whose name is empty.
     for queue in ["shop", ""] {
         let row = rows::item_key(queue, key).unwrap();

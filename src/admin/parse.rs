@@ -310,7 +310,7 @@ fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
         "state" => filter.state = Some(stage(value).map_err(|text| fault(name, text))?),
         "from" => {
             let due = moment(value).map_err(|text| fault(name, text))?;
-            filter.from = filter.from.max(Key { due, seq: 0 });
+            filter.from = filter.from.max(Key::at(due));
         }
         "to" => filter.until = Some(moment(value).map_err(|text| fault(name, text))?),
         "cursor" => {
@@ -392,13 +392,14 @@ fn read_moment(text: &str, rounding: Rounding) -> Result<u64, &'static str> {
 
 /// Writes the place where the next page begins.
 pub fn cursor_text(place: Key) -> String {
-    format!("{}-{}", place.due, place.seq)
+    format!("{}-{}-{}", place.due, place.window, place.seq)
 }
 
 /// Reads what [`cursor_text`] writes.
 pub fn cursor(text: &str) -> Option<Key> {
-    let (due, seq) = text.split_once('-')?;
-    Some(Key { due: number(due)?, seq: number(seq)? })
+    let (due, rest) = text.split_once('-')?;
+    let (window, seq) = rest.split_once('-')?;
+    Some(Key { due: number(due)?, window: number(window)?, seq: number(seq)? })
 }
 
 /// Digits alone: no sign, no space.

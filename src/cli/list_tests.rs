@@ -123,7 +123,7 @@ fn every_filter_reaches_the_daemon() {
             application: Some("a/b".into()),
             customer: Some("c+d".into()),
             state: Some(ListedStage::InFlight),
-            from: Key { due: 1_800_000_000_000, seq: 0 },
+            from: Key::at(1_800_000_000_000),
             until: Some(1_800_000_001_000),
             limit: MAX_PAGE,
         },

@@ -154,7 +154,7 @@ impl<'a> Reported<'a> {
 /// One row of a list. Without its properties, it is unknown whether its producer gave it an id: null, and not
 /// the one that it would have been assigned.
 fn row(listed: &Listed, store_identity: u64) -> Value {
-    let assigned = AssignedId { seq: listed.key.seq, due: listed.accepted_due };
+    let assigned = AssignedId::of(listed.key, listed.accepted_due);
     let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, assigned));
     json!({
         "state": listed.stage.as_str(),

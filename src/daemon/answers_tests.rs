@@ -55,7 +55,7 @@ fn dead(reason: Reason) -> Answer {
 fn listed(stage: ListedStage) -> Listed {
     Listed {
         stage,
-        key: Key { due: 5_000, seq: 31 },
+        key: Key::own(5_000, 31),
         accepted_due: 5_000,
         due: 1_800_000_000_500,
         application: "mail".into(),
@@ -145,8 +145,8 @@ fn a_list_is_a_page_and_the_place_of_the_next() {
         row("waiting", json!({})),
         row("parked", json!({ "customer": null, "last_error": null, "id": null })),
     ];
-    let next = Some(Key { due: 6_000, seq: 8 });
-    let want = json!({ "items": rows, "next": "6000-8" });
+    let next = Some(Key::own(6_000, 8));
+    let want = json!({ "items": rows, "next": "6000-8-8" });
     assert_eq!(list(Answer::Listed { items, next }), (Status::Known, want));
     let nothing = Answer::Listed { items: vec![], next: None };
     assert_eq!(list(nothing), (Status::Known, json!({ "items": [], "next": null })));

@@ -167,7 +167,7 @@ mod tests {
         assert_ne!(of("a", "b").identity, of("b", "a").identity);
         assert_ne!(of("ab", "c").identity, of("a", "bc").identity);
         assert_eq!(of("a", "b").assigned, None);
-        let assigned = Some(AssignedId { seq: 31, due: 42 });
+        let assigned = Some(AssignedId { seq: 31, due: 42, window: 31 });
         assert_eq!(of("a", "0000000000000abc-1f-2a").assigned, assigned);
         assert_eq!(of("a", "0000000000000abd-1f").assigned, None, "another store's");
     }

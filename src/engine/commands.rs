@@ -12,7 +12,8 @@ use super::judge;
 use super::mutant::{mutated, Mutant};
 use super::scans::{end_of_cancel, Scans};
 use super::types::{
-    Answer, Asker, ClosedBy, Command, CustomerOf, End, Ended, Identity, NewDue, Now, Settings, Target,
+    Answer, Asker, AssignedId, ClosedBy, Command, CustomerOf, End, Ended, Identity, NewDue, Now, Settings,
+    Target,
 };
 
 /// What a command comes to.
@@ -80,13 +81,13 @@ fn find(
     over.unwrap_or((target.identity, Whereabouts::Nowhere))
 }
 
-/// An id that says the right number and another due was never assigned, wherever the item lies.
+/// An id that says the right number and another due or window was never assigned, wherever the item lies.
 fn is_named(core: &Core, target: &Target, identity: Identity, live: &LiveItem) -> bool {
-    let accepted_due = match live {
-        LiveItem::Resident(id) => core.stock().items()[*id].accepted_due(),
-        LiveItem::Far(stored) => stored.accepted_due,
+    let assigned = match live {
+        LiveItem::Resident(id) => core.stock().items()[*id].assigned_id(),
+        LiveItem::Far(stored) => AssignedId::of(stored.key, stored.accepted_due),
     };
-    identity.is_given() || target.assigned.is_some_and(|assigned| assigned.due == accepted_due)
+    identity.is_given() || target.assigned == Some(assigned)
 }
 
 fn cancel(
@@ -212,7 +213,7 @@ fn look_up(
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let Some(assigned) = target.assigned else { return Answer::Unknown };
     let item = core.stock().items().by_seq(assigned.seq).map(|id| &core.stock().items()[id]);
-    let Some(item) = item.filter(|item| item.is_dead() && item.accepted_due() == assigned.due) else {
+    let Some(item) = item.filter(|item| item.is_dead() && item.assigned_id() == assigned) else {
         return Answer::Unknown;
     };
     let dead = item.dead().cloned();

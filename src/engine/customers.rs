@@ -164,17 +164,22 @@ impl Customers {
     }
 }
 
+/// Due, UTC ms, and arrival number. In the store members of a window lie together: another item of the
+/// customer that is due with them may lie behind one that came later.
+type ReadyPlace = (u64, u64);
+
 /// Due items of one customer in order of (due, arrival). Most come in that order and cost nothing but their
 /// place in a line; the others are kept apart, so that no number of them makes a sort in one turn.
 #[derive(Debug, Default)]
 pub(super) struct ReadyItems {
-    in_order: VecDeque<(Key, ItemId)>,
-    late: BTreeMap<Key, ItemId>,
+    in_order: VecDeque<(ReadyPlace, ItemId)>,
+    late: BTreeMap<ReadyPlace, ItemId>,
 }
 
 impl ReadyItems {
     /// Adds one. Some that were added may have ended since; they stay until they are popped.
     fn push(&mut self, place: Key, item: ItemId) {
+        let place = (place.due, place.seq);
         let last = self.in_order.back().map(|(last, _)| *last);
         if last.is_none_or(|last| last <= place) || mutated(Mutant::OrderForgotten) {
             self.in_order.push_back((place, item));

@@ -444,6 +444,7 @@ impl Dispatch {
             debug_assert!(content.is_some(), "a batch is published whole");
             items.push(BatchItem {
                 seq: item.key().seq,
+                window: item.key().window,
                 accepted_due: item.accepted_due(),
                 due: if item.is_dead() && item.own_time() { item.accepted_due() } else { item.due() },
                 received: item.received(),

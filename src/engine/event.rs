@@ -139,6 +139,8 @@ pub struct WindowRow {
     pub customer: Arc<str>,
     /// Planned end, UTC ms: the due of its members.
     pub end: u64,
+    /// Which window: [`Key::window`] of its members.
+    pub window: u64,
     /// Members so far.
     pub count: u32,
     /// Sum of their weights, bytes.
@@ -157,8 +159,8 @@ pub struct ClosingRow {
     pub customer: Arc<str>,
     /// Planned end, UTC ms: the due in its members' keys.
     pub end: u64,
-    /// Its members are those with an arrival number up to this one.
-    pub through_seq: u64,
+    /// Which window: [`Key::window`] of its members.
+    pub window: u64,
     /// When it closed, UTC ms.
     pub due: u64,
     /// What closed it.
@@ -215,21 +217,6 @@ pub struct IndexRows {
     pub customer: Option<(Arc<str>, Arc<str>)>,
 }
 
-/// The members of one closed window that are to be moved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RekeyMembers {
-    /// Name of the customer.
-    pub customer: Arc<str>,
-    /// Members are those with an arrival number up to this one.
-    pub through_seq: u64,
-    /// Their due from now on, UTC ms.
-    pub due: u64,
-    /// What closed the window.
-    pub cause: ClosedBy,
-    /// Arrival numbers that stay where they are, ascending: these are in memory, under their old keys.
-    pub except: Vec<u64>,
-}
-
 /// One write. All writes of one [`Effects`] are one atomic commit; a later one sees what an earlier one did.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -269,18 +256,14 @@ pub enum Op {
         /// Its standing from now on.
         standing: Box<Standing>,
     },
-    /// Move members of closed windows to the moment at which these closed: every windowed item of the queue
-    /// whose key is due at `end` and that one of `members` names. All their index rows move along (an item
-    /// without an id gets an identity row, a customer row is written in any case).
+    /// Move the members of a closed window to the moment at which it closed: every windowed item under its
+    /// planned end and number. All their index rows move along (an item without an id gets an identity row, a
+    /// customer row is written in any case).
     Rekey {
-        /// Name of the queue.
-        queue: Arc<str>,
-        /// The due in their keys, UTC ms.
-        end: u64,
-        /// The items, by window.
-        members: Vec<RekeyMembers>,
-        /// They have customer rows; else the queue itself is searched at `end`.
-        indexed: bool,
+        /// The window, and when and why it closed.
+        closed: ClosingRow,
+        /// Arrival numbers that stay where they are, ascending: these are in memory, under their old keys.
+        except: Vec<u64>,
     },
     /// Write a queue's row; see [`QueueRow::count`] for when that removes it.
     PutQueue(QueueRow),
@@ -303,8 +286,8 @@ pub enum Op {
         customer: Arc<str>,
         /// Same as [`ClosingRow::end`].
         end: u64,
-        /// Same as [`ClosingRow::through_seq`].
-        through_seq: u64,
+        /// Same as [`ClosingRow::window`].
+        window: u64,
     },
     /// Remember an item that has ended; replaces what the bucket says of the same identity.
     Remember {
@@ -334,6 +317,8 @@ pub struct AheadRow {
     pub customer: Arc<str>,
     /// The due in their keys, UTC ms.
     pub due: u64,
+    /// Number of their window.
+    pub window: u64,
     /// What had closed their window; `None`: it was open, or had ended in its time.
     pub closed_by: Option<ClosedBy>,
 }

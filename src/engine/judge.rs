@@ -11,8 +11,8 @@ use super::mutant::{mutated, Mutant};
 use super::scans::Scans;
 use super::stock::{Admission, Origin, Timing};
 use super::types::{
-    Answer, AppSettings, Asker, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity, Key, NewItem,
-    Now, Reason, Rejected, Reply, Settings,
+    Answer, AppSettings, Asker, AssignedId, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity,
+    NewItem, Now, Reason, Rejected, Reply, Settings,
 };
 use super::window;
 use std::sync::Arc;
@@ -73,8 +73,7 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
         let given = identity.is_given();
         let buckets = if given { core.recent().buckets_of(identity, tail, now.wall) } else { Vec::new() };
         if far || !buckets.is_empty() {
-            let key =
-                assigned.filter(|_| !given).map(|assigned| Key { due: assigned.due, seq: assigned.seq });
+            let key = assigned.filter(|_| !given).map(AssignedId::key);
             out.push(Wanted { identity, application: application.into(), key, buckets });
         }
     }

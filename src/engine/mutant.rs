@@ -182,6 +182,8 @@ pub(super) enum Mutant {
     ClosingGoneTooSoon,
     /// A replacement opens a window of full length.
     WindowNotInherited,
+    /// Windows that begin close to each other have the same number.
+    WindowsShareANumber,
     /// A batch that waited for payloads goes before what failed meanwhile.
     FetchedOvertakesFailed,
     /// A request that was confirmed before it was written is acked before its id is remembered.
@@ -466,6 +468,7 @@ mod tests {
             Mutant::RowWithoutExpiry,
             Mutant::ClosingGoneTooSoon,
             Mutant::WindowNotInherited,
+            Mutant::WindowsShareANumber,
             Mutant::FetchedOvertakesFailed,
             Mutant::AckBeforeRemembered,
             Mutant::NextDueIsTheLast,

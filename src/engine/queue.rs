@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub(super) use table::Queues;
 
 /// Above every key.
-pub(super) const LAST: Key = Key { due: u64::MAX, seq: u64::MAX };
+pub(super) const LAST: Key = Key::own(u64::MAX, u64::MAX);
 
 /// A read of a queue's next rows that is under way.
 #[derive(Clone, Copy, Debug)]
@@ -188,7 +188,7 @@ impl Queue {
     /// No stored item lies below.
     pub(super) fn low(&self) -> Key {
         let near = self.live.as_ref().and_then(|live| live.first_second());
-        let near = near.map(|second| Key { due: second * 1_000, seq: 0 });
+        let near = near.map(|second| Key::at(second * 1_000));
         let far = (self.far() > 0).then_some(self.near_until);
         [near, far].into_iter().flatten().min().unwrap_or(LAST)
     }
@@ -235,8 +235,7 @@ impl Queue {
     /// A read of the next rows has ended; the first key that it has not looked at.
     fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
         let loading = self.live.as_mut()?.end_loading()?;
-        let reached =
-            if loading.void { loading.from } else { next.unwrap_or(Key { due: loading.until, seq: 0 }) };
+        let reached = if loading.void { loading.from } else { next.unwrap_or(Key::at(loading.until)) };
         let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
         self.near_until = behind.map_or(reached, |behind| behind.min(reached));
         Some(loading)

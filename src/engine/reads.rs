@@ -4,13 +4,12 @@
 //! ended or moved since the read began ([`Reads`]). Answers about an identity: whether its whereabouts
 //! changed since the question ([`Watch`]).
 
-use super::event::{RekeyMembers, Rewritten, Stored};
+use super::event::{ClosingRow, Rewritten, Stored};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::types::Identity;
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 
 /// Reads of rows under way. They end in the order in which they began.
 #[derive(Debug)]
@@ -35,22 +34,19 @@ struct RowChange {
     row: Option<Rewritten>,
 }
 
-/// Windowed items of one customer and planned end that are due at another moment now.
+/// Members of a window that are due at another moment now.
 #[derive(Debug)]
 struct Rekeyed {
-    queue: Arc<str>,
-    end: u64,
-    members: RekeyMembers,
+    closed: ClosingRow,
+    except: Vec<u64>,
 }
 
 impl Rekeyed {
     fn covers(&self, stored: &Stored) -> bool {
-        stored.key.due == self.end
+        (stored.key.due, stored.key.window) == (self.closed.end, self.closed.window)
             && stored.is_windowed()
-            && stored.key.seq <= self.members.through_seq
-            && *stored.application == *self.queue
-            && stored.customer.as_deref() == Some(&*self.members.customer)
-            && self.members.except.binary_search(&stored.key.seq).is_err()
+            && stored.application == self.closed.application
+            && self.except.binary_search(&stored.key.seq).is_err()
     }
 }
 
@@ -85,8 +81,8 @@ impl Reads {
     }
 
     /// Members of a window that closed got another due.
-    pub(super) fn note_rekey(&mut self, watch: &Watch, queue: &Arc<str>, end: u64, members: &RekeyMembers) {
-        let rekeyed = Rekeyed { queue: Arc::clone(queue), end, members: members.clone() };
+    pub(super) fn note_rekey(&mut self, watch: &Watch, closed: &ClosingRow, except: &[u64]) {
+        let rekeyed = Rekeyed { closed: closed.clone(), except: except.to_vec() };
         self.rekeyed.push_back((self.begun, watch.begun, rekeyed));
     }
 
@@ -102,9 +98,8 @@ impl Reads {
             }
             return row.is_some();
         }
-        // The first that covers it: of later windows with the same planned end it was no member any more.
         if let Some((.., moved)) = self.rekeyed.iter().find(|(.., rekeyed)| rekeyed.covers(stored)) {
-            stored.key.due = moved.members.due;
+            stored.key.due = moved.closed.due;
         }
         true
     }
@@ -253,46 +248,39 @@ mod tests {
         reads.note_gone(2);
         assert!(!reads.is_current(2) && !reads.is_current(3) && reads.is_current(1));
         reads.note_rewritten(Rewritten {
-            key: Key { due: 9, seq: 4 },
+            key: Key::own(9, 4),
             attempts: 2,
             outcome_unknown: true,
             own_time: false,
             dead: false,
         });
-        let read = |seq| present_key(&reads, Key { due: 5, seq });
-        assert_eq!(
-            [read(1), read(2), read(4)],
-            [Some(Key { due: 5, seq: 1 }), None, Some(Key { due: 9, seq: 4 })]
-        );
+        let read = |seq| present_key(&reads, Key::own(5, seq));
+        assert_eq!([read(1), read(2), read(4)], [Some(Key::own(5, 1)), None, Some(Key::own(9, 4))]);
         reads.end();
         assert!(!reads.is_current(2) && !reads.is_current(3), "the second may have begun before");
         reads.end();
         assert!(reads.is_current(2) && reads.is_current(3));
     }
 
-    /// A member of a window that closed, and of one that opened behind it with the same planned end.
+    /// Members of a window that closed, and of one that opened behind it with the same planned end.
     #[test]
-    fn a_row_has_the_key_that_the_first_rekey_gave_it() {
+    fn a_row_has_the_key_that_the_rekey_of_its_window_gave_it() {
         let mut reads = Reads::new();
-        let queue: Arc<str> = "shop".into();
-        for (through_seq, due) in [(10, 50), (20, 80)] {
+        for (window, due) in [(3, 50), (11, 80)] {
+            let (application, customer) = ("shop".into(), "c".into());
             let cause = ClosedBy::Flush;
-            let customer = "c".into();
-            reads.note_rekey(
-                &Watch::new(),
-                &queue,
-                100,
-                &RekeyMembers { customer, through_seq, due, cause, except: vec![8] },
-            );
+            let closed = ClosingRow { application, customer, end: 100, window, due, cause };
+            reads.note_rekey(&Watch::new(), &closed, &[8]);
         }
-        let key = |seq| present_key(&reads, Key { due: 100, seq }).map(|key| key.due);
-        assert_eq!([key(7), key(15), key(25)], [Some(50), Some(80), Some(100)]);
+        let key = |window, seq| present_key(&reads, Key { due: 100, window, seq }).map(|key| key.due);
+        assert_eq!([key(3, 7), key(3, 8), key(11, 15)], [Some(50), Some(100), Some(80)]);
+        assert_eq!(key(16, 25), Some(100));
     }
 
     #[test]
     fn who_has_asked_before_hears_of_the_row_that_went_to_the_store_since() {
         let (mut watch, one) = (Watch::new(), Identity::assigned(1));
-        let put = |watch: &mut Watch, seq| watch.put(one, || row(Key { due: 5, seq }));
+        let put = |watch: &mut Watch, seq| watch.put(one, || row(Key::own(5, seq)));
         let asked = [watch.begin(one), watch.begin(one), watch.begin(one)];
         put(&mut watch, 1);
         let of_now = watch.begin(one);
@@ -316,7 +304,7 @@ mod tests {
     fn a_row_that_was_read_before_its_attempt_ended_tells_of_it() {
         let mut reads = Reads::new();
         reads.begin();
-        let key = Key { due: 5, seq: 4 };
+        let key = Key::own(5, 4);
         reads.note_rewritten(Rewritten {
             key,
             attempts: 2,
@@ -333,7 +321,7 @@ mod tests {
     fn a_row_that_was_read_before_its_item_died_is_gone_though_the_letter_was_written_since() {
         let mut reads = Reads::new();
         reads.begin();
-        let key = Key { due: 5, seq: 4 };
+        let key = Key::own(5, 4);
         reads.note_gone(4);
         reads.note_rewritten(Rewritten {
             key,

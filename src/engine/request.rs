@@ -42,6 +42,20 @@ pub struct AssignedId {
     /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window
     /// closed sooner.
     pub due: u64,
+    /// Number of the window that it came into; without one, its own.
+    pub window: u64,
+}
+
+impl AssignedId {
+    /// Of an item with this place in the store, which was due then as accepted.
+    pub fn of(key: Key, accepted_due: u64) -> Self {
+        AssignedId { seq: key.seq, due: accepted_due, window: key.window }
+    }
+
+    /// Where its item lies, unless it was moved.
+    pub fn key(self) -> Key {
+        Key { due: self.due, window: self.window, seq: self.seq }
+    }
 }
 
 /// All items of one customer.

@@ -360,7 +360,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn key(due: u64, seq: u64) -> Key {
-        Key { due, seq }
+        Key::own(due, seq)
     }
 
     #[test]

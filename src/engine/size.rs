@@ -6,8 +6,8 @@
 use super::types::Format;
 
 /// Longest id that tidegate assigns: 16 hex digits of the store, up to 16 of the arrival number and as many
-/// of its due, with dashes between.
-const ASSIGNED_ID: u64 = 50;
+/// of its due, and eight for its place in its window, with dashes between.
+const ASSIGNED_ID: u64 = 59;
 /// Decimal digits of the largest `u64`.
 const DIGITS: u64 = 20;
 /// A batch id: 128 bits in hex.
@@ -131,8 +131,8 @@ mod tests {
     #[test]
     fn weight_counts_what_is_there() {
         let bare = Parts { body: 10, json: true, ..Parts::default() };
-        assert_eq!(weight(&bare), 10 + 52 + 4);
-        assert_eq!(weight(&Parts { json: false, ..bare }), 2 + 16 + 52 + 4);
+        assert_eq!(weight(&bare), 10 + 61 + 4);
+        assert_eq!(weight(&Parts { json: false, ..bare }), 2 + 16 + 61 + 4);
         let full = Parts {
             id: Some("i"),
             content_type: Some("text/plain"),

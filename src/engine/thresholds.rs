@@ -78,6 +78,9 @@ pub struct Thresholds {
     pub uncommitted_ops: u64,
     /// The same in bytes of payload.
     pub uncommitted_bytes: u64,
+    /// How far a member's arrival number may be from that of the first of its window: an item keeps the
+    /// distance in four bytes.
+    pub span: u64,
     /// Arrival numbers that are leased from the store at a time, from a start on: at least eight times
     /// [`Thresholds::arrivals`].
     pub lease: u64,
@@ -118,6 +121,7 @@ impl Default for Thresholds {
             lazy_ops: 10_000,
             uncommitted_ops: 200_000,
             uncommitted_bytes: 32 << 20,
+            span: u32::MAX as u64,
             lease: 1 << 20,
         }
     }

@@ -23,13 +23,35 @@ pub struct Now {
     pub mono: u64,
 }
 
-/// The place of an item in the time-sorted order: earliest first, equal instants first in, first out.
+/// The place of an item in the time-sorted order: earliest first, at equal instants first in, first out, but
+/// that the members of a window lie together, where the first of them would.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// Due time, UTC ms.
     pub due: u64,
+    /// Arrival number of its window's first member; of an item with a time of its own, its own.
+    pub window: u64,
     /// Arrival number: unique within one store, for ever.
     pub seq: u64,
+}
+
+impl Key {
+    /// Of an item that is no member of a window.
+    pub const fn own(due: u64, seq: u64) -> Self {
+        Key { due, window: seq, seq }
+    }
+
+    /// Before all that is due at this moment, UTC ms.
+    pub const fn at(due: u64) -> Self {
+        Key { due, window: 0, seq: 0 }
+    }
+
+    /// How far its number is from that of its window's first member.
+    pub fn behind_first(self) -> u32 {
+        let behind = u32::try_from(self.seq.saturating_sub(self.window));
+        debug_assert!(behind.is_ok(), "a window closes before its numbers are that far apart");
+        behind.unwrap_or(u32::MAX)
+    }
 }
 
 /// Which item it is: a hash over (application, id), 128 bits of a cryptographic one, made at the border.
@@ -341,6 +363,8 @@ pub struct BatchItem {
     /// Arrival number; with the store's identity it makes one half of the id of an item that came without
     /// one.
     pub seq: u64,
+    /// Arrival number of the first member of its window; without one, its own.
+    pub window: u64,
     /// When it was due as accepted, UTC ms: the other half of that id, by which the store finds it.
     pub accepted_due: u64,
     /// Due time, UTC ms.

@@ -24,6 +24,8 @@ pub(super) struct Plan {
     pub(super) end: u64,
     /// It gets a row of its own in the store.
     pub(super) long: bool,
+    /// It was open in a former life: members of it may be in the store that nobody has counted.
+    pub(super) former: bool,
 }
 
 /// What a new member brings into its window.
@@ -42,6 +44,10 @@ pub(super) struct Window {
     close: u64,
     /// The same moment on the wall clock, as planned when it opened: the due in its members' keys.
     end: u64,
+    /// Arrival number of its first member, in the keys of all.
+    number: u64,
+    /// Same as [`Plan::former`].
+    former: bool,
     /// Key under which the customer stands among the timers.
     check: Key,
     /// Monotonic moment of the last arrival.
@@ -70,13 +76,16 @@ pub(super) fn length(settings: &AppSettings, now: Now) -> u64 {
 }
 
 impl Window {
-    /// It opens now, without members. `seq`: orders it among those that close at the same moment.
-    pub(super) fn new(plan: Plan, seq: u64, now: Now) -> Self {
+    /// It opens now, without members. `number`: of the first of them; it orders it among those that close at
+    /// the same moment.
+    pub(super) fn new(plan: Plan, number: u64, now: Now) -> Self {
         let close = now.mono + plan.length;
         Window {
             close,
             end: plan.end,
-            check: Key { due: close, seq },
+            number,
+            former: plan.former,
+            check: Key::own(close, number),
             last: now.mono,
             count: 0,
             weight: 0,
@@ -90,6 +99,21 @@ impl Window {
 
     pub(super) fn end(&self) -> u64 {
         self.end
+    }
+
+    /// Where its members lie in the store: its planned end and its number.
+    pub(super) fn place(&self) -> Key {
+        Key { due: self.end, window: self.number, seq: 0 }
+    }
+
+    /// This is the place of a member of it.
+    pub(super) fn holds(&self, key: Key) -> bool {
+        (key.due, key.window) == (self.end, self.number)
+    }
+
+    /// Members of it may be in the store that are not in memory.
+    pub(super) fn may_have_far(&self) -> bool {
+        self.far > 0 || self.former
     }
 
     pub(super) fn count(&self) -> u32 {
@@ -264,6 +288,7 @@ impl Window {
             application: Arc::clone(application),
             customer: Arc::clone(customer),
             end: self.end,
+            window: self.number,
             count: self.count,
             weight: self.weight,
             expiry: (self.expiry != u64::MAX && !mutated(Mutant::RowWithoutExpiry)).then_some(self.expiry),

@@ -10,13 +10,14 @@
 
 use super::customers::{self, Customers};
 use super::event::{ClosingRow, Op, WindowRow};
-use super::ids::{ClosingId, ClosingPlace, CustomerId, QueueId};
+use super::ids::{CustomerId, QueueId};
+use super::items::NumberMap;
+use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::queue::Queues;
 use super::schedule::{Schedule, Taken};
-use super::slab::{Handle, Slab};
 use super::thresholds::Thresholds;
-use super::types::{ClosedBy, Now};
+use super::types::{ClosedBy, Key, Now};
 use super::window::{Member, Plan, Window};
 use std::sync::Arc;
 
@@ -35,12 +36,13 @@ pub(super) struct Windows {
     open: u64,
     /// Windows whose row is out of date.
     dirty: Vec<CustomerId>,
-    closings: Slab<ClosingId, Closing>,
+    /// By the window's number.
+    closings: NumberMap<u64, Closing>,
 }
 
 impl Windows {
     pub(super) fn new(now: Now) -> Self {
-        Windows { timers: Schedule::new(now.mono), open: 0, dirty: Vec::new(), closings: Slab::new() }
+        Windows { timers: Schedule::new(now.mono), open: 0, dirty: Vec::new(), closings: Lookup::new() }
     }
 
     /// Number of open windows.
@@ -61,12 +63,12 @@ impl Windows {
         queues: &mut Queues,
         id: CustomerId,
         plan: Plan,
-        seq: u64,
+        number: u64,
         now: Now,
     ) {
         let customer = &mut customers[id];
         debug_assert!(customer.window.is_none(), "a customer has one window at a time");
-        let window = customer.window.insert(Window::new(plan, seq, now));
+        let window = customer.window.insert(Window::new(plan, number, now));
         self.timers.insert(customers::place_of(id), window.check());
         self.open += 1;
         queues.live(customer.queue).window_opened(id);
@@ -84,27 +86,31 @@ impl Windows {
         let longest = queues.settings_of(customers[id].queue).window;
         let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
         let length = row.end.saturating_sub(now.wall).min(bound);
-        self.open(customers, queues, id, Plan { length, end: row.end, long: true }, 0, now);
+        let plan = Plan { length, end: row.end, long: true, former: true };
+        self.open(customers, queues, id, plan, row.window, now);
         if let Some(window) = customers[id].window.as_mut() {
             window.recount(row);
         }
         self.plan_check(customers, queues, id, now);
     }
 
-    /// Whether the new member would take the window over its bytes: then it closes first.
+    /// What the window would be beyond with a new member of this weight and number: then it closes first.
     pub(super) fn would_overflow(
         customers: &Customers,
         queues: &Queues,
         id: CustomerId,
-        weight: u32,
-    ) -> bool {
+        (weight, seq): (u32, u64),
+    ) -> Option<ClosedBy> {
         let customer = &customers[id];
+        let window = customer.window.as_ref()?;
         let max_bytes = queues.settings_of(customer.queue).max_bytes;
-        let window = customer.window.as_ref();
-        window.is_some_and(|window| window.would_overflow(weight, customer.overhead, max_bytes))
+        if window.would_overflow(weight, customer.overhead, max_bytes) {
+            return Some(ClosedBy::Bytes);
+        }
+        (seq - window.place().window > queues.thresholds().span).then_some(ClosedBy::Count)
     }
 
-    /// Counts a new item into the customer's open window; the planned end, which is the due in its key.
+    /// Counts a new item into the customer's open window; where its members lie in the store.
     pub(super) fn join(
         &mut self,
         customers: &mut Customers,
@@ -112,14 +118,14 @@ impl Windows {
         id: CustomerId,
         member: Member,
         now: Now,
-    ) -> u64 {
+    ) -> Key {
         let item_overhead = customers[id].overhead.item;
-        let Some(window) = customers[id].window.as_mut() else { return now.wall };
+        let Some(window) = customers[id].window.as_mut() else { return Key::own(now.wall, member.seq) };
         window.join(member, item_overhead, now);
-        let end = window.end();
+        let place = window.place();
         self.mark(customers, id);
         self.plan_check(customers, queues, id, now);
-        end
+        place
     }
 
     /// A stored item of a former life has come into memory: it is counted now, if its window did not know of
@@ -262,21 +268,20 @@ impl Windows {
     }
 
     /// Members in memory keep their keys, though their window closed sooner: a row says so.
-    pub(super) fn begin_closing(&mut self, row: ClosingRow, members: u32, ops: &mut Vec<Op>) -> ClosingPlace {
+    pub(super) fn begin_closing(&mut self, row: ClosingRow, members: u32, ops: &mut Vec<Op>) {
         ops.push(Op::PutClosing(row.clone()));
-        let id = self.closings.insert(Closing { row, members });
-        ClosingPlace::MIN.saturating_add(id.place())
+        let before = self.closings.insert(row.window, Closing { row, members });
+        debug_assert!(before.is_none(), "a window closes once");
     }
 
     /// One of them has ended, or has another key now.
-    pub(super) fn leave_closing(&mut self, place: ClosingPlace, ops: &mut Vec<Op>) {
-        let Some(id) = self.closings.at(place.get() - 1) else { return };
-        let closing = &mut self.closings[id];
+    pub(super) fn leave_closing(&mut self, window: u64, ops: &mut Vec<Op>) {
+        let Some(closing) = self.closings.get_mut(&window) else { return };
         closing.members -= 1;
         if closing.members > u32::from(mutated(Mutant::ClosingGoneTooSoon)) {
             return;
         }
-        if let Some(Closing { row, .. }) = self.closings.remove(id) {
+        if let Some(Closing { row, .. }) = self.closings.remove(&window) {
             ops.push(delete_closing(&row));
         }
     }
@@ -315,6 +320,6 @@ pub(super) fn delete_closing(row: &ClosingRow) -> Op {
         application: Arc::clone(&row.application),
         customer: Arc::clone(&row.customer),
         end: row.end,
-        through_seq: row.through_seq,
+        window: row.window,
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn ahead(
     let mut found = BTreeSet::new();
     let queues = queues.iter().filter(|_| marks.wall > wall);
     for queue in queues {
-        let from = Key { due: wall.saturating_add(1), seq: 0 }.max(queue.low);
+        let from = Key::at(wall.saturating_add(1)).max(queue.low);
         let until = marks.wall.saturating_add(HORIZON_MS + 1);
         let (start, end) = item_bounds(&queue.queue, from, until)?;
         for row in keyspaces.range(KeyspaceId::Items, start, end) {
@@ -34,6 +34,7 @@ pub(super) fn ahead(
                 application: item.application.into(),
                 customer: customer.into(),
                 due: item.key.due,
+                window: item.key.window,
                 closed_by: (item.key.due != item.accepted_due).then_some(item.closed_by),
             });
         }

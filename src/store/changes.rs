@@ -8,7 +8,7 @@ use super::database::{view, Epochs, Keyspaces, Row};
 use super::errors::{broken_contract, BrokenContract};
 use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::record::{self, View};
-use super::rekey::{self, Crowds};
+use super::rekey;
 use super::{ended, rows, CommitError, ReadError};
 use crate::engine::event::{BucketRow, IndexRows, Op, Place, Standing, Stored};
 use crate::engine::types::{Ended, Identity, Key};
@@ -47,14 +47,13 @@ pub(super) struct Changes<'a> {
     number: u64,
     epochs: Epochs,
     begun: Vec<KeyspaceId>,
-    crowds: Crowds,
 }
 
 impl<'a> Changes<'a> {
     /// None yet, of commit `number`. `epochs`: in which epoch each bucket is before it.
     pub(super) fn new(keyspaces: &'a Keyspaces, number: u64, epochs: Epochs) -> Self {
         let pending = std::array::from_fn(|_| Pending::new());
-        Changes { keyspaces, pending, number, epochs, begun: Vec::new(), crowds: Crowds::default() }
+        Changes { keyspaces, pending, number, epochs, begun: Vec::new() }
     }
 
     /// Adds one operation.
@@ -75,9 +74,7 @@ impl<'a> Changes<'a> {
                 self.remove_index(from.key, removed)?;
                 Ok(self.index(to.key, written)?)
             }
-            Op::Rekey { queue, end, members, indexed } => {
-                Ok(rekey::rekey(self, queue, *end, members, *indexed)?)
-            }
+            Op::Rekey { closed, except } => Ok(rekey::rekey(self, closed, except)?),
             Op::PutQueue(queue) => {
                 let (key, value) = rows::queue_row(queue)?;
                 let kept = queue.count > 0 || queue.paused;
@@ -98,8 +95,8 @@ impl<'a> Changes<'a> {
                 self.put(KeyspaceId::Closings, key, value);
                 Ok(())
             }
-            Op::DeleteClosing { application, customer, end, through_seq } => {
-                let key = rows::closing_key(application, customer, *end, *through_seq)?;
+            Op::DeleteClosing { application, customer, end, window } => {
+                let key = rows::closing_key(application, customer, *end, *window)?;
                 self.remove(KeyspaceId::Closings, key);
                 Ok(())
             }
@@ -176,17 +173,8 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// The rows from `start` to before `end` as they will be, in no particular order.
-    pub(super) fn range(&self, id: KeyspaceId, start: Vec<u8>, end: Vec<u8>) -> Result<Vec<Row>, ReadError> {
-        let mut out = Vec::new();
-        self.visit(id, start, end, |row| {
-            out.push(row);
-            Ok(())
-        })?;
-        Ok(out)
-    }
-
-    /// The same, one at a time, so that they take no room.
+    /// The rows from `start` to before `end` as they will be, in no particular order; one at a time, so that
+    /// they take no room.
     pub(super) fn visit(
         &self,
         id: KeyspaceId,
@@ -212,17 +200,9 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
-    pub(super) fn crowds(&self) -> &Crowds {
-        &self.crowds
-    }
-
-    pub(super) fn crowds_mut(&mut self) -> &mut Crowds {
-        &mut self.crowds
-    }
-
     fn put_item(&mut self, item: &Stored, indexed: bool) -> Result<(), BrokenContract> {
         let Some(content) = item.content.as_deref() else {
-            let Key { due, seq } = item.key;
+            let Key { due, seq, .. } = item.key;
             return Err(broken_contract(format!(
                 "the item due {due}, number {seq}, comes without its content"
             )));
@@ -230,7 +210,6 @@ impl<'a> Changes<'a> {
         let row = rows::item_key(item.queue(), item.key)?;
         let view = View::of(item, content);
         let record = record::encode(&row, &view);
-        self.crowds.note(&view);
         self.add_item(row, record);
         let waits = item.dead.is_none();
         let customer = item.customer.clone().filter(|_| waits && indexed);
@@ -287,7 +266,6 @@ impl<'a> Changes<'a> {
         }
         let target = rows::item_key(&to.queue, to.key)?;
         let record = record::encode(&target, &moved);
-        self.crowds.note(&moved);
         // In this order: old and new may be the same row.
         self.remove_item(row);
         self.put(KeyspaceId::Items, target, record);

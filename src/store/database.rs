@@ -218,7 +218,7 @@ impl Reader for Keyspaces {
 ///
 /// A name that is too long.
 pub(super) fn item_bounds(queue: &str, from: Key, until: u64) -> Result<(Vec<u8>, Vec<u8>), ReadError> {
-    Ok((rows::item_key(queue, from)?, rows::item_key(queue, Key { due: until, seq: 0 })?))
+    Ok((rows::item_key(queue, from)?, rows::item_key(queue, Key::at(until))?))
 }
 
 /// The item in a row of [`KeyspaceId::Items`].

@@ -191,10 +191,7 @@ pub enum OpenError {
         known: u32,
     },
     /// Written by an older version of this program, in a format that cannot be brought up to date.
-    #[error(
-        "the store has format {found}, which this program cannot read; let the version that wrote it run \
-         until nothing waits any more, then remove the store's directory and start this one"
-    )]
+    #[error("the store has format {found}, which this program cannot read; {}", way_over(*found))]
     Older {
         /// The store's format.
         found: u32,
@@ -246,5 +243,17 @@ impl From<ReadError> for OpenError {
                 OpenError::Read(error)
             }
         }
+    }
+}
+
+/// How to bring a store of an older format over.
+fn way_over(found: u32) -> &'static str {
+    // Older programs have no export.
+    if found < 3 {
+        "let the version that wrote it run until nothing waits any more, then remove the store's directory \
+         and start this one"
+    } else {
+        "with the version that wrote it: `tidegate store export DIR > FILE`; move DIR away; with this one: \
+         `tidegate store import DIR < FILE`"
     }
 }

@@ -99,7 +99,6 @@ impl Closings {
         let mut all = BTreeMap::<_, Vec<ClosingRow>>::new();
         frozen.each(KeyspaceId::Closings, |key, value| {
             let row = rows::read_closing(key, value).map_err(|e| damaged(KeyspaceId::Closings, key, &e))?;
-            // In order of key, and so the one that closed first before the others of its end.
             all.entry((Arc::clone(&row.application), Arc::clone(&row.customer), row.end))
                 .or_default()
                 .push(row);
@@ -112,7 +111,7 @@ impl Closings {
     fn of(&self, view: &View<'_>) -> Option<&ClosingRow> {
         let customer = view.customer.filter(|_| view.is_windowed() && !self.0.is_empty())?;
         let closed = self.0.get(&(view.application.into(), customer.into(), view.key.due))?;
-        closed.iter().find(|row| view.key.seq <= row.through_seq)
+        closed.iter().find(|row| view.key.window == row.window)
     }
 }
 
@@ -226,7 +225,7 @@ impl ExportState {
 
     fn item(&self, view: &View<'_>) -> ItemLine {
         let content = Content { properties: view.properties.to_vec(), body: Vec::new(), json: view.json };
-        let assigned = AssignedId { seq: view.key.seq, due: view.accepted_due };
+        let assigned = AssignedId::of(view.key, view.accepted_due);
         let id = (self.id_of)(&content, self.identity, assigned);
         ItemLine::of(view, self.closings.of(view), id)
     }

@@ -9,7 +9,7 @@ use super::tests::{
     fresh, given, group, index, item, items, key, moved, named, open_at, place, put_item, verdict, APP,
 };
 use super::*;
-use crate::engine::event::{Found, IndexRows, RekeyMembers, Standing, Stored, Wanted, DEAD_LETTERS};
+use crate::engine::event::{ClosingRow, Found, IndexRows, Standing, Stored, Wanted, DEAD_LETTERS};
 use crate::engine::types::{ClosedBy, Identity, Key};
 
 pub(super) fn wanted(identity: Identity, buckets: &[u8]) -> Wanted {
@@ -88,10 +88,9 @@ fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one() {
 #[test]
 fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
     let (dir, mut store) = fresh();
-    let rekey = |end, due| {
-        let (customer, cause) = ("c".into(), ClosedBy::Flush);
-        let members = vec![RekeyMembers { customer, through_seq: 100, due, cause, except: vec![] }];
-        Op::Rekey { queue: APP.into(), end, members, indexed: true }
+    let rekey = |end, window, due| {
+        let (application, customer, cause) = (APP.into(), "c".into(), ClosedBy::Flush);
+        Op::Rekey { closed: ClosingRow { application, customer, end, window, due, cause }, except: vec![] }
     };
     let ops = vec![
         put_item(item(6, 60), false),
@@ -107,7 +106,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
         written: index(Some(Identity::assigned(60)), ""),
         standing: Box::new(Standing { own_time: true, ..Standing::default() }),
     };
-    store.commit(&[group(2, vec![op, rekey(7, 3)])]).unwrap();
+    store.commit(&[group(2, vec![op, rekey(7, 70, 3)])]).unwrap();
     for _ in 0..2 {
         for (seq, accepted, due) in [(60, 6, 8), (70, 7, 3)] {
             let own = Wanted { key: Some(key(accepted, seq)), ..wanted(Identity::assigned(seq), &[0]) };

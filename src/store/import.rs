@@ -2,7 +2,7 @@
 //!
 //! A store that is made by an import is the exported one again: it has its identity, and items keep their
 //! arrival numbers, and with them the ids that were assigned. Into a store that was there before, items come
-//! as new arrivals, in the same order.
+//! as new arrivals, in the same order: all numbers grow by the same.
 //!
 //! Nothing comes twice. Each commit notes with its rows how many lines of this export are in the store: an
 //! import that was cut short goes on behind them, and one that was whole adds nothing, also when what it
@@ -11,6 +11,7 @@
 
 use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent, OpenDisk};
+use super::former::FormerWindows;
 use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, QueueLine, StoreLine, WindowLine};
 use super::rows::{self, ImportRow};
 use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
@@ -204,6 +205,10 @@ struct Import {
     key: Vec<u8>,
     row: ImportRow,
     marks: Marks,
+    /// Arrival numbers of the export are below this one.
+    numbers: u64,
+    /// Of an export that does not name windows.
+    former: Option<FormerWindows>,
     queues: HashMap<Arc<str>, QueueRow>,
     /// Application and customer of the windows that the store had.
     windows: HashSet<(Arc<str>, Arc<str>)>,
@@ -237,7 +242,11 @@ impl Import {
             None if own == identity || before.iter().any(|(_, row)| row.store == identity) => {
                 return Err(None);
             }
-            None => new,
+            None => {
+                let offset = marks.next_seq.max(1) - 1;
+                marks.next_seq = offset.saturating_add(first.next_number);
+                ImportRow { offset, ..new }
+            }
         };
         marks.wall = marks.wall.max(first.clock);
         marks.next_seq = marks.next_seq.max(1);
@@ -248,6 +257,8 @@ impl Import {
             key,
             row,
             marks,
+            numbers: first.next_number,
+            former: (first.version == 1).then(FormerWindows::default),
             queues: queues.into_iter().map(|row| (Arc::clone(&row.queue), row)).collect(),
             windows: windows.into_iter().map(|row| (row.application, row.customer)).collect(),
             buckets,
@@ -285,12 +296,16 @@ impl Import {
                 };
             }
             self.items += u64::from(matches!(line, ExportLine::Item(_)));
+            let named = match &mut self.former {
+                Some(former) => former.name(line),
+                None => vec![line],
+            };
             // It is in the store already.
             if lines.read <= self.row.lines {
                 continue;
             }
             chunk.bytes += bytes;
-            chunk.lines.push((lines.read, line));
+            chunk.lines.extend(named.into_iter().map(|line| (lines.read, line)));
             if chunk.lines.len() >= COMMIT_LINES || chunk.bytes >= COMMIT_BYTES {
                 self.commit(std::mem::take(&mut chunk), lines.read, false)?;
                 tell(ImportStep { items: self.items, total });
@@ -329,7 +344,11 @@ impl Import {
             }
             ExportLine::Window(line) => {
                 names(&[&line.application, &line.customer])?;
-                Ok(ImportEntry::Window(WindowLine::row(&line)))
+                let row = WindowLine::row(&line)?;
+                Ok(ImportEntry::Window(WindowRow {
+                    window: row.window.saturating_add(self.row.offset),
+                    ..row
+                }))
             }
             ExportLine::Queue(QueueLine { application, paused }) => {
                 names(&[&application])?;
@@ -342,7 +361,7 @@ impl Import {
 
     fn item(&self, line: ItemLine) -> Result<ImportEntry, String> {
         let id = line.id.clone();
-        let item = line.stored()?;
+        let mut item = line.stored()?;
         if item.dead.is_none() {
             names(&[&item.application])?;
         }
@@ -355,9 +374,11 @@ impl Import {
         if item.key.due > LATEST || item.accepted_due > LATEST {
             return Err("`due` is out of range".to_owned());
         }
-        if self.row.founding && !(1..self.marks.next_seq).contains(&item.key.seq) {
+        if item.key.seq >= self.numbers {
             return Err("`number` is not below the `next_number` of the first line".to_owned());
         }
+        item.key.window += self.row.offset;
+        item.key.seq += self.row.offset;
         Ok(ImportEntry::Item(Box::new(item)))
     }
 
@@ -428,7 +449,7 @@ impl Import {
         Ok(())
     }
 
-    fn add_item(&mut self, mut item: Stored, known: &Found, ops: &mut ImportOps) -> Result<(), ImportError> {
+    fn add_item(&mut self, item: Stored, known: &Found, ops: &mut ImportOps) -> Result<(), ImportError> {
         let waits = item.dead.is_none();
         if waits {
             let identity = item.identity();
@@ -446,11 +467,8 @@ impl Import {
             self.told.waiting += 1;
             return Ok(());
         }
-        if !self.row.founding {
-            item.key.seq = self.marks.next_seq;
-            self.marks.next_seq += 1;
-            self.told.renumbered += u64::from(item.given.is_none() && waits);
-        }
+        let renumbered = !self.row.founding && item.given.is_none() && waits;
+        self.told.renumbered += u64::from(renumbered);
         let queue: Arc<str> = item.queue().into();
         let row = self.queues.entry(Arc::clone(&queue)).or_insert_with(|| empty_queue(&queue));
         row.low = if row.count == 0 { item.key } else { row.low.min(item.key) };

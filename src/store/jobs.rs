@@ -113,9 +113,7 @@ pub(super) fn size(op: &Op) -> u64 {
         Op::Move { standing, .. } => {
             256 + text(&standing.dead) + standing.last_error.as_ref().map_or(0, |e| e.len() as u64)
         }
-        Op::Rekey { members, .. } => {
-            128 + members.iter().map(|window| 64 + 8 * window.except.len() as u64).sum::<u64>()
-        }
+        Op::Rekey { except, .. } => 192 + 8 * except.len() as u64,
         Op::Delete { .. }
         | Op::Index { .. }
         | Op::PutQueue(_)

@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn keys_are_named_readably() {
         use crate::engine::types::{Identity, Key};
-        let item = rows::item_key("shop", Key { due: 5, seq: 6 }).unwrap();
+        let item = rows::item_key("shop", Key::own(5, 6)).unwrap();
         assert_eq!(show(KeyspaceId::Items, &item), "queue `shop` due 5 number 6");
         assert_eq!(show(KeyspaceId::Items, b"ab\x01"), "`ab\\x01`");
         let identity = Identity::assigned(255).to_bytes();

@@ -1,7 +1,8 @@
 //! The lines of an export: one JSON document each, first what it is, last that it is whole. Pure.
 //!
-//! Version 1. What a line does not name has its default; an unknown key is refused, so that nothing is lost
-//! unseen. To change it: raise [`LINES_VERSION`], and keep reading the older ones.
+//! Version 2. What a line does not name has its default; an unknown key is refused, so that nothing is lost
+//! unseen. To change it: raise [`LINES_VERSION`], and keep reading the older ones. Version 1 does not name
+//! the windows of items: see [`super::former`].
 
 use super::fields::CAUSES;
 use super::record::View;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 /// What the first line names beside the version.
 pub const LINES_FORMAT: &str = "tidegate-store";
 /// The version that this program writes, and the newest that it reads.
-pub const LINES_VERSION: u32 = 1;
+pub const LINES_VERSION: u32 = 2;
 
 /// One line of an export.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -75,6 +76,9 @@ pub struct WindowLine {
     pub customer: String,
     /// Planned end, UTC ms.
     pub end: u64,
+    /// Arrival number of its first member. Of version 1 it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
     /// Members so far.
     pub count: u32,
     /// Sum of their weights, bytes.
@@ -106,6 +110,9 @@ pub struct ItemLine {
     pub fingerprint: Option<String>,
     /// Its arrival number.
     pub number: u64,
+    /// Arrival number of the first member of its window; absent: its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
     /// When it is due, UTC ms.
     pub due: u64,
     /// When it was due as accepted, UTC ms; absent: at `due`.
@@ -250,6 +257,9 @@ impl StoreLine {
         if store == 0 {
             return Err("`store` is 0, which no store has".to_owned());
         }
+        if self.next_number > u64::from(u32::MAX) << 30 {
+            return Err("`next_number` is larger than any that a store gives out".to_owned());
+        }
         Ok((number_of(&self.export, 32, "export")?, store))
     }
 }
@@ -257,11 +267,12 @@ impl StoreLine {
 impl WindowLine {
     /// Of a window's row.
     pub fn of(row: &WindowRow) -> Self {
-        let WindowRow { application, customer, end, count, weight, expiry } = row;
+        let WindowRow { application, customer, end, window, count, weight, expiry } = row;
         WindowLine {
             application: application.to_string(),
             customer: customer.to_string(),
             end: *end,
+            window: Some(*window),
             count: *count,
             weight: *weight,
             expiry: *expiry,
@@ -269,19 +280,29 @@ impl WindowLine {
     }
 
     /// The window's row again.
-    pub fn row(&self) -> WindowRow {
-        WindowRow {
+    ///
+    /// # Errors
+    ///
+    /// It has no number.
+    pub fn row(&self) -> Result<WindowRow, String> {
+        Ok(WindowRow {
+            window: self.window.ok_or("`window` is missing")?,
             application: (*self.application).into(),
             customer: (*self.customer).into(),
             end: self.end,
             count: self.count,
             weight: self.weight,
             expiry: self.expiry,
-        }
+        })
     }
 }
 
 impl ItemLine {
+    /// It waits for the end of a window.
+    pub fn is_windowed(&self) -> bool {
+        self.state == "waiting" && self.customer.is_some() && !self.own_time
+    }
+
     /// Of a record. `closing`: its window closed before the end that its key names. `id`: to be read.
     pub fn of(view: &View<'_>, closing: Option<&ClosingRow>, id: String) -> Self {
         let due = closing.map_or(view.key.due, |closing| closing.due);
@@ -298,6 +319,7 @@ impl ItemLine {
             identity: view.given.map(hex),
             fingerprint: view.given.map(|_| format!("{:016x}", view.fingerprint)),
             number: view.key.seq,
+            window: Some(view.key.window).filter(|window| *window != view.key.seq),
             due,
             accepted_due: Some(view.accepted_due).filter(|accepted| *accepted != due),
             received: view.received,
@@ -354,8 +376,13 @@ impl ItemLine {
             (Some(_), None) => return Err("`fingerprint` stands without `identity`".to_owned()),
         };
         let content = Content { properties: decoded(&self.properties, "properties")?, body, json: self.json };
+        let window = self.window.unwrap_or(self.number);
+        let behind = self.number.checked_sub(window).filter(|_| window > 0);
+        if behind.is_none_or(|behind| u32::try_from(behind).is_err()) {
+            return Err("`number` is 0, or `window` is no number shortly before it".to_owned());
+        }
         Ok(Stored {
-            key: Key { due: self.due, seq: self.number },
+            key: Key { due: self.due, window, seq: self.number },
             accepted_due: self.accepted_due.unwrap_or(self.due),
             application: self.application.into(),
             customer: self.customer.map(Arc::from),
@@ -447,7 +474,7 @@ mod tests {
             ]),
         ) -> Stored {
             Stored {
-                key: Key { due, seq }, accepted_due, received, own_time, expiry, weight, attempts,
+                key: Key::own(due, seq), accepted_due, received, own_time, expiry, weight, attempts,
                 outcome_unknown, application: "shop".into(), customer: customer.map(Arc::from),
                 given: given.map(|(hash, _)| Identity::given(hash)),
                 fingerprint: given.map_or(0, |(_, fingerprint)| fingerprint),
@@ -485,20 +512,17 @@ mod tests {
     #[test]
     fn a_member_of_a_closed_window_is_due_when_it_closed() {
         let content = Some(Arc::new(Content::default()));
-        let item = Stored { content, ..Stored::blank("shop", Key { due: 90, seq: 3 }) };
+        let item = Stored { content, ..Stored::blank("shop", Key::own(90, 3)) };
         let closing = ClosingRow {
             application: "shop".into(),
             customer: "c".into(),
             end: 90,
-            through_seq: 4,
+            window: 3,
             due: 50,
             cause: ClosedBy::Flush,
         };
         let back = line_of(&item, Some(&closing)).stored().unwrap();
-        assert_eq!(
-            (back.key, back.accepted_due, back.closed_by),
-            (Key { due: 50, seq: 3 }, 90, ClosedBy::Flush)
-        );
+        assert_eq!((back.key, back.accepted_due, back.closed_by), (Key::own(50, 3), 90, ClosedBy::Flush));
     }
 
     #[test]
@@ -521,7 +545,7 @@ mod tests {
             &Stored {
                 given: Some(Identity::given([1; 16])),
                 content: Some(Arc::new(Content::default())),
-                ..Stored::blank("shop", Key { due: 1, seq: 2 })
+                ..Stored::blank("shop", Key::own(1, 2))
             },
             None,
         );
@@ -550,14 +574,18 @@ mod tests {
         assert!(error.contains("colour"), "{error}");
         let first = StoreLine {
             format: LINES_FORMAT.to_owned(),
-            version: 2,
+            version: 3,
             export: "0".repeat(32),
             store: "0".repeat(15) + "1",
             next_number: 1,
             clock: 2,
             items: 3,
         };
-        assert!(first.names().unwrap_err().contains("`version` is 2"));
-        assert_eq!(StoreLine { version: 1, ..first }.names(), Ok((0, 1)));
+        assert!(first.names().unwrap_err().contains("`version` is 3"));
+        for version in [1, 2] {
+            assert_eq!(StoreLine { version, ..first.clone() }.names(), Ok((0, 1)));
+        }
+        let error = StoreLine { version: 2, next_number: u64::MAX, ..first }.names().unwrap_err();
+        assert!(error.starts_with("`next_number`"), "{error}");
     }
 }

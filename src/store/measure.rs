@@ -191,7 +191,7 @@ fn far_items(limit: u64) {
     let rows =
         |seq: u64| IndexRows { identity: Some(given(seq)), customer: Some((APP.into(), customer(seq))) };
     // Due a millisecond apart for each thousand of customers, the last come first.
-    let key = |seq: u64| Key { due: 1_000 + (ROWS - seq) / 1_000, seq };
+    let key = |seq: u64| Key::own(1_000 + (ROWS - seq) / 1_000, seq);
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&config(dir.path()), limit, false, crate::clock::wall_ms()).unwrap().store;
     store.commit(&[group(1, vec![Op::BeginBucket(BucketRow { bucket: 0, from: 1 })])]).unwrap();
@@ -295,16 +295,16 @@ fn many_queues(queues: u64, given_ids: bool) {
     timed(&format!("{what}: delete the head and move the low mark, 1,000 a commit"), queues, || {
         for start in (0..queues).step_by(1_000) {
             let ops = (start..start + 1_000).flat_map(|seq| {
-                let place = Place { queue: queue_name(seq), key: Key { due: seq, seq } };
+                let place = Place { queue: queue_name(seq), key: Key::own(seq, seq) };
                 let rows = IndexRows { identity: given_ids.then(|| given(seq)), customer: None };
-                [Op::Delete { place, rows }, queue_row(seq, EACH - 1, Key { due: seq + 1, seq: 0 })]
+                [Op::Delete { place, rows }, queue_row(seq, EACH - 1, Key::at(seq + 1))]
             });
             store.commit(&[group(start, ops.collect())]).unwrap();
         }
     });
     timed(&format!("{what}: ranges behind the low mark, 100 a load"), queues, || {
         for start in (0..queues).step_by(100) {
-            let of = |n: u64| range(&queue_name(n), Key { due: n + 1, seq: 0 }, u64::MAX, 16);
+            let of = |n: u64| range(&queue_name(n), Key::at(n + 1), u64::MAX, 16);
             store
                 .load(&Load::Ranges {
                     ranges: (start..start + 100).map(of).collect(),

@@ -16,6 +16,7 @@ mod errors;
 pub mod export;
 pub mod fields;
 mod find;
+mod former;
 mod frozen;
 pub mod import;
 mod jobs;

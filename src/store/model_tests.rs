@@ -4,8 +4,8 @@
 use super::tests::{given, item, put_item, range};
 use super::*;
 use crate::engine::event::{
-    Along, BucketRow, ClosingRow, IndexRows, QueueRow, RekeyMembers, Scan, Standing, Stored, Wanted,
-    WindowRow, DEAD_LETTERS,
+    Along, BucketRow, ClosingRow, IndexRows, QueueRow, Scan, Standing, Stored, Wanted, WindowRow,
+    DEAD_LETTERS,
 };
 use crate::engine::tests::fake_store::FakeStore;
 use crate::engine::tests::twin::Twin;
@@ -37,7 +37,7 @@ fn judge(store: &mut Twin, model: &mut FakeStore, from: Key, until: u64, most: (
     let places: Vec<(u64, Place)> =
         model.items.keys().map(|(queue, key)| (key.seq, Place { queue: queue.clone(), key: *key })).collect();
     let beside = places.iter().map(|(seq, place)| {
-        let key = Key { due: place.key.due + 1, seq: place.key.seq };
+        let key = Key::own(place.key.due + 1, place.key.seq);
         vec![(*seq, Place { key, ..place.clone() })]
     });
     for wanted in beside.take(3).chain([places.clone()]) {
@@ -87,20 +87,16 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
             Op::Delete { place: Place { queue: item.queue().into(), key: item.key }, rows: rows_of(item) }
         }
         (10 | 11, Some(item)) => transfer(item, rows_of(item), due, flag),
-        (12, _) => {
-            let window = |customer: &str, through_seq, due| RekeyMembers {
-                customer: customer.into(),
-                through_seq,
-                due,
+        (12, Some(item)) if item.is_windowed() => {
+            let closed = ClosingRow {
+                application: item.application.clone(),
+                customer: item.customer.clone().unwrap_or(customer),
+                end: item.key.due,
+                window: item.key.window,
+                due: item.key.due.min(20 + due),
                 cause: ClosedBy::Quiet,
-                except: vec![u64::from(b) / 2, u64::from(b) / 2 + 3],
             };
-            let members = vec![
-                window(CUSTOMERS[0], seq.saturating_sub(u64::from(b) % 8), 20 + due),
-                window(CUSTOMERS[1], seq, 30 + due),
-                window(CUSTOMERS[0], seq, 40),
-            ];
-            Op::Rekey { queue, end: due, members, indexed: flag }
+            Op::Rekey { closed, except: vec![u64::from(b) / 2, u64::from(b) / 2 + 3] }
         }
         (13, Some(item)) if item.dead.is_none() => {
             let customer = item.customer.clone().map(|customer| (item.application.clone(), customer));
@@ -128,8 +124,6 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
         _ => {
             let named = Some(given(b % 40)).filter(|id| flag && !model.identities.contains_key(id));
             let item = Stored {
-                key: Key { due, seq },
-                accepted_due: due,
                 application: queue,
                 customer: (c % 5 > 0).then_some(customer),
                 given: named,
@@ -137,6 +131,14 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
                 own_time: c % 3 == 0,
                 ..item(due, seq)
             };
+            // A member of a window that is there, or the first of one.
+            let joins = |other: &&Stored| {
+                let same = other.application == item.application && other.customer == item.customer;
+                same && other.is_windowed() && other.key.due == due && b % 8 > 0
+            };
+            let joined = model.items.values().filter(|_| item.is_windowed()).rfind(joins);
+            let window = joined.map_or(seq, |other| other.key.window);
+            let item = Stored { key: Key { due, window, seq }, ..item };
             let indexed = item.customer.is_some() && a % 2 == 0;
             put_item(item, indexed)
         }
@@ -146,7 +148,7 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
 /// To another moment, with a failed attempt, or to the dead letters.
 fn transfer(item: &Stored, removed: IndexRows, due: u64, dead: bool) -> Op {
     let from = Place { queue: item.queue().into(), key: item.key };
-    let key = Key { due: due + 10, seq: item.key.seq };
+    let key = Key { due: due + 10, ..item.key };
     let standing = Standing {
         attempts: item.attempts + 1,
         last_error: Some("no queue".into()),
@@ -168,29 +170,22 @@ fn transfer(item: &Stored, removed: IndexRows, due: u64, dead: bool) -> Op {
 }
 
 fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (u8, u8, u64, bool)) -> Op {
-    let (end, through_seq) = (due, u64::from(b % 3));
+    let (end, window) = (due, u64::from(b % 3));
     match a % 5 {
         0 => {
-            let (count, low) = (u64::from(b % 3), Key { due, seq });
+            let (count, low) = (u64::from(b % 3), Key::own(due, seq));
             Op::PutQueue(QueueRow { queue, count, low, paused: flag, unindexed_until: due })
         }
         1 => {
             let (count, weight, expiry) = (u32::from(b) + 1, seq, flag.then_some(due));
-            Op::PutWindow(WindowRow { application: queue, customer, end, count, weight, expiry })
+            Op::PutWindow(WindowRow { application: queue, customer, end, window, count, weight, expiry })
         }
         2 => Op::DeleteWindow { application: queue, customer },
         3 => {
             let cause = ClosedBy::Bytes;
-            Op::PutClosing(ClosingRow {
-                application: queue,
-                customer,
-                end,
-                through_seq,
-                due: seq.min(end),
-                cause,
-            })
+            Op::PutClosing(ClosingRow { application: queue, customer, end, window, due: seq.min(end), cause })
         }
-        _ => Op::DeleteClosing { application: queue, customer, end, through_seq },
+        _ => Op::DeleteClosing { application: queue, customer, end, window },
     }
 }
 
@@ -230,7 +225,7 @@ proptest! {
             if reopen {
                 store.reopen(&model, u64::MAX);
             }
-            let (from, until) = (Key { due: (from % 12).into(), seq: 0 }, u64::from(until % 64));
+            let (from, until) = (Key::at((from % 12).into()), u64::from(until % 64));
             judge(&mut store, &mut model, Key::default(), u64::MAX, (usize::MAX, usize::MAX));
             let most = (usize::from(max_rows % 5), 1 + usize::from(max_rows % 7));
             judge(&mut store, &mut model, from, until, most);

@@ -47,6 +47,7 @@ fn fill(path: &Path) {
         application: APP.into(),
         customer: "c".into(),
         end: 900,
+        window: 1,
         count: 1,
         weight: 7,
         expiry: Some(8),
@@ -55,7 +56,7 @@ fn fill(path: &Path) {
         application: APP.into(),
         customer: "c".into(),
         end: 90,
-        through_seq: 5,
+        window: 5,
         due: 70,
         cause: ClosedBy::Flush,
     };
@@ -207,10 +208,10 @@ fn into_a_store_that_is_there_items_come_as_new_arrivals() {
     assert_eq!((summary.items, summary.identity), (4, identity));
     assert_eq!(imported(to.path(), &text).unwrap().items, 0, "never twice");
     let mut open = open_at(to.path());
-    assert!(open.opened.queues.iter().any(|row| &*row.queue == APP && row.paused && row.low == key(50, 32)));
+    assert!(open.opened.queues.iter().any(|row| &*row.queue == APP && row.paused && row.low == key(50, 31)));
     let places: Vec<Key> = items(&mut *open.store, APP).into_iter().map(|item| item.key).collect();
-    assert_eq!(places, [key(50, 32), key(55, 33), key(61, 2), key(70, 34)]);
-    assert_eq!(open.opened.marks.next_seq, 35);
+    assert_eq!(places, [key(50, 31), key(55, 34), key(61, 2), key(70, 35)]);
+    assert_eq!(open.opened.marks.next_seq, 40);
     let wanted = Wanted { identity: given(9), application: APP.into(), key: None, buckets: vec![0] };
     let Loaded::Found(found) = open.store.load(&Load::Find(vec![wanted])).unwrap() else { panic!() };
     assert_eq!(found, [Found { item: None, ended: Some(sent(1)) }]);
@@ -306,4 +307,47 @@ fn an_export_ends_at_a_damaged_row() {
         }
     };
     assert!(error.to_string().contains("queue `app` due 55 number 4"), "{error}");
+}
+
+/// Written by the build before windows were named: with two open windows, one of them with a row, an item
+/// that has a time of its own when they end, and a window that closed early.
+#[test]
+fn windows_of_an_export_of_version_1_stay_whole() {
+    let text = include_str!("export_v1.ndjson");
+    let (end, closed) = (1_800_000_060_000, 1_800_000_005_000);
+    let at = |due, window, seq| Key { due, window, seq };
+    for founds in [true, false] {
+        let to = tempfile::tempdir().unwrap();
+        let offset = if founds { 0 } else { 30 };
+        if !founds {
+            let mut store = open_at(to.path()).store;
+            store.commit(&[group(30, vec![put_item(named(61, 2), true), queue(APP, 1, 61, true)])]).unwrap();
+            store.close().unwrap();
+        }
+        // Cut amid a window, and brought to its end.
+        let cut = text.find("\"number\":13").unwrap();
+        assert!(matches!(imported(to.path(), &text[..cut]), Err(ImportError::Cut { lines: 4 })));
+        let told = imported(to.path(), text).unwrap();
+        assert_eq!((told.founded, told.items), (founds, 7));
+        verify(to.path(), MEMORY, &mut Sound).unwrap();
+        let mut open = open_at(to.path());
+        let window = &open.opened.windows[0];
+        assert_eq!(
+            (&*window.customer, window.end, window.window, window.count),
+            ("ann", end, offset + 11, 3)
+        );
+        let keys: Vec<Key> = items(&mut *open.store, "shop").into_iter().map(|item| item.key).collect();
+        let want = [
+            (closed, 17, 17),
+            (closed, 17, 18),
+            (end, 11, 11),
+            (end, 11, 13),
+            (end, 11, 15),
+            (end, 12, 12),
+            (end, 12, 14),
+            (end, 16, 16),
+            (end, 19, 19),
+        ];
+        assert_eq!(keys, want.map(|(due, window, seq)| at(due, offset + window, offset + seq)));
+    }
 }

@@ -22,6 +22,7 @@ fn marks_and_small_rows_survive() {
         application: "app".into(),
         customer: customer.into(),
         end: 99,
+        window: 8,
         count,
         weight: 7,
         expiry: Some(3),
@@ -33,21 +34,17 @@ fn marks_and_small_rows_survive() {
         paused,
         unindexed_until: 6,
     };
-    let closing = |end, through_seq, cause| ClosingRow {
+    let closing = |end, window, cause| ClosingRow {
         application: "app".into(),
         customer: "a".into(),
         end,
-        through_seq,
+        window,
         due: 88,
         cause,
     };
     let (bucket, marks) = (|bucket, from| BucketRow { bucket, from }, Marks { next_seq: 77, wall: 0 });
-    let no_closing = |end, through_seq| Op::DeleteClosing {
-        application: "app".into(),
-        customer: "a".into(),
-        end,
-        through_seq,
-    };
+    let no_closing =
+        |end, window| Op::DeleteClosing { application: "app".into(), customer: "a".into(), end, window };
     let over = vec![
         Op::DeleteWindow { application: "app".into(), customer: "b".into() },
         Op::PutQueue(queue("held", 0, true)),
@@ -172,15 +169,19 @@ fn a_newer_format_is_refused() {
     let (dir, store) = fresh();
     drop(store);
     write_raw(dir.path(), KeyspaceId::Meta, rows::META_FORMAT, Some(&rows::number_row(rows::META_FORMAT, 9)));
-    assert!(matches!(refusal(dir.path()), OpenError::Newer { found: 9, known: 3 }));
+    assert!(matches!(refusal(dir.path()), OpenError::Newer { found: 9, known: 4 }));
 }
 
 #[test]
 fn an_older_format_is_refused_with_what_to_do() {
     // With all keyspaces, and without those that they did not have.
-    for (format, removed) in
-        [(1, vec!["items", "identities", "queues"]), (2, vec!["items", "queues"]), (2, vec![])]
-    {
+    let drain = "let the version that wrote it run";
+    for (format, removed, way) in [
+        (1, vec!["items", "identities", "queues"], drain),
+        (2, vec!["items", "queues"], drain),
+        (2, vec![], drain),
+        (3, vec![], "tidegate store export DIR > FILE"),
+    ] {
         let (dir, mut store) = fresh();
         store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
         drop(store);
@@ -193,7 +194,7 @@ fn an_older_format_is_refused_with_what_to_do() {
         drop(db);
         let error = refusal(dir.path());
         assert!(matches!(error, OpenError::Older { found } if u64::from(found) == format), "{error}");
-        assert!(error.to_string().contains("let the version that wrote it run"), "{error}");
+        assert!(error.to_string().contains(way), "{error}");
     }
 }
 

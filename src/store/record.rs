@@ -244,6 +244,8 @@ fn put_standing(out: &mut Vec<u8>, standing: u8, view: &View<'_>) {
 pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordError> {
     let mut r = FieldReader(unseal(row, bytes)?);
     let (queue, key) = rows::read_item_key(row).ok_or(RecordError::Key)?;
+    let behind = key.seq.checked_sub(key.window).and_then(|behind| u32::try_from(behind).ok());
+    behind.ok_or(RecordError::Key)?;
     let version = r.byte("version")?;
     if version != VERSION {
         return Err(RecordError::Version { found: version, known: VERSION });
@@ -309,7 +311,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn key() -> impl Strategy<Value = Key> {
-        (any::<u64>(), any::<u64>()).prop_map(|(due, seq)| Key { due, seq })
+        (any::<u64>(), any::<u64>()).prop_map(|(due, seq)| Key::own(due, seq))
     }
 
     prop_compose! {
@@ -361,7 +363,7 @@ mod tests {
     }
 
     fn blank() -> Stored {
-        Stored { content: Some(Arc::new(Content::default())), ..Stored::blank("app", Key { due: 7, seq: 1 }) }
+        Stored { content: Some(Arc::new(Content::default())), ..Stored::blank("app", Key::own(7, 1)) }
     }
 
     fn row_of(item: &Stored) -> Vec<u8> {
@@ -471,7 +473,7 @@ mod tests {
 
     #[test]
     fn errors_name_what_is_wrong() {
-        let row = rows::item_key("app", Key { due: 7, seq: 1 }).unwrap();
+        let row = rows::item_key("app", Key::own(7, 1)).unwrap();
         let of = |fields: &[u8]| decode(&row, &sealed(&row, fields.to_vec())).unwrap_err();
         let standing = |bit: u8, rest: &[u8]| of(&[&[VERSION, STANDING, bit, 0, 0], rest].concat());
         assert_eq!(decode(&row, &[1, 2]).unwrap_err(), RecordError::Short(2));

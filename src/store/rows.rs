@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// also writes the new number; a program that knows less refuses the store from then on.
 ///
 /// Formats 1 and 2, of no released program, had one index by time for all applications, and are refused.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// Key in `meta` of the format number. Key and layout stay the same in every format.
 pub const META_FORMAT: &[u8] = b"format";
@@ -31,19 +31,25 @@ pub const MARKS_LEN: usize = 28;
 pub const BUCKET: &[u8] = b"bucket";
 
 /// Bytes of an item's place in the order, at the end of every key that has one.
-pub const PLACE_LEN: usize = 16;
+pub const PLACE_LEN: usize = 24;
 /// Longest name in a key, bytes. Those of the engine have 200 at most.
 const NAME_MAX: usize = 255;
 
 /// An item's place in the order.
 fn place_bytes(key: Key) -> [u8; PLACE_LEN] {
-    ((u128::from(key.due) << 64) | u128::from(key.seq)).to_be_bytes()
+    let mut place = [0; PLACE_LEN];
+    for (bytes, number) in place.chunks_exact_mut(8).zip([key.due, key.window, key.seq]) {
+        bytes.copy_from_slice(&number.to_be_bytes());
+    }
+    place
 }
 
 /// The place in the order that a stored key ends in; `None`: the key is too short to be one.
 pub fn place_of(bytes: &[u8]) -> Option<Key> {
-    let place = u128::from_be_bytes(*bytes.last_chunk()?);
-    Some(Key { due: (place >> 64) as u64, seq: place as u64 })
+    let place = bytes.last_chunk::<PLACE_LEN>()?;
+    let mut numbers =
+        place.chunks_exact(8).map(|bytes| bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)));
+    Some(Key { due: numbers.next()?, window: numbers.next()?, seq: numbers.next()? })
 }
 
 /// The beginning that all keys under these names share.
@@ -177,13 +183,15 @@ pub struct ImportRow {
     pub whole: bool,
     /// The store was made by it: what it holds keeps its arrival numbers.
     pub founding: bool,
+    /// What is added to the arrival numbers in it.
+    pub offset: u64,
     /// Identity of the store that it is an export of.
     pub store: u64,
 }
 
 /// The row under [`import_key`].
 pub fn import_row(key: &[u8], row: ImportRow) -> Vec<u8> {
-    seal_numbers(key, &[row.lines, row.whole.into(), row.founding.into(), row.store])
+    seal_numbers(key, &[row.lines, row.whole.into(), row.founding.into(), row.offset, row.store])
 }
 
 /// Reads [`import_row`].
@@ -192,8 +200,8 @@ pub fn import_row(key: &[u8], row: ImportRow) -> Vec<u8> {
 ///
 /// Says what is wrong with it.
 pub fn read_import(key: &[u8], bytes: &[u8]) -> Result<ImportRow, String> {
-    let [lines, whole, founding, store] = unseal(key, bytes)?;
-    Ok(ImportRow { lines, whole: whole != 0, founding: founding != 0, store })
+    let [lines, whole, founding, offset, store] = unseal(key, bytes)?;
+    Ok(ImportRow { lines, whole: whole != 0, founding: founding != 0, offset, store })
 }
 
 /// The marks of commit number `commit`.
@@ -228,7 +236,8 @@ pub fn window_key(application: &str, customer: &str) -> Result<Vec<u8>, BrokenCo
 pub fn window_row(row: &WindowRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
     let key = window_key(&row.application, &row.customer)?;
     let expiry = [u64::from(row.expiry.is_some()), row.expiry.unwrap_or(0)];
-    let value = seal_numbers(&key, &[row.end, row.count.into(), row.weight, expiry[0], expiry[1]]);
+    let numbers = [row.end, row.window, row.count.into(), row.weight, expiry[0], expiry[1]];
+    let value = seal_numbers(&key, &numbers);
     Ok((key, value))
 }
 
@@ -239,17 +248,17 @@ pub fn window_row(row: &WindowRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract>
 /// Says what is wrong with it.
 pub fn read_window(key: &[u8], bytes: &[u8]) -> Result<WindowRow, String> {
     let [application, customer] = names_alone(key)?;
-    let [end, count, weight, expires, expiry] = unseal(key, bytes)?;
+    let [end, window, count, weight, expires, expiry] = unseal(key, bytes)?;
     let count = u32::try_from(count).map_err(|_| "count is out of range")?;
     let expiry = match expires {
         0 => None,
         1 => Some(expiry),
         other => return Err(format!("unknown expiry flag {other}")),
     };
-    Ok(WindowRow { application, customer, end, count, weight, expiry })
+    Ok(WindowRow { application, customer, end, window, count, weight, expiry })
 }
 
-/// The key of a closing's row: its planned end and last arrival number stand where those of an item would.
+/// The key of a closing's row: its planned end and its window stand where those of an item would.
 ///
 /// # Errors
 ///
@@ -258,9 +267,9 @@ pub fn closing_key(
     application: &str,
     customer: &str,
     end: u64,
-    through_seq: u64,
+    window: u64,
 ) -> Result<Vec<u8>, BrokenContract> {
-    place_key(&[application, customer], Key { due: end, seq: through_seq })
+    place_key(&[application, customer], Key::own(end, window))
 }
 
 /// Key and value of a closing's row.
@@ -269,7 +278,7 @@ pub fn closing_key(
 ///
 /// As [`prefix`].
 pub fn closing_row(row: &ClosingRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
-    let key = closing_key(&row.application, &row.customer, row.end, row.through_seq)?;
+    let key = closing_key(&row.application, &row.customer, row.end, row.window)?;
     let value = seal_numbers(&key, &[row.due, closed_by_code(row.cause).into()]);
     Ok((key, value))
 }
@@ -285,13 +294,13 @@ pub fn read_closing(key: &[u8], bytes: &[u8]) -> Result<ClosingRow, String> {
     let [due, cause] = unseal(key, bytes)?;
     let cause = u8::try_from(cause).map_err(|_| "cause is out of range")?;
     let cause = fields::read_closed_by(cause).map_err(|e| e.to_string())?;
-    Ok(ClosingRow { application, customer, end: place.due, through_seq: place.seq, due, cause })
+    Ok(ClosingRow { application, customer, end: place.due, window: place.window, due, cause })
 }
 
 /// Key and value of a queue's row. It is written with most commits: its numbers have no fixed width.
 ///
 /// ```text
-/// count | low.due | low.seq | paused u8 | unindexed_until | crc32c u32 LE
+/// count | low.due | low.window | low.seq | paused u8 | unindexed_until | crc32c u32 LE
 /// ```
 ///
 /// # Errors
@@ -300,7 +309,9 @@ pub fn read_closing(key: &[u8], bytes: &[u8]) -> Result<ClosingRow, String> {
 pub fn queue_row(row: &QueueRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
     let key = prefix(&[&row.queue])?;
     let mut value = Vec::with_capacity(32);
-    for number in [row.count, row.low.due, row.low.seq, row.paused.into(), row.unindexed_until] {
+    for number in
+        [row.count, row.low.due, row.low.window, row.low.seq, row.paused.into(), row.unindexed_until]
+    {
         put_varint(&mut value, number);
     }
     let value = seal(&key, value);
@@ -317,7 +328,8 @@ pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
     let text = |error: fields::RecordError| error.to_string();
     let mut r = fields::FieldReader(fields::unseal(key, bytes).map_err(text)?);
     let count = r.varint("count").map_err(text)?;
-    let low = Key { due: r.varint("low.due").map_err(text)?, seq: r.varint("low.seq").map_err(text)? };
+    let mut low = |name| r.varint(name).map_err(text);
+    let low = Key { due: low("low.due")?, window: low("low.window")?, seq: low("low.seq")? };
     let paused = match r.byte("paused").map_err(text)? {
         0 => false,
         1 => true,
@@ -331,7 +343,7 @@ pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
 /// Key and value of the row that leads from an identity to its item.
 pub fn identity_row(identity: Identity, key: Key) -> ([u8; 16], Vec<u8>) {
     let row = identity.to_bytes();
-    (row, seal_numbers(&row, &[key.due, key.seq]))
+    (row, seal_numbers(&row, &[key.due, key.window, key.seq]))
 }
 
 /// Reads [`identity_row`].
@@ -340,7 +352,7 @@ pub fn identity_row(identity: Identity, key: Key) -> ([u8; 16], Vec<u8>) {
 ///
 /// Says what is wrong with it.
 pub fn read_identity(identity: Identity, bytes: &[u8]) -> Result<Key, String> {
-    unseal(&identity.to_bytes(), bytes).map(|[due, seq]| Key { due, seq })
+    unseal(&identity.to_bytes(), bytes).map(|[due, window, seq]| Key { due, window, seq })
 }
 
 /// The row about a bucket in its epoch number `epoch`.
@@ -369,7 +381,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn key(due: u64, seq: u64) -> Key {
-        Key { due, seq }
+        Key::own(due, seq)
     }
 
     proptest! {
@@ -401,7 +413,7 @@ mod tests {
             let marks = Marks { next_seq: b, wall: c };
             prop_assert_eq!(read_marks(&marks_row(a, &marks)).unwrap(), (a, marks));
             let window = WindowRow {
-                application: "app".into(), customer: "c".into(), end: a, count, weight: b,
+                application: "app".into(), customer: "c".into(), end: a, window: d, count, weight: b,
                 expiry: expires.then_some(c),
             };
             let (k, v) = window_row(&window).unwrap();
@@ -413,7 +425,7 @@ mod tests {
             let (k, v) = queue_row(&queue).unwrap();
             prop_assert_eq!(read_queue(&k, &v).unwrap(), queue);
             let closing = ClosingRow {
-                application: "a".into(), customer: "".into(), end: a, through_seq: b, due: c,
+                application: "a".into(), customer: "".into(), end: a, window: b, due: c,
                 cause: if expires { ClosedBy::Expiry } else { ClosedBy::Time },
             };
             let (k, v) = closing_row(&closing).unwrap();
@@ -421,7 +433,7 @@ mod tests {
             let identity = Identity::assigned(a);
             let (_, v) = identity_row(identity, key(b, c));
             prop_assert_eq!(read_identity(identity, &v).unwrap(), key(b, c));
-            let import = ImportRow { lines: a, whole: expires, founding: !expires, store: d };
+            let import = ImportRow { lines: a, whole: expires, founding: !expires, offset: b, store: d };
             let k = import_key(u128::from(b));
             prop_assert_eq!(read_import(&k, &import_row(&k, import)).unwrap(), import);
             let k = place_key(&["a", "b"], key(c, d)).unwrap();
@@ -469,7 +481,7 @@ mod tests {
     #[test]
     fn a_flag_without_a_meaning_is_refused() {
         let queue = prefix(&["a"]).unwrap();
-        let error = read_queue(&queue, &seal(&queue, vec![7, 1, 1, 2, 0])).unwrap_err();
+        let error = read_queue(&queue, &seal(&queue, vec![7, 1, 1, 1, 2, 0])).unwrap_err();
         assert_eq!(error, "unknown pause flag 2");
         let closing = closing_key("a", "c", 1, 2).unwrap();
         let error = read_closing(&closing, &seal_numbers(&closing, &[7, 99])).unwrap_err();

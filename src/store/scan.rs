@@ -49,7 +49,7 @@ fn along_customer(
 ) -> Result<Step, ReadError> {
     let names: [&str; 2] = [application, customer];
     let start = rows::place_key(&names, scan.from)?;
-    let end = rows::place_key(&names, Key { due: scan.until, seq: 0 })?;
+    let end = rows::place_key(&names, Key::at(scan.until))?;
     let (mut out, mut read) = (Vec::new(), 0);
     for (looked_at, row) in keyspaces.range(KeyspaceId::Customers, start, end).enumerate() {
         let (row, _) = row?;

@@ -13,7 +13,7 @@ use std::process::Command;
 pub(super) const APP: &str = "app";
 
 pub(super) fn key(due: u64, seq: u64) -> Key {
-    Key { due, seq }
+    Key::own(due, seq)
 }
 
 pub(super) fn place(queue: &str, due: u64, seq: u64) -> Place {

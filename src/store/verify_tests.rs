@@ -49,6 +49,7 @@ fn filled() -> tempfile::TempDir {
         application: APP.into(),
         customer: "c".into(),
         end: 90,
+        window: 1,
         count: 1,
         weight: 7,
         expiry: None,

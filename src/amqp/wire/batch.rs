@@ -350,7 +350,7 @@ fn id_of<'a>(basic: &Basic<'a>, store_identity: u64, id: AssignedId) -> Cow<'a, 
 }
 
 fn assigned_id(item: &BatchItem) -> AssignedId {
-    AssignedId { seq: item.seq, due: item.accepted_due }
+    AssignedId { seq: item.seq, due: item.accepted_due, window: item.window }
 }
 
 /// Sets a header, a signed 64-bit number.

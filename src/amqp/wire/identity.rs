@@ -28,17 +28,25 @@ pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
 }
 
 /// The id of an item that came without one: unique, because the store's identity is, and the arrival number
-/// is within it. The due as accepted stands behind them, so that the store finds the item by its id alone.
+/// is within it. The due as accepted stands behind them, and of whoever is not the first member of its window
+/// how far it is behind that one, so that the store finds the item by its id alone.
 pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
-    format!("{store_identity:016x}-{:x}-{:x}", id.seq, id.due)
+    let AssignedId { seq, due, .. } = id;
+    match id.key().behind_first() {
+        0 => format!("{store_identity:016x}-{seq:x}-{due:x}"),
+        behind => format!("{store_identity:016x}-{seq:x}-{due:x}-{behind:x}"),
+    }
 }
 
 /// What an id of exactly the form of [`assigned`] says.
 pub(super) fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
     let (_, numbers) = id.split_once('-')?;
-    let (seq, due) = numbers.split_once('-')?;
-    let read =
-        AssignedId { seq: u64::from_str_radix(seq, 16).ok()?, due: u64::from_str_radix(due, 16).ok()? };
-    // Other spellings of the same numbers were never assigned.
+    let (seq, rest) = numbers.split_once('-')?;
+    let (due, behind) = rest.split_once('-').unwrap_or((rest, "0"));
+    let number = |digits| u64::from_str_radix(digits, 16).ok();
+    let (seq, behind) = (number(seq)?, u32::from_str_radix(behind, 16).ok()?);
+    let read = AssignedId { seq, due: number(due)?, window: seq.checked_sub(behind.into())? };
+    // Numbers begin with 1, and other spellings of the same ones were never assigned.
+    (read.window > 0 || behind == 0).then_some(())?;
     (assigned(store_identity, read) == id).then_some(read)
 }

@@ -203,10 +203,10 @@ mod tests {
         assert_eq!(args.state, Some(ListedStage::InFlight));
         assert_eq!((args.from, args.to), (Some(1_800_000_000_000), Some(1_800_000_001_000)));
         assert_eq!((args.limit, args.count), (5_000, false));
-        let CliCommand::List(args) = parse("tidegate list --cursor 1800000000000-7") else {
+        let CliCommand::List(args) = parse("tidegate list --cursor 1800000000000-7-7") else {
             panic!("no list")
         };
-        assert_eq!(args.cursor.as_deref(), Some("1800000000000-7"));
+        assert_eq!(args.cursor.as_deref(), Some("1800000000000-7-7"));
         let CliCommand::List(args) = parse("tidegate list --count --application a") else {
             panic!("no list")
         };

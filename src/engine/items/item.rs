@@ -2,8 +2,9 @@
 
 use super::packed::{ItemFlag, PackedResidence, PackedState};
 use crate::engine::event::{Rewritten, Standing, Stored, Token};
-use crate::engine::ids::{ClosingPlace, CustomerId, QueueId};
+use crate::engine::ids::{CustomerId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::request::AssignedId;
 use crate::engine::types::{ClosedBy, Content, Dead, DuplicateRule, Identity, Key, NewItem};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -38,9 +39,11 @@ pub(in crate::engine) enum Residence {
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::engine) struct Item {
-    /// Its place in its queue's order in the store.
-    key: Key,
-    /// When it is really due: earlier than `key.due` where its window closed sooner, UTC ms.
+    /// The due in its key, UTC ms.
+    planned: u64,
+    /// Its arrival number.
+    seq: u64,
+    /// When it is really due: earlier than planned where its window closed sooner, UTC ms.
     due: u64,
     /// When it arrived, UTC ms.
     received: u64,
@@ -50,9 +53,9 @@ pub(in crate::engine) struct Item {
     fingerprint: u64,
     queue: QueueId,
     customer: Option<CustomerId>,
-    /// Of the window it was a member of, which closed early: its key has still the planned end.
-    closing: Option<ClosingPlace>,
     weight: u32,
+    /// How far its number is from that of its window's first member: a window closes before that is too much.
+    behind: u32,
     state: PackedState,
     residence: PackedResidence,
     content: Option<Arc<Content>>,
@@ -164,7 +167,8 @@ impl Item {
     fn bare(placement: Placement) -> Self {
         let Placement { key, queue, customer, received, tag } = placement;
         Item {
-            key,
+            planned: key.due,
+            seq: key.seq,
             due: key.due,
             received,
             expiry: u64::MAX,
@@ -172,8 +176,8 @@ impl Item {
             fingerprint: 0,
             queue,
             customer,
-            closing: None,
             weight: 0,
+            behind: key.behind_first(),
             state: PackedState::new(Stage::Ready),
             residence: NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending).into(),
             content: None,
@@ -185,7 +189,7 @@ impl Item {
 
     /// Its place in its queue's order in the store.
     pub(in crate::engine) fn key(&self) -> Key {
-        self.key
+        Key { due: self.planned, window: self.seq - u64::from(self.behind), seq: self.seq }
     }
 
     /// When it is really due: earlier than its key says where its window closed sooner, UTC ms.
@@ -219,9 +223,9 @@ impl Item {
         self.customer
     }
 
-    /// Of the window it was a member of, which closed early: its key has still the planned end.
-    pub(in crate::engine) fn closing(&self) -> Option<ClosingPlace> {
-        self.closing
+    /// The window it was a member of, where that closed early and its key has still the planned end.
+    pub(in crate::engine) fn closing(&self) -> Option<u64> {
+        self.state.has(ItemFlag::Closing).then(|| self.key().window)
     }
 
     pub(in crate::engine) fn weight(&self) -> u32 {
@@ -277,7 +281,7 @@ impl Item {
 
     /// Its place among what is due: by this it leaves, and by this it is held against its queue's bound.
     pub(in crate::engine) fn place(&self) -> Key {
-        Key { due: self.due, seq: self.key.seq }
+        Key { due: self.due, ..self.key() }
     }
 
     pub(in crate::engine) fn is_stored(&self) -> bool {
@@ -313,7 +317,12 @@ impl Item {
     }
 
     pub(in crate::engine) fn accepted_due(&self) -> u64 {
-        self.extra.as_deref().and_then(|extra| extra.accepted_due).unwrap_or(self.key.due)
+        self.extra.as_deref().and_then(|extra| extra.accepted_due).unwrap_or(self.planned)
+    }
+
+    /// The id that it was assigned.
+    pub(in crate::engine) fn assigned_id(&self) -> AssignedId {
+        AssignedId::of(self.key(), self.accepted_due())
     }
 
     /// Its key is not the one that it was accepted under.
@@ -346,13 +355,13 @@ impl Item {
     pub(in crate::engine) fn rewritten(&self) -> Rewritten {
         let dead = self.is_dead();
         let (attempts, outcome_unknown) = (self.attempts(), self.outcome_unknown());
-        Rewritten { key: self.key, attempts, outcome_unknown, own_time: self.own_time(), dead }
+        Rewritten { key: self.key(), attempts, outcome_unknown, own_time: self.own_time(), dead }
     }
 
     /// Its row, under this address.
     pub(in crate::engine) fn to_stored(&self, (application, customer): Address) -> Stored {
         Stored {
-            key: self.key,
+            key: self.key(),
             accepted_due: self.accepted_due(),
             application,
             customer,
@@ -381,11 +390,11 @@ impl Item {
         self.state.set_stage(stage);
     }
 
-    /// Its window has closed: it is due then. `closing`: the one that covers it, where its key says later.
-    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy, closing: Option<ClosingPlace>) {
+    /// Its window has closed: it is due then. `closing`: its key says later, and a closing's row covers it.
+    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy, closing: bool) {
         self.due = due;
         self.state.set_closed_by(cause);
-        self.closing = closing;
+        self.state.set(ItemFlag::Closing, closing);
     }
 
     /// Its row is written with this commit, and says all.
@@ -404,13 +413,15 @@ impl Item {
         self.residence = NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending).into();
     }
 
-    /// It is in flight, and another has its place: nothing keeps it beyond this attempt. The closing that
-    /// covered it.
-    pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) -> Option<ClosingPlace> {
+    /// It is in flight, and another has its place: nothing keeps it beyond this attempt. The window whose
+    /// closing covered it.
+    pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) -> Option<u64> {
         self.extra_mut().superseded = Some(rule);
         self.orphan();
         self.state.set(ItemFlag::Indexed, false);
-        self.closing.take()
+        let closing = self.closing();
+        self.state.set(ItemFlag::Closing, false);
+        closing
     }
 
     /// Whether its row has, or is given, a row under its customer.
@@ -420,7 +431,7 @@ impl Item {
 
     /// Its key says from now on when it is really due.
     pub(in crate::engine) fn settle_key(&mut self) {
-        if self.due != self.key.due {
+        if self.due != self.planned {
             self.move_key(self.due);
         }
     }
@@ -436,7 +447,7 @@ impl Item {
     pub(in crate::engine) fn reschedule(&mut self, due: u64) {
         self.move_key(due);
         self.due = due;
-        self.closing = None;
+        self.state.set(ItemFlag::Closing, false);
         if !mutated(Mutant::RescheduledKeepsItsCause) {
             self.state.set_closed_by(ClosedBy::Time);
         }
@@ -449,7 +460,7 @@ impl Item {
         if moved.is_some() || self.extra.is_some() {
             self.extra_mut().accepted_due = moved;
         }
-        self.key.due = due;
+        self.planned = due;
     }
 
     /// An attempt has failed that counts.
@@ -499,12 +510,12 @@ impl Item {
         extra.dead = Some(Arc::new(dead));
         extra.meant_for = Some(meant_for);
         extra.former_identity = former;
-        self.identity = Identity::assigned(self.key.seq);
+        self.identity = Identity::assigned(self.seq);
         self.queue = dead_letters;
         self.customer = None;
-        self.closing = None;
+        self.state.set(ItemFlag::Closing, false);
         self.state.set_stage(Stage::Ready);
-        self.due = self.key.due;
+        self.due = self.planned;
         self.state.set(ItemFlag::Indexed, false);
         self.state.set(ItemFlag::Amended, false);
     }
@@ -513,7 +524,7 @@ impl Item {
 
     /// A dead item is known by its arrival number alone. The identity that it had.
     pub(super) fn lose_identity(&mut self) -> Identity {
-        std::mem::replace(&mut self.identity, Identity::assigned(self.key.seq))
+        std::mem::replace(&mut self.identity, Identity::assigned(self.seq))
     }
 
     pub(super) fn set_content(&mut self, content: Arc<Content>) {

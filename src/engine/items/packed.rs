@@ -9,8 +9,8 @@ use std::num::NonZeroU64;
 const CAUSES: [ClosedBy; 6] =
     [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
 
-/// Bits of a [`PackedState`] below this are the stage. The numbers of flights stay far below 2^56.
-const STAGE_BITS: u32 = 58;
+/// Bits of a [`PackedState`] below this are the stage. The numbers of flights stay far below 2^55.
+const STAGE_BITS: u32 = 57;
 const STAGE: u64 = (1 << STAGE_BITS) - 1;
 const CAUSE: u64 = 7 << STAGE_BITS;
 
@@ -18,6 +18,7 @@ const CAUSE: u64 = 7 << STAGE_BITS;
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(super) enum ItemFlag {
+    Closing = 1 << 60,
     OwnTime = 1 << 61,
     Indexed = 1 << 62,
     Amended = 1 << 63,
@@ -106,7 +107,7 @@ mod tests {
         prop_oneof![
             Just(Stage::Scheduled),
             Just(Stage::Ready),
-            (0..1u64 << 56).prop_map(Stage::Flying),
+            (0..1u64 << 55).prop_map(Stage::Flying),
             (any::<u32>(), any::<bool>()).prop_map(|(pos, scheduled)| Stage::Windowed { pos, scheduled }),
         ]
     }

@@ -45,7 +45,7 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
             let mut from = low;
             if near.due < former && !mutated(Mutant::UnindexedForgotten) {
                 // Those with a row among them would be met twice.
-                from = Key { due: former, seq: 0 };
+                from = Key::at(former);
                 let (along, customer) = (Along::Queue(Arc::clone(&name)), Some(Arc::clone(&customer)));
                 out.push_back(Leg { along, from: near, until: former, customer, low: near });
             }

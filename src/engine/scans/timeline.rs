@@ -46,7 +46,7 @@ impl Counting {
         let stored = |queue: &&Queue| queue.stored() > 0;
         let leg = |queue: &Queue| Leg {
             along: Along::Queue(Arc::clone(queue.name())),
-            from: Key { due: now.wall, seq: 0 }.max(queue.low()),
+            from: Key::at(now.wall).max(queue.low()),
             until,
             customer: None,
             low: queue.low(),
@@ -132,7 +132,7 @@ impl Counting {
                 return false;
             }
             None if knows_next || self.is_beyond(leg) => return false,
-            None => (leg.from, leg.until) = (Key { due: self.until, seq: 0 }, u64::MAX),
+            None => (leg.from, leg.until) = (Key::at(self.until), u64::MAX),
         }
         true
     }

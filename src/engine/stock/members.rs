@@ -3,39 +3,19 @@
 use super::*;
 use crate::engine::event::Opened;
 use crate::engine::windows;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 impl Stock {
     /// Windows as the former life left them: open ones go on, and closed ones stay closed.
     pub(in crate::engine) fn reopen(&mut self, opened: &Opened, now: Now) {
-        let mut closed: BTreeMap<(Arc<str>, u64), Vec<RekeyMembers>> = BTreeMap::new();
         for row in &opened.closings {
-            let members = RekeyMembers {
-                customer: Arc::clone(&row.customer),
-                through_seq: row.through_seq,
-                // Where the clock was set back they are due all the same.
-                due: row.due.min(now.wall),
-                cause: row.cause,
-                except: Vec::new(),
-            };
-            closed.entry((Arc::clone(&row.application), row.end)).or_default().push(members);
             self.journal.push(windows::delete_closing(row));
-        }
-        for ((queue, end), mut members) in closed {
-            // Of two windows of one customer with the same planned end, the one that closed first is looked
-            // at first.
-            members.sort_by_key(|one| one.through_seq);
-            let id = self.queues.id(&queue);
-            let first = members.iter().map(|one| one.due).min().unwrap_or(end);
-            self.queues.rekeyed(id, Key { due: first, seq: 0 });
             if !mutated(Mutant::RestartForgetsClosings) {
-                self.journal.push(Op::Rekey { queue, end, members, indexed: false });
+                // Where the clock was set back they are due all the same.
+                self.move_far(ClosingRow { due: row.due.min(now.wall), ..row.clone() }, Vec::new());
             }
         }
         self.bring_back(opened, now);
-        if !opened.queues.is_empty() {
-            self.former_until = now.wall + HORIZON_MS;
-        }
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
             let customer = self.customers.id(&mut self.queues, queue, &row.customer);
@@ -47,9 +27,9 @@ impl Stock {
     /// short ones that were open wait for `window` at most. Long windows have rows, which see to their own.
     fn bring_back(&mut self, opened: &Opened, now: Now) {
         let long: BTreeSet<(&str, &str, u64)> =
-            opened.windows.iter().map(|row| (&*row.application, &*row.customer, row.end)).collect();
+            opened.windows.iter().map(|row| (&*row.application, &*row.customer, row.window)).collect();
         for row in &opened.ahead {
-            if row.closed_by.is_none() && long.contains(&(&*row.application, &*row.customer, row.due)) {
+            if row.closed_by.is_none() && long.contains(&(&*row.application, &*row.customer, row.window)) {
                 continue;
             }
             let queue = self.queues.id(&row.application);
@@ -59,35 +39,49 @@ impl Stock {
             if due >= row.due || mutated(Mutant::AheadForgotten) {
                 continue;
             }
-            let members = RekeyMembers {
+            let closed = ClosingRow {
+                application: Arc::clone(&row.application),
                 customer: Arc::clone(&row.customer),
-                through_seq: self.journal.next_number().saturating_sub(1),
+                end: row.due,
+                window: row.window,
                 due,
                 cause: row.closed_by.unwrap_or(ClosedBy::Time),
-                except: Vec::new(),
             };
-            self.queues.rekeyed(queue, Key { due, seq: 0 });
-            let (queue, end) = (Arc::clone(&row.application), row.due);
-            self.journal.push(Op::Rekey { queue, end, members: vec![members], indexed: false });
+            self.move_far(closed, Vec::new());
+        }
+    }
+
+    /// Members of a window in the store alone are due when it closed. `except`: see [`Op::Rekey`].
+    fn move_far(&mut self, closed: ClosingRow, except: Vec<u64>) {
+        let queue = self.queues.id(&closed.application);
+        let to = Key { due: closed.due, window: closed.window, seq: 0 };
+        if !mutated(Mutant::RekeysUntold) {
+            self.rekeys.push((Arc::clone(&closed.application), to));
+        }
+        self.queues.rekeyed(queue, to);
+        self.reads.note_rekey(&self.watch, &closed, &except);
+        if !mutated(Mutant::RekeyForgotten) {
+            self.journal.push(Op::Rekey { closed, except });
         }
     }
 
     /// An item that would take its customer's window over its bytes closes it first.
     pub(super) fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
-        if Windows::would_overflow(&self.customers, &self.queues, id, weight) {
-            self.close_window(id, ClosedBy::Bytes, now);
+        let next = (weight, self.journal.next_number());
+        if let Some(cause) = Windows::would_overflow(&self.customers, &self.queues, id, next) {
+            self.close_window(id, cause, now);
         }
     }
 
-    /// Counts a new item into its customer's window, opening one if need be; the planned end, which is the
-    /// due in its key.
+    /// Counts a new item into its customer's window, opening one if need be; where its members lie in the
+    /// store.
     pub(super) fn join_window(
         &mut self,
         id: CustomerId,
         member: Member,
         inherited: Option<u64>,
         now: Now,
-    ) -> u64 {
+    ) -> Key {
         if self.customers[id].window.is_none() {
             let settings = self.queues.settings_of(self.customers[id].queue);
             let length = match inherited {
@@ -95,8 +89,10 @@ impl Stock {
                 Some(end) => end.saturating_sub(now.wall).min(settings.window),
                 None => window::length(settings, now),
             };
-            let plan = Plan { length, end: now.wall + length, long: length > HORIZON_MS };
-            self.windows.open(&mut self.customers, &mut self.queues, id, plan, member.seq, now);
+            let plan = Plan { length, end: now.wall + length, long: length > HORIZON_MS, former: false };
+            let shared = mutated(Mutant::WindowsShareANumber);
+            let number = if shared { (member.seq & !7).max(1) } else { member.seq };
+            self.windows.open(&mut self.customers, &mut self.queues, id, plan, number, now);
         }
         self.windows.join(&mut self.customers, &self.queues, id, member, now)
     }
@@ -106,14 +102,15 @@ impl Stock {
     pub(super) fn rejoin_window(&mut self, id: ItemId, customer: CustomerId, now: Now) -> bool {
         let item = &self.items[id];
         let member = Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq };
-        let end = item.key().due;
+        let Key { due: end, window: number, .. } = item.key();
         if self.customers[customer].window.is_none() {
             let longest = self.queues.settings_of(self.customers[customer].queue).window;
             let length = end.saturating_sub(now.wall).min(longest);
-            let plan = Plan { length, end, long: false };
-            self.windows.open(&mut self.customers, &mut self.queues, customer, plan, member.seq, now);
+            let plan = Plan { length, end, long: false, former: true };
+            self.windows.open(&mut self.customers, &mut self.queues, customer, plan, number, now);
         }
-        let another = self.customers[customer].window.as_ref().is_none_or(|window| window.end() != end);
+        let key = self.items[id].key();
+        let another = self.customers[customer].window.as_ref().is_none_or(|window| !window.holds(key));
         if another && !mutated(Mutant::RejoinsAnother) {
             return false;
         }
@@ -142,7 +139,7 @@ impl Stock {
         let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) else { return };
         let Some(id) = self.customers.find(&self.queues, queue, customer) else { return };
         let window = self.customers[id].window.as_ref();
-        if window.is_some_and(|window| window.end() == stored.key.due) {
+        if window.is_some_and(|window| window.holds(stored.key)) {
             let ops = self.journal.ops();
             self.windows.leave(&mut self.customers, &mut self.queues, id, stored.weight, true, ops);
             self.customers.release(id, &mut self.queues);
@@ -182,24 +179,26 @@ impl Stock {
         let items = &self.items;
         let mut members = window.take_members();
         members.sort_unstable_by_key(|member| items[*member].key().seq);
-        let through_seq = self.journal.next_number().saturating_sub(1);
         let queue = self.customers[id].queue;
-        if early && (window.far() > 0 || self.may_have_unread(queue, window.end())) {
-            self.rekey_far_members(id, &window, due, cause, through_seq);
+        let closed = ClosingRow {
+            application: Arc::clone(self.queues[queue].name()),
+            customer: Arc::clone(&self.customers[id].name),
+            end: window.end(),
+            window: window.place().window,
+            due,
+            cause,
+        };
+        if early && window.may_have_far() {
+            let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key());
+            let mut except: Vec<u64> = keys.filter(|key| window.holds(*key)).map(|key| key.seq).collect();
+            except.sort_unstable();
+            self.move_far(closed.clone(), except);
+            self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
         }
-        let closing = (early && !members.is_empty() && !mutated(Mutant::ClosingForgotten)).then(|| {
-            let row = ClosingRow {
-                application: Arc::clone(self.queues[queue].name()),
-                customer: Arc::clone(&self.customers[id].name),
-                end: window.end(),
-                through_seq,
-                due,
-                cause,
-            };
-            let members = members.len() as u32;
-            let ops = self.journal.ops();
-            self.windows.begin_closing(row, members, ops)
-        });
+        let closing = early && !members.is_empty() && !mutated(Mutant::ClosingForgotten);
+        if closing {
+            self.windows.begin_closing(closed, members.len() as u32, self.journal.ops());
+        }
         self.work += members.len() as u64;
         for member in members {
             let item = &mut self.items[member];
@@ -209,43 +208,6 @@ impl Stock {
             item.close(due, cause, closing);
             self.make_ready(member, now);
         }
-    }
-
-    /// Whether former lives may have left members of a short window with this end that have not been read.
-    fn may_have_unread(&self, queue: QueueId, end: u64) -> bool {
-        end <= self.former_until && self.queues[queue].near_until().due <= end
-    }
-
-    pub(super) fn rekey_far_members(
-        &mut self,
-        id: CustomerId,
-        window: &Window,
-        due: u64,
-        cause: ClosedBy,
-        through_seq: u64,
-    ) {
-        let queue = self.customers[id].queue;
-        let name = Arc::clone(self.queues[queue].name());
-        // Members of an earlier window with the same planned end may still be in memory under that key.
-        let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key());
-        let mut except: Vec<u64> = keys.filter(|key| key.due == window.end()).map(|key| key.seq).collect();
-        except.sort_unstable();
-        let members =
-            RekeyMembers { customer: Arc::clone(&self.customers[id].name), through_seq, due, cause, except };
-        self.reads.note_rekey(&self.watch, &name, window.end(), &members);
-        if !mutated(Mutant::RekeyForgotten) {
-            let (end, members) = (window.end(), vec![members]);
-            // Those that a former life had in memory may lack their customer row.
-            let indexed = end >= self.queues[queue].former_unindexed();
-            self.journal.push(Op::Rekey { queue: name, end, members, indexed });
-        }
-        // Members of former lives may be among them.
-        let to = Key { due, seq: 0 };
-        if !mutated(Mutant::RekeysUntold) {
-            self.rekeys.push((Arc::clone(self.queues[queue].name()), to));
-        }
-        self.queues.rekeyed(queue, to);
-        self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
     }
 
     /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.

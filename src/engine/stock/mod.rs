@@ -14,7 +14,7 @@ mod times;
 
 use super::customers::{CustomerTurn, Customers};
 pub(super) use super::event::HORIZON_MS;
-use super::event::{ClosingRow, IndexRows, Op, Place, RekeyMembers, Stored};
+use super::event::{ClosingRow, IndexRows, Op, Place, Stored};
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{self, Address, Item, Items, Placement, Residence, Stage};
 use super::journal::Journal;
@@ -97,9 +97,6 @@ pub(super) struct Stock {
     rekeys: Vec<(Arc<str>, Key)>,
     /// What of that which is due is not in line.
     behind: Behind,
-    /// Members of short windows that a former life left are due by then: they have no row that counts them,
-    /// wall clock.
-    former_until: u64,
     /// Queues that wait until it has: a window of theirs may be over whose items come in between.
     held: BTreeSet<QueueId>,
     /// Rows touched, for tests that count work.
@@ -135,7 +132,6 @@ impl Stock {
             reserved: (0, 0),
             rekeys: Vec::new(),
             behind: Behind::Nothing,
-            former_until: 0,
             held: BTreeSet::new(),
             work: 0,
         }
@@ -215,20 +211,20 @@ impl Stock {
         // Before it has a number: a window that closes takes in all numbers so far.
         windowed.into_iter().for_each(|id| self.close_overflowing(id, new.weight, now));
         let seq = self.journal.number();
-        let due = match (admission.timing, windowed) {
-            (Timing::Own(due), _) => due,
+        let key = match (admission.timing, windowed) {
+            (Timing::Own(due), _) => self.own_key(customer, due, seq),
             (Timing::Windowed, Some(id)) => {
                 let member = Member { weight: new.weight, expiry, seq };
-                self.join_window(id, member, admission.inherited, now)
+                Key { seq, ..self.join_window(id, member, admission.inherited, now) }
             }
-            (Timing::Immediate | Timing::Windowed, _) => now.wall,
+            (Timing::Immediate | Timing::Windowed, _) => Key::own(now.wall, seq),
         };
         let own_time = matches!(admission.timing, Timing::Own(_));
         let Origin { delivery, received, .. } = admission.origin;
         // A delay counts from the moment of receipt, rounded up; everything else from now, which is rounded
         // down, and so is its receipt: nothing seems to have come after its window was opened.
         let received = if own_time { received } else { received.min(now.wall) };
-        let placement = Placement { key: Key { due, seq }, queue, customer, received, tag: delivery.tag };
+        let placement = Placement { key, queue, customer, received, tag: delivery.tag };
         let item = Item::arrived(new, own_time, placement);
         self.counters.accepted += 1;
         self.place(item, windowed.is_some(), admission.may_defer, now);
@@ -239,6 +235,14 @@ impl Stock {
         }
         customer.into_iter().for_each(|id| self.customers.unpin(id, &mut self.queues));
         seq
+    }
+
+    /// Where an item with a time of its own lies: by itself, or, due when its customer's window ends, amid
+    /// the members of that, for they leave in the order in which they came.
+    fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64) -> Key {
+        let window = customer.and_then(|id| self.customers[id].window.as_ref());
+        let near = |place: &Key| place.due == due && seq - place.window <= self.thresholds().span;
+        window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
     }
 
     /// Takes a request in that is a dead letter from the start; its arrival number.
@@ -252,7 +256,7 @@ impl Stock {
     ) -> u64 {
         let seq = self.journal.number();
         let placement = Placement {
-            key: Key { due: now.wall, seq },
+            key: Key::own(now.wall, seq),
             queue: self.queues.dead_letters(),
             customer: None,
             received: origin.received,

@@ -38,8 +38,9 @@ impl Id {
         Id { text: text.to_owned(), assigned: None }
     }
 
-    fn assigned(seq: u64, due: u64) -> Self {
-        Id { text: format!("s{seq:x}"), assigned: Some(AssignedId { seq, due }) }
+    fn assigned(key: Key, accepted_due: u64) -> Self {
+        let assigned = AssignedId::of(key, accepted_due);
+        Id { text: format!("s{:x}", key.seq), assigned: Some(assigned) }
     }
 
     /// As the border does it.
@@ -53,7 +54,7 @@ impl Id {
 struct Alive {
     application: String,
     given: Option<Identity>,
-    accepted_due: u64,
+    assigned: AssignedId,
 }
 
 /// A world whose store has a real one beside it, and the ids that it knows.
@@ -73,8 +74,8 @@ impl Asking {
         w.drain_jobs();
         let mut ids: Vec<Id> = (0..4).map(|n| Id::given(&n.to_string())).collect();
         // Of the right form, and of no item.
-        let last = AssignedId { seq: u64::MAX, due: u64::MAX };
-        ids.extend([0, 1].map(|n| Id::assigned(n, u64::MAX - n)));
+        let last = AssignedId { seq: u64::MAX, due: u64::MAX, window: u64::MAX };
+        ids.extend([0, 1].map(|n| Id::assigned(Key::own(0, n), u64::MAX - n)));
         ids.push(Id { text: "last".into(), assigned: Some(last) });
         Asking { w, random: Random(seed), ids, known: BTreeSet::new(), asked: 0 }
     }
@@ -102,7 +103,7 @@ impl Asking {
     fn learn(&mut self) {
         for item in self.w.store.items.values().filter(|item| item.given.is_none()) {
             if self.known.insert(item.key.seq) {
-                self.ids.push(Id::assigned(item.key.seq, item.accepted_due));
+                self.ids.push(Id::assigned(item.key, item.accepted_due));
             }
         }
     }
@@ -154,7 +155,7 @@ impl Asking {
             application: (self.pick(2) == 0).then(|| application.into()),
             customer: (self.pick(2) == 0).then(|| customer.into()),
             state: states[self.pick(4)],
-            from: Key { due: self.any_number(), seq: self.any_number() },
+            from: Key::own(self.any_number(), self.any_number()),
             until: (self.pick(2) == 0).then(|| self.any_number()),
             limit: 1 + self.pick(1_000),
         }
@@ -206,7 +207,7 @@ impl Asking {
         let alive = |item: &Stored| Alive {
             application: item.application.to_string(),
             given: item.given,
-            accepted_due: item.accepted_due,
+            assigned: AssignedId::of(item.key, item.accepted_due),
         };
         items.map(|item| (item.key.seq, alive(item))).collect()
     }
@@ -250,11 +251,8 @@ impl Asking {
         let before = self.alive();
         let its = || before.iter().filter(|(_, alive)| alive.application == application);
         let given = its().find(|(_, alive)| alive.given == Some(identity(application, &id.text)));
-        let is_named = |seq: u64, alive: &Alive| {
-            let due = alive.accepted_due;
-            alive.given.is_none() && id.assigned == Some(AssignedId { seq, due })
-        };
-        let assigned = its().find(|(seq, alive)| is_named(**seq, alive));
+        let is_named = |alive: &Alive| alive.given.is_none() && id.assigned == Some(alive.assigned);
+        let assigned = its().find(|(_, alive)| is_named(alive));
         let own = given.or(assigned).map(|(seq, _)| *seq);
         // What need not be stored is seen by its application alone.
         let unstored = !self.w.out.is_empty();
@@ -364,7 +362,7 @@ impl Asking {
 fn id_of(w: &World, payload: &str) -> Id {
     let is_it = |item: &&Stored| item.content.as_ref().is_some_and(|content| text(content) == payload);
     let item = w.store.items.values().find(is_it).expect("stored");
-    Id::assigned(item.key.seq, item.accepted_due)
+    Id::assigned(item.key, item.accepted_due)
 }
 
 /// One was rescheduled, the other flushed while its application is paused: rows lead to both.

@@ -73,9 +73,9 @@ pub(super) fn target(application: &str, id: &str) -> Target {
 }
 
 /// Names an item by the id that it was assigned.
-pub(super) fn assigned(application: &str, seq: u64, due: u64) -> Target {
-    let assigned = Some(AssignedId { seq, due });
-    Target { identity: Identity::assigned(seq), assigned, ..target(application, "assigned") }
+pub(super) fn assigned(application: &str, key: Key, due: u64) -> Target {
+    let assigned = Some(AssignedId::of(key, due));
+    Target { identity: Identity::assigned(key.seq), assigned, ..target(application, "assigned") }
 }
 
 pub(super) fn at(at: u64, item: NewItem) -> NewItem {

@@ -376,7 +376,7 @@ fn who_waits_under_an_assigned_id_is_found_though_another_has_ended_under_it() {
     let mut w = World::new(settings());
     w.send(vec![at(T0 + 50_000, item("a", "", "waits"))]);
     w.drain_jobs();
-    let named = assigned("a", 1, T0 + 50_000);
+    let named = assigned("a", Key::own(0, 1), T0 + 50_000);
     w.send(vec![NewItem { identity: Some(named.identity), ..item("a", "", "other") }]);
     w.run(100);
     assert_eq!(ends(&w).0, ["other"]);

@@ -114,11 +114,8 @@ impl Script {
                     moment(to.key.due)
                 )
             }
-            Op::Rekey { members, .. } => {
-                let one = |moved: &RekeyMembers| {
-                    format!("{} to {} by {}", moved.customer, moment(moved.due), moved.cause.as_str())
-                };
-                format!("rekey {}", members.iter().map(one).collect::<Vec<_>>().join(", "))
+            Op::Rekey { closed, .. } => {
+                format!("rekey {} to {} by {}", closed.customer, moment(closed.due), closed.cause.as_str())
             }
             Op::PutWindow(row) => {
                 format!("window {} of {} until {}", row.customer, row.count, moment(row.end))

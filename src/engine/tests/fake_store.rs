@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 type Name = Arc<str>;
 
-const FIRST: Key = Key { due: 0, seq: 0 };
+const FIRST: Key = Key::at(0);
 
 /// What a real store does, over sorted maps. A job that has been executed is durable.
 #[derive(Clone, Default)]
@@ -74,7 +74,7 @@ impl FakeStore {
                 row.low
             );
         }
-        let bare = self.bare.range((queue.clone(), FIRST)..(queue.clone(), Key { due: u64::MAX, seq: 0 }));
+        let bare = self.bare.range((queue.clone(), FIRST)..(queue.clone(), Key::at(u64::MAX)));
         if let Some((_, last)) = bare.last() {
             assert!(last.due < row.unindexed_until, "{last:?} of {queue:?} has no customer row, {row:?}");
         }
@@ -83,15 +83,17 @@ impl FakeStore {
     /// The row of a window counts its members.
     fn check_windows(&self, queue: &Name) {
         for row in self.windows.values().filter(|row| row.application == *queue) {
-            let ends = (queue.clone(), Key { due: row.end, seq: 0 })
-                ..(queue.clone(), Key { due: row.end + 1, seq: 0 });
-            let is_member = |item: &&Stored| {
-                let its = item.is_windowed() && item.customer.as_ref() == Some(&row.customer);
-                its && self.due_of(item) == row.end
-            };
-            let members = self.items.range(ends).map(|(_, item)| item).filter(is_member).count();
+            let its = self.window(queue, row.end, row.window).map(|item| item.customer.as_ref());
+            let members = its.inspect(|its| assert_eq!(*its, Some(&row.customer), "of {row:?}")).count();
             assert_eq!(row.count as usize, members, "members of {row:?}");
         }
+    }
+
+    /// Members of a window, where its planned end and its number are.
+    fn window(&self, queue: &Name, end: u64, window: u64) -> impl Iterator<Item = &Stored> {
+        let first = Key { due: end, window, seq: 0 };
+        let range = (queue.clone(), first)..=(queue.clone(), Key { seq: u64::MAX, ..first });
+        self.items.range(range).map(|(_, item)| item).filter(|item| item.is_windowed())
     }
 
     fn apply_one(&mut self, op: Op, touched: &mut BTreeSet<Name>) {
@@ -127,9 +129,9 @@ impl FakeStore {
                 self.add_rows(&to, &written);
                 self.check_led(&to);
             }
-            Op::Rekey { queue, end, members, indexed } => {
-                touched.insert(queue.clone());
-                members.iter().for_each(|moved| self.rekey(&queue, end, moved, indexed));
+            Op::Rekey { closed, except } => {
+                touched.insert(closed.application.clone());
+                self.rekey(&closed, &except);
             }
             Op::PutQueue(row) => {
                 touched.insert(row.queue.clone());
@@ -148,11 +150,11 @@ impl FakeStore {
             }
             Op::PutClosing(row) => {
                 assert!(row.due <= row.end, "it closed early: {row:?}");
-                let name = (row.application.clone(), row.customer.clone(), row.end, row.through_seq);
+                let name = (row.application.clone(), row.customer.clone(), row.end, row.window);
                 self.closings.insert(name, row);
             }
-            Op::DeleteClosing { application, customer, end, through_seq } => {
-                self.closings.remove(&(application, customer, end, through_seq));
+            Op::DeleteClosing { application, customer, end, window } => {
+                self.closings.remove(&(application, customer, end, window));
             }
             Op::Remember { bucket, identity, ended } => {
                 assert!(identity.is_given(), "only ids that producers gave are remembered");
@@ -213,34 +215,25 @@ impl FakeStore {
         Some(item)
     }
 
-    fn rekey(&mut self, queue: &Name, end: u64, members: &RekeyMembers, indexed: bool) {
-        let range =
-            (queue.clone(), Key { due: end, seq: 0 })..=(queue.clone(), Key { due: end, seq: u64::MAX });
-        let row = |key: Key| (queue.clone(), members.customer.clone(), key);
-        let is_member = |(key, item): (&(Name, Key), &Stored)| {
-            let seq = key.1.seq;
-            let found = item.is_windowed()
-                && item.customer.as_ref() == Some(&members.customer)
-                && seq <= members.through_seq
-                && !members.except.contains(&seq)
-                && (!indexed || self.customers.contains(&row(key.1)));
-            found.then_some(key.1)
-        };
-        let found: Vec<Key> = self.items.range(range).filter_map(is_member).collect();
-        for key in found {
+    fn rekey(&mut self, closed: &ClosingRow, except: &[u64]) {
+        let queue = &closed.application;
+        let members =
+            self.window(queue, closed.end, closed.window).filter(|item| !except.contains(&item.key.seq));
+        for key in members.map(|item| item.key).collect::<Vec<Key>>() {
             let from = Place { queue: queue.clone(), key };
-            let to = Place { queue: queue.clone(), key: Key { due: members.due, seq: key.seq } };
+            let to = Place { queue: queue.clone(), key: Key { due: closed.due, ..key } };
             let mut item = self.take(&from).expect("just found");
+            assert_eq!(item.customer.as_ref(), Some(&closed.customer), "a member of {closed:?}");
             let identity = item.identity();
             let rows = IndexRows {
                 identity: Some(identity),
-                customer: Some((queue.clone(), members.customer.clone())),
+                customer: Some((queue.clone(), closed.customer.clone())),
             };
             if self.identities.contains_key(&identity) {
                 self.remove_rows(&from, &IndexRows { identity: Some(identity), customer: None });
             }
-            self.customers.remove(&row(key));
-            (item.key, item.closed_by) = (to.key, members.cause);
+            self.customers.remove(&(queue.clone(), closed.customer.clone(), key));
+            (item.key, item.closed_by) = (to.key, closed.cause);
             self.insert(to.clone(), item);
             self.add_rows(&to, &rows);
         }
@@ -293,7 +286,7 @@ impl FakeStore {
     /// Its identity leads to where an item lies now.
     fn check_led(&self, place: &Place) {
         let item = &self.items[&(place.queue.clone(), place.key)];
-        let own_key = Key { due: item.accepted_due, seq: item.key.seq };
+        let own_key = Key { due: item.accepted_due, ..item.key };
         if item.dead.is_none() && (item.given.is_some() || item.key != own_key) {
             assert_eq!(self.identities.get(&item.identity()), Some(place), "its identity leads elsewhere");
         }
@@ -305,11 +298,8 @@ impl FakeStore {
             return item.key.due;
         };
         let (app, end) = (&item.application, item.key.due);
-        let from = (app.clone(), customer.clone(), end, item.key.seq);
-        let closing = self.closings.range(from..).next();
-        let is_its =
-            |((a, c, e, _), _): &(&(Name, Name, u64, u64), &ClosingRow)| (a, c, *e) == (app, customer, end);
-        closing.filter(is_its).map_or(end, |(_, row)| row.due)
+        let closing = self.closings.get(&(app.clone(), customer.clone(), end, item.key.window));
+        closing.map_or(end, |row| row.due)
     }
 
     /// As strict as the disk: a producer's id leads to its item, and an assigned one to an item of the application that is
@@ -333,7 +323,7 @@ impl FakeStore {
     }
 
     fn range(&mut self, range: &Range, most: usize, bytes: &mut u64, max_bytes: u64) -> RangeRows {
-        let ends = (range.queue.clone(), range.from)..(range.queue.clone(), Key { due: range.until, seq: 0 });
+        let ends = (range.queue.clone(), range.from)..(range.queue.clone(), Key::at(range.until));
         let (mut rows, mut next) = (Vec::new(), None);
         if ends.start < ends.end {
             for ((_, key), item) in self.items.range(ends) {
@@ -354,7 +344,7 @@ impl FakeStore {
     }
 
     fn scan(&mut self, scan: &Scan, most: usize) -> Loaded {
-        let until = Key { due: scan.until, seq: 0 };
+        let until = Key::at(scan.until);
         let keys: Vec<(Name, Key)> = match &scan.along {
             _ if scan.from >= until => vec![],
             Along::Queue(queue) => {
@@ -448,6 +438,7 @@ impl FakeStore {
             application: item.application.clone(),
             customer: item.customer.clone().expect("windowed"),
             due: item.key.due,
+            window: item.key.window,
             closed_by: (item.key.due != item.accepted_due).then_some(item.closed_by),
         };
         items.map(row).collect::<BTreeSet<_>>().into_iter().collect()

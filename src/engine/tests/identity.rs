@@ -337,7 +337,7 @@ fn an_item_without_an_id_is_known_by_the_assigned_one() {
     let keys: Vec<Key> = w.store.items.keys().map(|(_, key)| *key).collect();
     for key in keys {
         let seq = key.seq;
-        let target = assigned("a", seq, key.due);
+        let target = assigned("a", key, key.due);
         assert!(matches!(w.ask(Command::Lookup(target.clone())), Answer::Found(_)), "{seq}");
         let elsewhere = Target { application: "b".into(), ..target.clone() };
         assert_eq!(w.ask(Command::Cancel(elsewhere)), Answer::Unknown);
@@ -461,8 +461,7 @@ fn a_list_comes_in_order_and_page_by_page() {
     let of = |filter: Filter| Filter { application: Some("a".into()), limit: 30, ..filter };
     assert_eq!(pages(of(Filter { customer: Some("ann".into()), ..Filter::default() })).len(), 125);
     let (from, until) = (T0 + 100_000, T0 + 200_000);
-    let range =
-        pages(of(Filter { from: Key { due: from, seq: 0 }, until: Some(until), ..Filter::default() }));
+    let range = pages(of(Filter { from: Key::at(from), until: Some(until), ..Filter::default() }));
     let expected = all.iter().filter(|key| (from..until).contains(&key.due)).count();
     assert_eq!((range.len(), expected > 20), (expected, true));
     let none = pages(Filter { application: Some("b".into()), limit: 5, ..Filter::default() });

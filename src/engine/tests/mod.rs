@@ -31,4 +31,5 @@ mod transcripts;
 mod tries;
 pub(crate) mod twin;
 mod waits;
+mod whole;
 mod world;

@@ -60,8 +60,8 @@ fn what_has_no_id_is_named_by_the_one_that_it_was_assigned_also_after_it_has_mov
         panic!("a list")
     };
     let of = |due: u64| items.iter().find(|item| item.accepted_due == due).expect("listed").key.seq;
-    let near = assigned("a", of(T0 + 5_000), T0 + 5_000);
-    let far = assigned("a", of(T0 + 600_000), T0 + 600_000);
+    let near = assigned("a", Key::own(0, of(T0 + 5_000)), T0 + 5_000);
+    let far = assigned("a", Key::own(0, of(T0 + 600_000)), T0 + 600_000);
     for (target, due, before) in [
         (&near, T0 + 700_000, T0 + 5_000),
         (&far, T0 + 4_000, T0 + 600_000),
@@ -394,7 +394,7 @@ impl Random {
         let filter = Filter { limit: 1_000, ..Filter::default() };
         let Answer::Listed { items, .. } = self.w.ask(Command::List(filter)) else { panic!("a list") };
         let newest = items.iter().max_by_key(|item| item.key.seq);
-        newest.map_or(target("a", payload), |item| assigned("a", item.key.seq, item.accepted_due))
+        newest.map_or(target("a", payload), |item| assigned("a", item.key, item.accepted_due))
     }
 
     fn reschedule(&mut self) {

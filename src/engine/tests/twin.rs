@@ -59,7 +59,7 @@ impl Twin {
             known.windows.sort_by_key(|row| (row.application.clone(), row.customer.clone()));
             known
                 .closings
-                .sort_by_key(|row| (row.application.clone(), row.customer.clone(), row.end, row.through_seq));
+                .sort_by_key(|row| (row.application.clone(), row.customer.clone(), row.end, row.window));
         }
         assert_eq!(opened, expected);
     }

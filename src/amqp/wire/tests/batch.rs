@@ -13,6 +13,7 @@ pub(super) fn names() -> Exchanges {
 pub(super) fn out_item(seq: u64, request: NewItem) -> BatchItem {
     BatchItem {
         seq,
+        window: seq,
         accepted_due: NOW + seq,
         due: NOW + seq,
         received: NOW,
@@ -253,11 +254,11 @@ fn ids_of_items() {
     let items = three();
     let ids: Vec<String> = items
         .iter()
-        .map(|item| item_id(&item.content, STORE, AssignedId { seq: item.seq, due: 0x1f }))
+        .map(|item| item_id(&item.content, STORE, AssignedId { seq: item.seq, due: 0x1f, window: 2 }))
         .collect();
-    assert_eq!(ids, ["ä\n", "000000000000abcd-2-1f", "000000000000abcd-1f-1f"]);
-    let last = AssignedId { seq: u64::MAX, due: u64::MAX };
-    let longest = "ffffffffffffffff-ffffffffffffffff-ffffffffffffffff";
+    assert_eq!(ids, ["ä\n", "000000000000abcd-2-1f", "000000000000abcd-1f-1f-1d"]);
+    let last = AssignedId { seq: u64::MAX, due: u64::MAX, window: u64::MAX - u64::from(u32::MAX) };
+    let longest = "ffffffffffffffff-ffffffffffffffff-ffffffffffffffff-ffffffff";
     assert_eq!(item_id(&Content::default(), u64::MAX, last), longest);
 }
 
@@ -286,7 +287,8 @@ fn dead_letter(
     dead: Dead,
     content: Arc<Content>,
 ) -> super::super::Outgoing {
-    let item = BatchItem { seq: 5, accepted_due: NOW, due: NOW, received: NOW, attempts: 3, content };
+    let item =
+        BatchItem { seq: 5, window: 5, accepted_due: NOW, due: NOW, received: NOW, attempts: 3, content };
     let batch = Batch {
         application: application.into(),
         customer: customer.map(Into::into),
@@ -371,7 +373,15 @@ fn a_dead_letter_is_understood_again() {
 #[test]
 fn damage_does_not_cost_the_payload() {
     let content = Arc::new(Content { properties: vec![0xff; 9], body: b"body".to_vec(), json: false });
-    let item = BatchItem { seq: 1, accepted_due: NOW, due: NOW, received: u64::MAX, attempts: 0, content };
+    let item = BatchItem {
+        seq: 1,
+        window: 1,
+        accepted_due: NOW,
+        due: NOW,
+        received: u64::MAX,
+        attempts: 0,
+        content,
+    };
     for format in [Format::Json, Format::Ndjson, Format::CloudEvents] {
         assert!(body(&encode(&batch(format, vec![item.clone()]), &names(), STORE, NOW)).contains("Ym9keQ=="));
     }

@@ -193,9 +193,11 @@ fn identities_keep_application_and_id_apart() {
 #[test]
 fn ids_that_this_store_assigns() {
     let seq = |id: &str| target("a", id, STORE).assigned;
-    let assigned = |seq, due| Some(AssignedId { seq, due });
+    let assigned = |seq, due| Some(AssignedId { seq, due, window: seq });
     assert_eq!(seq("000000000000abcd-0-0"), assigned(0, 0));
     assert_eq!(seq("000000000000abcd-1f-2a"), assigned(31, 42));
+    let of_two = AssignedId { seq: 31, due: 42, window: 2 };
+    assert_eq!(seq("000000000000abcd-1f-2a-1d"), Some(of_two));
     assert_eq!(seq("000000000000abcd-ffffffffffffffff-1"), assigned(u64::MAX, 1));
     for other in [
         "",
@@ -210,6 +212,11 @@ fn ids_that_this_store_assigns() {
         "000000000000abcd--1",
         "000000000000abcd-1",
         "000000000000abcd-1-1-1",
+        "000000000000abcd-1f-1-0",
+        "000000000000abcd-1f-1-1D",
+        "000000000000abcd-1f-1-20",
+        "000000000000abcd-ffffffffffffffff-1-100000000",
+        "000000000000abcd-1f-1-1-1",
         "000000000000abcd-10000000000000000-1",
         "000000000000abcd-1-1 ",
         "0000000000000abcd-1-1",

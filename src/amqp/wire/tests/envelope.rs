@@ -31,6 +31,7 @@ fn republished(item: &NewItem) -> Incoming<'static> {
         alone: false,
         items: vec![BatchItem {
             seq: 1,
+            window: 1,
             accepted_due: NOW,
             due: NOW,
             received: NOW,
@@ -155,8 +156,10 @@ fn arrays() {
     let list = |json: &str| items(take(envelope().with_message_id("m".into()), json.as_bytes()));
     let found =
         list(" \n[{\"payload\":1}, {\"payload\":2,\"id\":\"own\"},{\"payload\":3,\"application\":\"b\"}]");
-    let ids: Vec<_> =
-        found.iter().map(|item| item_id(&item.content, STORE, AssignedId { seq: 0, due: NOW })).collect();
+    let ids: Vec<_> = found
+        .iter()
+        .map(|item| item_id(&item.content, STORE, AssignedId { seq: 0, due: NOW, window: 0 }))
+        .collect();
     assert_eq!(ids, ["m/0", "own", "m/2"]);
     let identities: Vec<_> = found.iter().map(|item| item.identity).collect();
     assert_eq!(identities, [given("orders", "m/0"), given("orders", "own"), given("b", "m/2")]);
@@ -249,7 +252,7 @@ fn an_entry_can_be_published_again_as_it_leaves() {
         assert_eq!(after.expiry.is_some(), before.expiry.is_some());
         assert_eq!((&after.content.body, after.content.json), (&before.content.body, before.content.json));
         // The id is assigned once, and then is the item's own.
-        let id = item_id(&before.content, 1, AssignedId { seq: 1, due: NOW });
+        let id = item_id(&before.content, 1, AssignedId { seq: 1, due: NOW, window: 1 });
         assert_eq!(after.identity, given(&before.application, &id));
         assert_eq!(before.identity.is_some(), index == 0, "{id}");
     }

@@ -14,6 +14,7 @@ const KIND: &str = "application/cloudevents+json";
 fn batch(format: Format, items: Vec<NewItem>) -> Batch {
     let item = |(seq, new): (u64, NewItem)| BatchItem {
         seq,
+        window: seq,
         accepted_due: NOW + 5,
         due: NOW + 5,
         received: NOW,

@@ -205,6 +205,7 @@ pub(super) fn batch_of(
 ) -> Batch {
     let item = |(index, item): (usize, &NewItem)| BatchItem {
         seq: seq.saturating_add(index as u64),
+        window: seq,
         accepted_due: seq,
         due: seq,
         received: NOW,

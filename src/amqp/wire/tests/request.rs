@@ -449,7 +449,7 @@ fn another_try_names_its_batch_and_nothing_else_is_one() {
     assert_eq!(item(take(with(&[("x-attempt", number(1))]), b"x")).tried, Tried::default());
     // The id that this store assigned names the item that came without one; another store's does not.
     for (store, first) in [(STORE, Some(Identity::assigned(7))), (STORE + 1, None)] {
-        let id = assigned(store, AssignedId { seq: 7, due: 9 });
+        let id = assigned(store, AssignedId { seq: 7, due: 9, window: 5 });
         let again = item(take(with(&[("x-batch", text(hex))]).with_message_id(id.into()), b"x"));
         assert_eq!(again.tried.first, first, "{store}");
     }

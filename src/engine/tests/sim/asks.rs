@@ -116,9 +116,9 @@ impl Sim {
             let life = self.model.lives.values().nth(n).expect("one of them");
             if !life.identity.is_given() {
                 let elsewhere = self.model.asks[life.ask].new.application.to_string();
-                let (seq, due) = (life.seq, life.accepted_due);
+                let (key, due) = (life.key(), life.accepted_due);
                 let application = if self.pick(8) == 0 { application } else { elsewhere };
-                return assigned(&application, seq, due);
+                return assigned(&application, key, due);
             }
         }
         let id = self.pick(self.plan.ids).to_string();
@@ -173,7 +173,7 @@ impl Sim {
             application: named.then(|| application.into()),
             customer: (named && self.pick(2) == 0).then(|| customer.into()),
             state: state[self.pick(5) as usize],
-            from: Key { due: from, seq: 0 },
+            from: Key::at(from),
             until: (self.pick(3) == 0).then(|| from + 50_000),
             limit: 1 + self.pick(20) as usize,
         }

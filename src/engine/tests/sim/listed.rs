@@ -118,7 +118,7 @@ impl Model {
         if !self.durable || filter.state.is_some() {
             return;
         }
-        let end = Key { due: filter.until.unwrap_or(u64::MAX), seq: 0 };
+        let end = Key::at(filter.until.unwrap_or(u64::MAX));
         let end = next.map_or(end, |next| next.min(end));
         for life in self
             .lives
@@ -128,7 +128,7 @@ impl Model {
             let new = &self.asks[life.ask].new;
             let retimed = life.retimed.filter(|_| life.retimed_call < asked.call);
             let planned = retimed.unwrap_or(life.accepted_due);
-            let key = Key { due: planned, seq: life.seq };
+            let key = Key { due: planned, window: life.number, seq: life.seq };
             let meant = takes(&filter.application, Some(&new.application))
                 && takes(&filter.customer, new.customer.as_deref());
             // What was moved to the moment at which its window closed lies elsewhere; as does what failed, where it was

@@ -91,6 +91,8 @@ impl State {
 pub(super) struct Life {
     pub(super) ask: usize,
     pub(super) seq: u64,
+    /// Number of the window in its key; without one, its own.
+    pub(super) number: u64,
     pub(super) identity: Identity,
     pub(super) accepted_due: u64,
     pub(super) due: u64,
@@ -140,6 +142,13 @@ pub(super) struct Life {
     pub(super) retimed_call: usize,
     /// The last such time that an answer has told.
     pub(super) promised: Option<u64>,
+}
+
+impl Life {
+    /// Where it lies, or would.
+    pub(super) fn key(&self) -> Key {
+        Key { due: self.due, window: self.number, seq: self.seq }
+    }
 }
 
 /// What can be known of an identity at one moment.
@@ -449,6 +458,7 @@ impl Model {
             identity,
             accepted_due,
             due: key.due,
+            number: key.window,
             state: State::Forgotten,
             accepted: self.call,
             seen: self.now.mono,

@@ -15,29 +15,18 @@ impl Model {
                 {
                     self.moved(from, to, standing);
                 }
-                Op::Rekey { queue, end, members, .. } => {
-                    for moved in members {
-                        let (customer, except) = (&moved.customer, &moved.except);
-                        self.rekeyed_again((queue, customer, *end), moved);
-                        self.rekeyed(
-                            (queue, customer, *end),
-                            moved.through_seq,
-                            moved.due,
-                            moved.cause,
-                            except,
-                        );
-                        self.rekeyed_restored(queue, *end, customer, moved.through_seq, moved.due, except);
-                    }
+                Op::Rekey { closed, except } => {
+                    self.rekeyed_again(closed, except);
+                    self.rekeyed(closed, except);
+                    self.rekeyed_restored(closed, except);
                 }
-                Op::PutClosing(row) => {
-                    let (queue, customer) = (&row.application, &row.customer);
-                    let covered =
-                        self.rekeyed_restored(queue, row.end, customer, row.through_seq, row.due, &[]);
-                    self.windows.cover(&covered, row.end);
-                    self.rekeyed((queue, customer, row.end), row.through_seq, row.due, row.cause, &[]);
+                Op::PutClosing(closed) => {
+                    let covered = self.rekeyed_restored(closed, &[]);
+                    self.windows.cover(&covered, closed.end);
+                    self.rekeyed(closed, &[]);
                 }
-                Op::DeleteClosing { application, customer, end, through_seq } => {
-                    self.uncovered(application, customer, *end, *through_seq);
+                Op::DeleteClosing { application, customer, end, window } => {
+                    self.uncovered(application, customer, *end, *window);
                 }
                 _ => {}
             }
@@ -120,54 +109,30 @@ impl Model {
         self.lives.get_mut(&seq).expect("there").due = due;
     }
 
-    fn rekeyed(
-        &mut self,
-        (queue, customer, end): (&str, &str, u64),
-        through: u64,
-        due: u64,
-        cause: ClosedBy,
-        except: &[u64],
-    ) {
+    /// Members of a window that closed are due then.
+    fn rekeyed(&mut self, closed: &ClosingRow, except: &[u64]) {
+        let ClosingRow { application, customer, end, window, due, cause } = closed;
         let members: Vec<u64> = self
-            .of_customer(queue, customer)
-            .filter(|life| {
-                life.accepted_due == end
-                    && life.seq <= through
-                    && life.state == State::Waiting
-                    && life.published.is_none()
-            })
-            // Its own window closed early, and its row was moved, before the clock was set back behind that moment.
-            .filter(|life| !(self.stepped && due < life.due && life.due < end))
+            .of_customer(application, customer)
+            .filter(|life| life.number == *window && life.accepted_due == *end)
+            .filter(|life| life.state == State::Waiting && life.published.is_none())
             .filter(|life| life.window.is_some() && !life.restored && !except.contains(&life.seq))
             .map(|life| life.seq)
             .collect();
-        for seq in members {
-            // Of an older window of the same end.
-            if self
-                .windows
-                .of(seq)
-                .is_some_and(|win| win.closed.as_ref().is_some_and(|close| close.due < due))
-            {
-                // Or it came in the call that closed that one, and a window of its own has closed now.
-                let life = self.lives.get_mut(&seq).expect("there");
-                life.due = life.due.min(due);
-                continue;
-            }
-            self.windows_moved(seq, due, cause);
-            self.windows.split(seq, through);
-        }
+        members.into_iter().for_each(|seq| self.windows_moved(seq, *due, *cause));
     }
 
     /// What was moved to that very moment when its own window closed, and lies in the store alone, is moved with these:
     /// the clock is before that moment again.
-    fn rekeyed_again(&mut self, (queue, customer, end): (&str, &str, u64), moved: &RekeyMembers) {
+    fn rekeyed_again(&mut self, closed: &ClosingRow, except: &[u64]) {
         let is_it = |life: &&Life| {
-            let covered = life.seq <= moved.through_seq && !moved.except.contains(&life.seq);
-            covered && life.due == end && life.accepted_due != end && self.is_windowed(life)
+            let covered = life.number == closed.window && !except.contains(&life.seq);
+            covered && life.due == closed.end && life.accepted_due != closed.end && self.is_windowed(life)
         };
-        let again = self.of_customer(queue, customer).filter(is_it).map(|life| life.seq);
+        let again =
+            self.of_customer(&closed.application, &closed.customer).filter(is_it).map(|life| life.seq);
         for seq in again.collect::<Vec<_>>() {
-            self.windows.moved_along(seq, moved.due, moved.cause);
+            self.windows.moved_along(seq, closed.due, closed.cause);
         }
     }
 }

@@ -25,14 +25,14 @@ const FOUND_BY: &str = "\
     StepUnnoticed 11, ReopenedUnbounded 71, StalledForEver 291, SilenceUnheard 51, RowStaysKnown 13, \
     AllMayWait 202, PatienceAnew 11, RefusedIdForgotten 100, NewDueIgnoresWindow 124, DeadUncounted 4, \
     HoldMaxIgnored 120, PauseUnhurried 121, ClaimTakesUnknown 11, FailedIsNotTakenBack 49, \
-    ScanIsImpatient 124, BehindScanKept 127, EvictUntold 49, HeirIsDeferred 9, MovedRejoins 33, \
+    ScanIsImpatient 124, BehindScanKept 127, EvictUntold 49, HeirIsDeferred 9, MovedRejoins 670, \
     RowNotRenewed 14, VoidForgotten 117, OldestBucketUnasked 21, OldestIsCurrent 21, \
     FullFilterForgets 4, SuspectsStay 11, FailuresKept 33, BytesIgnoredInFlight 79, \
     EndOfAttemptUntold 143, EndOfPatienceUntold 63, AheadForgotten 251, AckWaitsForPrefix 4, \
     DuplicateAckedTooSoon 27, WindowIgnoresExpiry 7, MarkAloneDrops 6, FingerprintForgotten 7, \
     RestartForgetsClosings 9, PatienceEndsForAll 14, RescheduledToItsExpiry 15, \
     RescheduledKeepsItsCause 15, OwnTimeNotRestored 11, FormerEndsUnasked 21, \
-    LettersCountAsApplication 21, LeaseUsedTooSoon 117, IdOvertakesItsFirst 237, QuietFromTheFirst 17, \
+    LettersCountAsApplication 21, LeaseUsedTooSoon 117, IdOvertakesItsFirst 495, QuietFromTheFirst 17, \
     EmptiedFarWindowStays 6, LowNotTold 23, FetchingOvertaken 9, RejoinsAnother 59, \
     FetchedUnscreened 81, HindranceStays 58, BlockedForEver 13, VoidReadKeepsItsPlace 20, \
     BatchesCrowdOut 23, FirstIsNotReached 653, LaterIsReadFirst 6341, CountIgnored 4, \

@@ -152,7 +152,7 @@ impl Model {
 
     /// It was never written: due at once, or nothing is stored at all.
     fn first_seen(&mut self, ask: usize, item: &BatchItem, batch: &Batch) {
-        let key = Key { due: item.due, seq: item.seq };
+        let key = Key { due: item.due, window: item.window, seq: item.seq };
         match &batch.dead {
             Some(dead) => {
                 assert!(!self.durable, "a dead letter that was never written");
@@ -227,7 +227,7 @@ impl Model {
         windowed: bool,
         first: bool,
     ) {
-        let key = Key { due: item.due, seq: item.seq };
+        let key = Key { due: item.due, window: item.window, seq: item.seq };
         let life = &self.lives[&item.seq];
         let closed =
             self.windows.of(item.seq).and_then(|win| win.closed.as_ref()).map_or(0, |close| close.call);

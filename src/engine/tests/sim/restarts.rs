@@ -2,6 +2,7 @@
 
 use super::super::fake_store::FakeStore;
 use super::model::*;
+use crate::engine::event::ClosingRow;
 use crate::engine::types::*;
 
 impl Life {
@@ -291,35 +292,29 @@ impl Model {
 
     /// Members that a former life left are due when their window closed, from now on; they are told. Those of a window
     /// that had closed before are due at another moment than its planned end.
-    pub(super) fn rekeyed_restored(
-        &mut self,
-        queue: &str,
-        end: u64,
-        customer: &str,
-        through: u64,
-        due: u64,
-        except: &[u64],
-    ) -> Vec<u64> {
+    pub(super) fn rekeyed_restored(&mut self, closed: &ClosingRow, except: &[u64]) -> Vec<u64> {
+        let ClosingRow { application, customer, end, window, due, .. } = closed;
         assert!(due <= end, "a window's due {due} after its end {end}");
         let is_member = |life: &&Life| {
             let windowed = self.is_windowed(life);
             let waits = life.state == State::Waiting && life.published.is_none();
-            let here = life.restored && life.due == end && life.seq <= through && !except.contains(&life.seq);
-            windowed && waits && here
+            let here = life.restored && life.due == *end && life.number == *window;
+            windowed && waits && here && !except.contains(&life.seq)
         };
         let members: Vec<u64> =
-            self.of_customer(queue, customer).filter(is_member).map(|life| life.seq).collect();
+            self.of_customer(application, customer).filter(is_member).map(|life| life.seq).collect();
         for seq in &members {
-            self.lives.get_mut(seq).expect("there").due = due;
+            self.lives.get_mut(seq).expect("there").due = *due;
         }
         members
     }
 
     /// Those of a former life that were in the store alone have the due of their key again.
-    pub(super) fn uncovered(&mut self, queue: &str, customer: &str, end: u64, through: u64) {
+    pub(super) fn uncovered(&mut self, queue: &str, customer: &str, end: u64, window: u64) {
         let waits = |life: &&Life| life.state == State::Waiting && life.published.is_none();
-        let members = self.of_customer(queue, customer).filter(waits).map(|life| life.seq);
-        for seq in members.filter(|seq| *seq <= through).collect::<Vec<_>>() {
+        let its = |life: &&Life| life.number == window;
+        let members = self.of_customer(queue, customer).filter(waits).filter(its).map(|life| life.seq);
+        for seq in members.collect::<Vec<_>>() {
             if self.windows.uncover(seq) == Some(end) {
                 self.lives.get_mut(&seq).expect("there").due = end;
             }

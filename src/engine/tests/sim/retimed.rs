@@ -216,7 +216,7 @@ impl Sim {
                 assigned: None,
             }
         } else {
-            assigned(self.model.application(seq), seq, accepted_due)
+            assigned(self.model.application(seq), self.model.lives[&seq].key(), accepted_due)
         };
         let spread = [30, 3_000, 60_000, 400_000][self.toss(4) as usize];
         let ms = self.toss(spread);

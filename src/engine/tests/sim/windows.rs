@@ -28,6 +28,8 @@ pub(super) struct Win {
     /// Planned end, wall clock and monotonic.
     pub(super) end: u64,
     mono_end: u64,
+    /// Arrival number of its first member.
+    number: u64,
     pub(super) members: BTreeSet<u64>,
     weight: u64,
     expiry: u64,
@@ -50,7 +52,7 @@ pub(super) struct Member<'a> {
     pub(super) seq: u64,
     pub(super) application: &'a str,
     pub(super) customer: &'a str,
-    pub(super) key_due: u64,
+    pub(super) key: Key,
     pub(super) weight: u32,
     pub(super) expiry: Option<u64>,
     /// An end that it may have inherited, or that a former life left.
@@ -237,9 +239,11 @@ impl Windows {
         if let Some(old) = id {
             let win = self.all.get_mut(&old).expect("open");
             let passes = !win.members.is_empty() && overhead.batch + win.weight + weight > app.max_bytes;
-            let same = win.end == member.key_due;
-            if passes && !win.unsure {
-                let mut causes = BTreeSet::from([ClosedBy::Bytes]);
+            let same = win.number == member.key.window;
+            let spans = member.key.seq - win.number > settings.thresholds.span;
+            if (passes || spans) && !win.unsure {
+                let cause = if passes { ClosedBy::Bytes } else { ClosedBy::Count };
+                let mut causes = BTreeSet::from([cause]);
                 if member.may_flush {
                     causes.insert(ClosedBy::Flush);
                 }
@@ -251,7 +255,7 @@ impl Windows {
                     causes.insert(ClosedBy::Flush);
                 }
                 let may = !win.ripe.is_empty() || !win.may_close.is_empty() || win.unsure || member.may_flush;
-                assert!(may, "a second window opens beside {:?} of {name:?}: {}", win.end, member.key_due);
+                assert!(may, "a second window opens beside {:?} of {name:?}: {}", win.end, member.key.due);
                 let unsure = win.unsure;
                 // The clock had come to its end, and has been set back since.
                 let wall = if self.stepped { u64::MAX } else { now.wall };
@@ -290,16 +294,16 @@ impl Windows {
 
     fn open_one(&mut self, name: Name, member: &Member<'_>, app: &AppSettings, now: Now) -> usize {
         let end = now.wall + length(app, now.wall);
-        let same = member.key_due == end;
-        assert!(same || member.other_end, "a window of {name:?} ends at {}, not {end}", member.key_due);
+        let same = member.key.due == end;
+        assert!(same || member.other_end, "a window of {name:?} ends at {}, not {end}", member.key.due);
         self.next += 1;
         // Once the clocks have parted its planned end does not tell when it opened.
         let parted = self.stepped && !same;
-        let left = if parted { u64::MAX } else { member.key_due.saturating_sub(now.wall) };
+        let left = if parted { u64::MAX } else { member.key.due.saturating_sub(now.wall) };
         let left = left.min(length(app, now.wall));
-        let goes_on = self.going_on.get(&name).filter(|(end, _)| *end == member.key_due);
+        let goes_on = self.going_on.get(&name).filter(|(end, _)| *end == member.key.due);
         let mono_end = goes_on.map_or(now.mono + left, |(_, mono_end)| *mono_end);
-        let win = Win::new(name.clone(), member.key_due, mono_end, now.mono, !same);
+        let win = Win::new(name.clone(), (member.key.due, member.key.window), mono_end, now.mono, !same);
         self.all.insert(self.next, win);
         self.open.insert(name, self.next);
         self.next
@@ -367,7 +371,7 @@ impl Windows {
     pub(super) fn check_row(&self, row: &WindowRow) {
         let name = (row.application.to_string(), row.customer.to_string());
         let Some(win) = self.open.get(&name).map(|id| &self.all[id]) else { return };
-        if win.unsure || win.end != row.end {
+        if win.unsure || win.number != row.window {
             return;
         }
         let is = (row.count as usize, row.weight, row.expiry.unwrap_or(u64::MAX));
@@ -438,23 +442,6 @@ impl Windows {
         }
     }
 
-    /// A window closed with the members up to `through`. Of one that is unsure those behind it may be in another of
-    /// the same end, which is open.
-    pub(super) fn split(&mut self, seq: u64, through: u64) {
-        let Some(win) = self.of.get(&seq).and_then(|id| self.all.get_mut(id)) else { return };
-        let behind: BTreeSet<u64> = win.members.range(through + 1..).copied().collect();
-        if behind.is_empty() || !win.unsure || self.open.contains_key(&win.name) {
-            return;
-        }
-        win.members.retain(|member| *member <= through);
-        self.next += 1;
-        self.of.extend(behind.iter().map(|member| (*member, self.next)));
-        let next = Win::new(win.name.clone(), win.end, win.mono_end, win.last, true);
-        let next = Win { members: behind, ..next };
-        self.open.insert(next.name.clone(), self.next);
-        self.all.insert(self.next, next);
-    }
-
     pub(super) fn causes(&self, seq: u64) -> Option<&BTreeSet<ClosedBy>> {
         let exact = |causes: &BTreeSet<ClosedBy>| {
             !causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes))
@@ -475,7 +462,7 @@ impl Windows {
             let win = Win {
                 weight: row.weight,
                 expiry: row.expiry.unwrap_or(u64::MAX),
-                ..Win::new(name.clone(), row.end, mono_end, now.mono, true)
+                ..Win::new(name.clone(), (row.end, row.window), mono_end, now.mono, true)
             };
             self.all.insert(self.next, win);
             self.open.insert(name, self.next);
@@ -501,10 +488,11 @@ impl Windows {
 
 impl Win {
     /// One that has no member yet.
-    fn new(name: Name, end: u64, mono_end: u64, last: u64, unsure: bool) -> Self {
+    fn new(name: Name, (end, number): (u64, u64), mono_end: u64, last: u64, unsure: bool) -> Self {
         Win {
             name,
             end,
+            number,
             mono_end,
             members: BTreeSet::new(),
             weight: 0,

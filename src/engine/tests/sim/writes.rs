@@ -39,7 +39,7 @@ impl Model {
         let ends = ends(ops);
         let closed = |op: &Op| match op {
             Op::PutClosing(row) => {
-                Some(((Arc::clone(&row.application), Arc::clone(&row.customer)), row.through_seq))
+                Some(((Arc::clone(&row.application), Arc::clone(&row.customer)), row.window))
             }
             _ => None,
         };
@@ -291,7 +291,7 @@ impl Model {
             seq: key.seq,
             application: &new.application,
             customer,
-            key_due: key.due,
+            key,
             weight: new.weight,
             expiry: new.expiry,
             other_end: former || new.identity.is_some() || self.stepped || self.lives_begun > 1,
@@ -331,8 +331,8 @@ impl Model {
             return;
         }
         let by_time = matches!(new.on_duplicate, DuplicateRule::Earliest | DuplicateRule::Latest);
-        let closed = |(name, through): &((Arc<str>, Arc<str>), u64)| {
-            *name.0 == *new.application && *name.1 == *customer && (old..key.seq).contains(through)
+        let closed = |(name, window): &((Arc<str>, Arc<str>), u64)| {
+            *name.0 == *new.application && *name.1 == *customer && *window == self.lives[&old].number
         };
         let tied = by_time
             && self.lives[&old].due == key.due
