@@ -211,15 +211,21 @@ impl ReadyItems {
         first.map(|(_, item)| item)
     }
 
-    pub(super) fn pop_last(&mut self) -> Option<ItemId> {
-        let late = self.late.last_key_value().map(|(place, _)| *place);
-        let in_order = self.in_order.back().map(|(place, _)| *place);
+    pub(super) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
+        self.first().filter(|first| test(*first)).and_then(|_| self.pop_first())
+    }
+
+    pub(super) fn pop_last_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
+        let late = self.late.last_key_value().map(|(place, item)| (*place, *item));
+        let in_order = self.in_order.back().copied();
+        let (_, last) = late.max(in_order).filter(|(_, last)| test(*last))?;
         if late > in_order {
-            return self.late.pop_last().map(|(_, item)| item);
+            self.late.pop_last();
+        } else {
+            self.in_order.pop_back();
+            self.shrink();
         }
-        let last = self.in_order.pop_back();
-        self.shrink();
-        last.map(|(_, item)| item)
+        Some(last)
     }
 
     /// After a peak the line holds no memory, once it is empty.

@@ -212,6 +212,10 @@ pub(super) enum Mutant {
     ReopenedUnbounded,
     /// What waited for a row of the store waits on when that has been taken back.
     StalledForEver,
+    /// What others have stalled keeps what a queue waits for out of memory.
+    StalledOfOthersStay,
+    /// What could leave makes room for what the first of its customer waits for.
+    LeavingMakesRoom,
     /// To a queue that confirms nothing any more as much goes as to a healthy one.
     SilenceUnheard,
     /// Requests are taken in though the disk is full.
@@ -483,6 +487,8 @@ mod tests {
             Mutant::StepUnnoticed,
             Mutant::ReopenedUnbounded,
             Mutant::StalledForEver,
+            Mutant::StalledOfOthersStay,
+            Mutant::LeavingMakesRoom,
             Mutant::SilenceUnheard,
             Mutant::RowStaysKnown,
             Mutant::AllMayWait,

@@ -123,6 +123,7 @@ impl Stock {
                 }
                 self.turn_to(entry, CustomerTurn::Stalled);
                 self.queues.live(queue).line_mut().stall(entry);
+                self.stalled.insert(queue);
                 self.queues.look_at(queue);
                 continue;
             }
@@ -197,6 +198,7 @@ impl Stock {
 
     /// More of the queue has been loaded: what waited for that stands in line again, before the others.
     pub(in crate::engine) fn unstall(&mut self, queue: QueueId) {
+        self.stalled.remove(&queue);
         let again = self.queues.live(queue).line_mut().unstall();
         self.work += again.len() as u64;
         again.into_iter().for_each(|entry| self.turn_to(entry, CustomerTurn::InLine));

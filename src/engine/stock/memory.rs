@@ -128,7 +128,7 @@ impl Stock {
         while left > 0 {
             let Some(queue) = self.evicting.front().copied() else { break };
             if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())
-                || !self.evict_some(queue, &mut left, now)
+                || !self.evict_some(queue, Key::default(), &mut left, now)
             {
                 self.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
@@ -149,34 +149,42 @@ impl Stock {
         beyond > 0 && self.evict_furthest(beyond, now.wall, now) > 0 && self.rows_beyond() > most
     }
 
-    /// Due items that wait for older ones of their queue leave memory for these; nothing else of it is due.
+    /// Due items that wait for older ones of their queue, with nothing else of it due, leave memory for what
+    /// this queue waits for: its own first, at most so many.
     pub(in crate::engine) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) {
+        if !self.journal.is_durable() {
+            return;
+        }
         let mut left = most;
-        let alone = self.queues[queue].live().is_some_and(|live| live.line().is_empty());
-        if alone && self.journal.is_durable() {
-            self.evict_some(queue, &mut left, now);
+        let mut next = Some(queue);
+        while let Some(queue) = next.filter(|_| left > 0) {
+            let line = self.queues.get(queue).and_then(|queue| Some(queue.live()?.line()));
+            if line.is_some_and(|line| line.is_empty() && line.has_stalled()) {
+                let bound = self.queues[queue].near_until();
+                self.evict_some(queue, bound, &mut left, now);
+            }
+            if left > 0 {
+                self.stalled.remove(&queue);
+            }
+            next = self.stalled.first().copied().filter(|_| !mutated(Mutant::StalledOfOthersStay));
         }
     }
 
-    /// Whether anything of the queue's line is left.
-    pub(super) fn evict_some(&mut self, queue: QueueId, left: &mut usize, now: Now) -> bool {
+    /// What is in the queue's line leaves memory, the last first, unless it comes before this bound. Whether
+    /// anything of the line is left.
+    pub(super) fn evict_some(&mut self, queue: QueueId, bound: Key, left: &mut usize, now: Now) -> bool {
         while *left > 0 {
-            let Some(entry) = self.queues.live(queue).line_mut().take_last() else { return false };
+            let Some(entry) = self.queues.live(queue).line_mut().take_last() else {
+                self.stalled.remove(&queue);
+                return false;
+            };
             let ids: Vec<ItemId> = match entry {
                 Entry::Single(id) => vec![id],
                 Entry::Customer(customer) => {
                     if self.customers.get(customer).is_none() {
                         continue;
                     }
-                    let owner = &mut self.customers[customer];
-                    let ids = (0..*left).map_while(|_| owner.ready.pop_last()).collect();
-                    if owner.ready.is_empty() {
-                        owner.turn = CustomerTurn::None;
-                    } else {
-                        owner.turn = CustomerTurn::InLine;
-                        self.queues.live(queue).line_mut().push(entry);
-                    }
-                    ids
+                    self.take_last_of(customer, bound, *left)
                 }
             };
             *left = left.saturating_sub(ids.len().max(1));
@@ -191,6 +199,35 @@ impl Stock {
             }
         }
         true
+    }
+
+    /// The last of what is due of a customer, without what comes before this bound: that may leave, and the
+    /// first of them waited for it where the order in the store is not that of arrival.
+    fn take_last_of(&mut self, customer: CustomerId, bound: Key, most: usize) -> Vec<ItemId> {
+        let items = &self.items;
+        let all = mutated(Mutant::LeavingMakesRoom);
+        let is_behind = |id: ItemId| all || items.get(id).is_none_or(|item| item.place() >= bound);
+        let owner = &mut self.customers[customer];
+        let queue = owner.queue;
+        let mut taken = Vec::new();
+        while taken.len() < most {
+            let last = owner.ready.pop_last_if(is_behind);
+            let Some(id) = last.or_else(|| owner.ready.pop_first_if(is_behind)) else { break };
+            taken.push(id);
+        }
+        let Some(first) = owner.ready.first() else {
+            owner.turn = CustomerTurn::None;
+            return taken;
+        };
+        let line = self.queues.live(queue).line_mut();
+        if is_behind(first) && owner.turn == CustomerTurn::Stalled {
+            line.stall(Entry::Customer(customer));
+        } else {
+            owner.turn = CustomerTurn::InLine;
+            line.push(Entry::Customer(customer));
+            self.queues.run(queue);
+        }
+        taken
     }
 
     /// The queue is held back: its due items are to leave memory, where they can.

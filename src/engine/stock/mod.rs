@@ -99,6 +99,8 @@ pub(super) struct Stock {
     behind: Behind,
     /// Queues that wait until it has: a window of theirs may be over whose items come in between.
     held: BTreeSet<QueueId>,
+    /// Queues of which something waits for older rows; one may have moved on since.
+    stalled: BTreeSet<QueueId>,
     /// Rows touched, for tests that count work.
     work: u64,
 }
@@ -133,6 +135,7 @@ impl Stock {
             rekeys: Vec::new(),
             behind: Behind::Nothing,
             held: BTreeSet::new(),
+            stalled: BTreeSet::new(),
             work: 0,
         }
     }

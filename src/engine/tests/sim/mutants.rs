@@ -39,7 +39,7 @@ const FOUND_BY: &str = "\
     UnindexedForgotten 110, PauseForgotten 11, WindowNotInherited 81, AckBeforeRemembered 4, \
     SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142, HalfGoesLast 3500000542, \
     SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, FetchingGivesUp 1500006618, \
-    RestoredUncounted 5500003309";
+    RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, StalledOfOthersStay 10500002849";
 
 thread_local! {
     /// Failures are expected here.

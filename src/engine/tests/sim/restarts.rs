@@ -8,7 +8,8 @@ use crate::engine::types::*;
 impl Life {
     /// Its request may have been taken, and have ended, more than once: that end is its own.
     fn may_have_ended(&self, ended: &Ended) -> bool {
-        self.window.is_some() || ended.due == self.due || ended.due == self.accepted_due
+        let then = self.state != State::Sent || ended.at == self.ended_at;
+        then && (self.window.is_some() || ended.due == self.due || ended.due == self.accepted_due)
     }
 }
 
