@@ -119,6 +119,11 @@ impl Model {
             _ => None,
         };
         let cancelled: Vec<CustomerOf> = commands.values().filter_map(cancelled).collect();
+        let flush = |asked: &Asked| match &asked.command {
+            Command::Flush(of) => Some(of.clone()),
+            _ => None,
+        };
+        let flushed: Vec<CustomerOf> = commands.values().filter_map(flush).collect();
         for asked in commands.values_mut() {
             let n = match &asked.command {
                 // What came behind it is not its own, and need not make up for one that has gone.
@@ -130,6 +135,9 @@ impl Model {
                 Command::Flush(of) if self.windows.is_unsure(&of.application, &of.customer) => 0,
                 // Between what is taken back and what comes in by the same commit.
                 Command::Flush(of) if cancelled.contains(of) => 0,
+                // Another flush may be before it, or one for want of room.
+                Command::Flush(of) if flushed.iter().filter(|other| *other == of).count() > 1 => 0,
+                Command::Flush(of) if self.may_lack_room(&of.application, self.windows_at_most()) => 0,
                 Command::Flush(of) => self.windows.count(&of.application, &of.customer) as u64,
                 _ => continue,
             };
@@ -160,17 +168,22 @@ impl Model {
 
     /// The same, with so many windows open.
     pub(super) fn may_flush_one_of(&self, application: &str, customer: &str, open: usize) -> bool {
-        let settings = self.settings.of(application);
         let asked = self.commands.values().any(|asked| {
             matches!(&asked.command, Command::Flush(of) if *of.application == *application && *of.customer == *customer)
         });
+        asked || self.may_lack_room(application, open)
+    }
+
+    /// Windows of this application may close for want of room.
+    fn may_lack_room(&self, application: &str, open: usize) -> bool {
+        let settings = self.settings.of(application);
         let full = settings.on_full == OnFull::FlushEarly
             && settings.max_waiting > 0
             && self.live(application) + self.unseen_of(application) >= settings.max_waiting.saturating_sub(1);
         let policies = std::iter::once(&self.settings.defaults).chain(self.settings.applications.values());
         let closes = |app: &AppSettings| matches!(app.on_full, OnFull::FlushEarly | OnFull::DropOldest);
         let many = open as u64 + 1 >= self.settings.customers && policies.into_iter().any(|app| closes(app));
-        asked || full || many
+        full || many
     }
 
     /// The command that took an item back.

@@ -233,7 +233,8 @@ impl Model {
             self.windows.of(item.seq).and_then(|win| win.closed.as_ref()).map_or(0, |close| close.call);
         let since = life.waiting_since.max(life.retimed_call).max(if windowed { closed } else { 0 });
         let unseen = !self.durable && first;
-        let same_ms = |other: &Key| windowed && other.due == key.due;
+        // Members lie together in the store, whatever is due in their millisecond.
+        let same_ms = |other: &Key| (windowed || other.window != other.seq) && other.due == key.due;
         let list = self.published.entry((application.into(), customer.into())).or_default();
         for (call, wall, other, other_first) in list.iter().rev() {
             if *call <= since || unseen {
@@ -241,7 +242,8 @@ impl Model {
             }
             // What was in flight when another failed may come before it. An own time waits for the wall clock, which may
             // have been set back behind it while another's window ended by the other clock.
-            let overtaken = *other > key && *other_first && (windowed || key.due <= *wall);
+            let later = (other.due, other.seq) > (key.due, key.seq);
+            let overtaken = later && *other_first && (windowed || key.due <= *wall);
             // A window's length is judged by the other clock than what overtakes it.
             // What waited for payloads had been formed before it was given its time.
             let formed = self.contents_read && self.lives[&key.seq].retimed.is_some();
