@@ -6,4 +6,5 @@ mod own_times;
 mod parked;
 mod refused;
 mod topology;
+mod whole;
 mod windows;

@@ -211,6 +211,14 @@ impl ReadyItems {
         first.map(|(_, item)| item)
     }
 
+    /// The first ones, in order, are the first again.
+    pub(super) fn put_back(&mut self, first: Vec<ItemId>, place_of: impl Fn(ItemId) -> Key) {
+        for item in first.into_iter().rev() {
+            let place = place_of(item);
+            self.in_order.push_front(((place.due, place.seq), item));
+        }
+    }
+
     pub(super) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
         self.first().filter(|first| test(*first)).and_then(|_| self.pop_first())
     }

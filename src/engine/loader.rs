@@ -27,31 +27,39 @@ struct Share {
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Loader {
-    /// Queues to be read from, by when (wall clock).
+    /// Queues to be read from, by when (wall clock): in the order in which what they wait for is due.
     wanted: BTreeSet<(u64, QueueId)>,
+    /// The same of those that fail, for a probe: once it is due and not before. Apart, or where memory is
+    /// full they would stand behind all that is due within the next seconds.
+    probes: BTreeSet<(u64, QueueId)>,
     under_way: VecDeque<Share>,
     /// When memory was short: the moment at which others have to make way.
     blocked_until: Option<u64>,
+    /// What was stalled stands in line again.
+    moved: bool,
 }
 
 impl Loader {
     pub(super) fn new() -> Self {
-        Loader { wanted: BTreeSet::new(), under_way: VecDeque::new(), blocked_until: None }
+        let (wanted, probes) = (BTreeSet::new(), BTreeSet::new());
+        Loader { wanted, probes, under_way: VecDeque::new(), blocked_until: None, moved: false }
     }
 
     /// Looks again at the queues about which something has changed, and reads from those whose time has come.
-    pub(super) fn advance(&mut self, stock: &mut Stock, now: Now, loads: &mut Vec<Load>) {
+    /// Whether something may leave that could not before.
+    pub(super) fn advance(&mut self, stock: &mut Stock, now: Now, loads: &mut Vec<Load>) -> bool {
         for id in stock.queues_mut().take_review() {
             if stock.queues().get(id).is_some() {
                 let at = wanted_at(stock, id, now);
                 self.want(stock, id, at);
             }
         }
-        self.blocked_until = None;
+        (self.blocked_until, self.moved) = (None, false);
         while self.under_way.len() < stock.thresholds().reads {
             let Some(load) = self.next_read(stock, now) else { break };
             loads.push(load);
         }
+        self.moved
     }
 
     /// Rows are on their way into memory, some of which may be due.
@@ -63,9 +71,12 @@ impl Loader {
         let before = stock.queues_mut()[id].wake_at(at);
         if before != u64::MAX {
             self.wanted.remove(&(before, id));
+            self.probes.remove(&(before, id));
         }
         if at != u64::MAX {
-            self.wanted.insert((at, id));
+            let probed = stock.queues()[id].is_failing() && !mutated(Mutant::ProbesBehindLater);
+            let set = if probed { &mut self.probes } else { &mut self.wanted };
+            set.insert((at, id));
         }
     }
 
@@ -73,8 +84,11 @@ impl Loader {
         let (mut ranges, mut few) = (Vec::new(), false);
         let most = stock.thresholds().ranges;
         // One that finds no room does not keep others from it.
-        let due = self.wanted.iter().take_while(|(at, _)| *at <= now.wall).take(most * 4);
-        let mut due: Vec<QueueId> = due.map(|(_, id)| *id).collect();
+        let due = |set: &BTreeSet<(u64, QueueId)>| -> Vec<QueueId> {
+            let due = set.iter().take_while(|(at, _)| *at <= now.wall).take(most * 4);
+            due.map(|(_, id)| *id).collect()
+        };
+        let mut due = [due(&self.wanted), due(&self.probes)].concat();
         // What is read first is there for certain: not what others that are due push out again.
         if !mutated(Mutant::LaterIsReadFirst) {
             due.sort_by_key(
@@ -139,16 +153,17 @@ impl Loader {
 
     /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
     /// What the queue has there comes behind it, and makes room. Whether there is some.
-    fn make_room_for_few(&self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
+    fn make_room_for_few(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
         let near = stock.queues()[id].near_until();
         let waits = self.is_stuck(stock, id) && near.due <= now.wall;
         if !(waits || is_trimming(stock, id)) || self.under_way.iter().any(|share| share.few) {
             return false;
         }
         let (few, most) = (stock.thresholds().few, stock.thresholds().few * stock.thresholds().reads);
-        if stock.rows_beyond() >= most {
-            stock.evict_stalled(id, few, now);
+        while stock.rows_beyond() >= most && stock.evict_stalled(id, few, now) {
+            self.moved = true;
         }
+        self.moved |= stock.rows_beyond() >= most && stock.leave_in_parts(id);
         stock.rows_beyond() < most
     }
 
@@ -188,8 +203,9 @@ impl Loader {
 
     /// When to look again without any event, wall clock.
     pub(super) fn deadline(&self, now: Now) -> Option<u64> {
-        let first = self.wanted.first().map(|(at, _)| *at).filter(|at| *at > now.wall);
-        [first, self.blocked_until].into_iter().flatten().min()
+        let first =
+            |set: &BTreeSet<(u64, QueueId)>| set.first().map(|(at, _)| *at).filter(|at| *at > now.wall);
+        [first(&self.wanted), first(&self.probes), self.blocked_until].into_iter().flatten().min()
     }
 }
 

@@ -333,7 +333,7 @@ impl Engine {
         self.notice_room(stopped_at);
         self.core.stock_mut().tell_rekeys(|application, to| self.scans.rekeyed(application, to));
         self.course.more |= self.core.stock_mut().clear_out(now);
-        self.loader.advance(self.core.stock_mut(), now, &mut self.fx.loads);
+        self.course.more |= self.loader.advance(self.core.stock_mut(), now, &mut self.fx.loads);
         self.fx.loads.extend(self.core.take_lacking());
         self.ask(now);
         self.commit(now);

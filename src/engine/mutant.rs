@@ -212,8 +212,10 @@ pub(super) enum Mutant {
     ReopenedUnbounded,
     /// What waited for a row of the store waits on when that has been taken back.
     StalledForEver,
-    /// What others have stalled keeps what a queue waits for out of memory.
-    StalledOfOthersStay,
+    /// What is to be probed is read behind what is due later.
+    ProbesBehindLater,
+    /// What has been read of a window leaves without what has not.
+    WindowInParts,
     /// What could leave makes room for what the first of its customer waits for.
     LeavingMakesRoom,
     /// To a queue that confirms nothing any more as much goes as to a healthy one.
@@ -487,7 +489,8 @@ mod tests {
             Mutant::StepUnnoticed,
             Mutant::ReopenedUnbounded,
             Mutant::StalledForEver,
-            Mutant::StalledOfOthersStay,
+            Mutant::ProbesBehindLater,
+            Mutant::WindowInParts,
             Mutant::LeavingMakesRoom,
             Mutant::SilenceUnheard,
             Mutant::RowStaysKnown,

@@ -72,9 +72,10 @@ pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
     let dead = queues.dead_letters();
     let is_due = |id: QueueId| {
         let queue = &queues[id];
-        let ready = stock.first_due(id).is_some_and(|due| due <= now.wall)
-            || queue.live().is_some_and(|live| live.lane().under_way() > 0);
-        // Where memory is full, what is in the store waits for what is in flight, or behind windows.
+        let live = queue.live();
+        let ready = live.is_some_and(|live| !live.line().is_empty() || live.lane().under_way() > 0);
+        // Where memory is full, what is in the store waits for what is in flight, or behind windows; and what
+        // is stalled waits for that.
         ready || (queue.far() > 0 && queue.near_until().due <= now.wall && stock.free_rows() > 0)
     };
     let mut ids = queues.ids().filter(|id| *id != dead && queues[*id].total() > 0);

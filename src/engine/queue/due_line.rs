@@ -15,8 +15,10 @@ pub(in crate::engine) enum Entry {
 pub(in crate::engine) struct DueLine {
     /// In order of arrival in this line.
     line: VecDeque<Entry>,
-    /// Entries whose first item lies at or above the bound.
+    /// Entries whose first item lies at or above the bound, or whose window does with its rest.
     stalled: Vec<Entry>,
+    /// Memory cannot hold the rest of such a window: what is there of it may leave.
+    in_parts: bool,
     /// Items of both.
     items: u64,
 }
@@ -72,6 +74,19 @@ impl DueLine {
     /// It waits for older rows.
     pub(in crate::engine) fn stall(&mut self, entry: Entry) {
         self.stalled.push(entry);
+    }
+
+    /// All that is stalled, to be looked through: what stays is to be stalled again.
+    pub(in crate::engine) fn take_stalled(&mut self) -> Vec<Entry> {
+        std::mem::take(&mut self.stalled)
+    }
+
+    pub(in crate::engine) fn is_in_parts(&self) -> bool {
+        self.in_parts
+    }
+
+    pub(in crate::engine) fn set_in_parts(&mut self, in_parts: bool) {
+        self.in_parts = in_parts;
     }
 
     /// What is stalled stands in line again, before the others. Which entries those are.

@@ -85,7 +85,7 @@ impl Stock {
 
     /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
     /// Nothing at or above the queue's bound: older ones have still to be loaded; nor what comes behind an
-    /// item that is due and still in the schedule.
+    /// item that is due and still in the schedule. A window whose rest lies there waits for it.
     pub(in crate::engine) fn take_batch(&mut self, queue: QueueId, most: usize, now: Now) -> Vec<ItemId> {
         let near = if mutated(Mutant::FarOvertaken) { LAST } else { self.queues[queue].near_until() };
         let scheduled = match self.behind {
@@ -128,6 +128,7 @@ impl Stock {
                 continue;
             }
             self.queues.count_ready(queue, -(taken.len() as i64));
+            self.queues.live(queue).line_mut().set_in_parts(false);
             self.work += taken.len() as u64;
             return taken;
         }
@@ -148,7 +149,8 @@ impl Stock {
         (at <= now.mono).then_some(cause)
     }
 
-    /// `None`: nothing of theirs is due any more.
+    /// As many as a batch takes, below the bound. A window that is cut by it waits for its rest, unless the
+    /// batch is full, or it is to leave in parts. `None`: nothing of theirs is due any more.
     pub(super) fn take_of_customer(
         &mut self,
         customer: CustomerId,
@@ -159,6 +161,8 @@ impl Stock {
         let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
         let owner = self.customers.get(customer)?;
         let (queue, overhead) = (owner.queue, owner.overhead);
+        let in_parts = self.queues[queue].live().is_some_and(|live| live.line().is_in_parts());
+        let in_parts = in_parts || mutated(Mutant::WindowInParts);
         let settings = self.queues.settings_of(queue);
         let (max_items, max_bytes) = match settings.format {
             Format::Passthrough => (1, u64::MAX),
@@ -167,22 +171,31 @@ impl Stock {
             }
         };
         let owner = &mut self.customers[customer];
+        let most = max_items.min(most).max(1);
         let mut bytes = overhead.batch;
-        let mut taken = Vec::new();
+        let (mut taken, mut is_full) = (Vec::new(), false);
+        let mut next = None;
         while let Some(id) = owner.ready.first() {
             if !is_ready(&id) {
                 owner.ready.pop_first();
                 continue;
             }
-            let item = &items[id];
+            let (item, place) = (&items[id], items[id].place());
+            if place >= bound {
+                next = Some(place);
+                break;
+            }
             bytes += u64::from(item.weight()) + overhead.item;
-            let full = taken.len() >= max_items.min(most).max(1) || (!taken.is_empty() && bytes > max_bytes);
-            let full = full && !mutated(Mutant::BatchUnbounded);
-            if item.place() >= bound || full {
+            is_full = taken.len() >= most || (!taken.is_empty() && bytes > max_bytes);
+            if is_full && !mutated(Mutant::BatchUnbounded) {
                 break;
             }
             taken.push(id);
             owner.ready.pop_first();
+        }
+        if taken.len() < most && !is_full && !in_parts {
+            let whole = whole(taken.iter().map(|id| items[*id].place()), bound, next);
+            owner.ready.put_back(taken.split_off(whole), |id| items[id].place());
         }
         if owner.ready.is_empty() {
             owner.turn = CustomerTurn::None;
@@ -203,6 +216,18 @@ impl Stock {
         self.work += again.len() as u64;
         again.into_iter().for_each(|entry| self.turn_to(entry, CustomerTurn::InLine));
         self.queues.run(queue);
+    }
+
+    /// What is stalled of the queue fills half of the memory or more, and there is no room for the rest of
+    /// the window that it waits for: it may leave without. Whether it is so.
+    pub(in crate::engine) fn leave_in_parts(&mut self, queue: QueueId) -> bool {
+        let line = self.queues.live(queue).line_mut();
+        let fills = line.has_stalled() && line.items() >= self.budget.rows as u64 / 2;
+        if fills {
+            line.set_in_parts(true);
+            self.unstall(queue);
+        }
+        fills
     }
 
     fn turn_to(&mut self, entry: Entry, turn: CustomerTurn) {
@@ -263,4 +288,16 @@ impl Stock {
             }
         }
     }
+}
+
+/// How many of these, which are due and lie below the bound, leave nothing of their windows behind. The rest
+/// of one lies beyond the bound, or something of the same millisecond does, `next`, behind which others of
+/// its window may come: the order in the store is not that of arrival.
+fn whole(mut places: impl ExactSizeIterator<Item = Key>, bound: Key, next: Option<Key>) -> usize {
+    let all = places.len();
+    let is_cut = |place: Key| {
+        let rest = (place.due, place.window) == (bound.due, bound.window);
+        rest || next.is_some_and(|next| next.due == place.due)
+    };
+    places.position(is_cut).unwrap_or(all)
 }

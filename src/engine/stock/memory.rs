@@ -128,7 +128,7 @@ impl Stock {
         while left > 0 {
             let Some(queue) = self.evicting.front().copied() else { break };
             if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())
-                || !self.evict_some(queue, Key::default(), &mut left, now)
+                || !self.evict_some(queue, &mut left, now)
             {
                 self.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
@@ -149,85 +149,105 @@ impl Stock {
         beyond > 0 && self.evict_furthest(beyond, now.wall, now) > 0 && self.rows_beyond() > most
     }
 
-    /// Due items that wait for older ones of their queue, with nothing else of it due, leave memory for what
-    /// this queue waits for: its own first, at most so many.
-    pub(in crate::engine) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) {
+    /// Due items that wait for what has still to be read, with nothing else of their queue due, leave memory
+    /// for what this queue waits for, at most so many: of its own those that come behind it, and of queues
+    /// that wait for something later all. Whether any has.
+    pub(in crate::engine) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) -> bool {
         if !self.journal.is_durable() {
-            return;
+            return false;
         }
+        let waits_for = |stock: &Stock, id: QueueId| (stock.queues[id].near_until().due, id);
+        let looked_at = self.thresholds().ranges * 4;
+        let others = self.stalled.iter().copied().filter(|id| *id != queue).take(looked_at);
+        let ids: Vec<QueueId> = std::iter::once(queue).chain(others).collect();
         let mut left = most;
-        let mut next = Some(queue);
-        while let Some(queue) = next.filter(|_| left > 0) {
-            let line = self.queues.get(queue).and_then(|queue| Some(queue.live()?.line()));
-            if line.is_some_and(|line| line.is_empty() && line.has_stalled()) {
-                let bound = self.queues[queue].near_until();
-                self.evict_some(queue, bound, &mut left, now);
+        for id in ids {
+            let line = self.queues.get(id).and_then(|queue| Some(queue.live()?.line()));
+            if line.is_none_or(|line| !line.has_stalled()) {
+                self.stalled.remove(&id);
+            } else if left > 0 && line.is_some_and(|line| line.is_empty()) {
+                let later = waits_for(self, id) > waits_for(self, queue);
+                let bound = if later { Key::default() } else { self.queues[id].near_until() };
+                self.evict_stalled_of(id, bound, &mut left, now);
             }
-            if left > 0 {
-                self.stalled.remove(&queue);
-            }
-            next = self.stalled.first().copied().filter(|_| !mutated(Mutant::StalledOfOthersStay));
         }
+        left < most
     }
 
-    /// What is in the queue's line leaves memory, the last first, unless it comes before this bound. Whether
-    /// anything of the line is left.
-    pub(super) fn evict_some(&mut self, queue: QueueId, bound: Key, left: &mut usize, now: Now) -> bool {
+    /// What is stalled in a queue leaves memory, the last first, from this bound on.
+    fn evict_stalled_of(&mut self, queue: QueueId, bound: Key, left: &mut usize, now: Now) {
+        let mut entries = self.queues.live(queue).line_mut().take_stalled();
+        let mut stays = Vec::new();
+        while let Some(entry) = entries.pop() {
+            let before = *left;
+            if *left > 0 && !self.evict_entry(entry, bound, left, now) {
+                continue;
+            }
+            match entry {
+                // Where the order in the store is not that of arrival, its first one waited for others.
+                Entry::Customer(customer) if *left < before => {
+                    self.customers[customer].turn = CustomerTurn::InLine;
+                    self.queues.live(queue).line_mut().push(entry);
+                    self.queues.run(queue);
+                }
+                Entry::Customer(_) | Entry::Single(_) => stays.push(entry),
+            }
+        }
+        stays.into_iter().rev().for_each(|entry| self.queues.live(queue).line_mut().stall(entry));
+    }
+
+    /// What is in the queue's line leaves memory, the last first. Whether anything of the line is left.
+    pub(super) fn evict_some(&mut self, queue: QueueId, left: &mut usize, now: Now) -> bool {
         while *left > 0 {
             let Some(entry) = self.queues.live(queue).line_mut().take_last() else {
                 self.stalled.remove(&queue);
                 return false;
             };
-            let ids: Vec<ItemId> = match entry {
-                Entry::Single(id) => vec![id],
-                Entry::Customer(customer) => {
-                    if self.customers.get(customer).is_none() {
-                        continue;
-                    }
-                    self.take_last_of(customer, bound, *left)
-                }
-            };
-            *left = left.saturating_sub(ids.len().max(1));
-            for id in ids {
-                if self.items.get(id).is_some_and(|item| item.stage() == Stage::Ready) {
-                    self.queues.count_ready(queue, -1);
-                    self.evict(id, now);
-                }
-            }
-            if let Entry::Customer(customer) = entry {
-                self.customers.release(customer, &mut self.queues);
+            if let (true, Entry::Customer(customer)) =
+                (self.evict_entry(entry, Key::default(), left, now), entry)
+            {
+                self.customers[customer].turn = CustomerTurn::InLine;
+                self.queues.live(queue).line_mut().push(entry);
             }
         }
         true
     }
 
-    /// The last of what is due of a customer, without what comes before this bound: that may leave, and the
-    /// first of them waited for it where the order in the store is not that of arrival.
-    fn take_last_of(&mut self, customer: CustomerId, bound: Key, most: usize) -> Vec<ItemId> {
-        let items = &self.items;
+    /// What is due of an entry that has been taken from its line leaves memory, the last first, from this
+    /// bound on: where the order in the store is not that of arrival the first may lie there, too. Whether
+    /// anything of it is left.
+    fn evict_entry(&mut self, entry: Entry, bound: Key, left: &mut usize, now: Now) -> bool {
+        let (items, mut ids) = (&self.items, Vec::new());
         let all = mutated(Mutant::LeavingMakesRoom);
         let is_behind = |id: ItemId| all || items.get(id).is_none_or(|item| item.place() >= bound);
-        let owner = &mut self.customers[customer];
-        let queue = owner.queue;
-        let mut taken = Vec::new();
-        while taken.len() < most {
-            let last = owner.ready.pop_last_if(is_behind);
-            let Some(id) = last.or_else(|| owner.ready.pop_first_if(is_behind)) else { break };
-            taken.push(id);
+        match entry {
+            Entry::Single(id) => ids.push(id),
+            Entry::Customer(customer) => {
+                if self.customers.get(customer).is_none() {
+                    return false;
+                }
+                let ready = &mut self.customers[customer].ready;
+                while ids.len() < *left {
+                    let last = ready.pop_last_if(is_behind).or_else(|| ready.pop_first_if(is_behind));
+                    let Some(id) = last else { break };
+                    ids.push(id);
+                }
+            }
         }
-        let Some(first) = owner.ready.first() else {
-            owner.turn = CustomerTurn::None;
-            return taken;
-        };
-        let line = self.queues.live(queue).line_mut();
-        if is_behind(first) && owner.turn == CustomerTurn::Stalled {
-            line.stall(Entry::Customer(customer));
-        } else {
-            owner.turn = CustomerTurn::InLine;
-            line.push(Entry::Customer(customer));
-            self.queues.run(queue);
+        *left = left.saturating_sub(ids.len());
+        for id in ids {
+            if self.items.get(id).is_some_and(|item| item.stage() == Stage::Ready) {
+                self.queues.count_ready(self.items[id].queue(), -1);
+                self.evict(id, now);
+            }
         }
-        taken
+        let Entry::Customer(customer) = entry else { return false };
+        let is_left = !self.customers[customer].ready.is_empty();
+        if !is_left {
+            self.customers[customer].turn = CustomerTurn::None;
+            self.customers.release(customer, &mut self.queues);
+        }
+        is_left
     }
 
     /// The queue is held back: its due items are to leave memory, where they can.

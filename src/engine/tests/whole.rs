@@ -3,6 +3,7 @@
 use super::world::*;
 use crate::engine::types::*;
 use crate::engine::Input;
+use std::collections::BTreeMap;
 
 /// A window longer than memory looks ahead, reads of one row, and memory for two.
 fn far_windows(span: u64) -> World {
@@ -52,4 +53,91 @@ fn two_windows_of_one_customer_and_end_stay_two_over_a_restart() {
     assert_eq!(left(&w), [1, 2]);
     w.run(60_000);
     assert_eq!(left(&w), [1, 2, 3]);
+}
+
+/// Members of so many windows come in turns, into memory for 16 rows and a few beyond; then something happens. How many
+/// batches of which size come out.
+fn sizes(
+    (windows, each): (u64, u64),
+    app: impl FnOnce(&mut AppSettings),
+    meanwhile: impl FnOnce(&mut World),
+) -> BTreeMap<usize, usize> {
+    let thresholds =
+        Thresholds { chunk: 5, read: 7, few: 2, reads: 2, ready: 8, enough: 8, ..Thresholds::default() };
+    let budget = Budget { rows: 16, contents: 1 << 20, filters: 1 << 16 };
+    let mut w = World::new(Settings { thresholds, budget, customers: 1_000, ..with(app) });
+    for n in 0..each {
+        w.send((0..windows).map(|customer| item("a", &format!("c{customer}"), &n.to_string())).collect());
+        w.drain_jobs();
+    }
+    meanwhile(&mut w);
+    w.run(70_000);
+    assert!(w.store.items.is_empty(), "{} have not left", w.store.items.len());
+    let mut sizes = BTreeMap::new();
+    for (_, batch) in &w.delivered {
+        assert!(batch.items.windows(2).all(|two| two[0].seq < two[1].seq), "in order of arrival");
+        *sizes.entry(batch.items.len()).or_default() += 1;
+    }
+    sizes
+}
+
+fn minute(app: &mut AppSettings) {
+    app.window = 60_000;
+}
+
+#[test]
+fn a_window_leaves_whole_however_little_of_it_memory_holds() {
+    assert_eq!(sizes((200, 4), minute, |_| {}), [(4, 200)].into());
+    assert_eq!(sizes((500, 3), minute, |_| {}), [(3, 500)].into());
+    let five = |app: &mut AppSettings| (app.window, app.max_items) = (60_000, 5);
+    assert_eq!(sizes((200, 4), five, World::crash), [(4, 200)].into(), "after a crash");
+    let four = |app: &mut AppSettings| (app.window, app.max_items) = (60_000, 4);
+    assert_eq!(sizes((200, 4), four, |_| {}), [(4, 200)].into(), "closed by count");
+    let quiet = |app: &mut AppSettings| (app.window, app.quiet) = (60_000, 500);
+    assert_eq!(sizes((200, 4), quiet, |_| {}), [(4, 200)].into(), "closed since nothing came");
+}
+
+#[test]
+fn a_window_of_an_application_that_was_parked_leaves_whole() {
+    let parked = |w: &mut World| {
+        w.advance(61_000);
+        for _ in 0..20 {
+            w.drain_jobs();
+            while !w.out.is_empty() {
+                w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+                w.drain_jobs();
+            }
+            w.advance(500);
+        }
+        assert!(w.delivered.is_empty());
+    };
+    assert_eq!(sizes((200, 4), minute, parked), [(4, 200)].into());
+}
+
+/// None holds half of the memory, and each a part of its window: the one that is due first gets the place of the others.
+#[test]
+fn windows_of_several_applications_get_their_rest_one_by_one() {
+    let thresholds = Thresholds { chunk: 2, few: 1, reads: 1, ..Thresholds::default() };
+    let budget = Budget { rows: 10, contents: 1 << 20, filters: 1 << 16 };
+    let mut w = World::new(Settings { thresholds, budget, ..with(minute) });
+    for n in 0..4 {
+        w.send((0..5).map(|app| item(&format!("a{app}"), "ann", &n.to_string())).collect());
+        w.drain_jobs();
+    }
+    w.run(70_000);
+    let sizes: Vec<usize> = w.delivered.iter().map(|(_, batch)| batch.items.len()).collect();
+    assert_eq!(sizes, [4, 4, 4, 4, 4]);
+}
+
+/// What closes by count is a full batch, and so is any but the last of a window that takes several. Only one that
+/// fills half of the memory leaves in parts, and these are as large.
+#[test]
+fn a_window_larger_than_memory_leaves_in_large_parts() {
+    let five = |app: &mut AppSettings| (app.window, app.max_items) = (60_000, 5);
+    assert_eq!(sizes((30, 20), five, |_| {}), [(5, 120)].into());
+    for (windows, each) in [(1, 100), (3, 100), (20, 30)] {
+        let sizes = sizes((windows, each), minute, |_| {});
+        let small: usize = sizes.range(..8).map(|(_, count)| *count).sum();
+        assert!(small <= windows as usize, "the last of each may be smaller: {sizes:?}");
+    }
 }

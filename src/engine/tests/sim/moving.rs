@@ -1,6 +1,6 @@
 //! Whatever is due moves, while nothing else does.
 
-use super::model::State;
+use super::model::{Life, State};
 use super::windows::{CLOCK_SLACK_MS, EXPIRY_MARGIN_MS};
 use super::Sim;
 
@@ -32,7 +32,12 @@ impl Sim {
             let expiry = model.asks[life.ask].new.expiry;
             let expired = expiry.is_some_and(|at| at <= model.now.wall);
             let dead = life.refused || expired || model.given_up_unseen(life);
-            let crowded = crowded && !self.world.engine.holds(life.seq);
+            // A member waits for its window's others.
+            let with_it = || {
+                let is_other = |other: &&Life| other.number == life.number && other.state == State::Waiting;
+                model.lives.values().filter(is_other)
+            };
+            let crowded = crowded && with_it().any(|other| !self.world.engine.holds(other.seq));
             let unseen = !life.acked && model.may_have_ended_unseen(life.ask) || dead && !model.durable;
             if slots || alone || hindered || unseen || crowded || !self.is_due(life.seq) {
                 continue;

@@ -22,7 +22,7 @@ const FOUND_BY: &str = "\
     WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, ContentsStay 149, DeadTooSoon 50, \
     BacklogGoesFirst 31, ProofForEver 11, ClosingGoneTooSoon 16, FetchedOvertakesFailed 13, \
     DroppedSuspectCounts 49, CancelAllTakesUnknown 11, PausedSuspectsGo 23, EmptiedSuspectCounts 49, \
-    StepUnnoticed 11, ReopenedUnbounded 71, StalledForEver 291, SilenceUnheard 51, RowStaysKnown 13, \
+    StepUnnoticed 11, ReopenedUnbounded 71, StalledForEver 711, SilenceUnheard 51, RowStaysKnown 13, \
     AllMayWait 202, PatienceAnew 11, RefusedIdForgotten 100, NewDueIgnoresWindow 124, DeadUncounted 4, \
     HoldMaxIgnored 120, PauseUnhurried 121, ClaimTakesUnknown 11, FailedIsNotTakenBack 49, \
     ScanIsImpatient 124, BehindScanKept 127, EvictUntold 49, HeirIsDeferred 9, MovedRejoins 670, \
@@ -39,7 +39,8 @@ const FOUND_BY: &str = "\
     UnindexedForgotten 110, PauseForgotten 11, WindowNotInherited 81, AckBeforeRemembered 4, \
     SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142, HalfGoesLast 3500000542, \
     SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, FetchingGivesUp 1500006618, \
-    RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, StalledOfOthersStay 10500002849";
+    RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, ProbesBehindLater 4331, \
+    WindowInParts 2";
 
 thread_local! {
     /// Failures are expected here.

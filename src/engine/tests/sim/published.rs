@@ -61,6 +61,9 @@ impl Model {
         }
         if batch.dead.is_none() {
             self.check_size(batch, fresh);
+            if fresh {
+                self.check_whole(batch);
+            }
             let app = &self.apps[&name];
             assert!(!app.paused || app.pausing > 0, "published while paused");
             // A suspect has a channel of its own, and goes on being tried.
@@ -279,5 +282,65 @@ impl Model {
             let right = causes.contains(&batch.closed_by) || own;
             assert!(right, "closed by {:?}, not {causes:?}: {}", batch.closed_by, first.seq);
         }
+    }
+    /// A closed window leaves in as few batches as its limits allow, however little memory there is: none of its
+    /// members stays behind that has waited with those that leave, and for which there is room. Larger than half
+    /// of what memory holds it may leave in parts.
+    fn check_whole(&self, batch: &Batch) {
+        let Some(last) = batch.items.last().filter(|_| self.durable && !self.stepped) else { return };
+        let all = || std::iter::once(&self.settings).chain(&self.before);
+        let app = self.settings.of(&batch.application);
+        let Some(win) = self.windows.of(last.seq).filter(|win| !win.unsure) else { return };
+        let closed = win.closed.as_ref().map_or(usize::MAX, |close| close.call);
+        let rows = all().map(|settings| settings.budget.rows).min().unwrap_or(0);
+        let left_out = win.members.iter().find(|seq| {
+            let life = &self.lives[*seq];
+            let new = &self.asks[life.ask].new;
+            let waits = life.state == State::Waiting && life.published.is_none() && life.retimed.is_none();
+            let alive = new.expiry.is_none_or(|at| at > self.now.wall);
+            let asked = self.commands.values().any(|asked| asked.covers(self, **seq));
+            **seq > last.seq && waits && alive && !asked
+        });
+        let Some(left_out) = left_out.filter(|_| closed < self.call) else { return };
+        // What had been taken with it and ended before it left had a place in it.
+        let ended = |life: &Life| {
+            let new = &self.asks[life.ask].new;
+            let its = *new.application == *batch.application
+                && new.customer.as_deref() == batch.customer.as_deref();
+            let died = matches!(life.state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
+            its && (died || life.ended_call > closed && life.published.is_none())
+        };
+        if self.lives.values().any(ended) {
+            return;
+        }
+        // Something with a time of its own may come first.
+        let comes_first = |life: &&Life| {
+            let new = &self.asks[life.ask].new;
+            let its = *new.application == *batch.application
+                && new.customer.as_deref() == batch.customer.as_deref();
+            its && life.due == last.due && life.state == State::Waiting
+        };
+        let next = self.lives.range(last.seq + 1..=*left_out).map(|(_, life)| life).find(comes_first);
+        let new = &self.asks[next.unwrap_or(&self.lives[left_out]).ask].new;
+        let fits = all().all(|settings| {
+            let app = settings.of(&batch.application);
+            let overhead = size::overhead(app.format, &batch.application, batch.customer.as_deref());
+            let weight = |weight: u32| u64::from(weight) + overhead.item;
+            let of = |item: &BatchItem| weight(self.asks[self.lives[&item.seq].ask].new.weight);
+            let bytes = overhead.batch + batch.items.iter().map(of).sum::<u64>() + weight(new.weight);
+            let failing = self.apps[&*batch.application].failing;
+            let probe = if failing { settings.thresholds.probe } else { usize::MAX };
+            app.format != Format::Passthrough
+                && batch.items.len() < probe.min(app.max_items as usize)
+                && bytes <= app.max_bytes
+        });
+        let too_large = (win.members.len() + batch.items.len()) * 2 >= rows;
+        let (had, of) = (batch.items.len(), win.members.len());
+        assert!(
+            !fits || too_large,
+            "{left_out} of window {} of {:?} stays behind {had}, {of} are left of {rows}, {app:?}",
+            last.window,
+            batch.customer
+        );
     }
 }

@@ -1,0 +1,156 @@
+//! Windows leave whole: as one message each, or in full ones, however many there are and however little of them memory
+//! holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tidegate_harness::{now_ms, percentile, wait_until, Client, Config, Daemon, Inbox, Push, Site};
+
+/// Length of windows, all of which end together: ms.
+const WINDOW_MS: u64 = 20_000;
+/// What has to be left of them when the first request goes out, ms.
+const LEFT_MS: u64 = 16_000;
+
+/// So many customers, and items of each.
+type Shape = (usize, usize);
+
+/// A batch: its customer, when it was due, and the numbers of its items.
+type Left = (String, i64, Vec<usize>);
+
+fn little(site: &Site) -> Config {
+    site.config().text("limits.memory", "16MiB")
+}
+
+/// Windows that end together, and not soon.
+fn together(config: Config) -> Config {
+    let left = || WINDOW_MS - now_ms() % WINDOW_MS;
+    wait_until("a window begins", Duration::from_millis(WINDOW_MS + 5_000), || left() > LEFT_MS);
+    config.text("defaults.window", &format!("{WINDOW_MS}ms")).set("defaults.align", "true")
+}
+
+/// Publishes the items in turns, one of each customer, and waits until they are stored.
+fn publish(site: &Site, daemon: &Daemon, (customers, from, until): (usize, usize, usize)) {
+    let push = |customer: usize, n: usize| -> Push {
+        site.push("shop", "1").customer(&format!("c{customer}")).id(&format!("{customer}-{n}"))
+    };
+    let in_turns = (from..until).flat_map(|n| (0..customers).map(move |customer| (customer, n)));
+    site.client.publish_all(in_turns.map(|(customer, n)| push(customer, n)));
+    wait_until("all are taken and stored", Duration::from_secs(120), || {
+        let state = daemon.state();
+        state["totals"]["received"].as_u64() >= Some((customers * until) as u64) && state["uncommitted"] == 0
+    });
+}
+
+/// Takes all of them, each once, and those of a batch in order.
+fn take(inbox: &Inbox, (customers, each): Shape) -> Vec<Left> {
+    let (mut left, mut seen) = (Vec::new(), BTreeSet::new());
+    while seen.len() < customers * each {
+        let batch = inbox.batch();
+        batch.message.is_not_early();
+        let number = |id: &&str| id.split_once('-').and_then(|(_, n)| n.parse().ok()).expect("an id of ours");
+        let numbers: Vec<usize> = batch.ids().iter().map(number).collect();
+        assert!(numbers.windows(2).all(|two| two[0] < two[1]), "VERDICT: in order: {numbers:?}");
+        left.push((batch.customer.clone().expect("a customer"), batch.items[0].due, numbers));
+        for item in batch.items {
+            assert!(seen.insert(item.id.clone()), "VERDICT: {} twice", item.id);
+        }
+    }
+    left
+}
+
+fn sizes(left: &[Left]) -> BTreeMap<usize, usize> {
+    let mut sizes = BTreeMap::new();
+    left.iter().for_each(|(_, _, numbers)| *sizes.entry(numbers.len()).or_default() += 1);
+    sizes
+}
+
+/// Each window is one batch. Where publishing was so slow that it went on into the next one, its customer has two.
+fn each_is_one(left: &[Left]) {
+    let windows: BTreeSet<(&str, i64)> = left.iter().map(|(name, due, _)| (name.as_str(), *due)).collect();
+    assert_eq!(windows.len(), left.len(), "batches of which size: {:?}", sizes(left));
+}
+
+#[test]
+fn windows_that_end_together_leave_whole_with_little_memory() {
+    let site = Site::new("whole");
+    let shop = site.inbox("shop");
+    let daemon = site.start(&together(little(&site)));
+    publish(&site, &daemon, (8_000, 0, 4));
+    let late = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            let (producer, mail) = (Client::connect(site.node.uri()), site.inbox("mail"));
+            let end = now_ms() + WINDOW_MS;
+            let mut late = Vec::new();
+            while now_ms() < end {
+                producer.publish(&site.push("mail", "1").delay(20));
+                late.push(mail.next().lateness_us());
+            }
+            late.sort_unstable();
+            late
+        });
+        each_is_one(&take(&shop, (8_000, 4)));
+        println!("all are out {} ms after they have ended", now_ms() % WINDOW_MS);
+        beside.join().expect("beside them")
+    });
+    let (median, most) = (percentile(&late, 50.0), percentile(&late, 99.0));
+    println!(
+        "another application meanwhile: late by {median} us at the median, {most} us at the 99th percentile"
+    );
+    assert!(median < 500_000, "late by {median} us beside windows that leave");
+}
+
+#[test]
+fn windows_leave_whole_after_a_kill_before_they_end() {
+    let site = Site::new("whole-kill");
+    let shop = site.inbox("shop");
+    let mut daemon = site.start(&together(little(&site)));
+    publish(&site, &daemon, (20_000, 0, 3));
+    daemon.kill9();
+    daemon.start_again();
+    daemon.wait_ready();
+    each_is_one(&take(&shop, (20_000, 3)));
+}
+
+#[test]
+fn windows_that_close_by_count_leave_whole_though_most_of_them_is_far() {
+    let site = Site::new("whole-count");
+    let shop = site.inbox("shop");
+    let config = little(&site).text("defaults.window", "10min").set("defaults.max_items", "4");
+    let daemon = site.start(&config);
+    publish(&site, &daemon, (8_000, 0, 3));
+    publish(&site, &daemon, (8_000, 3, 4));
+    assert_eq!(sizes(&take(&shop, (8_000, 4))), [(4, 8_000)].into());
+}
+
+#[test]
+fn large_windows_leave_in_full_batches_with_little_memory() {
+    let site = Site::new("whole-large");
+    let shop = site.inbox("shop");
+    let daemon = site.start(&together(little(&site)).set("defaults.max_items", "500"));
+    publish(&site, &daemon, (30, 0, 2_000));
+    assert_eq!(sizes(&take(&shop, (30, 2_000))), [(500, 120)].into());
+}
+
+#[test]
+fn windows_of_a_thousand_lines_leave_whole_with_little_memory() {
+    let site = Site::new("whole-lines");
+    let shop = site.inbox("shop");
+    let config = little(&site).text("defaults.window", "10min").text("defaults.format", "ndjson");
+    let daemon = site.start(&config.set("defaults.max_items", "1000"));
+    publish(&site, &daemon, (100, 0, 1_000));
+    for received in shop.take(100, Duration::from_secs(60)) {
+        assert_eq!(received.body_text().lines().count(), 1_000);
+    }
+    daemon.holds("waiting", 0);
+}
+
+#[test]
+fn windows_of_an_application_whose_queue_was_missing_leave_whole() {
+    let site = Site::new("whole-parked");
+    let config = site.config().text("defaults.retry.min", "200ms").text("defaults.retry.max", "500ms");
+    let daemon = site.start(&together(config));
+    publish(&site, &daemon, (30_000, 0, 4));
+    wait_until("their windows are over, and all are parked", Duration::from_secs(90), || {
+        daemon.items("parked") == 120_000
+    });
+    each_is_one(&take(&site.inbox("shop"), (30_000, 4)));
+}
