@@ -481,7 +481,11 @@ impl Model {
                 !self.durable && (died || self.taken_back_unseen(*seq) || self.heir_is_forgotten(*seq))
             }
             // With nothing stored one that has its place may have been taken back, or gone back to the broker, unseen.
-            Known::Out(seq) => !self.durable && self.lives[seq].superseded,
+            Known::Out(seq) => {
+                let life = &self.lives[seq];
+                let replaced = || self.is_hurried(life.ask) && self.may_have_ended_unseen(life.ask);
+                !self.durable && (life.superseded || replaced())
+            }
         };
         // An item without an id was in flight when it was asked for, and the store kept nobody from looking: its outcome is
         // waited for, and another command may be there first, or nobody be left since its request comes again.
