@@ -37,12 +37,21 @@ pub(super) struct Loader {
     blocked_until: Option<u64>,
     /// What was stalled stands in line again.
     moved: bool,
+    /// Nothing that is stalled can make room for anything that waits.
+    exhausted: bool,
 }
 
 impl Loader {
     pub(super) fn new() -> Self {
         let (wanted, probes) = (BTreeSet::new(), BTreeSet::new());
-        Loader { wanted, probes, under_way: VecDeque::new(), blocked_until: None, moved: false }
+        Loader {
+            wanted,
+            probes,
+            under_way: VecDeque::new(),
+            blocked_until: None,
+            moved: false,
+            exhausted: false,
+        }
     }
 
     /// Looks again at the queues about which something has changed, and reads from those whose time has come.
@@ -54,7 +63,7 @@ impl Loader {
                 self.want(stock, id, at);
             }
         }
-        (self.blocked_until, self.moved) = (None, false);
+        (self.blocked_until, self.moved, self.exhausted) = (None, false, false);
         while self.under_way.len() < stock.thresholds().reads {
             let Some(load) = self.next_read(stock, now) else { break };
             loads.push(load);
@@ -160,11 +169,22 @@ impl Loader {
             return false;
         }
         let (few, most) = (stock.thresholds().few, stock.thresholds().few * stock.thresholds().reads);
-        while stock.rows_beyond() >= most && stock.evict_stalled(id, few, now) {
-            self.moved = true;
+        // The first one due is asked first, and may push out the most.
+        let mut left = if self.exhausted { 0 } else { stock.thresholds().evicted };
+        while stock.rows_beyond() >= most && left > 0 {
+            let evicted = stock.evict_stalled(id, few.min(left), now);
+            self.moved |= evicted > 0;
+            self.exhausted |= evicted == 0 && waits;
+            left = if evicted == 0 { 0 } else { left - evicted };
         }
-        self.moved |= stock.rows_beyond() >= most && stock.leave_in_parts(id);
-        stock.rows_beyond() < most
+        if stock.rows_beyond() < most {
+            return true;
+        }
+        let left = if waits && self.exhausted { stock.leave_in_parts(id, now) } else { None };
+        self.moved |= left == Some(0);
+        let next = left.filter(|left| *left > 0).map(|left| now.wall + left);
+        self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
+        false
     }
 
     /// A read has come back: what it brought, in order.

@@ -17,7 +17,9 @@ pub(in crate::engine) struct DueLine {
     line: VecDeque<Entry>,
     /// Entries whose first item lies at or above the bound, or whose window does with its rest.
     stalled: Vec<Entry>,
-    /// Memory cannot hold the rest of such a window: what is there of it may leave.
+    /// Since when there has been no room for the rest of such a window, monotonic ms.
+    lacks_room: Option<u64>,
+    /// What is there of it may leave.
     in_parts: bool,
     /// Items of both.
     items: u64,
@@ -68,7 +70,11 @@ impl DueLine {
 
     /// The last one: of what is stalled first.
     pub(in crate::engine) fn take_last(&mut self) -> Option<Entry> {
-        self.stalled.pop().or_else(|| self.line.pop_back())
+        let last = self.stalled.pop().or_else(|| self.line.pop_back());
+        if last.is_none() {
+            self.has_left();
+        }
+        last
     }
 
     /// It waits for older rows.
@@ -81,12 +87,27 @@ impl DueLine {
         std::mem::take(&mut self.stalled)
     }
 
+    /// What is stalled again, in order.
+    pub(in crate::engine) fn put_stalled(&mut self, entries: Vec<Entry>) {
+        self.stalled = entries;
+    }
+
+    /// There is no room for the rest of a window. For how long there has been none, ms.
+    pub(in crate::engine) fn lacks_room(&mut self, mono: u64) -> u64 {
+        mono.saturating_sub(*self.lacks_room.get_or_insert(mono))
+    }
+
     pub(in crate::engine) fn is_in_parts(&self) -> bool {
         self.in_parts
     }
 
-    pub(in crate::engine) fn set_in_parts(&mut self, in_parts: bool) {
-        self.in_parts = in_parts;
+    pub(in crate::engine) fn leave_in_parts(&mut self) {
+        self.in_parts = true;
+    }
+
+    /// A batch has left the line, or there is nothing in it.
+    pub(in crate::engine) fn has_left(&mut self) {
+        (self.lacks_room, self.in_parts) = (None, false);
     }
 
     /// What is stalled stands in line again, before the others. Which entries those are.

@@ -4,6 +4,10 @@ use super::*;
 use crate::engine::queue::LAST;
 use crate::engine::schedule::Taken;
 
+/// How long what has been read of a window waits for its rest where others, which do not move, fill the
+/// memory, ms.
+const REST_MS: u64 = 5_000;
+
 impl Stock {
     /// Items whose time has come, at most `limit` of them. Whether these are all.
     pub(in crate::engine) fn take_due(&mut self, limit: usize, now: Now) -> bool {
@@ -113,7 +117,7 @@ impl Stock {
                         }
                         self.close_window(customer, cause, now);
                     }
-                    let Some(taken) = self.take_of_customer(customer, bound, most) else { continue };
+                    let Some(taken) = self.take_of_customer(customer, bound, most, now) else { continue };
                     taken
                 }
             };
@@ -128,7 +132,7 @@ impl Stock {
                 continue;
             }
             self.queues.count_ready(queue, -(taken.len() as i64));
-            self.queues.live(queue).line_mut().set_in_parts(false);
+            self.queues.live(queue).line_mut().has_left();
             self.work += taken.len() as u64;
             return taken;
         }
@@ -156,13 +160,15 @@ impl Stock {
         customer: CustomerId,
         bound: Key,
         most: usize,
+        now: Now,
     ) -> Option<Vec<ItemId>> {
         let items = &self.items;
         let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
         let owner = self.customers.get(customer)?;
         let (queue, overhead) = (owner.queue, owner.overhead);
         let in_parts = self.queues[queue].live().is_some_and(|live| live.line().is_in_parts());
-        let in_parts = in_parts || mutated(Mutant::WindowInParts);
+        // Where the clock was set back its rest waits for it, and what is here was due.
+        let waits = !in_parts && bound.due <= now.wall && !mutated(Mutant::WindowInParts);
         let settings = self.queues.settings_of(queue);
         let (max_items, max_bytes) = match settings.format {
             Format::Passthrough => (1, u64::MAX),
@@ -193,9 +199,13 @@ impl Stock {
             taken.push(id);
             owner.ready.pop_first();
         }
-        if taken.len() < most && !is_full && !in_parts {
+        if taken.len() < most && !is_full {
             let whole = whole(taken.iter().map(|id| items[*id].place()), bound, next);
-            owner.ready.put_back(taken.split_off(whole), |id| items[id].place());
+            if waits {
+                owner.ready.put_back(taken.split_off(whole), |id| items[id].place());
+            } else if in_parts && whole < taken.len() {
+                self.parts += 1;
+            }
         }
         if owner.ready.is_empty() {
             owner.turn = CustomerTurn::None;
@@ -218,16 +228,21 @@ impl Stock {
         self.queues.run(queue);
     }
 
-    /// What is stalled of the queue fills half of the memory or more, and there is no room for the rest of
-    /// the window that it waits for: it may leave without. Whether it is so.
-    pub(in crate::engine) fn leave_in_parts(&mut self, queue: QueueId) -> bool {
+    /// There is no room for the rest of the window that the queue waits for, and nothing that could make it.
+    /// Where what is here fills half of the memory, or it has been so for long, it leaves without. For how
+    /// long it waits still, ms; `None`: it does not wait for that.
+    pub(in crate::engine) fn leave_in_parts(&mut self, queue: QueueId, now: Now) -> Option<u64> {
         let line = self.queues.live(queue).line_mut();
-        let fills = line.has_stalled() && line.items() >= self.budget.rows as u64 / 2;
-        if fills {
-            line.set_in_parts(true);
-            self.unstall(queue);
+        if !line.has_stalled() || !line.is_empty() {
+            return None;
         }
-        fills
+        let fills = line.items() >= self.budget.rows as u64 / 2;
+        let left = if fills { 0 } else { REST_MS.saturating_sub(line.lacks_room(now.mono)) };
+        if left == 0 {
+            self.unstall(queue);
+            self.queues.live(queue).line_mut().leave_in_parts();
+        }
+        Some(left)
     }
 
     fn turn_to(&mut self, entry: Entry, turn: CustomerTurn) {

@@ -151,36 +151,41 @@ impl Stock {
 
     /// Due items that wait for what has still to be read, with nothing else of their queue due, leave memory
     /// for what this queue waits for, at most so many: of its own those that come behind it, and of queues
-    /// that wait for something later all. Whether any has.
-    pub(in crate::engine) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) -> bool {
+    /// that wait for something later all. How many have.
+    pub(in crate::engine) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) -> usize {
         if !self.journal.is_durable() {
-            return false;
+            return 0;
         }
         let waits_for = |stock: &Stock, id: QueueId| (stock.queues[id].near_until().due, id);
-        let looked_at = self.thresholds().ranges * 4;
-        let others = self.stalled.iter().copied().filter(|id| *id != queue).take(looked_at);
+        let others = self.stalled.iter().copied().filter(|id| *id != queue);
+        let others = others.take(self.thresholds().ranges * 4);
         let ids: Vec<QueueId> = std::iter::once(queue).chain(others).collect();
         let mut left = most;
         for id in ids {
-            let line = self.queues.get(id).and_then(|queue| Some(queue.live()?.line()));
-            if line.is_none_or(|line| !line.has_stalled()) {
-                self.stalled.remove(&id);
-            } else if left > 0 && line.is_some_and(|line| line.is_empty()) {
+            let line = |stock: &Stock| {
+                let line = stock.queues.get(id)?.live()?.line();
+                line.has_stalled().then_some(line.is_empty())
+            };
+            if left > 0 && line(self) == Some(true) {
                 let later = waits_for(self, id) > waits_for(self, queue);
                 let bound = if later { Key::default() } else { self.queues[id].near_until() };
                 self.evict_stalled_of(id, bound, &mut left, now);
             }
+            if line(self).is_none() {
+                self.stalled.remove(&id);
+            }
         }
-        left < most
+        most - left
     }
 
     /// What is stalled in a queue leaves memory, the last first, from this bound on.
     fn evict_stalled_of(&mut self, queue: QueueId, bound: Key, left: &mut usize, now: Now) {
         let mut entries = self.queues.live(queue).line_mut().take_stalled();
         let mut stays = Vec::new();
-        while let Some(entry) = entries.pop() {
+        while *left > 0 {
+            let Some(entry) = entries.pop() else { break };
             let before = *left;
-            if *left > 0 && !self.evict_entry(entry, bound, left, now) {
+            if !self.evict_entry(entry, bound, left, now) {
                 continue;
             }
             match entry {
@@ -193,7 +198,8 @@ impl Stock {
                 Entry::Customer(_) | Entry::Single(_) => stays.push(entry),
             }
         }
-        stays.into_iter().rev().for_each(|entry| self.queues.live(queue).line_mut().stall(entry));
+        entries.extend(stays.into_iter().rev());
+        self.queues.live(queue).line_mut().put_stalled(entries);
     }
 
     /// What is in the queue's line leaves memory, the last first. Whether anything of the line is left.

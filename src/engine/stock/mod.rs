@@ -101,6 +101,8 @@ pub(super) struct Stock {
     held: BTreeSet<QueueId>,
     /// Queues of which something waits for older rows; one may have moved on since.
     stalled: BTreeSet<QueueId>,
+    /// Batches that left a part of a window behind for want of room, for tests.
+    parts: u64,
     /// Rows touched, for tests that count work.
     work: u64,
 }
@@ -136,6 +138,7 @@ impl Stock {
             behind: Behind::Nothing,
             held: BTreeSet::new(),
             stalled: BTreeSet::new(),
+            parts: 0,
             work: 0,
         }
     }
@@ -527,6 +530,11 @@ impl Stock {
     /// Rows have been looked at elsewhere.
     pub(super) fn count_work(&mut self, rows: u64) {
         self.work += rows;
+    }
+
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> u64 {
+        self.parts
     }
 
     #[cfg(test)]

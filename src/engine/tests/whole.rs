@@ -12,6 +12,11 @@ fn far_windows(span: u64) -> World {
     World::new(Settings { thresholds, budget, ..with(|app| app.window = 60_000) })
 }
 
+fn left_of(w: &World, application: &str) -> Vec<u64> {
+    let batches = w.delivered.iter().filter(|(_, batch)| &*batch.application == application);
+    batches.flat_map(|(_, batch)| batch.items.iter().map(|item| item.seq)).collect()
+}
+
 fn left(w: &World) -> Vec<u64> {
     w.delivered.iter().flat_map(|(_, batch)| batch.items.iter().map(|item| item.seq)).collect()
 }
@@ -127,6 +132,32 @@ fn windows_of_several_applications_get_their_rest_one_by_one() {
     w.run(70_000);
     let sizes: Vec<usize> = w.delivered.iter().map(|(_, batch)| batch.items.len()).collect();
     assert_eq!(sizes, [4, 4, 4, 4, 4]);
+}
+
+/// Another's rows fill the memory, and it does not confirm what it was sent.
+#[test]
+fn a_window_does_not_wait_for_ever_for_the_room_that_another_does_not_give_up() {
+    let thresholds = Thresholds { chunk: 2, few: 1, reads: 1, ..Thresholds::default() };
+    let budget = Budget { rows: 12, contents: 1 << 20, filters: 1 << 16 };
+    let mut w = World::new(Settings { thresholds, budget, max_in_flight: 4, ..with(minute) });
+    w.send((0..6).map(|n| item("a", "ann", &n.to_string())).collect());
+    w.run(45_000);
+    w.send(vec![item("b", "", "proves it")]);
+    w.run(10);
+    w.delivered.clear();
+    w.send((0..30).map(|n| item("b", "", &n.to_string())).collect());
+    while w.delivered.is_empty() && w.now.wall < T0 + 80_000 {
+        w.drain_jobs();
+        while let Some(nth) = w.out.iter().position(|(_, batch)| &*batch.application == "a") {
+            w.settle(nth, CONFIRMED);
+        }
+        w.advance(100);
+    }
+    let (left, batch) = &w.delivered[0];
+    assert!(batch.items.len() < 6, "all of it found room: this tests nothing");
+    assert!((T0 + 65_000..T0 + 66_000).contains(&left.wall), "it left at {}", left.wall - T0);
+    w.run(1_000);
+    assert_eq!(left_of(&w, "a").len(), 6, "the rest follows once there is room");
 }
 
 /// What closes by count is a full batch, and so is any but the last of a window that takes several. Only one that

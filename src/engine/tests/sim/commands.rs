@@ -135,7 +135,8 @@ impl Model {
                 Command::Flush(of) if self.windows.is_unsure(&of.application, &of.customer) => 0,
                 // Between what is taken back and what comes in by the same commit.
                 Command::Flush(of) if cancelled.contains(of) => 0,
-                // Another flush may be before it, or one for want of room.
+                // Its end may be before it, another flush, or one for want of room.
+                Command::Flush(of) if self.windows.is_ripe(&of.application, &of.customer) => 0,
                 Command::Flush(of) if flushed.iter().filter(|other| *other == of).count() > 1 => 0,
                 Command::Flush(of) if self.may_lack_room(&of.application, self.windows_at_most()) => 0,
                 Command::Flush(of) => self.windows.count(&of.application, &of.customer) as u64,

@@ -12,7 +12,7 @@ impl Model {
         // Of less than a second the engine takes no notice: then windows close by the old difference of the clocks.
         let expected = self.now.wall + (call.now.mono - self.now.mono);
         if call.now.wall + CLOCK_SLACK_MS < expected {
-            (self.stepped, self.stepped_back) = (true, self.call);
+            (self.stepped, self.stepped_back, self.set_back_at) = (true, self.call, call.now);
             self.last_step = self.call;
             self.windows.doubt_all();
         } else if call.now.wall > expected + CLOCK_SLACK_MS {

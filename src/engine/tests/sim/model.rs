@@ -263,6 +263,9 @@ pub(super) struct Model {
     pub(super) came_again: BTreeSet<Identity>,
     pub(super) stepped: bool,
     pub(super) stepped_back: usize,
+    pub(super) set_back_at: Now,
+    /// Batches that left a part of a window behind for want of room: before, and by now.
+    pub(super) parts: (u64, u64),
     /// Payloads had to be read: batches wait for them.
     pub(super) contents_read: bool,
     /// The call of the last step.
@@ -327,6 +330,8 @@ impl Model {
             came_again: BTreeSet::new(),
             stepped: false,
             stepped_back: 0,
+            set_back_at: now,
+            parts: (0, 0),
             contents_read: false,
             last_step: 0,
             latest_wall: now.wall,

@@ -77,6 +77,13 @@ impl Sim {
             return closed.is_none_or(|due| due <= model.now.wall);
         }
         let Some(win) = win else { return false };
+        // It had closed when the clock was set back, and its rest in the store waits in a window again: as long as that
+        // took then, though the clock has been set forward since.
+        let back = model.set_back_at;
+        let again = win.closed.as_ref().is_some_and(|close| close.call <= model.stepped_back);
+        if again && model.now.mono <= back.mono + win.end.saturating_sub(back.wall) + CLOCK_SLACK_MS {
+            return false;
+        }
         let end = win.closed.as_ref().map_or(win.end, |close| close.due);
         // It may have left its window by the wall clock, and wait for that, which was set back.
         let left = if set_back && model.latest_wall >= win.end { win.end } else { 0 };

@@ -22,7 +22,7 @@ const FOUND_BY: &str = "\
     WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, ContentsStay 149, DeadTooSoon 50, \
     BacklogGoesFirst 31, ProofForEver 11, ClosingGoneTooSoon 16, FetchedOvertakesFailed 13, \
     DroppedSuspectCounts 49, CancelAllTakesUnknown 11, PausedSuspectsGo 23, EmptiedSuspectCounts 49, \
-    StepUnnoticed 11, ReopenedUnbounded 71, StalledForEver 711, SilenceUnheard 51, RowStaysKnown 13, \
+    StepUnnoticed 11, ReopenedUnbounded 71, StalledForEver 4231, SilenceUnheard 51, RowStaysKnown 13, \
     AllMayWait 202, PatienceAnew 11, RefusedIdForgotten 100, NewDueIgnoresWindow 124, DeadUncounted 4, \
     HoldMaxIgnored 120, PauseUnhurried 121, ClaimTakesUnknown 11, FailedIsNotTakenBack 49, \
     ScanIsImpatient 124, BehindScanKept 127, EvictUntold 49, HeirIsDeferred 9, MovedRejoins 670, \

@@ -284,15 +284,18 @@ impl Model {
         }
     }
     /// A closed window leaves in as few batches as its limits allow, however little memory there is: none of its
-    /// members stays behind that has waited with those that leave, and for which there is room. Larger than half
-    /// of what memory holds it may leave in parts.
+    /// members stays behind that has waited with those that leave, and for which there is room. Whether it leaves in
+    /// parts for want of memory is the engine's word, which tests of single cases judge.
     fn check_whole(&self, batch: &Batch) {
         let Some(last) = batch.items.last().filter(|_| self.durable && !self.stepped) else { return };
         let all = || std::iter::once(&self.settings).chain(&self.before);
         let app = self.settings.of(&batch.application);
         let Some(win) = self.windows.of(last.seq).filter(|win| !win.unsure) else { return };
         let closed = win.closed.as_ref().map_or(usize::MAX, |close| close.call);
-        let rows = all().map(|settings| settings.budget.rows).min().unwrap_or(0);
+        // One that waits for payloads was formed before.
+        if self.parts.0 != self.parts.1 || self.parts.1 > 0 && self.contents_read {
+            return;
+        }
         let left_out = win.members.iter().find(|seq| {
             let life = &self.lives[*seq];
             let new = &self.asks[life.ask].new;
@@ -334,13 +337,11 @@ impl Model {
                 && batch.items.len() < probe.min(app.max_items as usize)
                 && bytes <= app.max_bytes
         });
-        let too_large = (win.members.len() + batch.items.len()) * 2 >= rows;
         let (had, of) = (batch.items.len(), win.members.len());
         assert!(
-            !fits || too_large,
-            "{left_out} of window {} of {:?} stays behind {had}, {of} are left of {rows}, {app:?}",
-            last.window,
-            batch.customer
+            !fits,
+            "{left_out} of window {} of {:?} stays behind {had}, {of} are left, {app:?}",
+            last.window, batch.customer
         );
     }
 }

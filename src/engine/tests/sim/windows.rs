@@ -129,6 +129,12 @@ impl Windows {
         id.map_or(0, |id| self.all[id].members.len())
     }
 
+    /// The window of a customer has come to its end, or may have.
+    pub(super) fn is_ripe(&self, application: &str, customer: &str) -> bool {
+        let id = self.open.get(&(application.into(), customer.into()));
+        id.is_some_and(|id| !self.all[id].ripe.is_empty() || !self.all[id].may_close.is_empty())
+    }
+
     pub(super) fn is_unsure(&self, application: &str, customer: &str) -> bool {
         let id = self.open.get(&(application.into(), customer.into()));
         id.is_some_and(|id| self.all[id].unsure)
