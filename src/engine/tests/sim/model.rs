@@ -232,6 +232,8 @@ pub(super) struct Model {
     pub(super) fresh: BTreeSet<u64>,
     /// Items by application that a commit removes behind the write that is judged: they were there then.
     pub(super) leaving: BTreeMap<String, u64>,
+    /// And such as came with it and are gone before that write.
+    pub(super) passed: BTreeMap<String, u64>,
     /// Commands that travel by message.
     pub(super) mailed: BTreeMap<u64, Command>,
     /// Those of them that somebody waits for.
@@ -310,6 +312,7 @@ impl Model {
             given_back: BTreeMap::new(),
             fresh: BTreeSet::new(),
             leaving: BTreeMap::new(),
+            passed: BTreeMap::new(),
             mailed: BTreeMap::new(),
             replies_to: BTreeSet::new(),
             commands: BTreeMap::new(),

@@ -361,7 +361,8 @@ impl Model {
                 app.live > 0 || self.unseen_of(name) > 0 || self.leaving.get(*name).is_some_and(|n| *n > 0)
             };
             let names = self.apps.iter().filter(has_any).count() as u64;
-            let many = live == 0 && names >= whole.max_applications;
+            let passed = self.passed.get(&*new.application).copied().unwrap_or(0);
+            let many = live <= passed && names >= whole.max_applications;
             match settings.on_full {
                 OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
                 // Given up before it was ever written, because it is due before all others.

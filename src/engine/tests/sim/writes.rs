@@ -37,11 +37,9 @@ impl Model {
             self.ended_before_it_was_seen(*identity, ended);
         }
         let ends = ends(ops);
-        let closed = |op: &Op| match op {
-            Op::PutClosing(row) => {
-                Some(((Arc::clone(&row.application), Arc::clone(&row.customer)), row.window))
-            }
-            _ => None,
+        let closed = |op: &Op| {
+            let Op::PutClosing(row) = op else { return None };
+            Some(((Arc::clone(&row.application), Arc::clone(&row.customer)), row.window))
         };
         self.closed_now = ops.iter().filter_map(closed).collect();
         let token = token.unwrap_or(0);
@@ -75,12 +73,14 @@ impl Model {
                     // Who is there for a moment only has left its window before the next one joins that.
                     if self.lives.get(&place.key.seq).is_some_and(|life| !life.deleted) {
                         self.windows.leave(place.key.seq);
+                        *self.passed.entry(place.queue.to_string()).or_default() += 1;
                     }
                 }
                 _ => {}
             }
         }
         self.leaving = leaving;
+        self.passed.clear();
         // And who is there for a moment only: it counted for those that made room.
         fleeting.into_iter().for_each(|(queue, n)| *self.leaving.entry(queue).or_default() += n);
         for op in ops {
@@ -173,6 +173,11 @@ impl Model {
                     let message = self.messages.get_mut(&self.asks[ask].message).expect("there");
                     let part = message.asks.iter().position(|other| *other == ask).expect("of it");
                     message.taken[part] = Some(seq);
+                    if self.lives[&seq].state == State::Forgotten {
+                        // And came before the end of its attempt was looked at.
+                        self.set(seq, State::Waiting);
+                        self.fresh.insert(seq);
+                    }
                 }
             }
             (None, false) => {
