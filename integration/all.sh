@@ -10,6 +10,9 @@
 # good all the same; at most three of them. Nothing else is repeated: no unit test, no world of the simulator, and nothing
 # that the oracle has called lost or early (a line that begins with VERDICT:). AGAIN=no repeats nothing.
 #
+# Black-box tests that measure by the clock stand in modules `alone`. They run one after the other when all else has ended:
+# so nothing disturbs them, and nobody waits until one of them is alone.
+#
 # TEST_MINUTES (36): what runs then is ended and has failed. TEST_THREADS: black-box tests at a time. TIDEGATE_BIN: another
 # daemon than the one that is built with the tests. SUITES: modules of the suites instead of all of them, which leaves out
 # the table of faults. What each program has said stays in target/checks.
@@ -253,7 +256,9 @@ must setup
 echo "==> tests"
 jobs=
 if has blackbox; then
-	(RUST_TEST_THREADS=${TEST_THREADS:-$((2 * $(nproc)))} run integration "$(program build test integration)" $suites) &
+	# They mostly wait: for times to come, and for what does not answer.
+	(RUST_TEST_THREADS=${TEST_THREADS:-$((3 * $(nproc)))} run integration "$(program build test integration)" \
+		${suites:---skip ::alone::}) &
 	jobs="$jobs $!"
 	if [ -z "$suites" ]; then
 		(run faults "$(program build test faults)") &
@@ -265,11 +270,15 @@ if has lib; then
 	jobs="$jobs $!"
 fi
 for job in $jobs; do wait "$job"; done
+if has blackbox && [ -z "$suites" ]; then
+	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone::
+fi
 
-for each in tidy main fuzz lib-build lib examples faults integration; do count "$each"; done
+programs="tidy main fuzz lib-build lib examples faults integration alone"
+for each in $programs; do count "$each"; done
 once_more faults "$(program build test faults)"
-once_more integration "$(program build test integration)"
-for each in tidy main fuzz lib-build lib examples faults integration; do
+for each in integration alone; do once_more "$each" "$(program build test integration)"; done
+for each in $programs; do
 	name_failed "$each"
 	show "$each"
 done

@@ -74,19 +74,31 @@ fn a_count_is_awaited_and_its_last_value_is_told() {
     assert!(told.ends_with("but: Some(1)"), "{told}");
 }
 
-#[test]
-fn what_is_measured_has_three_rounds() {
-    alone();
-    let mut rounds = vec![];
-    best_of_three(|round| {
-        rounds.push(round);
-        (round == 1).then_some(()).ok_or_else(|| "late".to_owned())
-    });
-    assert_eq!(rounds, [0, 1]);
-    let never = std::panic::catch_unwind(|| best_of_three(|round| Err(format!("late {round}"))));
-    let told = never.expect_err("none is good");
-    let told = told.downcast_ref::<String>().map(String::as_str).unwrap_or_default();
-    assert!(told.contains(r#"["late 0", "late 1", "late 2"]"#), "{told}");
+/// Each runs by itself, when all others have ended.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_has_three_rounds() {
+        alone();
+        let mut rounds = vec![];
+        best_of_three(|round| {
+            rounds.push(round);
+            (round == 1).then_some(()).ok_or_else(|| "late".to_owned())
+        });
+        assert_eq!(rounds, [0, 1]);
+        let never = std::panic::catch_unwind(|| best_of_three(|round| Err(format!("late {round}"))));
+        let told = never.expect_err("none is good");
+        let told = told.downcast_ref::<String>().map(String::as_str).unwrap_or_default();
+        assert!(told.contains(r#"["late 0", "late 1", "late 2"]"#), "{told}");
+    }
+
+    /// Beside it: runs on and is heard.
+    #[test]
+    #[ignore = "a part of the test of what becomes of one that hangs"]
+    fn a_test_that_measures() {
+        alone();
+    }
 }
 
 #[test]
@@ -134,18 +146,11 @@ fn a_test_that_never_ends() {
     }
 }
 
-/// Beside it: runs on and is heard.
-#[test]
-#[ignore = "a part of the test of what becomes of one that hangs"]
-fn a_test_that_measures() {
-    alone();
-}
-
 #[test]
 fn a_test_that_hangs_is_named_and_the_others_run() {
     bounded(Duration::from_secs(60));
     let hanging = std::process::Command::new(std::env::current_exe().expect("this program"))
-        .args(["--ignored", "--test-threads", "2", "harness::a_test_that_"])
+        .args(["--ignored", "--test-threads", "2", "harness::a_test_that_", "harness::alone::a_test_that_"])
         .output()
         .expect("it runs");
     assert_eq!(hanging.status.code(), Some(101));

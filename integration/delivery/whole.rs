@@ -3,12 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tidegate_harness::{now_ms, percentile, wait_until, Client, Config, Daemon, Inbox, Push, Site};
+use tidegate_harness::{bounded, now_ms, percentile, wait_until, Client, Config, Daemon, Inbox, Push, Site};
 
 /// Length of windows, all of which end together: ms.
 const WINDOW_MS: u64 = 20_000;
-/// What has to be left of them when the first request goes out, ms.
-const LEFT_MS: u64 = 16_000;
 
 /// So many customers, and items of each.
 type Shape = (usize, usize);
@@ -20,11 +18,15 @@ fn little(site: &Site) -> Config {
     site.config().text("limits.memory", "16MiB")
 }
 
-/// Windows that end together, and not soon.
-fn together(config: Config) -> Config {
-    let left = || WINDOW_MS - now_ms() % WINDOW_MS;
-    wait_until("a window begins", Duration::from_millis(WINDOW_MS + 5_000), || left() > LEFT_MS);
-    config.text("defaults.window", &format!("{WINDOW_MS}ms")).set("defaults.align", "true")
+/// Windows that end together.
+fn together(config: Config, window_ms: u64) -> Config {
+    config.text("defaults.window", &format!("{window_ms}ms")).set("defaults.align", "true")
+}
+
+/// Waits until so little of a window is over that there is time to publish before its end.
+fn begin(window_ms: u64) {
+    let limit = Duration::from_millis(window_ms + 5_000);
+    wait_until("a window begins", limit, || now_ms() % window_ms < window_ms / 5);
 }
 
 /// Publishes the items in turns, one of each customer, and waits until they are stored.
@@ -73,7 +75,8 @@ fn each_is_one(left: &[Left]) {
 fn windows_that_end_together_leave_whole_with_little_memory() {
     let site = Site::new("whole");
     let shop = site.inbox("shop");
-    let daemon = site.start(&together(little(&site)));
+    let daemon = site.start(&together(little(&site), WINDOW_MS));
+    begin(WINDOW_MS);
     publish(&site, &daemon, (8_000, 0, 4));
     let late = std::thread::scope(|scope| {
         let beside = scope.spawn(|| {
@@ -100,14 +103,28 @@ fn windows_that_end_together_leave_whole_with_little_memory() {
 
 #[test]
 fn windows_leave_whole_after_a_kill_before_they_end() {
-    let site = Site::new("whole-kill");
+    bounded(Duration::from_secs(600));
+    // What a kill meets on its way may come twice: so all has to be published before.
+    let in_time = [WINDOW_MS, 3 * WINDOW_MS, 9 * WINDOW_MS].into_iter().any(whole_after_a_kill);
+    assert!(in_time, "publishing took longer than {} ms", 9 * WINDOW_MS);
+}
+
+/// False: windows had ended before all was published.
+fn whole_after_a_kill(window_ms: u64) -> bool {
+    let site = Site::new(&format!("whole-kill-{window_ms}"));
     let shop = site.inbox("shop");
-    let mut daemon = site.start(&together(little(&site)));
+    let mut daemon = site.start(&together(little(&site), window_ms));
+    begin(window_ms);
+    let end = now_ms() / window_ms + 1;
     publish(&site, &daemon, (20_000, 0, 3));
     daemon.kill9();
+    if now_ms() / window_ms >= end {
+        return false;
+    }
     daemon.start_again();
     daemon.wait_ready();
     each_is_one(&take(&shop, (20_000, 3)));
+    true
 }
 
 #[test]
@@ -125,9 +142,14 @@ fn windows_that_close_by_count_leave_whole_though_most_of_them_is_far() {
 fn large_windows_leave_in_full_batches_with_little_memory() {
     let site = Site::new("whole-large");
     let shop = site.inbox("shop");
-    let daemon = site.start(&together(little(&site)).set("defaults.max_items", "500"));
+    let daemon = site.start(&together(little(&site), WINDOW_MS).set("defaults.max_items", "500"));
+    begin(WINDOW_MS);
     publish(&site, &daemon, (30, 0, 2_000));
-    assert_eq!(sizes(&take(&shop, (30, 2_000))), [(500, 120)].into());
+    let left = take(&shop, (30, 2_000));
+    // Where publishing was so slow that it went on into the next window, each has one that is not full.
+    let rest: Vec<Left> = left.iter().filter(|(.., numbers)| numbers.len() != 500).cloned().collect();
+    assert!(rest.iter().all(|(_, due, _)| due % WINDOW_MS as i64 == 0), "of which size: {:?}", sizes(&left));
+    each_is_one(&rest);
 }
 
 #[test]
@@ -147,7 +169,8 @@ fn windows_of_a_thousand_lines_leave_whole_with_little_memory() {
 fn windows_of_an_application_whose_queue_was_missing_leave_whole() {
     let site = Site::new("whole-parked");
     let config = site.config().text("defaults.retry.min", "200ms").text("defaults.retry.max", "500ms");
-    let daemon = site.start(&together(config));
+    let daemon = site.start(&together(config, WINDOW_MS));
+    begin(WINDOW_MS);
     publish(&site, &daemon, (30_000, 0, 4));
     wait_until("their windows are over, and all are parked", Duration::from_secs(90), || {
         daemon.items("parked") == 120_000

@@ -173,8 +173,13 @@ fn forty_lost_connections_with_the_memory_store_stop_nobody() {
     many_lost("lost-forty-memory", "memory", (2_000, 40), false);
 }
 
-#[test]
-fn after_a_lost_connection_everybody_goes_on_within_seconds() {
-    alone();
-    many_lost("lost-soon", "disk", (200, 9), true);
+/// Each runs by itself, when all others have ended.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn after_a_lost_connection_everybody_goes_on_within_seconds() {
+        alone();
+        many_lost("lost-soon", "disk", (200, 9), true);
+    }
 }

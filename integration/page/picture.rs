@@ -4,7 +4,7 @@
 //! folder named by `TIDEGATE_PICTURES`.
 
 use super::looks::{scheme, size};
-use super::{opened, says};
+use super::{opened, press, press_in_row, says};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -45,46 +45,52 @@ fn pause(daemon: &Daemon, name: &str) {
     assert_eq!(daemon.ask("POST", &format!("/api/v1/applications/{name}/pause")).0, 200);
 }
 
-#[test]
-#[ignore = "it draws a picture for the documents"]
-fn of_a_busy_run() {
-    alone();
-    let site = Site::new("picture");
-    let daemon = site.start(&site.config());
-    for application in ["shop", "mail", "reminders", "invoices"] {
-        site.application(application);
-    }
-    pause(&daemon, "invoices");
-    let Some(browser) = opened(&site, &daemon) else { return };
-    size(&browser, 1240, 900, false);
-    scheme(&browser, "light");
-    let mut moments = Moments::seeded(7, "picture");
-    let begun = Instant::now();
-    for round in 0.. {
-        let next = begun + ROUND * round;
-        if next > begun + BUSY {
-            break;
+/// Each runs by itself, when all others have ended.
+mod alone {
+    use super::*;
+
+    #[test]
+    #[ignore = "it draws a picture for the documents"]
+    fn of_a_busy_run() {
+        alone();
+        let site = Site::new("picture");
+        let daemon = site.start(&site.config());
+        for application in ["shop", "mail", "reminders", "invoices"] {
+            site.application(application);
         }
-        std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        site.client.publish_all(requests(&site, round.into(), &mut moments));
+        pause(&daemon, "invoices");
+        let Some(browser) = opened(&site, &daemon) else { return };
+        size(&browser, 1240, 900, false);
+        scheme(&browser, "light");
+        let mut moments = Moments::seeded(7, "picture");
+        let begun = Instant::now();
+        for round in 0.. {
+            let next = begun + ROUND * round;
+            if next > begun + BUSY {
+                break;
+            }
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            site.client.publish_all(requests(&site, round.into(), &mut moments));
+        }
+        browser.wait(&says("#parked", "312 NO_ROUTE"));
+        let dir = std::env::var_os("TIDEGATE_PICTURES").map_or_else(|| site.dir.clone(), PathBuf::from);
+        let end =
+            "return document.getElementById('parked').closest('section').getBoundingClientRect().bottom \
+             + window.scrollY + 7";
+        let height = browser.run(end).as_f64().unwrap_or(0.0) as u32;
+        browser.draw(&dir.join("page.png"), height);
+        browser.click("[data-span=hour]");
+        browser.wait(&says("#due-text", "within the next hour"));
+        scheme(&browser, "dark");
+        browser.draw(&dir.join("page-dark.png"), height);
+        scheme(&browser, "light");
+        press_in_row(&browser, "applications", "shop", "Pause…");
+        browser.wait(&says("#ask-count", "waiting"));
+        browser.draw(&dir.join("page-dialog.png"), 900);
+        press(&browser, "#ask", "Leave it");
+        size(&browser, 375, 780, true);
+        browser.wait("document.querySelector('#due-chart svg').viewBox.baseVal.width < 375");
+        browser.draw(&dir.join("page-phone.png"), 3_000);
+        assert_eq!(browser.run("return document.documentElement.scrollWidth"), json!(375));
     }
-    browser.wait(&says("#parked", "312 NO_ROUTE"));
-    let dir = std::env::var_os("TIDEGATE_PICTURES").map_or_else(|| site.dir.clone(), PathBuf::from);
-    let end = "return document.getElementById('parked').closest('section').getBoundingClientRect().bottom \
-         + window.scrollY + 7";
-    let height = browser.run(end).as_f64().unwrap_or(0.0) as u32;
-    browser.draw(&dir.join("page.png"), height);
-    browser.click("[data-span=hour]");
-    browser.wait(&says("#due-text", "within the next hour"));
-    scheme(&browser, "dark");
-    browser.draw(&dir.join("page-dark.png"), height);
-    scheme(&browser, "light");
-    super::press_in_row(&browser, "applications", "shop", "Pause…");
-    browser.wait(&says("#ask-count", "waiting"));
-    browser.draw(&dir.join("page-dialog.png"), 900);
-    super::press(&browser, "#ask", "Leave it");
-    size(&browser, 375, 780, true);
-    browser.wait("document.querySelector('#due-chart svg').viewBox.baseVal.width < 375");
-    browser.draw(&dir.join("page-phone.png"), 3_000);
-    assert_eq!(browser.run("return document.documentElement.scrollWidth"), json!(375));
 }

@@ -118,9 +118,15 @@ pub fn bounded(limit: Duration) {
 }
 
 /// No other test that uses the harness runs beside this one: for tests that measure, and for those that would disturb
-/// the measurements of others. To be called before anything else of the harness.
+/// the measurements of others. To be called before anything else of the harness, and in a module `alone`: a run of all
+/// tests leaves these modules to its end, so that nobody has to wait until a test is alone.
+///
+/// # Panics
+/// Where either is not so.
 pub fn alone() {
     assert!(!is_entered(), "alone() comes before anything else of the harness");
+    let apart = test_name().is_none_or(|name| name.contains("::alone::"));
+    assert!(apart, "a test that runs alone() stands in a module of this name");
     enter_as(true);
 }
 
