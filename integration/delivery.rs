@@ -2,6 +2,7 @@
 
 mod cost;
 mod crowds;
+mod far;
 mod own_times;
 mod parked;
 mod refused;
