@@ -3,8 +3,8 @@
 #
 #   lint      formatting, and what no test is built from; clippy's lints come with every build (integration/rustc.sh)
 #   blackbox  the built daemon against private brokers: the suites, and beside them the table of faults
-#   lib       unit and property tests, the simulator, decoders against made-up input, the rules of the source; they are
-#             built and run beside the black-box tests, which mostly wait, and give way to them
+#   lib       unit and property tests, the simulator, decoders against made-up input, the rules of the source; they run
+#             beside the black-box tests, which mostly wait, and give way to them
 #
 # A black-box test that fails is run once more, alone, at the end. If it holds then it is named as UNSTEADY, and the run is
 # good all the same; at most three of them. Nothing else is repeated: no unit test, no world of the simulator, and nothing
@@ -39,6 +39,8 @@ export RUST_MIN_STACK CARGO_MANIFEST_DIR TIDEGATE_SKIPPED RUSTC_WORKSPACE_WRAPPE
 : >"$out/details"
 
 has() { case " $parts " in *" $1 "*) ;; *) false ;; esac; }
+lib=
+! has lib || lib=yes
 
 left() {
 	seconds=$((deadline - $(date +%s)))
@@ -223,8 +225,8 @@ fetch() { run fetch "${MAKE:-make}" -s fetch; }
 lint() { run lint "$cargo" fmt --all --check; }
 examples() { run examples ${1:-} "$cargo" test --example demo --example bench --no-run --locked --offline; }
 build() {
-	run build "$cargo" test --bins --test integration --test faults --test fuzz --test tidy --no-run --locked --offline \
-		--message-format=json-render-diagnostics
+	run build "$cargo" test ${lib:+--lib} --bins --test integration --test faults --test fuzz --test tidy --no-run \
+		--locked --offline --message-format=json-render-diagnostics
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
 
@@ -235,9 +237,7 @@ in_the_shadow() {
 	run tidy $nice "$(program build test tidy)"
 	run main $nice "$(program build bin tidegate)"
 	run fuzz $nice "$(program build test fuzz)"
-	run lib-build $nice "$cargo" test --lib --no-run --locked --offline --message-format=json-render-diagnostics || return
-	rm "$out/lib-build.code"
-	SEEDS=${SEEDS:-400} run lib $nice "$(program lib-build lib tidegate)"
+	SEEDS=${SEEDS:-400} run lib $nice "$(program build lib tidegate)"
 	# Last, when little is left beside it.
 	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }
@@ -274,7 +274,7 @@ if has blackbox && [ -z "$suites" ]; then
 	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone::
 fi
 
-programs="tidy main fuzz lib-build lib examples faults integration alone"
+programs="tidy main fuzz lib examples faults integration alone"
 for each in $programs; do count "$each"; done
 once_more faults "$(program build test faults)"
 for each in integration alone; do once_more "$each" "$(program build test integration)"; done

@@ -29,6 +29,7 @@ fn put_bytes(number: u64, len: u64) -> Op {
     let content = Content { properties: vec![1, 2], body, json: false };
     let item = Stored {
         key: Key::own(number, number),
+        due: number,
         accepted_due: number,
         application: "app".into(),
         customer: None,

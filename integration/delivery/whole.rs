@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use std::time::Instant;
+use tidegate_harness::{alone, binary, say, Raw, RawProperties};
 use tidegate_harness::{bounded, now_ms, percentile, wait_until, Client, Config, Daemon, Inbox, Push, Site};
 
 /// Length of windows, all of which end together: ms.
@@ -176,4 +178,101 @@ fn windows_of_an_application_whose_queue_was_missing_leave_whole() {
         daemon.items("parked") == 120_000
     });
     each_is_one(&take(&site.inbox("shop"), (30_000, 4)));
+}
+
+/// Each runs by itself, when all others have ended.
+mod alone {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    /// What the daemon needs beside `limits.memory`, which is 256 MiB here as nobody has set it.
+    const BESIDE: u64 = 100 * MIB;
+
+    /// Customers that publish in turns: so few that all three items of one come within a window.
+    const IN_TURNS: u64 = 20_000;
+
+    /// More windows than memory holds. An unoptimised binary has a few of them.
+    #[test]
+    fn a_million_customers_with_three_items_have_a_batch_each() {
+        alone();
+        bounded(Duration::from_secs(1_200));
+        let optimised = binary().components().any(|c| c.as_os_str() == "release");
+        let (customers, window): (u64, _) = if optimised { (1_000_000, "30s") } else { (4_000, "12s") };
+        let site = Site::new("whole-million");
+        let shop = site.inbox("shop");
+        let mut daemon = site.start(&site.config().text("defaults.window", window).unset("limits.memory"));
+        let empty = daemon.cpu_us();
+        let begun = Instant::now();
+        let (whole, took) = std::thread::scope(|scope| {
+            let taken = scope.spawn(move || one_each(&shop, customers));
+            let mut raw = Raw::connect(site.node);
+            for first in (0..customers).step_by(IN_TURNS as usize) {
+                for n in 0..3_u8 {
+                    for customer in first..customers.min(first + IN_TURNS) {
+                        raw.put(&site.ingest(), b"shop", &of_customer(customer), &[b'0' + n]);
+                        if customer % 500 == 0 {
+                            raw.settle(1_500);
+                        }
+                    }
+                }
+            }
+            raw.settle(0);
+            // What is not acked comes again after the kill, and has no id by which it would be known.
+            wait_until("all are taken and acked", Duration::from_secs(600), || {
+                site.node.messages(&site.ingest_queue()) == Some(0)
+            });
+            let published = begun.elapsed();
+            let peak = daemon.peak_rss();
+            assert!(peak < 256 * MIB + BESIDE, "{} MiB at the most", peak / MIB);
+            // The last windows are open still.
+            daemon.kill9();
+            let start = Instant::now();
+            daemon.start_again();
+            daemon.wait_ready();
+            let (ready, work_us) = (start.elapsed(), daemon.cpu_us());
+            let waiting = daemon.items("waiting");
+            assert!(
+                work_us < empty + 3_000_000,
+                "{work_us} us of work to be ready, {empty} with an empty store"
+            );
+            say(&format!("ready in {ready:?} with {waiting} items, which took {work_us} us of work"));
+            (taken.join().expect("all of them"), published)
+        });
+        let peak = daemon.peak_rss() / MIB;
+        assert!(daemon.peak_rss() < 256 * MIB + BESIDE, "{peak} MiB at the most");
+        say(&format!(
+            "{customers} customers with three items each: {whole} batches, published in {took:?}, all out after {:?}, \
+             {peak} MiB at the most",
+            begun.elapsed()
+        ));
+    }
+
+    fn of_customer(customer: u64) -> RawProperties {
+        let name = customer.to_string();
+        let mut headers = b"\x0ax-customerS".to_vec();
+        headers.extend_from_slice(&(name.len() as u32).to_be_bytes());
+        headers.extend_from_slice(name.as_bytes());
+        RawProperties::default().content_type(b"application/json").headers(&headers).persistent()
+    }
+
+    /// Takes a batch of each customer, with its three items in order; how many came. What a kill meets on its way comes
+    /// once more, and as it was.
+    fn one_each(shop: &Inbox, customers: u64) -> u64 {
+        let mut seen = vec![false; customers as usize];
+        let (mut left, mut all) = (customers, 0);
+        while left > 0 {
+            let Some(received) = shop.poll(Duration::from_secs(180)) else {
+                panic!("VERDICT: lost: {left} of {customers} have no batch");
+            };
+            received.is_not_early();
+            let batch = received.batch();
+            let customer: usize = batch.customer.as_deref().expect("a customer").parse().expect("a number");
+            let payloads: Vec<&serde_json::Value> =
+                batch.items.iter().filter_map(|item| item.payload.as_ref()).collect();
+            assert_eq!(payloads, [0, 1, 2], "the items of customer {customer}, in one");
+            left -= u64::from(!std::mem::replace(&mut seen[customer], true));
+            all += 1;
+        }
+        all
+    }
 }

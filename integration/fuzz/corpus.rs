@@ -135,6 +135,7 @@ fn stored() {
     let row = rows::item_key("shop", key).unwrap();
     let plain = record::View {
         key,
+        due: key.due,
         accepted_due: key.due,
         application: "shop",
         customer: None,
@@ -218,15 +219,11 @@ fn small_rows() {
     let low = Key::own(1, 2);
     let queue = QueueRow { queue: "shop".into(), count: 9, low, paused: true, unindexed_until: u64::MAX };
     row("queue", rows::queue_row(&queue).unwrap());
-    let closing = ClosingRow {
-        application: "a".into(),
-        customer: "c".into(),
-        end: 9,
-        window: u64::MAX,
-        due: 8,
-        cause: ClosedBy::Quiet,
-    };
-    row("closing", rows::closing_row(&closing).unwrap());
+    let closing =
+        ClosingRow { application: "a".into(), end: 9, window: u64::MAX, due: 8, cause: ClosedBy::Quiet };
+    let [by_end, by_due] = rows::closing_rows(&closing).unwrap();
+    row("closing-by-end", by_end);
+    row("closing-by-due", by_due);
     row("marks", (rows::META_MARKS.to_vec(), rows::marks_row(7, &Marks::default())));
     row("format", (rows::META_FORMAT.to_vec(), rows::number_row(rows::META_FORMAT, rows::FORMAT.into())));
     row("bucket", (rows::BUCKET.to_vec(), rows::bucket_row(BucketRow { bucket: 0, from: 8 }, 3)));

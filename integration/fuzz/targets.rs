@@ -219,10 +219,12 @@ pub fn rows(data: &[u8]) {
                 let (key, value) = rows::queue_row(&row).unwrap();
                 assert_eq!(rows::read_queue(&key, &value), Ok(row));
             }
-            if let Ok(row) = rows::read_closing(under, value) {
-                let (key, value) = rows::closing_row(&row).unwrap();
-                assert_eq!(rows::read_closing(&key, &value), Ok(row));
+            if let Ok(row) = rows::read_closed_by_due(under, value) {
+                let [by_end, by_due] = rows::closing_rows(&row).unwrap();
+                assert_eq!(rows::read_closed_by_end(&by_end.0, &by_end.1), Ok((row.due, row.cause)));
+                assert_eq!(rows::read_closed_by_due(&by_due.0, &by_due.1), Ok(row));
             }
+            let _ = (rows::read_closed_by_end(under, value), rows::read_closing_key(under));
             if let Ok((number, marks)) = rows::read_marks(value) {
                 assert_eq!(rows::marks_row(number, &marks), value);
             }

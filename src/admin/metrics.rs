@@ -166,6 +166,8 @@ impl DaemonFigures {
         )?;
         let help = "Windows, by what closed them.";
         to.counters("windows_closed", help, by("cause", counts(&named["windows_closed"])))?;
+        let help = "Batches that left a part of their window behind for want of memory.";
+        to.counter("windows_in_parts", help, totals.windows_in_parts)?;
         let rules = named["duplicates"].as_object().into_iter().flatten();
         let duplicates = rules.flat_map(|(rule, results)| {
             counts(results).map(|(result, count)| ([("rule", rule.as_str()), ("result", result)], count))

@@ -141,7 +141,7 @@ fn reschedule(
             let expiry = (item.expiry() != u64::MAX).then_some(item.expiry());
             (core.is_undecided(*id), item.due(), expiry)
         }
-        LiveItem::Far(stored) => (stored.outcome_unknown, stored.key.due, stored.expiry),
+        LiveItem::Far(stored) => (stored.outcome_unknown, stored.due, stored.expiry),
     };
     if undecided {
         return Executed::Await(identity);
@@ -150,18 +150,19 @@ fn reschedule(
         Ok(due) => due,
         Err(text) => return Executed::Answer(Answer::Rejected(text.into())),
     };
-    let key = match live {
+    let (key, before_due) = match live {
         LiveItem::Resident(id) => {
-            let key = core.stock().items()[id].key();
+            let item = &core.stock().items()[id];
+            let had = (item.key(), item.due());
             core.reschedule(id, due, now);
-            key
+            had
         }
         LiveItem::Far(stored) => {
             core.stock_mut().reschedule_far(&stored, due);
-            stored.key
+            (stored.key, stored.due)
         }
     };
-    scans.retimed(&target.application, key);
+    scans.retimed(&target.application, key, before_due);
     Executed::Answer(Answer::Rescheduled { due, before })
 }
 

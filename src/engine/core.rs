@@ -177,7 +177,7 @@ impl Core {
         let ended = Ended {
             end,
             at: now.wall,
-            due: stored.key.due,
+            due: stored.due,
             attempts: stored.attempts,
             fingerprint: stored.fingerprint,
             customer: stored.customer.clone(),
@@ -479,7 +479,7 @@ impl Core {
         };
         Listed {
             stage,
-            key: item.key(),
+            key: item.place(),
             accepted_due: item.accepted_due(),
             due: item.due(),
             application,
@@ -503,13 +503,13 @@ impl Core {
 
     /// What is to be told of an item in the store alone.
     pub(super) fn listed_far(&self, stored: Stored, now: Now) -> Listed {
-        let is_due = stored.key.due <= now.wall || mutated(Mutant::FarToldParked);
+        let is_due = stored.due <= now.wall || mutated(Mutant::FarToldParked);
         let queue = self.stock.queues().find(stored.queue()).filter(|_| is_due);
         Listed {
             stage: queue.map_or(ListedStage::Waiting, |queue| self.stage_of_due(queue)),
-            key: stored.key,
+            key: stored.place(),
             accepted_due: stored.accepted_due,
-            due: stored.key.due,
+            due: stored.due,
             application: stored.application,
             customer: stored.customer,
             received: stored.received,

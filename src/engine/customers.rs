@@ -219,6 +219,14 @@ impl ReadyItems {
         }
     }
 
+    /// Some have another place now; those without one have gone.
+    pub(super) fn put_in_order(&mut self, place_of: impl Fn(ItemId) -> Option<Key>) {
+        let placed = |item| place_of(item).map(|place| ((place.due, place.seq), item));
+        let mut all: Vec<(ReadyPlace, ItemId)> = self.iter().filter_map(placed).collect();
+        all.sort_unstable();
+        (self.in_order, self.late) = (all.into(), BTreeMap::new());
+    }
+
     pub(super) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
         self.first().filter(|first| test(*first)).and_then(|_| self.pop_first())
     }

@@ -17,8 +17,10 @@ pub const DEAD_LETTERS: &str = "";
 /// An item as the store keeps it: its persistent fields, without anything that a restart forgets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
-    /// Its place in the order of its queue.
+    /// Its key in its queue.
     pub key: Key,
+    /// When it is really due: earlier than its key says where its window closed sooner, UTC ms.
+    pub due: u64,
     /// When it was due as accepted, UTC ms; see [`super::types::AssignedId::due`].
     pub accepted_due: u64,
     /// Application name; of a dead item the one it was meant for, empty where that could not be read.
@@ -31,13 +33,13 @@ pub struct Stored {
     pub fingerprint: u64,
     /// Receipt, UTC ms.
     pub received: u64,
-    /// It named a time of its own: it never leaves before `key.due`.
+    /// It named a time of its own: it never leaves before `due`.
     pub own_time: bool,
     /// When it expires, UTC ms.
     pub expiry: Option<u64>,
     /// Same as [`super::types::NewItem::weight`].
     pub weight: u32,
-    /// What closed its window, where that has been written down.
+    /// What closed its window, where that is known.
     pub closed_by: ClosedBy,
     /// Failed attempts so far.
     pub attempts: u32,
@@ -55,6 +57,11 @@ impl Stored {
     /// Which item it is.
     pub fn identity(&self) -> Identity {
         self.given.unwrap_or(Identity::assigned(self.key.seq))
+    }
+
+    /// Its place in the order in which the queue is read, and leaves.
+    pub fn place(&self) -> Key {
+        Key { due: self.due, ..self.key }
     }
 
     /// The queue that it lies in.
@@ -76,6 +83,7 @@ impl Stored {
     pub(crate) fn blank(application: &str, key: Key) -> Self {
         Stored {
             key,
+            due: key.due,
             accepted_due: key.due,
             application: application.into(),
             customer: None,
@@ -149,14 +157,12 @@ pub struct WindowRow {
     pub expiry: Option<u64>,
 }
 
-/// A window that closed before its planned end, while members of it in memory still have the planned end as
-/// their key. A restart moves them ([`Op::Rekey`]), so that they are due when the window closed.
+/// A window that closed before its planned end. Its members stay where they lie, under that end, and are due
+/// when it closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClosingRow {
     /// Name of the application.
     pub application: Arc<str>,
-    /// Name of the customer.
-    pub customer: Arc<str>,
     /// Planned end, UTC ms: the due in its members' keys.
     pub end: u64,
     /// Which window: [`Key::window`] of its members.
@@ -183,6 +189,7 @@ pub const BUCKETS: u8 = 8;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rewritten {
     pub(super) key: Key,
+    pub(super) due: u64,
     pub(super) attempts: u32,
     pub(super) outcome_unknown: bool,
     pub(super) own_time: bool,
@@ -256,15 +263,10 @@ pub enum Op {
         /// Its standing from now on.
         standing: Box<Standing>,
     },
-    /// Move the members of a closed window to the moment at which it closed: every windowed item under its
-    /// planned end and number. All their index rows move along (an item without an id gets an identity row, a
-    /// customer row is written in any case).
-    Rekey {
-        /// The window, and when and why it closed.
-        closed: ClosingRow,
-        /// Arrival numbers that stay where they are, ascending: these are in memory, under their old keys.
-        except: Vec<u64>,
-    },
+    /// A window has closed before its planned end: every windowed item under that end and its number is due
+    /// then from now on. No item is moved. The store forgets it with the last of them. One that is told of
+    /// again closed at the later told moment.
+    Close(ClosingRow),
     /// Write a queue's row; see [`QueueRow::count`] for when that removes it.
     PutQueue(QueueRow),
     /// Write or replace a window's row.
@@ -275,19 +277,6 @@ pub enum Op {
         application: Arc<str>,
         /// Name of the customer.
         customer: Arc<str>,
-    },
-    /// Write a closing's row.
-    PutClosing(ClosingRow),
-    /// Remove a closing's row.
-    DeleteClosing {
-        /// Name of the application.
-        application: Arc<str>,
-        /// Name of the customer.
-        customer: Arc<str>,
-        /// Same as [`ClosingRow::end`].
-        end: u64,
-        /// Same as [`ClosingRow::window`].
-        window: u64,
     },
     /// Remember an item that has ended; replaces what the bucket says of the same identity.
     Remember {
@@ -316,6 +305,8 @@ pub struct AheadRow {
     /// Name of the customer.
     pub customer: Arc<str>,
     /// The due in their keys, UTC ms.
+    pub end: u64,
+    /// When they are due: before that where their window closed early, UTC ms.
     pub due: u64,
     /// Number of their window.
     pub window: u64,
@@ -343,8 +334,6 @@ pub struct Opened {
     pub queues: Vec<QueueRow>,
     /// Rows of long windows.
     pub windows: Vec<WindowRow>,
-    /// Rows of windows that closed early.
-    pub closings: Vec<ClosingRow>,
     /// Buckets of ended items, in the order in which they began: by the clock they may have begun otherwise.
     pub buckets: Vec<BucketRow>,
     /// Where the clock is behind [`Marks::wall`]: members of windows that are due in the time between, and
@@ -352,7 +341,7 @@ pub struct Opened {
     pub ahead: Vec<AheadRow>,
 }
 
-/// The next rows of one queue.
+/// The next rows of one queue, in the order of [`Stored::place`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     /// Application name, or [`DEAD_LETTERS`].

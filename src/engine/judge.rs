@@ -173,7 +173,7 @@ impl<'a> Bench<'a> {
                 }
                 (resident.due(), resident.fingerprint())
             }
-            LiveItem::Far(stored) => (stored.key.due, stored.fingerprint),
+            LiveItem::Far(stored) => (stored.due, stored.fingerprint),
         };
         let settings = core.stock().queues().settings_of(queue);
         let new_due = match timing(settings, item, now) {
@@ -385,7 +385,7 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
         }
         LiveItem::Far(stored) => {
             let same = stored.is_windowed() && stored.customer.as_deref() == Some(customer);
-            (same && stored.key.due > now.wall).then_some(stored.key.due)
+            (same && stored.due > now.wall).then_some(stored.due)
         }
     }
 }

@@ -331,7 +331,7 @@ impl Engine {
         self.release_waiting();
         self.advance_scans(now);
         self.notice_room(stopped_at);
-        self.core.stock_mut().tell_rekeys(|application, to| self.scans.rekeyed(application, to));
+        self.core.stock_mut().tell_retold(|application, to| self.scans.go_back(application, to));
         self.course.more |= self.core.stock_mut().clear_out(now);
         self.course.more |= self.loader.advance(self.core.stock_mut(), now, &mut self.fx.loads);
         self.fx.loads.extend(self.core.take_lacking());

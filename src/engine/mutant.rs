@@ -46,9 +46,7 @@ pub(super) enum Mutant {
     UnindexedForgotten,
     /// An item leaves memory without its customer row.
     IndexForgotten,
-    /// Far members of a window that closed early are not moved.
-    RekeyForgotten,
-    /// A window that closed early leaves no closing row for its members in memory.
+    /// The store is not told of a window that closed early.
     ClosingForgotten,
     /// A row that went to the store is believed to be there though it has gone since.
     RowStaysKnown,
@@ -178,8 +176,6 @@ pub(super) enum Mutant {
     ProofForEver,
     /// The row of a long window does not tell of its most urgent expiry.
     RowWithoutExpiry,
-    /// A closing row is deleted one member too soon.
-    ClosingGoneTooSoon,
     /// A replacement opens a window of full length.
     WindowNotInherited,
     /// Windows that begin close to each other have the same number.
@@ -192,8 +188,6 @@ pub(super) enum Mutant {
     NextDueIsTheLast,
     /// What waited for an outcome or a scan goes before whatever is in line, whenever it came.
     ReturnedAhead,
-    /// An item of a window that closed early leaves memory under its old key.
-    EvictKeepsKey,
     /// A suspect of which nothing is left holds its queue up.
     DroppedSuspectCounts,
     /// A cancel of a customer takes back what may have been delivered, where it is in the store alone.
@@ -202,8 +196,6 @@ pub(super) enum Mutant {
     PausedSuspectsGo,
     /// A suspect whose members were all taken back holds its queue up.
     EmptiedSuspectCounts,
-    /// A scan does not learn of items that moved behind it.
-    RekeysUntold,
     /// What is remembered of an item that has ended tells of no attempts.
     EndedAttemptsWrong,
     /// After a step of the wall clock windows are not looked at anew.
@@ -258,14 +250,14 @@ pub(super) enum Mutant {
     StaleSplitsMessage,
     /// One that takes another's place is written later than that is deleted.
     HeirIsDeferred,
-    /// What was moved to the moment at which its window closed joins an open one.
-    MovedRejoins,
+    /// A member of a window that closed early joins an open one.
+    ClosedRejoins,
+    /// What was read before its window closed is due when that was to end.
+    ClosedSinceUnknown,
     /// The row of a long window does not tell of members that have left.
     RowNotRenewed,
     /// A member that comes back into memory is counted once more.
     RejoinCountsTwice,
-    /// A read is believed though rows have got other keys meanwhile.
-    VoidForgotten,
     /// The oldest bucket of ended ids is not asked.
     OldestBucketUnasked,
     /// After a restart the bucket filled first is the present one.
@@ -286,8 +278,6 @@ pub(super) enum Mutant {
     EndOfAttemptUntold,
     /// What waits for an attempt because a cancel does goes on when that has lost its patience.
     EndOfPatienceUntold,
-    /// Closing rows of a former life are deleted and not carried out.
-    RestartForgetsClosings,
     /// A start whose clock is behind brings nothing back.
     AheadForgotten,
     /// Once one command has waited long enough for an outcome, all that wait for the same one are
@@ -302,8 +292,6 @@ pub(super) enum Mutant {
     PausedToldParked,
     /// Every item in the store alone of a parked application is told as parked, due or not.
     FarToldParked,
-    /// What is due because its window closed early is counted as becoming due at the planned end.
-    TimelineByPlannedEnd,
     /// A page of a list that had more than its limit goes on where its reading ended, not behind its
     /// last.
     CursorSkipsAhead,
@@ -364,8 +352,6 @@ pub(super) enum Mutant {
     SharedRefusalIsKnown,
     /// What is due and has been read leaves before what was due sooner and is still in the schedule.
     ScheduledOvertaken,
-    /// The channel of a batch whose payloads are still fetched is given up: the publisher has not got it.
-    FetchingGivesUp,
 }
 
 #[cfg(not(test))]
@@ -409,7 +395,6 @@ mod tests {
             Mutant::BehindForgotten,
             Mutant::UnindexedForgotten,
             Mutant::IndexForgotten,
-            Mutant::RekeyForgotten,
             Mutant::ClosingForgotten,
             Mutant::Early,
             Mutant::EarlyAfterStepBack,
@@ -472,19 +457,16 @@ mod tests {
             Mutant::StragglerProves,
             Mutant::ProofForEver,
             Mutant::RowWithoutExpiry,
-            Mutant::ClosingGoneTooSoon,
             Mutant::WindowNotInherited,
             Mutant::WindowsShareANumber,
             Mutant::FetchedOvertakesFailed,
             Mutant::AckBeforeRemembered,
             Mutant::NextDueIsTheLast,
             Mutant::ReturnedAhead,
-            Mutant::EvictKeepsKey,
             Mutant::DroppedSuspectCounts,
             Mutant::CancelAllTakesUnknown,
             Mutant::PausedSuspectsGo,
             Mutant::EmptiedSuspectCounts,
-            Mutant::RekeysUntold,
             Mutant::EndedAttemptsWrong,
             Mutant::StepUnnoticed,
             Mutant::ReopenedUnbounded,
@@ -515,10 +497,10 @@ mod tests {
             Mutant::EvictUntold,
             Mutant::StaleSplitsMessage,
             Mutant::HeirIsDeferred,
-            Mutant::MovedRejoins,
+            Mutant::ClosedRejoins,
+            Mutant::ClosedSinceUnknown,
             Mutant::RowNotRenewed,
             Mutant::RejoinCountsTwice,
-            Mutant::VoidForgotten,
             Mutant::OldestBucketUnasked,
             Mutant::OldestIsCurrent,
             Mutant::FullFilterForgets,
@@ -529,14 +511,12 @@ mod tests {
             Mutant::BytesIgnoredInFlight,
             Mutant::EndOfAttemptUntold,
             Mutant::EndOfPatienceUntold,
-            Mutant::RestartForgetsClosings,
             Mutant::AheadForgotten,
             Mutant::PatienceEndsForAll,
             Mutant::IdOvertakesItsFirst,
             Mutant::LongMessageUnasked,
             Mutant::PausedToldParked,
             Mutant::FarToldParked,
-            Mutant::TimelineByPlannedEnd,
             Mutant::CursorSkipsAhead,
             Mutant::ClaimedUncounted,
             Mutant::RescheduledToItsExpiry,
@@ -566,7 +546,6 @@ mod tests {
             Mutant::HalfGoesLast,
             Mutant::SharedRefusalIsKnown,
             Mutant::ScheduledOvertaken,
-            Mutant::FetchingGivesUp,
         ];
     }
 

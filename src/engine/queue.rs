@@ -36,7 +36,7 @@ pub(super) struct Loading {
     pub(super) rows: usize,
     /// Lowest key that went to the store alone meanwhile: the read may have missed it.
     pub(super) behind: Option<Key>,
-    /// Rows of the queue got other keys meanwhile: what it brings is of no use.
+    /// The queue is held back meanwhile: what it brings is of no use.
     pub(super) void: bool,
     /// Of the head of a queue that is held back: to probe it, or to give items up.
     pub(super) head: bool,
@@ -222,14 +222,6 @@ impl Queue {
 
     fn lacks_customer_row(&mut self, key: Key) {
         self.unindexed_until = self.unindexed_until.max(key.due.saturating_add(1));
-    }
-
-    /// Rows of the queue get other keys, from `to` on, without passing through memory.
-    fn rekeyed(&mut self, to: Key) {
-        self.lower(to);
-        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading_mut()) {
-            loading.void = !mutated(Mutant::VoidForgotten);
-        }
     }
 
     /// A read of the next rows has ended; the first key that it has not looked at.

@@ -20,9 +20,8 @@ pub(super) struct Reads {
     changed: NumberMap<u64, RowChange>,
     /// The same in order, so that each is forgotten with the last read that it matters to.
     order: VecDeque<(u64, u64)>,
-    /// Members of windows that got other keys without passing through memory, with the last read begun and
-    /// the last question asked before.
-    rekeyed: VecDeque<(u64, u64, Rekeyed)>,
+    /// Windows that closed early, with the last read begun and the last question asked before.
+    closed: VecDeque<(u64, u64, ClosingRow)>,
 }
 
 /// What became of a row since reads under way may have read it.
@@ -34,25 +33,14 @@ struct RowChange {
     row: Option<Rewritten>,
 }
 
-/// Members of a window that are due at another moment now.
-#[derive(Debug)]
-struct Rekeyed {
-    closed: ClosingRow,
-    except: Vec<u64>,
-}
-
-impl Rekeyed {
-    fn covers(&self, stored: &Stored) -> bool {
-        (stored.key.due, stored.key.window) == (self.closed.end, self.closed.window)
-            && stored.is_windowed()
-            && stored.application == self.closed.application
-            && self.except.binary_search(&stored.key.seq).is_err()
-    }
+fn is_of(closed: &ClosingRow, stored: &Stored) -> bool {
+    let window = (stored.key.due, stored.key.window);
+    window == (closed.end, closed.window) && stored.is_windowed() && stored.application == closed.application
 }
 
 impl Reads {
     pub(super) fn new() -> Self {
-        Reads { begun: 0, ended: 0, changed: Lookup::new(), order: VecDeque::new(), rekeyed: VecDeque::new() }
+        Reads { begun: 0, ended: 0, changed: Lookup::new(), order: VecDeque::new(), closed: VecDeque::new() }
     }
 
     pub(super) fn begin(&mut self) {
@@ -72,18 +60,20 @@ impl Reads {
 
     /// Forgets what no answer can be out of date by.
     pub(super) fn tidy(&mut self, watch: &Watch) {
-        let over = |(read, question, _): &(u64, u64, Rekeyed)| {
+        let over = |(read, question, _): &(u64, u64, ClosingRow)| {
             *read <= self.ended && watch.oldest().is_none_or(|oldest| oldest > *question)
         };
-        while self.rekeyed.front().is_some_and(over) {
-            self.rekeyed.pop_front();
+        while self.closed.front().is_some_and(over) {
+            self.closed.pop_front();
         }
     }
 
-    /// Members of a window that closed got another due.
-    pub(super) fn note_rekey(&mut self, watch: &Watch, closed: &ClosingRow, except: &[u64]) {
-        let rekeyed = Rekeyed { closed: closed.clone(), except: except.to_vec() };
-        self.rekeyed.push_back((self.begun, watch.begun, rekeyed));
+    /// A window closed before its planned end.
+    pub(super) fn note_closed(&mut self, watch: &Watch, closed: &ClosingRow) {
+        let asked = self.begun > self.ended || watch.oldest().is_some();
+        if asked && !mutated(Mutant::ClosedSinceUnknown) {
+            self.closed.push_back((self.begun, watch.begun, closed.clone()));
+        }
     }
 
     /// A row that a read under way has brought, or that an answer tells of, becomes what it is now. False: it
@@ -93,13 +83,13 @@ impl Reads {
             // What has died since and was written once more there is not in the queue that was read.
             let row = changed.row.filter(|row| row.dead == stored.dead.is_some());
             if let Some(row) = row {
-                (stored.key, stored.attempts) = (row.key, row.attempts);
+                (stored.key, stored.due, stored.attempts) = (row.key, row.due, row.attempts);
                 (stored.outcome_unknown, stored.own_time) = (row.outcome_unknown, row.own_time);
             }
             return row.is_some();
         }
-        if let Some((.., moved)) = self.rekeyed.iter().find(|(.., rekeyed)| rekeyed.covers(stored)) {
-            stored.key.due = moved.closed.due;
+        if let Some((.., closed)) = self.closed.iter().rev().find(|(.., closed)| is_of(closed, stored)) {
+            (stored.due, stored.closed_by) = (closed.due, closed.cause);
         }
         true
     }
@@ -249,6 +239,7 @@ mod tests {
         assert!(!reads.is_current(2) && !reads.is_current(3) && reads.is_current(1));
         reads.note_rewritten(Rewritten {
             key: Key::own(9, 4),
+            due: 9,
             attempts: 2,
             outcome_unknown: true,
             own_time: false,
@@ -264,17 +255,33 @@ mod tests {
 
     /// Members of a window that closed, and of one that opened behind it with the same planned end.
     #[test]
-    fn a_row_has_the_key_that_the_rekey_of_its_window_gave_it() {
+    fn a_row_that_was_read_before_its_window_closed_is_due_when_it_did() {
         let mut reads = Reads::new();
+        let note = |reads: &mut Reads, window, due| {
+            let closed =
+                ClosingRow { application: "shop".into(), end: 100, window, due, cause: ClosedBy::Flush };
+            reads.note_closed(&Watch::new(), &closed);
+        };
+        note(&mut reads, 3, 70);
+        assert!(reads.closed.is_empty(), "no read is under way");
+        reads.begin();
         for (window, due) in [(3, 50), (11, 80)] {
-            let (application, customer) = ("shop".into(), "c".into());
-            let cause = ClosedBy::Flush;
-            let closed = ClosingRow { application, customer, end: 100, window, due, cause };
-            reads.note_rekey(&Watch::new(), &closed, &[8]);
+            note(&mut reads, window, due);
         }
-        let key = |window, seq| present_key(&reads, Key { due: 100, window, seq }).map(|key| key.due);
-        assert_eq!([key(3, 7), key(3, 8), key(11, 15)], [Some(50), Some(100), Some(80)]);
-        assert_eq!(key(16, 25), Some(100));
+        let renewed = |own_time, window, seq| {
+            let key = Key { due: 100, window, seq };
+            let mut stored = Stored { own_time, ..row(key) };
+            assert!(reads.renew(&mut stored));
+            assert_eq!(stored.key, key, "it lies where it lay");
+            (stored.due, stored.closed_by)
+        };
+        assert_eq!(renewed(false, 3, 7), (50, ClosedBy::Flush));
+        assert_eq!(renewed(true, 3, 8), (100, ClosedBy::Time));
+        assert_eq!(renewed(false, 11, 15), (80, ClosedBy::Flush));
+        assert_eq!(renewed(false, 16, 25), (100, ClosedBy::Time));
+        reads.end();
+        reads.tidy(&Watch::new());
+        assert!(reads.closed.is_empty());
     }
 
     #[test]
@@ -307,6 +314,7 @@ mod tests {
         let key = Key::own(5, 4);
         reads.note_rewritten(Rewritten {
             key,
+            due: key.due,
             attempts: 2,
             outcome_unknown: true,
             own_time: false,
@@ -325,6 +333,7 @@ mod tests {
         reads.note_gone(4);
         reads.note_rewritten(Rewritten {
             key,
+            due: key.due,
             attempts: 1,
             outcome_unknown: false,
             own_time: false,

@@ -249,6 +249,9 @@ impl Scans {
                 continue;
             }
             let seq = stored.key.seq;
+            if scan.has_passed(&stored) {
+                continue;
+            }
             if let Some(id) = core.stock().items().by_seq(seq) {
                 scan.meet(core, id, stored, now);
             } else if core.stock().reads().renew(&mut stored) {
@@ -351,7 +354,7 @@ impl Scans {
             }
             LiveItem::Far(stored) => {
                 core.cancel_far(stored, end.clone(), now);
-                (stored.key.due, stored.attempts, stored.fingerprint)
+                (stored.due, stored.attempts, stored.fingerprint)
             }
         };
         let (due, attempts, fingerprint) = ended;
@@ -425,13 +428,13 @@ impl Scans {
         });
     }
 
-    /// An item of this application, which had this key, was given another time.
-    pub(super) fn retimed(&mut self, application: &str, key: Key) {
-        self.running.values_mut().for_each(|scan| scan.note_retimed(application, key));
+    /// An item of this application, which had this key and was due then, was given another time.
+    pub(super) fn retimed(&mut self, application: &str, key: Key, due: u64) {
+        self.running.values_mut().for_each(|scan| scan.note_retimed(application, key, due));
     }
 
-    /// Members of a window got other keys in the store, perhaps behind a scan's back: it goes back to them.
-    pub(super) fn rekeyed(&mut self, application: &str, to: Key) {
+    /// Items in the store alone got another place, perhaps behind a scan's back: it goes back to them.
+    pub(super) fn go_back(&mut self, application: &str, to: Key) {
         for scan in self.running.values_mut() {
             let Some(leg) = scan.legs.as_mut().and_then(|legs| legs.front_mut()) else { continue };
             let concerned = match (&scan.kind, &leg.along) {

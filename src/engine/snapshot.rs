@@ -56,6 +56,8 @@ pub struct Counters {
     /// Windows closed, by cause in the order of [`ClosedBy`]'s declaration.
     #[serde(with = "by_cause")]
     pub windows_closed: [u64; CAUSES.len()],
+    /// Batches that left a part of their window behind: memory had no room for the rest.
+    pub windows_in_parts: u64,
     /// Commits that became durable.
     pub commits: u64,
     /// Wall-clock steps noticed, forward.

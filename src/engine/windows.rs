@@ -2,17 +2,14 @@
 //! flush.
 //!
 //! A window runs on the monotonic clock. Its members are stored under the end that was planned when it
-//! opened; where it closes sooner, that moment becomes their due, durably: those in the store alone are moved
-//! there, and those in memory are covered by a closing's row until they have left.
+//! opened, and stay there; where it closes sooner the store is told when they are due.
 //!
 //! Here is when windows close, and what is written of them. What happens to their members is the stock's
 //! business.
 
 use super::customers::{self, Customers};
-use super::event::{ClosingRow, Op, WindowRow};
+use super::event::{Op, WindowRow};
 use super::ids::{CustomerId, QueueId};
-use super::items::NumberMap;
-use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::queue::Queues;
 use super::schedule::{Schedule, Taken};
@@ -21,14 +18,6 @@ use super::types::{ClosedBy, Key, Now};
 use super::window::{Member, Plan, Window};
 use std::sync::Arc;
 
-/// A window that closed early.
-#[derive(Debug)]
-struct Closing {
-    row: ClosingRow,
-    /// Members in memory that still have their old key.
-    members: u32,
-}
-
 /// Windows of all applications.
 #[derive(Debug)]
 pub(super) struct Windows {
@@ -36,13 +25,11 @@ pub(super) struct Windows {
     open: u64,
     /// Windows whose row is out of date.
     dirty: Vec<CustomerId>,
-    /// By the window's number.
-    closings: NumberMap<u64, Closing>,
 }
 
 impl Windows {
     pub(super) fn new(now: Now) -> Self {
-        Windows { timers: Schedule::new(now.mono), open: 0, dirty: Vec::new(), closings: Lookup::new() }
+        Windows { timers: Schedule::new(now.mono), open: 0, dirty: Vec::new() }
     }
 
     /// Number of open windows.
@@ -267,25 +254,6 @@ impl Windows {
         Some(window)
     }
 
-    /// Members in memory keep their keys, though their window closed sooner: a row says so.
-    pub(super) fn begin_closing(&mut self, row: ClosingRow, members: u32, ops: &mut Vec<Op>) {
-        ops.push(Op::PutClosing(row.clone()));
-        let before = self.closings.insert(row.window, Closing { row, members });
-        debug_assert!(before.is_none(), "a window closes once");
-    }
-
-    /// One of them has ended, or has another key now.
-    pub(super) fn leave_closing(&mut self, window: u64, ops: &mut Vec<Op>) {
-        let Some(closing) = self.closings.get_mut(&window) else { return };
-        closing.members -= 1;
-        if closing.members > u32::from(mutated(Mutant::ClosingGoneTooSoon)) {
-            return;
-        }
-        if let Some(Closing { row, .. }) = self.closings.remove(&window) {
-            ops.push(delete_closing(&row));
-        }
-    }
-
     /// Rows of long windows that have changed.
     pub(super) fn flush(&mut self, customers: &mut Customers, queues: &Queues, ops: &mut Vec<Op>) {
         for id in std::mem::take(&mut self.dirty) {
@@ -311,15 +279,5 @@ impl Windows {
                 self.plan_check(customers, queues, id, now);
             }
         }
-    }
-}
-
-/// Removes a closing's row.
-pub(super) fn delete_closing(row: &ClosingRow) -> Op {
-    Op::DeleteClosing {
-        application: Arc::clone(&row.application),
-        customer: Arc::clone(&row.customer),
-        end: row.end,
-        window: row.window,
     }
 }

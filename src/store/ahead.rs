@@ -1,7 +1,7 @@
 //! What a clock that was set back leaves ahead of it.
 
-use super::database::{item_bounds, view, Keyspaces};
-use super::keyspace::KeyspaceId;
+use super::closings::in_order;
+use super::database::Keyspaces;
 use super::ReadError;
 use crate::engine::event::{AheadRow, Marks, QueueRow, HORIZON_MS};
 use crate::engine::types::Key;
@@ -25,17 +25,17 @@ pub(super) fn ahead(
     for queue in queues {
         let from = Key::at(wall.saturating_add(1)).max(queue.low);
         let until = marks.wall.saturating_add(HORIZON_MS + 1);
-        let (start, end) = item_bounds(&queue.queue, from, until)?;
-        for row in keyspaces.range(KeyspaceId::Items, start, end) {
-            let (row, bytes) = row?;
-            let item = view(&row, &bytes)?;
+        for row in in_order(keyspaces, &queue.queue, from, until)? {
+            let row = row?;
+            let item = row.view()?;
             let Some(customer) = item.customer.filter(|_| item.is_windowed()) else { continue };
             found.insert(AheadRow {
                 application: item.application.into(),
                 customer: customer.into(),
-                due: item.key.due,
+                end: item.key.due,
+                due: item.due,
                 window: item.key.window,
-                closed_by: (item.key.due != item.accepted_due).then_some(item.closed_by),
+                closed_by: (item.due != item.accepted_due).then_some(item.closed_by),
             });
         }
     }

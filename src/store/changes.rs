@@ -4,18 +4,19 @@
 //! batch have no order there. So all groups of a call are collected here first; an operation that moves items
 //! looks here before it looks on the disk. In order of key, so that rows reach the storage engine sorted.
 
+use super::closings::{self, member_bounds};
 use super::database::{view, Epochs, Keyspaces, Row};
 use super::errors::{broken_contract, BrokenContract};
 use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::record::{self, View};
-use super::rekey;
 use super::{ended, rows, CommitError, ReadError};
-use crate::engine::event::{BucketRow, IndexRows, Op, Place, Standing, Stored};
+use crate::engine::event::{BucketRow, ClosingRow, IndexRows, Op, Place, Standing, Stored};
 use crate::engine::types::{Ended, Identity, Key};
 use fjall::Slice;
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
 /// What becomes of a row.
 enum Change {
@@ -47,13 +48,15 @@ pub(super) struct Changes<'a> {
     number: u64,
     epochs: Epochs,
     begun: Vec<KeyspaceId>,
+    /// Windows that closed early, by queue, planned end and number, of which members go; the last of these.
+    left: BTreeMap<(Arc<str>, u64, u64), u64>,
 }
 
 impl<'a> Changes<'a> {
     /// None yet, of commit `number`. `epochs`: in which epoch each bucket is before it.
     pub(super) fn new(keyspaces: &'a Keyspaces, number: u64, epochs: Epochs) -> Self {
         let pending = std::array::from_fn(|_| Pending::new());
-        Changes { keyspaces, pending, number, epochs, begun: Vec::new() }
+        Changes { keyspaces, pending, number, epochs, begun: Vec::new(), left: BTreeMap::new() }
     }
 
     /// Adds one operation.
@@ -65,6 +68,7 @@ impl<'a> Changes<'a> {
         match op {
             Op::Put { item, indexed } => Ok(self.put_item(item, *indexed)?),
             Op::Delete { place, rows } => {
+                self.leave_window(place)?;
                 self.remove_item(rows::item_key(&place.queue, place.key)?);
                 Ok(self.remove_index(place.key, rows)?)
             }
@@ -74,7 +78,7 @@ impl<'a> Changes<'a> {
                 self.remove_index(from.key, removed)?;
                 Ok(self.index(to.key, written)?)
             }
-            Op::Rekey { closed, except } => Ok(rekey::rekey(self, closed, except)?),
+            Op::Close(closed) => Ok(self.close(closed)?),
             Op::PutQueue(queue) => {
                 let (key, value) = rows::queue_row(queue)?;
                 let kept = queue.count > 0 || queue.paused;
@@ -88,16 +92,6 @@ impl<'a> Changes<'a> {
             }
             Op::DeleteWindow { application, customer } => {
                 self.remove(KeyspaceId::Windows, rows::window_key(application, customer)?);
-                Ok(())
-            }
-            Op::PutClosing(closing) => {
-                let (key, value) = rows::closing_row(closing)?;
-                self.put(KeyspaceId::Closings, key, value);
-                Ok(())
-            }
-            Op::DeleteClosing { application, customer, end, window } => {
-                let key = rows::closing_key(application, customer, *end, *window)?;
-                self.remove(KeyspaceId::Closings, key);
                 Ok(())
             }
             Op::Remember { bucket, identity, ended } => Ok(self.remember(*bucket, *identity, ended)?),
@@ -173,32 +167,99 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// The rows from `start` to before `end` as they will be, in no particular order; one at a time, so that
-    /// they take no room.
-    pub(super) fn visit(
+    /// Whether a row from `start` to before `end` will be such a one.
+    fn has_any(
         &self,
         id: KeyspaceId,
-        start: Vec<u8>,
-        end: Vec<u8>,
-        mut visitor: impl FnMut(Row) -> Result<(), ReadError>,
-    ) -> Result<(), ReadError> {
+        (start, end): (Vec<u8>, Vec<u8>),
+        is_it: impl Fn(&Row) -> Result<bool, ReadError>,
+    ) -> Result<bool, ReadError> {
         if start >= end {
-            return Ok(());
+            return Ok(false);
         }
         let pending = &self.pending[id.index()];
         let bounds = (Bound::Included(start.as_slice()), Bound::Excluded(end.as_slice()));
         for (key, change) in pending.range::<[u8], _>(bounds) {
             let Some(value) = change.value() else { continue };
-            visitor((key.clone(), value.clone()))?;
+            if is_it(&(key.clone(), value.clone()))? {
+                return Ok(true);
+            }
         }
         for row in self.keyspaces.range(id, start, end) {
             let row = row?;
-            if !pending.contains_key(&row.0) {
-                visitor(row)?;
+            if !pending.contains_key(&row.0) && is_it(&row)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    // ---- windows that closed early ------------------------------------------------------------------------
+
+    fn close(&mut self, closed: &ClosingRow) -> Result<(), ReadError> {
+        let [by_end, by_due] = rows::closing_rows(closed)?;
+        let before = closings::read_closed(&by_end.0, self.get(KeyspaceId::Closings, &by_end.0)?)?;
+        if let Some(before) = before {
+            let was = Key { due: before.due, window: closed.window, seq: 0 };
+            self.remove(KeyspaceId::Closings, rows::closed_by_due(&closed.application, was)?);
+        }
+        for (key, value) in [by_end, by_due] {
+            self.put(KeyspaceId::Closings, key, value);
+        }
+        self.keyspaces.note_closing();
+        let window = (Arc::clone(&closed.application), closed.end, closed.window);
+        self.left.entry(window).or_default();
+        Ok(())
+    }
+
+    /// An item goes from where it lies: perhaps it was the last of a window that closed early.
+    fn leave_window(&mut self, place: &Place) -> Result<(), ReadError> {
+        if !self.keyspaces.has_closings() {
+            return Ok(());
+        }
+        let window = (Arc::clone(&place.queue), place.key.due, place.key.window);
+        if let Some(last) = self.left.get_mut(&window) {
+            *last = place.key.seq.max(*last);
+            return Ok(());
+        }
+        let key = rows::closed_by_end(&place.queue, place.key)?;
+        if self.get(KeyspaceId::Closings, &key)?.is_some() {
+            self.left.insert(window, place.key.seq);
+        }
+        Ok(())
+    }
+
+    /// Forgets windows that closed early and have no members any more. To be called behind the last
+    /// operation.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; a row that does not read as it was written.
+    pub(super) fn forget_closed(&mut self) -> Result<(), ReadError> {
+        for ((queue, end, window), last) in std::mem::take(&mut self.left) {
+            let is_member = |(row, bytes): &Row| Ok(view(row, bytes)?.is_windowed());
+            let (first, behind) = member_bounds(&queue, end, window, 0)?;
+            let middle = rows::item_key(&queue, Key { due: end, window, seq: last })?;
+            // They mostly leave in order: what is left lies behind the last of those that go, and not among
+            // those that have gone.
+            let ahead = (middle.clone(), behind);
+            if self.has_any(KeyspaceId::Items, ahead, is_member)?
+                || self.has_any(KeyspaceId::Items, (first, middle), is_member)?
+            {
+                continue;
+            }
+            let key = rows::closed_by_end(&queue, Key { due: end, window, seq: 0 })?;
+            let closed = closings::read_closed(&key, self.get(KeyspaceId::Closings, &key)?)?;
+            self.remove(KeyspaceId::Closings, key);
+            if let Some(closed) = closed {
+                let place = Key { due: closed.due, window, seq: 0 };
+                self.remove(KeyspaceId::Closings, rows::closed_by_due(&queue, place)?);
             }
         }
         Ok(())
     }
+
+    // ---- items --------------------------------------------------------------------------------------------
 
     fn put_item(&mut self, item: &Stored, indexed: bool) -> Result<(), BrokenContract> {
         let Some(content) = item.content.as_deref() else {
@@ -266,6 +327,9 @@ impl<'a> Changes<'a> {
         }
         let target = rows::item_key(&to.queue, to.key)?;
         let record = record::encode(&target, &moved);
+        if from != to {
+            self.leave_window(from)?;
+        }
         // In this order: old and new may be the same row.
         self.remove_item(row);
         self.put(KeyspaceId::Items, target, record);

@@ -6,13 +6,14 @@
 use super::keyspace::{self, KeyspaceId, KEYSPACES};
 use super::record::{self, View};
 use super::rows;
-use super::{find, scan, CommitError, Contents, ReadError, Reader, WantedContents};
+use super::{closings, find, scan, CommitError, Contents, ReadError, Reader, WantedContents};
 use crate::engine::event::{Load, Loaded, Place, Range, RangeRows, BUCKETS};
 use crate::engine::types::{Content, Key};
 use fjall::{Keyspace, Slice};
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 /// Free space below which a failure of the storage engine that names no cause is put down to it. It writes
@@ -33,6 +34,8 @@ pub(super) const DAMAGE: [io::ErrorKind; 3] =
 pub(super) struct Keyspaces {
     /// In the order of [`KeyspaceId::ALL`].
     all: [Keyspace; KEYSPACES],
+    /// A window has closed early, and may have members.
+    closings: Arc<AtomicBool>,
 }
 
 /// Number of the commit at which each bucket last began; see [`super::ended`].
@@ -43,8 +46,24 @@ pub(super) type Row = (Slice, Slice);
 
 impl Keyspaces {
     /// From handles in the order of [`KeyspaceId::ALL`].
-    pub(super) fn new(all: [Keyspace; KEYSPACES]) -> Self {
-        Keyspaces { all }
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's.
+    pub(super) fn new(all: [Keyspace; KEYSPACES]) -> Result<Self, ReadError> {
+        let id = KeyspaceId::Closings;
+        let none = all[id.index()].is_empty().map_err(|e| unreadable(id, b"", &e))?;
+        Ok(Keyspaces { all, closings: Arc::new(AtomicBool::new(!none)) })
+    }
+
+    /// Whether a window may have closed early, in this life of the process or before, and have members.
+    pub(super) fn has_closings(&self) -> bool {
+        self.closings.load(Ordering::Relaxed)
+    }
+
+    /// One is about to be written.
+    pub(super) fn note_closing(&self) {
+        self.closings.store(true, Ordering::Relaxed);
     }
 
     /// The handle of one.
@@ -147,16 +166,15 @@ impl Keyspaces {
         if most == 0 && *max_rows > 0 {
             return Ok(RangeRows { next: Some(*from), ..answer });
         }
-        let (start, end) = item_bounds(queue, *from, *until)?;
-        for row in self.range(KeyspaceId::Items, start, end) {
-            let (row, bytes) = row?;
+        for row in closings::in_order(self, queue, *from, *until)? {
+            let row = row?;
             let enough = *looked_at >= READ_BYTES && !answer.rows.is_empty();
             if enough || answer.rows.len() >= most {
-                answer.next = Some(place(KeyspaceId::Items, &row)?);
+                answer.next = Some(row.place);
                 break;
             }
-            *looked_at += bytes.len() as u64;
-            let view = view(&row, &bytes)?;
+            *looked_at += row.len();
+            let view = row.view()?;
             let mut item = view.stored(queue);
             *room = room.and_then(|room| room.checked_sub(view.content_size()));
             item.content = room.map(|_| view.content());
@@ -169,7 +187,7 @@ impl Keyspaces {
         self.item(&place.queue, place.key, |view| view.content())
     }
 
-    /// The item under this key of this queue, as `read` sees it.
+    /// The item under this key of this queue, as it lies there, as `read` sees it.
     ///
     /// # Errors
     ///
@@ -185,6 +203,23 @@ impl Keyspaces {
         Ok(Some(read(&view(&row, &bytes)?)))
     }
 
+    /// The same as it is due: its window may have closed early.
+    ///
+    /// # Errors
+    ///
+    /// As [`Keyspaces::item`].
+    pub(super) fn item_as_due<T>(
+        &self,
+        queue: &str,
+        key: Key,
+        read: impl Fn(&View<'_>) -> T,
+    ) -> Result<Option<T>, ReadError> {
+        let row = rows::item_key(queue, key)?;
+        let Some(bytes) = self.get(KeyspaceId::Items, &row)? else { return Ok(None) };
+        let view = view(&row, &bytes)?;
+        Ok(Some(read(&closings::Closed::of(self.closed(&view)?, view))))
+    }
+
     /// The item that a row of the customers' index leads to, as `read` sees it.
     ///
     /// # Errors
@@ -197,7 +232,7 @@ impl Keyspaces {
         key: Key,
         read: impl Fn(&View<'_>) -> T,
     ) -> Result<T, ReadError> {
-        self.item(queue, key, read)?.ok_or_else(|| leads_nowhere(row))
+        self.item_as_due(queue, key, read)?.ok_or_else(|| leads_nowhere(row))
     }
 }
 

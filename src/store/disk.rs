@@ -127,7 +127,6 @@ pub(super) fn open_in(
         ahead: ahead::ahead(&keyspaces, &queues, marks, wall)?,
         queues,
         windows: keyspaces.all(KeyspaceId::Windows, rows::read_window)?,
-        closings: keyspaces.all(KeyspaceId::Closings, rows::read_closing)?,
         buckets,
     };
     // What the log gave back counts as well; how much that was is not known, half is a fair guess.
@@ -224,6 +223,7 @@ impl DiskStore {
         for (key, value) in meta {
             changes.put(KeyspaceId::Meta, key.clone(), value.clone());
         }
+        changes.forget_closed()?;
         self.await_room(&changes.touched().collect::<Vec<_>>())?;
         for bucket in changes.begun() {
             self.empty(*bucket)?;

@@ -4,6 +4,7 @@
 //! is a snapshot. A row that does not read as it was written ends the export, and is named; nothing is left
 //! out unseen.
 
+use super::closings::Closed;
 use super::database::{damaged, Epochs, Keyspaces};
 use super::directory::Directory;
 use super::frozen::{Frozen, FrozenPage};
@@ -14,10 +15,8 @@ use super::opening::{open_present, PresentStore};
 use super::record::{self, View};
 use super::rows::{self, META_IDENTITY, META_MARKS};
 use super::{ended, OpenError, ReadError};
-use crate::engine::event::ClosingRow;
 use crate::engine::types::{AssignedId, Content, Identity};
 use fjall::{Database, Slice};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,37 +80,12 @@ impl Exporter {
             items,
         };
         let (epochs, begun) = frozen.epochs()?;
-        let closings = Closings::read(&frozen)?;
         let mut parts = vec![KeyspaceId::Queues, KeyspaceId::Windows, KeyspaceId::Items];
         parts.extend(begun.into_iter().map(KeyspaceId::Ended));
         parts.reverse();
         let told = EndLine::default();
-        let state = ExportState { identity, id_of, epochs, closings, told };
+        let state = ExportState { identity, id_of, epochs, told };
         Ok(Export { frozen, _exporter: self.clone(), state, first: Some(first), items, parts, behind: None })
-    }
-}
-
-/// Windows that closed before the end that the keys of their members name.
-struct Closings(BTreeMap<(Arc<str>, Arc<str>, u64), Vec<ClosingRow>>);
-
-impl Closings {
-    fn read(frozen: &Frozen) -> Result<Self, ReadError> {
-        let mut all = BTreeMap::<_, Vec<ClosingRow>>::new();
-        frozen.each(KeyspaceId::Closings, |key, value| {
-            let row = rows::read_closing(key, value).map_err(|e| damaged(KeyspaceId::Closings, key, &e))?;
-            all.entry((Arc::clone(&row.application), Arc::clone(&row.customer), row.end))
-                .or_default()
-                .push(row);
-            Ok(())
-        })?;
-        Ok(Closings(all))
-    }
-
-    /// The one that a start would move this item by.
-    fn of(&self, view: &View<'_>) -> Option<&ClosingRow> {
-        let customer = view.customer.filter(|_| view.is_windowed() && !self.0.is_empty())?;
-        let closed = self.0.get(&(view.application.into(), customer.into(), view.key.due))?;
-        closed.iter().find(|row| view.key.window == row.window)
     }
 }
 
@@ -120,7 +94,6 @@ struct ExportState {
     identity: u64,
     id_of: IdOf,
     epochs: Epochs,
-    closings: Closings,
     /// Lines and items so far.
     told: EndLine,
 }
@@ -167,7 +140,7 @@ impl Export {
         };
         let FrozenPage { rows, next } = self.frozen.page(part, self.behind.as_ref())?;
         for (key, value) in &rows {
-            self.state.row(part, key, value, out)?;
+            self.state.row(&self.frozen, part, key, value, out)?;
         }
         if next.is_none() {
             self.parts.pop();
@@ -186,7 +159,14 @@ impl ExportState {
         }
     }
 
-    fn row(&mut self, id: KeyspaceId, key: &[u8], value: &[u8], out: &mut Vec<u8>) -> Result<(), ReadError> {
+    fn row(
+        &mut self,
+        frozen: &Frozen,
+        id: KeyspaceId,
+        key: &[u8],
+        value: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), ReadError> {
         let broken = |error: &dyn std::fmt::Display| damaged(id, key, error);
         let line = match id {
             KeyspaceId::Queues => {
@@ -200,6 +180,7 @@ impl ExportState {
             }
             KeyspaceId::Items => {
                 let view = record::decode(key, value).map_err(|e| broken(&e))?;
+                let view = Closed::of(frozen.closed(&view)?, view);
                 self.told.items += 1;
                 Some(ExportLine::Item(Box::new(self.item(&view))))
             }
@@ -227,6 +208,6 @@ impl ExportState {
         let content = Content { properties: view.properties.to_vec(), body: Vec::new(), json: view.json };
         let assigned = AssignedId::of(view.key, view.accepted_due);
         let id = (self.id_of)(&content, self.identity, assigned);
-        ItemLine::of(view, self.closings.of(view), id)
+        ItemLine::of(view, id)
     }
 }

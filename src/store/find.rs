@@ -21,7 +21,7 @@ pub(super) fn find(keyspaces: &Keyspaces, epochs: &Epochs, wanted: &Wanted) -> R
 
 fn waiting(keyspaces: &Keyspaces, wanted: &Wanted) -> Result<Option<Stored>, ReadError> {
     let queue = &wanted.application;
-    let item = |key| keyspaces.item(queue, key, |view| view.stored(queue));
+    let item = |key| keyspaces.item_as_due(queue, key, |view| view.stored(queue));
     let row = wanted.identity.to_bytes();
     let Some(bytes) = keyspaces.get(KeyspaceId::Identities, &row)? else {
         // The key comes from whoever asks, and may be another item's.

@@ -88,9 +88,8 @@ fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one() {
 #[test]
 fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
     let (dir, mut store) = fresh();
-    let rekey = |end, window, due| {
-        let (application, customer, cause) = (APP.into(), "c".into(), ClosedBy::Flush);
-        Op::Rekey { closed: ClosingRow { application, customer, end, window, due, cause }, except: vec![] }
+    let close = |end, window, due| {
+        Op::Close(ClosingRow { application: APP.into(), end, window, due, cause: ClosedBy::Flush })
     };
     let ops = vec![
         put_item(item(6, 60), false),
@@ -98,7 +97,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
         put_item(Stored { application: "other".into(), ..item(9, 90) }, false),
     ];
     store.commit(&[group(1, ops)]).unwrap();
-    // Rescheduled, and flushed: rows lead to both from now on.
+    // Rescheduled, to which a row leads from now on, and flushed, which lies where it lay.
     let op = Op::Move {
         from: place(APP, 6, 60),
         to: place(APP, 8, 60),
@@ -106,7 +105,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
         written: index(Some(Identity::assigned(60)), ""),
         standing: Box::new(Standing { own_time: true, ..Standing::default() }),
     };
-    store.commit(&[group(2, vec![op, rekey(7, 70, 3)])]).unwrap();
+    store.commit(&[group(2, vec![op, close(7, 70, 3)])]).unwrap();
     for _ in 0..2 {
         for (seq, accepted, due) in [(60, 6, 8), (70, 7, 3)] {
             let own = Wanted { key: Some(key(accepted, seq)), ..wanted(Identity::assigned(seq), &[0]) };
@@ -115,7 +114,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
                 .map(|name| Wanted { application: name.into(), ..own.clone() });
             assert_eq!(find(&mut *store, foreign.to_vec()), vec![Found::default(); 3]);
             let found = find(&mut *store, vec![own]).remove(0).item.expect("its own application's");
-            assert_eq!(found.key, key(due, seq));
+            assert_eq!(found.place(), key(due, seq));
         }
         drop(store);
         store = open_at(dir.path()).store;

@@ -3,8 +3,10 @@
 //! The storage engine keeps what a snapshot sees for as long as there is one: whoever holds it must come to
 //! an end. A page is a read of its own, so that no table and no memtable is held back between two of them.
 
+use super::closings::{self, Closed};
 use super::database::{damaged, unreadable, Epochs, Keyspaces, Row};
 use super::keyspace::KeyspaceId;
+use super::record::View;
 use super::{rows, ReadError};
 use crate::engine::event::BUCKETS;
 use fjall::{Database, Readable, Slice, Snapshot};
@@ -40,6 +42,33 @@ impl Frozen {
     /// The storage engine's.
     pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<Slice>, ReadError> {
         self.snapshot.get(self.keyspaces.of(id), key).map_err(|e| unreadable(id, key, &e))
+    }
+
+    /// Whether the window of this item has closed early, and when.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's; a row that does not read as it was written.
+    pub(super) fn closed(&self, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
+        if !view.is_windowed() {
+            return Ok(None);
+        }
+        let key = rows::closed_by_end(view.application, view.key)?;
+        closings::read_closed(&key, self.get(KeyspaceId::Closings, &key)?)
+    }
+
+    /// The rows from `start` to before `end`.
+    ///
+    /// # Errors
+    ///
+    /// The storage engine's.
+    pub(super) fn range(
+        &self,
+        id: KeyspaceId,
+        (start, end): (Vec<u8>, Vec<u8>),
+    ) -> impl Iterator<Item = Result<Row, ReadError>> + '_ {
+        let rows = self.snapshot.range(self.keyspaces.of(id), start.clone()..end);
+        rows.map(move |row| row.into_inner().map_err(|e| unreadable(id, &start, &e)))
     }
 
     /// The rows behind this key, or from the first one on.

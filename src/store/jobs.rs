@@ -113,14 +113,12 @@ pub(super) fn size(op: &Op) -> u64 {
         Op::Move { standing, .. } => {
             256 + text(&standing.dead) + standing.last_error.as_ref().map_or(0, |e| e.len() as u64)
         }
-        Op::Rekey { except, .. } => 192 + 8 * except.len() as u64,
         Op::Delete { .. }
         | Op::Index { .. }
         | Op::PutQueue(_)
         | Op::PutWindow(_)
         | Op::DeleteWindow { .. }
-        | Op::PutClosing(_)
-        | Op::DeleteClosing { .. }
+        | Op::Close(_)
         | Op::BeginBucket(_) => 128,
         Op::Remember { ended, .. } => match &ended.end {
             End::Dead(dead) => 256 + dead.error.len() as u64,

@@ -16,7 +16,7 @@ pub(crate) enum KeyspaceId {
     Queues,
     /// (application, customer) -> window row.
     Windows,
-    /// (application, customer, planned end, last arrival number) -> closing row.
+    /// (kind, queue, planned end or moment of closing, window) -> closing row.
     Closings,
     /// Format, identity, marks.
     Meta,

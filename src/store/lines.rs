@@ -6,7 +6,7 @@
 
 use super::fields::CAUSES;
 use super::record::View;
-use crate::engine::event::{ClosingRow, Stored, WindowRow};
+use crate::engine::event::{Stored, WindowRow};
 use crate::engine::types::{BatchId, ClosedBy, Content, Dead, End, Ended, Identity, Key, Reason};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
@@ -303,10 +303,9 @@ impl ItemLine {
         self.state == "waiting" && self.customer.is_some() && !self.own_time
     }
 
-    /// Of a record. `closing`: its window closed before the end that its key names. `id`: to be read.
-    pub fn of(view: &View<'_>, closing: Option<&ClosingRow>, id: String) -> Self {
-        let due = closing.map_or(view.key.due, |closing| closing.due);
-        let cause = closing.map_or(view.closed_by, |closing| closing.cause);
+    /// Of a record, as it is due. `id`: to be read.
+    pub fn of(view: &View<'_>, id: String) -> Self {
+        let (due, cause) = (view.due, view.closed_by);
         let (body, body_base64) = match std::str::from_utf8(view.body) {
             Ok(text) => (Some(text.to_owned()), None),
             Err(_) => (None, Some(STANDARD.encode(view.body))),
@@ -383,6 +382,7 @@ impl ItemLine {
         }
         Ok(Stored {
             key: Key { due: self.due, window, seq: self.number },
+            due: self.due,
             accepted_due: self.accepted_due.unwrap_or(self.due),
             application: self.application.into(),
             customer: self.customer.map(Arc::from),
@@ -474,7 +474,7 @@ mod tests {
             ]),
         ) -> Stored {
             Stored {
-                key: Key::own(due, seq), accepted_due, received, own_time, expiry, weight, attempts,
+                key: Key::own(due, seq), due, accepted_due, received, own_time, expiry, weight, attempts,
                 outcome_unknown, application: "shop".into(), customer: customer.map(Arc::from),
                 given: given.map(|(hash, _)| Identity::given(hash)),
                 fingerprint: given.map_or(0, |(_, fingerprint)| fingerprint),
@@ -487,8 +487,8 @@ mod tests {
         }
     }
 
-    fn line_of(item: &Stored, closing: Option<&ClosingRow>) -> ItemLine {
-        ItemLine::of(&View::of(item, item.content.as_ref().unwrap()), closing, "17".to_owned())
+    fn line_of(item: &Stored) -> ItemLine {
+        ItemLine::of(&View::of(item, item.content.as_ref().unwrap()), "17".to_owned())
     }
 
     proptest! {
@@ -496,7 +496,7 @@ mod tests {
 
         #[test]
         fn an_item_comes_back_whole(item in item()) {
-            let line = ExportLine::Item(Box::new(line_of(&item, None)));
+            let line = ExportLine::Item(Box::new(line_of(&item)));
             let text = serde_json::to_string(&line).unwrap();
             prop_assert!(!text.contains('\n'));
             let ExportLine::Item(back) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
@@ -512,17 +512,11 @@ mod tests {
     #[test]
     fn a_member_of_a_closed_window_is_due_when_it_closed() {
         let content = Some(Arc::new(Content::default()));
-        let item = Stored { content, ..Stored::blank("shop", Key::own(90, 3)) };
-        let closing = ClosingRow {
-            application: "shop".into(),
-            customer: "c".into(),
-            end: 90,
-            window: 3,
-            due: 50,
-            cause: ClosedBy::Flush,
-        };
-        let back = line_of(&item, Some(&closing)).stored().unwrap();
-        assert_eq!((back.key, back.accepted_due, back.closed_by), (Key::own(50, 3), 90, ClosedBy::Flush));
+        let flushed =
+            Stored { due: 50, closed_by: ClosedBy::Flush, ..Stored::blank("shop", Key::own(90, 3)) };
+        let back = line_of(&Stored { content, ..flushed }).stored().unwrap();
+        assert_eq!((back.key, back.due, back.accepted_due), (Key::own(50, 3), 50, 90));
+        assert_eq!(back.closed_by, ClosedBy::Flush);
     }
 
     #[test]
@@ -541,14 +535,11 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let good = line_of(
-            &Stored {
-                given: Some(Identity::given([1; 16])),
-                content: Some(Arc::new(Content::default())),
-                ..Stored::blank("shop", Key::own(1, 2))
-            },
-            None,
-        );
+        let good = line_of(&Stored {
+            given: Some(Identity::given([1; 16])),
+            content: Some(Arc::new(Content::default())),
+            ..Stored::blank("shop", Key::own(1, 2))
+        });
         let wrong = |change: fn(&mut ItemLine)| {
             let mut line = good.clone();
             change(&mut line);

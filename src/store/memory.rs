@@ -72,12 +72,10 @@ impl MemoryStore {
             | Op::Delete { .. }
             | Op::Index { .. }
             | Op::Move { .. }
-            | Op::Rekey { .. }
+            | Op::Close(_)
             | Op::PutQueue(_)
             | Op::PutWindow(_)
-            | Op::DeleteWindow { .. }
-            | Op::PutClosing(_)
-            | Op::DeleteClosing { .. } => {
+            | Op::DeleteWindow { .. } => {
                 return Err(broken_contract("the memory store was given something to keep"));
             }
         }

@@ -7,6 +7,7 @@
 
 mod ahead;
 mod changes;
+mod closings;
 pub mod compact;
 mod database;
 mod directory;
@@ -28,13 +29,14 @@ mod memory;
 mod opening;
 mod reclaim;
 pub mod record;
-mod rekey;
 mod report;
 pub mod rows;
 mod scan;
 pub mod thread;
 pub mod verify;
 
+#[cfg(test)]
+mod closings_tests;
 #[cfg(test)]
 mod ended_tests;
 #[cfg(test)]
@@ -51,8 +53,6 @@ mod moving_tests;
 mod open_tests;
 #[cfg(test)]
 mod reclaim_tests;
-#[cfg(test)]
-mod rekey_tests;
 #[cfg(test)]
 mod scan_tests;
 #[cfg(test)]

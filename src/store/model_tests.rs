@@ -87,16 +87,15 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
             Op::Delete { place: Place { queue: item.queue().into(), key: item.key }, rows: rows_of(item) }
         }
         (10 | 11, Some(item)) => transfer(item, rows_of(item), due, flag),
-        (12, Some(item)) if item.is_windowed() => {
+        (12, Some(item)) if item.is_windowed() && item.key.due > 0 => {
             let closed = ClosingRow {
                 application: item.application.clone(),
-                customer: item.customer.clone().unwrap_or(customer),
                 end: item.key.due,
                 window: item.key.window,
-                due: item.key.due.min(20 + due),
+                due: due.min(item.key.due - 1),
                 cause: ClosedBy::Quiet,
             };
-            Op::Rekey { closed, except: vec![u64::from(b) / 2, u64::from(b) / 2 + 3] }
+            Op::Close(closed)
         }
         (13, Some(item)) if item.dead.is_none() => {
             let customer = item.customer.clone().map(|customer| (item.application.clone(), customer));
@@ -171,7 +170,7 @@ fn transfer(item: &Stored, removed: IndexRows, due: u64, dead: bool) -> Op {
 
 fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (u8, u8, u64, bool)) -> Op {
     let (end, window) = (due, u64::from(b % 3));
-    match a % 5 {
+    match a % 3 {
         0 => {
             let (count, low) = (u64::from(b % 3), Key::own(due, seq));
             Op::PutQueue(QueueRow { queue, count, low, paused: flag, unindexed_until: due })
@@ -180,12 +179,7 @@ fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (
             let (count, weight, expiry) = (u32::from(b) + 1, seq, flag.then_some(due));
             Op::PutWindow(WindowRow { application: queue, customer, end, window, count, weight, expiry })
         }
-        2 => Op::DeleteWindow { application: queue, customer },
-        3 => {
-            let cause = ClosedBy::Bytes;
-            Op::PutClosing(ClosingRow { application: queue, customer, end, window, due: seq.min(end), cause })
-        }
-        _ => Op::DeleteClosing { application: queue, customer, end, window },
+        _ => Op::DeleteWindow { application: queue, customer },
     }
 }
 

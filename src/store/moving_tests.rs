@@ -52,14 +52,7 @@ fn fill(path: &Path) {
         weight: 7,
         expiry: Some(8),
     };
-    let closing = ClosingRow {
-        application: APP.into(),
-        customer: "c".into(),
-        end: 90,
-        window: 5,
-        due: 70,
-        cause: ClosedBy::Flush,
-    };
+    let closing = ClosingRow { application: APP.into(), end: 90, window: 5, due: 70, cause: ClosedBy::Flush };
     let assigned = IndexRows { identity: Some(Identity::assigned(4)), customer: None };
     let ops = vec![
         put_item(item(50, 1), true),
@@ -72,7 +65,7 @@ fn fill(path: &Path) {
         queue("held", 0, 0, true),
         queue("", 1, 0, false),
         Op::PutWindow(window),
-        Op::PutClosing(closing),
+        Op::Close(closing),
         Op::BeginBucket(BucketRow { bucket: 1, from: 1 }),
         Op::Remember { bucket: 1, identity: given(9), ended: Box::new(sent(1)) },
     ];

@@ -11,8 +11,7 @@ use super::tests::{
     APP,
 };
 use super::*;
-use crate::engine::event::{BucketRow, ClosingRow, QueueRow, WindowRow};
-use crate::engine::types::ClosedBy;
+use crate::engine::event::{BucketRow, QueueRow, WindowRow};
 use std::fs;
 
 #[test]
@@ -34,25 +33,13 @@ fn marks_and_small_rows_survive() {
         paused,
         unindexed_until: 6,
     };
-    let closing = |end, window, cause| ClosingRow {
-        application: "app".into(),
-        customer: "a".into(),
-        end,
-        window,
-        due: 88,
-        cause,
-    };
     let (bucket, marks) = (|bucket, from| BucketRow { bucket, from }, Marks { next_seq: 77, wall: 0 });
-    let no_closing =
-        |end, window| Op::DeleteClosing { application: "app".into(), customer: "a".into(), end, window };
     let over = vec![
         Op::DeleteWindow { application: "app".into(), customer: "b".into() },
         Op::PutQueue(queue("held", 0, true)),
         Op::PutQueue(queue("held too", 3, true)),
         Op::PutQueue(queue("runs", 2, false)),
         Op::PutQueue(queue("gone", 0, false)),
-        no_closing(99, 1),
-        no_closing(97, 1),
         Op::BeginBucket(bucket(7, 80)),
     ];
     store
@@ -68,9 +55,6 @@ fn marks_and_small_rows_survive() {
                     Op::PutQueue(queue("runs", 5, false)),
                     Op::PutQueue(queue("gone", 5, true)),
                     Op::PutQueue(queue("", 6, false)),
-                    Op::PutClosing(closing(99, 1, ClosedBy::Count)),
-                    Op::PutClosing(closing(99, 2, ClosedBy::Flush)),
-                    Op::PutClosing(closing(98, 2, ClosedBy::Expiry)),
                     Op::BeginBucket(bucket(7, 60)),
                     Op::BeginBucket(bucket(2, 70)),
                 ],
@@ -89,7 +73,6 @@ fn marks_and_small_rows_survive() {
             queue("held too", 3, true),
         ],
         windows: vec![window("a", 2)],
-        closings: vec![closing(98, 2, ClosedBy::Expiry), closing(99, 2, ClosedBy::Flush)],
         buckets: vec![bucket(2, 70), bucket(7, 80)],
         ..Opened::default()
     };
@@ -169,7 +152,7 @@ fn a_newer_format_is_refused() {
     let (dir, store) = fresh();
     drop(store);
     write_raw(dir.path(), KeyspaceId::Meta, rows::META_FORMAT, Some(&rows::number_row(rows::META_FORMAT, 9)));
-    assert!(matches!(refusal(dir.path()), OpenError::Newer { found: 9, known: 4 }));
+    assert!(matches!(refusal(dir.path()), OpenError::Newer { found: 9, known: rows::FORMAT }));
 }
 
 #[test]
@@ -181,6 +164,7 @@ fn an_older_format_is_refused_with_what_to_do() {
         (2, vec!["items", "queues"], drain),
         (2, vec![], drain),
         (3, vec![], "tidegate store export DIR > FILE"),
+        (4, vec![], "tidegate store export DIR > FILE"),
     ] {
         let (dir, mut store) = fresh();
         store.commit(&[group(1, vec![put(1, 1)])]).unwrap();

@@ -191,7 +191,7 @@ pub(super) fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, Op
     let open =
         |id: KeyspaceId| db.keyspace(id.name(), || options(id)).map_err(|error| not_opened(path, error));
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = KeyspaceId::ALL.map(open);
-    Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?]))
+    Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?])?)
 }
 
 /// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new
@@ -205,12 +205,14 @@ fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
             options.expect_point_read_hits(true).data_block_size_policy(BlockSizePolicy::all(8 << 10))
         }
         // Only ever scanned.
-        KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows | KeyspaceId::Closings => {
+        KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows => {
             options.filter_policy(FilterPolicy::disabled())
         }
         // Single reads mostly look for what is not there: a filter for every table, of the last level as
         // well.
-        KeyspaceId::Identities | KeyspaceId::Ended(_) => options.expect_point_read_hits(false),
+        KeyspaceId::Identities | KeyspaceId::Closings | KeyspaceId::Ended(_) => {
+            options.expect_point_read_hits(false)
+        }
         KeyspaceId::Meta => options,
     }
 }

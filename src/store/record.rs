@@ -57,6 +57,8 @@ const KNOWN_STANDING: u8 = ATTEMPTS | CLOSED_BY | LAST_ERROR | DEAD | OUTCOME_UN
 pub struct View<'a> {
     /// Same as [`Stored::key`].
     pub key: Key,
+    /// Same as [`Stored::due`]; not part of the record.
+    pub due: u64,
     /// Same as [`Stored::accepted_due`].
     pub accepted_due: u64,
     /// Same as [`Stored::application`].
@@ -98,6 +100,7 @@ impl<'a> View<'a> {
     pub fn of(item: &'a Stored, content: &'a Content) -> Self {
         View {
             key: item.key,
+            due: item.due,
             accepted_due: item.accepted_due,
             application: &item.application,
             customer: item.customer.as_deref(),
@@ -153,6 +156,7 @@ impl<'a> View<'a> {
         let application = if **queue == *self.application { queue.clone() } else { self.application.into() };
         Stored {
             key: self.key,
+            due: self.due,
             accepted_due: self.accepted_due,
             application,
             customer: self.customer.map(Arc::from),
@@ -283,6 +287,7 @@ pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordErro
     r.end()?;
     Ok(View {
         key,
+        due: key.due,
         accepted_due,
         application,
         customer,
@@ -351,7 +356,8 @@ mod tests {
             content in (vec(any::<u8>(), 0..40), vec(any::<u8>(), 0..300), any::<bool>()),
         ) -> Stored {
             Stored {
-                key, accepted_due: accepted_due.unwrap_or(key.due), application: application.into(),
+                key, due: key.due, accepted_due: accepted_due.unwrap_or(key.due),
+                application: application.into(),
                 customer: customer.map(Arc::from),
                 given: given.map(|(hash, _)| Identity::given(hash)),
                 fingerprint: given.map_or(0, |(_, fingerprint)| fingerprint),

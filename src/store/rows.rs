@@ -6,7 +6,7 @@
 use super::errors::{broken_contract, BrokenContract};
 use super::fields::{self, closed_by_code, put_varint};
 use crate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, WindowRow};
-use crate::engine::types::{Identity, Key};
+use crate::engine::types::{ClosedBy, Identity, Key};
 use std::sync::Arc;
 
 /// Format of the whole store: which keyspaces there are, and what lies in them.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// also writes the new number; a program that knows less refuses the store from then on.
 ///
 /// Formats 1 and 2, of no released program, had one index by time for all applications, and are refused.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// Key in `meta` of the format number. Key and layout stay the same in every format.
 pub const META_FORMAT: &[u8] = b"format";
@@ -233,7 +233,7 @@ pub fn window_key(application: &str, customer: &str) -> Result<Vec<u8>, BrokenCo
 /// # Errors
 ///
 /// As [`prefix`].
-pub fn window_row(row: &WindowRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
+pub fn window_row(row: &WindowRow) -> Result<SmallRow, BrokenContract> {
     let key = window_key(&row.application, &row.customer)?;
     let expiry = [u64::from(row.expiry.is_some()), row.expiry.unwrap_or(0)];
     let numbers = [row.end, row.window, row.count.into(), row.weight, expiry[0], expiry[1]];
@@ -258,43 +258,99 @@ pub fn read_window(key: &[u8], bytes: &[u8]) -> Result<WindowRow, String> {
     Ok(WindowRow { application, customer, end, window, count, weight, expiry })
 }
 
-/// The key of a closing's row: its planned end and its window stand where those of an item would.
+/// Key and value.
+pub type SmallRow = (Vec<u8>, Vec<u8>);
+
+/// First byte of the key of a closing's row: by planned end, by the moment at which it closed.
+const BY_END: u8 = 0;
+const BY_DUE: u8 = 1;
+
+/// The key of a closing's row by the planned end, which stands with the window in the keys of its members.
 ///
 /// # Errors
 ///
 /// As [`prefix`].
-pub fn closing_key(
-    application: &str,
-    customer: &str,
-    end: u64,
-    window: u64,
-) -> Result<Vec<u8>, BrokenContract> {
-    place_key(&[application, customer], Key::own(end, window))
+pub fn closed_by_end(queue: &str, member: Key) -> Result<Vec<u8>, BrokenContract> {
+    closing_key(BY_END, queue, member)
 }
 
-/// Key and value of a closing's row.
+/// The key of a closing's row by the moment at which it closed, which stands with the window in the places of
+/// its members.
 ///
 /// # Errors
 ///
 /// As [`prefix`].
-pub fn closing_row(row: &ClosingRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
-    let key = closing_key(&row.application, &row.customer, row.end, row.window)?;
-    let value = seal_numbers(&key, &[row.due, closed_by_code(row.cause).into()]);
-    Ok((key, value))
+pub fn closed_by_due(queue: &str, member: Key) -> Result<Vec<u8>, BrokenContract> {
+    closing_key(BY_DUE, queue, member)
 }
 
-/// Reads [`closing_row`].
+fn closing_key(by: u8, queue: &str, member: Key) -> Result<Vec<u8>, BrokenContract> {
+    let mut key = place_key(&[queue], Key { seq: 0, ..member })?;
+    key.insert(0, by);
+    Ok(key)
+}
+
+/// Keys and values of the two rows of a closing: the one by the planned end first.
+///
+/// # Errors
+///
+/// As [`prefix`].
+pub fn closing_rows(row: &ClosingRow) -> Result<[SmallRow; 2], BrokenContract> {
+    let place = |due| Key { due, window: row.window, seq: 0 };
+    let by_end = closed_by_end(&row.application, place(row.end))?;
+    let by_due = closed_by_due(&row.application, place(row.due))?;
+    let cause = closed_by_code(row.cause).into();
+    let values = [seal_numbers(&by_end, &[row.due, cause]), seal_numbers(&by_due, &[row.end, cause])];
+    let [end_value, due_value] = values;
+    Ok([(by_end, end_value), (by_due, due_value)])
+}
+
+/// The two numbers of a closing's row: the other moment, and the cause.
+fn read_closing(key: &[u8], bytes: &[u8]) -> Result<(u64, ClosedBy), String> {
+    let [moment, cause] = unseal(key, bytes)?;
+    let cause = u8::try_from(cause).map_err(|_| "cause is out of range")?;
+    Ok((moment, fields::read_closed_by(cause).map_err(|e| e.to_string())?))
+}
+
+/// Reads a closing's row by planned end: when it closed, and what closed it.
 ///
 /// # Errors
 ///
 /// Says what is wrong with it.
-pub fn read_closing(key: &[u8], bytes: &[u8]) -> Result<ClosingRow, String> {
-    let ([application, customer], place) = names(key)?;
+pub fn read_closed_by_end(key: &[u8], bytes: &[u8]) -> Result<(u64, ClosedBy), String> {
+    read_closing(key, bytes)
+}
+
+/// Reads a closing's row by the moment at which it closed.
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn read_closed_by_due(key: &[u8], bytes: &[u8]) -> Result<ClosingRow, String> {
+    let (by_due, application, place) = read_closing_key(key)?;
+    if !by_due {
+        return Err("it is one by planned end".to_owned());
+    }
+    let (end, cause) = read_closing(key, bytes)?;
+    Ok(ClosingRow { application, end, window: place.window, due: place.due, cause })
+}
+
+/// Reads the key of a closing's row: whether it is one by the moment at which it closed; the queue, and that
+/// moment or the planned end, with the window.
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn read_closing_key(key: &[u8]) -> Result<(bool, Arc<str>, Key), String> {
+    let (by, rest) = key.split_first().ok_or("the key is too short")?;
+    let by_due = match *by {
+        BY_END => false,
+        BY_DUE => true,
+        other => return Err(format!("unknown kind {other} of closing")),
+    };
+    let ([queue], place) = names(rest)?;
     let place = place_of(place).filter(|_| place.len() == PLACE_LEN).ok_or("the key has another length")?;
-    let [due, cause] = unseal(key, bytes)?;
-    let cause = u8::try_from(cause).map_err(|_| "cause is out of range")?;
-    let cause = fields::read_closed_by(cause).map_err(|e| e.to_string())?;
-    Ok(ClosingRow { application, customer, end: place.due, window: place.window, due, cause })
+    Ok((by_due, queue, place))
 }
 
 /// Key and value of a queue's row. It is written with most commits: its numbers have no fixed width.
@@ -306,7 +362,7 @@ pub fn read_closing(key: &[u8], bytes: &[u8]) -> Result<ClosingRow, String> {
 /// # Errors
 ///
 /// As [`prefix`].
-pub fn queue_row(row: &QueueRow) -> Result<(Vec<u8>, Vec<u8>), BrokenContract> {
+pub fn queue_row(row: &QueueRow) -> Result<SmallRow, BrokenContract> {
     let key = prefix(&[&row.queue])?;
     let mut value = Vec::with_capacity(32);
     for number in
@@ -377,7 +433,6 @@ pub fn read_bucket(bucket: u8, bytes: &[u8]) -> Result<(BucketRow, u64), String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::types::ClosedBy;
     use proptest::prelude::*;
 
     fn key(due: u64, seq: u64) -> Key {
@@ -425,11 +480,15 @@ mod tests {
             let (k, v) = queue_row(&queue).unwrap();
             prop_assert_eq!(read_queue(&k, &v).unwrap(), queue);
             let closing = ClosingRow {
-                application: "a".into(), customer: "".into(), end: a, window: b, due: c,
+                application: "a".into(), end: a, window: b, due: c,
                 cause: if expires { ClosedBy::Expiry } else { ClosedBy::Time },
             };
-            let (k, v) = closing_row(&closing).unwrap();
-            prop_assert_eq!(read_closing(&k, &v).unwrap(), closing);
+            let [(end_key, end_row), (due_key, due_row)] = closing_rows(&closing).unwrap();
+            prop_assert_eq!(read_closed_by_end(&end_key, &end_row).unwrap(), (c, closing.cause));
+            let known = (false, "a".into(), Key { due: a, window: b, seq: 0 });
+            prop_assert_eq!(read_closing_key(&end_key).unwrap(), known);
+            prop_assert!(read_closed_by_due(&end_key, &end_row).is_err());
+            prop_assert_eq!(read_closed_by_due(&due_key, &due_row).unwrap(), closing);
             let identity = Identity::assigned(a);
             let (_, v) = identity_row(identity, key(b, c));
             prop_assert_eq!(read_identity(identity, &v).unwrap(), key(b, c));
@@ -447,13 +506,14 @@ mod tests {
         fn any_bytes_are_read_or_refused(k in any::<Vec<u8>>(), v in any::<Vec<u8>>()) {
             prop_assert!(read_window(&k, &v).is_err());
             prop_assert!(read_queue(&k, &v).is_err());
-            prop_assert!(read_closing(&k, &v).is_err());
+            prop_assert!(read_closed_by_end(&k, &v).is_err() && read_closed_by_due(&k, &v).is_err());
             prop_assert!(read_marks(&v).is_err());
             prop_assert!(read_bucket(0, &v).is_err());
             prop_assert!(read_identity(Identity::assigned(1), &v).is_err());
             // A right checksum over wrong fields.
             let sealed = seal(&k, v);
-            let _ = (read_window(&k, &sealed), read_closing(&k, &sealed), read_number(&k, &sealed));
+            let _ = (read_window(&k, &sealed), read_closed_by_due(&k, &sealed), read_number(&k, &sealed));
+            let _ = (read_closed_by_end(&k, &sealed), read_closing_key(&k));
             let _ = (read_queue(&k, &sealed), read_bucket(0, &sealed), read_item_key(&k));
         }
     }
@@ -483,9 +543,11 @@ mod tests {
         let queue = prefix(&["a"]).unwrap();
         let error = read_queue(&queue, &seal(&queue, vec![7, 1, 1, 1, 2, 0])).unwrap_err();
         assert_eq!(error, "unknown pause flag 2");
-        let closing = closing_key("a", "c", 1, 2).unwrap();
-        let error = read_closing(&closing, &seal_numbers(&closing, &[7, 99])).unwrap_err();
+        let mut closing = closed_by_due("a", key(1, 2)).unwrap();
+        let error = read_closed_by_due(&closing, &seal_numbers(&closing, &[7, 99])).unwrap_err();
         assert_eq!(error, "unknown cause code 99");
+        closing[0] = 7;
+        assert_eq!(read_closing_key(&closing).unwrap_err(), "unknown kind 7 of closing");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Scans along stored items in bounded steps.
 
-use super::database::{item_bounds, place, view, Keyspaces};
+use super::closings::in_order;
+use super::database::{place, Keyspaces};
 use super::keyspace::KeyspaceId;
 use super::record::View;
 use super::{rows, ReadError};
@@ -28,15 +29,14 @@ pub(super) fn scan(keyspaces: &Keyspaces, scan: &Scan) -> Result<Step, ReadError
 }
 
 fn along_queue(keyspaces: &Keyspaces, scan: &Scan, queue: &Arc<str>) -> Result<Step, ReadError> {
-    let (start, end) = item_bounds(queue, scan.from, scan.until)?;
     let (mut out, mut read) = (Vec::new(), 0);
-    for (looked_at, row) in keyspaces.range(KeyspaceId::Items, start, end).enumerate() {
-        let (row, bytes) = row?;
+    for (looked_at, row) in in_order(keyspaces, queue, scan.from, scan.until)?.enumerate() {
+        let row = row?;
         if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at || read >= STEP_BYTES {
-            return Ok((out, Some(place(KeyspaceId::Items, &row)?)));
+            return Ok((out, Some(row.place)));
         }
-        read += bytes.len() as u64;
-        out.extend(wanted(scan, queue, &view(&row, &bytes)?));
+        read += row.len();
+        out.extend(wanted(scan, queue, &row.view()?));
     }
     Ok((out, None))
 }

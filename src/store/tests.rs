@@ -354,11 +354,12 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
     store
         .commit(&[group(2, vec![op, put(3, 3), failed(3, 3, 1)]), group(3, vec![failed(3, 3, 2), elsewhere])])
         .unwrap();
-    let second = Stored { key: key(7, 2), ..item(2, 2) };
+    let second = Stored { key: key(7, 2), due: 7, ..item(2, 2) };
     let third = Stored { attempts: 2, last_error: Some("no queue".into()), ..item(3, 3) };
     // It keeps when it was due as accepted, and the application that it was meant for.
     let first = Stored {
         key: key(50, 1),
+        due: 50,
         attempts: 3,
         last_error: Some("nack".into()),
         outcome_unknown: true,
@@ -377,7 +378,10 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
     let back = moved(place("", 50, 1), place(APP, 60, 1), of_its_own());
     store.commit(&[group(4, vec![failed(3, 3, 9), back])]).unwrap();
     let third = Stored { attempts: 9, ..third };
-    assert_eq!(items(&mut *store, APP), vec![third, second, Stored { key: key(60, 1), ..item(1, 1) }]);
+    assert_eq!(
+        items(&mut *store, APP),
+        vec![third, second, Stored { key: key(60, 1), due: 60, ..item(1, 1) }]
+    );
     assert_eq!(items(&mut *store, ""), vec![]);
 }
 

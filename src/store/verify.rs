@@ -5,6 +5,8 @@
 //! nothing, or to another item; an item that no row leads to although one should; a queue that is counted
 //! wrong, or whose beginning is taken for later than it is.
 
+use super::closings::member_bounds;
+use super::errors::BrokenContract;
 use super::frozen::Frozen;
 use super::keyspace::{self, KeyspaceId};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
@@ -72,7 +74,7 @@ pub struct StoreSummary {
     pub ended_ids: u64,
     /// Windows that are open and have a row.
     pub windows: u64,
-    /// Windows that closed early, some of whose members still have their planned end as their key.
+    /// Windows that closed before their planned end and have members.
     pub closings: u64,
     /// The earliest due of an item that waits, UTC ms.
     pub oldest_due: Option<u64>,
@@ -211,8 +213,11 @@ impl StoreWalk<'_> {
         self.each(KeyspaceId::Items, |walk, key, value| {
             // Counted whatever it holds: its queue counts it too.
             let (queue, place) = rows::read_item_key(key).ok_or("the key is none of an item")?;
+            let read = record::decode(key, value).map_err(|e| e.to_string());
+            let closed = read.as_ref().ok().and_then(|view| walk.frozen.closed(view).ok()).flatten();
+            let place = Key { due: closed.map_or(place.due, |closed| closed.due), ..place };
             walk.count(queue, place);
-            let view = record::decode(key, value).map_err(|e| e.to_string())?;
+            let view = read?;
             if view.queue() == DEAD_LETTERS {
                 walk.summary.dead_letters += 1;
             } else {
@@ -346,11 +351,40 @@ impl StoreWalk<'_> {
             walk.summary.windows += 1;
             Ok(())
         });
-        self.each(KeyspaceId::Closings, |walk, key, value| {
-            rows::read_closing(key, value)?;
-            walk.summary.closings += 1;
-            Ok(())
-        });
+        self.each(KeyspaceId::Closings, |walk, key, value| walk.closing(key, value));
+    }
+
+    /// Each of the two rows of a closing leads to the other, and the window has a member.
+    fn closing(&mut self, key: &[u8], value: &[u8]) -> RowVerdict {
+        let (by_due, queue, place) = rows::read_closing_key(key)?;
+        let other = |key: Result<Vec<u8>, BrokenContract>| {
+            let key = key.map_err(|e| e.to_string())?;
+            let row = self.frozen.get(KeyspaceId::Closings, &key).map_err(|e| words(&e))?;
+            row.map(|row| (key, row)).ok_or("the other row of this closing is missing".to_owned())
+        };
+        if by_due {
+            let row = rows::read_closed_by_due(key, value)?;
+            let (key, found) = other(rows::closed_by_end(&queue, Key { due: row.end, ..place }))?;
+            let same =
+                rows::read_closed_by_end(&key, &found).is_ok_and(|known| known == (row.due, row.cause));
+            return if same {
+                Ok(())
+            } else {
+                Err("the other row of this closing says otherwise".to_owned())
+            };
+        }
+        let (due, _) = rows::read_closed_by_end(key, value)?;
+        other(rows::closed_by_due(&queue, Key { due, ..place }))?;
+        self.summary.closings += 1;
+        let members = member_bounds(&queue, place.due, place.window, 0).map_err(|e| words(&e))?;
+        for row in self.frozen.range(KeyspaceId::Items, members) {
+            let (key, value) = row.map_err(|e| words(&e))?;
+            // One that does not decode has been told of.
+            if record::decode(&key, &value).map_or(true, |view| view.is_windowed()) {
+                return Ok(());
+            }
+        }
+        Err("no member of the window that closed is left".to_owned())
     }
 
     fn bucket(&mut self, bucket: u8) {

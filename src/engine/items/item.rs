@@ -147,6 +147,7 @@ impl Item {
             })
         });
         let mut item = Item {
+            due: stored.due,
             expiry: stored.expiry.unwrap_or(u64::MAX),
             identity: stored.given.filter(|_| !is_dead).unwrap_or(Identity::assigned(key.seq)),
             fingerprint: stored.fingerprint,
@@ -187,7 +188,7 @@ impl Item {
 
     // ---- what it is ---------------------------------------------------------------------------------------
 
-    /// Its place in its queue's order in the store.
+    /// Its key in the store.
     pub(in crate::engine) fn key(&self) -> Key {
         Key { due: self.planned, window: self.seq - u64::from(self.behind), seq: self.seq }
     }
@@ -223,11 +224,6 @@ impl Item {
         self.customer
     }
 
-    /// The window it was a member of, where that closed early and its key has still the planned end.
-    pub(in crate::engine) fn closing(&self) -> Option<u64> {
-        self.state.has(ItemFlag::Closing).then(|| self.key().window)
-    }
-
     pub(in crate::engine) fn weight(&self) -> u32 {
         self.weight
     }
@@ -256,6 +252,12 @@ impl Item {
     /// It named its due.
     pub(in crate::engine) fn own_time(&self) -> bool {
         self.state.has(ItemFlag::OwnTime)
+    }
+
+    /// Its window is open, and it was due by the wall clock when it came into memory: it counts there as one
+    /// that is in the store alone.
+    pub(in crate::engine) fn is_stray(&self) -> bool {
+        self.state.has(ItemFlag::Stray)
     }
 
     /// Its row may have a row under its customer.
@@ -325,6 +327,11 @@ impl Item {
         AssignedId::of(self.key(), self.accepted_due())
     }
 
+    /// A member of a window: that closed before the end that was planned.
+    pub(in crate::engine) fn closed_early(&self) -> bool {
+        self.due < self.accepted_due()
+    }
+
     /// Its key is not the one that it was accepted under.
     pub(in crate::engine) fn has_moved(&self) -> bool {
         self.extra.as_deref().is_some_and(|extra| extra.accepted_due.is_some())
@@ -355,13 +362,15 @@ impl Item {
     pub(in crate::engine) fn rewritten(&self) -> Rewritten {
         let dead = self.is_dead();
         let (attempts, outcome_unknown) = (self.attempts(), self.outcome_unknown());
-        Rewritten { key: self.key(), attempts, outcome_unknown, own_time: self.own_time(), dead }
+        let (key, due, own_time) = (self.key(), self.due, self.own_time());
+        Rewritten { key, due, attempts, outcome_unknown, own_time, dead }
     }
 
     /// Its row, under this address.
     pub(in crate::engine) fn to_stored(&self, (application, customer): Address) -> Stored {
         Stored {
             key: self.key(),
+            due: self.due,
             accepted_due: self.accepted_due(),
             application,
             customer,
@@ -390,11 +399,15 @@ impl Item {
         self.state.set_stage(stage);
     }
 
-    /// Its window has closed: it is due then. `closing`: its key says later, and a closing's row covers it.
-    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy, closing: bool) {
+    /// Its window has closed: it is due then.
+    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy) {
         self.due = due;
         self.state.set_closed_by(cause);
-        self.state.set(ItemFlag::Closing, closing);
+    }
+
+    /// It is one from now on: see [`Item::is_stray`].
+    pub(in crate::engine) fn stray(&mut self) {
+        self.state.set(ItemFlag::Stray, true);
     }
 
     /// Its row is written with this commit, and says all.
@@ -413,27 +426,16 @@ impl Item {
         self.residence = NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending).into();
     }
 
-    /// It is in flight, and another has its place: nothing keeps it beyond this attempt. The window whose
-    /// closing covered it.
-    pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) -> Option<u64> {
+    /// It is in flight, and another has its place: nothing keeps it beyond this attempt.
+    pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) {
         self.extra_mut().superseded = Some(rule);
         self.orphan();
         self.state.set(ItemFlag::Indexed, false);
-        let closing = self.closing();
-        self.state.set(ItemFlag::Closing, false);
-        closing
     }
 
     /// Whether its row has, or is given, a row under its customer.
     pub(in crate::engine) fn set_indexed(&mut self, indexed: bool) {
         self.state.set(ItemFlag::Indexed, indexed);
-    }
-
-    /// Its key says from now on when it is really due.
-    pub(in crate::engine) fn settle_key(&mut self) {
-        if self.due != self.planned {
-            self.move_key(self.due);
-        }
     }
 
     /// It is due then, and waits for that.
@@ -447,7 +449,6 @@ impl Item {
     pub(in crate::engine) fn reschedule(&mut self, due: u64) {
         self.move_key(due);
         self.due = due;
-        self.state.set(ItemFlag::Closing, false);
         if !mutated(Mutant::RescheduledKeepsItsCause) {
             self.state.set_closed_by(ClosedBy::Time);
         }
@@ -513,7 +514,6 @@ impl Item {
         self.identity = Identity::assigned(self.seq);
         self.queue = dead_letters;
         self.customer = None;
-        self.state.set(ItemFlag::Closing, false);
         self.state.set_stage(Stage::Ready);
         self.due = self.planned;
         self.state.set(ItemFlag::Indexed, false);

@@ -18,7 +18,7 @@ const CAUSE: u64 = 7 << STAGE_BITS;
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(super) enum ItemFlag {
-    Closing = 1 << 60,
+    Stray = 1 << 60,
     OwnTime = 1 << 61,
     Indexed = 1 << 62,
     Amended = 1 << 63,

@@ -179,6 +179,12 @@ impl Live {
         self.resident
     }
 
+    /// How many are due in each second, for tests.
+    #[cfg(test)]
+    pub(in crate::engine) fn seconds(&self) -> &BTreeMap<u64, u32> {
+        &self.seconds
+    }
+
     /// The second of the first of them.
     pub(super) fn first_second(&self) -> Option<u64> {
         self.seconds.keys().next().copied()
@@ -290,6 +296,13 @@ impl Live {
 
     pub(in crate::engine) fn may_not_drop(&mut self, key: Key, id: ItemId) {
         self.droppable.remove(&(key, id));
+    }
+
+    /// It has another place now.
+    pub(super) fn drops_as(&mut self, before: Key, now: Key, id: ItemId) {
+        if self.droppable.remove(&(before, id)) {
+            self.droppable.insert((now, id));
+        }
     }
 
     /// Items that may be dropped, the first to go first.

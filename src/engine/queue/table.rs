@@ -2,7 +2,7 @@
 
 use super::{Live, Loading, Queue, LAST};
 use crate::engine::event::{QueueRow, DEAD_LETTERS};
-use crate::engine::ids::QueueId;
+use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::slab::{self, Handle, Slab};
@@ -246,16 +246,36 @@ impl Queues {
         self.table[id].count_resident(key);
     }
 
-    /// A stored item has left memory, and has this key now.
-    pub(in crate::engine) fn evicted(&mut self, id: QueueId, old: Key, new: Key) {
+    /// A stored item has left memory.
+    pub(in crate::engine) fn evicted(&mut self, id: QueueId, place: Key) {
         let queue = &mut self.table[id];
-        queue.count_later(new, self.wall, true);
-        queue.lower(new);
-        queue.uncount_resident(old);
-        if old != new && !mutated(Mutant::LowNotTold) {
-            self.touch_row(id);
-        }
+        queue.count_later(place, self.wall, true);
+        queue.lower(place);
+        queue.uncount_resident(place);
         self.look_at(id);
+    }
+
+    /// The window of an item in memory has closed: its place before, and now.
+    pub(in crate::engine) fn note_closed(
+        &mut self,
+        id: QueueId,
+        item: ItemId,
+        places: (Key, Key),
+        stored: bool,
+    ) {
+        let (before, now) = places;
+        if before == now {
+            return;
+        }
+        let live = self.live(id);
+        live.drops_as(before, now, item);
+        if stored {
+            live.uncount_resident(before);
+            live.count_resident(now);
+            if !mutated(Mutant::LowNotTold) {
+                self.touch_row(id);
+            }
+        }
     }
 
     /// A stored item is not in this queue any more.
@@ -273,9 +293,9 @@ impl Queues {
         self.touch_row(id);
     }
 
-    /// Rows got other keys in the store, from `to` on.
-    pub(in crate::engine) fn rekeyed(&mut self, id: QueueId, to: Key) {
-        self.table[id].rekeyed(to);
+    /// Items in the store alone got another place, from `to` on.
+    pub(in crate::engine) fn closed_far(&mut self, id: QueueId, to: Key) {
+        self.table[id].lower(to);
         self.touch_row(id);
         self.look_at(id);
     }

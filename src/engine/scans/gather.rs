@@ -123,13 +123,13 @@ fn of_customer(core: &Core, customer: Option<CustomerId>, anew: u32) -> Gatherin
     first.map_or(Gathering::Done, |(id, first)| Gathering::Customer(id, first, anew))
 }
 
-/// What is in flight is in memory: its keys say where in the store it can be.
+/// What is in flight is in memory: its places say where in the store it can be met.
 fn narrow(core: &Core, filter: &mut Filter) {
     let flying = core.stock().items().ids().filter(|id| core.is_in_flight(*id));
     let (mut first, mut end) = (LAST, 0);
-    for key in flying.map(|id| core.stock().items()[id].key()) {
-        first = first.min(key);
-        end = end.max(key.due.saturating_add(1));
+    for place in flying.map(|id| core.stock().items()[id].place()) {
+        first = first.min(place);
+        end = end.max(place.due.saturating_add(1));
     }
     filter.from = filter.from.max(first);
     filter.until = Some(filter.until.map_or(end, |until| until.min(end)));

@@ -27,7 +27,7 @@ impl Running {
     }
 
     /// An item was given another time.
-    pub(super) fn note_retimed(&mut self, application: &str, key: Key) {
+    pub(super) fn note_retimed(&mut self, application: &str, key: Key, due: u64) {
         let concerned = match &self.kind {
             // From the moment at which it is judged all that came before it is its own.
             Kind::CancelAll(_) => false,
@@ -42,10 +42,21 @@ impl Running {
         let is_its = |leg: &&Leg| match &leg.along {
             Along::Queue(name) | Along::Customer(name, _) => **name == *application,
         };
-        // Legs of one queue follow each other.
-        let place = self.legs.as_ref().map(|legs| legs.iter().find(is_its).map(|leg| leg.from));
-        let met = place.is_some_and(|place| place.is_none_or(|place| key < place));
+        // Legs of one queue follow each other. Rows under a customer lie in the order of their keys.
+        let is_behind = |leg: &Leg| match &leg.along {
+            Along::Queue(_) => Key { due, ..key } < leg.from,
+            Along::Customer(..) => key < leg.from,
+        };
+        let met = self.legs.as_ref().is_some_and(|legs| legs.iter().find(is_its).is_none_or(is_behind));
         self.retimed.entry(key.seq).and_modify(|known| *known |= met).or_insert(met);
+    }
+
+    /// Of a count: this one's place lies among those that the leg before went along, and its key among those
+    /// of this one.
+    pub(super) fn has_passed(&self, stored: &Stored) -> bool {
+        let leg = self.legs.as_ref().and_then(VecDeque::front);
+        let is_below = |leg: &Leg| matches!(leg.along, Along::Customer(..)) && stored.place() < leg.low;
+        matches!(self.kind, Kind::Count(_)) && leg.is_some_and(is_below)
     }
 
     /// It has not met this one yet, which has been given another time meanwhile.
@@ -69,8 +80,7 @@ impl Running {
         }
         if let Kind::Outlook(counting) = &mut self.kind {
             let listed = core.listed(id);
-            let planned = mutated(Mutant::TimelineByPlannedEnd);
-            return counting.count(&listed.application, if planned { listed.key.due } else { listed.due });
+            return counting.count(&listed.application, listed.due);
         }
         let seq = core.stock().items()[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
@@ -128,7 +138,7 @@ impl Running {
         let counted = self.counted_in_memory(stored.key.seq) || !is_new;
         if let Kind::Outlook(counting) = &mut self.kind {
             if !counted && stored.dead.is_none() {
-                counting.count(&stored.application, stored.key.due);
+                counting.count(&stored.application, stored.due);
             }
             return;
         }

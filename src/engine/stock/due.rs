@@ -21,9 +21,9 @@ impl Stock {
         // processor fetches several at a time.
         let (items, mut due) = (&self.items, Vec::new());
         let taken = self.schedule.take_due(now.wall + early, limit, |place| {
-            due.extend(items.at(place).map(|id| (items[id].key(), id, items[id].stage())));
+            due.extend(items.at(place).map(|id| (items[id].place(), id, items[id].stage())));
         });
-        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].key());
+        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].place());
         self.behind = match taken {
             Taken::All => Behind::Windows,
             Taken::Most => self.schedule.first_key(key_of).map_or(Behind::Windows, Behind::Items),
@@ -199,12 +199,12 @@ impl Stock {
             taken.push(id);
             owner.ready.pop_first();
         }
-        if taken.len() < most && !is_full {
+        if taken.len() < most && !is_full && (waits || in_parts) {
             let whole = whole(taken.iter().map(|id| items[*id].place()), bound, next);
             if waits {
                 owner.ready.put_back(taken.split_off(whole), |id| items[id].place());
-            } else if in_parts && whole < taken.len() {
-                self.parts += 1;
+            } else if whole < taken.len() {
+                self.counters.windows_in_parts += 1;
             }
         }
         if owner.ready.is_empty() {
@@ -253,7 +253,7 @@ impl Stock {
 
     /// The clock went back while it was due: it waits for its time anew.
     pub(in crate::engine) fn postpone(&mut self, id: ItemId) {
-        let key = self.items[id].key();
+        let key = self.items[id].place();
         self.set_stage(id, Stage::Scheduled);
         self.schedule.insert(items::place_of(id), key);
     }
@@ -262,7 +262,7 @@ impl Stock {
     pub(in crate::engine) fn defer_letter(&mut self, id: ItemId, until: u64, now: Now) {
         let from = self.place_in_store(&self.items[id]);
         let Some(mut item) = self.remove(id) else { return };
-        let (queue, old) = (item.queue(), item.key());
+        let (queue, old) = (item.queue(), item.place());
         item.defer(until);
         if item.is_stored() {
             item.set_stored(self.journal.next_token());
@@ -270,10 +270,10 @@ impl Stock {
             let standing = Box::new(item.standing());
             self.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
             self.queues.remove_stored(queue, old, true);
-            self.queues.add_resident(queue, item.key());
+            self.queues.add_resident(queue, item.place());
             self.reads.note_rewritten(item.rewritten());
         }
-        let key = item.key();
+        let key = item.place();
         let id = self.insert(item);
         self.keep_content(id, now);
         self.schedule.insert(items::place_of(id), key);
@@ -292,7 +292,7 @@ impl Stock {
 
     /// An item is under way, or is not any more: what is may not be dropped.
     pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
-        let (queue, key) = (self.items[id].queue(), self.items[id].key());
+        let (queue, key) = (self.items[id].queue(), self.items[id].place());
         self.set_stage(id, flight.map_or(Stage::Ready, Stage::Flying));
         let live = self.queues.live(queue);
         match flight {

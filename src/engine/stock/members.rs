@@ -2,19 +2,11 @@
 
 use super::*;
 use crate::engine::event::Opened;
-use crate::engine::windows;
 use std::collections::BTreeSet;
 
 impl Stock {
-    /// Windows as the former life left them: open ones go on, and closed ones stay closed.
+    /// Open windows as the former life left them.
     pub(in crate::engine) fn reopen(&mut self, opened: &Opened, now: Now) {
-        for row in &opened.closings {
-            self.journal.push(windows::delete_closing(row));
-            if !mutated(Mutant::RestartForgetsClosings) {
-                // Where the clock was set back they are due all the same.
-                self.move_far(ClosingRow { due: row.due.min(now.wall), ..row.clone() }, Vec::new());
-            }
-        }
         self.bring_back(opened, now);
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
@@ -41,28 +33,30 @@ impl Stock {
             }
             let closed = ClosingRow {
                 application: Arc::clone(&row.application),
-                customer: Arc::clone(&row.customer),
-                end: row.due,
+                end: row.end,
                 window: row.window,
                 due,
                 cause: row.closed_by.unwrap_or(ClosedBy::Time),
             };
-            self.move_far(closed, Vec::new());
+            self.close_far(queue, &closed);
+            self.close_in_store(closed);
         }
     }
 
-    /// Members of a window in the store alone are due when it closed. `except`: see [`Op::Rekey`].
-    fn move_far(&mut self, closed: ClosingRow, except: Vec<u64>) {
-        let queue = self.queues.id(&closed.application);
+    /// The store is told that a window has closed before its end. What reads and answers under way say of its
+    /// members, wherever these are now, is out of date.
+    fn close_in_store(&mut self, closed: ClosingRow) {
+        self.reads.note_closed(&self.watch, &closed);
+        if !mutated(Mutant::ClosingForgotten) {
+            self.journal.push(Op::Close(closed));
+        }
+    }
+
+    /// Members of a window in the store alone are due when it closed.
+    fn close_far(&mut self, queue: QueueId, closed: &ClosingRow) {
         let to = Key { due: closed.due, window: closed.window, seq: 0 };
-        if !mutated(Mutant::RekeysUntold) {
-            self.rekeys.push((Arc::clone(&closed.application), to));
-        }
-        self.queues.rekeyed(queue, to);
-        self.reads.note_rekey(&self.watch, &closed, &except);
-        if !mutated(Mutant::RekeyForgotten) {
-            self.journal.push(Op::Rekey { closed, except });
-        }
+        self.retold.push((Arc::clone(&closed.application), to));
+        self.queues.closed_far(queue, to);
     }
 
     /// An item that would take its customer's window over its bytes closes it first.
@@ -182,32 +176,61 @@ impl Stock {
         let queue = self.customers[id].queue;
         let closed = ClosingRow {
             application: Arc::clone(self.queues[queue].name()),
-            customer: Arc::clone(&self.customers[id].name),
             end: window.end(),
             window: window.place().window,
             due,
             cause,
         };
         if early && window.may_have_far() {
-            let keys = self.customers.items(id, &self.items).map(|member| self.items[member].key());
-            let mut except: Vec<u64> = keys.filter(|key| window.holds(*key)).map(|key| key.seq).collect();
-            except.sort_unstable();
-            self.move_far(closed.clone(), except);
+            self.close_far(queue, &closed);
             self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
         }
-        let closing = early && !members.is_empty() && !mutated(Mutant::ClosingForgotten);
-        if closing {
-            self.windows.begin_closing(closed, members.len() as u32, self.journal.ops());
+        if early && (window.may_have_far() || !members.is_empty()) {
+            self.close_in_store(closed);
         }
-        self.work += members.len() as u64;
-        for member in members {
+        let others = self.others_of(id, &window, early && window.may_have_far());
+        self.work += (members.len() + others.len()) as u64;
+        let any_other = !others.is_empty();
+        for member in others.into_iter().chain(members) {
             let item = &mut self.items[member];
-            if let Stage::Windowed { scheduled: true, .. } = item.stage() {
-                self.schedule.remove(items::place_of(member), item.key());
+            let (planned, stage) = (item.place(), item.stage());
+            if matches!(stage, Stage::Scheduled | Stage::Windowed { scheduled: true, .. }) {
+                self.schedule.remove(items::place_of(member), planned);
             }
-            item.close(due, cause, closing);
-            self.make_ready(member, now);
+            item.close(due, cause);
+            let stored = item.is_stored();
+            self.queues.note_closed(queue, member, (planned, item.place()), stored);
+            if matches!(stage, Stage::Scheduled | Stage::Windowed { .. }) {
+                self.make_ready(member, now);
+            }
         }
+        if any_other {
+            let items = &self.items;
+            self.customers[id].ready.put_in_order(|item| items.get(item).map(Item::place));
+        }
+    }
+
+    /// An item is not among those of its open window any more, whose member it is in the store alone.
+    pub(super) fn leave_as_stray(&mut self, item: &Item) {
+        let Some(id) = item.customer().filter(|_| item.is_stray()) else { return };
+        let window = self.customers.get(id).and_then(|customer| customer.window.as_ref());
+        if window.is_some_and(|window| window.holds(item.key())) {
+            let ops = self.journal.ops();
+            let weight = item.weight();
+            self.windows.leave(&mut self.customers, &mut self.queues, id, weight, true, ops);
+            self.customers.release(id, &mut self.queues);
+        }
+    }
+
+    /// Items in memory that lie among the members of a customer's window and are none of them: strays, and
+    /// those that came into memory while another window was open.
+    fn others_of(&self, id: CustomerId, window: &Window, may_be: bool) -> Vec<ItemId> {
+        let is_other = |id: &ItemId| {
+            let item = &self.items[*id];
+            window.holds(item.key()) && !item.own_time() && !matches!(item.stage(), Stage::Windowed { .. })
+        };
+        let all = may_be.then(|| self.customers.items(id, &self.items)).into_iter().flatten();
+        all.filter(is_other).collect()
     }
 
     /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
@@ -236,9 +259,10 @@ impl Stock {
         queues.into_iter().for_each(|queue| self.queues.look_at(queue));
     }
 
-    /// Tells of queues whose items got other keys in the store since the last call, and from which key on.
-    pub(in crate::engine) fn tell_rekeys(&mut self, mut tell: impl FnMut(&str, Key)) {
-        for (queue, to) in std::mem::take(&mut self.rekeys) {
+    /// Tells of queues of which items in the store alone got another place since the last call, and from
+    /// which place on.
+    pub(in crate::engine) fn tell_retold(&mut self, mut tell: impl FnMut(&str, Key)) {
+        for (queue, to) in std::mem::take(&mut self.retold) {
             tell(&queue, to);
         }
     }

@@ -4,43 +4,48 @@ use super::*;
 
 impl Stock {
     /// Takes a stored item into memory, unless it is there or has ended meanwhile. Its handle, where it came.
-    pub(in crate::engine) fn restore(&mut self, stored: Stored, now: Now) -> Option<ItemId> {
+    pub(in crate::engine) fn restore(&mut self, mut stored: Stored, now: Now) -> Option<ItemId> {
         let seq = stored.key.seq;
         if self.items.by_seq(seq).is_some() || !self.reads.is_current(seq) {
             return None;
         }
+        // Its window may have closed, and it have left memory, since the read began.
+        self.reads.renew(&mut stored);
         let queue = self.queues.id(stored.queue());
         let windowed = stored.is_windowed();
         let customer = stored.customer.as_deref().filter(|_| stored.dead.is_none());
         let customer = customer.map(|name| self.customers.id(&mut self.queues, queue, name));
-        let (key, is_dead) = (stored.key, stored.dead.is_some());
+        let (place, is_dead) = (stored.place(), stored.dead.is_some());
         let item = Item::restored(stored, queue, customer);
-        let moved = item.has_moved();
-        self.queues.add_restored(queue, key);
+        let closed = item.closed_early();
+        self.queues.add_restored(queue, place);
         let id = self.insert(item);
-        let later = key.due > now.wall && !is_dead;
-        // One that was moved lies at the moment at which its window closed. That is ahead where the clock was
-        // set back, and the window stays closed.
-        match customer.filter(|_| windowed && later && (!moved || mutated(Mutant::MovedRejoins))) {
+        let later = place.due > now.wall && !is_dead;
+        // Where the clock was set back the moment at which its window closed is ahead, and it stays closed.
+        match customer.filter(|_| windowed && later && (!closed || mutated(Mutant::ClosedRejoins))) {
             Some(customer) if self.rejoin_window(id, customer, now) => self.add_member(id, now),
             Some(_) | None if later => {
                 self.set_stage(id, Stage::Scheduled);
-                self.schedule.insert(items::place_of(id), key);
+                self.schedule.insert(items::place_of(id), place);
             }
-            Some(_) | None => self.push_ready(id),
+            Some(_) | None => {
+                let window = customer.and_then(|customer| self.customers[customer].window.as_ref());
+                if windowed && window.is_some_and(|window| window.holds(self.items[id].key())) {
+                    self.items[id].stray();
+                }
+                self.push_ready(id);
+            }
         }
         Some(id)
     }
 
     /// An item leaves memory, and waits in the store alone. It is on no list but that of its open window.
-    /// Where its window closed early, the moment of closing becomes its key.
     pub(super) fn evict(&mut self, id: ItemId, now: Now) {
         if self.items[id].is_orphaned() {
             return self.give_back(id);
         }
         let item = &self.items[id];
-        let (queue, customer, old) = (item.queue(), item.customer(), item.key());
-        let (from, removed) = (self.place_in_store(item), self.index_rows(item));
+        let (queue, customer, place) = (item.queue(), item.customer(), item.place());
         let customer_row = self.customer_row(item);
         customer.into_iter().for_each(|customer| self.customers.pin(customer));
         if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, item.stage()) {
@@ -51,39 +56,32 @@ impl Stock {
         if !mutated(Mutant::EvictUntold) {
             self.watch.changed(item.identity());
         }
-        if !mutated(Mutant::EvictKeepsKey) {
-            item.settle_key();
-        }
         if item.is_stored() {
-            let written = IndexRows { identity: item.identity_row(), customer: customer_row };
-            self.rewrite(&item, from, removed, written);
-            self.queues.evicted(queue, old, item.key());
+            self.rewrite(&item, customer_row);
+            self.queues.evicted(queue, place);
         } else {
             item.set_indexed(customer_row.is_some());
             self.write(&mut item);
             self.queues.remove_pending(queue);
-            self.queues.add_far(queue, item.key());
+            self.queues.add_far(queue, place);
         }
         customer.into_iter().for_each(|customer| self.customers.unpin(customer, &mut self.queues));
     }
 
-    /// What the row of an item that leaves memory lacks: another key, its standing, or its row under the
-    /// customer.
-    pub(super) fn rewrite(&mut self, item: &Item, from: Place, removed: IndexRows, written: IndexRows) {
-        let (moved, from_due) = (from.key != item.key(), from.key.due);
-        if moved || item.amended() {
-            let to = self.place_in_store(item);
+    /// What the row of an item that leaves memory lacks: its standing, or its row under the customer.
+    fn rewrite(&mut self, item: &Item, customer: Option<(Arc<str>, Arc<str>)>) {
+        if item.amended() {
+            let (place, none) = (self.place_in_store(item), IndexRows::default());
             let standing = Box::new(item.standing());
-            let (removed, written) =
-                if moved { (removed, written.clone()) } else { (IndexRows::default(), IndexRows::default()) };
-            self.journal.push(Op::Move { from, to, removed, written, standing });
+            let (from, to) = (place.clone(), place);
+            self.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
             self.reads.note_rewritten(item.rewritten());
         }
         // Of an item of a former life it is not known whether it has one.
-        let unsure = from_due < self.queues[item.queue()].former_unindexed();
-        let lacks = written.customer.is_some() && (unsure || !item.indexed());
-        if !moved && lacks && !mutated(Mutant::IndexForgotten) {
-            let rows = IndexRows { identity: None, ..written };
+        let unsure = item.key().due < self.queues[item.queue()].former_unindexed();
+        let lacks = customer.is_some() && (unsure || !item.indexed());
+        if lacks && !mutated(Mutant::IndexForgotten) {
+            let rows = IndexRows { identity: None, customer };
             self.journal.push_lazy(Op::Index { key: item.key(), rows });
         }
     }
@@ -95,7 +93,7 @@ impl Stock {
         }
         let most = self.thresholds().evicted;
         let items = &self.items;
-        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].key());
+        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].place());
         let places = self.schedule.take_furthest(count.min(most), after, key_of);
         let ids: Vec<ItemId> = places.into_iter().filter_map(|place| self.items.at(place)).collect();
         for id in &ids {
@@ -273,7 +271,7 @@ impl Stock {
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
         self.work += 1;
         self.batched += usize::from(item.is_in_batch());
-        let (queue, key, customer) = (item.queue(), item.key(), item.customer());
+        let (queue, key, customer) = (item.queue(), item.place(), item.customer());
         let id = self.items.insert(item);
         customer.into_iter().for_each(|customer| self.customers.add_row(customer, id, &mut self.items));
         self.queues.live(queue).may_drop(key, id);
@@ -301,12 +299,8 @@ impl Stock {
         if let Some(customer) = item.customer() {
             self.customers.remove_row(customer, &mut self.queues);
         }
-        self.queues.live(item.queue()).may_not_drop(item.key(), id);
+        self.queues.live(item.queue()).may_not_drop(item.place(), id);
         self.queues.may_trim(item.queue());
-        if let Some(closing) = item.closing() {
-            let ops = self.journal.ops();
-            self.windows.leave_closing(closing, ops);
-        }
         Some(item)
     }
 
@@ -319,7 +313,7 @@ impl Stock {
     /// Takes an item off its list, whatever that is; what is in flight stays there.
     pub(in crate::engine) fn unlist(&mut self, id: ItemId) {
         let item = &self.items[id];
-        let (key, queue, customer, weight) = (item.key(), item.queue(), item.customer(), item.weight());
+        let (key, queue, customer, weight) = (item.place(), item.queue(), item.customer(), item.weight());
         match item.stage() {
             Stage::Scheduled => self.schedule.remove(items::place_of(id), key),
             Stage::Windowed { pos, scheduled } => {
@@ -348,7 +342,7 @@ impl Stock {
             }
         }
         for id in self.items.ids().collect::<Vec<_>>() {
-            let (queue, key) = (self.items[id].queue(), self.items[id].key());
+            let (queue, key) = (self.items[id].queue(), self.items[id].place());
             let flying = matches!(self.items[id].stage(), Stage::Flying(_));
             if !flying {
                 self.queues.live(queue).may_drop(key, id);
@@ -359,7 +353,8 @@ impl Stock {
     /// The wall clock went back: everything waits for its time anew.
     pub(in crate::engine) fn rebase(&mut self, now: Now) {
         let items = &self.items;
-        self.schedule.rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].key()));
+        self.schedule
+            .rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].place()));
     }
 
     /// Rows that find room in memory, beside those that are on their way from the store.
@@ -393,7 +388,7 @@ impl Stock {
     pub(super) fn keep_content(&mut self, id: ItemId, now: Now) {
         let item = &self.items[id];
         let Residence::Stored(token) = item.residence() else { return };
-        let soon = item.key().due <= now.wall + KEEP_MS;
+        let soon = item.due() <= now.wall + KEEP_MS;
         if !soon || self.items.content_bytes() >= self.budget.contents / 4 * 3 {
             self.journal.fresh(token, id);
         }
@@ -463,7 +458,7 @@ impl Stock {
         if !self.journal.is_durable() {
             return;
         }
-        let (queue, key) = (self.items[id].queue(), self.items[id].key());
+        let (queue, key) = (self.items[id].queue(), self.items[id].place());
         let stored = self.stored_from(&self.items[id]);
         let token = self.journal.put(stored, false);
         if let Residence::Pending(tag) = self.items[id].residence() {
@@ -498,6 +493,7 @@ impl Stock {
     #[cfg(test)]
     pub(in crate::engine) fn check(&self) {
         let mut resident: std::collections::BTreeMap<QueueId, (u64, u64)> = std::collections::BTreeMap::new();
+        let mut seconds = std::collections::BTreeMap::<QueueId, std::collections::BTreeMap<u64, u32>>::new();
         let batched = self.items.ids().filter(|id| self.items[*id].is_in_batch()).count();
         assert_eq!(self.batched, batched, "items in batches");
         for id in self.items.ids() {
@@ -505,6 +501,8 @@ impl Stock {
             let counts = resident.entry(item.queue()).or_default();
             if item.is_stored() {
                 counts.0 += 1;
+                let of_queue = seconds.entry(item.queue()).or_default();
+                *of_queue.entry(item.due() / 1_000).or_default() += 1;
             } else {
                 counts.1 += 1;
             }
@@ -524,7 +522,13 @@ impl Stock {
             let (stored, pending) = resident.get(&queue).copied().unwrap_or_default();
             let known = &self.queues[queue];
             assert_eq!(known.resident(), stored, "resident items of queue {}", known.name());
+            let due = seconds.remove(&queue).unwrap_or_default();
+            let counted = known.live().map(|live| live.seconds().clone()).unwrap_or_default();
+            assert_eq!(counted, due, "when those are due of queue {}", known.name());
             assert_eq!(known.total() - known.stored(), pending, "pending items of queue {}", known.name());
         }
+        let loading = self.queues.ids().filter_map(|id| self.queues[id].live()?.loading());
+        let reserved: usize = loading.map(|loading| loading.rows).sum();
+        assert_eq!(self.reserved.0, reserved, "rows that reads under way may bring");
     }
 }

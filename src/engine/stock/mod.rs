@@ -93,16 +93,14 @@ pub(super) struct Stock {
     batched: usize,
     /// Rows and payload bytes that reads under way may bring.
     reserved: (usize, u64),
-    /// Queues whose items got other keys in the store in this turn, and the first of these keys.
-    rekeys: Vec<(Arc<str>, Key)>,
+    /// Queues of which items in the store alone got another place in this turn, and the first of these.
+    retold: Vec<(Arc<str>, Key)>,
     /// What of that which is due is not in line.
     behind: Behind,
     /// Queues that wait until it has: a window of theirs may be over whose items come in between.
     held: BTreeSet<QueueId>,
     /// Queues of which something waits for older rows; one may have moved on since.
     stalled: BTreeSet<QueueId>,
-    /// Batches that left a part of a window behind for want of room, for tests.
-    parts: u64,
     /// Rows touched, for tests that count work.
     work: u64,
 }
@@ -134,11 +132,10 @@ impl Stock {
             budget,
             batched: 0,
             reserved: (0, 0),
-            rekeys: Vec::new(),
+            retold: Vec::new(),
             behind: Behind::Nothing,
             held: BTreeSet::new(),
             stalled: BTreeSet::new(),
-            parts: 0,
             work: 0,
         }
     }
@@ -275,7 +272,7 @@ impl Stock {
 
     /// Decides where a new item lives, writes it if anything is written, and puts it on its list.
     fn place(&mut self, mut item: Item, windowed: bool, may_defer: bool, now: Now) {
-        let (queue, key) = (item.queue(), item.key());
+        let (queue, key) = (item.queue(), item.place());
         if !self.journal.is_durable() {
             self.queues.add_pending(queue);
             let id = self.insert(item);
@@ -327,7 +324,7 @@ impl Stock {
 
     /// Puts an item that has just come on its list.
     fn enlist(&mut self, id: ItemId, windowed: bool, now: Now) {
-        let key = self.items[id].key();
+        let key = self.items[id].place();
         if windowed {
             self.add_member(id, now);
         } else if key.due > now.wall {
@@ -356,7 +353,8 @@ impl Stock {
         };
         self.watch.changed(identity);
         let Some(mut item) = self.remove(id) else { return };
-        let (from_queue, old) = (item.queue(), item.key());
+        self.leave_as_stray(&item);
+        let (from_queue, old) = (item.queue(), item.place());
         item.bury(dead, meant_for, former, self.queues.dead_letters(), now.wall);
         if !item.is_stored() {
             self.queues.remove_pending(from_queue);
@@ -369,13 +367,13 @@ impl Stock {
         self.queues.remove_stored(from_queue, old, true);
         self.reads.note_gone(old.seq);
         let queue = item.queue();
-        if item.key() >= self.queues[queue].memory_bound()
+        if item.place() >= self.queues[queue].memory_bound()
             || self.is_crowded(queue)
             || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn))
         {
-            self.queues.add_far(queue, item.key());
+            self.queues.add_far(queue, item.place());
         } else {
-            self.queues.add_resident(queue, item.key());
+            self.queues.add_resident(queue, item.place());
             let id = self.insert(item);
             self.keep_content(id, now);
             self.make_ready(id, now);
@@ -394,6 +392,7 @@ impl Stock {
     fn finish_detached(&mut self, id: ItemId) {
         let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
         let Some(item) = self.take_out(id) else { return };
+        self.leave_as_stray(&item);
         self.watch.changed(item.identity());
         match item.residence() {
             Residence::Pending(tag) => {
@@ -414,7 +413,7 @@ impl Stock {
                 }
             }
             Residence::Stored(_) => {
-                self.queues.remove_stored(item.queue(), item.key(), true);
+                self.queues.remove_stored(item.queue(), item.place(), true);
                 self.journal.delete(place, rows);
                 if !mutated(Mutant::LoadFromThePast) {
                     self.reads.note_gone(item.key().seq);
@@ -429,7 +428,7 @@ impl Stock {
         self.leave_window_far(queue, stored);
         let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
         self.journal.delete(place, stored.index_rows());
-        self.queues.remove_stored(queue, stored.key, false);
+        self.queues.remove_stored(queue, stored.place(), false);
         self.queues.may_trim(queue);
         let stalls = self.queues[queue].live().is_some_and(|live| live.line().has_stalled());
         if stalls && self.queues[queue].far() == 0 && !mutated(Mutant::StalledForEver) {
@@ -468,6 +467,7 @@ impl Stock {
     pub(super) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
         let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
         let (queue, residence) = (self.items[id].queue(), self.items[id].residence());
+        let due_place = self.items[id].place();
         let identity = self.items.lose_identity(id);
         self.watch.changed(identity);
         match residence {
@@ -476,15 +476,12 @@ impl Stock {
             Residence::Pending(tag) => self.journal.safe_once_durable(self.journal.delivery(tag)),
             Residence::Stored(_) => {
                 self.queues.add_pending(queue);
-                self.queues.remove_stored(queue, place.key, true);
+                self.queues.remove_stored(queue, due_place, true);
                 self.reads.note_gone(place.key.seq);
                 self.journal.delete(place, rows);
             }
         }
-        if let Some(closing) = self.items[id].supersede(rule) {
-            let ops = self.journal.ops();
-            self.windows.leave_closing(closing, ops);
-        }
+        self.items[id].supersede(rule);
     }
 
     // ---- as others see it ---------------------------------------------------------------------------------
@@ -530,11 +527,6 @@ impl Stock {
     /// Rows have been looked at elsewhere.
     pub(super) fn count_work(&mut self, rows: u64) {
         self.work += rows;
-    }
-
-    #[cfg(test)]
-    pub(super) fn parts(&self) -> u64 {
-        self.parts
     }
 
     #[cfg(test)]

@@ -13,11 +13,13 @@ impl Stock {
         }
         let (from, removed) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
         let (customer, row) = (self.items[id].customer(), self.customer_row(&self.items[id]));
+        let before = self.items[id].place();
         customer.into_iter().for_each(|customer| self.customers.pin(customer));
         if let Some(mut item) = self.remove(id) {
+            self.leave_as_stray(&item);
             self.watch.changed(item.identity());
             item.reschedule(due);
-            self.move_to_time(item, (from, removed), row, now);
+            self.move_to_time(item, before, (from, removed), row, now);
         }
         customer.into_iter().for_each(|customer| self.customers.unpin(customer, &mut self.queues));
     }
@@ -26,11 +28,12 @@ impl Stock {
     fn move_to_time(
         &mut self,
         mut item: Item,
+        before: Key,
         (from, removed): (Place, IndexRows),
         customer: Option<(Arc<str>, Arc<str>)>,
         now: Now,
     ) {
-        let (queue, old, key) = (item.queue(), from.key, item.key());
+        let (queue, key) = (item.queue(), item.place());
         let far = self.lies_in_store_alone(queue, key, key.due <= now.wall, now);
         item.set_indexed(far && customer.is_some());
         let customer = customer.filter(|_| far);
@@ -41,11 +44,11 @@ impl Stock {
         self.reads.note_rewritten(item.rewritten());
         if far {
             self.queues.add_far(queue, key);
-            self.queues.remove_stored(queue, old, true);
+            self.queues.remove_stored(queue, before, true);
             return;
         }
         self.queues.add_resident(queue, key);
-        self.queues.remove_stored(queue, old, true);
+        self.queues.remove_stored(queue, before, true);
         let id = self.insert(item);
         self.keep_content(id, now);
         self.enlist(id, false, now);
@@ -56,7 +59,7 @@ impl Stock {
     pub(in crate::engine) fn reschedule_far(&mut self, stored: &Stored, due: u64) {
         let Some(queue) = self.queues.find(stored.queue()) else { return };
         self.leave_window_far(queue, stored);
-        let moved = Stored { key: Key { due, ..stored.key }, ..stored.clone() };
+        let moved = Stored { key: Key { due, ..stored.key }, due, ..stored.clone() };
         let name = Arc::clone(self.queues[queue].name());
         let standing = Standing {
             attempts: stored.attempts,
@@ -74,15 +77,16 @@ impl Stock {
             standing: Box::new(standing),
         });
         self.queues.add_far(queue, moved.key);
-        self.queues.remove_stored(queue, stored.key, false);
+        self.queues.remove_stored(queue, stored.place(), false);
         self.reads.note_rewritten(Rewritten {
             key: moved.key,
+            due,
             attempts: stored.attempts,
             outcome_unknown: stored.outcome_unknown,
             own_time: true,
             dead: false,
         });
         self.watch.changed(stored.identity());
-        self.rekeys.push((name, moved.key));
+        self.retold.push((name, moved.key));
     }
 }

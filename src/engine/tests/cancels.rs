@@ -382,3 +382,35 @@ fn who_waits_under_an_assigned_id_is_found_though_another_has_ended_under_it() {
     assert_eq!(ends(&w).0, ["other"]);
     assert_eq!(w.ask(Command::Cancel(named)), TAKEN);
 }
+
+/// Of a former life, without rows under their customer: a cancel that goes along the queue has passed the moment at which
+/// their window closes. They are not loaded, because their application is paused.
+#[test]
+fn a_cancel_goes_back_to_what_is_due_sooner_than_where_it_has_come_to() {
+    let thresholds = Thresholds { step_looked_at: 1, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..with(|app| app.window = 30_000) });
+    let member = |payload: &str, expiry| NewItem { expiry, ..item("a", "ann", payload) };
+    w.send(vec![member("first", None)]);
+    w.drain_jobs();
+    w.run(24_000);
+    let wall = w.now.wall;
+    // The first is in memory again, and so are these from the beginning.
+    w.send(vec![member("urgent", Some(wall + 2_500))]);
+    w.send((0..4).map(|n| at(wall + 3_000 + n, item("a", "bob", "bob's"))).collect());
+    w.drain_jobs();
+    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: true });
+    w.drain_jobs();
+    w.crash();
+    w.drain_jobs();
+    w.input(Input::Commands(vec![(Asker::Local(1), Command::CancelAll(of("ann")))]));
+    for _ in 0..3 {
+        w.do_job();
+    }
+    w.advance(2_450);
+    w.drain_jobs();
+    assert_eq!(w.answer_to(1), Some(Answer::Cancelled { count: 2, in_flight: 0 }));
+    assert_eq!(w.ask(Command::Resume("a".into())), Answer::Done { changed: true });
+    w.run(100_000);
+    assert_eq!(ends(&w).0, ["bob's"; 4]);
+    w.store.check_empty();
+}

@@ -114,17 +114,14 @@ impl Script {
                     moment(to.key.due)
                 )
             }
-            Op::Rekey { closed, .. } => {
-                format!("rekey {} to {} by {}", closed.customer, moment(closed.due), closed.cause.as_str())
-            }
             Op::PutWindow(row) => {
                 format!("window {} of {} until {}", row.customer, row.count, moment(row.end))
             }
             Op::DeleteWindow { customer, .. } => format!("no window {customer}"),
-            Op::PutClosing(row) => {
-                format!("closed {} at {} by {}", row.customer, moment(row.due), row.cause.as_str())
+            Op::Close(row) => {
+                let first = self.name(row.window);
+                format!("closed {first}'s at {} by {}", moment(row.due), row.cause.as_str())
             }
-            Op::DeleteClosing { customer, .. } => format!("no closing {customer}"),
             Op::Remember { ended, .. } => format!("remember {}", end(&ended.end)),
             Op::Index { .. } | Op::PutQueue(_) | Op::BeginBucket(_) => return None,
         };

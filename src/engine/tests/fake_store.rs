@@ -15,6 +15,8 @@ const FIRST: Key = Key::at(0);
 #[derive(Clone, Default)]
 pub(crate) struct FakeStore {
     pub(crate) items: BTreeMap<(Name, Key), Stored>,
+    /// Their keys, in the order in which queues are read.
+    order: BTreeMap<(Name, Key), Key>,
     /// Where an item lies, by arrival number.
     pub(super) places: BTreeMap<u64, Place>,
     pub(crate) identities: BTreeMap<Identity, Place>,
@@ -24,7 +26,10 @@ pub(crate) struct FakeStore {
     counts: BTreeMap<Name, u64>,
     pub(super) queues: BTreeMap<Name, QueueRow>,
     pub(super) windows: BTreeMap<(Name, Name), WindowRow>,
-    pub(super) closings: BTreeMap<(Name, Name, u64, u64), ClosingRow>,
+    /// Windows that closed early, by queue, planned end and number.
+    pub(super) closings: BTreeMap<(Name, u64, u64), ClosingRow>,
+    /// Those of which something was removed in this commit.
+    left: BTreeSet<(Name, u64, u64)>,
     pub(super) ended: BTreeMap<(u8, Identity), Ended>,
     /// In the order in which they began.
     pub(crate) buckets: Vec<BucketRow>,
@@ -55,6 +60,11 @@ impl FakeStore {
         for op in ops {
             self.apply_one(op, &mut touched);
         }
+        for (queue, end, window) in std::mem::take(&mut self.left) {
+            if self.window(&queue, end, window).next().is_none() {
+                self.closings.remove(&(queue, end, window));
+            }
+        }
         self.marks = marks;
         touched
     }
@@ -67,7 +77,7 @@ impl FakeStore {
             return;
         };
         assert_eq!(row.count, count, "count of queue {queue:?}");
-        if let Some(((name, first), _)) = self.items.range((queue.clone(), FIRST)..).next() {
+        if let Some(((name, first), _)) = self.order.range((queue.clone(), FIRST)..).next() {
             assert!(
                 name != queue || row.low <= *first,
                 "low mark {:?} above {first:?} of {queue:?}",
@@ -129,9 +139,9 @@ impl FakeStore {
                 self.add_rows(&to, &written);
                 self.check_led(&to);
             }
-            Op::Rekey { closed, except } => {
+            Op::Close(closed) => {
                 touched.insert(closed.application.clone());
-                self.rekey(&closed, &except);
+                self.close(closed);
             }
             Op::PutQueue(row) => {
                 touched.insert(row.queue.clone());
@@ -147,14 +157,6 @@ impl FakeStore {
             }
             Op::DeleteWindow { application, customer } => {
                 self.windows.remove(&(application, customer));
-            }
-            Op::PutClosing(row) => {
-                assert!(row.due <= row.end, "it closed early: {row:?}");
-                let name = (row.application.clone(), row.customer.clone(), row.end, row.window);
-                self.closings.insert(name, row);
-            }
-            Op::DeleteClosing { application, customer, end, window } => {
-                self.closings.remove(&(application, customer, end, window));
             }
             Op::Remember { bucket, identity, ended } => {
                 assert!(identity.is_given(), "only ids that producers gave are remembered");
@@ -190,7 +192,12 @@ impl FakeStore {
     /// As on the disk, a fingerprint is kept with a producer's id alone.
     fn insert(&mut self, place: Place, item: Stored) {
         let fingerprint = if item.given.is_some() { item.fingerprint } else { 0 };
-        let item = Stored { fingerprint, ..item };
+        let closing = self.closings.get(&(place.queue.clone(), item.key.due, item.key.window));
+        let closing = closing.filter(|_| item.is_windowed());
+        let (due, closed_by) =
+            closing.map_or((item.key.due, item.closed_by), |closing| (closing.due, closing.cause));
+        let item = Stored { fingerprint, due, closed_by, ..item };
+        self.order.insert((place.queue.clone(), item.place()), item.key);
         let row = item.customer.clone().map(|customer| (item.application.clone(), customer, item.key));
         if item.dead.is_none() && row.is_some_and(|row| !self.customers.contains(&row)) {
             self.bare.insert((place.queue.clone(), place.key));
@@ -205,6 +212,11 @@ impl FakeStore {
     fn take(&mut self, place: &Place) -> Option<Stored> {
         let name = (place.queue.clone(), place.key);
         let item = self.items.remove(&name)?;
+        self.order.remove(&(place.queue.clone(), item.place()));
+        let closing = (place.queue.clone(), place.key.due, place.key.window);
+        if self.closings.contains_key(&closing) {
+            self.left.insert(closing);
+        }
         self.bare.remove(&name);
         self.places.remove(&place.key.seq);
         let count = self.counts.get_mut(&place.queue).expect("counted");
@@ -215,28 +227,20 @@ impl FakeStore {
         Some(item)
     }
 
-    fn rekey(&mut self, closed: &ClosingRow, except: &[u64]) {
-        let queue = &closed.application;
-        let members =
-            self.window(queue, closed.end, closed.window).filter(|item| !except.contains(&item.key.seq));
-        for key in members.map(|item| item.key).collect::<Vec<Key>>() {
-            let from = Place { queue: queue.clone(), key };
-            let to = Place { queue: queue.clone(), key: Key { due: closed.due, ..key } };
-            let mut item = self.take(&from).expect("just found");
-            assert_eq!(item.customer.as_ref(), Some(&closed.customer), "a member of {closed:?}");
-            let identity = item.identity();
-            let rows = IndexRows {
-                identity: Some(identity),
-                customer: Some((queue.clone(), closed.customer.clone())),
-            };
-            if self.identities.contains_key(&identity) {
-                self.remove_rows(&from, &IndexRows { identity: Some(identity), customer: None });
-            }
-            self.customers.remove(&(queue.clone(), closed.customer.clone(), key));
-            (item.key, item.closed_by) = (to.key, closed.cause);
-            self.insert(to.clone(), item);
-            self.add_rows(&to, &rows);
+    /// Members of the window are due then, and stay where they lie.
+    fn close(&mut self, closed: ClosingRow) {
+        assert!(closed.due < closed.end, "it closed early: {closed:?}");
+        let queue = closed.application.clone();
+        let keys: Vec<Key> = self.window(&queue, closed.end, closed.window).map(|item| item.key).collect();
+        for key in keys {
+            let item = self.items.get_mut(&(queue.clone(), key)).expect("just found");
+            self.order.remove(&(queue.clone(), item.place()));
+            (item.due, item.closed_by) = (closed.due, closed.cause);
+            self.order.insert((queue.clone(), item.place()), key);
         }
+        let name = (queue, closed.end, closed.window);
+        self.left.insert(name.clone());
+        self.closings.insert(name, closed);
     }
 
     fn add_rows(&mut self, place: &Place, rows: &IndexRows) {
@@ -292,16 +296,6 @@ impl FakeStore {
         }
     }
 
-    /// When an item is due for whoever starts on this store: its key's moment, or that at which its window closed.
-    pub(super) fn due_of(&self, item: &Stored) -> u64 {
-        let Some(customer) = item.customer.as_ref().filter(|_| item.is_windowed()) else {
-            return item.key.due;
-        };
-        let (app, end) = (&item.application, item.key.due);
-        let closing = self.closings.get(&(app.clone(), customer.clone(), end, item.key.window));
-        closing.map_or(end, |row| row.due)
-    }
-
     /// As strict as the disk: a producer's id leads to its item, and an assigned one to an item of the application that is
     /// asked for, or to none.
     fn find(&self, wanted: &Wanted) -> Result<Found, String> {
@@ -326,12 +320,12 @@ impl FakeStore {
         let ends = (range.queue.clone(), range.from)..(range.queue.clone(), Key::at(range.until));
         let (mut rows, mut next) = (Vec::new(), None);
         if ends.start < ends.end {
-            for ((_, key), item) in self.items.range(ends) {
+            for ((queue, place), key) in self.order.range(ends) {
                 if rows.len() == range.max_rows.min(most) {
-                    next = Some(*key);
+                    next = Some(*place);
                     break;
                 }
-                let mut item = item.clone();
+                let mut item = self.items[&(queue.clone(), *key)].clone();
                 *bytes += item.content.as_ref().map_or(0, |content| content.size());
                 if *bytes > max_bytes {
                     item.content = None;
@@ -345,25 +339,27 @@ impl FakeStore {
 
     fn scan(&mut self, scan: &Scan, most: usize) -> Loaded {
         let until = Key::at(scan.until);
-        let keys: Vec<(Name, Key)> = match &scan.along {
+        // Where it stands in the order that is gone along, and its row.
+        let keys: Vec<(Key, (Name, Key))> = match &scan.along {
             _ if scan.from >= until => vec![],
             Along::Queue(queue) => {
-                let range = self.items.range((queue.clone(), scan.from)..(queue.clone(), until));
-                range.map(|(name, _)| name.clone()).take(scan.max_looked_at.saturating_add(1)).collect()
+                let range = self.order.range((queue.clone(), scan.from)..(queue.clone(), until));
+                let of = |((queue, place), key): (&(Name, Key), &Key)| (*place, (queue.clone(), *key));
+                range.map(of).take(scan.max_looked_at.saturating_add(1)).collect()
             }
             Along::Customer(app, customer) => {
                 let from = (app.clone(), customer.clone(), scan.from);
                 let range = self.customers.range(from..(app.clone(), customer.clone(), until));
                 range
-                    .map(|(app, _, key)| (app.clone(), *key))
+                    .map(|(app, _, key)| (*key, (app.clone(), *key)))
                     .take(scan.max_looked_at.saturating_add(1))
                     .collect()
             }
         };
         let (mut rows, mut next, mut looked) = (Vec::new(), None, 0);
-        for name in keys {
+        for (at, name) in keys {
             if rows.len() == scan.max_rows.min(most) || looked == scan.max_looked_at {
-                next = Some(name.1);
+                next = Some(at);
                 break;
             }
             looked += 1;
@@ -423,7 +419,6 @@ impl FakeStore {
             marks: self.marks,
             queues: self.queues.values().cloned().collect(),
             windows: self.windows.values().cloned().collect(),
-            closings: self.closings.values().cloned().collect(),
             buckets: self.buckets.clone(),
             ahead: self.ahead(wall),
         }
@@ -432,14 +427,15 @@ impl FakeStore {
     fn ahead(&self, wall: u64) -> Vec<AheadRow> {
         let last = self.marks.wall;
         let is_ahead =
-            |item: &&Stored| item.is_windowed() && item.key.due > wall && item.key.due <= last + HORIZON_MS;
+            |item: &&Stored| item.is_windowed() && item.due > wall && item.due <= last + HORIZON_MS;
         let items = self.items.values().filter(|_| last > wall).filter(is_ahead);
         let row = |item: &Stored| AheadRow {
             application: item.application.clone(),
             customer: item.customer.clone().expect("windowed"),
-            due: item.key.due,
+            end: item.key.due,
+            due: item.due,
             window: item.key.window,
-            closed_by: (item.key.due != item.accepted_due).then_some(item.closed_by),
+            closed_by: (item.due != item.accepted_due).then_some(item.closed_by),
         };
         items.map(row).collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -447,6 +443,7 @@ impl FakeStore {
     /// Nothing is left of any item.
     pub(super) fn check_empty(&self) {
         assert!(self.items.is_empty(), "left: {:?}", self.items.keys().collect::<Vec<_>>());
+        assert!(self.order.is_empty(), "left in order: {:?}", self.order);
         assert!(self.identities.is_empty(), "left of identities: {:?}", self.identities);
         assert!(self.customers.is_empty(), "left of customers: {:?}", self.customers);
         assert!(self.queues.is_empty(), "left of queues: {:?}", self.queues);

@@ -14,11 +14,6 @@ impl Engine {
     }
 
     /// Those that are in batches, out or to be sent again.
-    /// Batches that left a part of a window behind for want of room.
-    pub(in crate::engine) fn parts(&self) -> u64 {
-        self.core.stock().parts()
-    }
-
     pub(in crate::engine) fn rows_in_batches(&self) -> usize {
         self.core.stock().rows_in_batches()
     }

@@ -92,7 +92,7 @@ fn a_cancel_is_answered_once_it_is_durable() {
 }
 
 #[test]
-fn a_flush_closes_the_window_and_what_was_far_is_moved() {
+fn a_flush_closes_the_window_and_what_is_far_is_due() {
     let mut s = Script::new(with(|app| app.window = 3_600_000));
     s.requests(
         vec![item("a", "ann", "1"), item("a", "ann", "2")],
@@ -101,7 +101,7 @@ fn a_flush_closes_the_window_and_what_was_far_is_moved() {
     s.stored(&["ack up to 2"]);
     s.w.now.wall += 1_000;
     s.w.now.mono += 1_000;
-    s.command(7, Command::Flush(of("ann")), &["no window ann", "rekey ann to 1000 by flush"]);
+    s.command(7, Command::Flush(of("ann")), &["no window ann", "closed 1's at 1000 by flush"]);
     s.stored(&["answer 7: flushed 2", "publish a/ann [1 2] due 1000 by flush attempt 1 alone"]);
 }
 

@@ -26,8 +26,8 @@ impl Model {
         }
         let settings = self.settings.clone();
         self.windows.ripen(&settings, call.behind, call.now);
-        self.most_windows = self.windows.open.len()
-            + call.ops.iter().filter(|op| matches!(op, Op::PutClosing(_) | Op::Rekey { .. })).count();
+        self.most_windows =
+            self.windows.open.len() + call.ops.iter().filter(|op| matches!(op, Op::Close(_))).count();
         self.hear(call.heard);
         self.leave_alone_until_looked_at();
         self.leave_again();

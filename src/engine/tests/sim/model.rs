@@ -9,7 +9,6 @@ use super::windows::Windows;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Why an item may arrive once more. Each is given to the very items that it happened to, and covers one repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,7 +250,7 @@ pub(super) struct Model {
     pub(super) published: BTreeMap<(String, String), Vec<(usize, u64, Key, bool)>>,
     /// Application and customer of windows that closed sooner than planned, by the commit that is looked at; the last of
     /// their members by number.
-    pub(super) closed_now: Vec<((Arc<str>, Arc<str>), u64)>,
+    pub(super) closed_now: Vec<u64>,
     /// Windows that were open at some moment of this call.
     pub(super) most_windows: usize,
     pub(super) call: usize,

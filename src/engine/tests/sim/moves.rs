@@ -15,19 +15,7 @@ impl Model {
                 {
                     self.moved(from, to, standing);
                 }
-                Op::Rekey { closed, except } => {
-                    self.rekeyed_again(closed, except);
-                    self.rekeyed(closed, except);
-                    self.rekeyed_restored(closed, except);
-                }
-                Op::PutClosing(closed) => {
-                    let covered = self.rekeyed_restored(closed, &[]);
-                    self.windows.cover(&covered, closed.end);
-                    self.rekeyed(closed, &[]);
-                }
-                Op::DeleteClosing { application, customer, end, window } => {
-                    self.uncovered(application, customer, *end, *window);
-                }
+                Op::Close(closed) => self.closed_early(closed),
                 _ => {}
             }
         }
@@ -71,10 +59,7 @@ impl Model {
                 if standing.own_time {
                     self.stays_in_place(seq);
                 }
-                assert!(windowed || from.key == to.key, "an own time was moved: {from:?}, {to:?}");
-                if from.key != to.key && state.is_live() {
-                    self.windows_moved(seq, to.key.due, standing.closed_by);
-                }
+                assert_eq!(from.key, to.key, "moved though it was given no other time");
             }
         }
     }
@@ -99,40 +84,33 @@ impl Model {
         assert!(older.is_none(), "{:?} is due before {:?}, which made room", older.map(|o| o.due), due);
     }
 
-    fn windows_moved(&mut self, seq: u64, due: u64, cause: ClosedBy) {
+    fn windows_closed(&mut self, seq: u64, due: u64, cause: ClosedBy) {
         let new = self.asks[self.lives[&seq].ask].new.clone();
         let may_flush = self.may_flush(&new.application, new.customer.as_deref().unwrap_or(""));
         let call = self.call;
         self.windows.close_ripe(call, self.now);
         self.windows.has_closed(seq, due, cause, may_flush, call);
-        self.windows.moved_along(seq, due, cause);
+        self.windows.closed_sooner(seq, due, cause);
         self.lives.get_mut(&seq).expect("there").due = due;
     }
 
     /// Members of a window that closed are due then.
-    fn rekeyed(&mut self, closed: &ClosingRow, except: &[u64]) {
-        let ClosingRow { application, customer, end, window, due, cause } = closed;
-        let members: Vec<u64> = self
-            .of_customer(application, customer)
-            .filter(|life| life.number == *window && life.accepted_due == *end)
-            .filter(|life| life.state == State::Waiting && life.published.is_none())
-            .filter(|life| life.window.is_some() && !life.restored && !except.contains(&life.seq))
-            .map(|life| life.seq)
-            .collect();
-        members.into_iter().for_each(|seq| self.windows_moved(seq, *due, *cause));
-    }
-
-    /// What was moved to that very moment when its own window closed, and lies in the store alone, is moved with these:
-    /// the clock is before that moment again.
-    fn rekeyed_again(&mut self, closed: &ClosingRow, except: &[u64]) {
-        let is_it = |life: &&Life| {
-            let covered = life.number == closed.window && !except.contains(&life.seq);
-            covered && life.due == closed.end && life.accepted_due != closed.end && self.is_windowed(life)
+    fn closed_early(&mut self, closed: &ClosingRow) {
+        let ClosingRow { application, end, window, due, cause } = closed;
+        assert!(due < end, "a window that closed early: {closed:?}");
+        let is_member = |life: &&Life| {
+            let its = life.number == *window && life.accepted_due == *end && self.is_windowed(life);
+            its && life.state == State::Waiting && life.published.is_none()
         };
-        let again =
-            self.of_customer(&closed.application, &closed.customer).filter(is_it).map(|life| life.seq);
-        for seq in again.collect::<Vec<_>>() {
-            self.windows.moved_along(seq, closed.due, closed.cause);
+        let members = self.lives.values().filter(|life| self.application(life.seq) == &**application);
+        let members: Vec<(u64, bool)> =
+            members.filter(is_member).map(|life| (life.seq, life.restored)).collect();
+        for (seq, restored) in members {
+            if restored {
+                self.lives.get_mut(&seq).expect("there").due = *due;
+            } else {
+                self.windows_closed(seq, *due, *cause);
+            }
         }
     }
 }

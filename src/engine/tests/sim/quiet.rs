@@ -386,7 +386,7 @@ impl Sim {
             if item.dead.is_some() {
                 continue;
             }
-            let due = store.due_of(item);
+            let due = item.due;
             assert!(
                 !life.restored || due <= life.due || model.stepped,
                 "{} is due later than it was at the restart",

@@ -2,7 +2,6 @@
 
 use super::super::fake_store::FakeStore;
 use super::model::*;
-use crate::engine::event::ClosingRow;
 use crate::engine::types::*;
 
 impl Life {
@@ -92,7 +91,7 @@ impl Model {
             return;
         };
         let dead = item.dead.as_ref().map(|dead| dead.reason);
-        let due = store.due_of(item);
+        let due = item.due;
         let attempts = item.attempts;
         let new = &self.asks[ask].new;
         let retimed =
@@ -289,36 +288,5 @@ impl Model {
         let (kept, gone) = std::mem::take(&mut self.commands).into_iter().partition(|(_, asked)| asked.local);
         self.commands = kept;
         self.orphaned.extend(gone);
-    }
-
-    /// Members that a former life left are due when their window closed, from now on; they are told. Those of a window
-    /// that had closed before are due at another moment than its planned end.
-    pub(super) fn rekeyed_restored(&mut self, closed: &ClosingRow, except: &[u64]) -> Vec<u64> {
-        let ClosingRow { application, customer, end, window, due, .. } = closed;
-        assert!(due <= end, "a window's due {due} after its end {end}");
-        let is_member = |life: &&Life| {
-            let windowed = self.is_windowed(life);
-            let waits = life.state == State::Waiting && life.published.is_none();
-            let here = life.restored && life.due == *end && life.number == *window;
-            windowed && waits && here && !except.contains(&life.seq)
-        };
-        let members: Vec<u64> =
-            self.of_customer(application, customer).filter(is_member).map(|life| life.seq).collect();
-        for seq in &members {
-            self.lives.get_mut(seq).expect("there").due = *due;
-        }
-        members
-    }
-
-    /// Those of a former life that were in the store alone have the due of their key again.
-    pub(super) fn uncovered(&mut self, queue: &str, customer: &str, end: u64, window: u64) {
-        let waits = |life: &&Life| life.state == State::Waiting && life.published.is_none();
-        let its = |life: &&Life| life.number == window;
-        let members = self.of_customer(queue, customer).filter(waits).filter(its).map(|life| life.seq);
-        for seq in members.collect::<Vec<_>>() {
-            if self.windows.uncover(seq) == Some(end) {
-                self.lives.get_mut(&seq).expect("there").due = end;
-            }
-        }
     }
 }

@@ -32,7 +32,7 @@ impl Sim {
         }
         let mut there: Vec<(Key, u64, Stored)> = Vec::new();
         for item in self.world.store.items.values().filter(|item| item.dead.is_none()) {
-            there.push((item.key, self.world.store.due_of(item), item.clone()));
+            there.push((item.place(), item.due, item.clone()));
         }
         there.sort_by_key(|(key, ..)| *key);
         // Once the clock was set back, what had closed may be due in memory sooner than the store says.

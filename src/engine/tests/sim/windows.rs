@@ -78,8 +78,6 @@ pub(super) struct Windows {
     /// Windows of which a member left by the wall clock, which had been set forward: planned end, and its end by the other
     /// clock, until when they go on.
     going_on: BTreeMap<Name, (u64, u64)>,
-    /// Members of a former life that a closing's row covers, as far as they are in memory, with the due of their key.
-    covered: BTreeMap<u64, u64>,
 }
 
 pub(super) fn length(settings: &AppSettings, wall: u64) -> u64 {
@@ -315,21 +313,10 @@ impl Windows {
         self.next
     }
 
-    /// Members of a former life, with the due of their key: it holds again once the closing's row has gone.
-    pub(super) fn cover(&mut self, members: &[u64], due: u64) {
-        self.covered.extend(members.iter().map(|seq| (*seq, due)));
-    }
-
-    /// One that is covered no more; the due of its key.
-    pub(super) fn uncover(&mut self, seq: u64) -> Option<u64> {
-        self.covered.remove(&seq)
-    }
-
     /// A member has a time of its own from now on.
     pub(super) fn part_with(&mut self, seq: u64) {
         self.leave(seq);
         self.of.remove(&seq);
-        self.covered.remove(&seq);
     }
 
     /// A member has ended in whatever way. Its window may be gone, where it has left that before.
@@ -384,7 +371,7 @@ impl Windows {
         assert_eq!(is, (win.members.len(), win.weight, win.expiry), "the row of the window of {name:?}");
     }
 
-    /// A member was published, or its row moved: its window has closed then. `may_flush`: somebody may have flushed it.
+    /// A member was published, or the store was told: its window has closed then. `may_flush`: somebody may have flushed it.
     pub(super) fn has_closed(&mut self, seq: u64, due: u64, cause: ClosedBy, may_flush: bool, call: usize) {
         let Some(id) = self.of.get(&seq).copied() else { return };
         let others = self.causes_of_same_end(id);
@@ -439,9 +426,9 @@ impl Windows {
         self.all.iter().filter(is_other).flat_map(|(_, win)| causes(win)).collect()
     }
 
-    /// Its row was moved. Once the clock has been set back another window may have the planned end of one that closed by
-    /// its time, and takes its members along when it closes sooner.
-    pub(super) fn moved_along(&mut self, seq: u64, due: u64, cause: ClosedBy) {
+    /// The store was told. Once the clock has been set back its time may have come by the one clock and not by the other,
+    /// and it closes for another reason first.
+    pub(super) fn closed_sooner(&mut self, seq: u64, due: u64, cause: ClosedBy) {
         let Some(win) = self.of.get(&seq).and_then(|id| self.all.get_mut(id)) else { return };
         if let Some(close) = win.closed.as_mut().filter(|close| self.stepped && due < close.due) {
             close.causes.insert(cause);

@@ -6,7 +6,6 @@ use super::windows::{length, Member};
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 impl Model {
     /// `unwritten`: what is published in the same call, and may never have been written.
@@ -38,8 +37,8 @@ impl Model {
         }
         let ends = ends(ops);
         let closed = |op: &Op| {
-            let Op::PutClosing(row) = op else { return None };
-            Some(((Arc::clone(&row.application), Arc::clone(&row.customer)), row.window))
+            let Op::Close(row) = op else { return None };
+            Some(row.window)
         };
         self.closed_now = ops.iter().filter_map(closed).collect();
         let token = token.unwrap_or(0);
@@ -336,12 +335,9 @@ impl Model {
             return;
         }
         let by_time = matches!(new.on_duplicate, DuplicateRule::Earliest | DuplicateRule::Latest);
-        let closed = |(name, window): &((Arc<str>, Arc<str>), u64)| {
-            *name.0 == *new.application && *name.1 == *customer && *window == self.lives[&old].number
-        };
         let tied = by_time
             && self.lives[&old].due == key.due
-            && !self.closed_now.iter().any(closed)
+            && !self.closed_now.contains(&self.lives[&old].number)
             && self.is_tied(old, ask)
             && !self.may_flush(&new.application, customer);
         let met = new.identity.is_some_and(|identity| self.met_pending(ask, identity));
