@@ -209,7 +209,7 @@ mod alone {
             for first in (0..customers).step_by(IN_TURNS as usize) {
                 for n in 0..3_u8 {
                     for customer in first..customers.min(first + IN_TURNS) {
-                        raw.put(&site.ingest(), b"shop", &of_customer(customer), &[b'0' + n]);
+                        raw.put(&site.ingest(), b"shop", &of_customer(customer, n), &[b'0' + n]);
                         if customer % 500 == 0 {
                             raw.settle(1_500);
                         }
@@ -217,9 +217,10 @@ mod alone {
                 }
             }
             raw.settle(0);
-            // What is not acked comes again after the kill, and has no id by which it would be known.
-            wait_until("all are taken and acked", Duration::from_secs(600), || {
-                site.node.messages(&site.ingest_queue()) == Some(0)
+            // What is not acked yet comes again after the kill, and is known by its id.
+            wait_until("all are taken and stored", Duration::from_secs(600), || {
+                let state = daemon.state();
+                state["totals"]["received"].as_u64() >= Some(3 * customers) && state["uncommitted"] == 0
             });
             let published = begun.elapsed();
             let peak = daemon.peak_rss();
@@ -247,12 +248,14 @@ mod alone {
         ));
     }
 
-    fn of_customer(customer: u64) -> RawProperties {
+    /// Item number `n` of a customer.
+    fn of_customer(customer: u64, n: u8) -> RawProperties {
         let name = customer.to_string();
         let mut headers = b"\x0ax-customerS".to_vec();
         headers.extend_from_slice(&(name.len() as u32).to_be_bytes());
         headers.extend_from_slice(name.as_bytes());
-        RawProperties::default().content_type(b"application/json").headers(&headers).persistent()
+        let properties = RawProperties::default().content_type(b"application/json").headers(&headers);
+        properties.persistent().message_id(format!("{customer}-{n}").as_bytes())
     }
 
     /// Takes a batch of each customer, with its three items in order; how many came. What a kill meets on its way comes
