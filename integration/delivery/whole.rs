@@ -2,10 +2,11 @@
 //! holds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-use std::time::Instant;
-use tidegate_harness::{alone, binary, say, Raw, RawProperties};
-use tidegate_harness::{bounded, now_ms, percentile, wait_until, Client, Config, Daemon, Inbox, Push, Site};
+use std::time::{Duration, Instant};
+use tidegate_harness::{
+    alone, binary, bounded, now_ms, percentile, say, wait_until, Client, Config, Daemon, Inbox, Push, Raw,
+    RawProperties, Site,
+};
 
 /// Length of windows, all of which end together: ms.
 const WINDOW_MS: u64 = 20_000;

@@ -197,18 +197,25 @@ impl<'a> Changes<'a> {
     // ---- windows that closed early ------------------------------------------------------------------------
 
     fn close(&mut self, closed: &ClosingRow) -> Result<(), ReadError> {
-        let [by_end, by_due] = rows::closing_rows(closed)?;
-        let before = closings::read_closed(&by_end.0, self.get(KeyspaceId::Closings, &by_end.0)?)?;
-        if let Some(before) = before {
-            let was = Key { due: before.due, window: closed.window, seq: 0 };
-            self.remove(KeyspaceId::Closings, rows::closed_by_due(&closed.application, was)?);
-        }
-        for (key, value) in [by_end, by_due] {
+        self.forget_closing(&closed.application, closed.end, closed.window)?;
+        for (key, value) in rows::closing_rows(closed)? {
             self.put(KeyspaceId::Closings, key, value);
         }
         self.keyspaces.note_closing();
         let window = (Arc::clone(&closed.application), closed.end, closed.window);
         self.left.entry(window).or_default();
+        Ok(())
+    }
+
+    /// Neither of the two rows of a closing is there any more.
+    fn forget_closing(&mut self, queue: &str, end: u64, window: u64) -> Result<(), ReadError> {
+        let place = |due| Key { due, window, seq: 0 };
+        let by_end = rows::closed_by_end(queue, place(end))?;
+        let known = closings::read_closed(&by_end, self.get(KeyspaceId::Closings, &by_end)?)?;
+        if let Some(closed) = known {
+            self.remove(KeyspaceId::Closings, by_end);
+            self.remove(KeyspaceId::Closings, rows::closed_by_due(queue, place(closed.due))?);
+        }
         Ok(())
     }
 
@@ -243,17 +250,10 @@ impl<'a> Changes<'a> {
             // They mostly leave in order: what is left lies behind the last of those that go, and not among
             // those that have gone.
             let ahead = (middle.clone(), behind);
-            if self.has_any(KeyspaceId::Items, ahead, is_member)?
-                || self.has_any(KeyspaceId::Items, (first, middle), is_member)?
-            {
-                continue;
-            }
-            let key = rows::closed_by_end(&queue, Key { due: end, window, seq: 0 })?;
-            let closed = closings::read_closed(&key, self.get(KeyspaceId::Closings, &key)?)?;
-            self.remove(KeyspaceId::Closings, key);
-            if let Some(closed) = closed {
-                let place = Key { due: closed.due, window, seq: 0 };
-                self.remove(KeyspaceId::Closings, rows::closed_by_due(&queue, place)?);
+            let any = self.has_any(KeyspaceId::Items, ahead, is_member)?
+                || self.has_any(KeyspaceId::Items, (first, middle), is_member)?;
+            if !any {
+                self.forget_closing(&queue, end, window)?;
             }
         }
         Ok(())

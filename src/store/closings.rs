@@ -7,7 +7,7 @@
 //! to them, and what was deleted lately costs a scan. As long as no window has closed early nothing is looked
 //! up.
 
-use super::database::{item_bounds, place, view, Keyspaces, Row};
+use super::database::{damaged, item_bounds, place, view, Keyspaces, Row};
 use super::keyspace::KeyspaceId;
 use super::record::View;
 use super::{rows, ReadError};
@@ -132,24 +132,23 @@ struct Lying<'a> {
 
 impl Lying<'_> {
     fn look(&mut self, row: Row) -> Result<Option<DueRow>, ReadError> {
-        let key = place(KeyspaceId::Items, &row.0)?;
-        if self.keyspaces.has_closings() {
-            let (view, window) = (view(&row.0, &row.1)?, (key.due, key.window));
-            let known = self.known.filter(|(known, _)| *known == window).map(|(_, closed)| closed);
-            // What has a time of its own may lie amid the members of a window.
-            let closed = match known {
-                _ if !view.is_windowed() => false,
-                Some(closed) => closed,
-                None => self.keyspaces.closed(&view)?.is_some(),
-            };
-            if view.is_windowed() {
-                self.known = Some((window, closed));
-            }
-            if closed {
-                return Ok(None);
-            }
+        let place = place(KeyspaceId::Items, &row.0)?;
+        let closed = self.keyspaces.has_closings() && self.has_closed(&view(&row.0, &row.1)?)?;
+        Ok((!closed).then_some(DueRow { place, closed: None, row }))
+    }
+
+    /// Whether a window that has closed early has it; what has a time of its own may lie amid the members.
+    fn has_closed(&mut self, view: &View<'_>) -> Result<bool, ReadError> {
+        if !view.is_windowed() {
+            return Ok(false);
         }
-        Ok(Some(DueRow { place: key, closed: None, row }))
+        let window = (view.key.due, view.key.window);
+        let closed = match self.known {
+            Some((known, closed)) if known == window => closed,
+            Some(_) | None => self.keyspaces.closed(view)?.is_some(),
+        };
+        self.known = Some((window, closed));
+        Ok(closed)
     }
 }
 
@@ -179,7 +178,7 @@ struct ClosedMembers<'a> {
 impl<'a> ClosedMembers<'a> {
     fn open(&self, row: &Row) -> Result<(ClosingRow, RowsRead<'a>), ReadError> {
         let closing = rows::read_closed_by_due(&row.0, &row.1)
-            .map_err(|error| super::database::damaged(KeyspaceId::Closings, &row.0, &error))?;
+            .map_err(|error| damaged(KeyspaceId::Closings, &row.0, &error))?;
         let is_first = (closing.due, closing.window) == (self.from.due, self.from.window);
         let from = if is_first { self.from.seq } else { 0 };
         let (start, end) = member_bounds(&self.queue, closing.end, closing.window, from)?;
@@ -219,12 +218,27 @@ impl Keyspaces {
     ///
     /// The storage engine's; a row that does not read as it was written.
     pub(super) fn closed(&self, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
-        if !view.is_windowed() || !self.has_closings() {
+        if !self.has_closings() {
             return Ok(None);
         }
-        let key = rows::closed_by_end(view.application, view.key)?;
-        read_closed(&key, self.get(KeyspaceId::Closings, &key)?)
+        closed_of(view, |key| self.get(KeyspaceId::Closings, key))
     }
+}
+
+/// When the window of this item closed early, if so, by the row that `get` finds under its key.
+///
+/// # Errors
+///
+/// Those of `get`; a row that does not read as it was written.
+pub(super) fn closed_of(
+    view: &View<'_>,
+    get: impl FnOnce(&[u8]) -> Result<Option<Slice>, ReadError>,
+) -> Result<Option<Closed>, ReadError> {
+    if !view.is_windowed() {
+        return Ok(None);
+    }
+    let key = rows::closed_by_end(view.application, view.key)?;
+    read_closed(&key, get(&key)?)
 }
 
 /// What the row under this key says, which is one by planned end.
@@ -237,6 +251,5 @@ pub(super) fn read_closed(key: &[u8], bytes: Option<Slice>) -> Result<Option<Clo
         let (due, cause) = rows::read_closed_by_end(key, &bytes)?;
         Ok(Closed { due, cause })
     };
-    let damaged = |error: String| super::database::damaged(KeyspaceId::Closings, key, &error);
-    bytes.map(read).transpose().map_err(damaged)
+    bytes.map(read).transpose().map_err(|error: String| damaged(KeyspaceId::Closings, key, &error))
 }

@@ -198,9 +198,7 @@ impl Keyspaces {
         key: Key,
         read: impl Fn(&View<'_>) -> T,
     ) -> Result<Option<T>, ReadError> {
-        let row = rows::item_key(queue, key)?;
-        let Some(bytes) = self.get(KeyspaceId::Items, &row)? else { return Ok(None) };
-        Ok(Some(read(&view(&row, &bytes)?)))
+        self.look_at(queue, key, |view| Ok(read(&view)))
     }
 
     /// The same as it is due: its window may have closed early.
@@ -214,10 +212,18 @@ impl Keyspaces {
         key: Key,
         read: impl Fn(&View<'_>) -> T,
     ) -> Result<Option<T>, ReadError> {
+        self.look_at(queue, key, |view| Ok(read(&closings::Closed::of(self.closed(&view)?, view))))
+    }
+
+    fn look_at<T>(
+        &self,
+        queue: &str,
+        key: Key,
+        look: impl FnOnce(View<'_>) -> Result<T, ReadError>,
+    ) -> Result<Option<T>, ReadError> {
         let row = rows::item_key(queue, key)?;
         let Some(bytes) = self.get(KeyspaceId::Items, &row)? else { return Ok(None) };
-        let view = view(&row, &bytes)?;
-        Ok(Some(read(&closings::Closed::of(self.closed(&view)?, view))))
+        look(view(&row, &bytes)?).map(Some)
     }
 
     /// The item that a row of the customers' index leads to, as `read` sees it.

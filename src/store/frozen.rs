@@ -50,11 +50,7 @@ impl Frozen {
     ///
     /// The storage engine's; a row that does not read as it was written.
     pub(super) fn closed(&self, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
-        if !view.is_windowed() {
-            return Ok(None);
-        }
-        let key = rows::closed_by_end(view.application, view.key)?;
-        closings::read_closed(&key, self.get(KeyspaceId::Closings, &key)?)
+        closings::closed_of(view, |key| self.get(KeyspaceId::Closings, key))
     }
 
     /// The rows from `start` to before `end`.
