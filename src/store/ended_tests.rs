@@ -3,7 +3,7 @@
 use super::disk::write_raw;
 use super::find_tests::{find, wanted};
 use super::keyspace::KeyspaceId;
-use super::tests::{crash_image, everything, fresh, given, group, key, open_at, put, refusal};
+use super::tests::{crash_image, disk_at, everything, fresh, given, group, key, open_at, put, refusal};
 use super::*;
 use crate::engine::event::{BucketRow, BUCKETS};
 use crate::engine::types::{BatchId, Dead, End, Ended, Identity, Reason};
@@ -160,7 +160,8 @@ fn epochs_of_a_bucket_never_mix_and_their_files_go() {
 /// The moment between the emptying of a bucket on the disk and the commit that begins it.
 #[test]
 fn a_crash_while_a_bucket_begins_loses_nothing_else() {
-    let (dir, mut store) = fresh();
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = disk_at(dir.path(), 32 << 20);
     const ROWS: u64 = 40_000;
     store.commit(&[group(1, vec![begin(3, 1), begin(4, 2), put(7, 7)])]).unwrap();
     for start in (0..ROWS).step_by(4_000) {
@@ -168,9 +169,8 @@ fn a_crash_while_a_bucket_begins_loses_nothing_else() {
         let ops = (start..start + 4_000).map(of(3)).chain((start..start + 2_000).map(of(4)));
         store.commit(&[group(start, ops.collect())]).unwrap();
     }
+    store.flush().unwrap();
     drop(store);
-    // Opened and closed, so that nothing is on its way to the disk any more.
-    open_at(dir.path());
     let before = dir.path().join("before");
     crash_image(&dir.path().join("db"), &before);
     let noted = fs::read(dir.path().join("COMMITTED")).unwrap();
@@ -179,6 +179,7 @@ fn a_crash_while_a_bucket_begins_loses_nothing_else() {
     let mut store = open_at(dir.path()).store;
     store.commit(&[group(9, vec![begin(3, 99), remember(3, Identity::assigned(5), 12)])]).unwrap();
     drop(store);
+    // Files that nothing knows any more go as it is opened.
     open_at(dir.path());
     assert!(in_tables(dir.path()) < full, "nothing was dropped, so nothing was tried");
     // The log as it was before.

@@ -2,7 +2,7 @@
 
 use super::ended_tests::in_tables;
 use super::keyspace::KeyspaceId;
-use super::tests::{config, delete, everything, group, item, key, open_at, put_item};
+use super::tests::{config, delete, disk_at, everything, group, item, key, open_at, put_item};
 use super::thread::{StoreEvent, ThreadLimits};
 use super::thread_tests::{start, SOON};
 use super::*;
@@ -33,14 +33,15 @@ fn big(seq: u64) -> Op {
 fn room_comes_back_once_everything_was_deleted() {
     const ITEMS: u64 = 2_000;
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open_small(dir.path());
+    let mut store = disk_at(dir.path(), 0);
     for start in (0..ITEMS).step_by(100) {
         store.commit(&[group(start, (start..start + 100).map(big).collect())]).unwrap();
     }
+    store.flush().unwrap();
     // One that stays.
     let gone = (1..ITEMS).map(|seq| delete(seq, seq)).collect();
     store.commit(&[group(ITEMS, gone)]).unwrap();
-    let (handle, events) = start(store, ThreadLimits::of(0));
+    let (handle, events) = start(Box::new(store), ThreadLimits::of(0));
     let end = Instant::now() + SOON;
     let before = in_tables(dir.path());
     assert!(before > 2 << 20, "{before} bytes were flushed, so little was tried");

@@ -2,6 +2,8 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
+use super::directory::Directory;
+use super::disk::{open_in, DiskStore, IfAbsent};
 use super::*;
 use crate::engine::event::{IndexRows, Range, RangeRows, Standing, Stored};
 use crate::engine::types::{ClosedBy, Dead, Identity, Key, Reason};
@@ -100,6 +102,12 @@ pub(super) fn config(path: &Path) -> config::StoreConfig {
 
 pub(super) fn open_at(path: &Path) -> OpenStore {
     open(&config(path), 32 << 20, false, crate::clock::wall_ms()).unwrap()
+}
+
+/// A store on the disk that a test may tell to flush: when it does by itself is up to its threads.
+pub(super) fn disk_at(path: &Path, memory_limit: u64) -> DiskStore {
+    let directory = Directory::open(path).unwrap();
+    open_in(directory, memory_limit, false, IfAbsent::Make(None), crate::clock::wall_ms()).unwrap().store
 }
 
 pub(super) fn refusal(path: &Path) -> OpenError {
