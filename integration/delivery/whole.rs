@@ -2,9 +2,10 @@
 //! holds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    alone, binary, bounded, now_ms, percentile, say, wait_until, Client, Config, Daemon, Inbox, Push, Raw,
+    alone, binary, bounded, now_ms, percentile, say, wait_until, Client, Config, Daemon, Inbox, Raw,
     RawProperties, Site,
 };
 
@@ -32,17 +33,42 @@ fn begin(window_ms: u64) {
     wait_until("a window begins", limit, || now_ms() % window_ms < window_ms / 5);
 }
 
-/// Publishes the items in turns, one of each customer, and waits until they are stored.
-fn publish(site: &Site, daemon: &Daemon, (customers, from, until): (usize, usize, usize)) {
-    let push = |customer: usize, n: usize| -> Push {
-        site.push("shop", "1").customer(&format!("c{customer}")).id(&format!("{customer}-{n}"))
-    };
-    let in_turns = (from..until).flat_map(|n| (0..customers).map(move |customer| (customer, n)));
-    site.client.publish_all(in_turns.map(|(customer, n)| push(customer, n)));
-    wait_until("all are taken and stored", Duration::from_secs(120), || {
+/// Item number `n` of a customer.
+fn of_customer(customer: usize, n: usize) -> RawProperties {
+    let name = customer.to_string();
+    let mut headers = b"\x0ax-customerS".to_vec();
+    headers.extend_from_slice(&(name.len() as u32).to_be_bytes());
+    headers.extend_from_slice(name.as_bytes());
+    let properties = RawProperties::default().content_type(b"application/json").headers(&headers);
+    properties.persistent().message_id(format!("{customer}-{n}").as_bytes())
+}
+
+/// Publishes items in turns, one of each customer, as fast as the broker takes them.
+fn put(raw: &mut Raw, site: &Site, customers: Range<usize>, numbers: Range<usize>) {
+    for n in numbers {
+        for customer in customers.clone() {
+            raw.put(&site.ingest(), b"shop", &of_customer(customer, n), n.to_string().as_bytes());
+            if customer % 500 == 0 {
+                raw.settle(1_500);
+            }
+        }
+    }
+}
+
+/// What is not acked yet comes again after a kill, and is known by its id.
+fn stored(daemon: &Daemon, items: usize) {
+    wait_until("all are taken and stored", Duration::from_secs(600), || {
         let state = daemon.state();
-        state["totals"]["received"].as_u64() >= Some((customers * until) as u64) && state["uncommitted"] == 0
+        state["totals"]["received"].as_u64() >= Some(items as u64) && state["uncommitted"] == 0
     });
+}
+
+/// The same, and waits until they are stored.
+fn publish(site: &Site, daemon: &Daemon, (customers, from, until): (usize, usize, usize)) {
+    let mut raw = Raw::connect(site.node);
+    put(&mut raw, site, 0..customers, from..until);
+    raw.settle(0);
+    stored(daemon, customers * until);
 }
 
 /// Takes all of them, each once, and those of a batch in order.
@@ -190,7 +216,7 @@ mod alone {
     const BESIDE: u64 = 100 * MIB;
 
     /// Customers that publish in turns: so few that all three items of one come within a window.
-    const IN_TURNS: u64 = 20_000;
+    const IN_TURNS: usize = 20_000;
 
     /// More windows than memory holds. An unoptimised binary has a few of them.
     #[test]
@@ -198,7 +224,7 @@ mod alone {
         alone();
         bounded(Duration::from_secs(1_200));
         let optimised = binary().components().any(|c| c.as_os_str() == "release");
-        let (customers, window): (u64, _) = if optimised { (1_000_000, "30s") } else { (4_000, "12s") };
+        let (customers, window): (usize, _) = if optimised { (1_000_000, "30s") } else { (4_000, "12s") };
         let site = Site::new("whole-million");
         let shop = site.inbox("shop");
         let mut daemon = site.start(&site.config().text("defaults.window", window).unset("limits.memory"));
@@ -207,22 +233,11 @@ mod alone {
         let (whole, took) = std::thread::scope(|scope| {
             let taken = scope.spawn(move || one_each(&shop, customers));
             let mut raw = Raw::connect(site.node);
-            for first in (0..customers).step_by(IN_TURNS as usize) {
-                for n in 0..3_u8 {
-                    for customer in first..customers.min(first + IN_TURNS) {
-                        raw.put(&site.ingest(), b"shop", &of_customer(customer, n), &[b'0' + n]);
-                        if customer % 500 == 0 {
-                            raw.settle(1_500);
-                        }
-                    }
-                }
+            for first in (0..customers).step_by(IN_TURNS) {
+                put(&mut raw, &site, first..customers.min(first + IN_TURNS), 0..3);
             }
             raw.settle(0);
-            // What is not acked yet comes again after the kill, and is known by its id.
-            wait_until("all are taken and stored", Duration::from_secs(600), || {
-                let state = daemon.state();
-                state["totals"]["received"].as_u64() >= Some(3 * customers) && state["uncommitted"] == 0
-            });
+            stored(&daemon, 3 * customers);
             let published = begun.elapsed();
             let peak = daemon.peak_rss();
             assert!(peak < 256 * MIB + BESIDE, "{} MiB at the most", peak / MIB);
@@ -249,20 +264,10 @@ mod alone {
         ));
     }
 
-    /// Item number `n` of a customer.
-    fn of_customer(customer: u64, n: u8) -> RawProperties {
-        let name = customer.to_string();
-        let mut headers = b"\x0ax-customerS".to_vec();
-        headers.extend_from_slice(&(name.len() as u32).to_be_bytes());
-        headers.extend_from_slice(name.as_bytes());
-        let properties = RawProperties::default().content_type(b"application/json").headers(&headers);
-        properties.persistent().message_id(format!("{customer}-{n}").as_bytes())
-    }
-
     /// Takes a batch of each customer, with its three items in order; how many came. What a kill meets on its way comes
     /// once more, and as it was.
-    fn one_each(shop: &Inbox, customers: u64) -> u64 {
-        let mut seen = vec![false; customers as usize];
+    fn one_each(shop: &Inbox, customers: usize) -> usize {
+        let mut seen = vec![false; customers];
         let (mut left, mut all) = (customers, 0);
         while left > 0 {
             let Some(received) = shop.poll(Duration::from_secs(180)) else {
@@ -274,7 +279,7 @@ mod alone {
             let payloads: Vec<&serde_json::Value> =
                 batch.items.iter().filter_map(|item| item.payload.as_ref()).collect();
             assert_eq!(payloads, [0, 1, 2], "the items of customer {customer}, in one");
-            left -= u64::from(!std::mem::replace(&mut seen[customer], true));
+            left -= usize::from(!std::mem::replace(&mut seen[customer], true));
             all += 1;
         }
         all
