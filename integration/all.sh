@@ -257,7 +257,7 @@ echo "==> tests"
 jobs=
 if has blackbox; then
 	# They mostly wait: for times to come, and for what does not answer.
-	(RUST_TEST_THREADS=${TEST_THREADS:-$((4 * $(nproc)))} run integration "$(program build test integration)" \
+	(RUST_TEST_THREADS=${TEST_THREADS:-$((3 * $(nproc)))} run integration "$(program build test integration)" \
 		${suites:---skip ::alone::}) &
 	jobs="$jobs $!"
 	if [ -z "$suites" ]; then

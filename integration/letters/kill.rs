@@ -33,7 +33,7 @@ fn a_kill_in_the_midst_of_a_retry_loses_none() {
     });
     // What was published in the last moments before the kill, letters included, may be published again; and what the
     // daemon had not acked comes to it again in its own time, dies again, and is a letter once more.
-    wait_until("all have come, and no letter is left", Duration::from_secs(60), || {
+    wait_until("all have come, and no letter is left", Duration::from_secs(180), || {
         let answer = done(&daemon, "POST", "/api/v1/dead/retry?all=true");
         while let Some(message) = inbox.poll(Duration::from_millis(200)) {
             seen.extend(message.batch().items.into_iter().map(|item| item.id));

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest time that a test may take unless it asks for another: several times what the longest need.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 /// Once a test hangs and no other has run for this long, the process ends.
 const QUIET: Duration = Duration::from_secs(10);
 /// Exit code of a process that a hanging test has ended; libtest's own for a failed test.

@@ -15,7 +15,7 @@ trap '' INT TERM HUP
 pids=
 while read -r verb pid; do
     case $verb in
-        add) pids="$pids $pid" ;;
+        add) pids="$pid $pids" ;;
         gone) rest=; for p in $pids; do [ "$p" = "$pid" ] || rest="$rest $p"; done; pids=$rest ;;
     esac
 done
@@ -63,7 +63,8 @@ fn tell(line: &str) {
     }
 }
 
-/// Has the process killed when this one ends, however it ends.
+/// Has the process killed when this one ends, however it ends; what was started last goes first, for a node that does not
+/// find its port mapper starts another, which nobody ends.
 pub(crate) fn watch(pid: u32) {
     tell(&format!("add {pid}\n"));
 }

@@ -1,7 +1,8 @@
 //! TCP ports for brokers and daemons, of which no other test program of this machine takes the same.
 //!
 //! A port is free a moment ago at best: whoever asked for it listens later. So a program takes ports by blocks, and holds
-//! each block by the name of an abstract socket, which ends with the program however that ends.
+//! each block by the name of an abstract socket, which ends with the program however that ends. What such a program has
+//! started may live a moment longer: so the next one begins with other blocks.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
@@ -16,20 +17,21 @@ const BLOCKS: u16 = 120;
 #[derive(Debug)]
 struct Ports {
     held: Vec<UnixListener>,
-    /// The next block to try, and the next port of the one that is held last, up to its end.
-    block: u16,
+    /// Blocks that have been tried, and the next port of the one that is held last, up to its end.
+    tried: u16,
     next: u16,
     end: u16,
 }
 
-static PORTS: Mutex<Ports> = Mutex::new(Ports { held: Vec::new(), block: 0, next: 0, end: 0 });
+static PORTS: Mutex<Ports> = Mutex::new(Ports { held: Vec::new(), tried: 0, next: 0, end: 0 });
 
 impl Ports {
     /// Holds one more block.
     fn grow(&mut self) {
-        while self.block < BLOCKS {
-            let first = FIRST + self.block * BLOCK;
-            self.block += 1;
+        while self.tried < BLOCKS {
+            let block = (std::process::id() + u32::from(self.tried)) % u32::from(BLOCKS);
+            let first = FIRST + block as u16 * BLOCK;
+            self.tried += 1;
             let name = SocketAddr::from_abstract_name(format!("tidegate-test-ports-{first}"));
             if let Ok(listener) = UnixListener::bind_addr(&name.expect("a short name")) {
                 self.held.push(listener);
