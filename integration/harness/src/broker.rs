@@ -413,6 +413,8 @@ impl Private {
         }
         let path = |p: &str| self.dir.join(p);
         command
+            // Where one that is killed as it starts leaves what it crashed with.
+            .current_dir(&self.dir)
             .env("HOME", path("home"))
             .env("ERL_EPMD_PORT", self.epmd_port.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
