@@ -33,6 +33,12 @@ fn a_batch_above_the_brokers_limit_is_split_and_a_single_culprit_is_dead() {
     assert_eq!((letter.id().as_str(), letter.body.len()), ("culprit", 60_000));
     assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("refused"));
     site.client.publish(&site.push("shop", "{}").customer("z").id("after"));
-    let batch = shop.batch();
-    assert_eq!(batch.ids(), ["after"]);
+    // Likewise, some of the others may come once more before it.
+    let came: Vec<String> = loop {
+        let came: Vec<String> = shop.batch().items.into_iter().map(|item| item.id).collect();
+        if came.iter().any(|id| !ids.contains(id)) {
+            break came;
+        }
+    };
+    assert_eq!(came, ["after"]);
 }

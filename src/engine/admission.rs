@@ -231,7 +231,7 @@ impl Limits {
 
 /// What counts towards a limit: a line that waits for room goes on once one of these is less.
 pub(super) fn occupied(stock: &Stock) -> [u64; 3] {
-    [stock.windows().open_count(), stock.queues().total(), stock.queues().occupied()]
+    [stock.customers().open_windows(), stock.queues().total(), stock.queues().occupied()]
 }
 
 /// Of one window more.
@@ -259,12 +259,12 @@ fn lacks_window(
     settings: &Settings,
     (item, queue, timing): (&NewItem, QueueId, Timing),
 ) -> bool {
-    if timing != Timing::Windowed || stock.windows().open_count() < settings.customers {
+    if timing != Timing::Windowed || stock.customers().open_windows() < settings.customers {
         return false;
     }
     let name = item.customer.as_deref();
-    let customer = name.and_then(|name| stock.customers().find(stock.queues(), queue, name));
-    let opens = customer.is_none_or(|id| stock.customers()[id].window.is_none());
+    let customer = name.and_then(|name| stock.queues()[queue].customer(name));
+    let opens = customer.is_none_or(|id| stock.customers().window(id).is_none());
     opens && !mutated(Mutant::WindowsUnlimited)
 }
 
@@ -277,7 +277,7 @@ pub(super) fn make_room(
     now: Now,
 ) {
     if lacks_window(stock, settings, asked) {
-        if let Some(id) = stock.windows().first(stock.customers()) {
+        if let Some(id) = stock.customers().first() {
             stock.close_window(id, ClosedBy::Flush, now);
         }
     }

@@ -235,10 +235,9 @@ fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
 /// Closes the customer's open window; how many items were in it.
 fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
     let queue = core.stock().queues().find(&of.application);
-    let customer =
-        queue.and_then(|queue| core.stock().customers().find(core.stock().queues(), queue, &of.customer));
+    let customer = queue.and_then(|queue| core.stock().queues()[queue].customer(&of.customer));
     let Some(id) = customer else { return 0 };
-    let Some(window) = &core.stock().customers()[id].window else { return 0 };
+    let Some(window) = core.stock().customers().window(id) else { return 0 };
     let count = u64::from(window.count());
     if !mutated(Mutant::FlushDoesNothing) {
         core.stock_mut().close_window(id, ClosedBy::Flush, now);

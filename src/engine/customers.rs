@@ -1,14 +1,24 @@
-//! The customers of each application, as long as anything of theirs is in memory or their window is open.
+//! The customers of each application, as long as anything of theirs is in memory or their window is open; and
+//! their windows: opened by the first item, closed by time, count, bytes, quiet, expiry or a flush.
+//!
+//! A window runs on the monotonic clock. Its members are stored under the end that was planned when it
+//! opened, and stay there; where it closes sooner the store is told when they are due.
+//!
+//! Here is when windows close, and what is written of them. What happens to their members is the stock's
+//! business. `live` is that of the customer's queue.
 
+use super::event::{Op, WindowRow};
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{Item, Items};
 use super::mutant::{mutated, Mutant};
-use super::queue::{Entry, Queues};
+use super::queue::{Entry, Live, Queues};
+use super::ready::ReadyItems;
+use super::schedule::{Schedule, Taken};
 use super::size::{self, Overhead};
 use super::slab::{Handle, Slab};
-use super::types::Key;
-use super::window::Window;
-use std::collections::{BTreeMap, VecDeque};
+use super::thresholds::Thresholds;
+use super::types::{ClosedBy, Key, Now};
+use super::window::{Member, Plan, Window};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -43,28 +53,27 @@ pub(super) struct Customer {
 #[derive(Debug)]
 pub(super) struct Customers {
     table: Slab<CustomerId, Customer>,
+    /// When windows are looked at, by the place of their customer; monotonic clock.
+    timers: Schedule,
+    open_windows: u64,
+    /// Customers whose window's row is out of date.
+    dirty: Vec<CustomerId>,
 }
 
 impl Customers {
-    pub(super) fn new() -> Self {
-        Customers { table: Slab::new() }
-    }
-
-    pub(super) fn find(&self, queues: &Queues, queue: QueueId, name: &str) -> Option<CustomerId> {
-        queues[queue].live()?.customer(name)
+    pub(super) fn new(now: Now) -> Self {
+        Customers { table: Slab::new(), timers: Schedule::new(now.mono), open_windows: 0, dirty: Vec::new() }
     }
 
     /// The customer of this name, made known if it is not.
-    pub(super) fn id(&mut self, queues: &mut Queues, queue: QueueId, name: &str) -> CustomerId {
-        if let Some(id) = queues.live(queue).customer(name) {
+    pub(super) fn id(&mut self, live: &mut Live, name: &str) -> CustomerId {
+        if let Some(id) = live.customer(name) {
             return id;
         }
-        let application = Arc::clone(queues[queue].name());
-        let live = queues.live(queue);
         let name: Arc<str> = name.into();
         let id = self.table.insert(Customer {
-            queue,
-            overhead: size::overhead(live.settings().format, &application, Some(&name)),
+            queue: live.id(),
+            overhead: size::overhead(live.settings().format, live.name(), Some(&name)),
             name: Arc::clone(&name),
             window: None,
             ready: ReadyItems::default(),
@@ -86,9 +95,9 @@ impl Customers {
         self.table.get(id)
     }
 
-    /// The customer in this place of the table.
-    pub(super) fn at(&self, place: u32) -> Option<CustomerId> {
-        self.table.at(place)
+    /// The open window of a customer that is known.
+    pub(super) fn window(&self, id: CustomerId) -> Option<&Window> {
+        self.table.get(id)?.window.as_ref()
     }
 
     /// An item has come into memory.
@@ -109,9 +118,9 @@ impl Customers {
     }
 
     /// An item has left memory.
-    pub(super) fn remove_row(&mut self, id: CustomerId, queues: &mut Queues) {
+    pub(super) fn remove_row(&mut self, id: CustomerId, live: &mut Live) {
         self.table[id].rows -= 1;
-        self.release(id, queues);
+        self.release(id, live);
     }
 
     /// Items of the customer in memory, the last that came first.
@@ -124,31 +133,30 @@ impl Customers {
         self.table[id].pins += 1;
     }
 
-    pub(super) fn unpin(&mut self, id: CustomerId, queues: &mut Queues) {
+    pub(super) fn unpin(&mut self, id: CustomerId, live: &mut Live) {
         self.table[id].pins -= 1;
-        self.release(id, queues);
+        self.release(id, live);
     }
 
     /// Forgets a customer that nothing needs any more.
-    pub(super) fn release(&mut self, id: CustomerId, queues: &mut Queues) {
+    pub(super) fn release(&mut self, id: CustomerId, live: &mut Live) {
         let Some(customer) = self.table.get(id) else { return };
         let unused = customer.rows == 0 && customer.pins == 0 && customer.window.is_none();
         if unused && customer.turn == CustomerTurn::None {
-            queues.live(customer.queue).forget_customer(&customer.name);
+            live.forget_customer(&customer.name);
             self.table.remove(id);
         }
     }
 
-    /// Batches have another overhead once the format has changed. The cost is that of all customers.
-    pub(super) fn configure(&mut self, queues: &Queues) -> Vec<CustomerId> {
-        let all: Vec<CustomerId> = self.table.handles().collect();
-        for id in &all {
-            let customer = &mut self.table[*id];
-            let format = queues.settings_of(customer.queue).format;
-            let application = queues[customer.queue].name();
-            customer.overhead = size::overhead(format, application, Some(&customer.name));
+    /// Batches have another overhead once the format has changed; a shorter quiet time holds for the open
+    /// windows too. The cost is that of all customers.
+    pub(super) fn configure(&mut self, queues: &Queues, now: Now) {
+        for id in self.table.handles().collect::<Vec<_>>() {
+            let customer = &mut self.table[id];
+            let Some(live) = queues[customer.queue].live() else { continue };
+            customer.overhead = size::overhead(live.settings().format, live.name(), Some(&customer.name));
+            self.plan_check(id, live, now);
         }
-        all
     }
 
     /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs
@@ -162,102 +170,198 @@ impl Customers {
             Entry::Customer(id)
         })
     }
-}
 
-/// Due, UTC ms, and arrival number. In the store members of a window lie together: another item of the
-/// customer that is due with them may lie behind one that came later.
-type ReadyPlace = (u64, u64);
+    // ---- windows ------------------------------------------------------------------------------------------
 
-/// Due items of one customer in order of (due, arrival). Most come in that order and cost nothing but their
-/// place in a line; the others are kept apart, so that no number of them makes a sort in one turn.
-#[derive(Debug, Default)]
-pub(super) struct ReadyItems {
-    in_order: VecDeque<(ReadyPlace, ItemId)>,
-    late: BTreeMap<ReadyPlace, ItemId>,
-}
+    /// Number of open windows.
+    pub(super) fn open_windows(&self) -> u64 {
+        self.open_windows
+    }
 
-impl ReadyItems {
-    /// Adds one. Some that were added may have ended since; they stay until they are popped.
-    fn push(&mut self, place: Key, item: ItemId) {
-        let place = (place.due, place.seq);
-        let last = self.in_order.back().map(|(last, _)| *last);
-        if last.is_none_or(|last| last <= place) || mutated(Mutant::OrderForgotten) {
-            self.in_order.push_back((place, item));
-        } else {
-            self.late.insert(place, item);
+    /// When the next window may have to close, monotonic.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.timers.next()
+    }
+
+    /// The customer whose window closes next.
+    pub(super) fn first(&self) -> Option<CustomerId> {
+        self.table.at(self.timers.first()?)
+    }
+
+    /// Opens the customer's window, which has none. `number`: of its first member.
+    pub(super) fn open(&mut self, id: CustomerId, live: &mut Live, plan: Plan, number: u64, now: Now) {
+        let customer = &mut self.table[id];
+        debug_assert!(customer.window.is_none(), "a customer has one window at a time");
+        let window = customer.window.insert(Window::new(plan, number, now));
+        self.timers.insert(id.place(), window.check());
+        self.open_windows += 1;
+        live.window_opened(id);
+    }
+
+    /// A window as a former life left it.
+    pub(super) fn reopen(&mut self, id: CustomerId, live: &mut Live, row: &WindowRow, now: Now) {
+        let longest = live.settings().window;
+        let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
+        let length = row.end.saturating_sub(now.wall).min(bound);
+        let plan = Plan { length, end: row.end, long: true, former: true };
+        self.open(id, live, plan, row.window, now);
+        if let Some(window) = self.table[id].window.as_mut() {
+            window.recount(row);
+        }
+        self.plan_check(id, live, now);
+    }
+
+    /// What the window would be beyond with a new member of this weight and number: then it closes first.
+    /// `span`: as far as the numbers of its members may lie apart.
+    pub(super) fn would_overflow(
+        &self,
+        id: CustomerId,
+        live: &Live,
+        (weight, seq): (u32, u64),
+        span: u64,
+    ) -> Option<ClosedBy> {
+        let customer = &self.table[id];
+        let window = customer.window.as_ref()?;
+        if window.would_overflow(weight, customer.overhead, live.settings().max_bytes) {
+            return Some(ClosedBy::Bytes);
+        }
+        (seq - window.place().window > span).then_some(ClosedBy::Count)
+    }
+
+    /// Counts a new item into the customer's open window; where its members lie in the store.
+    pub(super) fn join(&mut self, id: CustomerId, live: &Live, member: Member, now: Now) -> Key {
+        let customer = &mut self.table[id];
+        let Some(window) = customer.window.as_mut() else { return Key::own(now.wall, member.seq) };
+        window.join(member, customer.overhead.item, now);
+        let place = window.place();
+        self.mark(id);
+        self.plan_check(id, live, now);
+        place
+    }
+
+    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of
+    /// it.
+    pub(super) fn rejoin(&mut self, id: CustomerId, live: &Live, member: Member, now: Now) {
+        let customer = &mut self.table[id];
+        let Some(window) = customer.window.as_mut() else { return };
+        window.rejoin(member, customer.overhead.item);
+        self.plan_check(id, live, now);
+    }
+
+    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not
+    /// look at it in time: then the window gets a row.
+    pub(super) fn add_far(&mut self, id: CustomerId, horizon: u64) {
+        let Some(window) = self.table[id].window.as_mut() else { return };
+        if window.add_far(horizon) {
+            self.mark(id);
         }
     }
 
-    /// The one that is first.
-    pub(super) fn first(&self) -> Option<ItemId> {
-        let late = self.late.first_key_value().map(|(place, item)| (*place, *item));
-        self.in_order
-            .front()
-            .copied()
-            .into_iter()
-            .chain(late)
-            .min_by_key(|(place, _)| *place)
-            .map(|(_, item)| item)
-    }
-
-    pub(super) fn pop_first(&mut self) -> Option<ItemId> {
-        let late = self.late.first_key_value().map(|(place, _)| *place);
-        let in_order = self.in_order.front().map(|(place, _)| *place);
-        if late.is_some_and(|late| in_order.is_none_or(|place| late < place)) {
-            return self.late.pop_first().map(|(_, item)| item);
-        }
-        let first = self.in_order.pop_front();
-        self.shrink();
-        first.map(|(_, item)| item)
-    }
-
-    /// The first ones, in order, are the first again.
-    pub(super) fn put_back(&mut self, first: Vec<ItemId>, place_of: impl Fn(ItemId) -> Key) {
-        for item in first.into_iter().rev() {
-            let place = place_of(item);
-            self.in_order.push_front(((place.due, place.seq), item));
+    /// A member ended while its window was open. The last one takes the window along.
+    pub(super) fn leave(
+        &mut self,
+        id: CustomerId,
+        live: &mut Live,
+        weight: u32,
+        was_far: bool,
+        ops: &mut Vec<Op>,
+    ) {
+        let customer = &mut self.table[id];
+        let Some(window) = customer.window.as_mut() else { return };
+        if window.leave(weight, customer.overhead.item, was_far) {
+            self.end(id, live, ops);
+        } else if !mutated(Mutant::RowNotRenewed) {
+            self.mark(id);
         }
     }
 
-    /// Some have another place now; those without one have gone.
-    pub(super) fn put_in_order(&mut self, place_of: impl Fn(ItemId) -> Option<Key>) {
-        let placed = |item| place_of(item).map(|place| ((place.due, place.seq), item));
-        let mut all: Vec<(ReadyPlace, ItemId)> = self.iter().filter_map(placed).collect();
-        all.sort_unstable();
-        (self.in_order, self.late) = (all.into(), BTreeMap::new());
-    }
-
-    pub(super) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
-        self.first().filter(|first| test(*first)).and_then(|_| self.pop_first())
-    }
-
-    pub(super) fn pop_last_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
-        let late = self.late.last_key_value().map(|(place, item)| (*place, *item));
-        let in_order = self.in_order.back().copied();
-        let (_, last) = late.max(in_order).filter(|(_, last)| test(*last))?;
-        if late > in_order {
-            self.late.pop_last();
-        } else {
-            self.in_order.pop_back();
-            self.shrink();
-        }
-        Some(last)
-    }
-
-    /// After a peak the line holds no memory, once it is empty.
-    fn shrink(&mut self) {
-        if self.in_order.is_empty() && self.in_order.capacity() > 64 {
-            self.in_order = VecDeque::new();
+    fn mark(&mut self, id: CustomerId) {
+        if self.table[id].window.as_mut().is_some_and(Window::mark) {
+            self.dirty.push(id);
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.in_order.is_empty() && self.late.is_empty()
+    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet
+    /// time begins anew with each arrival) are found out when the old moment comes, which costs nothing per
+    /// item.
+    fn plan_check(&mut self, id: CustomerId, live: &Live, now: Now) {
+        let Some(window) = self.table[id].window.as_mut() else { return };
+        let at = window.deadline(live.settings().quiet, now).0;
+        if at < window.check().due {
+            self.timers.remove(id.place(), window.check_at(at));
+            self.timers.insert(id.place(), window.check());
+        }
     }
 
-    /// All of them, in no particular order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = ItemId> + '_ {
-        self.in_order.iter().map(|(_, item)| *item).chain(self.late.values().copied())
+    /// What the window that a new item has just joined has reached.
+    pub(super) fn is_full(&self, id: CustomerId, live: &Live) -> Option<ClosedBy> {
+        let customer = &self.table[id];
+        customer.window.as_ref()?.is_full(live.settings(), customer.overhead)
+    }
+
+    /// Windows that must close now, in order of their moment, as many as a turn has time for; and whether
+    /// these are all.
+    pub(super) fn take_due(
+        &mut self,
+        queues: &Queues,
+        turn: Thresholds,
+        now: Now,
+    ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
+        let (mut ids, mut members, mut all) = (Vec::new(), 0, false);
+        // What the turn has no time for keeps its timer: put back, it would stand behind this moment.
+        while !all && ids.len() < turn.windows && members < turn.due {
+            let table = &self.table;
+            let taken = self.timers.take_due(now.mono, 1, |place| {
+                let Some(id) = table.at(place) else { return };
+                members += table[id].window.as_ref().map_or(0, |window| window.members().len());
+                ids.push(id);
+            });
+            all = taken == Taken::All;
+        }
+        let mut due = Vec::new();
+        for id in ids {
+            let quiet = queues.settings_of(self.table[id].queue).quiet;
+            let Some(window) = self.table[id].window.as_mut() else { continue };
+            let (at, cause) = window.deadline(quiet, now);
+            let was = window.check_at(at.max(now.mono));
+            self.timers.insert(id.place(), window.check());
+            if at <= now.mono {
+                due.push((was, id, cause));
+            }
+        }
+        due.sort_unstable_by_key(|(check, ..)| *check);
+        (due.into_iter().map(|(_, id, cause)| (id, cause)).collect(), all)
+    }
+
+    /// The window is over; what it was.
+    pub(super) fn end(&mut self, id: CustomerId, live: &mut Live, ops: &mut Vec<Op>) -> Option<Window> {
+        let customer = &mut self.table[id];
+        let window = customer.window.take()?;
+        self.timers.remove(id.place(), window.check());
+        self.open_windows -= 1;
+        live.window_ended(id);
+        if window.is_long() && !mutated(Mutant::WindowRowStays) {
+            let (application, customer) = (Arc::clone(live.name()), Arc::clone(&customer.name));
+            ops.push(Op::DeleteWindow { application, customer });
+        }
+        Some(window)
+    }
+
+    /// Rows of long windows that have changed.
+    pub(super) fn flush(&mut self, queues: &Queues, ops: &mut Vec<Op>) {
+        for id in std::mem::take(&mut self.dirty) {
+            let Some(Customer { queue, name, window, .. }) = self.table.get_mut(id) else { continue };
+            let row = window.as_mut().and_then(|window| window.take_dirty_row(queues[*queue].name(), name));
+            ops.extend(row.map(Op::PutWindow));
+        }
+    }
+
+    /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all
+    /// windows of this queue.
+    pub(super) fn recheck(&mut self, live: &Live, now: Now) {
+        for id in live.windows() {
+            self.plan_check(*id, live, now);
+        }
     }
 }
 
@@ -272,9 +376,4 @@ impl IndexMut<CustomerId> for Customers {
     fn index_mut(&mut self, id: CustomerId) -> &mut Customer {
         &mut self.table[id]
     }
-}
-
-/// The place of a handle, for the schedule.
-pub(super) fn place_of(id: CustomerId) -> u32 {
-    id.place()
 }

@@ -181,8 +181,8 @@ impl<'a> Bench<'a> {
             Timing::Immediate => now.wall,
             Timing::Windowed => {
                 let name = item.customer.as_deref().unwrap_or_default();
-                let customer = core.stock().customers().find(core.stock().queues(), queue, name);
-                let window = customer.and_then(|id| core.stock().customers()[id].window.as_ref());
+                let customer = core.stock().queues()[queue].customer(name);
+                let window = customer.and_then(|id| core.stock().customers().window(id));
                 window
                     .filter(|_| !mutated(Mutant::NewDueIgnoresWindow))
                     .map_or_else(|| now.wall + window::length(settings, now), |window| window.end())
@@ -380,7 +380,7 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
             let old = &core.stock().items()[*id];
             let same = old.customer().filter(|id| *core.stock().customers()[*id].name == *customer)?;
             matches!(old.stage(), Stage::Windowed { .. })
-                .then(|| core.stock().customers()[same].window.as_ref().map(|window| window.end()))
+                .then(|| core.stock().customers().window(same).map(|window| window.end()))
                 .flatten()
         }
         LiveItem::Far(stored) => {

@@ -13,7 +13,7 @@
 //! | --- | --- | --- |
 //! | `course` | where the engine stands between two calls | whether a clock has stepped |
 //! | [`stock`] | everything that has not ended | the one way in, across and out; what leaves memory |
-//! | [`items`], [`queue`], [`customers`], [`windows`], [`schedule`] | its tables | counts, order, ends |
+//! | [`items`], [`queue`], [`customers`], [`schedule`] | its tables | counts, order, ends |
 //! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
 //! | [`reads`] | reads and questions under way | which answers are out of date |
 //! | [`loader`] | reads of queues | what comes into memory |
@@ -55,6 +55,7 @@ mod lookup;
 mod mutant;
 mod queue;
 mod reads;
+mod ready;
 mod recent;
 mod report;
 mod request;
@@ -69,7 +70,6 @@ mod thresholds;
 pub mod types;
 mod waits;
 mod window;
-mod windows;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -176,7 +176,7 @@ impl Engine {
         let (core, stock) = (&self.core, self.core.stock());
         let wall = [stock.next_due(), self.loader.deadline(self.course.clocks.last())];
         let mono = [
-            stock.windows().next(),
+            stock.customers().next(),
             stock.journal().deadline(),
             stock.deferred_until(),
             core.deadline(),
@@ -206,7 +206,7 @@ impl Engine {
     /// Items that have not ended, items that are due and in memory, and open windows.
     pub fn sums(&self) -> (u64, u64, u64) {
         let stock = self.core.stock();
-        (stock.queues().total(), stock.queues().ready_rows(), stock.windows().open_count())
+        (stock.queues().total(), stock.queues().ready_rows(), stock.customers().open_windows())
     }
 
     /// Whether something is due that could be handed to the publisher, as far as the engine knows: its

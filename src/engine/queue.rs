@@ -16,6 +16,7 @@ mod table;
 
 use super::event::QueueRow;
 use super::health::HealthState;
+use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
 use super::types::Key;
 pub(super) use due_line::Entry;
@@ -105,6 +106,11 @@ impl Queue {
     /// The loader looks at it at `at`, wall clock; `u64::MAX`: not at all. When it was to do so before.
     pub(super) fn wake_at(&mut self, at: u64) -> u64 {
         std::mem::replace(&mut self.wake, at)
+    }
+
+    /// The customer of this name, if anything of theirs is in memory or their window is open.
+    pub(super) fn customer(&self, name: &str) -> Option<CustomerId> {
+        self.live()?.customer(name)
     }
 
     pub(super) fn live(&self) -> Option<&Live> {

@@ -43,7 +43,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
             due: queues.ready_rows(),
             in_flight,
             parked,
-            windows: stock.windows().open_count(),
+            windows: stock.customers().open_windows(),
             next_due_at: stock.next_due(),
             oldest_due_at: oldest,
             loaded_until_at: now.wall.saturating_add(super::stock::HORIZON_MS),

@@ -5,7 +5,7 @@ use super::due_line::DueLine;
 use super::lane::Lane;
 use super::Loading;
 use crate::engine::health::Health;
-use crate::engine::ids::{CustomerId, ItemId};
+use crate::engine::ids::{CustomerId, ItemId, QueueId};
 use crate::engine::lookup::Lookup;
 use crate::engine::types::{AppSettings, Key};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +23,8 @@ fn due_second(due: u64) -> u64 {
 /// See the module's page.
 #[derive(Debug)]
 pub(in crate::engine) struct Live {
+    id: QueueId,
+    name: Arc<str>,
     settings: Arc<AppSettings>,
     customers: Lookup<Arc<str>, CustomerId>,
     /// Customers with an open window.
@@ -51,8 +53,10 @@ pub(in crate::engine) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(settings: Arc<AppSettings>) -> Self {
+    pub(super) fn new(id: QueueId, name: Arc<str>, settings: Arc<AppSettings>) -> Self {
         Live {
+            id,
+            name,
             settings,
             customers: Lookup::new(),
             windows: BTreeSet::new(),
@@ -76,6 +80,15 @@ impl Live {
     pub(super) fn configure(&mut self, settings: Arc<AppSettings>) {
         self.settings = settings;
         self.droppable.clear();
+    }
+
+    /// Of its queue.
+    pub(in crate::engine) fn id(&self) -> QueueId {
+        self.id
+    }
+
+    pub(in crate::engine) fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
     pub(in crate::engine) fn settings(&self) -> &Arc<AppSettings> {

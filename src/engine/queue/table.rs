@@ -142,7 +142,8 @@ impl Queues {
             self.live += 1;
         }
         let (settings, name) = (&self.settings, &queue.name);
-        queue.live.get_or_insert_with(|| Box::new(Live::new(Arc::clone(settings.of(name)))))
+        let new = || Box::new(Live::new(id, Arc::clone(name), Arc::clone(settings.of(name))));
+        queue.live.get_or_insert_with(new)
     }
 
     /// Settings of a queue's application, whether it is at work or not.

@@ -112,7 +112,7 @@ impl Running {
 
 fn customer(core: &Core, of: &CustomerOf) -> Option<CustomerId> {
     let stock = core.stock();
-    stock.customers().find(stock.queues(), stock.queues().find(&of.application)?, &of.customer)
+    stock.queues()[stock.queues().find(&of.application)?].customer(&of.customer)
 }
 
 /// From the beginning of a customer's list.

@@ -210,7 +210,7 @@ impl Stock {
         if owner.ready.is_empty() {
             owner.turn = CustomerTurn::None;
             if taken.is_empty() {
-                self.customers.release(customer, &mut self.queues);
+                self.customers.release(customer, self.queues.live(queue));
                 return None;
             }
         } else if !taken.is_empty() {

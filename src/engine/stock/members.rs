@@ -10,8 +10,9 @@ impl Stock {
         self.bring_back(opened, now);
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
-            let customer = self.customers.id(&mut self.queues, queue, &row.customer);
-            self.windows.reopen(&mut self.customers, &mut self.queues, customer, row, now);
+            let live = self.queues.live(queue);
+            let customer = self.customers.id(live, &row.customer);
+            self.customers.reopen(customer, live, row, now);
         }
     }
 
@@ -61,8 +62,9 @@ impl Stock {
 
     /// An item that would take its customer's window over its bytes closes it first.
     pub(super) fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
-        let next = (weight, self.journal.next_number());
-        if let Some(cause) = Windows::would_overflow(&self.customers, &self.queues, id, next) {
+        let (next, span) = ((weight, self.journal.next_number()), self.thresholds().span);
+        let live = self.queues.live(self.customers[id].queue);
+        if let Some(cause) = self.customers.would_overflow(id, live, next, span) {
             self.close_window(id, cause, now);
         }
     }
@@ -76,8 +78,9 @@ impl Stock {
         inherited: Option<u64>,
         now: Now,
     ) -> Key {
-        if self.customers[id].window.is_none() {
-            let settings = self.queues.settings_of(self.customers[id].queue);
+        let live = self.queues.live(self.customers[id].queue);
+        if self.customers.window(id).is_none() {
+            let settings = live.settings();
             let length = match inherited {
                 // Bounded, should the clock have gone back between the two.
                 Some(end) => end.saturating_sub(now.wall).min(settings.window),
@@ -86,9 +89,9 @@ impl Stock {
             let plan = Plan { length, end: now.wall + length, long: length > HORIZON_MS, former: false };
             let shared = mutated(Mutant::WindowsShareANumber);
             let number = if shared { (member.seq & !7).max(1) } else { member.seq };
-            self.windows.open(&mut self.customers, &mut self.queues, id, plan, number, now);
+            self.customers.open(id, live, plan, number, now);
         }
-        self.windows.join(&mut self.customers, &self.queues, id, member, now)
+        self.customers.join(id, live, member, now)
     }
 
     /// A stored item has come back whose window had not ended: into that window, which may have to be opened
@@ -97,18 +100,17 @@ impl Stock {
         let item = &self.items[id];
         let member = Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq };
         let Key { due: end, window: number, .. } = item.key();
-        if self.customers[customer].window.is_none() {
-            let longest = self.queues.settings_of(self.customers[customer].queue).window;
-            let length = end.saturating_sub(now.wall).min(longest);
+        let (key, live) = (item.key(), self.queues.live(item.queue()));
+        if self.customers.window(customer).is_none() {
+            let length = end.saturating_sub(now.wall).min(live.settings().window);
             let plan = Plan { length, end, long: false, former: true };
-            self.windows.open(&mut self.customers, &mut self.queues, customer, plan, number, now);
+            self.customers.open(customer, live, plan, number, now);
         }
-        let key = self.items[id].key();
-        let another = self.customers[customer].window.as_ref().is_none_or(|window| !window.holds(key));
+        let another = self.customers.window(customer).is_none_or(|window| !window.holds(key));
         if another && !mutated(Mutant::RejoinsAnother) {
             return false;
         }
-        self.windows.rejoin(&mut self.customers, &self.queues, customer, member, now);
+        self.customers.rejoin(customer, live, member, now);
         true
     }
 
@@ -131,12 +133,8 @@ impl Stock {
     /// An item in the store alone is no member any more, if it was one of an open window.
     pub(super) fn leave_window_far(&mut self, queue: QueueId, stored: &Stored) {
         let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) else { return };
-        let Some(id) = self.customers.find(&self.queues, queue, customer) else { return };
-        let window = self.customers[id].window.as_ref();
-        if window.is_some_and(|window| window.holds(stored.key)) {
-            let ops = self.journal.ops();
-            self.windows.leave(&mut self.customers, &mut self.queues, id, stored.weight, true, ops);
-            self.customers.release(id, &mut self.queues);
+        if let Some(id) = self.queues[queue].customer(customer) {
+            self.leave_unseen(id, stored.key, stored.weight);
         }
     }
 
@@ -152,19 +150,18 @@ impl Stock {
 
     /// Members in memory of a customer's window.
     pub(in crate::engine) fn members_of(&self, id: CustomerId) -> usize {
-        let window = self.customers.get(id).and_then(|customer| customer.window.as_ref());
-        window.map_or(0, |window| window.members().len())
+        self.customers.window(id).map_or(0, |window| window.members().len())
     }
 
     /// Ends a customer's window: its members are due, for good.
     pub(in crate::engine) fn close_window(&mut self, id: CustomerId, cause: ClosedBy, now: Now) {
         self.customers.pin(id);
-        let ops = self.journal.ops();
-        if let Some(window) = self.windows.end(&mut self.customers, &mut self.queues, id, ops) {
+        let queue = self.customers[id].queue;
+        if let Some(window) = self.customers.end(id, self.queues.live(queue), self.journal.ops()) {
             self.counters.windows_closed[cause as usize] += 1;
             self.release_members(id, window, cause, now);
         }
-        self.customers.unpin(id, &mut self.queues);
+        self.customers.unpin(id, self.queues.live(queue));
     }
 
     pub(super) fn release_members(&mut self, id: CustomerId, mut window: Window, cause: ClosedBy, now: Now) {
@@ -212,13 +209,17 @@ impl Stock {
 
     /// An item is not among those of its open window any more, whose member it is in the store alone.
     pub(super) fn leave_as_stray(&mut self, item: &Item) {
-        let Some(id) = item.customer().filter(|_| item.is_stray()) else { return };
-        let window = self.customers.get(id).and_then(|customer| customer.window.as_ref());
-        if window.is_some_and(|window| window.holds(item.key())) {
-            let ops = self.journal.ops();
-            let weight = item.weight();
-            self.windows.leave(&mut self.customers, &mut self.queues, id, weight, true, ops);
-            self.customers.release(id, &mut self.queues);
+        if let Some(id) = item.customer().filter(|_| item.is_stray()) {
+            self.leave_unseen(id, item.key(), item.weight());
+        }
+    }
+
+    /// What lies in the store under this key leaves the customer's window, if it is a member of that.
+    fn leave_unseen(&mut self, id: CustomerId, key: Key, weight: u32) {
+        if self.customers.window(id).is_some_and(|window| window.holds(key)) {
+            let live = self.queues.live(self.customers[id].queue);
+            self.customers.leave(id, live, weight, true, self.journal.ops());
+            self.customers.release(id, live);
         }
     }
 
@@ -235,7 +236,7 @@ impl Stock {
 
     /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
     pub(in crate::engine) fn close_ripe(&mut self, turn: Thresholds, now: Now) -> bool {
-        let (ripe, all) = self.windows.take_due(&mut self.customers, &self.queues, turn, now);
+        let (ripe, all) = self.customers.take_due(&self.queues, turn, now);
         for (customer, cause) in ripe {
             self.close_window(customer, cause, now);
         }
@@ -247,16 +248,18 @@ impl Stock {
 
     /// Hands over the rows of windows that have changed.
     pub(in crate::engine) fn flush_windows(&mut self) {
-        let ops = self.journal.ops();
-        self.windows.flush(&mut self.customers, &self.queues, ops);
+        self.customers.flush(&self.queues, self.journal.ops());
     }
 
     /// After a step of the wall clock: expiries lie elsewhere, and other rows are to be loaded. The cost is
     /// that of all queues and windows.
     pub(in crate::engine) fn recheck(&mut self, now: Now) {
-        let queues: Vec<_> = self.queues.ids().collect();
-        self.windows.recheck(&mut self.customers, &self.queues, &queues, now);
-        queues.into_iter().for_each(|queue| self.queues.look_at(queue));
+        for queue in self.queues.ids().collect::<Vec<_>>() {
+            if let Some(live) = self.queues[queue].live() {
+                self.customers.recheck(live, now);
+            }
+            self.queues.look_at(queue);
+        }
     }
 
     /// Tells of queues of which items in the store alone got another place since the last call, and from

@@ -14,7 +14,7 @@ impl Stock {
         let queue = self.queues.id(stored.queue());
         let windowed = stored.is_windowed();
         let customer = stored.customer.as_deref().filter(|_| stored.dead.is_none());
-        let customer = customer.map(|name| self.customers.id(&mut self.queues, queue, name));
+        let customer = customer.map(|name| self.customers.id(self.queues.live(queue), name));
         let (place, is_dead) = (stored.place(), stored.dead.is_some());
         let item = Item::restored(stored, queue, customer);
         let closed = item.closed_early();
@@ -29,7 +29,7 @@ impl Stock {
                 self.schedule.insert(items::place_of(id), place);
             }
             Some(_) | None => {
-                let window = customer.and_then(|customer| self.customers[customer].window.as_ref());
+                let window = customer.and_then(|customer| self.customers.window(customer));
                 if windowed && window.is_some_and(|window| window.holds(self.items[id].key())) {
                     self.items[id].stray();
                 }
@@ -50,7 +50,7 @@ impl Stock {
         customer.into_iter().for_each(|customer| self.customers.pin(customer));
         if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, item.stage()) {
             self.forget_member(customer, pos);
-            self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
+            self.customers.add_far(customer, now.wall + HORIZON_MS);
         }
         let Some(mut item) = self.remove(id) else { return };
         if !mutated(Mutant::EvictUntold) {
@@ -65,7 +65,7 @@ impl Stock {
             self.queues.remove_pending(queue);
             self.queues.add_far(queue, place);
         }
-        customer.into_iter().for_each(|customer| self.customers.unpin(customer, &mut self.queues));
+        customer.into_iter().for_each(|customer| self.customers.unpin(customer, self.queues.live(queue)));
     }
 
     /// What the row of an item that leaves memory lacks: its standing, or its row under the customer.
@@ -249,7 +249,8 @@ impl Stock {
         let is_left = !self.customers[customer].ready.is_empty();
         if !is_left {
             self.customers[customer].turn = CustomerTurn::None;
-            self.customers.release(customer, &mut self.queues);
+            let queue = self.customers[customer].queue;
+            self.customers.release(customer, self.queues.live(queue));
         }
         is_left
     }
@@ -297,7 +298,7 @@ impl Stock {
         let item = self.items.remove(id)?;
         self.batched -= usize::from(item.is_in_batch());
         if let Some(customer) = item.customer() {
-            self.customers.remove_row(customer, &mut self.queues);
+            self.customers.remove_row(customer, self.queues.live(item.queue()));
         }
         self.queues.live(item.queue()).may_not_drop(item.place(), id);
         self.queues.may_trim(item.queue());
@@ -323,7 +324,7 @@ impl Stock {
                 if let Some(customer) = customer {
                     self.forget_member(customer, pos);
                     let ops = self.journal.ops();
-                    self.windows.leave(&mut self.customers, &mut self.queues, customer, weight, false, ops);
+                    self.customers.leave(customer, self.queues.live(queue), weight, false, ops);
                 }
             }
             // Its entry is passed over when it is met.
@@ -335,12 +336,7 @@ impl Stock {
 
     pub(in crate::engine) fn configure(&mut self, budget: Budget, now: Now) {
         self.budget = budget;
-        for id in self.customers.configure(&self.queues) {
-            if self.customers[id].window.is_some() {
-                // A shorter quiet time holds for the open windows too.
-                self.windows.plan_check(&mut self.customers, &self.queues, id, now);
-            }
-        }
+        self.customers.configure(&self.queues, now);
         for id in self.items.ids().collect::<Vec<_>>() {
             let (queue, key) = (self.items[id].queue(), self.items[id].place());
             let flying = matches!(self.items[id].stage(), Stage::Flying(_));
@@ -507,7 +503,7 @@ impl Stock {
                 counts.1 += 1;
             }
             if let Stage::Windowed { pos, .. } = item.stage() {
-                let window = item.customer().and_then(|customer| self.customers[customer].window.as_ref());
+                let window = item.customer().and_then(|customer| self.customers.window(customer));
                 let window = window.expect("a member has an open window");
                 assert_eq!(
                     window.members().get(pos as usize),

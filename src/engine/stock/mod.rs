@@ -27,7 +27,6 @@ use super::types::{
     Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Format, Identity, Key, NewItem, Now, Thresholds,
 };
 use super::window::{self, Member, Plan, Window};
-use super::windows::Windows;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -77,7 +76,6 @@ pub(super) struct Stock {
     items: Items,
     queues: Queues,
     customers: Customers,
-    windows: Windows,
     journal: Journal,
     reads: Reads,
     watch: Watch,
@@ -120,8 +118,7 @@ impl Stock {
         Stock {
             items: Items::new(),
             queues,
-            customers: Customers::new(),
-            windows: Windows::new(now),
+            customers: Customers::new(now),
             journal,
             reads: Reads::new(),
             watch: Watch::new(),
@@ -154,10 +151,6 @@ impl Stock {
 
     pub(super) fn customers(&self) -> &Customers {
         &self.customers
-    }
-
-    pub(super) fn windows(&self) -> &Windows {
-        &self.windows
     }
 
     pub(super) fn queues(&self) -> &Queues {
@@ -207,7 +200,7 @@ impl Stock {
     /// Takes a new item in; its arrival number.
     pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
         let queue = admission.queue;
-        let customer = new.customer.as_deref().map(|name| self.customers.id(&mut self.queues, queue, name));
+        let customer = new.customer.as_deref().map(|name| self.customers.id(self.queues.live(queue), name));
         customer.into_iter().for_each(|id| self.customers.pin(id));
         let expiry = new.expiry.unwrap_or(u64::MAX);
         let windowed = customer.filter(|_| admission.timing == Timing::Windowed);
@@ -232,18 +225,18 @@ impl Stock {
         self.counters.accepted += 1;
         self.place(item, windowed.is_some(), admission.may_defer, now);
         if let Some(id) = windowed {
-            if let Some(cause) = Windows::is_full(&self.customers, &self.queues, id) {
+            if let Some(cause) = self.customers.is_full(id, self.queues.live(queue)) {
                 self.close_window(id, cause, now);
             }
         }
-        customer.into_iter().for_each(|id| self.customers.unpin(id, &mut self.queues));
+        customer.into_iter().for_each(|id| self.customers.unpin(id, self.queues.live(queue)));
         seq
     }
 
     /// Where an item with a time of its own lies: by itself, or, due when its customer's window ends, amid
     /// the members of that, for they leave in the order in which they came.
     fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64) -> Key {
-        let window = customer.and_then(|id| self.customers[id].window.as_ref());
+        let window = customer.and_then(|id| self.customers.window(id));
         let near = |place: &Key| place.due == due && seq - place.window <= self.thresholds().span;
         window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
     }
@@ -293,7 +286,7 @@ impl Stock {
             let address = self.address(&item);
             self.watch.put(item.identity(), || item.to_stored(address));
             if let (Some(customer), true) = (item.customer(), windowed) {
-                self.windows.add_far(&mut self.customers, customer, now.wall + HORIZON_MS);
+                self.customers.add_far(customer, now.wall + HORIZON_MS);
             }
             return;
         }

@@ -13,7 +13,7 @@ impl Stock {
         }
         let (from, removed) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
         let (customer, row) = (self.items[id].customer(), self.customer_row(&self.items[id]));
-        let before = self.items[id].place();
+        let (queue, before) = (self.items[id].queue(), self.items[id].place());
         customer.into_iter().for_each(|customer| self.customers.pin(customer));
         if let Some(mut item) = self.remove(id) {
             self.leave_as_stray(&item);
@@ -21,7 +21,7 @@ impl Stock {
             item.reschedule(due);
             self.move_to_time(item, before, (from, removed), row, now);
         }
-        customer.into_iter().for_each(|customer| self.customers.unpin(customer, &mut self.queues));
+        customer.into_iter().for_each(|customer| self.customers.unpin(customer, self.queues.live(queue)));
     }
 
     /// The row is written under its new key; then the item goes where one belongs that is due then.

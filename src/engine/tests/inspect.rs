@@ -69,7 +69,7 @@ impl Engine {
             queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
         let stock = self.core.stock();
         let deadlines = [
-            stock.windows().next(),
+            stock.customers().next(),
             stock.journal().deadline(),
             stock.deferred_until(),
             self.core.deadline(),
@@ -77,7 +77,7 @@ impl Engine {
             self.scans.deadline(),
         ];
         let (course, arrivals, loader) = (&self.course, self.arrivals.describe(), &self.loader);
-        let open = stock.windows().open_count();
+        let open = stock.customers().open_windows();
         format!("{course:?}; {arrivals}; {loader:?}; {deadlines:?}; {open} windows; {queues:#?}")
     }
 }

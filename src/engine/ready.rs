@@ -1,0 +1,103 @@
+//! Due items of one customer, in the order in which they leave.
+
+use super::ids::ItemId;
+use super::mutant::{mutated, Mutant};
+use super::types::Key;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Due, UTC ms, and arrival number. In the store members of a window lie together: another item of the
+/// customer that is due with them may lie behind one that came later.
+type ReadyPlace = (u64, u64);
+
+/// Due items of one customer in order of (due, arrival). Most come in that order and cost nothing but their
+/// place in a line; the others are kept apart, so that no number of them makes a sort in one turn.
+#[derive(Debug, Default)]
+pub(super) struct ReadyItems {
+    in_order: VecDeque<(ReadyPlace, ItemId)>,
+    late: BTreeMap<ReadyPlace, ItemId>,
+}
+
+impl ReadyItems {
+    /// Adds one. Some that were added may have ended since; they stay until they are popped.
+    pub(super) fn push(&mut self, place: Key, item: ItemId) {
+        let place = (place.due, place.seq);
+        let last = self.in_order.back().map(|(last, _)| *last);
+        if last.is_none_or(|last| last <= place) || mutated(Mutant::OrderForgotten) {
+            self.in_order.push_back((place, item));
+        } else {
+            self.late.insert(place, item);
+        }
+    }
+
+    /// The one that is first.
+    pub(super) fn first(&self) -> Option<ItemId> {
+        let late = self.late.first_key_value().map(|(place, item)| (*place, *item));
+        self.in_order
+            .front()
+            .copied()
+            .into_iter()
+            .chain(late)
+            .min_by_key(|(place, _)| *place)
+            .map(|(_, item)| item)
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<ItemId> {
+        let late = self.late.first_key_value().map(|(place, _)| *place);
+        let in_order = self.in_order.front().map(|(place, _)| *place);
+        if late.is_some_and(|late| in_order.is_none_or(|place| late < place)) {
+            return self.late.pop_first().map(|(_, item)| item);
+        }
+        let first = self.in_order.pop_front();
+        self.shrink();
+        first.map(|(_, item)| item)
+    }
+
+    /// The first ones, in order, are the first again.
+    pub(super) fn put_back(&mut self, first: Vec<ItemId>, place_of: impl Fn(ItemId) -> Key) {
+        for item in first.into_iter().rev() {
+            let place = place_of(item);
+            self.in_order.push_front(((place.due, place.seq), item));
+        }
+    }
+
+    /// Some have another place now; those without one have gone.
+    pub(super) fn put_in_order(&mut self, place_of: impl Fn(ItemId) -> Option<Key>) {
+        let placed = |item| place_of(item).map(|place| ((place.due, place.seq), item));
+        let mut all: Vec<(ReadyPlace, ItemId)> = self.iter().filter_map(placed).collect();
+        all.sort_unstable();
+        (self.in_order, self.late) = (all.into(), BTreeMap::new());
+    }
+
+    pub(super) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
+        self.first().filter(|first| test(*first)).and_then(|_| self.pop_first())
+    }
+
+    pub(super) fn pop_last_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
+        let late = self.late.last_key_value().map(|(place, item)| (*place, *item));
+        let in_order = self.in_order.back().copied();
+        let (_, last) = late.max(in_order).filter(|(_, last)| test(*last))?;
+        if late > in_order {
+            self.late.pop_last();
+        } else {
+            self.in_order.pop_back();
+            self.shrink();
+        }
+        Some(last)
+    }
+
+    /// After a peak the line holds no memory, once it is empty.
+    fn shrink(&mut self) {
+        if self.in_order.is_empty() && self.in_order.capacity() > 64 {
+            self.in_order = VecDeque::new();
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_order.is_empty() && self.late.is_empty()
+    }
+
+    /// All of them, in no particular order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = ItemId> + '_ {
+        self.in_order.iter().map(|(_, item)| *item).chain(self.late.values().copied())
+    }
+}
