@@ -63,7 +63,7 @@ fn stored(daemon: &Daemon, items: usize) {
     });
 }
 
-/// The same, and waits until they are stored.
+/// Publishes items in turns, and waits until they are stored.
 fn publish(site: &Site, daemon: &Daemon, (customers, from, until): (usize, usize, usize)) {
     let mut raw = Raw::connect(site.node);
     put(&mut raw, site, 0..customers, from..until);

@@ -2,16 +2,13 @@
 //! whether it is busy, rests between its items, or has never been heard of.
 
 use super::lost::{config, losses, EGRESS};
+use super::{in_time, HELD_UP};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{alone, best_of_three, text, wait_until, Daemon, Inbox, Node, Proxy, Site};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Nobody is later than this, where it is measured.
-const LATE: Duration = Duration::from_secs(1);
-/// Who waits for a place that a silent queue has is later than this: it is given up after 30 s.
-const HELD_UP: Duration = Duration::from_secs(20);
 /// Longer than a confirm proves that a queue can be delivered to.
 const REST: Duration = Duration::from_millis(5_500);
 const ROUNDS: usize = 2;
@@ -21,51 +18,38 @@ const CHANNELS: usize = 64;
 struct Story<'s> {
     site: &'s Site<'s>,
     daemon: &'s Daemon,
+    /// How late the latest item was.
+    latest: &'s Cell<Duration>,
     count: usize,
-    measured: bool,
-    /// Items that have arrived.
-    arrived: Cell<u64>,
 }
 
 impl Story<'_> {
-    /// An item each of some applications, due at once: all are there in time. One set of applications is tried, or up to
-    /// three where it is measured.
-    fn arrive(&self, what: &str, sets: [&[(&str, &Inbox)]; 3]) {
-        let late = |round: usize| self.latest(&format!("{what}.{round}"), sets[round]);
-        if !self.measured {
-            let late = late(0);
-            let log = self.daemon.log_tail();
-            assert!(late < HELD_UP, "{what}: late by {late:?} beside {}: {log}", self.count);
-            return;
-        }
-        best_of_three(|round| {
-            let late = late(round as usize);
-            (late < LATE).then_some(()).ok_or_else(|| format!("{what}: {late:?} beside {}", self.count))
-        });
-    }
-
-    /// The same set as often as it is tried.
-    fn arrive_again(&self, what: &str, set: &[(&str, &Inbox)]) {
-        self.arrive(what, [set; 3]);
-    }
-
-    fn latest(&self, what: &str, inboxes: &[(&str, &Inbox)]) -> Duration {
+    /// An item each of some applications, due at once: all are there in time.
+    fn arrive(&self, what: &str, inboxes: &[(&str, &Inbox)]) {
         let began = Instant::now();
         let id = format!("{what}-{}", self.count);
         for (application, _) in inboxes {
             self.site.client.publish(&self.site.push(application, "{}").id(&id));
         }
         for (application, inbox) in inboxes {
-            assert_eq!(inbox.batch().ids(), [id.as_str()], "{application}: {}", self.daemon.log_tail());
-            self.arrived.set(self.arrived.get() + 1);
+            let batch = inbox.poll(LIMIT).expect("it arrives").batch();
+            assert_eq!(batch.ids(), [id.as_str()], "{application}");
+            let late = began.elapsed();
+            let log = self.daemon.log_tail();
+            assert!(
+                late < HELD_UP,
+                "{application} is late by {late:?} beside {} ({what}): {log}",
+                self.count
+            );
+            self.latest.set(self.latest.get().max(late));
         }
-        began.elapsed()
     }
 }
 
-/// More and more of them, as `counts` says.
-fn silent_ones(name: &str, counts: &[usize], kind: &str, measured: bool) {
-    let Some(node) = Node::own(name, "") else { return };
+/// More and more of them, as `counts` says. How late the latest item of another was.
+fn silent_ones(name: &str, counts: &[usize], kind: &str) -> Duration {
+    let latest = Cell::default();
+    let Some(node) = Node::own(name, "") else { return latest.get() };
     let site = Site::on(&node, name);
     let daemon = site.start(&site.config());
     let mut arguments = FieldTable::default();
@@ -78,39 +62,36 @@ fn silent_ones(name: &str, counts: &[usize], kind: &str, measured: bool) {
         site.application_with(application, arguments.clone());
         site.client.consume(&site.queue(application))
     };
-    let busy = ("busy", &inbox_of("busy"));
-    let three_of = |what: &str| -> [(String, Inbox); 3] {
-        [0, 1, 2].map(|n| format!("{what}-{n}")).map(|name| (name.clone(), inbox_of(&name)))
+    let (busy, rests) = (inbox_of("busy"), inbox_of("rests"));
+    let news_of = |what: &str| -> Vec<(String, Inbox)> {
+        let names = counts.iter().map(|count| format!("{what}{count}"));
+        names.map(|name| (name.clone(), inbox_of(&name))).collect()
     };
-    let rests = three_of("rests");
-    let rests = rests.each_ref().map(|(name, inbox)| (name.as_str(), inbox));
-    let story_of = |count| Story { site: &site, daemon: &daemon, count, measured, arrived: Cell::new(0) };
-    story_of(0).arrive_again("before", &[busy, rests[0], rests[1], rests[2]]);
+    let (firsts, news) = (news_of("first"), news_of("new"));
+    let both = [("busy", &busy), ("rests", &rests)];
+    Story { site: &site, daemon: &daemon, latest: &latest, count: 0 }.arrive("before", &both);
 
     let mut silent = 0;
-    for count in counts.iter().copied() {
-        let story = story_of(count);
-        let (firsts, news) = (three_of(&format!("first{count}")), three_of(&format!("new{count}")));
+    for ((count, (first, to_first)), (new, to_new)) in counts.iter().copied().zip(&firsts).zip(&news) {
+        let story = Story { site: &site, daemon: &daemon, latest: &latest, count };
         node.silence(&queues[silent..count]);
         // Of none of these is anything known.
         let at_once = (silent..count).map(|n| site.push(&mute(n), "{}").id("kept"));
         site.client.publish_all(at_once);
         silent = count;
-        let sets = firsts.each_ref().map(|(name, inbox)| [(name.as_str(), inbox), busy]);
-        story.arrive("at once", sets.each_ref().map(|set| set.as_slice()));
+        story.arrive("at once", &[(first, to_first), both[0]]);
         if count <= CHANNELS {
             wait_until("all are out", LIMIT, || daemon.items("in_flight") == count as u64);
         }
-        for round in 0..if count == all && !measured { ROUNDS } else { 1 } {
+        for round in 0..if count == all { ROUNDS } else { 1 } {
             let rested = Instant::now();
             let mut n = 0;
             while rested.elapsed() < REST {
-                story.arrive_again(&format!("busy {round}.{n}"), &[busy]);
+                story.arrive(&format!("busy {round}.{n}"), &both[..1]);
                 n += 1;
                 std::thread::sleep(Duration::from_millis(100));
             }
-            let sets = [0, 1, 2].map(|n| [busy, rests[n], (news[n].0.as_str(), &news[n].1)]);
-            story.arrive(&format!("rested {round}"), sets.each_ref().map(|set| set.as_slice()));
+            story.arrive(&format!("rested {round}"), &[both[0], both[1], (new, to_new)]);
         }
     }
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
@@ -122,21 +103,24 @@ fn silent_ones(name: &str, counts: &[usize], kind: &str, measured: bool) {
     }
     wait_until("they are confirmed", LIMIT, || daemon.items("in_flight") == 0 && daemon.items("parked") == 0);
     assert!(all > CHANNELS || daemon.state()["totals"]["unknown"] == 0);
+    latest.get()
 }
 
 #[test]
 fn silent_queues_make_nobody_late_however_many() {
-    silent_ones("silent_queues", &[8, 16, 40], "classic", false);
+    silent_ones("silent_queues", &[8, 16, 40], "classic");
 }
 
 #[test]
 fn silent_quorum_queues_make_nobody_late_however_many() {
-    silent_ones("silent_quorum_queues", &[8, 16, 40], "quorum", false);
+    silent_ones("silent_quorum_queues", &[8, 16, 40], "quorum");
 }
 
-/// What was out to them when the connection was lost is tried again, each alone; beside that others go on.
-fn suspects_of(name: &str, count: usize, kind: &str, measured: bool) {
-    let Some(node) = Node::own(name, "") else { return };
+/// What was out to them when the connection was lost is tried again, each alone; beside that others go on. How
+/// late the latest item of another was.
+fn suspects_of(name: &str, count: usize, kind: &str) -> Duration {
+    let latest = Cell::default();
+    let Some(node) = Node::own(name, "") else { return latest.get() };
     let site = Site::on(&node, name);
     // Beside the broker, which may wait for a silent queue before it closes a connection.
     let proxy = Proxy::start(node.login().0);
@@ -148,51 +132,51 @@ fn suspects_of(name: &str, count: usize, kind: &str, measured: bool) {
     (0..count).for_each(|n| site.application_with(&mute(n), arguments.clone()));
     let inboxes = ["busy", "rests", "first"].map(|name| (name, site.inbox(name)));
     let [busy, rests, first] = inboxes.each_ref().map(|(name, inbox)| (*name, inbox));
-    let story = Story { site: &site, daemon: &daemon, count, measured, arrived: Cell::new(0) };
-    story.arrive_again("before", &[busy, rests]);
+    let story = Story { site: &site, daemon: &daemon, latest: &latest, count };
+    story.arrive("before", &[busy, rests]);
     node.silence(&queues);
     site.client.publish_all((0..count).map(|n| site.push(&mute(n), "{}").id("kept")));
     wait_until("all are out, or were", LIMIT, || {
         daemon.items("in_flight") + daemon.items("parked") == count as u64
     });
-    for round in 0..if measured { 1 } else { ROUNDS } {
+    for round in 0..ROUNDS {
         // Else they would come once more.
-        wait_until("all is confirmed", LIMIT, || {
-            daemon.state()["totals"]["confirmed"] == story.arrived.get()
-        });
+        let arrived = 2 + 5 * round as u64;
+        wait_until("all is confirmed", LIMIT, || daemon.state()["totals"]["confirmed"] == arrived);
         let before = losses(&daemon);
         proxy.cut(true);
         wait_until("the connection is lost", LIMIT, || losses(&daemon) > before);
         wait_until("it is connected again", LIMIT, || daemon.ask("GET", "/readyz").0 == 200);
-        story.arrive_again(&format!("after loss {round}"), &[busy, first]);
+        story.arrive(&format!("after loss {round}"), &[busy, first]);
         std::thread::sleep(REST);
-        story.arrive_again(&format!("rested {round}"), &[busy, rests, first]);
+        story.arrive(&format!("rested {round}"), &[busy, rests, first]);
     }
     node.wake(&queues);
     for queue in &queues {
         assert_eq!(site.client.consume(queue).batch().ids(), ["kept"]);
     }
     wait_until("they are confirmed", LIMIT, || daemon.items("in_flight") == 0 && daemon.items("parked") == 0);
+    latest.get()
 }
 
 #[test]
 fn suspects_of_forty_silent_quorum_queues_make_nobody_late() {
-    suspects_of("suspects_of_forty", 40, "quorum", false);
+    suspects_of("suspects_of_forty", 40, "quorum");
 }
 
 mod alone {
-    use super::{alone, silent_ones, suspects_of};
+    use super::*;
 
     /// They are more than there are channels: those that wait in vain give their places up in turn.
     #[test]
     fn beside_two_hundred_silent_queues_nobody_is_a_second_late() {
         alone();
-        silent_ones("silent_measured", &[200], "classic", true);
+        best_of_three(|round| in_time(silent_ones(&format!("silent_ones_{round}"), &[200], "classic")));
     }
 
     #[test]
     fn beside_two_hundred_suspects_nobody_is_a_second_late() {
         alone();
-        suspects_of("suspects_measured", 200, "classic", true);
+        best_of_three(|round| in_time(suspects_of(&format!("suspects_{round}"), 200, "classic")));
     }
 }

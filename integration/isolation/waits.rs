@@ -1,16 +1,13 @@
-//! A queue that never confirms, and producers that go on about what hangs there: others go on, within a second where
-//! that is measured, and nothing is lost.
+//! A queue that never confirms, and producers that go on about what hangs there: others go on, and nothing is lost.
 
 use super::lost::in_flight;
+use super::{in_time, HELD_UP};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{alone, best_of_three, text, wait_until, Asker, Daemon, Inbox, Node, Push, Site};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Another application's items arrive within this time, where it is measured.
-const SOON: Duration = Duration::from_secs(1);
-/// Who waits for what hangs is later than this: it is given up after 30 s.
-const HELD_UP: Duration = Duration::from_secs(20);
 
 /// More than the default prefetch.
 const MANY: u32 = 10_500;
@@ -32,31 +29,25 @@ fn taken(site: &Site<'_>, other: &Inbox) {
     assert_eq!(behind, [id]);
 }
 
-/// Items of another application, one behind the other: each arrives soon.
-fn others_arrive(site: &Site<'_>, other: &Inbox, what: &str, (daemon, measured): (&Daemon, bool)) {
-    let slowest = |round: u32| {
-        let ids = (0..5).map(|n| format!("{what}.{round}.{n}"));
-        let took = ids.map(|id| {
-            let begun = Instant::now();
-            site.client.publish(&site.push("other", "{}").id(&id));
-            assert_eq!(other.batch().ids(), [id], "{}", daemon.log_tail());
-            begun.elapsed()
-        });
-        took.max().expect("five")
-    };
-    if !measured {
-        let took = slowest(0);
-        assert!(took < HELD_UP, "{what}: it took {took:?}: {}", daemon.log_tail());
-        return;
+/// Items of another application, one behind the other: each arrives soon. How long the slowest took.
+fn others_arrive(site: &Site<'_>, other: &Inbox, from: u32, daemon: &Daemon) -> Duration {
+    let mut slowest = Duration::ZERO;
+    for n in from..from + 5 {
+        let id = format!("other{n}");
+        let begun = Instant::now();
+        site.client.publish(&site.push("other", "{}").id(&id));
+        assert_eq!(other.batch().ids(), [id], "{}", daemon.log_tail());
+        let took = begun.elapsed();
+        assert!(took < HELD_UP, "it took {took:?}: {}", daemon.log_tail());
+        slowest = slowest.max(took);
     }
-    best_of_three(|round| {
-        let took = slowest(round);
-        (took < SOON).then_some(()).ok_or_else(|| format!("{what}: it took {took:?}"))
-    });
+    slowest
 }
 
-fn hold(name: &str, kind: &str, prefetch: Option<u32>, replaces: u32, measured: bool) {
-    let Some(node) = Node::own(name, "") else { return };
+/// How long the slowest item of another application took.
+fn hold(name: &str, kind: &str, prefetch: Option<u32>, replaces: u32) -> Duration {
+    let slowest = Cell::new(Duration::ZERO);
+    let Some(node) = Node::own(name, "") else { return slowest.get() };
     let site = Site::on(&node, name);
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), text(kind));
@@ -67,24 +58,26 @@ fn hold(name: &str, kind: &str, prefetch: Option<u32>, replaces: u32, measured: 
     let daemon = site.start(&config);
     let other = site.inbox("other");
     site.application_with("mute", arguments);
-    others_arrive(&site, &other, "before", (&daemon, measured));
+    let others_arrive =
+        |from: u32| slowest.set(slowest.get().max(others_arrive(&site, &other, from, &daemon)));
+    others_arrive(0);
     node.silence(&[site.queue("mute")]);
     site.client.publish(&replace(&site, "x", "0"));
     in_flight(&daemon, "mute");
     site.client.publish_all((1..=replaces).map(|n| replace(&site, "x", &n.to_string())));
     taken(&site, &other);
-    others_arrive(&site, &other, "beside what is replaced", (&daemon, measured));
+    others_arrive(10);
     let asker = Asker::new(&site);
     let cancel = |n: u32| asker.command(site.push("mute", "").id("x"), "tidegate.cancel", &n.to_string());
     site.client.publish_all((0..CANCELS).map(cancel));
     taken(&site, &other);
-    others_arrive(&site, &other, "beside what is cancelled", (&daemon, measured));
+    others_arrive(20);
     for _ in 0..CANCELS {
         let answer = asker.next().json();
         assert!(["in_flight", "cancelled"].iter().any(|result| answer["result"] == *result), "{answer}");
     }
     site.client.publish(&replace(&site, "x", "last"));
-    others_arrive(&site, &other, "at the end", (&daemon, measured));
+    others_arrive(30);
     node.wake(&[site.queue("mute")]);
     let mute = site.client.consume(&site.queue("mute"));
     let mut bodies = Vec::new();
@@ -92,16 +85,17 @@ fn hold(name: &str, kind: &str, prefetch: Option<u32>, replaces: u32, measured: 
         bodies.extend(mute.batch().items.into_iter().filter_map(|item| item.payload));
     }
     wait_until("all is acked", LIMIT, || site.client.depth(&site.ingest_queue()) == Some(0));
+    slowest.get()
 }
 
 #[test]
 fn what_replaces_and_cancels_what_hangs_holds_nobody_up_with_a_small_prefetch() {
-    hold("waits-small", "classic", Some(10), 2_000, false);
+    hold("waits-small", "classic", Some(10), 2_000);
 }
 
 #[test]
 fn what_replaces_and_cancels_what_hangs_in_a_quorum_queue_holds_nobody_up() {
-    hold("waits-quorum", "quorum", None, MANY, false);
+    hold("waits-quorum", "quorum", None, MANY);
 }
 
 /// As many ids as would fill the prefetch are in flight, and each is replaced.
@@ -113,14 +107,14 @@ fn what_replaces_many_that_hang_holds_nobody_up() {
     let daemon = site.start(&site.config().set("ingest.prefetch", "500").text("defaults.window", "300ms"));
     let other = site.inbox("other");
     site.application("mute");
-    others_arrive(&site, &other, "before", (&daemon, false));
+    others_arrive(&site, &other, 0, &daemon);
     node.silence(&[site.queue("mute")]);
     let count = 700;
     let one = |n: u32, body: &str| replace(&site, &n.to_string(), body).customer("ann");
     site.client.publish_all((0..count).map(|n| one(n, "old")));
     in_flight(&daemon, "mute");
     site.client.publish_all((0..count).map(|n| one(n, "new")));
-    others_arrive(&site, &other, "beside what is replaced", (&daemon, false));
+    others_arrive(&site, &other, 10, &daemon);
     node.wake(&[site.queue("mute")]);
     let mute = site.client.consume(&site.queue("mute"));
     let mut new = std::collections::BTreeSet::new();
@@ -133,11 +127,11 @@ fn what_replaces_many_that_hang_holds_nobody_up() {
 }
 
 mod alone {
-    use super::{alone, hold, MANY};
+    use super::*;
 
     #[test]
-    fn what_replaces_and_cancels_what_hangs_holds_nobody_up() {
+    fn what_replaces_and_cancels_what_hangs_holds_nobody_up_for_a_second() {
         alone();
-        hold("waits-default", "classic", None, MANY, true);
+        best_of_three(|round| in_time(hold(&format!("waits-default-{round}"), "classic", None, MANY)));
     }
 }

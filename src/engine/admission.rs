@@ -277,7 +277,7 @@ pub(super) fn make_room(
     now: Now,
 ) {
     if lacks_window(stock, settings, asked) {
-        if let Some(id) = stock.customers().first() {
+        if let Some(id) = stock.customers().first_to_close() {
             stock.close_window(id, ClosedBy::Flush, now);
         }
     }

@@ -179,12 +179,12 @@ impl Customers {
     }
 
     /// When the next window may have to close, monotonic.
-    pub(super) fn next(&self) -> Option<u64> {
+    pub(super) fn next_look(&self) -> Option<u64> {
         self.timers.next()
     }
 
     /// The customer whose window closes next.
-    pub(super) fn first(&self) -> Option<CustomerId> {
+    pub(super) fn first_to_close(&self) -> Option<CustomerId> {
         self.table.at(self.timers.first()?)
     }
 

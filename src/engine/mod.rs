@@ -176,7 +176,7 @@ impl Engine {
         let (core, stock) = (&self.core, self.core.stock());
         let wall = [stock.next_due(), self.loader.deadline(self.course.clocks.last())];
         let mono = [
-            stock.customers().next(),
+            stock.customers().next_look(),
             stock.journal().deadline(),
             stock.deferred_until(),
             core.deadline(),

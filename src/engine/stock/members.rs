@@ -99,12 +99,11 @@ impl Stock {
     pub(super) fn rejoin_window(&mut self, id: ItemId, customer: CustomerId, now: Now) -> bool {
         let item = &self.items[id];
         let member = Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq };
-        let Key { due: end, window: number, .. } = item.key();
         let (key, live) = (item.key(), self.queues.live(item.queue()));
         if self.customers.window(customer).is_none() {
-            let length = end.saturating_sub(now.wall).min(live.settings().window);
-            let plan = Plan { length, end, long: false, former: true };
-            self.customers.open(customer, live, plan, number, now);
+            let length = key.due.saturating_sub(now.wall).min(live.settings().window);
+            let plan = Plan { length, end: key.due, long: false, former: true };
+            self.customers.open(customer, live, plan, key.window, now);
         }
         let another = self.customers.window(customer).is_none_or(|window| !window.holds(key));
         if another && !mutated(Mutant::RejoinsAnother) {

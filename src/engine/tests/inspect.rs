@@ -69,7 +69,7 @@ impl Engine {
             queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
         let stock = self.core.stock();
         let deadlines = [
-            stock.customers().next(),
+            stock.customers().next_look(),
             stock.journal().deadline(),
             stock.deferred_until(),
             self.core.deadline(),
