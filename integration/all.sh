@@ -16,6 +16,9 @@
 # TEST_MINUTES (36): what runs then is ended and has failed. TEST_THREADS: black-box tests at a time. TIDEGATE_BIN: another
 # daemon than the one that is built with the tests. SUITES: modules of the suites instead of all of them, which leaves out
 # the table of faults. What each program has said stays in target/checks.
+#
+# The data of the brokers, and what the unit tests write, lie in memory where there is room (TIDEGATE_TEST_NODES names the
+# directory; empty: nowhere). The disk is left to the daemons, whose syncs are what is tested.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 cargo=${CARGO:-cargo}
@@ -34,6 +37,17 @@ CARGO_MANIFEST_DIR=$PWD
 TIDEGATE_SKIPPED=$out/skipped
 RUSTC_WORKSPACE_WRAPPER=$PWD/integration/rustc.sh
 export RUST_MIN_STACK CARGO_MANIFEST_DIR TIDEGATE_SKIPPED RUSTC_WORKSPACE_WRAPPER
+
+# GiB of a directory in memory, and of memory, that may be used; 0 where it is none.
+free_gib() { df -Pk -t tmpfs "$1" 2>/dev/null | awk 'END { print int($4 / 1048576) }'; }
+memory_gib() { awk '/^MemAvailable:/ { print int($2 / 1048576) }' /proc/meminfo; }
+if [ -z "${TIDEGATE_TEST_NODES+set}" ] && [ "$(free_gib /dev/shm)" -ge 4 ] && [ "$(memory_gib)" -ge 8 ]; then
+	TIDEGATE_TEST_NODES=/dev/shm
+	export TIDEGATE_TEST_NODES
+fi
+
+# What the compiler keeps for the next change costs the first build half of what it writes.
+[ -d target/debug/incremental ] || export CARGO_INCREMENTAL=0
 : >"$TIDEGATE_SKIPPED"
 : >"$out/phases"
 : >"$out/details"
@@ -237,7 +251,7 @@ in_the_shadow() {
 	run tidy $nice "$(program build test tidy)"
 	run main $nice "$(program build bin tidegate)"
 	run fuzz $nice "$(program build test fuzz)"
-	SEEDS=${SEEDS:-400} run lib $nice "$(program build lib tidegate)"
+	SEEDS=${SEEDS:-400} TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}} run lib $nice "$(program build lib tidegate)"
 	# Last, when little is left beside it.
 	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }

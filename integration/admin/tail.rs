@@ -44,7 +44,8 @@ fn it_listens_where_batches_are_published() {
     let batch = std::thread::scope(|scope| {
         let tail = scope.spawn(|| daemon.cli(&["tail", "shop", "--count", "1", "--for", "120s"]));
         wait_until("a queue is bound there", Duration::from_secs(60), || {
-            node.ctl(&["list_bindings", "-p", "tail-out", "routing_key"]).lines().any(|key| key == "shop")
+            let keys = "[element(3, Binding) || Binding <- rabbit_binding:list(<<\"tail-out\">>)]";
+            node.eval(&format!("lists:member(<<\"shop\">>, {keys}).")) == "true"
         });
         site.client.publish(&site.push("shop", "1").id("there"));
         tail.join().expect("the command ends")

@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MEDIAN: Duration = Duration::from_secs(5);
 
 /// Publishing has a login of its own, by which its connection can be closed.
-pub(super) const EGRESS: &str = "other";
+const EGRESS: &str = "closed";
 
 /// `uri`: of the publishing end.
 pub(super) fn config(site: &Site<'_>, uri: &str) -> Config {
@@ -45,8 +45,10 @@ pub(super) fn in_flight(daemon: &Daemon, application: &str) {
 
 #[test]
 fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
-    let Some(node) = Node::own("a_connection_lost_while_a_queue_keeps_silent", "") else { return };
-    let site = Site::on(&node, "lost-silent");
+    let Some(node) = Node::controlled("a_connection_lost_while_a_queue_keeps_silent") else { return };
+    let site = Site::on(node, "lost-silent");
+    node.ctl(&["add_user", EGRESS, EGRESS]);
+    node.ctl(&["set_permissions", "-p", "/", EGRESS, ".*", ".*", ".*"]);
     let mut daemon = site.start(&config(&site, &node.uri_of(EGRESS, "%2f")));
     let other = site.inbox("other");
     site.application("mute");
@@ -56,7 +58,7 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
     node.silence(&[site.queue("mute")]);
     site.client.publish(&site.push("mute", "{}").id("kept"));
     in_flight(&daemon, "mute");
-    close_once(&node, &daemon);
+    close_once(node, &daemon);
     for n in 0..20 {
         site.client.publish(&site.push("other", "{}").id(&format!("after{n}")));
         assert_eq!(other.batch().ids(), [format!("after{n}")], "{}", daemon.log_tail());
@@ -65,7 +67,7 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
     node.silence(&[site.dead()]);
     site.client.publish(&site.push("other", "{}").with("x-delay", "soon").id("bad"));
     wait_until("the letter is out", LIMIT, || daemon.state()["dead_letters"]["in_flight"] == 1);
-    close_once(&node, &daemon);
+    close_once(node, &daemon);
     site.client.publish(&site.push("other", "{}").id("last"));
     assert_eq!(other.batch().ids(), ["last"], "{}", daemon.log_tail());
     node.wake(&[site.dead(), site.queue("mute")]);
@@ -81,8 +83,8 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
     const PARKED: u64 = 300;
     /// Messages a second: no more than passes while others take most of the machine.
     const RATE: u64 = 150;
-    let Some(node) = Node::own(name, "") else { return };
-    let site = Site::on(&node, name);
+    let Some(node) = Node::controlled(name) else { return };
+    let site = Site::on(node, name);
     let (proxy, uri) = node.proxied();
     let mut daemon = site.start(&config(&site, &uri).text("store.kind", store));
     site.client.queue(&site.queue("all"), Default::default());

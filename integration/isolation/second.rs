@@ -10,9 +10,8 @@ fn second(config: &Config) -> Daemon {
     Daemon::start(&config.clone().text("store.path", &dir.join("store").to_string_lossy()), &dir)
 }
 
-fn consumers(site: &Site<'_>) -> usize {
-    let listed = site.node.ctl(&["list_consumers", "queue_name", "--quiet"]);
-    listed.lines().filter(|line| line.trim() == site.ingest_queue()).count()
+fn consumers(site: &Site<'_>) -> u64 {
+    site.node.consumers(&site.ingest_queue()).expect("the ingest queue")
 }
 
 fn waits(daemon: &Daemon) {

@@ -1,12 +1,12 @@
 //! Many queues that take what they are sent and confirm nothing: whoever else has something due is not late for them,
 //! whether it is busy, rests between its items, or has never been heard of.
 
-use super::lost::{config, losses, EGRESS};
+use super::lost::{config, losses};
 use super::{in_time, HELD_UP};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
-use tidegate_harness::{alone, best_of_three, text, wait_until, Daemon, Inbox, Node, Proxy, Site};
+use tidegate_harness::{alone, best_of_three, text, wait_until, Daemon, Inbox, Node, Site};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Longer than a confirm proves that a queue can be delivered to.
@@ -49,8 +49,8 @@ impl Story<'_> {
 /// More and more of them, as `counts` says. How late the latest item of another was.
 fn silent_ones(name: &str, counts: &[usize], kind: &str) -> Duration {
     let latest = Cell::default();
-    let Some(node) = Node::own(name, "") else { return latest.get() };
-    let site = Site::on(&node, name);
+    let Some(node) = Node::controlled(name) else { return latest.get() };
+    let site = Site::on(node, name);
     let daemon = site.start(&site.config());
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), text(kind));
@@ -120,11 +120,11 @@ fn silent_quorum_queues_make_nobody_late_however_many() {
 /// late the latest item of another was.
 fn suspects_of(name: &str, count: usize, kind: &str) -> Duration {
     let latest = Cell::default();
-    let Some(node) = Node::own(name, "") else { return latest.get() };
-    let site = Site::on(&node, name);
+    let Some(node) = Node::controlled(name) else { return latest.get() };
+    let site = Site::on(node, name);
     // Beside the broker, which may wait for a silent queue before it closes a connection.
-    let proxy = Proxy::start(node.login().0);
-    let daemon = site.start(&config(&site, &proxy.uri(EGRESS, "%2f")));
+    let (proxy, uri) = node.proxied();
+    let daemon = site.start(&config(&site, &uri));
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), text(kind));
     let mute = |n: usize| format!("mute{n}");

@@ -47,8 +47,8 @@ fn others_arrive(site: &Site<'_>, other: &Inbox, from: u32, daemon: &Daemon) -> 
 /// How long the slowest item of another application took.
 fn hold(name: &str, kind: &str, prefetch: Option<u32>, replaces: u32) -> Duration {
     let slowest = Cell::new(Duration::ZERO);
-    let Some(node) = Node::own(name, "") else { return slowest.get() };
-    let site = Site::on(&node, name);
+    let Some(node) = Node::controlled(name) else { return slowest.get() };
+    let site = Site::on(node, name);
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), text(kind));
     let mut config = site.config();
@@ -102,8 +102,8 @@ fn what_replaces_and_cancels_what_hangs_in_a_quorum_queue_holds_nobody_up() {
 #[test]
 fn what_replaces_many_that_hang_holds_nobody_up() {
     let name = "waits-many";
-    let Some(node) = Node::own(name, "") else { return };
-    let site = Site::on(&node, name);
+    let Some(node) = Node::controlled(name) else { return };
+    let site = Site::on(node, name);
     let daemon = site.start(&site.config().set("ingest.prefetch", "500").text("defaults.window", "300ms"));
     let other = site.inbox("other");
     site.application("mute");

@@ -34,11 +34,12 @@ fn a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out() {
     // The daemon makes what it needs; an application's queue takes whatever is published there.
     site.application("tidegate.check");
     drop(site.start(&site.config()));
+    let user = "limited";
+    node.ctl(&["add_user", user, user]);
     let may = |configure: &str, write: &str, read: &str| {
-        node.ctl(&["set_permissions", "-p", "/", "other", configure, write, read]);
+        node.ctl(&["set_permissions", "-p", "/", user, configure, write, read]);
     };
-    let config =
-        site.config().text("amqp.uri", &node.uri_of("other", "%2f")).text("amqp.topology", "passive");
+    let config = site.config().text("amqp.uri", &node.uri_of(user, "%2f")).text("amqp.topology", "passive");
     let daemon = Daemon::stopped(&config, &site.dir);
     let check = || daemon.cli(&["check", "--connect", "--output", "json"]);
     may("^$", "^$", "^$");

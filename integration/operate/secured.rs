@@ -118,7 +118,7 @@ fn certificates_log_in_with_the_least_rights() {
             .text(&format!("{section}.login"), "external");
     }
     let daemon = Daemon::stopped(&config, &site.dir);
-    let client = make_accounts(&node, &daemon, "/");
+    let client = make_accounts(&node, &daemon, "/", Node::ctl);
     setup::works(&site, &client, daemon);
 }
 

@@ -151,7 +151,7 @@ impl Node {
     /// Starts a private node and waits until it serves. `plugins`: their names, by comma.
     pub fn start(conf: &str, plugins: &str) -> Node {
         let sbin = find_sbin();
-        let dir = guard::workdir("node");
+        let dir = guard::node_dir();
         let private = Private {
             sbin,
             port: free_port(),
@@ -261,8 +261,20 @@ impl Node {
         Some(told.unwrap_or_else(|| panic!("{expression}: {text}")).to_owned())
     }
 
-    /// Runs `rabbitmqctl` against the node.
+    /// Does what `rabbitmqctl` does with these arguments. Accounts and virtual hosts are made by [`Node::eval`].
     pub fn ctl(&self, arguments: &[&str]) -> String {
+        match in_erlang(arguments) {
+            Some(expression) => {
+                let told = self.eval(&expression);
+                assert_eq!(told, "ok", "{arguments:?}");
+                told
+            }
+            None => self.rabbitmqctl(arguments),
+        }
+    }
+
+    /// Runs `rabbitmqctl` against the node.
+    pub fn rabbitmqctl(&self, arguments: &[&str]) -> String {
         let private = self.private();
         let mut command = Command::new(private.sbin.join("rabbitmqctl"));
         private.environment(&mut command);
@@ -287,11 +299,18 @@ impl Node {
 
     /// Messages that a queue of the virtual host `/` holds, ready and unacked.
     pub fn messages(&self, queue: &str) -> Option<u64> {
-        let count = self.eval(&format!(
-            "case rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)) of \
-             {{ok, Q}} -> proplists:get_value(messages, rabbit_amqqueue:info(Q, [messages])); _ -> none end."
-        ));
-        count.parse().ok()
+        self.of_queue(queue, "proplists:get_value(messages, rabbit_amqqueue:info(Q, [messages]))")
+    }
+
+    /// Consumers of a queue of the virtual host `/`.
+    pub fn consumers(&self, queue: &str) -> Option<u64> {
+        self.of_queue(queue, "length(rabbit_amqqueue:consumers(Q))")
+    }
+
+    /// A number that an Erlang expression comes to for the queue `Q`; `None` where there is no such queue.
+    fn of_queue(&self, queue: &str, expression: &str) -> Option<u64> {
+        let found = format!("rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>))");
+        self.eval(&format!("case {found} of {{ok, Q}} -> {expression}; _ -> none end.")).parse().ok()
     }
 
     /// Raises (or clears) the memory alarm, which blocks all publishing connections. By the alarm itself: the
@@ -494,6 +513,23 @@ impl Private {
         }
         guard::forget(beam.id());
     }
+}
+
+/// The Erlang expression for an order to `rabbitmqctl` that tests give often; what it does not know has none. By
+/// [`Node::eval`] it takes no machine of its own.
+fn in_erlang(arguments: &[&str]) -> Option<String> {
+    let quoted: Vec<String> = arguments.iter().map(|word| format!("<<{:?}>>", word)).collect();
+    let words: Vec<&str> = quoted.iter().map(String::as_str).collect();
+    Some(match (arguments.first()?, words.get(1..)?) {
+        (&"add_user", [user, password]) => {
+            format!("rabbit_auth_backend_internal:add_user({user}, {password}, <<\"test\">>).")
+        }
+        (&"add_vhost", [vhost]) => format!("rabbit_vhost:add({vhost}, <<\"test\">>)."),
+        (&"set_permissions", [_, vhost, user, configure, write, read]) if arguments[1] == "-p" => format!(
+            "rabbit_auth_backend_internal:set_permissions({user}, {vhost}, {configure}, {write}, {read}, <<\"test\">>)."
+        ),
+        _ => return None,
+    })
 }
 
 fn definitions_json() -> String {

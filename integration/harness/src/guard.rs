@@ -25,23 +25,30 @@ for p in $pids; do
     while [ $n -lt 40 ] && kill -0 "$p" 2>/dev/null; do sleep 0.05; n=$((n + 1)); done
 done
 grep -o " $1/[^ ]*" /proc/mounts 2>/dev/null | while read -r m; do umount -l "$m"; done
-[ -n "$2" ] || rm -rf -- "$1"
+[ -n "$3" ] || rm -rf -- "$1" "$2"
 "#;
 
 struct Guard {
     watchdog: Option<(Child, ChildStdin)>,
     root: PathBuf,
+    nodes: PathBuf,
+}
+
+fn temporary(base: &Path) -> PathBuf {
+    let made = tempfile::Builder::new().prefix("tidegate-").tempdir_in(base);
+    made.unwrap_or_else(|e| panic!("a directory below {}: {e}", base.display())).keep()
 }
 
 fn guard() -> &'static Mutex<Guard> {
     static GUARD: OnceLock<Mutex<Guard>> = OnceLock::new();
     GUARD.get_or_init(|| {
-        let root =
-            tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary directory").keep();
+        let root = temporary(&std::env::temp_dir());
+        let nodes = std::env::var_os("TIDEGATE_TEST_NODES").filter(|base| !base.is_empty());
+        let nodes = nodes.map_or_else(|| root.clone(), |base| temporary(Path::new(&base)));
         let keep = std::env::var("TIDEGATE_TEST_KEEP").unwrap_or_default();
         let mut child = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "watchdog"])
-            .arg(&root)
+            .args([&root, &nodes])
             .arg(keep)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -51,7 +58,7 @@ fn guard() -> &'static Mutex<Guard> {
             .spawn()
             .expect("a watchdog process");
         let stdin = child.stdin.take().expect("the watchdog's input");
-        Mutex::new(Guard { watchdog: Some((child, stdin)), root })
+        Mutex::new(Guard { watchdog: Some((child, stdin)), root, nodes })
     })
 }
 
@@ -77,8 +84,18 @@ pub(crate) fn forget(pid: u32) {
 /// A new directory below this process's temporary root, which is removed when the process has ended (kept with
 /// `TIDEGATE_TEST_KEEP=1`).
 pub fn workdir(name: &str) -> PathBuf {
-    bounds::enter();
     let root = guard().lock().unwrap_or_else(PoisonError::into_inner).root.clone();
+    dir_below(&root, name)
+}
+
+/// The same for a broker, below `TIDEGATE_TEST_NODES` where that is set: in memory it spares the disk for what is tested.
+pub(crate) fn node_dir() -> PathBuf {
+    let nodes = guard().lock().unwrap_or_else(PoisonError::into_inner).nodes.clone();
+    dir_below(&nodes, "node")
+}
+
+fn dir_below(root: &Path, name: &str) -> PathBuf {
+    bounds::enter();
     let mut n = 0;
     loop {
         let dir: PathBuf = root.join(format!("{name}-{n}"));
