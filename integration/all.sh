@@ -239,7 +239,7 @@ fetch() { run fetch "${MAKE:-make}" -s fetch; }
 lint() { run lint "$cargo" fmt --all --check; }
 examples() { run examples ${1:-} "$cargo" test --example demo --example bench --no-run --locked --offline; }
 build() {
-	run build "$cargo" test ${lib:+--lib} --bins --test integration --test faults --test fuzz --test tidy --no-run \
+	run build "$cargo" test ${lib:+--lib} --test integration --test faults --test fuzz --test tidy --no-run \
 		--locked --offline --message-format=json-render-diagnostics
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
@@ -249,7 +249,6 @@ setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
 in_the_shadow() {
 	nice=${BESIDE:-nice -n 4}
 	run tidy $nice "$(program build test tidy)"
-	run main $nice "$(program build bin tidegate)"
 	run fuzz $nice "$(program build test fuzz)"
 	SEEDS=${SEEDS:-400} TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}} run lib $nice "$(program build lib tidegate)"
 	# Last, when little is left beside it.
@@ -288,7 +287,7 @@ if has blackbox && [ -z "$suites" ]; then
 	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone::
 fi
 
-programs="tidy main fuzz lib examples faults integration alone"
+programs="tidy fuzz lib examples faults integration alone"
 for each in $programs; do count "$each"; done
 once_more faults "$(program build test faults)"
 for each in integration alone; do once_more "$each" "$(program build test integration)"; done

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    alone, binary, bounded, nested_arrays, percentile, require, say, wait_until, Daemon, Inbox, Node, Raw,
-    RawProperties, Site,
+    alone, bounded, is_optimised, nested_arrays, percentile, require, say, wait_until, Daemon, Inbox, Node,
+    Raw, RawProperties, Site,
 };
 
 const MIB: u64 = 1 << 20;
@@ -261,8 +261,7 @@ mod alone {
         alone();
         bounded(Duration::from_secs(600));
         // An unoptimised binary would take many minutes for the million; it gets a tenth.
-        let optimised = binary().components().any(|c| c.as_os_str() == "release");
-        let count: u64 = if optimised { 1_000_000 } else { 100_000 };
+        let count: u64 = if is_optimised() { 1_000_000 } else { 100_000 };
         let Some(node) = Node::own("a_million_waiting_items", "") else { return };
         let site = Site::on(&node, "million");
         let inbox = site.inbox("shop");

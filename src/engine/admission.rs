@@ -7,6 +7,7 @@
 
 use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
+use super::queue::Condition;
 use super::stock::{Stock, Timing};
 use super::types::{ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
 use std::collections::BTreeSet;
@@ -189,7 +190,7 @@ impl Limits {
         let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
         if over == 0 || max == 0 {
             self.trimming.remove(&queue);
-            if stock.queues_mut().live(queue).set_trimming(false) {
+            if stock.queues_mut().live(queue).set(Condition::Trimming, false) {
                 stock.queues_mut().look_at(queue);
                 stock.queues_mut().run(queue);
             }
@@ -207,7 +208,7 @@ impl Limits {
         let before = victims.len();
         victims.extend(first.map(|(_, id)| (id, sentence.clone())));
         let lacking = victims.len() - before < most;
-        live.set_trimming(lacking);
+        live.set(Condition::Trimming, lacking);
         if lacking {
             self.trimming.remove(&queue);
             self.lacking.insert(queue);
@@ -220,7 +221,7 @@ impl Limits {
         let lacking = std::mem::take(&mut self.lacking);
         for queue in std::mem::take(&mut self.trimming).into_iter().chain(lacking) {
             if stock.queues().get(queue).is_some() {
-                stock.queues_mut().live(queue).set_trimming(false);
+                stock.queues_mut().live(queue).set(Condition::Trimming, false);
                 stock.queues_mut().look_at(queue);
             }
         }

@@ -12,6 +12,7 @@ use super::event::{Found, Load, Stored};
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, Residence, Stage};
 use super::mutant::{mutated, Mutant};
+use super::queue::Condition;
 use super::recent::Recent;
 use super::stock::Stock;
 use super::types::{
@@ -256,7 +257,7 @@ impl Core {
     /// Whether there may be more.
     pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
         for queue in self.dispatch.late_probes(&self.stock, now) {
-            self.stock.queues_mut().live(queue).hinder();
+            self.stock.queues_mut().live(queue).set(Condition::Hindered, true);
             self.stock.begin_evicting(queue, now);
         }
         let mut gone = 0;

@@ -20,7 +20,7 @@ use super::ids::{ItemId, QueueId};
 use super::items::{Item, NumberMap, Stage};
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::queue::Lane;
+use super::queue::{Condition, Lane};
 use super::stock::Stock;
 use super::types::{Batch, BatchItem, Content, Now, Settings};
 use std::collections::{BTreeSet, VecDeque};
@@ -487,7 +487,7 @@ impl Dispatch {
         let live = stock.queues_mut().live(queue);
         live.lane_mut().remove_items(rows);
         live.lane_mut().free_slot();
-        if was_alone && !mutated(Mutant::HindranceStays) && live.end_hindrance() {
+        if was_alone && !mutated(Mutant::HindranceStays) && live.set(Condition::Hindered, false) {
             stock.unstall(queue);
         }
     }

@@ -7,7 +7,7 @@
 use super::event::{Load, Range, RangeRows};
 use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
-use super::queue::Loading;
+use super::queue::{Condition, Loading};
 use super::stock::{Stock, HORIZON_MS};
 use super::types::Now;
 use std::collections::{BTreeSet, VecDeque};
@@ -196,7 +196,7 @@ impl Loader {
                 continue;
             };
             let held = stock.queues()[id].is_held_back();
-            let Some(loading) = stock.queues_mut().live(id).loading_mut() else { continue };
+            let Some(loading) = stock.queues_mut().live(id).loading_mut().as_mut() else { continue };
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
@@ -231,24 +231,26 @@ impl Loader {
 
 /// Its first items are to be given up, and are not in memory.
 fn is_trimming(stock: &Stock, id: QueueId) -> bool {
-    stock.queues()[id].live().is_some_and(|live| live.is_trimming())
+    stock.queues()[id].live().is_some_and(|live| live.is(Condition::Trimming))
 }
 
 /// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
 fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
     let queue = &stock.queues()[id];
-    if queue.far() == 0 || queue.live().is_some_and(|live| live.loading().is_some() || live.is_evicting()) {
+    if queue.far() == 0
+        || queue.live().is_some_and(|live| live.loading().is_some() || live.is(Condition::Evicting))
+    {
         return u64::MAX;
     }
     let near = queue.near_until();
     let Some(live) = queue.live() else {
         return if queue.is_paused() { u64::MAX } else { near.due.saturating_sub(HORIZON_MS / 2) };
     };
-    if live.is_trimming() {
+    if live.is(Condition::Trimming) {
         let lacks_head = live.droppable().next().is_none_or(|(key, _)| key > near);
         return if lacks_head { 0 } else { u64::MAX };
     }
-    if queue.is_paused() || queue.is_parked() || live.is_hindered() {
+    if queue.is_paused() || queue.is_parked() || live.is(Condition::Hindered) {
         return u64::MAX;
     }
     if queue.is_failing() {
@@ -279,6 +281,6 @@ fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let name = Arc::clone(queue.name());
     stock.reserve(rows, 0);
     let loading = Loading { from, until, rows, behind: None, void: false, head };
-    stock.queues_mut().live(id).begin_loading(loading);
+    *stock.queues_mut().live(id).loading_mut() = Some(loading);
     Range { queue: name, from, until, max_rows: rows }
 }

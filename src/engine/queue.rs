@@ -11,7 +11,9 @@
 
 mod due_line;
 mod lane;
+mod later;
 mod live;
+mod resident;
 mod table;
 
 use super::event::QueueRow;
@@ -21,7 +23,8 @@ use super::mutant::{mutated, Mutant};
 use super::types::Key;
 pub(super) use due_line::Entry;
 pub(super) use lane::Lane;
-pub(super) use live::Live;
+pub(super) use live::{Condition, Live};
+use resident::Resident;
 use std::sync::Arc;
 pub(super) use table::Queues;
 
@@ -81,7 +84,7 @@ impl Queue {
 
     /// Stored items that are in memory.
     pub(super) fn resident(&self) -> u64 {
-        self.live.as_ref().map_or(0, |live| live.resident())
+        self.live.as_ref().map_or(0, |live| live.resident().count())
     }
 
     /// Items in the store alone.
@@ -132,7 +135,9 @@ impl Queue {
 
     /// It cannot be delivered to at present, or it must not.
     pub(super) fn is_held_back(&self) -> bool {
-        self.paused || self.is_failing() || self.live.as_ref().is_some_and(|live| live.is_hindered())
+        self.paused
+            || self.is_failing()
+            || self.live.as_ref().is_some_and(|live| live.is(Condition::Hindered))
     }
 
     /// Items in the store alone that are due, as far as that is known without a look: of a queue that is
@@ -141,14 +146,14 @@ impl Queue {
         if self.near_until().due > wall {
             return 0;
         }
-        self.far().saturating_sub(self.live.as_ref().map_or(0, |live| live.later(wall)))
+        self.far().saturating_sub(self.live.as_ref().map_or(0, |live| live.later().count(wall)))
     }
 
     /// It is held back from now on, or goes on being so.
     pub(super) fn begin_hold(&mut self, wall: u64) {
         let (far, first) = (self.far(), self.near_until().due);
         if let Some(live) = self.live.as_mut() {
-            live.begin_later((far > 0 && first > wall).then_some((first, far)));
+            live.later_mut().begin((far > 0 && first > wall).then_some((first, far)));
         }
     }
 
@@ -156,20 +161,20 @@ impl Queue {
     pub(super) fn end_hold(&mut self) {
         let held = self.is_held_back();
         if let Some(live) = self.live.as_mut().filter(|_| !held) {
-            live.end_later();
+            live.later_mut().end();
         }
     }
 
     fn due_sooner(&mut self, end: u64, count: u64) {
         if let Some(live) = self.live.as_mut() {
-            live.due_sooner(end, count);
+            live.later_mut().due_sooner(end, count);
         }
     }
 
     /// An item that is not due yet has gone to the store alone, or come from there.
     fn count_later(&mut self, key: Key, wall: u64, comes: bool) {
         if let Some(live) = self.live.as_mut() {
-            live.count_later(key, wall, comes);
+            live.later_mut().note(key, wall, comes);
         }
     }
 
@@ -193,8 +198,7 @@ impl Queue {
 
     /// No stored item lies below.
     pub(super) fn low(&self) -> Key {
-        let near = self.live.as_ref().and_then(|live| live.first_second());
-        let near = near.map(|second| Key::at(second * 1_000));
+        let near = self.live.as_ref().and_then(|live| live.resident().first_due()).map(Key::at);
         let far = (self.far() > 0).then_some(self.near_until);
         [near, far].into_iter().flatten().min().unwrap_or(LAST)
     }
@@ -213,17 +217,13 @@ impl Queue {
     fn lower(&mut self, key: Key) {
         let known = self.far() > 0 || self.is_loading();
         self.near_until = if known { self.near_until.min(key) } else { key };
-        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading_mut()) {
+        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading_mut().as_mut()) {
             loading.behind = Some(loading.behind.map_or(key, |behind| behind.min(key)));
         }
     }
 
-    fn count_resident(&mut self, key: Key) {
-        self.live.as_mut().expect("a queue with items in memory is live").count_resident(key);
-    }
-
-    fn uncount_resident(&mut self, key: Key) {
-        self.live.as_mut().expect("a queue with items in memory is live").uncount_resident(key);
+    fn resident_mut(&mut self) -> &mut Resident {
+        self.live.as_mut().expect("a queue with items in memory is live").resident_mut()
     }
 
     fn lacks_customer_row(&mut self, key: Key) {
@@ -232,7 +232,7 @@ impl Queue {
 
     /// A read of the next rows has ended; the first key that it has not looked at.
     fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
-        let loading = self.live.as_mut()?.end_loading()?;
+        let loading = self.live.as_mut()?.loading_mut().take()?;
         let reached = if loading.void { loading.from } else { next.unwrap_or(Key::at(loading.until)) };
         let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
         self.near_until = behind.map_or(reached, |behind| behind.min(reached));

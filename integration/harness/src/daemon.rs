@@ -25,6 +25,12 @@ pub fn binary() -> PathBuf {
     target.join("tidegate")
 }
 
+/// Whether the binary under test is one of the release profile: what takes the other one minutes may be less for it, and
+/// still several times what it says that memory holds.
+pub fn is_optimised() -> bool {
+    binary().components().any(|part| part.as_os_str() == "release")
+}
+
 /// A configuration file in the making: values in TOML by dotted key.
 #[derive(Clone, Debug, Default)]
 pub struct Config {

@@ -33,7 +33,7 @@ pub use bounds::{alone, best_of_three, bounded};
 pub use broker::{external_uri, Node};
 pub use browser::Browser;
 pub use client::{Client, Ended, Inbox, Verdict};
-pub use daemon::{binary, Config, Daemon, HeldThread, Told};
+pub use daemon::{binary, is_optimised, Config, Daemon, HeldThread, Told};
 pub use disk::Disk;
 pub use guard::{run_guarded, workdir};
 pub use http::HttpAnswer;

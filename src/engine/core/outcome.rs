@@ -4,6 +4,7 @@ use super::Core;
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::items::Item;
 use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::queue::Condition;
 use crate::engine::types::{BatchId, End, Now, Outcome, Reason, Settled};
 use std::sync::Arc;
 
@@ -120,7 +121,7 @@ impl Core {
         let live = self.stock.queues_mut().live(queue);
         live.count_sent(count);
         live.health_mut().confirmed(since, now.mono, share);
-        if live.end_hindrance() {
+        if live.set(Condition::Hindered, false) {
             self.stock.unstall(queue);
         }
         self.stock.queues_mut()[queue].end_hold();
@@ -181,7 +182,7 @@ impl Core {
     fn park(&mut self, queue: QueueId, error: &str, now: Now) {
         let retry = self.stock.queues().settings_of(queue).retry;
         let live = self.stock.queues_mut().live(queue);
-        live.end_hindrance();
+        live.set(Condition::Hindered, false);
         if let Some(until) = live.health_mut().failed(error, &retry, &mut self.random, now.mono) {
             self.dispatch.begin_backoff(queue, until);
         }

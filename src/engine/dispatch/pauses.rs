@@ -4,6 +4,7 @@ use super::channels::Shortage;
 use super::{Dispatch, LATE_PROBE_MS};
 use crate::engine::ids::QueueId;
 use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::queue::Condition;
 use crate::engine::stock::Stock;
 use crate::engine::types::Now;
 use std::collections::BTreeSet;
@@ -42,7 +43,9 @@ impl Dispatch {
     pub(in crate::engine) fn late_probes(&self, stock: &Stock, now: Now) -> Vec<QueueId> {
         let late = self.channels.taken().filter(|(_, since)| since + LATE_PROBE_MS <= now.mono);
         let queues = late.filter_map(|(number, _)| self.flights.get(&number).map(|flight| flight.queue));
-        queues.filter(|queue| stock.queues()[*queue].live().is_some_and(|live| !live.is_hindered())).collect()
+        queues
+            .filter(|queue| stock.queues()[*queue].live().is_some_and(|live| !live.is(Condition::Hindered)))
+            .collect()
     }
 
     /// When something is to be done without any event, monotonic.
@@ -51,7 +54,7 @@ impl Dispatch {
         let channel = self.channels.next_given_up(self.wanted(stock));
         let late = self.channels.taken().filter(|(number, _)| {
             let queue = self.flights.get(number).and_then(|flight| stock.queues().get(flight.queue));
-            queue.and_then(|queue| queue.live()).is_some_and(|live| !live.is_hindered())
+            queue.and_then(|queue| queue.live()).is_some_and(|live| !live.is(Condition::Hindered))
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
         [backoff, channel, late].into_iter().flatten().min()

@@ -1,6 +1,6 @@
 //! The table of all queues: by name and by handle, what they count together, and which of them has work.
 
-use super::{Live, Loading, Queue, LAST};
+use super::{Condition, Live, Loading, Queue, LAST};
 use crate::engine::event::{QueueRow, DEAD_LETTERS};
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::lookup::Lookup;
@@ -222,7 +222,7 @@ impl Queues {
         self.count_in(id);
         let queue = &mut self.table[id];
         queue.stored += 1;
-        queue.count_resident(key);
+        queue.resident_mut().add(key);
         queue.lacks_customer_row(key);
         self.stored += 1;
         self.touch_row(id);
@@ -244,7 +244,7 @@ impl Queues {
     pub(in crate::engine) fn add_restored(&mut self, id: QueueId, key: Key) {
         self.live(id);
         self.table[id].count_later(key, self.wall, false);
-        self.table[id].count_resident(key);
+        self.table[id].resident_mut().add(key);
     }
 
     /// A stored item has left memory.
@@ -252,7 +252,7 @@ impl Queues {
         let queue = &mut self.table[id];
         queue.count_later(place, self.wall, true);
         queue.lower(place);
-        queue.uncount_resident(place);
+        queue.resident_mut().remove(place);
         self.look_at(id);
     }
 
@@ -271,8 +271,8 @@ impl Queues {
         let live = self.live(id);
         live.drops_as(before, now, item);
         if stored {
-            live.uncount_resident(before);
-            live.count_resident(now);
+            live.resident_mut().remove(before);
+            live.resident_mut().add(now);
             if !mutated(Mutant::LowNotTold) {
                 self.touch_row(id);
             }
@@ -287,7 +287,7 @@ impl Queues {
             queue.count_later(key, self.wall, false);
         }
         if resident {
-            queue.uncount_resident(key);
+            queue.resident_mut().remove(key);
         }
         self.stored -= 1;
         self.count_out(id);
@@ -359,7 +359,7 @@ impl Queues {
     /// Something has changed in the queue: where its first items are to be given up and were not in memory,
     /// that is tried again.
     pub(in crate::engine) fn may_trim(&mut self, id: QueueId) {
-        if self.table[id].live.as_ref().is_some_and(|live| live.is_trimming()) {
+        if self.table[id].live.as_ref().is_some_and(|live| live.is(Condition::Trimming)) {
             self.to_trim.push(id);
         }
     }
@@ -372,7 +372,7 @@ impl Queues {
     pub(in crate::engine) fn run(&mut self, id: QueueId) {
         let queue = &mut self.table[id];
         let Some(live) = queue.live.as_mut() else { return };
-        if !queue.paused && live.has_work() && live.begin_running() {
+        if !queue.paused && live.has_work() && !live.set(Condition::Running, true) {
             if mutated(Mutant::BacklogGoesFirst) {
                 self.run.push_front(id);
             } else {
@@ -384,7 +384,7 @@ impl Queues {
     pub(in crate::engine) fn next_to_run(&mut self) -> Option<QueueId> {
         while let Some(id) = self.run.pop_front() {
             if let Some(live) = self.table.get_mut(id).and_then(|queue| queue.live.as_mut()) {
-                live.end_running();
+                live.set(Condition::Running, false);
                 return Some(id);
             }
         }

@@ -130,7 +130,7 @@ impl Stock {
             {
                 self.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
-                    self.queues.live(queue).end_evicting();
+                    self.queues.live(queue).set(Condition::Evicting, false);
                     self.queues.look_at(queue);
                     self.queues.run(queue);
                 }
@@ -263,7 +263,7 @@ impl Stock {
         }
         let live = self.queues.live(queue);
         let holds = !live.line().is_empty() || live.line().has_stalled();
-        if holds && live.begin_evicting() {
+        if holds && !live.set(Condition::Evicting, true) {
             self.evicting.push_back(queue);
         }
         self.queues.look_at(queue);
@@ -519,7 +519,7 @@ impl Stock {
             let known = &self.queues[queue];
             assert_eq!(known.resident(), stored, "resident items of queue {}", known.name());
             let due = seconds.remove(&queue).unwrap_or_default();
-            let counted = known.live().map(|live| live.seconds().clone()).unwrap_or_default();
+            let counted = known.live().map(|live| live.resident().seconds().clone()).unwrap_or_default();
             assert_eq!(counted, due, "when those are due of queue {}", known.name());
             assert_eq!(known.total() - known.stored(), pending, "pending items of queue {}", known.name());
         }

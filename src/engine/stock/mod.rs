@@ -19,7 +19,7 @@ use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{self, Address, Item, Items, Placement, Residence, Stage};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
-use super::queue::{Entry, Queues};
+use super::queue::{Condition, Entry, Queues};
 use super::reads::{Reads, Watch};
 use super::schedule::Schedule;
 use super::snapshot::Counters;

@@ -26,7 +26,10 @@ impl Engine {
     /// Due ones of queues that are held back, which go to the store alone.
     pub(in crate::engine) fn rows_leaving(&self) -> usize {
         let queues = self.core.stock().queues();
-        let leaving = queues.ids().filter_map(|id| queues[id].live()).filter(|live| live.is_evicting());
+        let leaving = queues
+            .ids()
+            .filter_map(|id| queues[id].live())
+            .filter(|live| live.is(queue::Condition::Evicting));
         leaving.map(|live| live.line().items() as usize).sum()
     }
 

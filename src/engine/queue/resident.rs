@@ -1,0 +1,45 @@
+//! Stored items of a queue that are in memory: how many, and by the second of their places. That gives the
+//! low mark.
+
+use crate::engine::types::Key;
+use std::collections::BTreeMap;
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Resident {
+    count: u64,
+    seconds: BTreeMap<u64, u32>,
+}
+
+impl Resident {
+    pub(in crate::engine) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// How many are due in each second, for tests.
+    #[cfg(test)]
+    pub(in crate::engine) fn seconds(&self) -> &BTreeMap<u64, u32> {
+        &self.seconds
+    }
+
+    /// None of them is due before, UTC ms.
+    pub(super) fn first_due(&self) -> Option<u64> {
+        self.seconds.keys().next().map(|second| second * 1_000)
+    }
+
+    pub(super) fn add(&mut self, place: Key) {
+        self.count += 1;
+        *self.seconds.entry(place.due / 1_000).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, place: Key) {
+        self.count -= 1;
+        let second = place.due / 1_000;
+        if let Some(count) = self.seconds.get_mut(&second) {
+            *count -= 1;
+            if *count == 0 {
+                self.seconds.remove(&second);
+            }
+        }
+    }
+}
