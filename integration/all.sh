@@ -46,8 +46,8 @@ if [ -z "${TIDEGATE_TEST_NODES+set}" ] && [ "$(free_gib /dev/shm)" -ge 4 ] && [ 
 	export TIDEGATE_TEST_NODES
 fi
 
-# What the compiler keeps for the next change costs the first build half of what it writes.
-[ -d target/debug/incremental ] || export CARGO_INCREMENTAL=0
+# What the compiler keeps for the next change costs the first build half of what it writes. Cargo makes the directory anyhow.
+[ -n "$(ls target/debug/incremental 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 : >"$TIDEGATE_SKIPPED"
 : >"$out/phases"
 : >"$out/details"

@@ -190,9 +190,9 @@ impl Limits {
         let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
         if over == 0 || max == 0 {
             self.trimming.remove(&queue);
-            if stock.queues_mut().live(queue).set(Condition::Trimming, false) {
-                stock.queues_mut().look_at(queue);
-                stock.queues_mut().run(queue);
+            if stock.queues_mut().at(queue).live().set(Condition::Trimming, false) {
+                stock.queues_mut().at(queue).look_at();
+                stock.queues_mut().at(queue).run();
             }
             return;
         }
@@ -200,7 +200,7 @@ impl Limits {
         // been read.
         let bound = stock.queues()[queue].near_until();
         let most = stock.thresholds().trimmed.saturating_sub(victims.len());
-        let live = stock.queues_mut().live(queue);
+        let live = stock.queues_mut().at(queue).live();
         let most = most.min(over as usize);
         let reached = |key: Key| key < bound || key == bound && !mutated(Mutant::FirstIsNotReached);
         let first = live.droppable().take_while(|(key, _)| reached(*key)).take(most);
@@ -213,7 +213,7 @@ impl Limits {
             self.trimming.remove(&queue);
             self.lacking.insert(queue);
         }
-        stock.queues_mut().look_at(queue);
+        stock.queues_mut().at(queue).look_at();
     }
 
     /// After a reload the limits are others: they are found out again by the next item.
@@ -221,8 +221,8 @@ impl Limits {
         let lacking = std::mem::take(&mut self.lacking);
         for queue in std::mem::take(&mut self.trimming).into_iter().chain(lacking) {
             if stock.queues().get(queue).is_some() {
-                stock.queues_mut().live(queue).set(Condition::Trimming, false);
-                stock.queues_mut().look_at(queue);
+                stock.queues_mut().at(queue).live().set(Condition::Trimming, false);
+                stock.queues_mut().at(queue).look_at();
             }
         }
         self.flushing.clear();

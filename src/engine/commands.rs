@@ -256,7 +256,7 @@ fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: b
         }
     }
     let queue = queues.id(application);
-    if !queues.set_paused(queue, paused) {
+    if !queues.at(queue).set_paused(paused) {
         return Answer::Done { changed: false };
     }
     if !mutated(Mutant::PauseUnhurried) {

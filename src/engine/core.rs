@@ -257,7 +257,7 @@ impl Core {
     /// Whether there may be more.
     pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
         for queue in self.dispatch.late_probes(&self.stock, now) {
-            self.stock.queues_mut().live(queue).set(Condition::Hindered, true);
+            self.stock.queues_mut().at(queue).live().set(Condition::Hindered, true);
             self.stock.begin_evicting(queue, now);
         }
         let mut gone = 0;
@@ -387,7 +387,7 @@ impl Core {
 
     /// A queue is drained again that was not.
     pub(super) fn resume(&mut self, queue: QueueId) {
-        self.stock.queues_mut()[queue].end_hold();
+        self.stock.queues_mut().at(queue).end_hold();
         self.stock.unstall(queue);
         self.dispatch.look_again(&mut self.stock, queue);
     }

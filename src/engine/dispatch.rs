@@ -179,14 +179,14 @@ impl Dispatch {
     }
 
     fn next_in_line(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> Option<Candidate> {
-        let live = stock.queues_mut().live(queue);
+        let live = stock.queues_mut().at(queue).live();
         if live.lane().slots() == 0 {
             live.health_mut().rest(now.mono);
         }
         if !self.may_send(stock, queue, now) {
             return None;
         }
-        let health = stock.queues_mut().live(queue).health();
+        let health = stock.queues_mut().at(queue).live().health();
         let (alone, failing) = (health.needs_probe(), health.is_failing());
         if alone && !self.channels.has_room(failing) {
             self.channels.wait(queue, failing);
@@ -194,7 +194,7 @@ impl Dispatch {
         }
         let candidate = self.next_of(stock, queue, alone, now);
         if candidate.is_none() {
-            stock.queues_mut().look_at(queue);
+            stock.queues_mut().at(queue).look_at();
         }
         candidate
     }
@@ -203,7 +203,7 @@ impl Dispatch {
     fn call_for_channel(&mut self, stock: &mut Stock) -> bool {
         let Some(queue) = self.channels.next_waiting() else { return false };
         if stock.queues().get(queue).is_some() {
-            stock.queues_mut().run(queue);
+            stock.queues_mut().at(queue).run();
         }
         true
     }
@@ -246,8 +246,10 @@ impl Dispatch {
     }
 
     fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool, now: Now) -> Option<Candidate> {
-        let later = mutated(Mutant::NewOvertakesFailed) && !stock.queues_mut().live(queue).line().is_empty();
-        while let Some(number) = stock.queues_mut().live(queue).lane_mut().take_to_resend().filter(|_| !later)
+        let later =
+            mutated(Mutant::NewOvertakesFailed) && !stock.queues_mut().at(queue).live().line().is_empty();
+        while let Some(number) =
+            stock.queues_mut().at(queue).live().lane_mut().take_to_resend().filter(|_| !later)
         {
             if let Some(candidate) = self.again(number, alone) {
                 return Some(candidate);
@@ -265,15 +267,15 @@ impl Dispatch {
             self.flights.remove(&number);
         });
         if candidate.suspect && !mutated(Mutant::DroppedSuspectCounts) {
-            stock.queues_mut().live(candidate.queue).lane_mut().remove_suspects(1);
+            stock.queues_mut().at(candidate.queue).live().lane_mut().remove_suspects(1);
         }
         self.look_again(stock, candidate.queue);
     }
 
     /// Something has changed for the queue: it stands in line again, and the loader looks at it.
     pub(super) fn look_again(&mut self, stock: &mut Stock, queue: QueueId) {
-        stock.queues_mut().look_at(queue);
-        stock.queues_mut().run(queue);
+        stock.queues_mut().at(queue).look_at();
+        stock.queues_mut().at(queue).run();
     }
 
     /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one
@@ -305,7 +307,7 @@ impl Dispatch {
         if alone {
             self.channels.take(number, stock.queues()[queue].is_failing(), bytes, now);
         }
-        let lane = stock.queues_mut().live(queue).lane_mut();
+        let lane = stock.queues_mut().at(queue).live().lane_mut();
         lane.add_items(count);
         lane.take_slot();
         lane.remove_suspects(usize::from(suspect));
@@ -324,7 +326,7 @@ impl Dispatch {
         } else {
             self.launch(stock, number, now, out);
         }
-        stock.queues_mut().run(queue);
+        stock.queues_mut().at(queue).run();
     }
 
     /// The payloads that flights wait for.
@@ -362,15 +364,15 @@ impl Dispatch {
     /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its
     /// number and members, to be looked at once more: time has passed.
     pub(super) fn next_fetched(&mut self, stock: &mut Stock, queue: QueueId) -> Option<(u64, Vec<ItemId>)> {
-        let number = stock.queues_mut().live(queue).lane().first_fetching()?;
+        let number = stock.queues_mut().at(queue).live().lane().first_fetching()?;
         let Some(flight) = self.flights.get_mut(&number) else {
-            stock.queues_mut().live(queue).lane_mut().fetched(false);
+            stock.queues_mut().at(queue).live().lane_mut().fetched(false);
             return self.next_fetched(stock, queue);
         };
         if !matches!(flight.state, FlightState::Fetching { missing: 0, .. }) {
             return None;
         }
-        stock.queues_mut().live(queue).lane_mut().fetched(flight.recalled);
+        stock.queues_mut().at(queue).live().lane_mut().fetched(flight.recalled);
         Some((number, std::mem::take(&mut flight.rows)))
     }
 
@@ -425,7 +427,7 @@ impl Dispatch {
 
     /// Members of a flight that holds a slot were taken out: the queue counts them no more.
     pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
-        stock.queues_mut().live(queue).lane_mut().remove_items(gone as u64);
+        stock.queues_mut().at(queue).live().lane_mut().remove_items(gone as u64);
     }
 
     /// Hands a flight to the publisher.
@@ -484,7 +486,7 @@ impl Dispatch {
         let Some(flight) = self.flights.get(&number) else { return };
         self.egress.free_slot(flight.bytes);
         let (queue, was_alone) = (flight.queue, self.channels.give_back(number));
-        let live = stock.queues_mut().live(queue);
+        let live = stock.queues_mut().at(queue).live();
         live.lane_mut().remove_items(rows);
         live.lane_mut().free_slot();
         if was_alone && !mutated(Mutant::HindranceStays) && live.set(Condition::Hindered, false) {
@@ -508,7 +510,7 @@ impl Dispatch {
     /// where others of its queue wait for theirs, which neither overtake nor are overtaken.
     pub(super) fn try_again(&mut self, stock: &mut Stock, number: u64, alone: bool) {
         let Some(queue) = self.flights.get(&number).map(|flight| flight.queue) else { return };
-        let live = stock.queues_mut().live(queue);
+        let live = stock.queues_mut().at(queue).live();
         let first = alone && !live.health().needs_probe();
         if first || live.lane().suspects() > 0 && !mutated(Mutant::SuspectsOvertakeRepeats) {
             self.suspect(stock, number, first);
@@ -521,7 +523,7 @@ impl Dispatch {
     fn send_again(&mut self, stock: &mut Stock, number: u64) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.state = FlightState::Resend;
-        stock.queues_mut().live(flight.queue).lane_mut().resend(number);
+        stock.queues_mut().at(flight.queue).live().lane_mut().resend(number);
         let queue = flight.queue;
         self.look_again(stock, queue);
     }
@@ -530,7 +532,7 @@ impl Dispatch {
     pub(super) fn suspect(&mut self, stock: &mut Stock, number: u64, first: bool) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.state = FlightState::Suspect;
-        stock.queues_mut().live(flight.queue).lane_mut().add_suspect();
+        stock.queues_mut().at(flight.queue).live().lane_mut().add_suspect();
         if first {
             self.suspects.push_front(number);
         } else {
@@ -567,7 +569,7 @@ impl Dispatch {
         }
         let (queue, state) = (flight.queue, flight.state);
         self.flights.remove(&number);
-        let lane = stock.queues_mut().live(queue).lane_mut();
+        let lane = stock.queues_mut().at(queue).live().lane_mut();
         match state {
             FlightState::Suspect => {
                 lane.remove_suspects(usize::from(!mutated(Mutant::EmptiedSuspectCounts)));

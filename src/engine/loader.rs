@@ -77,7 +77,7 @@ impl Loader {
     }
 
     fn want(&mut self, stock: &mut Stock, id: QueueId, at: u64) {
-        let before = stock.queues_mut()[id].wake_at(at);
+        let before = stock.queues_mut().at(id).wake_at(at);
         if before != u64::MAX {
             self.wanted.remove(&(before, id));
             self.probes.remove(&(before, id));
@@ -196,7 +196,7 @@ impl Loader {
                 continue;
             };
             let held = stock.queues()[id].is_held_back();
-            let Some(loading) = stock.queues_mut().live(id).loading_mut().as_mut() else { continue };
+            let Some(loading) = stock.queues_mut().at(id).live().loading_mut().as_mut() else { continue };
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
@@ -207,13 +207,13 @@ impl Loader {
             } else {
                 next
             };
-            if let Some(loading) = stock.queues_mut().loaded(id, next) {
+            if let Some(loading) = stock.queues_mut().at(id).loaded(next) {
                 let kept = void && mutated(Mutant::VoidReadKeepsItsPlace);
                 stock.fulfil(if kept { 0 } else { loading.rows }, 0);
             }
             stock.unstall(id);
-            stock.queues_mut().may_trim(id);
-            stock.queues_mut().look_at(id);
+            stock.queues_mut().at(id).may_trim();
+            stock.queues_mut().at(id).look_at();
         }
         if let Some(share) = self.under_way.pop_front() {
             stock.fulfil(0, share.bytes);
@@ -281,6 +281,6 @@ fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let name = Arc::clone(queue.name());
     stock.reserve(rows, 0);
     let loading = Loading { from, until, rows, behind: None, void: false, head };
-    *stock.queues_mut().live(id).loading_mut() = Some(loading);
+    *stock.queues_mut().at(id).live().loading_mut() = Some(loading);
     Range { queue: name, from, until, max_rows: rows }
 }

@@ -9,6 +9,7 @@
 //! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is
 //! its [`Live`] part.
 
+mod agenda;
 mod due_line;
 mod lane;
 mod later;
@@ -24,7 +25,6 @@ use super::types::Key;
 pub(super) use due_line::Entry;
 pub(super) use lane::Lane;
 pub(super) use live::{Condition, Live};
-use resident::Resident;
 use std::sync::Arc;
 pub(super) use table::Queues;
 
@@ -106,11 +106,6 @@ impl Queue {
         self.former_unindexed
     }
 
-    /// The loader looks at it at `at`, wall clock; `u64::MAX`: not at all. When it was to do so before.
-    pub(super) fn wake_at(&mut self, at: u64) -> u64 {
-        std::mem::replace(&mut self.wake, at)
-    }
-
     /// The customer of this name, if anything of theirs is in memory or their window is open.
     pub(super) fn customer(&self, name: &str) -> Option<CustomerId> {
         self.live()?.customer(name)
@@ -149,35 +144,6 @@ impl Queue {
         self.far().saturating_sub(self.live.as_ref().map_or(0, |live| live.later().count(wall)))
     }
 
-    /// It is held back from now on, or goes on being so.
-    pub(super) fn begin_hold(&mut self, wall: u64) {
-        let (far, first) = (self.far(), self.near_until().due);
-        if let Some(live) = self.live.as_mut() {
-            live.later_mut().begin((far > 0 && first > wall).then_some((first, far)));
-        }
-    }
-
-    /// It is held back no more, if so.
-    pub(super) fn end_hold(&mut self) {
-        let held = self.is_held_back();
-        if let Some(live) = self.live.as_mut().filter(|_| !held) {
-            live.later_mut().end();
-        }
-    }
-
-    fn due_sooner(&mut self, end: u64, count: u64) {
-        if let Some(live) = self.live.as_mut() {
-            live.later_mut().due_sooner(end, count);
-        }
-    }
-
-    /// An item that is not due yet has gone to the store alone, or come from there.
-    fn count_later(&mut self, key: Key, wall: u64, comes: bool) {
-        if let Some(live) = self.live.as_mut() {
-            live.later_mut().note(key, wall, comes);
-        }
-    }
-
     /// No item that memory lacks lies below. What is due at or above it waits for what has to be loaded.
     pub(super) fn near_until(&self) -> Key {
         if self.far() == 0 && !self.is_loading() {
@@ -211,32 +177,6 @@ impl Queue {
             paused: self.paused && !mutated(Mutant::PauseForgotten),
             unindexed_until: if self.stored == 0 { 0 } else { self.unindexed_until },
         }
-    }
-
-    /// An item with this key is in the store alone from now on. Call it before the counts change.
-    fn lower(&mut self, key: Key) {
-        let known = self.far() > 0 || self.is_loading();
-        self.near_until = if known { self.near_until.min(key) } else { key };
-        if let Some(loading) = self.live.as_mut().and_then(|live| live.loading_mut().as_mut()) {
-            loading.behind = Some(loading.behind.map_or(key, |behind| behind.min(key)));
-        }
-    }
-
-    fn resident_mut(&mut self) -> &mut Resident {
-        self.live.as_mut().expect("a queue with items in memory is live").resident_mut()
-    }
-
-    fn lacks_customer_row(&mut self, key: Key) {
-        self.unindexed_until = self.unindexed_until.max(key.due.saturating_add(1));
-    }
-
-    /// A read of the next rows has ended; the first key that it has not looked at.
-    fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
-        let loading = self.live.as_mut()?.loading_mut().take()?;
-        let reached = if loading.void { loading.from } else { next.unwrap_or(Key::at(loading.until)) };
-        let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
-        self.near_until = behind.map_or(reached, |behind| behind.min(reached));
-        Some(loading)
     }
 
     /// For messages of tests.

@@ -118,13 +118,13 @@ impl Core {
         delivered.extend(flight.rows);
         self.dispatch.heard(since, now);
         let share = self.dispatch.share();
-        let live = self.stock.queues_mut().live(queue);
+        let live = self.stock.queues_mut().at(queue).live();
         live.count_sent(count);
         live.health_mut().confirmed(since, now.mono, share);
         if live.set(Condition::Hindered, false) {
             self.stock.unstall(queue);
         }
-        self.stock.queues_mut()[queue].end_hold();
+        self.stock.queues_mut().at(queue).end_hold();
         self.dispatch.look_again(&mut self.stock, queue);
     }
 
@@ -181,7 +181,7 @@ impl Core {
     /// its head.
     fn park(&mut self, queue: QueueId, error: &str, now: Now) {
         let retry = self.stock.queues().settings_of(queue).retry;
-        let live = self.stock.queues_mut().live(queue);
+        let live = self.stock.queues_mut().at(queue).live();
         live.set(Condition::Hindered, false);
         if let Some(until) = live.health_mut().failed(error, &retry, &mut self.random, now.mono) {
             self.dispatch.begin_backoff(queue, until);
@@ -241,7 +241,7 @@ impl Core {
                 now,
             );
         } else {
-            self.stock.queues_mut().live(queue).health_mut().doubt();
+            self.stock.queues_mut().at(queue).live().health_mut().doubt();
             self.suspect(number);
         }
     }

@@ -25,12 +25,12 @@ impl Dispatch {
     /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
     /// Those that wait for payloads follow when these have come: what has failed goes before them.
     pub(in crate::engine) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
-        for number in stock.queues_mut().live(queue).lane().fetching() {
+        for number in stock.queues_mut().at(queue).live().lane().fetching() {
             if let Some(flight) = self.flights.get_mut(&number) {
                 flight.recalled = true;
             }
         }
-        let lane = stock.queues_mut().live(queue).lane_mut();
+        let lane = stock.queues_mut().at(queue).live().lane_mut();
         let mut numbers = lane.recall();
         if lane.suspects() > 0 && !mutated(Mutant::SuspectsStay) {
             let flights = &self.flights;

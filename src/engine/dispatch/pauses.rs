@@ -27,7 +27,8 @@ impl Dispatch {
     }
 
     fn end_backoff(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
-        if stock.queues().get(queue).is_some() && stock.queues_mut().live(queue).health_mut().end_pause(until)
+        if stock.queues().get(queue).is_some()
+            && stock.queues_mut().at(queue).live().health_mut().end_pause(until)
         {
             self.look_again(stock, queue);
         }

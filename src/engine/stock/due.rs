@@ -13,7 +13,7 @@ impl Stock {
     pub(in crate::engine) fn take_due(&mut self, limit: usize, now: Now) -> bool {
         for queue in std::mem::take(&mut self.held) {
             if self.queues.get(queue).is_some() {
-                self.queues.run(queue);
+                self.queues.at(queue).run();
             }
         }
         let early = if mutated(Mutant::Early) { 7 } else { 0 };
@@ -82,9 +82,9 @@ impl Stock {
             // What else its customer has may wait for a load; this one need not.
             self.unstall(queue);
         }
-        entry.into_iter().for_each(|entry| self.queues.live(queue).line_mut().push(entry));
-        self.queues.count_ready(queue, 1);
-        self.queues.run(queue);
+        entry.into_iter().for_each(|entry| self.queues.at(queue).live().line_mut().push(entry));
+        self.queues.at(queue).count_ready(1);
+        self.queues.at(queue).run();
     }
 
     /// As many due items as the queue's next batch takes, of one customer, in order of (due, arrival).
@@ -98,7 +98,7 @@ impl Stock {
         };
         let bound = near.min(scheduled);
         loop {
-            let Some(entry) = self.queues.live(queue).line_mut().take() else { return Vec::new() };
+            let Some(entry) = self.queues.at(queue).live().line_mut().take() else { return Vec::new() };
             let taken = match entry {
                 Entry::Single(id) => {
                     let Some(item) = self.items.get(id).filter(|item| item.stage() == Stage::Ready) else {
@@ -126,13 +126,13 @@ impl Stock {
                     return self.hold(queue, entry);
                 }
                 self.turn_to(entry, CustomerTurn::Stalled);
-                self.queues.live(queue).line_mut().stall(entry);
+                self.queues.at(queue).live().line_mut().stall(entry);
                 self.stalled.insert(queue);
-                self.queues.look_at(queue);
+                self.queues.at(queue).look_at();
                 continue;
             }
-            self.queues.count_ready(queue, -(taken.len() as i64));
-            self.queues.live(queue).line_mut().has_left();
+            self.queues.at(queue).count_ready(-(taken.len() as i64));
+            self.queues.at(queue).live().line_mut().has_left();
             self.work += taken.len() as u64;
             return taken;
         }
@@ -140,7 +140,7 @@ impl Stock {
 
     /// What is due has not all been taken from the schedule: the queue waits for the next turn.
     fn hold(&mut self, queue: QueueId, entry: Entry) -> Vec<ItemId> {
-        self.queues.live(queue).line_mut().put_back(entry);
+        self.queues.at(queue).live().line_mut().put_back(entry);
         self.held.insert(queue);
         Vec::new()
     }
@@ -210,11 +210,11 @@ impl Stock {
         if owner.ready.is_empty() {
             owner.turn = CustomerTurn::None;
             if taken.is_empty() {
-                self.customers.release(customer, self.queues.live(queue));
+                self.customers.release(customer, self.queues.at(queue).live());
                 return None;
             }
         } else if !taken.is_empty() {
-            self.queues.live(queue).line_mut().push(Entry::Customer(customer));
+            self.queues.at(queue).live().line_mut().push(Entry::Customer(customer));
         }
         Some(taken)
     }
@@ -222,17 +222,17 @@ impl Stock {
     /// More of the queue has been loaded: what waited for that stands in line again, before the others.
     pub(in crate::engine) fn unstall(&mut self, queue: QueueId) {
         self.stalled.remove(&queue);
-        let again = self.queues.live(queue).line_mut().unstall();
+        let again = self.queues.at(queue).live().line_mut().unstall();
         self.work += again.len() as u64;
         again.into_iter().for_each(|entry| self.turn_to(entry, CustomerTurn::InLine));
-        self.queues.run(queue);
+        self.queues.at(queue).run();
     }
 
     /// There is no room for the rest of the window that the queue waits for, and nothing that could make it.
     /// Where what is here fills half of the memory, or it has been so for long, it leaves without. For how
     /// long it waits still, ms; `None`: it does not wait for that.
     pub(in crate::engine) fn leave_in_parts(&mut self, queue: QueueId, now: Now) -> Option<u64> {
-        let line = self.queues.live(queue).line_mut();
+        let line = self.queues.at(queue).live().line_mut();
         if !line.has_stalled() || !line.is_empty() {
             return None;
         }
@@ -240,7 +240,7 @@ impl Stock {
         let left = if fills { 0 } else { REST_MS.saturating_sub(line.lacks_room(now.mono)) };
         if left == 0 {
             self.unstall(queue);
-            self.queues.live(queue).line_mut().leave_in_parts();
+            self.queues.at(queue).live().line_mut().leave_in_parts();
         }
         Some(left)
     }
@@ -269,8 +269,8 @@ impl Stock {
             let (to, none) = (self.place_in_store(&item), IndexRows::default());
             let standing = Box::new(item.standing());
             self.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
-            self.queues.remove_stored(queue, old, true);
-            self.queues.add_resident(queue, item.place());
+            self.queues.at(queue).remove_stored(old, true);
+            self.queues.at(queue).add_resident(item.place());
             self.reads.note_rewritten(item.rewritten());
         }
         let key = item.place();
@@ -294,12 +294,12 @@ impl Stock {
     pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
         let (queue, key) = (self.items[id].queue(), self.items[id].place());
         self.set_stage(id, flight.map_or(Stage::Ready, Stage::Flying));
-        let live = self.queues.live(queue);
+        let live = self.queues.at(queue).live();
         match flight {
             Some(_) => live.may_not_drop(key, id),
             None => {
                 live.may_drop(key, id);
-                self.queues.may_trim(queue);
+                self.queues.at(queue).may_trim();
             }
         }
     }

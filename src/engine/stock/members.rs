@@ -10,7 +10,7 @@ impl Stock {
         self.bring_back(opened, now);
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
-            let live = self.queues.live(queue);
+            let live = self.queues.at(queue).live();
             let customer = self.customers.id(live, &row.customer);
             self.customers.reopen(customer, live, row, now);
         }
@@ -57,13 +57,13 @@ impl Stock {
     fn close_far(&mut self, queue: QueueId, closed: &ClosingRow) {
         let to = Key { due: closed.due, window: closed.window, seq: 0 };
         self.retold.push((Arc::clone(&closed.application), to));
-        self.queues.closed_far(queue, to);
+        self.queues.at(queue).closed_far(to);
     }
 
     /// An item that would take its customer's window over its bytes closes it first.
     pub(super) fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
         let (next, span) = ((weight, self.journal.next_number()), self.thresholds().span);
-        let live = self.queues.live(self.customers[id].queue);
+        let live = self.queues.at(self.customers[id].queue).live();
         if let Some(cause) = self.customers.would_overflow(id, live, next, span) {
             self.close_window(id, cause, now);
         }
@@ -78,7 +78,7 @@ impl Stock {
         inherited: Option<u64>,
         now: Now,
     ) -> Key {
-        let live = self.queues.live(self.customers[id].queue);
+        let live = self.queues.at(self.customers[id].queue).live();
         if self.customers.window(id).is_none() {
             let settings = live.settings();
             let length = match inherited {
@@ -99,7 +99,7 @@ impl Stock {
     pub(super) fn rejoin_window(&mut self, id: ItemId, customer: CustomerId, now: Now) -> bool {
         let item = &self.items[id];
         let member = Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq };
-        let (key, live) = (item.key(), self.queues.live(item.queue()));
+        let (key, live) = (item.key(), self.queues.at(item.queue()).live());
         if self.customers.window(customer).is_none() {
             let length = key.due.saturating_sub(now.wall).min(live.settings().window);
             let plan = Plan { length, end: key.due, long: false, former: true };
@@ -156,11 +156,11 @@ impl Stock {
     pub(in crate::engine) fn close_window(&mut self, id: CustomerId, cause: ClosedBy, now: Now) {
         self.customers.pin(id);
         let queue = self.customers[id].queue;
-        if let Some(window) = self.customers.end(id, self.queues.live(queue), self.journal.ops()) {
+        if let Some(window) = self.customers.end(id, self.queues.at(queue).live(), self.journal.ops()) {
             self.counters.windows_closed[cause as usize] += 1;
             self.release_members(id, window, cause, now);
         }
-        self.customers.unpin(id, self.queues.live(queue));
+        self.customers.unpin(id, self.queues.at(queue).live());
     }
 
     pub(super) fn release_members(&mut self, id: CustomerId, mut window: Window, cause: ClosedBy, now: Now) {
@@ -179,7 +179,7 @@ impl Stock {
         };
         if early && window.may_have_far() {
             self.close_far(queue, &closed);
-            self.queues.due_sooner(queue, window.end(), u64::from(window.far()));
+            self.queues.at(queue).due_sooner(window.end(), u64::from(window.far()));
         }
         if early && (window.may_have_far() || !members.is_empty()) {
             self.close_in_store(closed);
@@ -195,7 +195,7 @@ impl Stock {
             }
             item.close(due, cause);
             let stored = item.is_stored();
-            self.queues.note_closed(queue, member, (planned, item.place()), stored);
+            self.queues.at(queue).note_closed(member, (planned, item.place()), stored);
             if matches!(stage, Stage::Scheduled | Stage::Windowed { .. }) {
                 self.make_ready(member, now);
             }
@@ -216,7 +216,7 @@ impl Stock {
     /// What lies in the store under this key leaves the customer's window, if it is a member of that.
     fn leave_unseen(&mut self, id: CustomerId, key: Key, weight: u32) {
         if self.customers.window(id).is_some_and(|window| window.holds(key)) {
-            let live = self.queues.live(self.customers[id].queue);
+            let live = self.queues.at(self.customers[id].queue).live();
             self.customers.leave(id, live, weight, true, self.journal.ops());
             self.customers.release(id, live);
         }
@@ -257,7 +257,7 @@ impl Stock {
             if let Some(live) = self.queues[queue].live() {
                 self.customers.recheck(live, now);
             }
-            self.queues.look_at(queue);
+            self.queues.at(queue).look_at();
         }
     }
 

@@ -14,11 +14,11 @@ impl Stock {
         let queue = self.queues.id(stored.queue());
         let windowed = stored.is_windowed();
         let customer = stored.customer.as_deref().filter(|_| stored.dead.is_none());
-        let customer = customer.map(|name| self.customers.id(self.queues.live(queue), name));
+        let customer = customer.map(|name| self.customers.id(self.queues.at(queue).live(), name));
         let (place, is_dead) = (stored.place(), stored.dead.is_some());
         let item = Item::restored(stored, queue, customer);
         let closed = item.closed_early();
-        self.queues.add_restored(queue, place);
+        self.queues.at(queue).add_restored(place);
         let id = self.insert(item);
         let later = place.due > now.wall && !is_dead;
         // Where the clock was set back the moment at which its window closed is ahead, and it stays closed.
@@ -58,14 +58,16 @@ impl Stock {
         }
         if item.is_stored() {
             self.rewrite(&item, customer_row);
-            self.queues.evicted(queue, place);
+            self.queues.at(queue).evicted(place);
         } else {
             item.set_indexed(customer_row.is_some());
             self.write(&mut item);
-            self.queues.remove_pending(queue);
-            self.queues.add_far(queue, place);
+            self.queues.at(queue).remove_pending();
+            self.queues.at(queue).add_far(place);
         }
-        customer.into_iter().for_each(|customer| self.customers.unpin(customer, self.queues.live(queue)));
+        customer
+            .into_iter()
+            .for_each(|customer| self.customers.unpin(customer, self.queues.at(queue).live()));
     }
 
     /// What the row of an item that leaves memory lacks: its standing, or its row under the customer.
@@ -130,9 +132,9 @@ impl Stock {
             {
                 self.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
-                    self.queues.live(queue).set(Condition::Evicting, false);
-                    self.queues.look_at(queue);
-                    self.queues.run(queue);
+                    self.queues.at(queue).live().set(Condition::Evicting, false);
+                    self.queues.at(queue).look_at();
+                    self.queues.at(queue).run();
                 }
             }
         }
@@ -178,7 +180,7 @@ impl Stock {
 
     /// What is stalled in a queue leaves memory, the last first, from this bound on.
     fn evict_stalled_of(&mut self, queue: QueueId, bound: Key, left: &mut usize, now: Now) {
-        let mut entries = self.queues.live(queue).line_mut().take_stalled();
+        let mut entries = self.queues.at(queue).live().line_mut().take_stalled();
         let mut stays = Vec::new();
         while *left > 0 {
             let Some(entry) = entries.pop() else { break };
@@ -190,20 +192,20 @@ impl Stock {
                 // Where the order in the store is not that of arrival, its first one waited for others.
                 Entry::Customer(customer) if *left < before => {
                     self.customers[customer].turn = CustomerTurn::InLine;
-                    self.queues.live(queue).line_mut().push(entry);
-                    self.queues.run(queue);
+                    self.queues.at(queue).live().line_mut().push(entry);
+                    self.queues.at(queue).run();
                 }
                 Entry::Customer(_) | Entry::Single(_) => stays.push(entry),
             }
         }
         entries.extend(stays.into_iter().rev());
-        self.queues.live(queue).line_mut().put_stalled(entries);
+        self.queues.at(queue).live().line_mut().put_stalled(entries);
     }
 
     /// What is in the queue's line leaves memory, the last first. Whether anything of the line is left.
     pub(super) fn evict_some(&mut self, queue: QueueId, left: &mut usize, now: Now) -> bool {
         while *left > 0 {
-            let Some(entry) = self.queues.live(queue).line_mut().take_last() else {
+            let Some(entry) = self.queues.at(queue).live().line_mut().take_last() else {
                 self.stalled.remove(&queue);
                 return false;
             };
@@ -211,7 +213,7 @@ impl Stock {
                 (self.evict_entry(entry, Key::default(), left, now), entry)
             {
                 self.customers[customer].turn = CustomerTurn::InLine;
-                self.queues.live(queue).line_mut().push(entry);
+                self.queues.at(queue).live().line_mut().push(entry);
             }
         }
         true
@@ -241,7 +243,7 @@ impl Stock {
         *left = left.saturating_sub(ids.len());
         for id in ids {
             if self.items.get(id).is_some_and(|item| item.stage() == Stage::Ready) {
-                self.queues.count_ready(self.items[id].queue(), -1);
+                self.queues.at(self.items[id].queue()).count_ready(-1);
                 self.evict(id, now);
             }
         }
@@ -250,23 +252,23 @@ impl Stock {
         if !is_left {
             self.customers[customer].turn = CustomerTurn::None;
             let queue = self.customers[customer].queue;
-            self.customers.release(customer, self.queues.live(queue));
+            self.customers.release(customer, self.queues.at(queue).live());
         }
         is_left
     }
 
     /// The queue is held back: its due items are to leave memory, where they can.
     pub(in crate::engine) fn begin_evicting(&mut self, queue: QueueId, now: Now) {
-        self.queues[queue].begin_hold(now.wall);
+        self.queues.at(queue).begin_hold(now.wall);
         if !self.journal.is_durable() || mutated(Mutant::ParkedStaysInMemory) {
             return;
         }
-        let live = self.queues.live(queue);
+        let live = self.queues.at(queue).live();
         let holds = !live.line().is_empty() || live.line().has_stalled();
         if holds && !live.set(Condition::Evicting, true) {
             self.evicting.push_back(queue);
         }
-        self.queues.look_at(queue);
+        self.queues.at(queue).look_at();
     }
 
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
@@ -275,8 +277,8 @@ impl Stock {
         let (queue, key, customer) = (item.queue(), item.place(), item.customer());
         let id = self.items.insert(item);
         customer.into_iter().for_each(|customer| self.customers.add_row(customer, id, &mut self.items));
-        self.queues.live(queue).may_drop(key, id);
-        self.queues.may_trim(queue);
+        self.queues.at(queue).live().may_drop(key, id);
+        self.queues.at(queue).may_trim();
         id
     }
 
@@ -298,10 +300,10 @@ impl Stock {
         let item = self.items.remove(id)?;
         self.batched -= usize::from(item.is_in_batch());
         if let Some(customer) = item.customer() {
-            self.customers.remove_row(customer, self.queues.live(item.queue()));
+            self.customers.remove_row(customer, self.queues.at(item.queue()).live());
         }
-        self.queues.live(item.queue()).may_not_drop(item.place(), id);
-        self.queues.may_trim(item.queue());
+        self.queues.at(item.queue()).live().may_not_drop(item.place(), id);
+        self.queues.at(item.queue()).may_trim();
         Some(item)
     }
 
@@ -324,11 +326,11 @@ impl Stock {
                 if let Some(customer) = customer {
                     self.forget_member(customer, pos);
                     let ops = self.journal.ops();
-                    self.customers.leave(customer, self.queues.live(queue), weight, false, ops);
+                    self.customers.leave(customer, self.queues.at(queue).live(), weight, false, ops);
                 }
             }
             // Its entry is passed over when it is met.
-            Stage::Ready => self.queues.count_ready(queue, -1),
+            Stage::Ready => self.queues.at(queue).count_ready(-1),
             Stage::Flying(_) => return,
         }
         self.set_stage(id, Stage::Flying(0));
@@ -341,7 +343,7 @@ impl Stock {
             let (queue, key) = (self.items[id].queue(), self.items[id].place());
             let flying = matches!(self.items[id].stage(), Stage::Flying(_));
             if !flying {
-                self.queues.live(queue).may_drop(key, id);
+                self.queues.at(queue).live().may_drop(key, id);
             }
         }
     }
@@ -461,8 +463,8 @@ impl Stock {
             self.journal.safe_with(token, tag);
         }
         self.items[id].set_stored(token);
-        self.queues.add_resident(queue, key);
-        self.queues.remove_pending(queue);
+        self.queues.at(queue).add_resident(key);
+        self.queues.at(queue).remove_pending();
         self.keep_content(id, now);
     }
 

@@ -200,7 +200,8 @@ impl Stock {
     /// Takes a new item in; its arrival number.
     pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
         let queue = admission.queue;
-        let customer = new.customer.as_deref().map(|name| self.customers.id(self.queues.live(queue), name));
+        let customer =
+            new.customer.as_deref().map(|name| self.customers.id(self.queues.at(queue).live(), name));
         customer.into_iter().for_each(|id| self.customers.pin(id));
         let expiry = new.expiry.unwrap_or(u64::MAX);
         let windowed = customer.filter(|_| admission.timing == Timing::Windowed);
@@ -225,11 +226,11 @@ impl Stock {
         self.counters.accepted += 1;
         self.place(item, windowed.is_some(), admission.may_defer, now);
         if let Some(id) = windowed {
-            if let Some(cause) = self.customers.is_full(id, self.queues.live(queue)) {
+            if let Some(cause) = self.customers.is_full(id, self.queues.at(queue).live()) {
                 self.close_window(id, cause, now);
             }
         }
-        customer.into_iter().for_each(|id| self.customers.unpin(id, self.queues.live(queue)));
+        customer.into_iter().for_each(|id| self.customers.unpin(id, self.queues.at(queue).live()));
         seq
     }
 
@@ -267,13 +268,13 @@ impl Stock {
     fn place(&mut self, mut item: Item, windowed: bool, may_defer: bool, now: Now) {
         let (queue, key) = (item.queue(), item.place());
         if !self.journal.is_durable() {
-            self.queues.add_pending(queue);
+            self.queues.at(queue).add_pending();
             let id = self.insert(item);
             return self.enlist(id, windowed, now);
         }
         let due_now = key.due <= now.wall && !windowed;
         if due_now && may_defer && key < self.queues[queue].memory_bound() && !self.is_crowded(queue) {
-            self.queues.add_pending(queue);
+            self.queues.at(queue).add_pending();
             let id = self.insert(item);
             self.deferred.push_back((now.mono + DEFER_MS, id));
             return self.enlist(id, windowed, now);
@@ -282,7 +283,7 @@ impl Stock {
         item.set_indexed(far && item.customer().is_some() && !mutated(Mutant::IndexForgotten));
         self.write(&mut item);
         if far {
-            self.queues.add_far(queue, key);
+            self.queues.at(queue).add_far(key);
             let address = self.address(&item);
             self.watch.put(item.identity(), || item.to_stored(address));
             if let (Some(customer), true) = (item.customer(), windowed) {
@@ -290,7 +291,7 @@ impl Stock {
             }
             return;
         }
-        self.queues.add_resident(queue, key);
+        self.queues.at(queue).add_resident(key);
         let id = self.insert(item);
         self.keep_content(id, now);
         self.enlist(id, windowed, now);
@@ -350,23 +351,23 @@ impl Stock {
         let (from_queue, old) = (item.queue(), item.place());
         item.bury(dead, meant_for, former, self.queues.dead_letters(), now.wall);
         if !item.is_stored() {
-            self.queues.remove_pending(from_queue);
+            self.queues.at(from_queue).remove_pending();
             return self.place(item, false, false, now);
         }
         item.set_stored(self.journal.next_token());
         let to = self.place_in_store(&item);
         let standing = Box::new(item.standing());
         self.journal.push(Op::Move { from, to, removed, written: IndexRows::default(), standing });
-        self.queues.remove_stored(from_queue, old, true);
+        self.queues.at(from_queue).remove_stored(old, true);
         self.reads.note_gone(old.seq);
         let queue = item.queue();
         if item.place() >= self.queues[queue].memory_bound()
             || self.is_crowded(queue)
             || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn))
         {
-            self.queues.add_far(queue, item.place());
+            self.queues.at(queue).add_far(item.place());
         } else {
-            self.queues.add_resident(queue, item.place());
+            self.queues.at(queue).add_resident(item.place());
             let id = self.insert(item);
             self.keep_content(id, now);
             self.make_ready(id, now);
@@ -389,7 +390,7 @@ impl Stock {
         self.watch.changed(item.identity());
         match item.residence() {
             Residence::Pending(tag) => {
-                self.queues.remove_pending(item.queue());
+                self.queues.at(item.queue()).remove_pending();
                 let delivery = self.journal.delivery(tag);
                 if item.identity().is_given() && !mutated(Mutant::AckBeforeRemembered) {
                     // Else a crash could forget that the id was known, with the request acked.
@@ -399,14 +400,14 @@ impl Stock {
                 }
             }
             Residence::Orphaned => {
-                self.queues.remove_pending(item.queue());
+                self.queues.at(item.queue()).remove_pending();
                 if let Some(rule) = item.superseded() {
                     // It was sent, so the other came anew.
                     self.counters.duplicates[rule as usize].accepted += 1;
                 }
             }
             Residence::Stored(_) => {
-                self.queues.remove_stored(item.queue(), item.place(), true);
+                self.queues.at(item.queue()).remove_stored(item.place(), true);
                 self.journal.delete(place, rows);
                 if !mutated(Mutant::LoadFromThePast) {
                     self.reads.note_gone(item.key().seq);
@@ -421,8 +422,8 @@ impl Stock {
         self.leave_window_far(queue, stored);
         let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
         self.journal.delete(place, stored.index_rows());
-        self.queues.remove_stored(queue, stored.place(), false);
-        self.queues.may_trim(queue);
+        self.queues.at(queue).remove_stored(stored.place(), false);
+        self.queues.at(queue).may_trim();
         let stalls = self.queues[queue].live().is_some_and(|live| live.line().has_stalled());
         if stalls && self.queues[queue].far() == 0 && !mutated(Mutant::StalledForEver) {
             // Nothing is left that what is stalled could wait for, and nothing will be loaded.
@@ -440,7 +441,7 @@ impl Stock {
         debug_assert!(!self.items[id].is_stored(), "what is stored is not given back to the broker");
         let Some(item) = self.remove(id) else { return };
         self.watch.changed(item.identity());
-        self.queues.remove_pending(item.queue());
+        self.queues.at(item.queue()).remove_pending();
         match item.superseded() {
             Some(rule) => self.counters.count_replaced(rule),
             None => self.counters.given_back += 1,
@@ -468,8 +469,8 @@ impl Stock {
             Residence::Orphaned => return,
             Residence::Pending(tag) => self.journal.safe_once_durable(self.journal.delivery(tag)),
             Residence::Stored(_) => {
-                self.queues.add_pending(queue);
-                self.queues.remove_stored(queue, due_place, true);
+                self.queues.at(queue).add_pending();
+                self.queues.at(queue).remove_stored(due_place, true);
                 self.reads.note_gone(place.key.seq);
                 self.journal.delete(place, rows);
             }

@@ -21,7 +21,9 @@ impl Stock {
             item.reschedule(due);
             self.move_to_time(item, before, (from, removed), row, now);
         }
-        customer.into_iter().for_each(|customer| self.customers.unpin(customer, self.queues.live(queue)));
+        customer
+            .into_iter()
+            .for_each(|customer| self.customers.unpin(customer, self.queues.at(queue).live()));
     }
 
     /// The row is written under its new key; then the item goes where one belongs that is due then.
@@ -43,12 +45,12 @@ impl Stock {
         self.journal.push(Op::Move { from, to, removed, written, standing });
         self.reads.note_rewritten(item.rewritten());
         if far {
-            self.queues.add_far(queue, key);
-            self.queues.remove_stored(queue, before, true);
+            self.queues.at(queue).add_far(key);
+            self.queues.at(queue).remove_stored(before, true);
             return;
         }
-        self.queues.add_resident(queue, key);
-        self.queues.remove_stored(queue, before, true);
+        self.queues.at(queue).add_resident(key);
+        self.queues.at(queue).remove_stored(before, true);
         let id = self.insert(item);
         self.keep_content(id, now);
         self.enlist(id, false, now);
@@ -76,8 +78,8 @@ impl Stock {
             written: moved.index_rows(),
             standing: Box::new(standing),
         });
-        self.queues.add_far(queue, moved.key);
-        self.queues.remove_stored(queue, stored.place(), false);
+        self.queues.at(queue).add_far(moved.key);
+        self.queues.at(queue).remove_stored(stored.place(), false);
         self.reads.note_rewritten(Rewritten {
             key: moved.key,
             due,

@@ -1,0 +1,293 @@
+//! What all queues have in common: which of them have work, and what they count together. A queue is changed
+//! with it at hand ([`QueueMut`]), and knows of no other queue.
+
+use super::{Condition, Live, Loading, Queue};
+use crate::engine::event::QueueRow;
+use crate::engine::ids::{ItemId, QueueId};
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::types::{Key, Settings};
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    /// Queues whose row is out of date; queues that the loader has to look at.
+    pub(super) dirty: Vec<QueueId>,
+    pub(super) review: Vec<QueueId>,
+    /// Queues that lacked what was to be given up, and for which something has changed since.
+    pub(super) to_trim: Vec<QueueId>,
+    /// Queues that may have something to send, in turn.
+    pub(super) run: VecDeque<QueueId>,
+    /// Queues with a [`Live`] part, queues with items, and queues that are paused.
+    pub(super) live: usize,
+    pub(super) occupied: u64,
+    pub(super) paused: u64,
+    /// Items, and due items, of all queues.
+    pub(super) total: u64,
+    pub(super) ready_rows: u64,
+    /// Wall clock at the last call.
+    pub(super) wall: u64,
+}
+
+/// A queue that is changed: each change tells the agenda what it makes of the queue.
+#[derive(Debug)]
+pub(in crate::engine) struct QueueMut<'q> {
+    id: QueueId,
+    queue: &'q mut Queue,
+    agenda: &'q mut Agenda,
+    settings: &'q Settings,
+}
+
+impl Deref for QueueMut<'_> {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        self.queue
+    }
+}
+
+impl<'q> QueueMut<'q> {
+    pub(super) fn new(
+        id: QueueId,
+        queue: &'q mut Queue,
+        agenda: &'q mut Agenda,
+        settings: &'q Settings,
+    ) -> Self {
+        QueueMut { id, queue, agenda, settings }
+    }
+
+    /// As a former life has left it.
+    pub(super) fn reopen(&mut self, row: &QueueRow) {
+        self.queue.stored = row.count;
+        self.queue.near_until = row.low;
+        self.queue.paused = row.paused;
+        self.queue.former_unindexed = row.unindexed_until;
+        self.queue.unindexed_until = row.unindexed_until;
+        self.agenda.total += row.count;
+        self.agenda.occupied += u64::from(row.count > 0);
+        self.agenda.paused += u64::from(row.paused);
+        self.look_at();
+    }
+
+    /// What it needs at work, made where it is not there.
+    pub(in crate::engine) fn live(self) -> &'q mut Live {
+        let QueueMut { id, queue, agenda, settings } = self;
+        let Queue { name, live, .. } = queue;
+        live.get_or_insert_with(|| {
+            agenda.live += 1;
+            Box::new(Live::new(id, Arc::clone(name), Arc::clone(settings.of(name))))
+        })
+    }
+
+    fn at_work(&mut self) -> &mut Live {
+        QueueMut::new(self.id, self.queue, self.agenda, self.settings).live()
+    }
+
+    // ---- counts -------------------------------------------------------------------------------------------
+
+    fn touch_row(&mut self) {
+        if !std::mem::replace(&mut self.queue.dirty, true) {
+            self.agenda.dirty.push(self.id);
+        }
+    }
+
+    /// That many due items have come into its line, or left it.
+    pub(in crate::engine) fn count_ready(&mut self, change: i64) {
+        self.at_work().line_mut().count(change);
+        self.agenda.ready_rows = self.agenda.ready_rows.saturating_add_signed(change);
+        if change < 0 {
+            self.look_at();
+        }
+    }
+
+    /// An item came into memory that the broker alone keeps.
+    pub(in crate::engine) fn add_pending(&mut self) {
+        self.at_work();
+        self.count_in();
+        self.queue.pending += 1;
+    }
+
+    pub(in crate::engine) fn remove_pending(&mut self) {
+        self.queue.pending -= 1;
+        self.count_out();
+    }
+
+    /// Before an item is added.
+    fn count_in(&mut self) {
+        self.agenda.occupied += u64::from(self.queue.total() == 0);
+        self.agenda.total += 1;
+    }
+
+    /// After an item was removed.
+    fn count_out(&mut self) {
+        self.agenda.occupied -= u64::from(self.queue.total() == 0);
+        self.agenda.total -= 1;
+    }
+
+    /// An item is written that stays in memory, without a customer row.
+    pub(in crate::engine) fn add_resident(&mut self, place: Key) {
+        self.count_in();
+        self.at_work().resident_mut().add(place);
+        self.queue.stored += 1;
+        self.queue.unindexed_until = self.queue.unindexed_until.max(place.due.saturating_add(1));
+        self.touch_row();
+    }
+
+    /// An item is written that is in the store alone from now on.
+    pub(in crate::engine) fn add_far(&mut self, place: Key) {
+        self.count_in();
+        self.count_later(place, true);
+        self.lower(place);
+        self.queue.stored += 1;
+        self.touch_row();
+        self.look_at();
+    }
+
+    /// A stored item has come into memory.
+    pub(in crate::engine) fn add_restored(&mut self, place: Key) {
+        self.at_work().resident_mut().add(place);
+        self.count_later(place, false);
+    }
+
+    /// A stored item has left memory.
+    pub(in crate::engine) fn evicted(&mut self, place: Key) {
+        self.count_later(place, true);
+        self.lower(place);
+        self.at_work().resident_mut().remove(place);
+        self.look_at();
+    }
+
+    /// The window of an item in memory has closed: its place before, and now.
+    pub(in crate::engine) fn note_closed(&mut self, item: ItemId, places: (Key, Key), stored: bool) {
+        let (before, now) = places;
+        if before == now {
+            return;
+        }
+        let live = self.at_work();
+        live.drops_as(before, now, item);
+        if stored {
+            live.resident_mut().remove(before);
+            live.resident_mut().add(now);
+            if !mutated(Mutant::LowNotTold) {
+                self.touch_row();
+            }
+        }
+    }
+
+    /// A stored item is not in this queue any more.
+    pub(in crate::engine) fn remove_stored(&mut self, place: Key, resident: bool) {
+        self.queue.stored -= 1;
+        if resident {
+            self.at_work().resident_mut().remove(place);
+        } else {
+            self.count_later(place, false);
+        }
+        self.count_out();
+        self.touch_row();
+    }
+
+    /// An item with this place is in the store alone from now on. Call it before the counts change.
+    fn lower(&mut self, place: Key) {
+        let known = self.queue.far() > 0 || self.queue.is_loading();
+        self.queue.near_until = if known { self.queue.near_until.min(place) } else { place };
+        let loading = self.queue.live.as_mut().and_then(|live| live.loading_mut().as_mut());
+        if let Some(loading) = loading {
+            loading.behind = Some(loading.behind.map_or(place, |behind| behind.min(place)));
+        }
+    }
+
+    /// An item that is not due yet has gone to the store alone, or come from there.
+    fn count_later(&mut self, place: Key, comes: bool) {
+        if let Some(live) = self.queue.live.as_mut() {
+            live.later_mut().note(place, self.agenda.wall, comes);
+        }
+    }
+
+    /// Items in the store alone got another place, from `to` on.
+    pub(in crate::engine) fn closed_far(&mut self, to: Key) {
+        self.lower(to);
+        self.touch_row();
+        self.look_at();
+    }
+
+    /// That many items in the store alone, which were to be due at `end`, are due now.
+    pub(in crate::engine) fn due_sooner(&mut self, end: u64, count: u64) {
+        if let Some(live) = self.queue.live.as_mut() {
+            live.later_mut().due_sooner(end, count);
+        }
+    }
+
+    // ---- what it is in ------------------------------------------------------------------------------------
+
+    /// A read of its next rows has ended, and has not looked at `next`. What it was; `None`: there was none.
+    pub(in crate::engine) fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
+        let loading = self.queue.live.as_mut()?.loading_mut().take()?;
+        let reached = if loading.void { loading.from } else { next.unwrap_or(Key::at(loading.until)) };
+        let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
+        self.queue.near_until = behind.map_or(reached, |behind| behind.min(reached));
+        Some(loading)
+    }
+
+    /// The loader looks at it at `at`, wall clock; `u64::MAX`: not at all. When it was to do so before.
+    pub(in crate::engine) fn wake_at(&mut self, at: u64) -> u64 {
+        std::mem::replace(&mut self.queue.wake, at)
+    }
+
+    /// It is held back from now on, or goes on being so.
+    pub(in crate::engine) fn begin_hold(&mut self, wall: u64) {
+        let (far, first) = (self.queue.far(), self.queue.near_until().due);
+        if let Some(live) = self.queue.live.as_mut() {
+            live.later_mut().begin((far > 0 && first > wall).then_some((first, far)));
+        }
+    }
+
+    /// It is held back no more, if so.
+    pub(in crate::engine) fn end_hold(&mut self) {
+        let held = self.queue.is_held_back();
+        if let Some(live) = self.queue.live.as_mut().filter(|_| !held) {
+            live.later_mut().end();
+        }
+    }
+
+    /// Whether that changed anything.
+    pub(in crate::engine) fn set_paused(&mut self, paused: bool) -> bool {
+        if std::mem::replace(&mut self.queue.paused, paused) == paused {
+            return false;
+        }
+        self.agenda.paused = if paused { self.agenda.paused + 1 } else { self.agenda.paused - 1 };
+        self.touch_row();
+        self.look_at();
+        true
+    }
+
+    // ---- what is to be done about it ----------------------------------------------------------------------
+
+    /// The loader has to look at it.
+    pub(in crate::engine) fn look_at(&mut self) {
+        if !std::mem::replace(&mut self.queue.reviewed, true) {
+            self.agenda.review.push(self.id);
+        }
+    }
+
+    /// Something has changed in it: where its first items are to be given up and were not in memory, that is
+    /// tried again.
+    pub(in crate::engine) fn may_trim(&mut self) {
+        if self.queue.live().is_some_and(|live| live.is(Condition::Trimming)) {
+            self.agenda.to_trim.push(self.id);
+        }
+    }
+
+    /// Puts it into the run queue if it has something to send and is not held back.
+    pub(in crate::engine) fn run(&mut self) {
+        let Some(live) = self.queue.live.as_mut() else { return };
+        if !self.queue.paused && live.has_work() && !live.set(Condition::Running, true) {
+            if mutated(Mutant::BacklogGoesFirst) {
+                self.agenda.run.push_front(self.id);
+            } else {
+                self.agenda.run.push_back(self.id);
+            }
+        }
+    }
+}
