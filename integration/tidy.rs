@@ -28,7 +28,7 @@ struct Rule {
     holds: Holds,
 }
 
-const RULES: [Rule; 16] = [
+const RULES: [Rule; 17] = [
     rule("modules import what the table allows", house::imports_as_allowed, Everywhere),
     rule("a file begins with its purpose", house::files_say_their_purpose, Everywhere),
     rule("a file has 600 lines at most", house::files_are_short, Everywhere),
@@ -43,6 +43,7 @@ const RULES: [Rule; 16] = [
     rule("the engine is composed in mod.rs alone", engine::composed_in_one_file, Everywhere),
     rule("the engine has 15 fields at most", engine::few_fields, Everywhere),
     rule("a part's fields are its own", engine::fields_are_private, Everywhere),
+    rule("a type of the engine has 40 methods at most", engine::few_methods, Everywhere),
     rule("the engine's parts stand in layers", engine::parts_in_layers, Everywhere),
     rule("methods stand beside their type", engine::methods_beside_their_type, Everywhere),
 ];

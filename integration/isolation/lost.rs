@@ -101,18 +101,18 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
     let ledger = Ledger::new();
     let recorder = Recorder::start(node.uri(), &[site.queue("all")], &ledger);
     let ingest = site.ingest();
-    let load = Load::start(
-        node.uri(),
-        RATE,
-        &ledger,
-        Box::new(move |n| {
+    let load = |part: &'static str| {
+        let ingest = ingest.clone();
+        let next = move |n: u64| {
             let application = format!("a{}", n % applications);
             let delay = n % 4 * 50;
-            let push = Push::new(&ingest, &application, "{}").id(&n.to_string());
+            let push = Push::new(&ingest, &application, "{}").id(&format!("{part}{n}"));
             let push = push.delay(i64::try_from(delay).unwrap_or(0));
             (push, application, None, Some(delay))
-        }),
-    );
+        };
+        Load::start(node.uri(), RATE, &ledger, Box::new(next))
+    };
+    let amid = load("amid");
     ledger.fault();
     let lost = Cell::new(0);
     let lose = || {
@@ -140,8 +140,14 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
     while lost.get() < losses_of_all {
         lose();
     }
-    ledger.healed();
-    load.stop();
+    amid.stop();
+    assert!(ledger.arrives(LIMIT), "{} have not arrived", ledger.missing());
+    ledger.past();
+    // With the connections whole nothing comes twice.
+    let after = load("after");
+    let sent = ledger.confirmed_count() + 300;
+    wait_until("some more have come", LIMIT, || ledger.arrived_count() >= sent);
+    after.stop();
     let report = ledger.settle(LIMIT);
     report.assert_clean();
     assert!(report.unexplained.is_empty(), "{:?}", report.unexplained);

@@ -63,8 +63,8 @@ pub fn composed_in_one_file(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// Names of the fields of each struct, with whether they are visible outside their file, and their places.
-fn fields(code: &str) -> Vec<(String, Vec<(bool, usize)>)> {
+/// The fields of each struct as they are declared, with their places.
+fn fields(code: &str) -> Vec<(String, Vec<(&str, usize)>)> {
     let mut out = vec![];
     let all: Vec<(usize, &str)> = words(code).collect();
     for pair in all.windows(2).filter(|pair| pair[0].1 == "struct") {
@@ -83,7 +83,7 @@ fn fields(code: &str) -> Vec<(String, Vec<(bool, usize)>)> {
                     let field = code[begins..at].trim();
                     if field.contains(':') {
                         let at = begins + code[begins..at].find(field).unwrap_or(0);
-                        list.push((words(field).any(|(_, word)| word == "pub"), at));
+                        list.push((field, at));
                     }
                     begins = at + 1;
                 }
@@ -108,6 +108,45 @@ pub fn few_fields(sources: &[Source]) -> Vec<String> {
     faults
 }
 
+/// A type with more methods is more than one thing.
+const MOST_METHODS: usize = 40;
+
+/// How many methods each type has in a file. `code` is without comments and tests.
+fn methods(code: &str) -> BTreeMap<&str, usize> {
+    let mut out = BTreeMap::new();
+    for (at, _) in code.match_indices("\nimpl") {
+        let head = &code[at + 5..];
+        let head = &head[..head.find('{').unwrap_or(head.len())];
+        let of = head.rsplit_once(" for ").map_or_else(|| after_generics(head), |(_, of)| of.trim());
+        let body = block(code, at + 5).map_or("", |(open, end)| &code[open..end]);
+        let count = body
+            .lines()
+            .filter(|line| line.starts_with("    ") && !line.starts_with("     "))
+            .filter(|line| {
+                let mut all = line
+                    .split_whitespace()
+                    .filter(|word| !word.starts_with("pub") && !word.starts_with("crate::"));
+                matches!(all.next(), Some("fn")) || line.contains(" const fn ")
+            });
+        if let Some((_, name)) = words(of).next() {
+            *out.entry(name).or_default() += count.count();
+        }
+    }
+    out
+}
+
+/// No type of a part is all of it.
+pub fn few_methods(sources: &[Source]) -> Vec<String> {
+    let mut all: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for (source, part) in parts(sources) {
+        for (name, count) in methods(&source.shipped) {
+            *all.entry((part, name)).or_default() += count;
+        }
+    }
+    let many = all.into_iter().filter(|(_, count)| *count > MOST_METHODS);
+    many.map(|((part, name), count)| format!("src/engine/{part}: {name} has {count} methods")).collect()
+}
+
 /// Types that change themselves: a method of theirs takes `&mut self`.
 fn owners(code: &str) -> BTreeSet<&str> {
     let mut out = BTreeSet::new();
@@ -123,20 +162,33 @@ fn owners(code: &str) -> BTreeSet<&str> {
     out
 }
 
-/// What an owner holds is its own; others ask its methods. A record, which has no method that changes it, may show all.
+/// A declared field is seen outside its part, whose methods may stand in several files.
+fn leaves_part(field: &str, path: &str, part: &str) -> bool {
+    let inside = path.contains(&format!("/{part}/")) && !path.ends_with("/mod.rs");
+    let public = field.lines().map(str::trim).find(|line| line.starts_with("pub"));
+    public.is_some_and(|line| !(inside && line.starts_with("pub(super)")))
+}
+
+/// What an owner holds is its own; others ask its methods. A record, which has no method that changes it, may show all; and
+/// an owner may show one that it holds, which has walls itself.
 pub fn fields_are_private(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
-    // A type's methods may stand in several files of its part.
     let mut all: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (source, part) in parts(sources) {
+    for (source, part) in parts(sources).filter(|(_, part)| !PLAIN.contains(part)) {
         all.entry(part).or_default().extend(owners(&source.shipped));
     }
+    let is_owner = |field: &str| {
+        let (_, of) = field.rsplit_once(": ").unwrap_or_default();
+        all.values().any(|names| names.contains(of))
+    };
     for (source, part) in parts(sources).filter(|(_, part)| !PLAIN.contains(part)) {
         for (name, list) in fields(&source.shipped) {
             if !all[part].contains(name.as_str()) {
                 continue;
             }
-            for (_, at) in list.iter().filter(|(visible, _)| *visible) {
+            let shown =
+                |(field, _): &&(&str, usize)| leaves_part(field, &source.path, part) && !is_owner(field);
+            for (_, at) in list.iter().filter(shown) {
                 faults.push(format!("{}:{}: a field of {name}", source.path, source.line_at(*at)));
             }
         }
@@ -253,11 +305,40 @@ fn use_trees_are_read() {
 }
 
 #[test]
-fn fields_are_counted() {
+fn fields_are_read() {
     let code = "struct A { a: B<C, D>, pub(super) b: fn(X) -> Y, c: [u8; 4] }\nstruct E(F);\nstruct G {}";
-    let of: Vec<(String, Vec<bool>)> =
+    let of: Vec<(String, Vec<&str>)> =
         fields(code).into_iter().map(|(name, list)| (name, list.iter().map(|f| f.0).collect())).collect();
-    assert_eq!(of, [("A".to_owned(), vec![false, true, false]), ("G".to_owned(), vec![])]);
+    let of_a = vec!["a: B<C, D>", "pub(super) b: fn(X) -> Y", "c: [u8; 4]"];
+    assert_eq!(of, [("A".to_owned(), of_a), ("G".to_owned(), vec![])]);
+}
+
+#[test]
+fn a_field_for_its_part_alone_stays_there() {
+    let field = "/// Two words.\n    pub(super) items: Items";
+    assert!(!leaves_part(field, "src/engine/stock/shared.rs", "stock"));
+    assert!(leaves_part(field, "src/engine/stock/mod.rs", "stock"), "its parent is the engine");
+    assert!(leaves_part(field, "src/engine/queue.rs", "queue"));
+    assert!(leaves_part("pub(in crate::engine) journal: Journal", "src/engine/stock/shared.rs", "stock"));
+    assert!(!leaves_part("items: Items", "src/engine/stock/mod.rs", "stock"));
+}
+
+#[test]
+fn methods_are_counted() {
+    let code = "
+impl A {
+    fn a() {
+        let f = fn_of();
+    }
+    pub(in crate::engine) fn b(&self) {}
+}
+impl<'a> A<'a> {
+    pub const fn c() {}
+}
+impl X for B {
+    fn d() {}
+}";
+    assert_eq!(methods(code).into_iter().collect::<Vec<_>>(), [("A", 3), ("B", 1)]);
 }
 
 #[test]

@@ -70,11 +70,11 @@ impl Limits {
 
     /// Of one item more: applications there may be, and items of this one.
     fn judge_number(&mut self, stock: &Stock, settings: &Settings, queue: QueueId) -> LimitVerdict {
-        let is_new = stock.queues()[queue].total() == 0;
+        let is_new = stock.queues[queue].total() == 0;
         // The queue of dead letters belongs to no application.
-        let waiting = stock.queues()[stock.queues().dead_letters()].total();
+        let waiting = stock.queues[stock.queues.dead_letters()].total();
         let letters = waiting > 0 && !mutated(Mutant::LettersCountAsApplication);
-        let full = stock.queues().occupied() - u64::from(letters) >= settings.max_applications;
+        let full = stock.queues.occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);
             return LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() });
@@ -83,7 +83,7 @@ impl Limits {
     }
 
     fn judge_count(&mut self, stock: &Stock, queue: QueueId) -> LimitVerdict {
-        let settings = stock.queues().settings_of(queue);
+        let settings = stock.queues.settings_of(queue);
         let (max, policy) = (settings.max_waiting, settings.on_full);
         let mut full_at = max;
         if mutated(Mutant::FullTooSoon) {
@@ -91,12 +91,11 @@ impl Limits {
         } else if mutated(Mutant::FullTooLate) {
             full_at = max + 1;
         }
-        let total = stock.queues()[queue].total();
+        let total = stock.queues[queue].total();
         if max == 0 || total < full_at {
             return LimitVerdict::Admit;
         }
-        let limit =
-            || format!("applications.{}.max_waiting = {max} is reached", stock.queues()[queue].name());
+        let limit = || format!("applications.{}.max_waiting = {max} is reached", stock.queues[queue].name());
         match policy {
             OnFull::Pause => LimitVerdict::Wait,
             OnFull::FlushEarly => {
@@ -111,7 +110,7 @@ impl Limits {
                 self.trimming.insert(queue);
                 if total < max + stock.thresholds().trim_slack {
                     LimitVerdict::Admit
-                } else if stock.queues()[queue].has_droppable() {
+                } else if stock.queues[queue].has_droppable() {
                     LimitVerdict::Wait
                 } else {
                     let error = format!("{}, and all of it is in flight", limit());
@@ -129,14 +128,14 @@ impl Limits {
             if windows >= most.0 || rows >= most.1 {
                 return true;
             }
-            let live = stock.queues().get(queue).and_then(|queue| queue.live());
+            let live = stock.queues.get(queue).and_then(|queue| queue.live());
             let first = live.and_then(|live| live.windows().first().copied());
             let Some(id) = first.filter(|_| !mutated(Mutant::FlushEarlyFlushesNothing)) else {
                 self.flushing.remove(&queue);
                 continue;
             };
             windows += 1;
-            rows += stock.members_of(id);
+            rows += stock.customers().window(id).map_or(0, |window| window.members().len());
             stock.close_window(id, ClosedBy::Flush, now);
         }
         false
@@ -146,7 +145,7 @@ impl Limits {
     /// the loader is told where they are not. With the sentence that says why. Some queues in each turn, one
     /// after the other.
     pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(ItemId, String)> {
-        for queue in stock.queues_mut().take_to_trim() {
+        for queue in stock.queues.take_to_trim() {
             if self.lacking.remove(&queue) {
                 self.trimming.insert(queue);
             }
@@ -169,8 +168,8 @@ impl Limits {
     pub(super) fn is_trimming(&self, stock: &Stock) -> bool {
         self.trimming.len() > stock.thresholds().trimmed_queues
             || self.trimming.iter().any(|queue| {
-                stock.queues().get(*queue).is_some_and(|known| {
-                    let over = known.total() > stock.queues().settings_of(*queue).max_waiting;
+                stock.queues.get(*queue).is_some_and(|known| {
+                    let over = known.total() > stock.queues.settings_of(*queue).max_waiting;
                     let near = known.near_until();
                     let first = known.live().and_then(|live| live.droppable().next());
                     over && first.is_some_and(|(key, _)| key <= near)
@@ -179,28 +178,30 @@ impl Limits {
     }
 
     fn trim_one(&mut self, stock: &mut Stock, queue: QueueId, victims: &mut Vec<(ItemId, String)>) {
-        stock.count_work(1);
-        let Some((max, name)) = stock.queues().get(queue).map(|known| {
-            (stock.queues().settings_of(queue).max_waiting, std::sync::Arc::clone(known.name()))
-        }) else {
+        stock.shared.count_work(1);
+        let Some((max, name)) = stock
+            .queues
+            .get(queue)
+            .map(|known| (stock.queues.settings_of(queue).max_waiting, std::sync::Arc::clone(known.name())))
+        else {
             self.trimming.remove(&queue);
             return;
         };
-        let over = stock.queues()[queue].total().saturating_sub(max);
+        let over = stock.queues[queue].total().saturating_sub(max);
         let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
         if over == 0 || max == 0 {
             self.trimming.remove(&queue);
-            if stock.queues_mut().at(queue).live().set(Condition::Trimming, false) {
-                stock.queues_mut().at(queue).look_at();
-                stock.queues_mut().at(queue).run();
+            if stock.queues.at(queue).at_work().set(Condition::Trimming, false) {
+                stock.queues.at(queue).look_at();
+                stock.queues.at(queue).run();
             }
             return;
         }
         // What stands at the bound itself is in memory, and the first: others may push it out whenever it has
         // been read.
-        let bound = stock.queues()[queue].near_until();
+        let bound = stock.queues[queue].near_until();
         let most = stock.thresholds().trimmed.saturating_sub(victims.len());
-        let live = stock.queues_mut().at(queue).live();
+        let live = stock.queues.at(queue).at_work();
         let most = most.min(over as usize);
         let reached = |key: Key| key < bound || key == bound && !mutated(Mutant::FirstIsNotReached);
         let first = live.droppable().take_while(|(key, _)| reached(*key)).take(most);
@@ -213,16 +214,16 @@ impl Limits {
             self.trimming.remove(&queue);
             self.lacking.insert(queue);
         }
-        stock.queues_mut().at(queue).look_at();
+        stock.queues.at(queue).look_at();
     }
 
     /// After a reload the limits are others: they are found out again by the next item.
     pub(super) fn configure(&mut self, stock: &mut Stock) {
         let lacking = std::mem::take(&mut self.lacking);
         for queue in std::mem::take(&mut self.trimming).into_iter().chain(lacking) {
-            if stock.queues().get(queue).is_some() {
-                stock.queues_mut().at(queue).live().set(Condition::Trimming, false);
-                stock.queues_mut().at(queue).look_at();
+            if stock.queues.get(queue).is_some() {
+                stock.queues.at(queue).at_work().set(Condition::Trimming, false);
+                stock.queues.at(queue).look_at();
             }
         }
         self.flushing.clear();
@@ -232,7 +233,7 @@ impl Limits {
 
 /// What counts towards a limit: a line that waits for room goes on once one of these is less.
 pub(super) fn occupied(stock: &Stock) -> [u64; 3] {
-    [stock.customers().open_windows(), stock.queues().total(), stock.queues().occupied()]
+    [stock.customers().open_windows(), stock.queues.total(), stock.queues.occupied()]
 }
 
 /// Of one window more.
@@ -244,7 +245,7 @@ fn judge_windows(
     if !lacks_window(stock, settings, (item, queue, timing)) {
         return LimitVerdict::Admit;
     }
-    match stock.queues().settings_of(queue).on_full {
+    match stock.queues.settings_of(queue).on_full {
         OnFull::Pause => LimitVerdict::Wait,
         OnFull::FlushEarly | OnFull::DropOldest => LimitVerdict::Admit,
         OnFull::DropNewest => {
@@ -264,7 +265,7 @@ fn lacks_window(
         return false;
     }
     let name = item.customer.as_deref();
-    let customer = name.and_then(|name| stock.queues()[queue].customer(name));
+    let customer = name.and_then(|name| stock.queues[queue].customer(name));
     let opens = customer.is_none_or(|id| stock.customers().window(id).is_none());
     opens && !mutated(Mutant::WindowsUnlimited)
 }

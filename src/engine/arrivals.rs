@@ -167,7 +167,7 @@ impl Arrivals {
                 return None;
             }
             Knowledge::Known(asked, found) => {
-                let watch = core.stock_mut().watch_mut();
+                let watch = &mut core.stock.shared.watch;
                 let worth = asked.into_iter().zip(found).map(|(one, found)| match watch.end(one) {
                     Worth::True => Some((one.identity, found)),
                     Worth::Nothing if mutated(Mutant::AnswersFromThePast) => Some((one.identity, found)),
@@ -212,7 +212,7 @@ impl Arrivals {
         if whole {
             // An answer that is out of date by now would be asked for again in the middle of it.
             for entry in line.entries.iter_mut().take_while(|entry| own(&&**entry)) {
-                entry.forget_if_stale(core.stock_mut().watch_mut());
+                entry.forget_if_stale(&mut core.stock.shared.watch);
             }
         }
         let lacks = |entry: &LineEntry| match &entry.knowledge {
@@ -228,7 +228,7 @@ impl Arrivals {
         }
         if whole {
             for entry in line.entries.iter_mut().take_while(|entry| own(&&**entry)) {
-                entry.keep_knowledge(core.stock_mut().watch_mut());
+                entry.keep_knowledge(&mut core.stock.shared.watch);
             }
         }
         true
@@ -243,7 +243,7 @@ impl Arrivals {
         questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
     ) -> Option<Load> {
         let (mut wanted, mut asked) = (Vec::new(), Vec::new());
-        let (most, most_ahead) = (core.stock().thresholds().asked, core.stock().thresholds().asked_ahead);
+        let (most, most_ahead) = (core.stock.thresholds().asked, core.stock.thresholds().asked_ahead);
         for name in [LineName::Returned, LineName::Requests, LineName::Local] {
             if held && name != LineName::Local {
                 continue;
@@ -267,10 +267,8 @@ impl Arrivals {
                 if questions.is_empty() {
                     continue;
                 }
-                let begun: Vec<Asked> = questions
-                    .iter()
-                    .map(|wanted| core.stock_mut().watch_mut().begin(wanted.identity))
-                    .collect();
+                let begun: Vec<Asked> =
+                    questions.iter().map(|wanted| core.stock.shared.watch.begin(wanted.identity)).collect();
                 let (place, count) = (entry.placed.place, questions.len());
                 asked.push(Question { line: name, place, count });
                 entry.knowledge = Knowledge::Asked(begun);
@@ -281,7 +279,7 @@ impl Arrivals {
             return None;
         }
         self.asked.push_back(asked);
-        core.stock_mut().reads_mut().begin();
+        core.stock.shared.reads.begin();
         Some(Load::Find(wanted))
     }
 

@@ -4,7 +4,7 @@
 //! Every answer says what is so once all that was handed over before it is durable, and leaves not sooner: a
 //! crash cannot make it untrue. What is in flight is waited for, within a bound.
 
-use super::core::{Core, LiveItem, Whereabouts};
+use super::core::{listed, Core, LiveItem, Whereabouts};
 use super::event::Found;
 use super::health::HealthState;
 use super::ids::QueueId;
@@ -60,10 +60,9 @@ fn find(
     now: Now,
 ) -> (Identity, Whereabouts) {
     let known = found.iter().any(|(_, found)| found.item.is_some() || found.ended.is_some());
-    let queue = core.stock().queues().find(&target.application);
+    let queue = core.stock.queues.find(&target.application);
     // Where nothing of the application is in memory the answer may still tell of something in the store.
-    let Some(queue) = queue.or_else(|| known.then(|| core.stock_mut().queues_mut().id(&target.application)))
-    else {
+    let Some(queue) = queue.or_else(|| known.then(|| core.stock.queues.id(&target.application))) else {
         return (target.identity, Whereabouts::Nowhere);
     };
     let mut found = found;
@@ -84,7 +83,7 @@ fn find(
 /// An id that says the right number and another due or window was never assigned, wherever the item lies.
 fn is_named(core: &Core, target: &Target, identity: Identity, live: &LiveItem) -> bool {
     let assigned = match live {
-        LiveItem::Resident(id) => core.stock().items()[*id].assigned_id(),
+        LiveItem::Resident(id) => core.stock.items()[*id].assigned_id(),
         LiveItem::Far(stored) => AssignedId::of(stored.key, stored.accepted_due),
     };
     identity.is_given() || target.assigned == Some(assigned)
@@ -137,7 +136,7 @@ fn reschedule(
     };
     let (undecided, before, expiry) = match &live {
         LiveItem::Resident(id) => {
-            let item = &core.stock().items()[*id];
+            let item = &core.stock.items()[*id];
             let expiry = (item.expiry() != u64::MAX).then_some(item.expiry());
             (core.is_undecided(*id), item.due(), expiry)
         }
@@ -152,13 +151,13 @@ fn reschedule(
     };
     let (key, before_due) = match live {
         LiveItem::Resident(id) => {
-            let item = &core.stock().items()[id];
+            let item = &core.stock.items()[id];
             let had = (item.key(), item.due());
             core.reschedule(id, due, now);
             had
         }
         LiveItem::Far(stored) => {
-            core.stock_mut().reschedule_far(&stored, due);
+            core.stock.reschedule_far(&stored, due);
             (stored.key, stored.due)
         }
     };
@@ -204,8 +203,8 @@ fn look_up(
     match find(core, scans, target, found, now).1 {
         Whereabouts::Nowhere => dead_or_unknown(core, target),
         Whereabouts::Ended(ended) => Answer::Ended(ended),
-        Whereabouts::Live(LiveItem::Resident(id)) => Answer::Found(Box::new(core.listed(id))),
-        Whereabouts::Live(LiveItem::Far(stored)) => Answer::Found(Box::new(core.listed_far(*stored, now))),
+        Whereabouts::Live(LiveItem::Resident(id)) => Answer::Found(Box::new(listed::near(core, id))),
+        Whereabouts::Live(LiveItem::Far(stored)) => Answer::Found(Box::new(listed::far(core, *stored, now))),
     }
 }
 
@@ -213,18 +212,18 @@ fn look_up(
 /// memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let Some(assigned) = target.assigned else { return Answer::Unknown };
-    let item = core.stock().items().by_seq(assigned.seq).map(|id| &core.stock().items()[id]);
-    let Some(item) = item.filter(|item| item.is_dead() && item.assigned_id() == assigned) else {
+    let item = core.stock.items().by_seq(assigned.seq).map(|id| &core.stock.items()[id]);
+    let Some(item) = item.filter(|item| item.letter().is_some() && item.assigned_id() == assigned) else {
         return Answer::Unknown;
     };
-    let dead = item.dead().cloned();
-    let (application, customer) = core.stock().address(item);
+    let dead = item.letter().map(|letter| letter.dead.clone());
+    let (application, customer) = core.stock.row(item).address();
     match dead {
         Some(dead) if *application == *target.application => Answer::Ended(Box::new(Ended {
             end: End::Dead(dead),
             at: item.received(),
             due: item.due(),
-            attempts: item.attempts(),
+            attempts: item.tries().attempts,
             fingerprint: item.fingerprint(),
             customer,
         })),
@@ -234,19 +233,19 @@ fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
 
 /// Closes the customer's open window; how many items were in it.
 fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
-    let queue = core.stock().queues().find(&of.application);
-    let customer = queue.and_then(|queue| core.stock().queues()[queue].customer(&of.customer));
+    let queue = core.stock.queues.find(&of.application);
+    let customer = queue.and_then(|queue| core.stock.queues[queue].customer(&of.customer));
     let Some(id) = customer else { return 0 };
-    let Some(window) = core.stock().customers().window(id) else { return 0 };
+    let Some(window) = core.stock.customers().window(id) else { return 0 };
     let count = u64::from(window.count());
     if !mutated(Mutant::FlushDoesNothing) {
-        core.stock_mut().close_window(id, ClosedBy::Flush, now);
+        core.stock.close_window(id, ClosedBy::Flush, now);
     }
     count + u64::from(mutated(Mutant::FlushCountsOneMore))
 }
 
 fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: bool, now: Now) -> Answer {
-    let queues = core.stock_mut().queues_mut();
+    let queues = &mut core.stock.queues;
     if queues.find(application).is_none() {
         if !paused {
             return Answer::Done { changed: false };
@@ -260,10 +259,10 @@ fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: b
         return Answer::Done { changed: false };
     }
     if !mutated(Mutant::PauseUnhurried) {
-        core.stock_mut().journal_mut().hurry();
+        core.stock.shared.journal.hurry();
     }
     if paused {
-        core.stock_mut().begin_evicting(queue, now);
+        core.stock.begin_evicting(queue, now);
     } else {
         core.resume(queue);
     }
@@ -272,15 +271,14 @@ fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: b
 
 /// A parked application's next probe goes now.
 fn retry(core: &mut Core, application: &str) -> Answer {
-    let parked =
-        core.stock().queues().find(application).and_then(|id| until(core, id).map(|until| (id, until)));
+    let parked = core.stock.queues.find(application).and_then(|id| until(core, id).map(|until| (id, until)));
     let Some((queue, until)) = parked else { return Answer::Done { changed: false } };
-    core.retry_now(queue, until);
+    core.dispatch.retry_now(&mut core.stock, queue, until);
     Answer::Done { changed: true }
 }
 
 fn until(core: &Core, queue: QueueId) -> Option<u64> {
-    match core.stock().queues()[queue].live()?.health().state() {
+    match core.stock.queues[queue].live()?.health().state() {
         HealthState::Parked { until } => Some(*until),
         HealthState::Unproven | HealthState::Proven { .. } => None,
     }

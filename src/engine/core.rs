@@ -4,20 +4,19 @@
 //! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided in [`outcome`]
 //! and nowhere else.
 
+pub(super) mod listed;
 mod outcome;
 
 use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
-use super::event::{Found, Load, Stored};
+use super::event::{Found, Stored};
 use super::ids::{ItemId, QueueId};
-use super::items::{Item, Residence, Stage};
+use super::items::{Item, ItemFlag};
 use super::mutant::{mutated, Mutant};
 use super::queue::Condition;
 use super::recent::Recent;
 use super::stock::Stock;
-use super::types::{
-    Batch, Dead, DuplicateRule, End, Ended, Identity, Listed, ListedStage, Now, Reason, Settled,
-};
+use super::types::{Batch, Dead, DuplicateRule, End, Ended, Identity, Now, Reason, Settled};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -39,9 +38,9 @@ pub(super) enum Whereabouts {
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Core {
-    stock: Stock,
-    dispatch: Dispatch,
-    recent: Recent,
+    pub(super) stock: Stock,
+    pub(super) dispatch: Dispatch,
+    pub(super) recent: Recent,
     random: Random,
     /// Attempts of which it is known how they ended, and which have not been looked at.
     settled: VecDeque<Settled>,
@@ -67,30 +66,6 @@ impl Core {
         }
     }
 
-    pub(super) fn stock(&self) -> &Stock {
-        &self.stock
-    }
-
-    pub(super) fn stock_mut(&mut self) -> &mut Stock {
-        &mut self.stock
-    }
-
-    pub(super) fn dispatch(&self) -> &Dispatch {
-        &self.dispatch
-    }
-
-    pub(super) fn dispatch_mut(&mut self) -> &mut Dispatch {
-        &mut self.dispatch
-    }
-
-    pub(super) fn recent(&self) -> &Recent {
-        &self.recent
-    }
-
-    pub(super) fn recent_mut(&mut self) -> &mut Recent {
-        &mut self.recent
-    }
-
     // ---- how items end ------------------------------------------------------------------------------------
 
     /// Whether the ends of attempts are to be told: whoever begins to wait for one says so, and once a call
@@ -112,22 +87,22 @@ impl Core {
     /// How an item in memory ends now.
     fn ended(&self, id: ItemId, end: End, now: Now) -> Ended {
         let item = &self.stock.items()[id];
-        let (_, customer) = self.stock.address(item);
+        let (_, customer) = self.stock.row(item).address();
         Ended {
             end,
             at: now.wall,
             due: item.due(),
-            attempts: if mutated(Mutant::EndedAttemptsWrong) { 0 } else { item.attempts() },
+            attempts: if mutated(Mutant::EndedAttemptsWrong) { 0 } else { item.tries().attempts },
             fingerprint: item.fingerprint(),
             customer,
         }
     }
 
     fn remember(&mut self, queue: QueueId, identity: Identity, ended: Ended) {
-        let remembers = self.stock.queues().settings_of(queue).dedupe_tail > 0;
+        let remembers = self.stock.queues.settings_of(queue).dedupe_tail > 0;
         self.tell(identity, Some(&ended));
         if identity.is_given() && remembers {
-            self.recent.remember(self.stock.journal_mut(), identity, ended);
+            self.recent.remember(&mut self.stock.shared.journal, identity, ended);
         }
     }
 
@@ -137,7 +112,7 @@ impl Core {
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
         let resident = self.stock.items().by_seq(letter);
         match resident.filter(|id| !self.stock.items()[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
-            Some(id) => self.stock.amend(id, |item| item.set_former(identity, ended.fingerprint)),
+            Some(id) => self.stock.shared.set_former(id, identity, ended.fingerprint),
             None => self.remember(queue, identity, ended),
         }
     }
@@ -150,11 +125,11 @@ impl Core {
         if mutated(Mutant::DeadForgotten) {
             return self.stock.finish(&[id]);
         }
-        self.stock.counters_mut().dead[reason as usize] += u64::from(!mutated(Mutant::DeadUncounted));
+        self.stock.shared.counters_mut().dead[reason as usize] += u64::from(!mutated(Mutant::DeadUncounted));
         let dead = Dead { reason, error: error.into() };
         let ended = self.ended(id, End::Dead(Arc::new(dead.clone())), now);
         let (queue, identity) = (self.stock.items()[id].queue(), self.stock.items()[id].identity());
-        let later = !self.stock.journal().is_durable() && identity.is_given();
+        let later = !self.stock.shared.journal.is_durable() && identity.is_given();
         self.stock.bury(id, dead, later.then_some(identity), now);
         if later {
             self.tell(identity, Some(&ended));
@@ -168,13 +143,13 @@ impl Core {
         let (queue, identity) = (self.stock.items()[id].queue(), self.stock.items()[id].identity());
         let ended = self.ended(id, end, now);
         self.remember(queue, identity, ended);
-        self.stock.counters_mut().cancelled += 1;
+        self.stock.shared.counters_mut().cancelled += 1;
         self.take_out(id);
     }
 
     /// Takes an item back that is in the store alone.
     pub(super) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
-        let Some(queue) = self.stock.queues().find(stored.queue()) else { return };
+        let Some(queue) = self.stock.queues.find(stored.queue()) else { return };
         let ended = Ended {
             end,
             at: now.wall,
@@ -184,7 +159,7 @@ impl Core {
             customer: stored.customer.clone(),
         };
         self.remember(queue, stored.identity(), ended);
-        self.stock.counters_mut().cancelled += 1;
+        self.stock.shared.counters_mut().cancelled += 1;
         self.stock.finish_far(stored);
     }
 
@@ -206,7 +181,7 @@ impl Core {
         let identity = self.stock.items()[id].identity();
         // What waits for the outcome of this id need not any more.
         self.tell(identity, None);
-        self.stock.supersede(id, rule);
+        self.stock.home_of(id).supersede(id, rule);
     }
 
     /// Whether it can be told now what becomes of a request that waits for this identity, at the cost of
@@ -214,25 +189,25 @@ impl Core {
     /// stored what comes again is known by what is in flight of it alone.
     pub(super) fn may_be_superseded(&self, identity: Identity) -> bool {
         let item = self.stock.items().by_identity(identity).map(|id| &self.stock.items()[id]);
-        self.will_be_told(identity) && item.is_none_or(|item| !self.dispatch.is_fetching(item))
+        self.will_be_told(identity) && item.is_none_or(|item| !self.dispatch.flights.is_fetching(item))
     }
 
     /// Likewise, now or once what is being read is there.
     pub(super) fn will_be_told(&self, identity: Identity) -> bool {
         let item = self.stock.items().by_identity(identity).map(|id| &self.stock.items()[id]);
-        item.is_none_or(|item| !item.is_orphaned() || self.stock.journal().is_durable())
+        item.is_none_or(|item| !item.is_orphaned() || self.stock.shared.journal.is_durable())
     }
 
     /// Takes an item off whatever list it is on.
     pub(super) fn take_off(&mut self, id: ItemId) {
         self.dispatch.leave(&mut self.stock, id);
-        self.stock.unlist(id);
+        self.stock.home_of(id).unlist(id);
     }
 
     /// The ingest connection is gone: what the broker alone keeps is forgotten; what is in flight of that,
     /// once its attempt has ended.
     pub(super) fn orphan_pending(&mut self) {
-        for id in self.stock.orphan_pending() {
+        for id in self.stock.shared.orphan_pending() {
             if !self.is_in_flight(id) {
                 self.take_off(id);
                 self.give_back(id);
@@ -243,21 +218,16 @@ impl Core {
     fn give_back(&mut self, id: ItemId) {
         let identity = self.stock.items()[id].identity();
         self.tell(identity, None);
-        self.stock.give_back(id);
+        self.stock.home_of(id).give_back(id);
     }
 
     // ---- sending ------------------------------------------------------------------------------------------
-
-    /// Batches that are alone and give their channels up.
-    pub(super) fn give_up(&mut self, now: Now) -> Vec<u64> {
-        self.dispatch.give_up(&self.stock, now)
-    }
 
     /// Hands out batches while there are slots and queues that have something, until `rows` items have gone.
     /// Whether there may be more.
     pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
         for queue in self.dispatch.late_probes(&self.stock, now) {
-            self.stock.queues_mut().at(queue).live().set(Condition::Hindered, true);
+            self.stock.queues.at(queue).at_work().set(Condition::Hindered, true);
             self.stock.begin_evicting(queue, now);
         }
         let mut gone = 0;
@@ -293,24 +263,25 @@ impl Core {
     /// had.
     fn launch_fetched(&mut self, queue: QueueId, now: Now, out: &mut Vec<Batch>) -> usize {
         let mut gone = 0;
-        if self.stock.queues().get(queue).is_none() {
+        if self.stock.queues.get(queue).is_none() {
             return gone;
         }
         while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue) {
             let before = rows.len();
             gone += before;
             let rows = if mutated(Mutant::FetchedUnscreened) { rows } else { self.screen(rows, now) };
-            self.dispatch.uncount(&mut self.stock, queue, before - rows.len());
+            let lane = self.stock.queues.at(queue).at_work().lane_mut();
+            lane.remove_items((before - rows.len()) as u64);
             // What goes alone since others were out with it goes on though its queue is parked.
-            let parked = self.stock.queues()[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
-            if self.dispatch.is_recalled(number) || parked {
+            let parked = self.stock.queues[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
+            if self.dispatch.flights.is_recalled(number) || parked {
                 self.withdraw(queue, number, rows, now);
                 continue;
             }
             let identities: Vec<Identity> =
                 rows.iter().map(|id| self.stock.items()[*id].identity()).collect();
             self.dispatch.launch_fetched(&mut self.stock, number, rows, now, out);
-            if !self.dispatch.is_under_way(number) {
+            if !self.dispatch.flights.is_under_way(number) {
                 // Nobody has it: whoever waits for its outcome need not.
                 identities.into_iter().for_each(|identity| self.tell(identity, None));
             }
@@ -324,11 +295,11 @@ impl Core {
         for id in rows {
             self.return_to_queue(id, false, "", now);
         }
-        if self.stock.queues()[queue].is_held_back() {
+        if self.stock.queues[queue].is_held_back() {
             self.stock.begin_evicting(queue, now);
         }
         // What was not to go before them may go now.
-        self.dispatch.look_again(&mut self.stock, queue);
+        self.stock.queues.at(queue).look_again();
     }
 
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back
@@ -337,14 +308,14 @@ impl Core {
         // What has been tried in its time may be tried again, whatever the clock says; what has been given
         // another time since waits for that.
         let is_early = |item: &Item| {
-            let tried = item.attempts() > 0 && item.accepted_due() == item.key().due;
-            let early = item.own_time() && item.key().due > now.wall && !tried;
+            let tried = item.tries().attempts > 0 && item.accepted_due() == item.key().due;
+            let early = item.is(ItemFlag::OwnTime) && item.key().due > now.wall && !tried;
             early && !mutated(Mutant::EarlyAfterStepBack)
         };
         let is_good = |item: &Item| {
             let sooner = if mutated(Mutant::ExpiredTooSoon) { 1_000 } else { 0 };
             let expired = item.expiry().saturating_sub(sooner) <= now.wall && !mutated(Mutant::ExpiryIgnored);
-            !item.is_orphaned() && (item.is_dead() || (!expired && !is_early(item)))
+            !item.is_orphaned() && (item.letter().is_some() || (!expired && !is_early(item)))
         };
         if rows.iter().all(|id| is_good(&self.stock.items()[*id])) {
             return rows;
@@ -362,55 +333,31 @@ impl Core {
                 self.kill(id, Reason::Expired, &error, now);
             } else {
                 let identity = item.identity();
-                self.stock.set_flying(id, None);
-                self.stock.postpone(id);
+                self.stock.home_of(id).set_flying(id, None);
+                // The clock went back while it was due.
+                self.stock.shared.await_time(id);
                 self.tell(identity, None);
             }
         }
         good
     }
 
-    /// The payloads that flights wait for.
-    pub(super) fn take_lacking(&mut self) -> Option<Load> {
-        self.dispatch.take_lacking(&self.stock)
-    }
-
-    /// Queues whose pause has ended.
-    pub(super) fn end_backoffs(&mut self, now: Now) {
-        self.dispatch.end_backoffs(&mut self.stock, now);
-    }
-
-    /// A command ends the pause of a queue now.
-    pub(super) fn retry_now(&mut self, queue: QueueId, until: u64) {
-        self.dispatch.retry_now(&mut self.stock, queue, until);
-    }
-
     /// A queue is drained again that was not.
     pub(super) fn resume(&mut self, queue: QueueId) {
-        self.stock.queues_mut().at(queue).end_hold();
-        self.stock.unstall(queue);
-        self.dispatch.look_again(&mut self.stock, queue);
-    }
-
-    /// When something on the way out is to be done without any event, monotonic.
-    pub(super) fn deadline(&self) -> Option<u64> {
-        self.dispatch.deadline(&self.stock)
+        self.stock.queues.at(queue).end_hold();
+        self.stock.at(queue).unstall();
+        self.stock.queues.at(queue).look_again();
     }
 
     /// Nothing is on its way out, nor waits for a slot, nor for the store.
     pub(super) fn is_idle(&self) -> bool {
-        self.stock.journal().is_idle() && self.dispatch.is_idle(&self.stock)
-    }
-
-    /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
-    pub(super) fn is_free_for(&self, queue: QueueId) -> bool {
-        self.dispatch.is_free_for(&self.stock, queue)
+        self.stock.shared.journal.is_idle() && self.dispatch.is_idle(&self.stock)
     }
 
     // ---- where an identity is -----------------------------------------------------------------------------
 
     pub(super) fn is_in_flight(&self, id: ItemId) -> bool {
-        self.dispatch.is_in_flight(&self.stock.items()[id])
+        self.dispatch.flights.is_in_flight(&self.stock.items()[id])
     }
 
     /// An item of this identity and queue is in flight.
@@ -421,7 +368,7 @@ impl Core {
 
     /// In flight, or perhaps delivered: it cannot be said yet how it ends.
     pub(super) fn is_undecided(&self, id: ItemId) -> bool {
-        self.is_in_flight(id) || self.stock.items()[id].outcome_unknown()
+        self.is_in_flight(id) || self.stock.items()[id].tries().outcome_unknown
     }
 
     /// Where an identity of this queue is, or how it ended. `found`: what the store says, where it was asked.
@@ -444,14 +391,14 @@ impl Core {
         }
         let Some(found) = found else { return Whereabouts::Nowhere };
         if let Some(mut stored) = found.item {
-            if stored.dead.is_none() && stored.application == *self.stock.queues()[queue].name() {
+            if stored.dead.is_none() && stored.application == *self.stock.queues[queue].name() {
                 // Since it was read it may have been tried, or its window may have closed. What has ended
                 // since is not believed in the first place (`Watch`).
-                self.stock.reads().renew(&mut stored);
+                self.stock.shared.reads.renew(&mut stored);
                 return Whereabouts::Live(LiveItem::Far(Box::new(stored)));
             }
         }
-        let mut tail = self.stock.queues().settings_of(queue).dedupe_tail;
+        let mut tail = self.stock.queues.settings_of(queue).dedupe_tail;
         if mutated(Mutant::TailHalf) {
             tail /= 2;
         }
@@ -463,77 +410,6 @@ impl Core {
                 Whereabouts::Ended(Box::new(ended))
             }
             Some(_) | None => Whereabouts::Nowhere,
-        }
-    }
-
-    /// What is to be told of an item in memory.
-    pub(super) fn listed(&self, id: ItemId) -> Listed {
-        let item = &self.stock.items()[id];
-        let (application, customer) = self.stock.address(item);
-        let stage = if self.is_in_flight(id) {
-            ListedStage::InFlight
-        } else {
-            match item.stage() {
-                Stage::Scheduled | Stage::Windowed { .. } => ListedStage::Waiting,
-                Stage::Ready | Stage::Flying(_) => self.stage_of_due(item.queue()),
-            }
-        };
-        Listed {
-            stage,
-            key: item.place(),
-            accepted_due: item.accepted_due(),
-            due: item.due(),
-            application,
-            customer,
-            received: item.received(),
-            attempts: item.attempts(),
-            last_error: item.last_error(),
-            properties: item.content().cloned(),
-        }
-    }
-
-    /// Of an item that is due and not in flight.
-    fn stage_of_due(&self, queue: QueueId) -> ListedStage {
-        let queue = &self.stock.queues()[queue];
-        if queue.is_failing() || (queue.is_paused() && mutated(Mutant::PausedToldParked)) {
-            ListedStage::Parked
-        } else {
-            ListedStage::Waiting
-        }
-    }
-
-    /// What is to be told of an item in the store alone.
-    pub(super) fn listed_far(&self, stored: Stored, now: Now) -> Listed {
-        let is_due = stored.due <= now.wall || mutated(Mutant::FarToldParked);
-        let queue = self.stock.queues().find(stored.queue()).filter(|_| is_due);
-        Listed {
-            stage: queue.map_or(ListedStage::Waiting, |queue| self.stage_of_due(queue)),
-            key: stored.place(),
-            accepted_due: stored.accepted_due,
-            due: stored.due,
-            application: stored.application,
-            customer: stored.customer,
-            received: stored.received,
-            attempts: stored.attempts,
-            last_error: stored.last_error,
-            properties: stored.content,
-        }
-    }
-
-    /// Items that nothing but the broker keeps, for lists.
-    pub(super) fn pending(&self) -> Vec<ItemId> {
-        let is_pending = |id: &ItemId| {
-            let item = &self.stock.items()[*id];
-            matches!(item.residence(), Residence::Pending(_)) && !item.is_dead()
-        };
-        if self.stock.journal().is_durable() {
-            self.stock
-                .deferred()
-                .filter(|id| self.stock.items().get(*id).is_some())
-                .filter(is_pending)
-                .collect()
-        } else {
-            self.stock.items().ids().filter(is_pending).collect()
         }
     }
 }

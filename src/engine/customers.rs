@@ -5,7 +5,7 @@
 //! opened, and stay there; where it closes sooner the store is told when they are due.
 //!
 //! Here is when windows close, and what is written of them. What happens to their members is the stock's
-//! business. `live` is that of the customer's queue.
+//! business.
 
 use super::event::{Op, WindowRow};
 use super::ids::{CustomerId, ItemId, QueueId};
@@ -100,6 +100,27 @@ impl Customers {
         self.table.get(id)?.window.as_ref()
     }
 
+    /// Where an item with a time of its own lies: by itself, or, due when its customer's window ends, amid
+    /// the members of that, for they leave in the order in which they came. `span`: as far as the numbers of
+    /// these may lie apart.
+    pub(super) fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64, span: u64) -> Key {
+        let window = customer.and_then(|id| self.window(id));
+        let near = |place: &Key| place.due == due && seq - place.window <= span;
+        window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
+    }
+
+    /// The entry's customer, if it is one's, stands there now.
+    pub(super) fn turn_to(&mut self, entry: Entry, turn: CustomerTurn) {
+        if let Entry::Customer(id) = entry {
+            self.table[id].turn = turn;
+        }
+    }
+
+    /// Keeps a customer while work is under way that may take its last item away.
+    pub(super) fn pin(&mut self, customer: Option<CustomerId>) {
+        customer.into_iter().for_each(|id| self.table[id].pins += 1);
+    }
+
     /// An item has come into memory.
     pub(super) fn add_row(&mut self, id: CustomerId, item: ItemId, items: &mut Items) {
         let customer = &mut self.table[id];
@@ -117,35 +138,15 @@ impl Customers {
         }
     }
 
-    /// An item has left memory.
-    pub(super) fn remove_row(&mut self, id: CustomerId, live: &mut Live) {
-        self.table[id].rows -= 1;
-        self.release(id, live);
+    /// A customer to be changed; `live` is that of its queue.
+    pub(super) fn at<'c>(&'c mut self, id: CustomerId, live: &'c mut Live) -> CustomerMut<'c> {
+        debug_assert_eq!(self.table[id].queue, live.id(), "a customer is of one queue");
+        CustomerMut { id, customers: self, live }
     }
 
     /// Items of the customer in memory, the last that came first.
     pub(super) fn items<'a>(&self, id: CustomerId, items: &'a Items) -> impl Iterator<Item = ItemId> + 'a {
         std::iter::successors(self.table[id].first, |item| items.sibling(*item))
-    }
-
-    /// Keeps a customer while work is under way that may take its last item away.
-    pub(super) fn pin(&mut self, id: CustomerId) {
-        self.table[id].pins += 1;
-    }
-
-    pub(super) fn unpin(&mut self, id: CustomerId, live: &mut Live) {
-        self.table[id].pins -= 1;
-        self.release(id, live);
-    }
-
-    /// Forgets a customer that nothing needs any more.
-    pub(super) fn release(&mut self, id: CustomerId, live: &mut Live) {
-        let Some(customer) = self.table.get(id) else { return };
-        let unused = customer.rows == 0 && customer.pins == 0 && customer.window.is_none();
-        if unused && customer.turn == CustomerTurn::None {
-            live.forget_customer(&customer.name);
-            self.table.remove(id);
-        }
     }
 
     /// Batches have another overhead once the format has changed; a shorter quiet time holds for the open
@@ -155,20 +156,9 @@ impl Customers {
             let customer = &mut self.table[id];
             let Some(live) = queues[customer.queue].live() else { continue };
             customer.overhead = size::overhead(live.settings().format, live.name(), Some(&customer.name));
-            self.plan_check(id, live, now);
+            let quiet = live.settings().quiet;
+            self.plan_check(id, quiet, now);
         }
-    }
-
-    /// Puts a due item behind the others of its customer; the entry that its queue's line needs, if it needs
-    /// one.
-    pub(super) fn push_ready(&mut self, id: CustomerId, place: Key, item: ItemId) -> Option<Entry> {
-        let customer = &mut self.table[id];
-        customer.ready.push(place, item);
-        let joins = customer.turn == CustomerTurn::None;
-        joins.then(|| {
-            customer.turn = CustomerTurn::InLine;
-            Entry::Customer(id)
-        })
     }
 
     // ---- windows ------------------------------------------------------------------------------------------
@@ -186,117 +176,6 @@ impl Customers {
     /// The customer whose window closes next.
     pub(super) fn first_to_close(&self) -> Option<CustomerId> {
         self.table.at(self.timers.first()?)
-    }
-
-    /// Opens the customer's window, which has none. `number`: of its first member.
-    pub(super) fn open(&mut self, id: CustomerId, live: &mut Live, plan: Plan, number: u64, now: Now) {
-        let customer = &mut self.table[id];
-        debug_assert!(customer.window.is_none(), "a customer has one window at a time");
-        let window = customer.window.insert(Window::new(plan, number, now));
-        self.timers.insert(id.place(), window.check());
-        self.open_windows += 1;
-        live.window_opened(id);
-    }
-
-    /// A window as a former life left it.
-    pub(super) fn reopen(&mut self, id: CustomerId, live: &mut Live, row: &WindowRow, now: Now) {
-        let longest = live.settings().window;
-        let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
-        let length = row.end.saturating_sub(now.wall).min(bound);
-        let plan = Plan { length, end: row.end, long: true, former: true };
-        self.open(id, live, plan, row.window, now);
-        if let Some(window) = self.table[id].window.as_mut() {
-            window.recount(row);
-        }
-        self.plan_check(id, live, now);
-    }
-
-    /// What the window would be beyond with a new member of this weight and number: then it closes first.
-    /// `span`: as far as the numbers of its members may lie apart.
-    pub(super) fn would_overflow(
-        &self,
-        id: CustomerId,
-        live: &Live,
-        (weight, seq): (u32, u64),
-        span: u64,
-    ) -> Option<ClosedBy> {
-        let customer = &self.table[id];
-        let window = customer.window.as_ref()?;
-        if window.would_overflow(weight, customer.overhead, live.settings().max_bytes) {
-            return Some(ClosedBy::Bytes);
-        }
-        (seq - window.place().window > span).then_some(ClosedBy::Count)
-    }
-
-    /// Counts a new item into the customer's open window; where its members lie in the store.
-    pub(super) fn join(&mut self, id: CustomerId, live: &Live, member: Member, now: Now) -> Key {
-        let customer = &mut self.table[id];
-        let Some(window) = customer.window.as_mut() else { return Key::own(now.wall, member.seq) };
-        window.join(member, customer.overhead.item, now);
-        let place = window.place();
-        self.mark(id);
-        self.plan_check(id, live, now);
-        place
-    }
-
-    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of
-    /// it.
-    pub(super) fn rejoin(&mut self, id: CustomerId, live: &Live, member: Member, now: Now) {
-        let customer = &mut self.table[id];
-        let Some(window) = customer.window.as_mut() else { return };
-        window.rejoin(member, customer.overhead.item);
-        self.plan_check(id, live, now);
-    }
-
-    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not
-    /// look at it in time: then the window gets a row.
-    pub(super) fn add_far(&mut self, id: CustomerId, horizon: u64) {
-        let Some(window) = self.table[id].window.as_mut() else { return };
-        if window.add_far(horizon) {
-            self.mark(id);
-        }
-    }
-
-    /// A member ended while its window was open. The last one takes the window along.
-    pub(super) fn leave(
-        &mut self,
-        id: CustomerId,
-        live: &mut Live,
-        weight: u32,
-        was_far: bool,
-        ops: &mut Vec<Op>,
-    ) {
-        let customer = &mut self.table[id];
-        let Some(window) = customer.window.as_mut() else { return };
-        if window.leave(weight, customer.overhead.item, was_far) {
-            self.end(id, live, ops);
-        } else if !mutated(Mutant::RowNotRenewed) {
-            self.mark(id);
-        }
-    }
-
-    fn mark(&mut self, id: CustomerId) {
-        if self.table[id].window.as_mut().is_some_and(Window::mark) {
-            self.dirty.push(id);
-        }
-    }
-
-    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet
-    /// time begins anew with each arrival) are found out when the old moment comes, which costs nothing per
-    /// item.
-    fn plan_check(&mut self, id: CustomerId, live: &Live, now: Now) {
-        let Some(window) = self.table[id].window.as_mut() else { return };
-        let at = window.deadline(live.settings().quiet, now).0;
-        if at < window.check().due {
-            self.timers.remove(id.place(), window.check_at(at));
-            self.timers.insert(id.place(), window.check());
-        }
-    }
-
-    /// What the window that a new item has just joined has reached.
-    pub(super) fn is_full(&self, id: CustomerId, live: &Live) -> Option<ClosedBy> {
-        let customer = &self.table[id];
-        customer.window.as_ref()?.is_full(live.settings(), customer.overhead)
     }
 
     /// Windows that must close now, in order of their moment, as many as a turn has time for; and whether
@@ -333,20 +212,6 @@ impl Customers {
         (due.into_iter().map(|(_, id, cause)| (id, cause)).collect(), all)
     }
 
-    /// The window is over; what it was.
-    pub(super) fn end(&mut self, id: CustomerId, live: &mut Live, ops: &mut Vec<Op>) -> Option<Window> {
-        let customer = &mut self.table[id];
-        let window = customer.window.take()?;
-        self.timers.remove(id.place(), window.check());
-        self.open_windows -= 1;
-        live.window_ended(id);
-        if window.is_long() && !mutated(Mutant::WindowRowStays) {
-            let (application, customer) = (Arc::clone(live.name()), Arc::clone(&customer.name));
-            ops.push(Op::DeleteWindow { application, customer });
-        }
-        Some(window)
-    }
-
     /// Rows of long windows that have changed.
     pub(super) fn flush(&mut self, queues: &Queues, ops: &mut Vec<Op>) {
         for id in std::mem::take(&mut self.dirty) {
@@ -360,8 +225,183 @@ impl Customers {
     /// windows of this queue.
     pub(super) fn recheck(&mut self, live: &Live, now: Now) {
         for id in live.windows() {
-            self.plan_check(*id, live, now);
+            self.plan_check(*id, live.settings().quiet, now);
         }
+    }
+
+    fn mark(&mut self, id: CustomerId) {
+        if self.table[id].window.as_mut().is_some_and(Window::mark) {
+            self.dirty.push(id);
+        }
+    }
+
+    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet
+    /// time begins anew with each arrival) are found out when the old moment comes, which costs nothing per
+    /// item.
+    fn plan_check(&mut self, id: CustomerId, quiet: u64, now: Now) {
+        let Some(window) = self.table[id].window.as_mut() else { return };
+        let at = window.deadline(quiet, now).0;
+        if at < window.check().due {
+            self.timers.remove(id.place(), window.check_at(at));
+            self.timers.insert(id.place(), window.check());
+        }
+    }
+}
+
+/// A customer that is changed, with what its queue and the timers of all windows have to know of it.
+#[derive(Debug)]
+pub(super) struct CustomerMut<'c> {
+    id: CustomerId,
+    customers: &'c mut Customers,
+    live: &'c mut Live,
+}
+
+impl CustomerMut<'_> {
+    fn this(&mut self) -> &mut Customer {
+        &mut self.customers.table[self.id]
+    }
+
+    /// The other half of [`Customers::pin`].
+    pub(super) fn unpin(&mut self) {
+        self.this().pins -= 1;
+        self.release();
+    }
+
+    /// An item has left memory.
+    pub(super) fn remove_row(&mut self) {
+        self.this().rows -= 1;
+        self.release();
+    }
+
+    /// Forgets it where nothing needs it any more.
+    pub(super) fn release(&mut self) {
+        let customer = &self.customers.table[self.id];
+        let unused = customer.rows == 0 && customer.pins == 0 && customer.window.is_none();
+        if unused && customer.turn == CustomerTurn::None {
+            self.live.forget_customer(&customer.name);
+            self.customers.table.remove(self.id);
+        }
+    }
+
+    /// Puts a due item behind its others; the entry that the queue's line needs, if it needs one.
+    pub(super) fn push_ready(&mut self, place: Key, item: ItemId) -> Option<Entry> {
+        let id = self.id;
+        let customer = self.this();
+        customer.ready.push(place, item);
+        let joins = customer.turn == CustomerTurn::None;
+        joins.then(|| {
+            customer.turn = CustomerTurn::InLine;
+            Entry::Customer(id)
+        })
+    }
+
+    // ---- its window ---------------------------------------------------------------------------------------
+
+    pub(super) fn has_window(&self) -> bool {
+        self.customers.table[self.id].window.is_some()
+    }
+
+    /// What lies under this key in the store is a member of its window.
+    pub(super) fn holds(&self, key: Key) -> bool {
+        self.customers.table[self.id].window.as_ref().is_some_and(|window| window.holds(key))
+    }
+
+    /// Opens its window, where it has none. `number`: of its first member.
+    pub(super) fn open(&mut self, plan: Plan, number: u64, now: Now) {
+        let customer = &mut self.customers.table[self.id];
+        debug_assert!(customer.window.is_none(), "a customer has one window at a time");
+        let window = customer.window.insert(Window::new(plan, number, now));
+        self.customers.timers.insert(self.id.place(), window.check());
+        self.customers.open_windows += 1;
+        self.live.window_opened(self.id);
+    }
+
+    /// A window as a former life left it.
+    pub(super) fn reopen(&mut self, row: &WindowRow, now: Now) {
+        let longest = self.live.settings().window;
+        let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
+        let length = row.end.saturating_sub(now.wall).min(bound);
+        let plan = Plan { length, end: row.end, long: true, former: true };
+        self.open(plan, row.window, now);
+        if let Some(window) = self.this().window.as_mut() {
+            window.recount(row);
+        }
+        self.plan_check(now);
+    }
+
+    /// What the window would be beyond with a new member of this weight and number: then it closes first.
+    /// `span`: as far as the numbers of its members may lie apart.
+    pub(super) fn would_overflow(&self, (weight, seq): (u32, u64), span: u64) -> Option<ClosedBy> {
+        let customer = &self.customers.table[self.id];
+        let window = customer.window.as_ref()?;
+        if window.would_overflow(weight, customer.overhead, self.live.settings().max_bytes) {
+            return Some(ClosedBy::Bytes);
+        }
+        (seq - window.place().window > span).then_some(ClosedBy::Count)
+    }
+
+    /// Counts a new item into the open window; where its members lie in the store.
+    pub(super) fn join(&mut self, member: Member, now: Now) -> Key {
+        let customer = self.this();
+        let Some(window) = customer.window.as_mut() else { return Key::own(now.wall, member.seq) };
+        window.join(member, customer.overhead.item, now);
+        let place = window.place();
+        self.customers.mark(self.id);
+        self.plan_check(now);
+        place
+    }
+
+    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of
+    /// it.
+    pub(super) fn rejoin(&mut self, member: Member, now: Now) {
+        let customer = self.this();
+        let Some(window) = customer.window.as_mut() else { return };
+        window.rejoin(member, customer.overhead.item);
+        self.plan_check(now);
+    }
+
+    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not
+    /// look at it in time: then the window gets a row.
+    pub(super) fn add_far(&mut self, horizon: u64) {
+        let Some(window) = self.this().window.as_mut() else { return };
+        if window.add_far(horizon) {
+            self.customers.mark(self.id);
+        }
+    }
+
+    /// A member ended while its window was open. The last one takes the window along.
+    pub(super) fn leave(&mut self, weight: u32, was_far: bool, ops: &mut Vec<Op>) {
+        let customer = self.this();
+        let Some(window) = customer.window.as_mut() else { return };
+        if window.leave(weight, customer.overhead.item, was_far) {
+            self.end(ops);
+        } else if !mutated(Mutant::RowNotRenewed) {
+            self.customers.mark(self.id);
+        }
+    }
+
+    /// What the window that a new item has just joined has reached.
+    pub(super) fn is_full(&self) -> Option<ClosedBy> {
+        let customer = &self.customers.table[self.id];
+        customer.window.as_ref()?.is_full(self.live.settings(), customer.overhead)
+    }
+
+    /// The window is over; what it was.
+    pub(super) fn end(&mut self, ops: &mut Vec<Op>) -> Option<Window> {
+        let customer = &mut self.customers.table[self.id];
+        let window = customer.window.take()?;
+        self.customers.timers.remove(self.id.place(), window.check());
+        self.customers.open_windows -= 1;
+        self.live.window_ended(self.id);
+        if window.is_long() && !mutated(Mutant::WindowRowStays) {
+            let (application, customer) = (Arc::clone(self.live.name()), Arc::clone(&customer.name));
+            ops.push(Op::DeleteWindow { application, customer });
+        }
+        Some(window)
+    }
+
+    fn plan_check(&mut self, now: Now) {
+        self.customers.plan_check(self.id, self.live.settings().quiet, now);
     }
 }
 

@@ -17,8 +17,7 @@ mod pauses;
 
 use super::event::Load;
 use super::ids::{ItemId, QueueId};
-use super::items::{Item, NumberMap, Stage};
-use super::lookup::Lookup;
+use super::items::{ItemFlag, Stage};
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, Lane};
 use super::stock::Stock;
@@ -27,9 +26,9 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use channels::SoloChannels;
-use egress::Egress;
+pub(super) use egress::Egress;
 use flight::FlightState;
-pub(super) use flight::{Candidate, Flight};
+pub(super) use flight::{Candidate, Flight, Flights};
 
 /// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it
 /// in memory; and others wait no longer for its channel, ms.
@@ -38,9 +37,8 @@ const LATE_PROBE_MS: u64 = 500;
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Dispatch {
-    egress: Egress,
-    flights: NumberMap<u64, Flight>,
-    next_number: u64,
+    pub(super) egress: Egress,
+    pub(super) flights: Flights,
     /// Flights to be sent alone, in order; and the channels for that.
     suspects: VecDeque<u64>,
     channels: SoloChannels,
@@ -54,8 +52,7 @@ impl Dispatch {
     pub(super) fn new(settings: &Settings) -> Self {
         let mut dispatch = Dispatch {
             egress: Egress::default(),
-            flights: Lookup::new(),
-            next_number: 1,
+            flights: Flights::new(),
             suspects: VecDeque::new(),
             channels: SoloChannels::new(),
             backoffs: BTreeSet::new(),
@@ -70,10 +67,6 @@ impl Dispatch {
         self.channels.configure(settings.max_in_flight);
     }
 
-    pub(super) fn set_ready(&mut self, ready: bool) {
-        self.egress.set_ready(ready);
-    }
-
     pub(super) fn set_blocked(&mut self, blocked: bool, now: Now) {
         self.egress.set_blocked(blocked);
         if !blocked {
@@ -81,50 +74,11 @@ impl Dispatch {
         }
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        self.egress.is_open()
-    }
-
-    /// A slot is free, whether the way out is open or not.
-    pub(super) fn has_room(&self) -> bool {
-        self.egress.has_room()
-    }
-
-    /// Batches that hold a slot.
-    pub(super) fn slots(&self) -> usize {
-        self.egress.slots()
-    }
-
-    /// A queue may not take all slots: another's batch finds one free within a confirm.
-    pub(super) fn share(&self) -> usize {
-        self.egress.share()
-    }
-
-    pub(super) fn get(&self, number: u64) -> Option<&Flight> {
-        self.flights.get(&number)
-    }
-
-    fn flight_of(&self, item: &Item) -> Option<&Flight> {
-        let Stage::Flying(number) = item.stage() else { return None };
-        self.flights.get(&number)
-    }
-
-    /// Published and not settled, or on its way to the publisher.
-    pub(super) fn is_in_flight(&self, item: &Item) -> bool {
-        self.flight_of(item).is_some_and(|flight| flight.state.holds_slot())
-    }
-
-    /// Its flight waits for payloads.
-    pub(super) fn is_fetching(&self, item: &Item) -> bool {
-        let flight = self.flight_of(item);
-        flight.is_some_and(|flight| matches!(flight.state, FlightState::Fetching { .. }))
-    }
-
     /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
     pub(super) fn is_free_for(&self, stock: &Stock, queue: QueueId) -> bool {
-        let queue = &stock.queues()[queue];
+        let queue = &stock.queues[queue];
         let Some(live) = queue.live() else { return false };
-        self.is_open()
+        self.egress.is_open()
             && !queue.is_held_back()
             && !live.health().needs_probe()
             && live.lane().first_to_resend().is_none()
@@ -136,7 +90,7 @@ impl Dispatch {
     /// is at the broker, and there is a slot and, if it needs one, a channel. Whether the way out is open is
     /// not asked.
     pub(super) fn could_send(&self, stock: &Stock, id: QueueId) -> bool {
-        let queue = &stock.queues()[id];
+        let queue = &stock.queues[id];
         if queue.is_held_back() || !self.egress.has_room() {
             return false;
         }
@@ -147,12 +101,12 @@ impl Dispatch {
     }
 
     fn may_send(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
-        let queue = &stock.queues()[id];
+        let queue = &stock.queues[id];
         let Some(live) = queue.live() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
             && (live.lane().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
             && !live.lane().has_recalled()
-            && live.health().may_send(live.lane().slots(), self.share(), now.mono)
+            && live.health().may_send(live.lane().slots(), self.egress.share(), now.mono)
     }
 
     /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing
@@ -166,7 +120,7 @@ impl Dispatch {
         }
         self.call_for_channel(stock);
         loop {
-            while let Some(queue) = stock.queues_mut().next_to_run() {
+            while let Some(queue) = stock.queues.next_to_run() {
                 if let Some(candidate) = self.next_in_line(stock, queue, now) {
                     return Some(candidate);
                 }
@@ -179,14 +133,14 @@ impl Dispatch {
     }
 
     fn next_in_line(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> Option<Candidate> {
-        let live = stock.queues_mut().at(queue).live();
+        let live = stock.queues.at(queue).at_work();
         if live.lane().slots() == 0 {
             live.health_mut().rest(now.mono);
         }
         if !self.may_send(stock, queue, now) {
             return None;
         }
-        let health = stock.queues_mut().at(queue).live().health();
+        let health = stock.queues.at(queue).at_work().health();
         let (alone, failing) = (health.needs_probe(), health.is_failing());
         if alone && !self.channels.has_room(failing) {
             self.channels.wait(queue, failing);
@@ -194,7 +148,7 @@ impl Dispatch {
         }
         let candidate = self.next_of(stock, queue, alone, now);
         if candidate.is_none() {
-            stock.queues_mut().at(queue).look_at();
+            stock.queues.at(queue).look_at();
         }
         candidate
     }
@@ -202,8 +156,8 @@ impl Dispatch {
     /// The next queue that waits for a channel stands in line again. False: there is none, or no channel.
     fn call_for_channel(&mut self, stock: &mut Stock) -> bool {
         let Some(queue) = self.channels.next_waiting() else { return false };
-        if stock.queues().get(queue).is_some() {
-            stock.queues_mut().at(queue).run();
+        if stock.queues.get(queue).is_some() {
+            stock.queues.at(queue).run();
         }
         true
     }
@@ -211,13 +165,12 @@ impl Dispatch {
     /// Suspects, by place in line and queue, whose queue is not paused and has no batch alone on its way:
     /// else one that never confirms would have all channels, and others' suspects wait for its confirms.
     fn waiting_suspects<'a>(&'a self, stock: &'a Stock) -> impl Iterator<Item = (usize, QueueId)> + 'a {
-        let queue_of = |number: u64| self.flights.get(&number).map(|flight| flight.queue);
+        let queue_of = |number: u64| self.flights.get(number).map(|flight| flight.queue);
         let taken = self.channels.taken().filter(|_| !self.suspects.is_empty());
         let busy: BTreeSet<QueueId> = taken.filter_map(|(number, _)| queue_of(number)).collect();
         let of = move |(place, number): (usize, &u64)| Some((place, queue_of(*number)?));
         self.suspects.iter().enumerate().filter_map(of).filter(move |(_, queue)| {
-            !busy.contains(queue)
-                && (!stock.queues()[*queue].is_paused() || mutated(Mutant::PausedSuspectsGo))
+            !busy.contains(queue) && (!stock.queues[*queue].is_paused() || mutated(Mutant::PausedSuspectsGo))
         })
     }
 
@@ -226,7 +179,7 @@ impl Dispatch {
         if self.suspects.is_empty() || rooms == [false, false] {
             return None;
         }
-        let has_room = |queue: QueueId| rooms[usize::from(stock.queues()[queue].is_failing())];
+        let has_room = |queue: QueueId| rooms[usize::from(stock.queues[queue].is_failing())];
         let (place, _) = self.waiting_suspects(stock).find(|(_, queue)| has_room(*queue))?;
         let number = self.suspects.remove(place)?;
         let candidate = self.again(number, true)?;
@@ -234,7 +187,7 @@ impl Dispatch {
     }
 
     fn again(&mut self, number: u64, alone: bool) -> Option<Candidate> {
-        let flight = self.flights.get_mut(&number)?;
+        let flight = self.flights.get_mut(number)?;
         Some(Candidate {
             number: Some(number),
             queue: flight.queue,
@@ -247,16 +200,16 @@ impl Dispatch {
 
     fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool, now: Now) -> Option<Candidate> {
         let later =
-            mutated(Mutant::NewOvertakesFailed) && !stock.queues_mut().at(queue).live().line().is_empty();
+            mutated(Mutant::NewOvertakesFailed) && !stock.queues.at(queue).at_work().line().is_empty();
         while let Some(number) =
-            stock.queues_mut().at(queue).live().lane_mut().take_to_resend().filter(|_| !later)
+            stock.queues.at(queue).at_work().lane_mut().take_to_resend().filter(|_| !later)
         {
             if let Some(candidate) = self.again(number, alone) {
                 return Some(candidate);
             }
         }
-        let most = if stock.queues()[queue].is_failing() { stock.thresholds().probe } else { usize::MAX };
-        let rows = stock.take_batch(queue, most, now);
+        let most = if stock.queues[queue].is_failing() { stock.thresholds().probe } else { usize::MAX };
+        let rows = stock.at(queue).take_batch(most, now);
         let new = Candidate { number: None, queue, rows, alone, before: None, suspect: false };
         (!new.rows.is_empty()).then_some(new)
     }
@@ -264,39 +217,29 @@ impl Dispatch {
     /// Nothing of a candidate may be sent: it is gone.
     pub(super) fn drop_candidate(&mut self, stock: &mut Stock, candidate: &Candidate) {
         candidate.number.into_iter().for_each(|number| {
-            self.flights.remove(&number);
+            self.flights.end(number);
         });
         if candidate.suspect && !mutated(Mutant::DroppedSuspectCounts) {
-            stock.queues_mut().at(candidate.queue).live().lane_mut().remove_suspects(1);
+            stock.queues.at(candidate.queue).at_work().lane_mut().remove_suspects(1);
         }
-        self.look_again(stock, candidate.queue);
-    }
-
-    /// Something has changed for the queue: it stands in line again, and the loader looks at it.
-    pub(super) fn look_again(&mut self, stock: &mut Stock, queue: QueueId) {
-        stock.queues_mut().at(queue).look_at();
-        stock.queues_mut().at(queue).run();
+        stock.queues.at(candidate.queue).look_again();
     }
 
     /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one
     /// that waits, others of the same queue wait too: their order counts.
     pub(super) fn send(&mut self, stock: &mut Stock, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
         let Candidate { number, queue, rows, alone, before, suspect } = candidate;
-        // One for each of its items: a half of it has one too, and the place in any order that is its own.
-        let number = number.unwrap_or_else(|| {
-            self.next_number += rows.len() as u64;
-            self.next_number - rows.len() as u64
-        });
+        let number = number.unwrap_or_else(|| self.flights.number(rows.len()));
         let (mut bytes, mut lacking) = (0, Vec::new());
         for id in &rows {
-            stock.set_flying(*id, Some(number));
+            stock.home_of(*id).set_flying(*id, Some(number));
             let item = &stock.items()[*id];
             bytes += item.content().map_or(u64::from(item.weight()), |content| content.size());
             if item.content().is_none() {
                 lacking.push(item.key().seq);
             }
         }
-        let settings_format = stock.queues().settings_of(queue).format;
+        let settings_format = stock.queues.settings_of(queue).format;
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
         let count = rows.len() as u64;
@@ -305,9 +248,9 @@ impl Dispatch {
         self.flights.insert(number, flight);
         self.egress.take_slot(bytes);
         if alone {
-            self.channels.take(number, stock.queues()[queue].is_failing(), bytes, now);
+            self.channels.take(number, stock.queues[queue].is_failing(), bytes, now);
         }
-        let lane = stock.queues_mut().at(queue).live().lane_mut();
+        let lane = stock.queues.at(queue).at_work().lane_mut();
         lane.add_items(count);
         lane.take_slot();
         lane.remove_suspects(usize::from(suspect));
@@ -318,7 +261,7 @@ impl Dispatch {
             // broker may have refused goes first.
             let flights = &self.flights;
             let is_alone = |other: u64| {
-                let state = flights.get(&other).map(|flight| flight.state);
+                let state = flights.get(other).map(|flight| flight.state);
                 matches!(state, Some(FlightState::Fetching { alone: true, .. }))
             };
             lane.fetch(number, |other| is_alone(other) || (!suspect && other < number));
@@ -326,7 +269,7 @@ impl Dispatch {
         } else {
             self.launch(stock, number, now, out);
         }
-        stock.queues_mut().at(queue).run();
+        stock.queues.at(queue).run();
     }
 
     /// The payloads that flights wait for.
@@ -335,7 +278,7 @@ impl Dispatch {
             return None;
         }
         let lacking = std::mem::take(&mut self.lacking);
-        let place = |seq: u64| Some((seq, stock.place_in_store(&stock.items()[stock.items().by_seq(seq)?])));
+        let place = |seq: u64| Some((seq, stock.row(&stock.items()[stock.items().by_seq(seq)?]).place()));
         Some(Load::Contents(lacking.into_iter().filter_map(place).collect()))
     }
 
@@ -352,11 +295,11 @@ impl Dispatch {
                 continue;
             }
             let Stage::Flying(number) = stock.items()[id].stage() else { continue };
-            let Some(flight) = self.flights.get_mut(&number) else { continue };
+            let Some(flight) = self.flights.get_mut(number) else { continue };
             let FlightState::Fetching { missing, .. } = &mut flight.state else { continue };
             *missing = missing.saturating_sub(1);
             queues.insert(flight.queue);
-            stock.set_content(id, content);
+            stock.shared.set_content(id, content);
         }
         queues
     }
@@ -364,15 +307,15 @@ impl Dispatch {
     /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its
     /// number and members, to be looked at once more: time has passed.
     pub(super) fn next_fetched(&mut self, stock: &mut Stock, queue: QueueId) -> Option<(u64, Vec<ItemId>)> {
-        let number = stock.queues_mut().at(queue).live().lane().first_fetching()?;
-        let Some(flight) = self.flights.get_mut(&number) else {
-            stock.queues_mut().at(queue).live().lane_mut().fetched(false);
+        let number = stock.queues.at(queue).at_work().lane().first_fetching()?;
+        let Some(flight) = self.flights.get_mut(number) else {
+            stock.queues.at(queue).at_work().lane_mut().fetched(false);
             return self.next_fetched(stock, queue);
         };
         if !matches!(flight.state, FlightState::Fetching { missing: 0, .. }) {
             return None;
         }
-        stock.queues_mut().at(queue).live().lane_mut().fetched(flight.recalled);
+        stock.queues.at(queue).at_work().lane_mut().fetched(flight.recalled);
         Some((number, std::mem::take(&mut flight.rows)))
     }
 
@@ -385,54 +328,39 @@ impl Dispatch {
         now: Now,
         out: &mut Vec<Batch>,
     ) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.get_mut(number) else { return };
         let (queue, left) = (flight.queue, rows.len() as u64);
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.rows = rows;
         // What has failed meanwhile goes before it.
-        let known = &stock.queues()[queue];
+        let known = &stock.queues[queue];
         let before =
             |lane: &Lane| lane.suspects() > 0 || lane.first_to_resend().is_some_and(|first| first < number);
         let behind = !mutated(Mutant::FetchedOvertakesFailed)
             && !alone
             && known.live().is_some_and(|live| before(live.lane()));
-        if left > 0 && self.is_open() && !known.is_paused() && !behind {
+        if left > 0 && self.egress.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, now, out);
         } else {
             self.free_slot(stock, number, left);
             if left == 0 {
-                self.flights.remove(&number);
+                self.flights.end(number);
             } else {
                 self.try_again(stock, number, alone);
             }
         }
-        self.look_again(stock, queue);
-    }
-
-    /// Whether its queue has been given up since it was formed.
-    pub(super) fn is_recalled(&self, number: u64) -> bool {
-        self.flights.get(&number).is_some_and(|flight| flight.recalled)
-    }
-
-    /// Whether a flight holds a slot.
-    pub(super) fn is_under_way(&self, number: u64) -> bool {
-        self.flights.get(&number).is_some_and(|flight| flight.state.holds_slot())
+        stock.queues.at(queue).look_again();
     }
 
     /// A flight whose payloads were fetched is given up: its members go back to their queue.
     pub(super) fn withdraw(&mut self, stock: &mut Stock, number: u64, rows: u64) {
         self.free_slot(stock, number, rows);
-        self.flights.remove(&number);
-    }
-
-    /// Members of a flight that holds a slot were taken out: the queue counts them no more.
-    pub(super) fn uncount(&mut self, stock: &mut Stock, queue: QueueId, gone: usize) {
-        stock.queues_mut().at(queue).live().lane_mut().remove_items(gone as u64);
+        self.flights.end(number);
     }
 
     /// Hands a flight to the publisher.
     fn launch(&mut self, stock: &mut Stock, number: u64, now: Now, out: &mut Vec<Batch>) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.get_mut(number) else { return };
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.publishes += 1;
         flight.state = FlightState::Out { alone };
@@ -440,24 +368,28 @@ impl Dispatch {
         let mut items = Vec::with_capacity(flight.rows.len());
         let mut attempt = flight.publishes;
         for id in &flight.rows {
-            let content = stock.lend_content(*id);
+            let content = stock.shared.lend_content(*id);
             let item = &stock.items()[*id];
-            attempt = attempt.max(if mutated(Mutant::AttemptAnew) { 0 } else { item.attempts() + 1 });
+            attempt = attempt.max(if mutated(Mutant::AttemptAnew) { 0 } else { item.tries().attempts + 1 });
             debug_assert!(content.is_some(), "a batch is published whole");
             items.push(BatchItem {
                 seq: item.key().seq,
                 window: item.key().window,
                 accepted_due: item.accepted_due(),
-                due: if item.is_dead() && item.own_time() { item.accepted_due() } else { item.due() },
+                due: if item.letter().is_some() && item.is(ItemFlag::OwnTime) {
+                    item.accepted_due()
+                } else {
+                    item.due()
+                },
                 received: item.received(),
-                attempts: item.attempts(),
+                attempts: item.tries().attempts,
                 content: content.unwrap_or_default(),
             });
         }
-        stock.counters_mut().batches_published += 1;
+        stock.shared.counters_mut().batches_published += 1;
         let first = &stock.items()[flight.rows[0]];
-        let dead = first.dead().cloned();
-        let (application, customer) = stock.address(first);
+        let dead = first.letter().map(|letter| Arc::clone(&letter.dead));
+        let (application, customer) = stock.row(first).address();
         out.push(Batch {
             number,
             application,
@@ -474,43 +406,31 @@ impl Dispatch {
 
     /// A flight that was out has ended there. Whether it went alone; `None`: it is not out.
     pub(super) fn landed(&mut self, stock: &mut Stock, number: u64) -> Option<bool> {
-        let flight = self.flights.get(&number)?;
+        let flight = self.flights.get(number)?;
         let FlightState::Out { alone } = flight.state else { return None };
         let (queue, count) = (flight.queue, flight.rows.len() as u64);
         self.free_slot(stock, number, count);
-        self.look_again(stock, queue);
+        stock.queues.at(queue).look_again();
         Some(alone)
     }
 
     fn free_slot(&mut self, stock: &mut Stock, number: u64, rows: u64) {
-        let Some(flight) = self.flights.get(&number) else { return };
+        let Some(flight) = self.flights.get(number) else { return };
         self.egress.free_slot(flight.bytes);
         let (queue, was_alone) = (flight.queue, self.channels.give_back(number));
-        let live = stock.queues_mut().at(queue).live();
+        let live = stock.queues.at(queue).at_work();
         live.lane_mut().remove_items(rows);
         live.lane_mut().free_slot();
         if was_alone && !mutated(Mutant::HindranceStays) && live.set(Condition::Hindered, false) {
-            stock.unstall(queue);
-        }
-    }
-
-    /// A flight is over; its members.
-    pub(super) fn end(&mut self, number: u64) -> Option<Flight> {
-        self.flights.remove(&number)
-    }
-
-    /// It was handed over, and went nowhere.
-    pub(super) fn not_published(&mut self, number: u64) {
-        if let Some(flight) = self.flights.get_mut(&number) {
-            flight.publishes = flight.publishes.saturating_sub(u32::from(!mutated(Mutant::UnsentCounts)));
+            stock.at(queue).unstall();
         }
     }
 
     /// To be tried again as it is: with a channel of its own where it had one and its queue is sound, or
     /// where others of its queue wait for theirs, which neither overtake nor are overtaken.
     pub(super) fn try_again(&mut self, stock: &mut Stock, number: u64, alone: bool) {
-        let Some(queue) = self.flights.get(&number).map(|flight| flight.queue) else { return };
-        let live = stock.queues_mut().at(queue).live();
+        let Some(queue) = self.flights.get(number).map(|flight| flight.queue) else { return };
+        let live = stock.queues.at(queue).at_work();
         let first = alone && !live.health().needs_probe();
         if first || live.lane().suspects() > 0 && !mutated(Mutant::SuspectsOvertakeRepeats) {
             self.suspect(stock, number, first);
@@ -521,18 +441,18 @@ impl Dispatch {
 
     /// To be sent again as it is, before anything new of its queue.
     fn send_again(&mut self, stock: &mut Stock, number: u64) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.get_mut(number) else { return };
         flight.state = FlightState::Resend;
-        stock.queues_mut().at(flight.queue).live().lane_mut().resend(number);
+        stock.queues.at(flight.queue).at_work().lane_mut().resend(number);
         let queue = flight.queue;
-        self.look_again(stock, queue);
+        stock.queues.at(queue).look_again();
     }
 
     /// Into the line of those that are sent alone.
     pub(super) fn suspect(&mut self, stock: &mut Stock, number: u64, first: bool) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.get_mut(number) else { return };
         flight.state = FlightState::Suspect;
-        stock.queues_mut().at(flight.queue).live().lane_mut().add_suspect();
+        stock.queues.at(flight.queue).at_work().lane_mut().add_suspect();
         if first {
             self.suspects.push_front(number);
         } else {
@@ -543,7 +463,7 @@ impl Dispatch {
 
     /// One of its members is refused by the broker: its halves are tried alone. False: it has only one.
     pub(super) fn split(&mut self, stock: &mut Stock, number: u64) -> bool {
-        let Some(flight) = self.flights.get_mut(&number).filter(|flight| flight.rows.len() > 1) else {
+        let Some(flight) = self.flights.get_mut(number).filter(|flight| flight.rows.len() > 1) else {
             return false;
         };
         let rows = flight.rows.split_off(flight.rows.len() / 2);
@@ -551,7 +471,7 @@ impl Dispatch {
         let half = Flight { rows, state: FlightState::Suspect, ..*flight };
         let later = if mutated(Mutant::HalfGoesLast) { 1 << 32 } else { 0 };
         let other = number + flight.rows.len() as u64 + later;
-        half.rows.iter().for_each(|id| stock.set_flying(*id, Some(other)));
+        half.rows.iter().for_each(|id| stock.home_of(*id).set_flying(*id, Some(other)));
         self.flights.insert(other, half);
         self.suspect(stock, other, true);
         self.suspect(stock, number, true);
@@ -561,15 +481,15 @@ impl Dispatch {
     /// An item that ends leaves its flight, which waits for its next try; the last one takes it along.
     pub(super) fn leave(&mut self, stock: &mut Stock, id: ItemId) {
         let Stage::Flying(number) = stock.items()[id].stage() else { return };
-        let Some(flight) = self.flights.get_mut(&number) else { return };
+        let Some(flight) = self.flights.get_mut(number) else { return };
         debug_assert!(!flight.state.holds_slot(), "what is in flight has no end yet");
         flight.rows.retain(|other| *other != id);
         if !flight.rows.is_empty() {
             return;
         }
         let (queue, state) = (flight.queue, flight.state);
-        self.flights.remove(&number);
-        let lane = stock.queues_mut().at(queue).live().lane_mut();
+        self.flights.end(number);
+        let lane = stock.queues.at(queue).at_work().lane_mut();
         match state {
             FlightState::Suspect => {
                 lane.remove_suspects(usize::from(!mutated(Mutant::EmptiedSuspectCounts)));
@@ -578,14 +498,14 @@ impl Dispatch {
             FlightState::Resend => lane.forget_resend(number),
             FlightState::Fetching { .. } | FlightState::Out { .. } => {}
         }
-        self.look_again(stock, queue);
+        stock.queues.at(queue).look_again();
     }
 
     /// Nothing is on its way out, nor waits for a slot. What a paused application has waiting does not count:
     /// it leaves after a resume and not before.
     pub(super) fn is_idle(&self, stock: &Stock) -> bool {
         // A broker that takes nothing more confirms what it has taken.
-        let waits = || stock.queues().is_anything_running() || self.waiting_suspects(stock).next().is_some();
-        self.egress.slots() == 0 && !(self.is_open() && waits())
+        let waits = || stock.queues.is_anything_running() || self.waiting_suspects(stock).next().is_some();
+        self.egress.slots() == 0 && !(self.egress.is_open() && waits())
     }
 }

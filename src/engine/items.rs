@@ -15,7 +15,7 @@ use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-pub(super) use item::{Address, Item, Placement, Residence, Stage};
+pub(super) use item::{Address, Item, ItemFlag, LetterFacts, Placement, Residence, Stage, Tries};
 
 /// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every
 /// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the
@@ -107,7 +107,7 @@ impl Items {
 
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
         self.content_bytes += item.content().map_or(0, |content| content.size());
-        let (seq, identity, dead) = (item.key().seq, item.identity(), item.is_dead());
+        let (seq, identity, dead) = (item.key().seq, item.identity(), item.letter().is_some());
         let id = self.rows.insert(item);
         self.by_seq.insert(seq, id.place());
         if identity.is_given() && !dead {
@@ -158,7 +158,7 @@ impl Items {
             None => self.by_identity.get(&identity).copied(),
             Some(seq) => self.by_seq(seq).filter(|id| {
                 let item = &self.rows[*id];
-                item.identity() == identity && !item.is_dead()
+                item.identity() == identity && item.letter().is_none()
             }),
         }
     }
@@ -174,12 +174,12 @@ impl Items {
         let item = &mut self.rows[id];
         if item.content().is_none() {
             self.content_bytes += content.size();
-            item.set_content(content);
+            item.content = Some(content);
         }
     }
 
     pub(super) fn take_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
-        let content = self.rows[id].take_content()?;
+        let content = self.rows[id].content.take()?;
         self.content_bytes -= content.size();
         Some(content)
     }

@@ -6,7 +6,7 @@ use super::core::{Core, LiveItem, Whereabouts};
 use super::duplicates::{self, Known, Verdict};
 use super::event::{Found, Wanted};
 use super::ids::{ItemId, QueueId};
-use super::items::Stage;
+use super::items::{ItemFlag, Stage};
 use super::mutant::{mutated, Mutant};
 use super::scans::Scans;
 use super::stock::{Admission, Origin, Timing};
@@ -50,17 +50,17 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
     if identities == [None, None] {
         return Vec::new();
     }
-    let queue = core.stock().queues().find(application);
+    let queue = core.stock.queues.find(application);
     // Alive, the first of them is the one; an assigned id may be another application's item, of which this
     // one knows nothing.
-    let is_its = |id: &ItemId| Some(core.stock().items()[*id].queue()) == queue;
-    let known = |identity: Identity| core.stock().items().by_identity(identity).filter(is_its).is_some();
+    let is_its = |id: &ItemId| Some(core.stock.items()[*id].queue()) == queue;
+    let known = |identity: Identity| core.stock.items().by_identity(identity).filter(is_its).is_some();
     if identities.into_iter().flatten().next().is_some_and(known) {
         return Vec::new();
     }
     let tail =
-        queue.map_or(settings.of(application), |queue| core.stock().queues().settings_of(queue)).dedupe_tail;
-    let far = queue.is_some_and(|queue| core.stock().queues()[queue].far() > 0);
+        queue.map_or(settings.of(application), |queue| core.stock.queues.settings_of(queue)).dedupe_tail;
+    let far = queue.is_some_and(|queue| core.stock.queues[queue].far() > 0);
     let assigned = match arrival {
         Arrival::Command {
             command: Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _),
@@ -71,7 +71,7 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
     let mut out = Vec::new();
     for identity in identities.into_iter().flatten() {
         let given = identity.is_given();
-        let buckets = if given { core.recent().buckets_of(identity, tail, now.wall) } else { Vec::new() };
+        let buckets = if given { core.recent.buckets_of(identity, tail, now.wall) } else { Vec::new() };
         if far || !buckets.is_empty() {
             let key = assigned.filter(|_| !given).map(AssignedId::key);
             out.push(Wanted { identity, application: application.into(), key, buckets });
@@ -129,7 +129,7 @@ impl<'a> Bench<'a> {
         found: Vec<(Identity, Found)>,
         now: Now,
     ) -> Judged {
-        let queue = core.stock_mut().queues_mut().id(&item.application);
+        let queue = core.stock.queues.id(&item.application);
         let Some(identity) = item.identity else { return self.admit(core, (item, queue), origin, now) };
         // Its consumer may have had it before the confirm came.
         if let Some(first) = item.tried.first.filter(|first| core.is_out(*first, queue) && !self.how.at_once)
@@ -164,7 +164,7 @@ impl<'a> Bench<'a> {
     ) -> (Known<'static>, u64) {
         let (due, old) = match live {
             LiveItem::Resident(id) => {
-                let resident = &core.stock().items()[*id];
+                let resident = &core.stock.items()[*id];
                 if resident.is_orphaned() {
                     return (Known::Undecided { orphaned: true }, resident.fingerprint());
                 }
@@ -175,14 +175,14 @@ impl<'a> Bench<'a> {
             }
             LiveItem::Far(stored) => (stored.due, stored.fingerprint),
         };
-        let settings = core.stock().queues().settings_of(queue);
+        let settings = core.stock.queues.settings_of(queue);
         let new_due = match timing(settings, item, now) {
             Timing::Own(due) => due,
             Timing::Immediate => now.wall,
             Timing::Windowed => {
                 let name = item.customer.as_deref().unwrap_or_default();
-                let customer = core.stock().queues()[queue].customer(name);
-                let window = customer.and_then(|id| core.stock().customers().window(id));
+                let customer = core.stock.queues[queue].customer(name);
+                let window = customer.and_then(|id| core.stock.customers().window(id));
                 window
                     .filter(|_| !mutated(Mutant::NewDueIgnoresWindow))
                     .map_or_else(|| now.wall + window::length(settings, now), |window| window.end())
@@ -217,11 +217,11 @@ impl<'a> Bench<'a> {
             Verdict::Drop => {
                 let before = if let Known::Ended(ended) = known { ended.fingerprint } else { old };
                 let comes_back = origin.redelivered && before == item.fingerprint;
-                core.stock_mut().counters_mut().tries_dropped += u64::from(tried.sent_back && !comes_back);
+                core.stock.shared.counters_mut().tries_dropped += u64::from(tried.sent_back && !comes_back);
                 drop_duplicate(core, rule, origin)
             }
             Verdict::Reject => {
-                core.stock_mut().counters_mut().duplicates[rule as usize].dead += 1;
+                core.stock.shared.counters_mut().duplicates[rule as usize].dead += 1;
                 let error = "an item with this id is known, and x-on-duplicate is reject";
                 let dead = Dead { reason: Reason::Duplicate, error: error.into() };
                 reject(core, item.rejected(dead), origin, now);
@@ -229,7 +229,7 @@ impl<'a> Bench<'a> {
             }
             Verdict::Anew => {
                 let judged = self.admit(core, (item, queue), origin, now);
-                core.stock_mut().counters_mut().duplicates[rule as usize].accepted +=
+                core.stock.shared.counters_mut().duplicates[rule as usize].accepted +=
                     u64::from(matches!(judged, Judged::Done));
                 judged
             }
@@ -268,11 +268,11 @@ impl<'a> Bench<'a> {
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
-        let orphaned = core.stock().items()[id].is_orphaned();
+        let orphaned = core.stock.items()[id].is_orphaned();
         let comes_back = origin.redelivered && old == item.fingerprint;
         let earliest = rule == DuplicateRule::Earliest && item.tried.batch.is_none();
         if orphaned && comes_back {
-            core.stock_mut().adopt(id, origin, now);
+            core.stock.home_of(id).adopt(id, origin, now);
             return Judged::Done;
         }
         if !orphaned && (comes_back || earliest) {
@@ -292,9 +292,9 @@ impl<'a> Bench<'a> {
         now: Now,
     ) -> Judged {
         let rule = item.on_duplicate;
-        let timing = timing(core.stock().queues().settings_of(queue), &item, now);
+        let timing = timing(core.stock.queues.settings_of(queue), &item, now);
         let asked = (&*item, queue, timing);
-        match self.limits.judge(core.stock(), self.settings, asked, true, now) {
+        match self.limits.judge(&core.stock, self.settings, asked, true, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Judged::NoRoom(item),
             // It has its place already: one request would end both as sent and as dead.
@@ -312,17 +312,17 @@ impl<'a> Bench<'a> {
             }
             LiveItem::Resident(id) => {
                 core.take_out(*id);
-                core.stock_mut().counters_mut().count_replaced(rule);
+                core.stock.shared.counters_mut().count_replaced(rule);
             }
             LiveItem::Far(stored) => {
-                core.stock_mut().finish_far(stored);
-                core.stock_mut().counters_mut().count_replaced(rule);
+                core.stock.finish_far(stored);
+                core.stock.shared.counters_mut().count_replaced(rule);
             }
         }
         // Not deferred: else its forerunner would be gone before it is written, and the broker alone have it.
         let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item, queue);
-        admission::make_room(core.stock_mut(), self.settings, (&item, queue, timing), now);
-        core.stock_mut().admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
+        admission::make_room(&mut core.stock, self.settings, (&item, queue, timing), now);
+        core.stock.admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
         Judged::Done
     }
 
@@ -334,14 +334,14 @@ impl<'a> Bench<'a> {
         origin: Origin,
         now: Now,
     ) -> Judged {
-        let timing = timing(core.stock().queues().settings_of(queue), &item, now);
+        let timing = timing(core.stock.queues.settings_of(queue), &item, now);
         let asked = (&*item, queue, timing);
-        match self.limits.judge(core.stock(), self.settings, asked, false, now) {
+        match self.limits.judge(&core.stock, self.settings, asked, false, now) {
             LimitVerdict::Admit => {
                 let may_defer = self.may_defer(core, &item, queue);
-                admission::make_room(core.stock_mut(), self.settings, asked, now);
+                admission::make_room(&mut core.stock, self.settings, asked, now);
                 let admission = Admission { queue, origin, timing, inherited: None, may_defer };
-                core.stock_mut().admit(*item, admission, now);
+                core.stock.admit(*item, admission, now);
                 Judged::Done
             }
             LimitVerdict::Wait => Judged::NoRoom(item),
@@ -354,7 +354,7 @@ impl<'a> Bench<'a> {
 
     /// It may be confirmed before it need be written: its application has nothing before it.
     fn may_defer(&self, core: &Core, item: &NewItem, queue: QueueId) -> bool {
-        item.customer.is_none() && !self.how.draining && core.is_free_for(queue)
+        item.customer.is_none() && !self.how.draining && core.dispatch.is_free_for(&core.stock, queue)
     }
 }
 
@@ -363,8 +363,8 @@ impl<'a> Bench<'a> {
 fn has_new_time(core: &Core, request: &NewItem, live: &LiveItem) -> bool {
     let (own_time, due, accepted_due) = match live {
         LiveItem::Resident(id) => {
-            let item = &core.stock().items()[*id];
-            (item.own_time(), item.key().due, item.accepted_due())
+            let item = &core.stock.items()[*id];
+            (item.is(ItemFlag::OwnTime), item.key().due, item.accepted_due())
         }
         LiveItem::Far(stored) => (stored.own_time, stored.key.due, stored.accepted_due),
     };
@@ -377,10 +377,10 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
     let customer = item.customer.as_deref().filter(|_| !mutated(Mutant::WindowNotInherited))?;
     match live {
         LiveItem::Resident(id) => {
-            let old = &core.stock().items()[*id];
-            let same = old.customer().filter(|id| *core.stock().customers()[*id].name == *customer)?;
+            let old = &core.stock.items()[*id];
+            let same = old.customer().filter(|id| *core.stock.customers()[*id].name == *customer)?;
             matches!(old.stage(), Stage::Windowed { .. })
-                .then(|| core.stock().customers().window(same).map(|window| window.end()))
+                .then(|| core.stock.customers().window(same).map(|window| window.end()))
                 .flatten()
         }
         LiveItem::Far(stored) => {
@@ -392,12 +392,12 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
 
 /// The one that is known stays, and this one leaves no trace.
 fn drop_duplicate(core: &mut Core, rule: DuplicateRule, origin: Origin) -> Judged {
-    core.stock_mut().counters_mut().duplicates[rule as usize].dropped += 1;
+    core.stock.shared.counters_mut().duplicates[rule as usize].dropped += 1;
     // It may be the same message once more: then the one that it is dropped for must be safe first.
     if mutated(Mutant::DuplicateAckedTooSoon) {
-        core.stock_mut().journal_mut().safe(origin.delivery);
+        core.stock.shared.journal.safe(origin.delivery);
     } else {
-        core.stock_mut().journal_mut().safe_once_durable(origin.delivery);
+        core.stock.shared.journal.safe_once_durable(origin.delivery);
     }
     Judged::Done
 }
@@ -416,7 +416,7 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
     };
     let letter = reject(core, item.rejected(dead), origin, now);
     if let Some(identity) = identity.filter(|_| !mutated(Mutant::RefusedIdForgotten)) {
-        let queue = core.stock_mut().queues_mut().id(&application);
+        let queue = core.stock.queues.id(&application);
         core.remember_dead(queue, identity, letter, ended);
     }
 }
@@ -424,17 +424,17 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
 /// A request that was not understood, or cannot be taken, becomes a dead letter of its own; its arrival
 /// number.
 pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
-    core.stock_mut().counters_mut().rejected += 1;
-    core.stock_mut().counters_mut().dead[rejected.dead.reason as usize] += 1;
+    core.stock.shared.counters_mut().rejected += 1;
+    core.stock.shared.counters_mut().dead[rejected.dead.reason as usize] += 1;
     let answer = rejected.reply_to.is_some().then(|| Answer::Rejected(rejected.dead.error.clone()));
     let application: Arc<str> = rejected.application.map_or_else(|| "".into(), Arc::from);
     let meant_for = (application, rejected.customer.map(Arc::from));
-    let letter = core.stock_mut().admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
+    let letter = core.stock.admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
     if let (Some(reply_to), Some(answer)) = (rejected.reply_to, answer) {
         // The dead letter has the delivery in its care: the answer acks nothing.
         let delivery = Delivery { generation: 0, tag: 0 };
         let asker = Asker::Remote { delivery, redelivered: false, reply_to: Some(reply_to) };
-        core.stock_mut().journal_mut().reply(Reply { asker, command: None, answer });
+        core.stock.shared.journal.reply(Reply { asker, command: None, answer });
     }
     letter
 }

@@ -57,8 +57,8 @@ impl Loader {
     /// Looks again at the queues about which something has changed, and reads from those whose time has come.
     /// Whether something may leave that could not before.
     pub(super) fn advance(&mut self, stock: &mut Stock, now: Now, loads: &mut Vec<Load>) -> bool {
-        for id in stock.queues_mut().take_review() {
-            if stock.queues().get(id).is_some() {
+        for id in stock.queues.take_review() {
+            if stock.queues.get(id).is_some() {
                 let at = wanted_at(stock, id, now);
                 self.want(stock, id, at);
             }
@@ -77,13 +77,13 @@ impl Loader {
     }
 
     fn want(&mut self, stock: &mut Stock, id: QueueId, at: u64) {
-        let before = stock.queues_mut().at(id).wake_at(at);
+        let before = stock.queues.at(id).wake_at(at);
         if before != u64::MAX {
             self.wanted.remove(&(before, id));
             self.probes.remove(&(before, id));
         }
         if at != u64::MAX {
-            let probed = stock.queues()[id].is_failing() && !mutated(Mutant::ProbesBehindLater);
+            let probed = stock.queues[id].is_failing() && !mutated(Mutant::ProbesBehindLater);
             let set = if probed { &mut self.probes } else { &mut self.wanted };
             set.insert((at, id));
         }
@@ -101,14 +101,14 @@ impl Loader {
         // What is read first is there for certain: not what others that are due push out again.
         if !mutated(Mutant::LaterIsReadFirst) {
             due.sort_by_key(
-                |id| if is_trimming(stock, *id) { 0 } else { stock.queues()[*id].near_until().due },
+                |id| if is_trimming(stock, *id) { 0 } else { stock.queues[*id].near_until().due },
             );
         }
         for id in due {
             if ranges.len() >= most || few {
                 break;
             }
-            let near = stock.queues()[id].near_until().due;
+            let near = stock.queues[id].near_until().due;
             let rows = match self.room(stock, id, now) {
                 Some(room) => room,
                 None if self.make_room_for_few(stock, id, now) => {
@@ -128,17 +128,17 @@ impl Loader {
         if ranges.is_empty() {
             return None;
         }
-        let bytes = stock.free_bytes() / 2;
-        stock.reserve(0, bytes);
-        stock.reads_mut().begin();
+        let bytes = stock.shared.free_bytes() / 2;
+        stock.shared.reserve(0, bytes);
+        stock.shared.reads.begin();
         self.under_way.push_back(Share { bytes, few });
         Some(Load::Ranges { ranges, max_rows: stock.thresholds().read, max_bytes: bytes })
     }
 
     /// How many rows of this queue find room. Others make way where it is urgent.
     fn room(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> Option<usize> {
-        let near = stock.queues()[id].near_until();
-        if stock.free_rows() == 0 {
+        let near = stock.queues[id].near_until();
+        if stock.shared.free_rows() == 0 {
             // What is to be given up is wanted now, whenever it is due.
             let ahead = if is_trimming(stock, id) { u64::MAX } else { URGENT_MS };
             let urgent_at = near.due.saturating_sub(ahead);
@@ -152,18 +152,18 @@ impl Loader {
         if mutated(Mutant::MembersCrowdIn) {
             return Some(stock.thresholds().chunk);
         }
-        Some(stock.free_rows()).filter(|room| *room > 0)
+        Some(stock.shared.free_rows()).filter(|room| *room > 0)
     }
 
     /// What the queue has in memory waits for what it has not.
     fn is_stuck(&self, stock: &Stock, id: QueueId) -> bool {
-        stock.queues()[id].live().is_none_or(|live| live.line().is_empty())
+        stock.queues[id].live().is_none_or(|live| live.line().is_empty())
     }
 
     /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
     /// What the queue has there comes behind it, and makes room. Whether there is some.
     fn make_room_for_few(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
-        let near = stock.queues()[id].near_until();
+        let near = stock.queues[id].near_until();
         let waits = self.is_stuck(stock, id) && near.due <= now.wall;
         if !(waits || is_trimming(stock, id)) || self.under_way.iter().any(|share| share.few) {
             return false;
@@ -171,16 +171,16 @@ impl Loader {
         let (few, most) = (stock.thresholds().few, stock.thresholds().few * stock.thresholds().reads);
         // The first one due is asked first, and may push out the most.
         let mut left = if self.exhausted { 0 } else { stock.thresholds().evicted };
-        while stock.rows_beyond() >= most && left > 0 {
+        while stock.shared.rows_beyond() >= most && left > 0 {
             let evicted = stock.evict_stalled(id, few.min(left), now);
             self.moved |= evicted > 0;
             self.exhausted |= evicted == 0 && waits;
             left = if evicted == 0 { 0 } else { left - evicted };
         }
-        if stock.rows_beyond() < most {
+        if stock.shared.rows_beyond() < most {
             return true;
         }
-        let left = if waits && self.exhausted { stock.leave_in_parts(id, now) } else { None };
+        let left = if waits && self.exhausted { stock.at(id).leave_in_parts(now) } else { None };
         self.moved |= left == Some(0);
         let next = left.filter(|left| *left > 0).map(|left| now.wall + left);
         self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
@@ -191,12 +191,12 @@ impl Loader {
     pub(super) fn loaded(&mut self, stock: &mut Stock, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
         let mut restored = Vec::new();
         for RangeRows { queue: name, rows, next } in ranges {
-            let Some(id) = stock.queues().find(&name) else {
+            let Some(id) = stock.queues.find(&name) else {
                 debug_assert!(false, "a queue that is being read stays known");
                 continue;
             };
-            let held = stock.queues()[id].is_held_back();
-            let Some(loading) = stock.queues_mut().at(id).live().loading_mut().as_mut() else { continue };
+            let held = stock.queues[id].is_held_back();
+            let Some(loading) = stock.queues.at(id).at_work().loading_mut().as_mut() else { continue };
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
@@ -207,16 +207,16 @@ impl Loader {
             } else {
                 next
             };
-            if let Some(loading) = stock.queues_mut().at(id).loaded(next) {
+            if let Some(loading) = stock.queues.at(id).loaded(next) {
                 let kept = void && mutated(Mutant::VoidReadKeepsItsPlace);
-                stock.fulfil(if kept { 0 } else { loading.rows }, 0);
+                stock.shared.fulfil(if kept { 0 } else { loading.rows }, 0);
             }
-            stock.unstall(id);
-            stock.queues_mut().at(id).may_trim();
-            stock.queues_mut().at(id).look_at();
+            stock.at(id).unstall();
+            stock.queues.at(id).may_trim();
+            stock.queues.at(id).look_at();
         }
         if let Some(share) = self.under_way.pop_front() {
-            stock.fulfil(0, share.bytes);
+            stock.shared.fulfil(0, share.bytes);
         }
         restored
     }
@@ -231,12 +231,12 @@ impl Loader {
 
 /// Its first items are to be given up, and are not in memory.
 fn is_trimming(stock: &Stock, id: QueueId) -> bool {
-    stock.queues()[id].live().is_some_and(|live| live.is(Condition::Trimming))
+    stock.queues[id].live().is_some_and(|live| live.is(Condition::Trimming))
 }
 
 /// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
 fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
-    let queue = &stock.queues()[id];
+    let queue = &stock.queues[id];
     if queue.far() == 0
         || queue.live().is_some_and(|live| live.loading().is_some() || live.is(Condition::Evicting))
     {
@@ -265,7 +265,7 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
 
 /// Asks for the queue's next rows; the place they take is reserved.
 fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
-    let queue = &stock.queues()[id];
+    let queue = &stock.queues[id];
     let from = queue.near_until();
     let trimming = is_trimming(stock, id);
     let head = trimming || queue.is_held_back();
@@ -279,8 +279,8 @@ fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     // At the head of a queue that is given up or probed, what is there is wanted, whenever it is due.
     let until = if trimming { u64::MAX } else { (now.wall + HORIZON_MS).max(from.due.saturating_add(1)) };
     let name = Arc::clone(queue.name());
-    stock.reserve(rows, 0);
+    stock.shared.reserve(rows, 0);
     let loading = Loading { from, until, rows, behind: None, void: false, head };
-    *stock.queues_mut().at(id).live().loading_mut() = Some(loading);
+    *stock.queues.at(id).at_work().loading_mut() = Some(loading);
     Range { queue: name, from, until, max_rows: rows }
 }

@@ -132,7 +132,7 @@ impl Engine {
             fx: Effects::default(),
             settings,
         };
-        engine.core.stock_mut().reopen(opened, now);
+        engine.core.stock.reopen(opened, now);
         engine
     }
 
@@ -141,7 +141,7 @@ impl Engine {
         self.observe(now);
         match input {
             Input::Requests(requests) => requests.into_iter().for_each(|request| self.take_request(request)),
-            Input::Committed(token) => self.core.stock_mut().committed(token),
+            Input::Committed(token) => self.core.stock.shared.committed(token),
             Input::Loaded(loaded) => self.loaded(loaded, now),
             Input::Settled(settled) => self.core.hand_in(settled),
             Input::Commands(commands) => {
@@ -149,16 +149,16 @@ impl Engine {
                     self.arrivals.push(Arrival::Command { command, asker, until: None });
                 }
             }
-            Input::Answered(deliveries) => self.core.stock_mut().journal_mut().answered(deliveries),
+            Input::Answered(deliveries) => self.core.stock.shared.journal.answered(deliveries),
             Input::IngestReady { generation } => self.restart_ingest(generation),
             Input::IngestLost => self.restart_ingest(0),
             Input::Prefetch(prefetch) => {
                 self.arrivals.set_prefetch(prefetch);
                 self.scans.set_prefetch(prefetch);
             }
-            Input::EgressReady => self.core.dispatch_mut().set_ready(true),
-            Input::EgressLost => self.core.dispatch_mut().set_ready(false),
-            Input::EgressBlocked(blocked) => self.core.dispatch_mut().set_blocked(blocked, now),
+            Input::EgressReady => self.core.dispatch.egress.set_ready(true),
+            Input::EgressLost => self.core.dispatch.egress.set_ready(false),
+            Input::EgressBlocked(blocked) => self.core.dispatch.set_blocked(blocked, now),
             Input::StoreFull(full) => self.limits.set_store_full(full),
             Input::Configure(settings) => self.configure(*settings, now),
             Input::Drain => self.course.draining = true,
@@ -173,13 +173,13 @@ impl Engine {
         if self.course.more {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
-        let (core, stock) = (&self.core, self.core.stock());
-        let wall = [stock.next_due(), self.loader.deadline(self.course.clocks.last())];
+        let (core, stock) = (&self.core, &self.core.stock);
+        let wall = [stock.shared.next_due(), self.loader.deadline(self.course.clocks.last())];
         let mono = [
             stock.customers().next_look(),
-            stock.journal().deadline(),
-            stock.deferred_until(),
-            core.deadline(),
+            stock.shared.journal.deadline(),
+            stock.shared.deferred_until(),
+            core.dispatch.deadline(stock),
             self.arrivals.deadline(),
             self.scans.deadline(),
         ];
@@ -200,13 +200,13 @@ impl Engine {
 
     /// Totals since the start.
     pub fn counters(&self) -> &Counters {
-        self.core.stock().counters()
+        self.core.stock.shared.counters()
     }
 
     /// Items that have not ended, items that are due and in memory, and open windows.
     pub fn sums(&self) -> (u64, u64, u64) {
-        let stock = self.core.stock();
-        (stock.queues().total(), stock.queues().ready_rows(), stock.customers().open_windows())
+        let stock = &self.core.stock;
+        (stock.queues.total(), stock.queues.ready_rows(), stock.customers().open_windows())
     }
 
     /// Whether something is due that could be handed to the publisher, as far as the engine knows: its
@@ -227,27 +227,27 @@ impl Engine {
     /// for its time anew.
     fn observe(&mut self, now: Now) {
         let Passed { forward, backward, less } = self.course.clocks.observe(now);
-        let stock = self.core.stock_mut();
-        stock.queues_mut().observe(now.wall);
-        stock.counters_mut().clock_forward += u64::from(forward);
-        stock.counters_mut().clock_backward += u64::from(backward);
+        let stock = &mut self.core.stock;
+        stock.queues.observe(now.wall);
+        stock.shared.counters_mut().clock_forward += u64::from(forward);
+        stock.shared.counters_mut().clock_backward += u64::from(backward);
         if (forward || backward) && !mutated(Mutant::StepUnnoticed) {
             stock.recheck(now);
         }
         if less {
-            stock.rebase(now);
+            stock.shared.rebase(now);
         }
     }
 
     fn take_request(&mut self, request: Request) {
         let Request { delivery, redelivered, received, body } = request;
-        let stock = self.core.stock_mut();
-        if !stock.journal().is_current(delivery) {
+        let stock = &mut self.core.stock;
+        if !stock.shared.journal.is_current(delivery) {
             return;
         }
-        stock.counters_mut().received += 1;
-        stock.counters_mut().redelivered += u64::from(redelivered);
-        let journal = stock.journal_mut();
+        stock.shared.counters_mut().received += 1;
+        stock.shared.counters_mut().redelivered += u64::from(redelivered);
+        let journal = &mut stock.shared.journal;
         let origin = Origin { delivery, received, redelivered };
         match body {
             RequestBody::Items(items) => {
@@ -272,7 +272,7 @@ impl Engine {
         match loaded {
             Loaded::Contents(contents) => return self.core.contents_loaded(contents),
             Loaded::Ranges(ranges) => {
-                let restored = self.loader.loaded(self.core.stock_mut(), ranges, now);
+                let restored = self.loader.loaded(&mut self.core.stock, ranges, now);
                 self.scans.note_restored(&mut self.core, &restored, now);
             }
             Loaded::Found(found) => self.arrivals.found(found),
@@ -280,14 +280,14 @@ impl Engine {
                 self.scans.scanned(&mut self.core, number, rows, next, &mut self.fx.loads, now);
             }
         }
-        self.core.stock_mut().reads_mut().end();
+        self.core.stock.shared.reads.end();
     }
 
     /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or
     /// they would be there twice.
     fn restart_ingest(&mut self, generation: u32) {
-        self.core.stock_mut().journal_mut().restart_deliveries(generation);
-        self.arrivals.forget_deliveries(self.core.stock_mut().watch_mut());
+        self.core.stock.shared.journal.restart_deliveries(generation);
+        self.arrivals.forget_deliveries(&mut self.core.stock.shared.watch);
         self.scans.forget_deliveries();
         self.core.orphan_pending();
         self.course.no_room = false;
@@ -295,11 +295,11 @@ impl Engine {
 
     fn configure(&mut self, settings: Settings, now: Now) {
         self.settings = Arc::new(settings);
-        self.core.recent_mut().configure(self.settings.longest_tail(), self.settings.budget.filters);
-        self.core.dispatch_mut().configure(&self.settings);
-        self.limits.configure(self.core.stock_mut());
-        self.core.stock_mut().queues_mut().configure(Arc::clone(&self.settings));
-        self.core.stock_mut().configure(self.settings.budget, now);
+        self.core.recent.configure(self.settings.longest_tail(), self.settings.budget.filters);
+        self.core.dispatch.configure(&self.settings);
+        self.limits.configure(&mut self.core.stock);
+        self.core.stock.queues.configure(Arc::clone(&self.settings));
+        self.core.stock.configure(self.settings.budget, now);
     }
 
     // ---- one turn -----------------------------------------------------------------------------------------
@@ -318,27 +318,27 @@ impl Engine {
             self.advance_scans(now);
         }
         self.pass_time(now);
-        self.core.end_backoffs(now);
+        self.core.dispatch.end_backoffs(&mut self.core.stock, now);
         // Else what has failed without it being known would be overtaken.
         let sent = self.settings.thresholds.sent;
         self.course.more |= !ended || self.core.pump(sent, now, &mut self.fx.publishes);
         // Else one would be given up for the room that another has left without it being known.
         if ended {
-            self.fx.give_up = self.core.give_up(now);
+            self.fx.give_up = self.core.dispatch.give_up(&self.core.stock, now);
             self.trim(now);
         }
         self.tell_outcomes(now);
         self.release_waiting();
         self.advance_scans(now);
         self.notice_room(stopped_at);
-        self.core.stock_mut().tell_retold(|application, to| self.scans.go_back(application, to));
-        self.course.more |= self.core.stock_mut().clear_out(now);
-        self.course.more |= self.loader.advance(self.core.stock_mut(), now, &mut self.fx.loads);
-        self.fx.loads.extend(self.core.take_lacking());
+        self.core.stock.shared.tell_retold(|application, to| self.scans.go_back(application, to));
+        self.course.more |= self.core.stock.clear_out(now);
+        self.course.more |= self.loader.advance(&mut self.core.stock, now, &mut self.fx.loads);
+        self.fx.loads.extend(self.core.dispatch.take_lacking(&self.core.stock));
         self.ask(now);
         self.commit(now);
-        self.core.stock_mut().queues_mut().tidy();
-        self.core.stock_mut().tidy_reads();
+        self.core.stock.queues.tidy();
+        self.core.stock.shared.tidy_reads();
         self.steer_intake();
     }
 
@@ -346,10 +346,9 @@ impl Engine {
     fn pass_time(&mut self, now: Now) {
         let turn = self.settings.thresholds;
         // Windows last: items that were due before them would leave after them.
-        let all =
-            self.core.stock_mut().take_due(turn.due, now) && self.core.stock_mut().close_ripe(turn, now);
+        let all = self.core.stock.take_due(turn.due, now) && self.core.stock.close_ripe(turn, now);
         self.course.more |= !all;
-        let stock = self.core.stock_mut();
+        let stock = &mut self.core.stock;
         self.course.more |= self.limits.flush(stock, now);
         stock.store_deferred(now);
     }
@@ -358,14 +357,14 @@ impl Engine {
     /// would tell it.
     fn notice_room(&mut self, before: [u64; 3]) {
         let made =
-            admission::occupied(self.core.stock()).iter().zip(before).any(|(now, before)| *now < before);
+            admission::occupied(&self.core.stock).iter().zip(before).any(|(now, before)| *now < before);
         self.course.more |= self.course.no_room && made;
     }
 
     /// Items beyond the limit of an application that gives up its first ones.
     fn trim(&mut self, now: Now) {
-        for (id, sentence) in self.limits.trim(self.core.stock_mut()) {
-            if self.core.stock().items().get(id).is_none() {
+        for (id, sentence) in self.limits.trim(&mut self.core.stock) {
+            if self.core.stock.items().get(id).is_none() {
                 // It had to leave memory for the dead letter of another: the next turn looks where it is.
                 self.course.more = true;
                 continue;
@@ -373,7 +372,7 @@ impl Engine {
             self.core.take_off(id);
             self.core.kill(id, types::Reason::Full, &sentence, now);
         }
-        self.course.more |= self.limits.is_trimming(self.core.stock());
+        self.course.more |= self.limits.is_trimming(&self.core.stock);
     }
 
     /// Attempts have ended that something waits for: that is judged now, before anything new.
@@ -384,7 +383,7 @@ impl Engine {
         }
         self.scans.outcomes(&mut self.core, &outcomes, now);
         for (identity, ended) in &outcomes {
-            self.arrivals.outcome_known(*identity, ended.as_ref(), self.core.stock_mut().watch_mut());
+            self.arrivals.outcome_known(*identity, ended.as_ref(), &mut self.core.stock.shared.watch);
         }
         self.course.more |= self.arrivals.has_returned();
     }
@@ -397,7 +396,7 @@ impl Engine {
         if !given_up.is_empty() && !mutated(Mutant::EndOfPatienceUntold) {
             // A request waits for them no longer than the cancel that came before it does.
             for identity in given_up {
-                self.arrivals.outcome_known(identity, None, self.core.stock_mut().watch_mut());
+                self.arrivals.outcome_known(identity, None, &mut self.core.stock.shared.watch);
             }
             self.course.more |= self.arrivals.has_returned();
         }
@@ -426,7 +425,7 @@ impl Engine {
 
     fn reply(&mut self, (asker, command, answer): scans::Done) {
         let command = Some(Box::new(command));
-        self.core.stock_mut().journal_mut().reply(Reply { asker, command, answer });
+        self.core.stock.shared.journal.reply(Reply { asker, command, answer });
     }
 
     /// Asks the store for what the next arrivals need.
@@ -440,27 +439,28 @@ impl Engine {
 
     /// Hands what was collected over as one commit, and lets go what waited for earlier ones.
     fn commit(&mut self, now: Now) {
-        let stock = self.core.stock_mut();
+        let stock = &mut self.core.stock;
         stock.flush_windows();
-        stock.journal_mut().observe(now);
+        stock.shared.journal.observe(now);
         let hurry = !self.fx.loads.is_empty() || self.course.draining;
-        if stock.journal().is_due(hurry, now) {
-            let rows = stock.queues_mut().take_dirty_rows();
-            self.fx.hurried = stock.journal().is_answer_awaited();
-            let commit = stock.journal_mut().take(rows, now);
+        if stock.shared.journal.is_due(hurry, now) {
+            let rows = stock.queues.take_dirty_rows();
+            self.fx.hurried = stock.shared.journal.is_answer_awaited();
+            let commit = stock.shared.journal.take(rows, now);
             self.fx.store = commit.ops;
             self.fx.commit = Some((commit.token, commit.marks));
         }
-        self.fx.replies = stock.journal_mut().take_replies();
-        stock.journal_mut().acks(now, &mut self.fx.acks);
+        self.fx.replies = stock.shared.journal.take_replies();
+        stock.shared.journal.acks(now, &mut self.fx.acks);
     }
 
     /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is
     /// returned.
     fn steer_intake(&mut self) {
-        let stopped =
-            self.limits.is_store_full() || !self.core.stock().journal().has_numbers() || self.course.draining;
-        let blocked = self.course.no_room || self.core.stock().journal().is_under_pressure();
+        let stopped = self.limits.is_store_full()
+            || !self.core.stock.shared.journal.has_numbers()
+            || self.course.draining;
+        let blocked = self.course.no_room || self.core.stock.shared.journal.is_under_pressure();
         let clear = self.arrivals.is_clear();
         // It begins again only once the line is clear: else it would stop and go with every request.
         let flows = if self.course.taking { !blocked || clear } else { !blocked && clear };
@@ -478,11 +478,11 @@ impl Engine {
         self.course.no_room = false;
         self.arrivals.scans_ended(|number| self.scans.is_through(number));
         let [mut left, mut left_of_local] = [self.settings.thresholds.arrivals; 2];
-        let open = !self.limits.is_store_full() && self.core.stock().journal().has_numbers();
+        let open = !self.limits.is_store_full() && self.core.stock.shared.journal.has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
             self.judge_line(LineName::Requests, &mut left, now);
         }
-        let occupied = admission::occupied(self.core.stock());
+        let occupied = admission::occupied(&self.core.stock);
         self.judge_line(LineName::Local, &mut left_of_local, now);
         occupied
     }
@@ -497,7 +497,7 @@ impl Engine {
             // The entries of one message become durable in one commit.
             let same = delivery.is_some() && delivery == last;
             // Who asks within this process may want to stop what waits for the disk.
-            let held = name != LineName::Local && self.core.stock().journal().is_under_pressure();
+            let held = name != LineName::Local && self.core.stock.shared.journal.is_under_pressure();
             if !same && (*left == 0 || held) {
                 self.course.more |= *left == 0;
                 return false;

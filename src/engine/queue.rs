@@ -22,6 +22,8 @@ use super::health::HealthState;
 use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
 use super::types::Key;
+pub(super) use agenda::QueueMut;
+use due_line::DueLine;
 pub(super) use due_line::Entry;
 pub(super) use lane::Lane;
 pub(super) use live::{Condition, Live};

@@ -10,8 +10,8 @@ use super::types::Now;
 /// The state at this moment. Costs time in the number of applications that have something, not of items; what
 /// takes longer, their figures with their names, only for as many as are told.
 pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
-    let stock = core.stock();
-    let queues = stock.queues();
+    let stock = &core.stock;
+    let queues = &stock.queues;
     let dead = queues.dead_letters();
     let wanted = |id: &QueueId| {
         let queue = &queues[*id];
@@ -44,16 +44,16 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
             in_flight,
             parked,
             windows: stock.customers().open_windows(),
-            next_due_at: stock.next_due(),
+            next_due_at: stock.shared.next_due(),
             oldest_due_at: oldest,
             loaded_until_at: now.wall.saturating_add(super::stock::HORIZON_MS),
             payload_bytes: stock.items().content_bytes(),
         },
-        in_flight_batches: core.dispatch().slots() as u64,
+        in_flight_batches: core.dispatch.egress.slots() as u64,
         intake_paused,
-        uncommitted: stock.journal().uncommitted(),
+        uncommitted: stock.shared.journal.uncommitted(),
         longest_turn_us: 0,
-        totals: stock.counters().clone(),
+        totals: stock.shared.counters().clone(),
         applications,
         applications_total,
         dead_letters: (queues[dead].total() > 0).then(|| application(core, dead, now)),
@@ -64,9 +64,9 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
 /// overlooked. The dead exchange does not count. Costs time in the number of applications that have
 /// something.
 pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
-    let stock = core.stock();
-    let queues = stock.queues();
-    if !core.dispatch().has_room() {
+    let stock = &core.stock;
+    let queues = &stock.queues;
+    if !core.dispatch.egress.has_room() {
         return false;
     }
     let dead = queues.dead_letters();
@@ -76,14 +76,14 @@ pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
         let ready = live.is_some_and(|live| !live.line().is_empty() || live.lane().under_way() > 0);
         // Where memory is full, what is in the store waits for what is in flight, or behind windows; and what
         // is stalled waits for that.
-        ready || (queue.far() > 0 && queue.near_until().due <= now.wall && stock.free_rows() > 0)
+        ready || (queue.far() > 0 && queue.near_until().due <= now.wall && stock.shared.free_rows() > 0)
     };
     let mut ids = queues.ids().filter(|id| *id != dead && queues[*id].total() > 0);
-    ids.any(|id| is_due(id) && core.dispatch().could_send(stock, id))
+    ids.any(|id| is_due(id) && core.dispatch.could_send(stock, id))
 }
 
 fn application(core: &Core, id: QueueId, now: Now) -> Application {
-    let queue = &core.stock().queues()[id];
+    let queue = &core.stock.queues[id];
     let (name, delivery) = (queue.name().to_string(), delivery(queue, now));
     let (total, paused, oldest_due_at) = (queue.total(), queue.is_paused(), oldest_due(core, id, now));
     let Some(live) = queue.live() else {
@@ -123,9 +123,9 @@ fn parked_of(queue: &Queue, now: Now) -> u64 {
 
 /// The earliest due of what is due and not confirmed.
 fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
-    let queue = &core.stock().queues()[id];
+    let queue = &core.stock.queues[id];
     let (ready, far) = match queue.live() {
-        Some(_) => (core.stock().first_due(id), queue.far() > 0),
+        Some(_) => (core.stock.first_due(id), queue.far() > 0),
         None => (None, true),
     };
     let far = far.then(|| queue.low().due);

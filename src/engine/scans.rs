@@ -113,7 +113,7 @@ impl Scans {
         asker: Asker,
         now: Now,
     ) -> Option<Done> {
-        if self.running.values().filter(|scan| !scan.waits).count() >= core.stock().thresholds().scans {
+        if self.running.values().filter(|scan| !scan.waits).count() >= core.stock.thresholds().scans {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
         let kind = match &command {
@@ -137,7 +137,7 @@ impl Scans {
             kind,
             asker,
             command,
-            before: core.stock().journal().next_number(),
+            before: core.stock.shared.journal.next_number(),
             gathering: Gathering::NotBegun,
             resident: Vec::new(),
             counted: Lookup::new(),
@@ -155,7 +155,7 @@ impl Scans {
             leg_rows: 0,
             known_until: None,
         };
-        let most = core.stock().thresholds().gathered;
+        let most = core.stock.thresholds().gathered;
         let mut left = most.saturating_sub(self.gathered);
         running.gather(core, &mut left);
         self.gathered = most - left;
@@ -202,7 +202,7 @@ impl Scans {
     /// A step over memory of those that are not through with it, as many as one call has time for: those that
     /// began first.
     pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
-        let most = core.stock().thresholds();
+        let most = core.stock.thresholds();
         let mut gather = most.gathered.saturating_sub(std::mem::take(&mut self.gathered));
         let (step, mut look) = (most.looked_at, most.looked_at_by_all);
         for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.legs.is_none()) {
@@ -213,7 +213,7 @@ impl Scans {
             let step = scan.resident.split_off(rest);
             look -= step.len();
             for seq in step {
-                match core.stock().items().by_seq(seq) {
+                match core.stock.items().by_seq(seq) {
                     Some(id) => scan.look_at(core, id, now),
                     // Where it has left memory since, it is met in the store.
                     None => drop(scan.counted.remove(&seq)),
@@ -222,7 +222,7 @@ impl Scans {
             if scan.resident.is_empty() && gather > 0 {
                 let (legs, looked_at) = legs(core, &scan.kind, now);
                 gather = gather.saturating_sub(looked_at);
-                core.stock_mut().count_work(looked_at as u64);
+                core.stock.shared.count_work(looked_at as u64);
                 scan.legs = Some(legs);
                 loads.extend(scan.step(*number, core));
             }
@@ -252,9 +252,9 @@ impl Scans {
             if scan.has_passed(&stored) {
                 continue;
             }
-            if let Some(id) = core.stock().items().by_seq(seq) {
+            if let Some(id) = core.stock.items().by_seq(seq) {
                 scan.meet(core, id, stored, now);
-            } else if core.stock().reads().renew(&mut stored) {
+            } else if core.stock.shared.reads.renew(&mut stored) {
                 scan.look_at_far(core, stored, now);
             }
         }
@@ -273,7 +273,7 @@ impl Scans {
                 {
                     continue;
                 }
-                if let Some(id) = core.stock().items().by_identity(*identity) {
+                if let Some(id) = core.stock.items().by_identity(*identity) {
                     scan.look_at(core, id, now);
                 }
             }
@@ -331,8 +331,8 @@ impl Scans {
                 if core.is_undecided(*id) {
                     return found;
                 }
-                let item = &core.stock().items()[*id];
-                let (application, customer) = core.stock().address(item);
+                let item = &core.stock.items()[*id];
+                let (application, customer) = core.stock.row(item).address();
                 (application, customer, item.key().seq)
             }
             LiveItem::Far(stored) if stored.outcome_unknown && !mutated(Mutant::ClaimTakesUnknown) => {
@@ -347,8 +347,8 @@ impl Scans {
         scan.cancelled += u64::from(!mutated(Mutant::ClaimedUncounted));
         let ended = match live {
             LiveItem::Resident(id) => {
-                let item = &core.stock().items()[*id];
-                let ended = (item.due(), item.attempts(), item.fingerprint());
+                let item = &core.stock.items()[*id];
+                let ended = (item.due(), item.tries().attempts, item.fingerprint());
                 core.cancel(*id, end.clone(), now);
                 ended
             }
@@ -366,12 +366,12 @@ impl Scans {
     /// sake, for none either.
     pub(super) fn may_take_back(&mut self, core: &Core, found: &Whereabouts, at_once: bool) -> bool {
         let Whereabouts::Live(LiveItem::Resident(id)) = found else { return false };
-        let item = &core.stock().items()[*id];
+        let item = &core.stock.items()[*id];
         // What may have been delivered before is left to itself.
-        if self.running.is_empty() || !core.is_in_flight(*id) || item.outcome_unknown() {
+        if self.running.is_empty() || !core.is_in_flight(*id) || item.tries().outcome_unknown {
             return false;
         }
-        let (application, customer) = core.stock().address(item);
+        let (application, customer) = core.stock.row(item).address();
         let seq = item.key().seq;
         while let Some(scan) = self.owner_of(&application, customer.as_deref(), seq) {
             if !at_once || !scan.is_through() {
@@ -388,9 +388,9 @@ impl Scans {
         if self.running.is_empty() {
             return false;
         }
-        let Some(id) = core.stock().items().by_identity(identity) else { return false };
-        let item = &core.stock().items()[id];
-        let (application, customer) = core.stock().address(item);
+        let Some(id) = core.stock.items().by_identity(identity) else { return false };
+        let item = &core.stock.items()[id];
+        let (application, customer) = core.stock.row(item).address();
         let owns = |scan: &Running| scan.owns(&application, customer.as_deref(), item.key().seq);
         self.running.values().any(|scan| owns(scan) && !scan.is_through())
     }
@@ -406,7 +406,7 @@ impl Scans {
             return;
         }
         for id in restored.iter().copied() {
-            if core.stock().items().get(id).is_some_and(|item| !item.is_dead()) {
+            if core.stock.items().get(id).is_some_and(|item| item.letter().is_none()) {
                 self.claim(core, Whereabouts::Live(LiveItem::Resident(id)), now);
             }
         }

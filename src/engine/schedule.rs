@@ -145,7 +145,6 @@ impl Schedule {
     }
 
     /// When the last entry is due.
-    #[cfg(test)]
     pub(super) fn last(&self) -> Option<u64> {
         self.far.last().map(|(key, _)| key.due).or_else(|| self.last_used())
     }

@@ -9,7 +9,7 @@ use lapin::options::{
     BasicRejectOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
     QueueDeleteOptions,
 };
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Confirmation, Connection, ConnectionProperties, Consumer, ExchangeKind};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -45,6 +45,7 @@ pub enum Verdict {
 
 /// A connection with one channel in confirm mode.
 pub struct Client {
+    uri: String,
     connection: Connection,
     channel: Channel,
 }
@@ -66,15 +67,31 @@ impl Client {
             let connection = Connection::connect_with_runtime(uri, properties, runtime).await?;
             let channel = connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            Ok(Client { connection, channel })
+            Ok(Client { uri: uri.to_owned(), connection, channel })
         })
     }
 
     /// Declares a durable queue with these arguments.
     pub fn queue(&self, name: &str, arguments: FieldTable) {
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        let declared = bounded("queue.declare", self.channel.queue_declare(name.into(), options, arguments));
-        declared.unwrap_or_else(|e| panic!("cannot declare queue {name}: {e}"));
+        let declare = |client: &Client| {
+            let declare = client.channel.queue_declare(name.into(), options, arguments.clone());
+            bounded("queue.declare", declare)
+        };
+        // A busy node may not choose the leader of a quorum queue in time, and closes the connection over that.
+        let is_slow = |e: &lapin::Error| e.to_string().contains("cluster_not_formed");
+        let is_quorum = matches!(arguments.inner().get("x-queue-type"),
+            Some(AMQPValue::LongString(kind)) if kind.as_bytes() == b"quorum");
+        let mut declared = Ok(());
+        let done = !is_quorum
+            || holds_within(LIMIT, || {
+                declared = declare(&Client::connect(&self.uri)).map(drop);
+                !declared.as_ref().is_err_and(is_slow)
+            });
+        if !is_quorum {
+            declared = declare(self).map(drop);
+        }
+        assert!(done && declared.is_ok(), "cannot declare queue {name}: {declared:?}");
     }
 
     /// Declares a durable exchange.

@@ -150,6 +150,13 @@ impl Ledger {
         }
     }
 
+    /// The fault has ended, and all that it may have held up has arrived: what arrives from now on owes nothing to it.
+    pub fn past(&self) {
+        if let Some(span) = self.log().faults.last_mut() {
+            span.to_us = Some(now_us().saturating_sub(AFTER_US));
+        }
+    }
+
     /// The broker has confirmed it.
     pub fn confirmed(&self, id: &str) {
         self.log().items.get_mut(id).expect("an id that was sent").confirmed = true;
@@ -217,13 +224,25 @@ impl Ledger {
         self.log().items.values().filter(|s| s.confirmed && s.received > 0).count()
     }
 
-    /// Waits until everything confirmed has arrived, at most `limit`, and for a moment more, in which repeats and
-    /// strangers would come; then reports.
-    pub fn settle(&self, limit: Duration) -> Report {
-        let end = Instant::now() + limit;
-        while self.missing() > 0 && Instant::now() < end {
+    /// Waits until everything confirmed has arrived, or nothing of it has for `limit`: what is slow is not lost. Whether
+    /// it has.
+    pub fn arrives(&self, limit: Duration) -> bool {
+        let (mut missing, mut end) = (usize::MAX, Instant::now() + limit);
+        loop {
+            let now = self.missing();
+            if now < missing {
+                (missing, end) = (now, Instant::now() + limit);
+            }
+            if missing == 0 || Instant::now() >= end {
+                return missing == 0;
+            }
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Waits as [`Ledger::arrives`] does, and for a moment more, in which repeats and strangers would come; then reports.
+    pub fn settle(&self, limit: Duration) -> Report {
+        self.arrives(limit);
         std::thread::sleep(Duration::from_millis(500));
         let log = self.log();
         let mut lost: Vec<String> = log

@@ -5,7 +5,7 @@ use crate::engine::types::Settings;
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(super) struct Egress {
+pub(in crate::engine) struct Egress {
     /// As last reported.
     ready: bool,
     blocked: bool,
@@ -23,7 +23,7 @@ impl Egress {
     }
 
     /// A new connection is not blocked.
-    pub(super) fn set_ready(&mut self, ready: bool) {
+    pub(in crate::engine) fn set_ready(&mut self, ready: bool) {
         self.ready = ready;
         self.blocked &= mutated(Mutant::BlockedForEver);
     }
@@ -32,12 +32,12 @@ impl Egress {
         self.blocked = blocked;
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::engine) fn is_open(&self) -> bool {
         self.ready && !self.blocked
     }
 
     /// Batches that hold a slot.
-    pub(super) fn slots(&self) -> usize {
+    pub(in crate::engine) fn slots(&self) -> usize {
         self.slots
     }
 
@@ -47,7 +47,7 @@ impl Egress {
     }
 
     /// A slot is free, whether it is open or not.
-    pub(super) fn has_room(&self) -> bool {
+    pub(in crate::engine) fn has_room(&self) -> bool {
         self.slots < self.max_in_flight
             && (self.slots == 0 || self.bytes < self.max_bytes || mutated(Mutant::BytesIgnoredInFlight))
     }
@@ -63,7 +63,7 @@ impl Egress {
     }
 
     /// A queue may not take all slots: another's batch finds one free within a confirm.
-    pub(super) fn share(&self) -> usize {
+    pub(in crate::engine) fn share(&self) -> usize {
         if mutated(Mutant::OneTakesAllSlots) {
             return self.max_in_flight;
         }

@@ -1,6 +1,9 @@
 //! A batch on its way out: what could be sent next, and what has been formed.
 
 use crate::engine::ids::{ItemId, QueueId};
+use crate::engine::items::{Item, NumberMap, Stage};
+use crate::engine::lookup::Lookup;
+use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::Format;
 
 /// What could be sent next.
@@ -54,5 +57,89 @@ impl FlightState {
             FlightState::Fetching { .. } | FlightState::Out { .. } => true,
             FlightState::Resend | FlightState::Suspect => false,
         }
+    }
+}
+
+/// All batches from the moment they are formed, by number.
+#[derive(Debug)]
+pub(in crate::engine) struct Flights {
+    table: NumberMap<u64, Flight>,
+    next_number: u64,
+}
+
+impl Flights {
+    pub(super) fn new() -> Self {
+        Flights { table: Lookup::new(), next_number: 1 }
+    }
+
+    /// The number of a new one. There is one for each of its items: a half of it has one too, and the place
+    /// in any order that is its own.
+    pub(super) fn number(&mut self, items: usize) -> u64 {
+        self.next_number += items as u64;
+        self.next_number - items as u64
+    }
+
+    pub(super) fn insert(&mut self, number: u64, flight: Flight) {
+        self.table.insert(number, flight);
+    }
+
+    pub(in crate::engine) fn get(&self, number: u64) -> Option<&Flight> {
+        self.table.get(&number)
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Flight> {
+        self.table.get_mut(&number)
+    }
+
+    /// One is over; its members.
+    pub(in crate::engine) fn end(&mut self, number: u64) -> Option<Flight> {
+        self.table.remove(&number)
+    }
+
+    fn of(&self, item: &Item) -> Option<&Flight> {
+        let Stage::Flying(number) = item.stage() else { return None };
+        self.get(number)
+    }
+
+    /// Published and not settled, or on its way to the publisher.
+    pub(in crate::engine) fn is_in_flight(&self, item: &Item) -> bool {
+        self.of(item).is_some_and(|flight| flight.state.holds_slot())
+    }
+
+    /// Its flight waits for payloads.
+    pub(in crate::engine) fn is_fetching(&self, item: &Item) -> bool {
+        self.of(item).is_some_and(|flight| matches!(flight.state, FlightState::Fetching { .. }))
+    }
+
+    /// Whether its queue has been given up since it was formed.
+    pub(in crate::engine) fn is_recalled(&self, number: u64) -> bool {
+        self.get(number).is_some_and(|flight| flight.recalled)
+    }
+
+    /// Whether it holds a slot.
+    pub(in crate::engine) fn is_under_way(&self, number: u64) -> bool {
+        self.get(number).is_some_and(|flight| flight.state.holds_slot())
+    }
+
+    /// It was handed over, and went nowhere.
+    pub(in crate::engine) fn not_published(&mut self, number: u64) {
+        if let Some(flight) = self.get_mut(number) {
+            flight.publishes = flight.publishes.saturating_sub(u32::from(!mutated(Mutant::UnsentCounts)));
+        }
+    }
+
+    /// Members that `leaves` names leave a flight that has landed and may be sent again.
+    pub(in crate::engine) fn split_off(
+        &mut self,
+        number: u64,
+        leaves: impl Fn(ItemId) -> bool,
+    ) -> Vec<ItemId> {
+        let Some(flight) = self.get_mut(number) else { return Vec::new() };
+        if !flight.rows.iter().any(|id| leaves(*id)) {
+            return Vec::new();
+        }
+        let (gone, left) = std::mem::take(&mut flight.rows).into_iter().partition(|id| leaves(*id));
+        flight.rows = left;
+        gone
     }
 }

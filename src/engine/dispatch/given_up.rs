@@ -7,34 +7,19 @@ use crate::engine::stock::Stock;
 use std::collections::VecDeque;
 
 impl Dispatch {
-    /// Members that `leaves` names leave a flight that has landed and may be sent again.
-    pub(in crate::engine) fn split_off(
-        &mut self,
-        number: u64,
-        leaves: impl Fn(ItemId) -> bool,
-    ) -> Vec<ItemId> {
-        let Some(flight) = self.flights.get_mut(&number) else { return Vec::new() };
-        if !flight.rows.iter().any(|id| leaves(*id)) {
-            return Vec::new();
-        }
-        let (gone, left) = std::mem::take(&mut flight.rows).into_iter().partition(|id| leaves(*id));
-        flight.rows = left;
-        gone
-    }
-
     /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
     /// Those that wait for payloads follow when these have come: what has failed goes before them.
     pub(in crate::engine) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
-        for number in stock.queues_mut().at(queue).live().lane().fetching() {
-            if let Some(flight) = self.flights.get_mut(&number) {
+        for number in stock.queues.at(queue).at_work().lane().fetching() {
+            if let Some(flight) = self.flights.get_mut(number) {
                 flight.recalled = true;
             }
         }
-        let lane = stock.queues_mut().at(queue).live().lane_mut();
+        let lane = stock.queues.at(queue).at_work().lane_mut();
         let mut numbers = lane.recall();
         if lane.suspects() > 0 && !mutated(Mutant::SuspectsStay) {
             let flights = &self.flights;
-            let is_mine = |number: &&u64| flights.get(number).is_some_and(|flight| flight.queue == queue);
+            let is_mine = |number: &&u64| flights.get(**number).is_some_and(|flight| flight.queue == queue);
             let (mine, others) = self.suspects.iter().partition::<VecDeque<u64>, _>(is_mine);
             self.suspects = others;
             lane.remove_suspects(mine.len());
@@ -43,7 +28,7 @@ impl Dispatch {
         numbers.sort_unstable();
         numbers
             .into_iter()
-            .filter_map(|number| self.flights.remove(&number))
+            .filter_map(|number| self.flights.end(number))
             .flat_map(|flight| flight.rows)
             .collect()
     }

@@ -27,10 +27,9 @@ impl Dispatch {
     }
 
     fn end_backoff(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
-        if stock.queues().get(queue).is_some()
-            && stock.queues_mut().at(queue).live().health_mut().end_pause(until)
+        if stock.queues.get(queue).is_some() && stock.queues.at(queue).at_work().health_mut().end_pause(until)
         {
-            self.look_again(stock, queue);
+            stock.queues.at(queue).look_again();
         }
     }
 
@@ -43,9 +42,9 @@ impl Dispatch {
     /// Queues whose probe has been out for long, and that were not known to be hindered.
     pub(in crate::engine) fn late_probes(&self, stock: &Stock, now: Now) -> Vec<QueueId> {
         let late = self.channels.taken().filter(|(_, since)| since + LATE_PROBE_MS <= now.mono);
-        let queues = late.filter_map(|(number, _)| self.flights.get(&number).map(|flight| flight.queue));
+        let queues = late.filter_map(|(number, _)| self.flights.get(number).map(|flight| flight.queue));
         queues
-            .filter(|queue| stock.queues()[*queue].live().is_some_and(|live| !live.is(Condition::Hindered)))
+            .filter(|queue| stock.queues[*queue].live().is_some_and(|live| !live.is(Condition::Hindered)))
             .collect()
     }
 
@@ -54,7 +53,7 @@ impl Dispatch {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let channel = self.channels.next_given_up(self.wanted(stock));
         let late = self.channels.taken().filter(|(number, _)| {
-            let queue = self.flights.get(number).and_then(|flight| stock.queues().get(flight.queue));
+            let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));
             queue.and_then(|queue| queue.live()).is_some_and(|live| !live.is(Condition::Hindered))
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
@@ -65,17 +64,17 @@ impl Dispatch {
 
     /// What waits for a channel, or for the slot of a batch that is alone.
     fn wanted(&self, stock: &Stock) -> Shortage {
-        if !self.is_open() {
+        if !self.egress.is_open() {
             return Shortage::default();
         }
         let (mut sound, mut failing) = self.channels.waiting();
         if !self.channels.has_room(false) || !self.channels.has_room(true) {
             let queues: BTreeSet<QueueId> = self.waiting_suspects(stock).map(|(_, queue)| queue).collect();
-            let of_failing = queues.iter().filter(|queue| stock.queues()[**queue].is_failing()).count();
+            let of_failing = queues.iter().filter(|queue| stock.queues[**queue].is_failing()).count();
             sound += queues.len() - of_failing;
             failing += of_failing;
         }
-        let any = sound + failing > 0 || !self.suspects.is_empty() || stock.queues().is_anything_running();
+        let any = sound + failing > 0 || !self.suspects.is_empty() || stock.queues.is_anything_running();
         let (slots, bytes) = self.channels.held();
         Shortage {
             sound,

@@ -1,7 +1,8 @@
 //! One item in memory: what the store keeps of it, and what stands here beside that.
 
-use super::packed::{ItemFlag, PackedResidence, PackedState};
-use crate::engine::event::{Rewritten, Standing, Stored, Token};
+pub(in crate::engine) use super::packed::ItemFlag;
+use super::packed::{PackedResidence, PackedState};
+use crate::engine::event::{Stored, Token};
 use crate::engine::ids::{CustomerId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::request::AssignedId;
@@ -21,6 +22,13 @@ pub(in crate::engine) enum Stage {
     Ready,
     /// Member of the flight with this number.
     Flying(u64),
+}
+
+impl Stage {
+    /// Member of a flight: 0 is none.
+    pub(in crate::engine) fn is_in_batch(self) -> bool {
+        matches!(self, Stage::Flying(number) if number > 0)
+    }
 }
 
 /// Where the only safe copy of an item is.
@@ -58,7 +66,7 @@ pub(in crate::engine) struct Item {
     behind: u32,
     state: PackedState,
     residence: PackedResidence,
-    content: Option<Arc<Content>>,
+    pub(super) content: Option<Arc<Content>>,
     extra: Option<Box<Extra>>,
 }
 
@@ -67,19 +75,34 @@ pub(in crate::engine) struct Item {
 struct Extra {
     /// Where it differs from the due in the key, UTC ms.
     accepted_due: Option<u64>,
-    /// Attempts that have failed.
-    attempts: u32,
-    /// The outcome of one stayed unknown, and the broker has refused none since: it may have been delivered.
-    outcome_unknown: bool,
-    last_error: Option<Arc<str>>,
+    tries: Tries,
     /// It is a dead letter.
-    dead: Option<Arc<Dead>>,
-    /// Of a dead letter: whom it was meant for.
-    meant_for: Option<Address>,
-    /// Of a dead letter that nothing stores: its identity while it lived, to be remembered with its confirm.
-    former_identity: Option<Identity>,
+    letter: Option<LetterFacts>,
     /// Another has its place, by this rule, unless the attempt that is under way succeeds.
     superseded: Option<DuplicateRule>,
+}
+
+/// What attempts have left behind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::engine) struct Tries {
+    /// Those that have failed and count.
+    pub(in crate::engine) attempts: u32,
+    /// The outcome of one stayed unknown, and the broker has refused none since: it may have been delivered.
+    pub(in crate::engine) outcome_unknown: bool,
+    pub(in crate::engine) last_error: Option<Arc<str>>,
+}
+
+static UNTRIED: Tries = Tries { attempts: 0, outcome_unknown: false, last_error: None };
+
+/// What a dead letter has beside what other items have.
+#[derive(Clone, Debug)]
+pub(in crate::engine) struct LetterFacts {
+    /// Why it is one.
+    pub(in crate::engine) dead: Arc<Dead>,
+    /// Whom it was meant for.
+    pub(in crate::engine) meant_for: Address,
+    /// Where nothing stores it: its identity while it lived, to be remembered with its confirm.
+    pub(in crate::engine) former: Option<Identity>,
 }
 
 /// Application and customer by name.
@@ -115,14 +138,14 @@ impl Item {
     }
 
     /// Of a request that is a dead letter from the start.
-    pub(in crate::engine) fn letter(
+    pub(in crate::engine) fn dead_on_arrival(
         dead: Arc<Dead>,
         meant_for: Address,
         content: Arc<Content>,
         placement: Placement,
     ) -> Self {
-        let (dead, meant_for) = (Some(dead), Some(meant_for));
-        let extra = Some(Box::new(Extra { dead, meant_for, ..Extra::default() }));
+        let letter = Some(LetterFacts { dead, meant_for, former: None });
+        let extra = Some(Box::new(Extra { letter, ..Extra::default() }));
         // What it will cost when it leaves, and has had to be read.
         let weight = u32::try_from(content.size()).unwrap_or(u32::MAX);
         Item { weight, content: Some(content), extra, ..Item::bare(placement) }
@@ -132,20 +155,16 @@ impl Item {
     pub(in crate::engine) fn restored(stored: Stored, queue: QueueId, customer: Option<CustomerId>) -> Self {
         let is_dead = stored.dead.is_some();
         let key = stored.key;
-        let moved = stored.accepted_due != key.due;
-        let tried = stored.attempts > 0 || stored.outcome_unknown || stored.last_error.is_some();
-        let extra = (is_dead || tried || moved).then(|| {
-            Box::new(Extra {
-                accepted_due: moved.then_some(stored.accepted_due),
-                attempts: stored.attempts,
-                outcome_unknown: stored.outcome_unknown && !mutated(Mutant::DoubtNotRestored),
-                last_error: stored.last_error,
-                dead: stored.dead,
-                meant_for: is_dead.then_some((stored.application, stored.customer)),
-                former_identity: None,
-                superseded: None,
-            })
-        });
+        let accepted_due = (stored.accepted_due != key.due).then_some(stored.accepted_due);
+        let tries = Tries {
+            attempts: stored.attempts,
+            outcome_unknown: stored.outcome_unknown && !mutated(Mutant::DoubtNotRestored),
+            last_error: stored.last_error,
+        };
+        let meant_for = (stored.application, stored.customer);
+        let letter = stored.dead.map(|dead| LetterFacts { dead, meant_for, former: None });
+        let has_extra = letter.is_some() || tries != UNTRIED || accepted_due.is_some();
+        let extra = has_extra.then(|| Box::new(Extra { accepted_due, tries, letter, superseded: None }));
         let mut item = Item {
             due: stored.due,
             expiry: stored.expiry.unwrap_or(u64::MAX),
@@ -228,17 +247,8 @@ impl Item {
         self.weight
     }
 
-    pub(in crate::engine) fn attempts(&self) -> u32 {
-        self.extra.as_deref().map_or(0, |extra| extra.attempts)
-    }
-
     pub(in crate::engine) fn stage(&self) -> Stage {
         self.state.stage()
-    }
-
-    /// Member of a flight: 0 is none.
-    pub(in crate::engine) fn is_in_batch(&self) -> bool {
-        matches!(self.stage(), Stage::Flying(number) if number > 0)
     }
 
     pub(in crate::engine) fn residence(&self) -> Residence {
@@ -249,31 +259,18 @@ impl Item {
         self.state.closed_by()
     }
 
-    /// It named its due.
-    pub(in crate::engine) fn own_time(&self) -> bool {
-        self.state.has(ItemFlag::OwnTime)
+    pub(in crate::engine) fn is(&self, flag: ItemFlag) -> bool {
+        self.state.has(flag)
     }
 
-    /// Its window is open, and it was due by the wall clock when it came into memory: it counts there as one
-    /// that is in the store alone.
-    pub(in crate::engine) fn is_stray(&self) -> bool {
-        self.state.has(ItemFlag::Stray)
+    /// What attempts have left behind.
+    pub(in crate::engine) fn tries(&self) -> &Tries {
+        self.extra.as_deref().map_or(&UNTRIED, |extra| &extra.tries)
     }
 
-    /// Its row may have a row under its customer.
-    pub(in crate::engine) fn indexed(&self) -> bool {
-        self.state.has(ItemFlag::Indexed)
-    }
-
-    /// The outcome of an attempt stayed unknown, and the broker has refused none since: it may have been
-    /// delivered.
-    pub(in crate::engine) fn outcome_unknown(&self) -> bool {
-        self.extra.as_deref().is_some_and(|extra| extra.outcome_unknown)
-    }
-
-    /// Attempts and the like differ from what its row says.
-    pub(in crate::engine) fn amended(&self) -> bool {
-        self.state.has(ItemFlag::Amended)
+    /// Of a dead letter.
+    pub(in crate::engine) fn letter(&self) -> Option<&LetterFacts> {
+        self.extra.as_deref()?.letter.as_ref()
     }
 
     /// `None`: in the store alone.
@@ -294,25 +291,6 @@ impl Item {
         self.residence() == Residence::Orphaned
     }
 
-    /// It is a dead letter: why.
-    pub(in crate::engine) fn dead(&self) -> Option<&Arc<Dead>> {
-        self.extra.as_deref()?.dead.as_ref()
-    }
-
-    pub(in crate::engine) fn is_dead(&self) -> bool {
-        self.dead().is_some()
-    }
-
-    /// Of a dead letter: whom it was meant for.
-    pub(in crate::engine) fn meant_for(&self) -> Option<&Address> {
-        self.extra.as_deref()?.meant_for.as_ref()
-    }
-
-    /// Of a dead letter that nothing stores: its identity while it lived.
-    pub(in crate::engine) fn former_identity(&self) -> Option<Identity> {
-        self.extra.as_deref()?.former_identity
-    }
-
     /// Another has its place, by this rule, unless the attempt that is under way succeeds.
     pub(in crate::engine) fn superseded(&self) -> Option<DuplicateRule> {
         self.extra.as_deref()?.superseded
@@ -327,73 +305,13 @@ impl Item {
         AssignedId::of(self.key(), self.accepted_due())
     }
 
-    /// A member of a window: that closed before the end that was planned.
-    pub(in crate::engine) fn closed_early(&self) -> bool {
-        self.due < self.accepted_due()
-    }
-
-    /// Its key is not the one that it was accepted under.
-    pub(in crate::engine) fn has_moved(&self) -> bool {
-        self.extra.as_deref().is_some_and(|extra| extra.accepted_due.is_some())
-    }
-
-    pub(in crate::engine) fn last_error(&self) -> Option<Arc<str>> {
-        self.extra.as_deref().and_then(|extra| extra.last_error.clone())
-    }
-
     /// The identity row that it has in the store.
     pub(in crate::engine) fn identity_row(&self) -> Option<Identity> {
-        (!self.is_dead() && (self.identity.is_given() || self.has_moved())).then_some(self.identity)
-    }
-
-    /// What may change of its row while it waits.
-    pub(in crate::engine) fn standing(&self) -> Standing {
-        Standing {
-            attempts: self.attempts(),
-            last_error: self.last_error(),
-            outcome_unknown: self.outcome_unknown(),
-            own_time: self.own_time(),
-            closed_by: self.closed_by(),
-            dead: self.dead().cloned(),
-        }
-    }
-
-    /// What of that reads under way have to know.
-    pub(in crate::engine) fn rewritten(&self) -> Rewritten {
-        let dead = self.is_dead();
-        let (attempts, outcome_unknown) = (self.attempts(), self.outcome_unknown());
-        let (key, due, own_time) = (self.key(), self.due, self.own_time());
-        Rewritten { key, due, attempts, outcome_unknown, own_time, dead }
-    }
-
-    /// Its row, under this address.
-    pub(in crate::engine) fn to_stored(&self, (application, customer): Address) -> Stored {
-        Stored {
-            key: self.key(),
-            due: self.due,
-            accepted_due: self.accepted_due(),
-            application,
-            customer,
-            given: self.identity.is_given().then_some(self.identity),
-            fingerprint: self.fingerprint,
-            received: self.received,
-            own_time: self.own_time(),
-            expiry: (self.expiry != u64::MAX).then_some(self.expiry),
-            weight: self.weight,
-            closed_by: self.closed_by(),
-            attempts: self.attempts(),
-            last_error: self.last_error(),
-            outcome_unknown: self.outcome_unknown(),
-            dead: self.dead().cloned(),
-            content: self.content.clone(),
-        }
+        let moved = self.accepted_due() != self.planned;
+        (self.letter().is_none() && (self.identity.is_given() || moved)).then_some(self.identity)
     }
 
     // ---- what becomes of it -------------------------------------------------------------------------------
-
-    fn extra_mut(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_with(Box::default)
-    }
 
     pub(in crate::engine) fn set_stage(&mut self, stage: Stage) {
         self.state.set_stage(stage);
@@ -405,37 +323,26 @@ impl Item {
         self.state.set_closed_by(cause);
     }
 
-    /// It is one from now on: see [`Item::is_stray`].
-    pub(in crate::engine) fn stray(&mut self) {
-        self.state.set(ItemFlag::Stray, true);
-    }
-
     /// Its row is written with this commit, and says all.
     pub(in crate::engine) fn set_stored(&mut self, token: Token) {
         self.residence = Residence::Stored(token).into();
         self.state.set(ItemFlag::Amended, false);
     }
 
-    /// The broker delivers its request again.
-    pub(in crate::engine) fn orphan(&mut self) {
-        self.residence = Residence::Orphaned.into();
+    /// Its only safe copy is the broker's, or none.
+    pub(in crate::engine) fn set_tag(&mut self, tag: Option<NonZeroU64>) {
+        self.residence = tag.map_or(Residence::Orphaned, Residence::Pending).into();
     }
 
-    /// Its request has come again, with this tag.
-    pub(in crate::engine) fn adopt(&mut self, tag: u64) {
-        self.residence = NonZeroU64::new(tag).map_or(Residence::Orphaned, Residence::Pending).into();
+    pub(in crate::engine) fn set(&mut self, flag: ItemFlag, on: bool) {
+        self.state.set(flag, on);
     }
 
     /// It is in flight, and another has its place: nothing keeps it beyond this attempt.
     pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) {
-        self.extra_mut().superseded = Some(rule);
-        self.orphan();
+        self.extra.get_or_insert_default().superseded = Some(rule);
+        self.set_tag(None);
         self.state.set(ItemFlag::Indexed, false);
-    }
-
-    /// Whether its row has, or is given, a row under its customer.
-    pub(in crate::engine) fn set_indexed(&mut self, indexed: bool) {
-        self.state.set(ItemFlag::Indexed, indexed);
     }
 
     /// It is due then, and waits for that.
@@ -459,33 +366,17 @@ impl Item {
         let accepted = self.accepted_due();
         let moved = (accepted != due).then_some(accepted);
         if moved.is_some() || self.extra.is_some() {
-            self.extra_mut().accepted_due = moved;
+            self.extra.get_or_insert_default().accepted_due = moved;
         }
         self.planned = due;
     }
 
-    /// An attempt has failed that counts.
-    pub(in crate::engine) fn count_attempt(&mut self) {
-        self.extra_mut().attempts += 1;
-        self.state.set(ItemFlag::Amended, true);
-    }
-
-    pub(in crate::engine) fn set_last_error(&mut self, error: Arc<str>) {
-        self.extra_mut().last_error = Some(error);
-        self.state.set(ItemFlag::Amended, true);
-    }
-
-    /// It may have been delivered.
-    pub(in crate::engine) fn set_outcome_unknown(&mut self) {
-        self.extra_mut().outcome_unknown = true;
-        self.state.set(ItemFlag::Amended, true);
-    }
-
-    /// The broker has said since that it did not take the batch that held it: as far as anybody knows it was
-    /// not delivered.
-    pub(in crate::engine) fn forget_outcome_unknown(&mut self) {
-        if self.outcome_unknown() {
-            self.extra_mut().outcome_unknown = false;
+    /// Changes what attempts have left behind: its row says otherwise then.
+    pub(in crate::engine) fn amend(&mut self, change: impl FnOnce(&mut Tries)) {
+        let mut tries = self.tries().clone();
+        change(&mut tries);
+        if tries != *self.tries() {
+            self.extra.get_or_insert_default().tries = tries;
             self.state.set(ItemFlag::Amended, true);
         }
     }
@@ -493,7 +384,9 @@ impl Item {
     /// What this dead letter's request had for an id and a fingerprint is to be remembered with its confirm.
     pub(in crate::engine) fn set_former(&mut self, identity: Identity, fingerprint: u64) {
         self.fingerprint = fingerprint;
-        self.extra_mut().former_identity = Some(identity);
+        if let Some(letter) = self.extra.as_mut().and_then(|extra| extra.letter.as_mut()) {
+            letter.former = Some(identity);
+        }
     }
 
     /// It is a dead letter from now on, in their queue: in the order of its due, and due at once, for an item
@@ -507,10 +400,8 @@ impl Item {
         wall: u64,
     ) {
         self.move_key(self.due.min(wall));
-        let extra = self.extra_mut();
-        extra.dead = Some(Arc::new(dead));
-        extra.meant_for = Some(meant_for);
-        extra.former_identity = former;
+        let letter = LetterFacts { dead: Arc::new(dead), meant_for, former };
+        self.extra.get_or_insert_default().letter = Some(letter);
         self.identity = Identity::assigned(self.seq);
         self.queue = dead_letters;
         self.customer = None;
@@ -525,13 +416,5 @@ impl Item {
     /// A dead item is known by its arrival number alone. The identity that it had.
     pub(super) fn lose_identity(&mut self) -> Identity {
         std::mem::replace(&mut self.identity, Identity::assigned(self.seq))
-    }
-
-    pub(super) fn set_content(&mut self, content: Arc<Content>) {
-        self.content = Some(content);
-    }
-
-    pub(super) fn take_content(&mut self) -> Option<Arc<Content>> {
-        self.content.take()
     }
 }

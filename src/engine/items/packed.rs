@@ -17,10 +17,15 @@ const CAUSE: u64 = 7 << STAGE_BITS;
 /// What an item is or is not.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
-pub(super) enum ItemFlag {
+pub(in crate::engine) enum ItemFlag {
+    /// Its window is open, and it was due by the wall clock when it came into memory: it counts there as one
+    /// that is in the store alone.
     Stray = 1 << 60,
+    /// It named its due.
     OwnTime = 1 << 61,
+    /// Its row may have a row under its customer.
     Indexed = 1 << 62,
+    /// What attempts have left behind differs from what its row says.
     Amended = 1 << 63,
 }
 

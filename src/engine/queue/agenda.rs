@@ -1,11 +1,11 @@
 //! What all queues have in common: which of them have work, and what they count together. A queue is changed
 //! with it at hand ([`QueueMut`]), and knows of no other queue.
 
-use super::{Condition, Live, Loading, Queue};
+use super::{Condition, DueLine, Live, Loading, Queue};
 use crate::engine::event::QueueRow;
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{Key, Settings};
+use crate::engine::types::{AppSettings, Key, Settings, Thresholds};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// What it needs at work, made where it is not there.
-    pub(in crate::engine) fn live(self) -> &'q mut Live {
+    pub(in crate::engine) fn at_work(self) -> &'q mut Live {
         let QueueMut { id, queue, agenda, settings } = self;
         let Queue { name, live, .. } = queue;
         live.get_or_insert_with(|| {
@@ -81,8 +81,27 @@ impl<'q> QueueMut<'q> {
         })
     }
 
-    fn at_work(&mut self) -> &mut Live {
-        QueueMut::new(self.id, self.queue, self.agenda, self.settings).live()
+    /// The same, while more is to be changed of it.
+    pub(in crate::engine) fn live_mut(&mut self) -> &mut Live {
+        QueueMut::new(self.id, self.queue, self.agenda, self.settings).at_work()
+    }
+
+    pub(in crate::engine) fn line_mut(&mut self) -> &mut DueLine {
+        self.live_mut().line_mut()
+    }
+
+    pub(in crate::engine) fn id(&self) -> QueueId {
+        self.id
+    }
+
+    /// At how much the engine does otherwise.
+    pub(in crate::engine) fn thresholds(&self) -> &'q Thresholds {
+        &self.settings.thresholds
+    }
+
+    /// Settings of its application, whether it is at work or not.
+    pub(in crate::engine) fn settings(&self) -> &Arc<AppSettings> {
+        self.queue.live().map_or_else(|| self.settings.of(&self.queue.name), Live::settings)
     }
 
     // ---- counts -------------------------------------------------------------------------------------------
@@ -95,7 +114,7 @@ impl<'q> QueueMut<'q> {
 
     /// That many due items have come into its line, or left it.
     pub(in crate::engine) fn count_ready(&mut self, change: i64) {
-        self.at_work().line_mut().count(change);
+        self.live_mut().line_mut().count(change);
         self.agenda.ready_rows = self.agenda.ready_rows.saturating_add_signed(change);
         if change < 0 {
             self.look_at();
@@ -104,7 +123,7 @@ impl<'q> QueueMut<'q> {
 
     /// An item came into memory that the broker alone keeps.
     pub(in crate::engine) fn add_pending(&mut self) {
-        self.at_work();
+        self.live_mut();
         self.count_in();
         self.queue.pending += 1;
     }
@@ -129,7 +148,7 @@ impl<'q> QueueMut<'q> {
     /// An item is written that stays in memory, without a customer row.
     pub(in crate::engine) fn add_resident(&mut self, place: Key) {
         self.count_in();
-        self.at_work().resident_mut().add(place);
+        self.live_mut().resident_mut().add(place);
         self.queue.stored += 1;
         self.queue.unindexed_until = self.queue.unindexed_until.max(place.due.saturating_add(1));
         self.touch_row();
@@ -147,7 +166,7 @@ impl<'q> QueueMut<'q> {
 
     /// A stored item has come into memory.
     pub(in crate::engine) fn add_restored(&mut self, place: Key) {
-        self.at_work().resident_mut().add(place);
+        self.live_mut().resident_mut().add(place);
         self.count_later(place, false);
     }
 
@@ -155,7 +174,7 @@ impl<'q> QueueMut<'q> {
     pub(in crate::engine) fn evicted(&mut self, place: Key) {
         self.count_later(place, true);
         self.lower(place);
-        self.at_work().resident_mut().remove(place);
+        self.live_mut().resident_mut().remove(place);
         self.look_at();
     }
 
@@ -165,7 +184,7 @@ impl<'q> QueueMut<'q> {
         if before == now {
             return;
         }
-        let live = self.at_work();
+        let live = self.live_mut();
         live.drops_as(before, now, item);
         if stored {
             live.resident_mut().remove(before);
@@ -180,7 +199,7 @@ impl<'q> QueueMut<'q> {
     pub(in crate::engine) fn remove_stored(&mut self, place: Key, resident: bool) {
         self.queue.stored -= 1;
         if resident {
-            self.at_work().resident_mut().remove(place);
+            self.live_mut().resident_mut().remove(place);
         } else {
             self.count_later(place, false);
         }
@@ -263,6 +282,12 @@ impl<'q> QueueMut<'q> {
     }
 
     // ---- what is to be done about it ----------------------------------------------------------------------
+
+    /// Something has changed for it: it stands in line again, and the loader looks at it.
+    pub(in crate::engine) fn look_again(&mut self) {
+        self.look_at();
+        self.run();
+    }
 
     /// The loader has to look at it.
     pub(in crate::engine) fn look_at(&mut self) {

@@ -1,7 +1,7 @@
 //! Which items in memory a command is about: found out in steps, since they may be all that there are.
 
 use super::{Kind, Running};
-use crate::engine::core::Core;
+use crate::engine::core::{listed, Core};
 use crate::engine::ids::{CustomerId, ItemId, QueueId};
 use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
@@ -34,7 +34,7 @@ impl Running {
                 break;
             }
             *left = left.saturating_sub(1);
-            let items = core.stock().items();
+            let items = core.stock.items();
             let Some(item) = items.get(next) else {
                 self.resident.clear();
                 self.counted = Lookup::new();
@@ -45,7 +45,7 @@ impl Running {
             let next = items.sibling(next);
             self.gathering = next.map_or(Gathering::Done, |next| Gathering::Customer(customer, next, anew));
         }
-        core.stock_mut().count_work((before - *left) as u64);
+        core.stock.shared.count_work((before - *left) as u64);
         matches!(self.gathering, Gathering::Done)
     }
 
@@ -65,7 +65,7 @@ impl Running {
             return;
         }
         let Some(customer) = customer(core, of) else { return };
-        let items = core.stock().items();
+        let items = core.stock.items();
         let its = restored.iter().filter_map(|id| items.get(*id)).filter(|i| i.customer() == Some(customer));
         for seq in its.map(|item| item.key().seq).collect::<Vec<u64>>() {
             self.take_down(seq);
@@ -78,30 +78,29 @@ impl Running {
     }
 
     fn begin_gathering(&mut self, core: &Core, left: &mut usize) -> Gathering {
-        let stock = core.stock();
+        let stock = &core.stock;
         let seq = |id: ItemId| stock.items()[id].key().seq;
         let found: Vec<u64> = match &mut self.kind {
             Kind::CancelAll(of) | Kind::Count(of) => return of_customer(core, customer(core, of), 0),
             Kind::DropParked(application) => {
-                let queue = stock.queues().find(application);
-                let parked = queue.filter(|queue| {
-                    stock.queues()[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll)
-                });
+                let queue = stock.queues.find(application);
+                let parked = queue
+                    .filter(|queue| stock.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
                 parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
             }
             // What is stored is met in the store.
             Kind::Outlook(counting) => {
-                let pending = core.pending().into_iter();
-                let name = |id: &ItemId| stock.address(&stock.items()[*id]).0;
+                let pending = listed::pending(core).into_iter();
+                let name = |id: &ItemId| stock.row(&stock.items()[*id]).address().0;
                 pending.filter(|id| counting.is_about(&name(id))).map(seq).collect()
             }
             Kind::List(filter) => {
-                if filter.state == Some(ListedStage::InFlight) && stock.journal().is_durable() {
+                if filter.state == Some(ListedStage::InFlight) && stock.shared.journal.is_durable() {
                     narrow(core, filter);
                     *left = left.saturating_sub(stock.items().len());
                 }
-                let pending = core.pending().into_iter();
-                pending.filter(|id| filter.takes(&core.listed(*id))).map(seq).collect()
+                let pending = listed::pending(core).into_iter();
+                pending.filter(|id| filter.takes(&listed::near(core, *id))).map(seq).collect()
             }
         };
         *left = left.saturating_sub(found.len());
@@ -111,13 +110,13 @@ impl Running {
 }
 
 fn customer(core: &Core, of: &CustomerOf) -> Option<CustomerId> {
-    let stock = core.stock();
-    stock.queues()[stock.queues().find(&of.application)?].customer(&of.customer)
+    let stock = &core.stock;
+    stock.queues[stock.queues.find(&of.application)?].customer(&of.customer)
 }
 
 /// From the beginning of a customer's list.
 fn of_customer(core: &Core, customer: Option<CustomerId>, anew: u32) -> Gathering {
-    let stock = core.stock();
+    let stock = &core.stock;
     let known = customer.filter(|id| stock.customers().get(*id).is_some());
     let first = known.and_then(|id| Some((id, stock.customers().items(id, stock.items()).next()?)));
     first.map_or(Gathering::Done, |(id, first)| Gathering::Customer(id, first, anew))
@@ -125,9 +124,9 @@ fn of_customer(core: &Core, customer: Option<CustomerId>, anew: u32) -> Gatherin
 
 /// What is in flight is in memory: its places say where in the store it can be met.
 fn narrow(core: &Core, filter: &mut Filter) {
-    let flying = core.stock().items().ids().filter(|id| core.is_in_flight(*id));
+    let flying = core.stock.items().ids().filter(|id| core.is_in_flight(*id));
     let (mut first, mut end) = (LAST, 0);
-    for place in flying.map(|id| core.stock().items()[id].place()) {
+    for place in flying.map(|id| core.stock.items()[id].place()) {
         first = first.min(place);
         end = end.max(place.due.saturating_add(1));
     }
@@ -136,8 +135,8 @@ fn narrow(core: &Core, filter: &mut Filter) {
 }
 
 fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
-    let stock = core.stock();
-    let Some(live) = stock.queues()[queue].live() else { return Vec::new() };
+    let stock = &core.stock;
+    let Some(live) = stock.queues[queue].live() else { return Vec::new() };
     let mut out = Vec::new();
     for entry in live.line().entries() {
         match entry {
@@ -148,7 +147,9 @@ fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
         }
     }
     for number in live.lane().to_resend() {
-        out.extend(core.dispatch().get(number).into_iter().flat_map(|flight| flight.rows.iter().copied()));
+        out.extend(
+            core.dispatch.flights.get(number).into_iter().flat_map(|flight| flight.rows.iter().copied()),
+        );
     }
     out.into_iter().filter_map(|id| stock.items().get(id)).map(|item| item.key().seq).collect()
 }

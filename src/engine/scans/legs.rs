@@ -28,18 +28,18 @@ pub(super) struct Leg {
 /// What of the store has to be gone over: nothing, where memory holds all. And how many queues have been
 /// looked at for it.
 pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize) {
-    let stock = core.stock();
+    let stock = &core.stock;
     let mut out = VecDeque::new();
-    if !stock.journal().is_durable() {
+    if !stock.shared.journal.is_durable() {
         return (out, 0);
     }
     match kind {
         Kind::CancelAll(of) | Kind::Count(of) => {
-            let Some(queue) = stock.queues().find(&of.application).filter(|id| stock.queues()[*id].far() > 0)
+            let Some(queue) = stock.queues.find(&of.application).filter(|id| stock.queues[*id].far() > 0)
             else {
                 return (out, 1);
             };
-            let known = &stock.queues()[queue];
+            let known = &stock.queues[queue];
             let (name, customer): (_, Arc<str>) = (Arc::clone(known.name()), (&*of.customer).into());
             let (low, near, former) = (known.low(), known.near_until(), known.former_unindexed());
             let mut from = low;
@@ -53,14 +53,14 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
             out.push_back(Leg { along, from, until: u64::MAX, customer: None, low: from });
         }
         Kind::DropParked(application) => {
-            let queue = stock.queues().find(application);
+            let queue = stock.queues.find(application);
             let all = mutated(Mutant::DropParkedTakesAll);
-            let Some(queue) = queue.filter(|id| stock.queues()[*id].is_failing() || all) else {
+            let Some(queue) = queue.filter(|id| stock.queues[*id].is_failing() || all) else {
                 return (out, 1);
             };
-            let from = stock.queues()[queue].low();
+            let from = stock.queues[queue].low();
             let until = if all { u64::MAX } else { now.wall + 1 };
-            let along = Along::Queue(Arc::clone(stock.queues()[queue].name()));
+            let along = Along::Queue(Arc::clone(stock.queues[queue].name()));
             out.push_back(Leg { along, from, until, customer: None, low: from });
         }
         Kind::List(filter) => return list_legs(core, filter, now),
@@ -71,7 +71,7 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
 }
 
 fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<Leg>, usize) {
-    let queues = core.stock().queues();
+    let queues = &core.stock.queues;
     let ids: Vec<QueueId> = match &filter.application {
         Some(name) => queues.find(name).into_iter().collect(),
         None => queues.ids().filter(|id| *id != queues.dead_letters()).collect(),

@@ -2,7 +2,7 @@
 
 use super::legs::{most_steps, Leg};
 use super::{end_of_cancel, Kind, Running};
-use crate::engine::core::Core;
+use crate::engine::core::{listed, Core};
 use crate::engine::event::{Along, Load, Scan, Stored};
 use crate::engine::ids::ItemId;
 use crate::engine::mutant::{mutated, Mutant};
@@ -74,15 +74,15 @@ impl Running {
 
     /// An item in memory.
     pub(super) fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
-        if core.stock().items()[id].is_dead() && !mutated(Mutant::CancelAllTakesDead) {
+        if core.stock.items()[id].letter().is_some() && !mutated(Mutant::CancelAllTakesDead) {
             // It has died since the scan began.
             return;
         }
         if let Kind::Outlook(counting) = &mut self.kind {
-            let listed = core.listed(id);
+            let listed = listed::near(core, id);
             return counting.count(&listed.application, listed.due);
         }
-        let seq = core.stock().items()[id].key().seq;
+        let seq = core.stock.items()[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
@@ -91,7 +91,7 @@ impl Running {
             Kind::CancelAll(_) | Kind::DropParked(_) => {
                 if core.is_undecided(id) {
                     core.want_outcomes(true);
-                    self.in_flight.insert(core.stock().items()[id].identity());
+                    self.in_flight.insert(core.stock.items()[id].identity());
                 } else {
                     self.cancelled += 1;
                     core.cancel(id, end_of_cancel(&self.asker), now);
@@ -99,11 +99,11 @@ impl Running {
             }
             Kind::Count(_) if later => {}
             Kind::Count(_) => {
-                let listed = core.listed(id);
+                let listed = listed::near(core, id);
                 self.tally(&listed);
             }
             Kind::List(filter) => {
-                let listed = core.listed(id);
+                let listed = listed::near(core, id);
                 if filter.takes(&listed) {
                     self.show(listed);
                 }
@@ -116,15 +116,15 @@ impl Running {
     pub(super) fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
         let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
         match &self.kind {
-            Kind::List(filter) if !core.stock().items()[id].is_dead() => {
-                let listed = Listed { properties: stored.content, ..core.listed(id) };
+            Kind::List(filter) if core.stock.items()[id].letter().is_none() => {
+                let listed = Listed { properties: stored.content, ..listed::near(core, id) };
                 if filter.takes(&listed) {
                     self.show(listed);
                 }
             }
             Kind::Count(_) | Kind::Outlook(_) if !is_new => {}
             Kind::Count(_) if stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) => {
-                let listed = core.listed(id);
+                let listed = listed::near(core, id);
                 self.tally(&listed);
             }
             Kind::Outlook(_) if self.counted_in_memory(stored.key.seq) => {}
@@ -161,11 +161,11 @@ impl Running {
             }
             Kind::Count(_) if later || counted || mutated(Mutant::CountsOneTooFew) => {}
             Kind::Count(_) => {
-                let listed = core.listed_far(stored, now);
+                let listed = listed::far(core, stored, now);
                 self.tally(&listed);
             }
             Kind::List(filter) => {
-                let listed = core.listed_far(stored, now);
+                let listed = listed::far(core, stored, now);
                 if filter.takes(&listed) {
                     self.show(listed);
                 }
@@ -236,8 +236,8 @@ impl Running {
     pub(super) fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
         let leg = self.legs.as_ref()?.front()?.clone();
         self.steps += 1;
-        core.stock_mut().reads_mut().begin();
-        let step = core.stock().thresholds().step;
+        core.stock.shared.reads.begin();
+        let step = core.stock.thresholds().step;
         let most = match &self.kind {
             Kind::List(filter) => filter.limit.clamp(1, step),
             Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(step),
@@ -250,7 +250,7 @@ impl Running {
             until: leg.until,
             customer: leg.customer,
             max_rows: most,
-            max_looked_at: core.stock().thresholds().step_looked_at,
+            max_looked_at: core.stock.thresholds().step_looked_at,
             properties: matches!(self.kind, Kind::List(_)),
         }))
     }

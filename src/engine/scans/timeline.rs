@@ -38,7 +38,7 @@ impl Counting {
         let each_ms = outlook.each_ms.max(1);
         let from = now.wall / each_ms * each_ms;
         let until = from.saturating_add(each_ms.saturating_mul(outlook.stretches as u64));
-        let queues = core.stock().queues();
+        let queues = &core.stock.queues;
         let ids: Vec<_> = match &outlook.application {
             Some(name) => queues.find(name).into_iter().collect(),
             None => queues.ids().filter(|id| *id != queues.dead_letters()).collect(),

@@ -1,271 +1,280 @@
-//! Members of windows: how they join, and what their window's end makes of them.
+//! Members of a customer's window: how they join, what its end makes of them, and how they leave with others
+//! of their customer.
 
 use super::*;
-use crate::engine::event::Opened;
-use std::collections::BTreeSet;
 
-impl Stock {
-    /// Open windows as the former life left them.
-    pub(in crate::engine) fn reopen(&mut self, opened: &Opened, now: Now) {
-        self.bring_back(opened, now);
-        for row in &opened.windows {
-            let queue = self.queues.id(&row.application);
-            let live = self.queues.at(queue).live();
-            let customer = self.customers.id(live, &row.customer);
-            self.customers.reopen(customer, live, row, now);
-        }
-    }
+/// What of a queue's stock is one customer's.
+#[derive(Debug)]
+pub(in crate::engine) struct CustomerStock<'q, 's> {
+    pub(super) id: CustomerId,
+    pub(super) at: &'q mut QueueStock<'s>,
+}
 
-    /// The clock was set back before this life: members of windows that had closed are due, and those of
-    /// short ones that were open wait for `window` at most. Long windows have rows, which see to their own.
-    fn bring_back(&mut self, opened: &Opened, now: Now) {
-        let long: BTreeSet<(&str, &str, u64)> =
-            opened.windows.iter().map(|row| (&*row.application, &*row.customer, row.window)).collect();
-        for row in &opened.ahead {
-            if row.closed_by.is_none() && long.contains(&(&*row.application, &*row.customer, row.window)) {
-                continue;
-            }
-            let queue = self.queues.id(&row.application);
-            // No later than the next start will look, should the clock be set back once more.
-            let window = self.queues.settings_of(queue).window.min(HORIZON_MS);
-            let due = now.wall + if row.closed_by.is_some() { 0 } else { window };
-            if due >= row.due || mutated(Mutant::AheadForgotten) {
-                continue;
-            }
-            let closed = ClosingRow {
-                application: Arc::clone(&row.application),
-                end: row.end,
-                window: row.window,
-                due,
-                cause: row.closed_by.unwrap_or(ClosedBy::Time),
-            };
-            self.close_far(queue, &closed);
-            self.close_in_store(closed);
-        }
-    }
-
-    /// The store is told that a window has closed before its end. What reads and answers under way say of its
-    /// members, wherever these are now, is out of date.
-    fn close_in_store(&mut self, closed: ClosingRow) {
-        self.reads.note_closed(&self.watch, &closed);
-        if !mutated(Mutant::ClosingForgotten) {
-            self.journal.push(Op::Close(closed));
-        }
-    }
-
+impl QueueStock<'_> {
     /// Members of a window in the store alone are due when it closed.
-    fn close_far(&mut self, queue: QueueId, closed: &ClosingRow) {
+    pub(super) fn close_far(&mut self, closed: &ClosingRow) {
         let to = Key { due: closed.due, window: closed.window, seq: 0 };
-        self.retold.push((Arc::clone(&closed.application), to));
-        self.queues.at(queue).closed_far(to);
+        self.shared.retold.push((Arc::clone(&closed.application), to));
+        self.queue.closed_far(to);
     }
 
-    /// An item that would take its customer's window over its bytes closes it first.
-    pub(super) fn close_overflowing(&mut self, id: CustomerId, weight: u32, now: Now) {
-        let (next, span) = ((weight, self.journal.next_number()), self.thresholds().span);
-        let live = self.queues.at(self.customers[id].queue).live();
-        if let Some(cause) = self.customers.would_overflow(id, live, next, span) {
-            self.close_window(id, cause, now);
+    /// An item in the store alone is no member any more, if it was one of an open window.
+    pub(super) fn leave_window_far(&mut self, stored: &Stored) {
+        let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) else { return };
+        if let Some(id) = self.queue.customer(customer) {
+            self.of(id).leave_unseen(stored.key, stored.weight);
         }
     }
 
-    /// Counts a new item into its customer's window, opening one if need be; where its members lie in the
-    /// store.
-    pub(super) fn join_window(
-        &mut self,
-        id: CustomerId,
-        member: Member,
-        inherited: Option<u64>,
-        now: Now,
-    ) -> Key {
-        let live = self.queues.at(self.customers[id].queue).live();
-        if self.customers.window(id).is_none() {
-            let settings = live.settings();
+    /// An item is not among those of its open window any more, whose member it is in the store alone.
+    pub(super) fn leave_as_stray(&mut self, item: &Item) {
+        if let Some(id) = item.customer().filter(|_| item.is(ItemFlag::Stray)) {
+            self.of(id).leave_unseen(item.key(), item.weight());
+        }
+    }
+}
+
+impl CustomerStock<'_, '_> {
+    fn customer(&mut self) -> CustomerMut<'_> {
+        self.at.customer(self.id)
+    }
+
+    /// An item that would take the window over its bytes closes it first.
+    pub(super) fn close_overflowing(&mut self, weight: u32, now: Now) {
+        let (next, span) = (self.at.shared.journal.next_number(), self.at.queue.thresholds().span);
+        if let Some(cause) = self.customer().would_overflow((weight, next), span) {
+            self.close_window(cause, now);
+        }
+    }
+
+    /// Counts a new item into the window, opening one if need be; where its members lie in the store.
+    /// `inherited`: see [`Admission`].
+    pub(super) fn join_window(&mut self, member: Member, inherited: Option<u64>, now: Now) -> Key {
+        let settings = Arc::clone(self.at.queue.settings());
+        let mut customer = self.customer();
+        if !customer.has_window() {
             let length = match inherited {
                 // Bounded, should the clock have gone back between the two.
                 Some(end) => end.saturating_sub(now.wall).min(settings.window),
-                None => window::length(settings, now),
+                None => window::length(&settings, now),
             };
             let plan = Plan { length, end: now.wall + length, long: length > HORIZON_MS, former: false };
             let shared = mutated(Mutant::WindowsShareANumber);
             let number = if shared { (member.seq & !7).max(1) } else { member.seq };
-            self.customers.open(id, live, plan, number, now);
+            customer.open(plan, number, now);
         }
-        self.customers.join(id, live, member, now)
+        customer.join(member, now)
     }
 
     /// A stored item has come back whose window had not ended: into that window, which may have to be opened
     /// anew with at most its old time left, and at most `window`. False: another window is open.
-    pub(super) fn rejoin_window(&mut self, id: ItemId, customer: CustomerId, now: Now) -> bool {
-        let item = &self.items[id];
+    pub(super) fn rejoin_window(&mut self, id: ItemId, now: Now) -> bool {
+        let longest = self.at.queue.settings().window;
+        let item = &self.at.shared.items[id];
         let member = Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq };
-        let (key, live) = (item.key(), self.queues.at(item.queue()).live());
-        if self.customers.window(customer).is_none() {
-            let length = key.due.saturating_sub(now.wall).min(live.settings().window);
+        let key = item.key();
+        let mut customer = self.customer();
+        if !customer.has_window() {
+            let length = key.due.saturating_sub(now.wall).min(longest);
             let plan = Plan { length, end: key.due, long: false, former: true };
-            self.customers.open(customer, live, plan, key.window, now);
+            customer.open(plan, key.window, now);
         }
-        let another = self.customers.window(customer).is_none_or(|window| !window.holds(key));
-        if another && !mutated(Mutant::RejoinsAnother) {
+        if !customer.holds(key) && !mutated(Mutant::RejoinsAnother) {
             return false;
         }
-        self.customers.rejoin(customer, live, member, now);
+        customer.rejoin(member, now);
         true
     }
 
-    /// A member of an open window that stays in memory.
+    /// A member of the open window that stays in memory.
     pub(super) fn add_member(&mut self, id: ItemId, now: Now) {
-        let (key, customer) = (self.items[id].key(), self.items[id].customer());
+        let SharedStock { items, customers, schedule, .. } = &mut *self.at.shared;
+        let key = items[id].key();
         let scheduled = key.due > now.wall;
         if scheduled {
-            self.schedule.insert(items::place_of(id), key);
+            schedule.insert(items::place_of(id), key);
         }
-        let window = customer.and_then(|customer| self.customers[customer].window.as_mut());
-        let Some(window) = window else {
+        let Some(window) = customers[self.id].window.as_mut() else {
             debug_assert!(false, "a member has an open window");
             return;
         };
         let pos = window.push_member(id);
-        self.set_stage(id, Stage::Windowed { pos, scheduled });
+        self.at.shared.set_stage(id, Stage::Windowed { pos, scheduled });
     }
 
-    /// An item in the store alone is no member any more, if it was one of an open window.
-    pub(super) fn leave_window_far(&mut self, queue: QueueId, stored: &Stored) {
-        let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) else { return };
-        if let Some(id) = self.queues[queue].customer(customer) {
-            self.leave_unseen(id, stored.key, stored.weight);
-        }
-    }
-
-    /// Closes the gap in a window's list.
-    pub(super) fn forget_member(&mut self, customer: CustomerId, pos: u32) {
-        let Some(window) = self.customers[customer].window.as_mut() else { return };
+    /// Closes the gap in the window's list.
+    pub(super) fn forget_member(&mut self, pos: u32) {
+        let Some(window) = self.at.shared.customers[self.id].window.as_mut() else { return };
         if let Some(moved) = window.remove_member(pos) {
-            if let Stage::Windowed { scheduled, .. } = self.items[moved].stage() {
-                self.set_stage(moved, Stage::Windowed { pos, scheduled });
+            if let Stage::Windowed { scheduled, .. } = self.at.shared.items[moved].stage() {
+                self.at.shared.set_stage(moved, Stage::Windowed { pos, scheduled });
             }
         }
     }
 
-    /// Members in memory of a customer's window.
-    pub(in crate::engine) fn members_of(&self, id: CustomerId) -> usize {
-        self.customers.window(id).map_or(0, |window| window.members().len())
+    /// A member ended while the window was open.
+    pub(super) fn leave_window(&mut self, weight: u32, was_far: bool) {
+        let SharedStock { customers, journal, .. } = &mut *self.at.shared;
+        customers.at(self.id, self.at.queue.live_mut()).leave(weight, was_far, journal.ops());
     }
 
-    /// Ends a customer's window: its members are due, for good.
-    pub(in crate::engine) fn close_window(&mut self, id: CustomerId, cause: ClosedBy, now: Now) {
-        self.customers.pin(id);
-        let queue = self.customers[id].queue;
-        if let Some(window) = self.customers.end(id, self.queues.at(queue).live(), self.journal.ops()) {
-            self.counters.windows_closed[cause as usize] += 1;
-            self.release_members(id, window, cause, now);
+    /// What lies in the store under this key leaves the window, if it is a member of that.
+    fn leave_unseen(&mut self, key: Key, weight: u32) {
+        // With its last item the customer may have gone.
+        if self.at.shared.customers.window(self.id).is_some_and(|window| window.holds(key)) {
+            self.leave_window(weight, true);
+            self.customer().release();
         }
-        self.customers.unpin(id, self.queues.at(queue).live());
     }
 
-    pub(super) fn release_members(&mut self, id: CustomerId, mut window: Window, cause: ClosedBy, now: Now) {
+    /// Its window is over, and has not been closed yet: what is in it may come before what is due.
+    pub(super) fn over(&self, now: Now) -> Option<ClosedBy> {
+        if self.at.shared.behind == Behind::Nothing {
+            return None;
+        }
+        let window = self.at.shared.customers.window(self.id)?;
+        let (at, cause) = window.deadline(self.at.queue.settings().quiet, now);
+        (at <= now.mono).then_some(cause)
+    }
+
+    /// Ends the window: its members are due, for good.
+    pub(in crate::engine) fn close_window(&mut self, cause: ClosedBy, now: Now) {
+        self.at.shared.customers.pin(Some(self.id));
+        let SharedStock { customers, journal, counters, .. } = &mut *self.at.shared;
+        let ended = customers.at(self.id, self.at.queue.live_mut()).end(journal.ops());
+        if let Some(window) = ended {
+            counters.windows_closed[cause as usize] += 1;
+            self.release_members(window, cause, now);
+        }
+        self.customer().unpin();
+    }
+
+    fn release_members(&mut self, mut window: Window, cause: ClosedBy, now: Now) {
+        let QueueStock { queue, shared } = &mut *self.at;
         let due = window.due_at_close(cause, now);
-        let early = due < window.end() && self.journal.is_durable();
-        let items = &self.items;
+        let early = due < window.end() && shared.journal.is_durable();
         let mut members = window.take_members();
-        members.sort_unstable_by_key(|member| items[*member].key().seq);
-        let queue = self.customers[id].queue;
+        members.sort_unstable_by_key(|member| shared.items[*member].key().seq);
         let closed = ClosingRow {
-            application: Arc::clone(self.queues[queue].name()),
+            application: Arc::clone(queue.name()),
             end: window.end(),
             window: window.place().window,
             due,
             cause,
         };
         if early && window.may_have_far() {
-            self.close_far(queue, &closed);
-            self.queues.at(queue).due_sooner(window.end(), u64::from(window.far()));
+            queue.due_sooner(window.end(), u64::from(window.far()));
+            self.at.close_far(&closed);
         }
         if early && (window.may_have_far() || !members.is_empty()) {
-            self.close_in_store(closed);
+            self.at.shared.close_in_store(closed);
         }
-        let others = self.others_of(id, &window, early && window.may_have_far());
-        self.work += (members.len() + others.len()) as u64;
+        let others = self.others(&window, early && window.may_have_far());
+        self.at.shared.work += (members.len() + others.len()) as u64;
         let any_other = !others.is_empty();
         for member in others.into_iter().chain(members) {
-            let item = &mut self.items[member];
+            let SharedStock { items, schedule, .. } = &mut *self.at.shared;
+            let item = &mut items[member];
             let (planned, stage) = (item.place(), item.stage());
             if matches!(stage, Stage::Scheduled | Stage::Windowed { scheduled: true, .. }) {
-                self.schedule.remove(items::place_of(member), planned);
+                schedule.remove(items::place_of(member), planned);
             }
             item.close(due, cause);
-            let stored = item.is_stored();
-            self.queues.at(queue).note_closed(member, (planned, item.place()), stored);
+            self.at.queue.note_closed(member, (planned, item.place()), item.is_stored());
             if matches!(stage, Stage::Scheduled | Stage::Windowed { .. }) {
-                self.make_ready(member, now);
+                self.at.make_ready(member, now);
             }
         }
         if any_other {
-            let items = &self.items;
-            self.customers[id].ready.put_in_order(|item| items.get(item).map(Item::place));
+            let SharedStock { items, customers, .. } = &mut *self.at.shared;
+            customers[self.id].ready.put_in_order(|item| items.get(item).map(Item::place));
         }
     }
 
-    /// An item is not among those of its open window any more, whose member it is in the store alone.
-    pub(super) fn leave_as_stray(&mut self, item: &Item) {
-        if let Some(id) = item.customer().filter(|_| item.is_stray()) {
-            self.leave_unseen(id, item.key(), item.weight());
-        }
-    }
-
-    /// What lies in the store under this key leaves the customer's window, if it is a member of that.
-    fn leave_unseen(&mut self, id: CustomerId, key: Key, weight: u32) {
-        if self.customers.window(id).is_some_and(|window| window.holds(key)) {
-            let live = self.queues.at(self.customers[id].queue).live();
-            self.customers.leave(id, live, weight, true, self.journal.ops());
-            self.customers.release(id, live);
-        }
-    }
-
-    /// Items in memory that lie among the members of a customer's window and are none of them: strays, and
-    /// those that came into memory while another window was open.
-    fn others_of(&self, id: CustomerId, window: &Window, may_be: bool) -> Vec<ItemId> {
+    /// Items in memory that lie among the members of a window that has ended and are none of them: strays,
+    /// and those that came into memory while another window was open.
+    fn others(&self, window: &Window, may_be: bool) -> Vec<ItemId> {
+        let SharedStock { items, customers, .. } = &*self.at.shared;
         let is_other = |id: &ItemId| {
-            let item = &self.items[*id];
-            window.holds(item.key()) && !item.own_time() && !matches!(item.stage(), Stage::Windowed { .. })
+            let item = &items[*id];
+            window.holds(item.key())
+                && !item.is(ItemFlag::OwnTime)
+                && !matches!(item.stage(), Stage::Windowed { .. })
         };
-        let all = may_be.then(|| self.customers.items(id, &self.items)).into_iter().flatten();
+        let all = may_be.then(|| customers.items(self.id, items)).into_iter().flatten();
         all.filter(is_other).collect()
     }
 
-    /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
-    pub(in crate::engine) fn close_ripe(&mut self, turn: Thresholds, now: Now) -> bool {
-        let (ripe, all) = self.customers.take_due(&self.queues, turn, now);
-        for (customer, cause) in ripe {
-            self.close_window(customer, cause, now);
-        }
-        if all {
-            self.behind = Behind::Nothing;
-        }
-        all
-    }
-
-    /// Hands over the rows of windows that have changed.
-    pub(in crate::engine) fn flush_windows(&mut self) {
-        self.customers.flush(&self.queues, self.journal.ops());
-    }
-
-    /// After a step of the wall clock: expiries lie elsewhere, and other rows are to be loaded. The cost is
-    /// that of all queues and windows.
-    pub(in crate::engine) fn recheck(&mut self, now: Now) {
-        for queue in self.queues.ids().collect::<Vec<_>>() {
-            if let Some(live) = self.queues[queue].live() {
-                self.customers.recheck(live, now);
+    /// As many due items as a batch takes, below the bound. A window that is cut by it waits for its rest,
+    /// unless the batch is full, or it is to leave in parts. `None`: nothing of theirs is due any more.
+    pub(super) fn take_batch(&mut self, bound: Key, most: usize, now: Now) -> Option<Vec<ItemId>> {
+        let QueueStock { queue, shared } = &mut *self.at;
+        let SharedStock { items, customers, counters, .. } = &mut **shared;
+        let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
+        customers.get(self.id)?;
+        let in_parts = queue.live().is_some_and(|live| live.line().is_in_parts());
+        // Where the clock was set back its rest waits for it, and what is here was due.
+        let waits = !in_parts && bound.due <= now.wall && !mutated(Mutant::WindowInParts);
+        let settings = queue.settings();
+        let (max_items, max_bytes) = match settings.format {
+            Format::Passthrough => (1, u64::MAX),
+            Format::Json | Format::Ndjson | Format::CloudEvents => {
+                (settings.max_items as usize, settings.max_bytes)
             }
-            self.queues.at(queue).look_at();
+        };
+        let owner = &mut customers[self.id];
+        let overhead = owner.overhead;
+        let most = max_items.min(most).max(1);
+        let mut bytes = overhead.batch;
+        let (mut taken, mut is_full) = (Vec::new(), false);
+        let mut next = None;
+        while let Some(id) = owner.ready.first() {
+            if !is_ready(&id) {
+                owner.ready.pop_first();
+                continue;
+            }
+            let (item, place) = (&items[id], items[id].place());
+            if place >= bound {
+                next = Some(place);
+                break;
+            }
+            bytes += u64::from(item.weight()) + overhead.item;
+            is_full = taken.len() >= most || (!taken.is_empty() && bytes > max_bytes);
+            if is_full && !mutated(Mutant::BatchUnbounded) {
+                break;
+            }
+            taken.push(id);
+            owner.ready.pop_first();
         }
+        if taken.len() < most && !is_full && (waits || in_parts) {
+            let whole = whole(taken.iter().map(|id| items[*id].place()), bound, next);
+            if waits {
+                owner.ready.put_back(taken.split_off(whole), |id| items[id].place());
+            } else if whole < taken.len() {
+                counters.windows_in_parts += 1;
+            }
+        }
+        if owner.ready.is_empty() {
+            owner.turn = CustomerTurn::None;
+            if taken.is_empty() {
+                self.customer().release();
+                return None;
+            }
+        } else if !taken.is_empty() {
+            self.at.queue.line_mut().push(Entry::Customer(self.id));
+        }
+        Some(taken)
     }
+}
 
-    /// Tells of queues of which items in the store alone got another place since the last call, and from
-    /// which place on.
-    pub(in crate::engine) fn tell_retold(&mut self, mut tell: impl FnMut(&str, Key)) {
-        for (queue, to) in std::mem::take(&mut self.retold) {
-            tell(&queue, to);
-        }
-    }
+/// How many of these, which are due and lie below the bound, leave nothing of their windows behind. The rest
+/// of one lies beyond the bound, or something of the same millisecond does, `next`, behind which others of
+/// its window may come: the order in the store is not that of arrival.
+fn whole(mut places: impl ExactSizeIterator<Item = Key>, bound: Key, next: Option<Key>) -> usize {
+    let all = places.len();
+    let is_cut = |place: Key| {
+        let rest = (place.due, place.window) == (bound.due, bound.window);
+        rest || next.is_some_and(|next| next.due == place.due)
+    };
+    places.position(is_cut).unwrap_or(all)
 }

@@ -3,32 +3,42 @@
 //!
 //! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]; to another time:
 //! [`Stock::reschedule`] and [`Stock::reschedule_far`]. Out: [`Stock::finish`] and
-//! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`Stock::evict`]. Each keeps all that
-//! belongs together: the item, the counts of its queue, its customer, its window, its index rows, and what
-//! reads and questions under way must not believe any more. Nothing else adds or removes an item.
+//! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`QueueStock::evict`]. Each keeps all
+//! that belongs together: the item, the counts of its queue, its customer, its window, its index rows, and
+//! what reads and questions under way must not believe any more. Nothing else adds or removes an item.
+//!
+//! What happens to an item happens in its queue, [`QueueStock`], which names no other and has at hand what
+//! all queues share, [`SharedStock`]; what happens to a customer's window, in [`CustomerStock`]. Here is what
+//! goes over several queues: who gives way when memory is short, what is due next, and the step to the dead
+//! letters.
 
 mod due;
 mod members;
 mod memory;
+mod shared;
 mod times;
+mod ways;
 
-use super::customers::{CustomerTurn, Customers};
+use super::customers::{CustomerMut, CustomerTurn, Customers};
 pub(super) use super::event::HORIZON_MS;
-use super::event::{ClosingRow, IndexRows, Op, Place, Stored};
+use super::event::{ClosingRow, IndexRows, Op, Opened, Place, Stored};
 use super::ids::{CustomerId, ItemId, QueueId};
-use super::items::{self, Address, Item, Items, Placement, Residence, Stage};
+use super::items::{self, Address, Item, ItemFlag, Items, Placement, Residence, Stage};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
-use super::queue::{Condition, Entry, Queues};
-use super::reads::{Reads, Watch};
-use super::schedule::Schedule;
-use super::snapshot::Counters;
+use super::queue::{Condition, Entry, QueueMut, Queues};
+use super::schedule::Taken;
 use super::types::{
     Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Format, Identity, Key, NewItem, Now, Thresholds,
 };
 use super::window::{self, Member, Plan, Window};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::Arc;
+
+use members::CustomerStock;
+use shared::{rewritten, standing, ItemRow, SharedStock};
+use ways::Dying;
 
 /// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time,
 /// ms.
@@ -70,39 +80,6 @@ pub(super) struct Admission {
     pub(super) may_defer: bool,
 }
 
-/// See the module's page.
-#[derive(Debug)]
-pub(super) struct Stock {
-    items: Items,
-    queues: Queues,
-    customers: Customers,
-    journal: Journal,
-    reads: Reads,
-    watch: Watch,
-    counters: Counters,
-    /// What waits for its own time, and members of windows, by key; wall clock.
-    schedule: Schedule,
-    /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.
-    deferred: VecDeque<(u64, ItemId)>,
-    /// Queues that are held back and have due rows in memory.
-    evicting: VecDeque<QueueId>,
-    budget: Budget,
-    /// Items in batches, out or to be sent again: they cannot leave memory.
-    batched: usize,
-    /// Rows and payload bytes that reads under way may bring.
-    reserved: (usize, u64),
-    /// Queues of which items in the store alone got another place in this turn, and the first of these.
-    retold: Vec<(Arc<str>, Key)>,
-    /// What of that which is due is not in line.
-    behind: Behind,
-    /// Queues that wait until it has: a window of theirs may be over whose items come in between.
-    held: BTreeSet<QueueId>,
-    /// Queues of which something waits for older rows; one may have moved on since.
-    stalled: BTreeSet<QueueId>,
-    /// Rows touched, for tests that count work.
-    work: u64,
-}
-
 /// How far the clock is ahead of what has been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behind {
@@ -113,28 +90,23 @@ pub(super) enum Behind {
     Items(Key),
 }
 
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Stock {
+    pub(super) queues: Queues,
+    pub(super) shared: SharedStock,
+}
+
+/// What of the stock is one queue's, and is changed: it names no other queue.
+#[derive(Debug)]
+pub(super) struct QueueStock<'s> {
+    queue: QueueMut<'s>,
+    shared: &'s mut SharedStock,
+}
+
 impl Stock {
     pub(super) fn new(queues: Queues, journal: Journal, budget: Budget, now: Now) -> Self {
-        Stock {
-            items: Items::new(),
-            queues,
-            customers: Customers::new(now),
-            journal,
-            reads: Reads::new(),
-            watch: Watch::new(),
-            counters: Counters::default(),
-            schedule: Schedule::new(now.wall),
-            deferred: VecDeque::new(),
-            evicting: VecDeque::new(),
-            budget,
-            batched: 0,
-            reserved: (0, 0),
-            retold: Vec::new(),
-            behind: Behind::Nothing,
-            held: BTreeSet::new(),
-            stalled: BTreeSet::new(),
-            work: 0,
-        }
+        Stock { queues, shared: SharedStock::new(journal, budget, now) }
     }
 
     /// At how much the engine does otherwise.
@@ -142,104 +114,48 @@ impl Stock {
         self.queues.thresholds()
     }
 
-    // ---- its tables ---------------------------------------------------------------------------------------
-
     /// To be looked at: what is in memory changes by the ways below.
     pub(super) fn items(&self) -> &Items {
-        &self.items
+        &self.shared.items
     }
 
+    /// To be looked at, likewise.
     pub(super) fn customers(&self) -> &Customers {
-        &self.customers
+        &self.shared.customers
     }
 
-    pub(super) fn queues(&self) -> &Queues {
-        &self.queues
+    /// What is this queue's.
+    pub(super) fn at(&mut self, queue: QueueId) -> QueueStock<'_> {
+        QueueStock { queue: self.queues.at(queue), shared: &mut self.shared }
     }
 
-    pub(super) fn queues_mut(&mut self) -> &mut Queues {
-        &mut self.queues
+    /// What is that of this item's queue.
+    pub(super) fn home_of(&mut self, id: ItemId) -> QueueStock<'_> {
+        self.at(self.shared.items[id].queue())
     }
 
-    pub(super) fn journal(&self) -> &Journal {
-        &self.journal
+    /// An item as the store knows it.
+    pub(super) fn row<'a>(&'a self, item: &'a Item) -> ItemRow<'a> {
+        self.shared.row(self.queues[item.queue()].name(), item)
     }
 
-    pub(super) fn journal_mut(&mut self) -> &mut Journal {
-        &mut self.journal
+    /// The due of the item that has waited longest in the queue's line, as far as that is cheap to know.
+    pub(super) fn first_due(&self, queue: QueueId) -> Option<u64> {
+        let live = self.queues[queue].live()?;
+        let id = match live.line().first()? {
+            Entry::Single(id) => id,
+            Entry::Customer(customer) => self.customers().get(customer)?.ready.first()?,
+        };
+        self.items().get(id).map(|item| item.due())
     }
 
-    /// What reads of rows under way cannot know.
-    pub(super) fn reads(&self) -> &Reads {
-        &self.reads
-    }
-
-    pub(super) fn reads_mut(&mut self) -> &mut Reads {
-        &mut self.reads
-    }
-
-    /// Forgets what no answer can be out of date by.
-    pub(super) fn tidy_reads(&mut self) {
-        self.reads.tidy(&self.watch);
-    }
-
-    pub(super) fn watch_mut(&mut self) -> &mut Watch {
-        &mut self.watch
-    }
-
-    pub(super) fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    pub(super) fn counters_mut(&mut self) -> &mut Counters {
-        &mut self.counters
-    }
-
-    // ---- in -----------------------------------------------------------------------------------------------
+    // ---- in, across, out ----------------------------------------------------------------------------------
 
     /// Takes a new item in; its arrival number.
     pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
-        let queue = admission.queue;
-        let customer =
-            new.customer.as_deref().map(|name| self.customers.id(self.queues.at(queue).live(), name));
-        customer.into_iter().for_each(|id| self.customers.pin(id));
-        let expiry = new.expiry.unwrap_or(u64::MAX);
-        let windowed = customer.filter(|_| admission.timing == Timing::Windowed);
-        // Before it has a number: a window that closes takes in all numbers so far.
-        windowed.into_iter().for_each(|id| self.close_overflowing(id, new.weight, now));
-        let seq = self.journal.number();
-        let key = match (admission.timing, windowed) {
-            (Timing::Own(due), _) => self.own_key(customer, due, seq),
-            (Timing::Windowed, Some(id)) => {
-                let member = Member { weight: new.weight, expiry, seq };
-                Key { seq, ..self.join_window(id, member, admission.inherited, now) }
-            }
-            (Timing::Immediate | Timing::Windowed, _) => Key::own(now.wall, seq),
-        };
-        let own_time = matches!(admission.timing, Timing::Own(_));
-        let Origin { delivery, received, .. } = admission.origin;
-        // A delay counts from the moment of receipt, rounded up; everything else from now, which is rounded
-        // down, and so is its receipt: nothing seems to have come after its window was opened.
-        let received = if own_time { received } else { received.min(now.wall) };
-        let placement = Placement { key, queue, customer, received, tag: delivery.tag };
-        let item = Item::arrived(new, own_time, placement);
-        self.counters.accepted += 1;
-        self.place(item, windowed.is_some(), admission.may_defer, now);
-        if let Some(id) = windowed {
-            if let Some(cause) = self.customers.is_full(id, self.queues.at(queue).live()) {
-                self.close_window(id, cause, now);
-            }
-        }
-        customer.into_iter().for_each(|id| self.customers.unpin(id, self.queues.at(queue).live()));
+        let seq = self.at(admission.queue).admit(new, admission, now);
+        self.make_room(now);
         seq
-    }
-
-    /// Where an item with a time of its own lies: by itself, or, due when its customer's window ends, amid
-    /// the members of that, for they leave in the order in which they came.
-    fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64) -> Key {
-        let window = customer.and_then(|id| self.customers.window(id));
-        let near = |place: &Key| place.due == due && seq - place.window <= self.thresholds().span;
-        window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
     }
 
     /// Takes a request in that is a dead letter from the start; its arrival number.
@@ -251,280 +167,356 @@ impl Stock {
         origin: Origin,
         now: Now,
     ) -> u64 {
-        let seq = self.journal.number();
-        let placement = Placement {
-            key: Key::own(now.wall, seq),
-            queue: self.queues.dead_letters(),
-            customer: None,
-            received: origin.received,
-            tag: origin.delivery.tag,
-        };
-        let item = Item::letter(Arc::new(dead), meant_for, content, placement);
-        self.place(item, false, false, now);
+        let queue = self.queues.dead_letters();
+        let seq = self.shared.journal.number();
+        let (received, tag) = (origin.received, origin.delivery.tag);
+        let placement = Placement { key: Key::own(now.wall, seq), queue, customer: None, received, tag };
+        let item = Item::dead_on_arrival(Arc::new(dead), meant_for, content, placement);
+        self.at(queue).place(item, false, false, now);
+        self.make_room(now);
         seq
     }
-
-    /// Decides where a new item lives, writes it if anything is written, and puts it on its list.
-    fn place(&mut self, mut item: Item, windowed: bool, may_defer: bool, now: Now) {
-        let (queue, key) = (item.queue(), item.place());
-        if !self.journal.is_durable() {
-            self.queues.at(queue).add_pending();
-            let id = self.insert(item);
-            return self.enlist(id, windowed, now);
-        }
-        let due_now = key.due <= now.wall && !windowed;
-        if due_now && may_defer && key < self.queues[queue].memory_bound() && !self.is_crowded(queue) {
-            self.queues.at(queue).add_pending();
-            let id = self.insert(item);
-            self.deferred.push_back((now.mono + DEFER_MS, id));
-            return self.enlist(id, windowed, now);
-        }
-        let far = self.lies_in_store_alone(queue, key, due_now, now);
-        item.set_indexed(far && item.customer().is_some() && !mutated(Mutant::IndexForgotten));
-        self.write(&mut item);
-        if far {
-            self.queues.at(queue).add_far(key);
-            let address = self.address(&item);
-            self.watch.put(item.identity(), || item.to_stored(address));
-            if let (Some(customer), true) = (item.customer(), windowed) {
-                self.customers.add_far(customer, now.wall + HORIZON_MS);
-            }
-            return;
-        }
-        self.queues.at(queue).add_resident(key);
-        let id = self.insert(item);
-        self.keep_content(id, now);
-        self.enlist(id, windowed, now);
-    }
-
-    /// Whether an item that is written with this key does not stay in memory: it is not needed there soon, or
-    /// there is no room.
-    fn lies_in_store_alone(&mut self, queue: QueueId, key: Key, due_now: bool, now: Now) -> bool {
-        key >= self.queues[queue].memory_bound()
-            || key.due > now.wall + HORIZON_MS
-            || (due_now && self.is_crowded(queue))
-            || !self.make_room(key, now)
-    }
-
-    /// Hands an item's row over to the store; its delivery is safe with that.
-    fn write(&mut self, item: &mut Item) {
-        let stored = self.stored_from(item);
-        let token = self.journal.put(stored, item.indexed());
-        if let Residence::Pending(tag) = item.residence() {
-            self.journal.safe_with(token, tag);
-        }
-        item.set_stored(token);
-    }
-
-    /// Puts an item that has just come on its list.
-    fn enlist(&mut self, id: ItemId, windowed: bool, now: Now) {
-        let key = self.items[id].place();
-        if windowed {
-            self.add_member(id, now);
-        } else if key.due > now.wall {
-            self.set_stage(id, Stage::Scheduled);
-            self.schedule.insert(items::place_of(id), key);
-        } else {
-            self.make_ready(id, now);
-        }
-    }
-
-    // ---- across -------------------------------------------------------------------------------------------
 
     /// Gives an item up: from now on it is a dead letter. It is on no list. `former`: the identity it lived
     /// under, where that is to be remembered with the confirm of the dead letter.
     pub(super) fn bury(&mut self, id: ItemId, dead: Dead, former: Option<Identity>, now: Now) {
-        if self.items[id].is_orphaned() {
-            return self.give_back(id);
-        }
-        let identity = self.items.lose_identity(id);
-        let meant_for = self.address(&self.items[id]);
-        let from = self.place_in_store(&self.items[id]);
-        let moved = self.items[id].has_moved();
-        let removed = IndexRows {
-            identity: (identity.is_given() || moved).then_some(identity),
-            ..self.index_rows(&self.items[id])
+        let letters = self.queues.dead_letters();
+        let Some(Dying { mut item, meant_for, from, removed }) = self.home_of(id).take_dying(id) else {
+            return;
         };
-        self.watch.changed(identity);
-        let Some(mut item) = self.remove(id) else { return };
-        self.leave_as_stray(&item);
-        let (from_queue, old) = (item.queue(), item.place());
-        item.bury(dead, meant_for, former, self.queues.dead_letters(), now.wall);
-        if !item.is_stored() {
-            self.queues.at(from_queue).remove_pending();
-            return self.place(item, false, false, now);
-        }
-        item.set_stored(self.journal.next_token());
-        let to = self.place_in_store(&item);
-        let standing = Box::new(item.standing());
-        self.journal.push(Op::Move { from, to, removed, written: IndexRows::default(), standing });
-        self.queues.at(from_queue).remove_stored(old, true);
-        self.reads.note_gone(old.seq);
-        let queue = item.queue();
-        if item.place() >= self.queues[queue].memory_bound()
-            || self.is_crowded(queue)
-            || (self.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn))
-        {
-            self.queues.at(queue).add_far(item.place());
+        item.bury(dead, meant_for, former, letters, now.wall);
+        if item.is_stored() {
+            self.at(letters).place_letter(item, from, removed, now);
         } else {
-            self.queues.at(queue).add_resident(item.place());
-            let id = self.insert(item);
-            self.keep_content(id, now);
-            self.make_ready(id, now);
+            self.at(letters).place(item, false, false, now);
+            self.make_room(now);
         }
     }
-
-    // ---- out ----------------------------------------------------------------------------------------------
 
     /// Items in memory are done with: their requests may be acked, and the store forgets them. They are on no
     /// list.
     pub(super) fn finish(&mut self, ids: &[ItemId]) {
-        self.detach(ids);
-        ids.iter().for_each(|id| self.finish_detached(*id));
-    }
-
-    fn finish_detached(&mut self, id: ItemId) {
-        let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
-        let Some(item) = self.take_out(id) else { return };
-        self.leave_as_stray(&item);
-        self.watch.changed(item.identity());
-        match item.residence() {
-            Residence::Pending(tag) => {
-                self.queues.at(item.queue()).remove_pending();
-                let delivery = self.journal.delivery(tag);
-                if item.identity().is_given() && !mutated(Mutant::AckBeforeRemembered) {
-                    // Else a crash could forget that the id was known, with the request acked.
-                    self.journal.safe_once_durable(delivery);
-                } else {
-                    self.journal.safe(delivery);
-                }
-            }
-            Residence::Orphaned => {
-                self.queues.at(item.queue()).remove_pending();
-                if let Some(rule) = item.superseded() {
-                    // It was sent, so the other came anew.
-                    self.counters.duplicates[rule as usize].accepted += 1;
-                }
-            }
-            Residence::Stored(_) => {
-                self.queues.at(item.queue()).remove_stored(item.place(), true);
-                self.journal.delete(place, rows);
-                if !mutated(Mutant::LoadFromThePast) {
-                    self.reads.note_gone(item.key().seq);
-                }
-            }
-        }
+        self.shared.detach(ids);
+        ids.iter().for_each(|id| self.home_of(*id).finish_detached(*id));
     }
 
     /// An item in the store alone is done with.
     pub(super) fn finish_far(&mut self, stored: &Stored) {
         let Some(queue) = self.queues.find(stored.queue()) else { return };
-        self.leave_window_far(queue, stored);
-        let place = Place { queue: Arc::clone(self.queues[queue].name()), key: stored.key };
-        self.journal.delete(place, stored.index_rows());
-        self.queues.at(queue).remove_stored(stored.place(), false);
-        self.queues.at(queue).may_trim();
-        let stalls = self.queues[queue].live().is_some_and(|live| live.line().has_stalled());
-        if stalls && self.queues[queue].far() == 0 && !mutated(Mutant::StalledForEver) {
-            // Nothing is left that what is stalled could wait for, and nothing will be loaded.
-            self.unstall(queue);
-        }
-        if !mutated(Mutant::FarGoneUntold) {
-            self.reads.note_gone(stored.key.seq);
-        }
-        self.watch.changed(stored.identity());
+        self.at(queue).finish_far(stored);
     }
 
-    /// Forgets an item that the broker delivers again, or that another has replaced while it was in flight.
-    /// It is on no list.
-    pub(super) fn give_back(&mut self, id: ItemId) {
-        debug_assert!(!self.items[id].is_stored(), "what is stored is not given back to the broker");
-        let Some(item) = self.remove(id) else { return };
-        self.watch.changed(item.identity());
-        self.queues.at(item.queue()).remove_pending();
-        match item.superseded() {
-            Some(rule) => self.counters.count_replaced(rule),
-            None => self.counters.given_back += 1,
-        }
+    /// An item in memory is due then, at a time of its own. It is on no list, and in no flight.
+    pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
+        self.home_of(id).reschedule(id, due, now);
+        self.make_room(now);
     }
 
-    /// The request of an item in flight that only the broker kept has come again: it is this one's, and
-    /// written, so that its attempt may take the time that it takes.
-    pub(super) fn adopt(&mut self, id: ItemId, origin: Origin, now: Now) {
-        self.items[id].adopt(origin.delivery.tag);
-        self.store_pending(id, now);
+    /// An item in the store alone is due then, at a time of its own. It stays there: what is due soon is read
+    /// as any other.
+    pub(super) fn reschedule_far(&mut self, stored: &Stored, due: u64) {
+        let Some(queue) = self.queues.find(stored.queue()) else { return };
+        self.at(queue).reschedule_far(stored, due);
     }
 
-    /// Another takes the id of an item in flight, whose attempt may end late or never. It is nowhere but in
-    /// its flight from now on: the end of the attempt says whether it was sent or replaced, and a crash,
-    /// which leaves that unknown, leaves the other alone.
-    pub(super) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
-        let (place, rows) = (self.place_in_store(&self.items[id]), self.index_rows(&self.items[id]));
-        let (queue, residence) = (self.items[id].queue(), self.items[id].residence());
-        let due_place = self.items[id].place();
-        let identity = self.items.lose_identity(id);
-        self.watch.changed(identity);
-        match residence {
-            // Its own request comes again, and is the other, or comes before it.
-            Residence::Orphaned => return,
-            Residence::Pending(tag) => self.journal.safe_once_durable(self.journal.delivery(tag)),
-            Residence::Stored(_) => {
-                self.queues.at(queue).add_pending();
-                self.queues.at(queue).remove_stored(due_place, true);
-                self.reads.note_gone(place.key.seq);
-                self.journal.delete(place, rows);
+    /// Items whose confirm did not come in time are written now.
+    pub(super) fn store_deferred(&mut self, now: Now) {
+        while let Some((at, id)) = self.shared.deferred.front().copied() {
+            let item = self.items().get(id);
+            let pending = item.is_some_and(|item| matches!(item.residence(), Residence::Pending(_)));
+            if pending && at > now.mono {
+                break;
+            }
+            self.shared.deferred.pop_front();
+            if pending {
+                self.home_of(id).store_pending(id, now);
             }
         }
-        self.items[id].supersede(rule);
     }
 
-    // ---- as others see it ---------------------------------------------------------------------------------
+    // ---- memory -------------------------------------------------------------------------------------------
 
-    pub(super) fn stored_from(&self, item: &Item) -> Stored {
-        item.to_stored(self.address(item))
-    }
-
-    /// Application and customer by name; of a dead item, those that it was meant for.
-    pub(super) fn address(&self, item: &Item) -> Address {
-        if let Some(meant_for) = item.meant_for() {
-            return meant_for.clone();
+    /// Takes a stored item into memory, unless it is there or has ended meanwhile. Its handle, where it came.
+    pub(super) fn restore(&mut self, mut stored: Stored, now: Now) -> Option<ItemId> {
+        let seq = stored.key.seq;
+        if self.items().by_seq(seq).is_some() || !self.shared.reads.is_current(seq) {
+            return None;
         }
-        let customer = item.customer().map(|customer| Arc::clone(&self.customers[customer].name));
-        (Arc::clone(self.queues[item.queue()].name()), customer)
+        // Its window may have closed, and it have left memory, since the read began.
+        self.shared.reads.renew(&mut stored);
+        let queue = self.queues.id(stored.queue());
+        Some(self.at(queue).restore(stored, now))
     }
 
-    pub(super) fn place_in_store(&self, item: &Item) -> Place {
-        Place { queue: Arc::clone(self.queues[item.queue()].name()), key: item.key() }
+    /// Items due last, all after this moment, leave memory.
+    pub(super) fn evict_furthest(&mut self, count: usize, after: u64, now: Now) -> usize {
+        if !self.shared.journal.is_durable() {
+            return 0;
+        }
+        let most = self.thresholds().evicted;
+        let SharedStock { items, schedule, .. } = &mut self.shared;
+        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].place());
+        let places = schedule.take_furthest(count.min(most), after, key_of);
+        let ids: Vec<ItemId> = places.into_iter().filter_map(|place| items.at(place)).collect();
+        for id in &ids {
+            if let Stage::Windowed { pos, .. } = self.items()[*id].stage() {
+                self.shared.set_stage(*id, Stage::Windowed { pos, scheduled: false });
+            }
+            self.home_of(*id).evict(*id, now);
+        }
+        ids.len()
     }
 
-    fn customer_row(&self, item: &Item) -> Option<(Arc<str>, Arc<str>)> {
-        let customer = Arc::clone(&self.customers[item.customer()?].name);
-        Some((Arc::clone(self.queues[item.queue()].name()), customer))
+    /// An item has come in beyond the bound of memory: what is due later leaves it.
+    fn make_room(&mut self, now: Now) {
+        if let Some(after) = self.shared.crowded_in.take() {
+            self.evict_furthest(self.shared.budget.rows / 16 + 1, after, now);
+        }
     }
 
-    /// Index rows that the item's row may have.
-    fn index_rows(&self, item: &Item) -> IndexRows {
-        let customer = if item.indexed() { self.customer_row(item) } else { None };
-        IndexRows { identity: item.identity_row(), customer }
+    /// What is to leave memory does so, a chunk a turn: what is due in queues that are held back, and what
+    /// is beyond the bound. Whether more is to do.
+    pub(super) fn clear_out(&mut self, now: Now) -> bool {
+        let held_back = self.evict_held_back(now);
+        self.evict_beyond(now) || held_back
     }
 
-    /// The due of the item that has waited longest in the queue's line, as far as that is cheap to know.
-    pub(super) fn first_due(&self, queue: QueueId) -> Option<u64> {
-        let live = self.queues[queue].live()?;
-        let id = match live.line().first()? {
-            Entry::Single(id) => id,
-            Entry::Customer(customer) => self.customers.get(customer)?.ready.first()?,
+    fn evict_held_back(&mut self, now: Now) -> bool {
+        let mut left = self.thresholds().evicted;
+        while left > 0 {
+            let Some(queue) = self.shared.evicting.front().copied() else { break };
+            if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())
+                || !self.at(queue).clear_out(&mut left, now).line()
+            {
+                self.shared.evicting.pop_front();
+                if self.queues.get(queue).is_some() {
+                    let mut queue = self.queues.at(queue);
+                    queue.live_mut().set(Condition::Evicting, false);
+                    queue.look_again();
+                }
+            }
+        }
+        !self.shared.evicting.is_empty()
+    }
+
+    /// What was in batches and waits for a later time again, as after a step of the clock, does not stay
+    /// beyond what reads may bring in beyond the bound of memory.
+    fn evict_beyond(&mut self, now: Now) -> bool {
+        let most = self.thresholds().few * (self.thresholds().reads + 1);
+        let beyond = self.shared.rows_beyond().saturating_sub(most);
+        beyond > 0 && self.evict_furthest(beyond, now.wall, now) > 0 && self.shared.rows_beyond() > most
+    }
+
+    /// Due items that wait for what has still to be read, with nothing else of their queue due, leave memory
+    /// for what this queue waits for, at most so many: of its own those that come behind it, and of queues
+    /// that wait for something later all. How many have.
+    pub(super) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) -> usize {
+        if !self.shared.journal.is_durable() {
+            return 0;
+        }
+        let waits_for = |stock: &Stock, id: QueueId| (stock.queues[id].near_until().due, id);
+        let others = self.shared.stalled.iter().copied().filter(|id| *id != queue);
+        let others = others.take(self.thresholds().ranges * 4);
+        let ids: Vec<QueueId> = std::iter::once(queue).chain(others).collect();
+        let mut left = most;
+        for id in ids {
+            let line = |stock: &Stock| {
+                let line = stock.queues.get(id)?.live()?.line();
+                line.has_stalled().then_some(line.is_empty())
+            };
+            if left > 0 && line(self) == Some(true) {
+                let later = waits_for(self, id) > waits_for(self, queue);
+                let bound = if later { Key::default() } else { self.queues[id].near_until() };
+                self.at(id).clear_out(&mut left, now).stalled(bound);
+            }
+            if line(self).is_none() {
+                self.shared.stalled.remove(&id);
+            }
+        }
+        most - left
+    }
+
+    /// The queue is held back: its due items are to leave memory, where they can.
+    pub(super) fn begin_evicting(&mut self, queue: QueueId, now: Now) {
+        let mut known = self.queues.at(queue);
+        known.begin_hold(now.wall);
+        if !self.shared.journal.is_durable() || mutated(Mutant::ParkedStaysInMemory) {
+            return;
+        }
+        let live = known.live_mut();
+        let holds = !live.line().is_empty() || live.line().has_stalled();
+        if holds && !live.set(Condition::Evicting, true) {
+            self.shared.evicting.push_back(queue);
+        }
+        known.look_at();
+    }
+
+    // ---- time ---------------------------------------------------------------------------------------------
+
+    /// Items whose time has come, at most `limit` of them. Whether these are all.
+    pub(super) fn take_due(&mut self, limit: usize, now: Now) -> bool {
+        for queue in std::mem::take(&mut self.shared.held) {
+            if self.queues.get(queue).is_some() {
+                self.queues.at(queue).run();
+            }
+        }
+        let early = if mutated(Mutant::Early) { 7 } else { 0 };
+        // All rows are looked at in one go, and no other work between: they lie anywhere in memory, and the
+        // processor fetches several at a time.
+        let SharedStock { items, schedule, .. } = &mut self.shared;
+        let mut due = Vec::new();
+        let taken = schedule.take_due(now.wall + early, limit, |place| {
+            due.extend(items.at(place).map(|id| (items[id].place(), id, items[id].stage())));
+        });
+        let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].place());
+        self.shared.behind = match taken {
+            Taken::All => Behind::Windows,
+            Taken::Most => schedule.first_key(key_of).map_or(Behind::Windows, Behind::Items),
         };
-        self.items.get(id).map(|item| item.due())
+        due.sort_unstable_by_key(|(key, ..)| *key);
+        self.shared.work += due.len() as u64;
+        for (_, id, stage) in due {
+            match stage {
+                Stage::Scheduled => self.home_of(id).make_ready(id, now),
+                // Its window's end is a matter of the monotonic clock.
+                Stage::Windowed { pos, .. } => {
+                    self.shared.set_stage(id, Stage::Windowed { pos, scheduled: false });
+                }
+                Stage::Ready | Stage::Flying(_) => {
+                    debug_assert!(false, "what is due twice was not taken out of the schedule");
+                }
+            }
+        }
+        taken == Taken::All
     }
 
-    /// Rows have been looked at elsewhere.
-    pub(super) fn count_work(&mut self, rows: u64) {
-        self.work += rows;
+    /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
+    pub(super) fn close_ripe(&mut self, turn: Thresholds, now: Now) -> bool {
+        let (ripe, all) = self.shared.customers.take_due(&self.queues, turn, now);
+        for (customer, cause) in ripe {
+            self.close_window(customer, cause, now);
+        }
+        if all {
+            self.shared.behind = Behind::Nothing;
+        }
+        all
     }
 
+    /// Ends a customer's window: its members are due, for good.
+    pub(super) fn close_window(&mut self, id: CustomerId, cause: ClosedBy, now: Now) {
+        self.at(self.shared.customers[id].queue).of(id).close_window(cause, now);
+    }
+
+    /// Hands over the rows of windows that have changed.
+    pub(super) fn flush_windows(&mut self) {
+        self.shared.customers.flush(&self.queues, self.shared.journal.ops());
+    }
+
+    /// After a step of the wall clock: expiries lie elsewhere, and other rows are to be loaded. The cost is
+    /// that of all queues and windows.
+    pub(super) fn recheck(&mut self, now: Now) {
+        for queue in self.queues.ids().collect::<Vec<_>>() {
+            if let Some(live) = self.queues[queue].live() {
+                self.shared.customers.recheck(live, now);
+            }
+            self.queues.at(queue).look_at();
+        }
+    }
+
+    pub(super) fn configure(&mut self, budget: Budget, now: Now) {
+        self.shared.budget = budget;
+        self.shared.customers.configure(&self.queues, now);
+        for id in self.items().ids().collect::<Vec<_>>() {
+            let (queue, key) = (self.items()[id].queue(), self.items()[id].place());
+            let flying = matches!(self.items()[id].stage(), Stage::Flying(_));
+            if !flying {
+                self.queues.at(queue).at_work().may_drop(key, id);
+            }
+        }
+    }
+
+    // ---- a former life ------------------------------------------------------------------------------------
+
+    /// Open windows as the former life left them.
+    pub(super) fn reopen(&mut self, opened: &Opened, now: Now) {
+        self.bring_back(opened, now);
+        for row in &opened.windows {
+            let queue = self.queues.id(&row.application);
+            let mut at = self.at(queue);
+            let id = at.customer_id(&row.customer);
+            at.customer(id).reopen(row, now);
+        }
+    }
+
+    /// The clock was set back before this life: members of windows that had closed are due, and those of
+    /// short ones that were open wait for `window` at most. Long windows have rows, which see to their own.
+    fn bring_back(&mut self, opened: &Opened, now: Now) {
+        let long: BTreeSet<(&str, &str, u64)> =
+            opened.windows.iter().map(|row| (&*row.application, &*row.customer, row.window)).collect();
+        for row in &opened.ahead {
+            if row.closed_by.is_none() && long.contains(&(&*row.application, &*row.customer, row.window)) {
+                continue;
+            }
+            let queue = self.queues.id(&row.application);
+            // No later than the next start will look, should the clock be set back once more.
+            let window = self.queues.settings_of(queue).window.min(HORIZON_MS);
+            let due = now.wall + if row.closed_by.is_some() { 0 } else { window };
+            if due >= row.due || mutated(Mutant::AheadForgotten) {
+                continue;
+            }
+            let closed = ClosingRow {
+                application: Arc::clone(&row.application),
+                end: row.end,
+                window: row.window,
+                due,
+                cause: row.closed_by.unwrap_or(ClosedBy::Time),
+            };
+            let mut at = self.at(queue);
+            at.close_far(&closed);
+            at.shared.close_in_store(closed);
+        }
+    }
+
+    /// Panics where an invariant is broken.
     #[cfg(test)]
-    pub(super) fn work(&self) -> u64 {
-        self.work
+    pub(super) fn check(&self) {
+        let mut resident: std::collections::BTreeMap<QueueId, (u64, u64)> = std::collections::BTreeMap::new();
+        let mut seconds = std::collections::BTreeMap::<QueueId, std::collections::BTreeMap<u64, u32>>::new();
+        let batched = self.items().ids().filter(|id| self.items()[*id].stage().is_in_batch()).count();
+        assert_eq!(self.shared.rows_in_batches(), batched, "items in batches");
+        for id in self.items().ids() {
+            let item = &self.items()[id];
+            let counts = resident.entry(item.queue()).or_default();
+            if item.is_stored() {
+                counts.0 += 1;
+                let of_queue = seconds.entry(item.queue()).or_default();
+                *of_queue.entry(item.due() / 1_000).or_default() += 1;
+            } else {
+                counts.1 += 1;
+            }
+            if let Stage::Windowed { pos, .. } = item.stage() {
+                let window = item.customer().and_then(|customer| self.customers().window(customer));
+                let window = window.expect("a member has an open window");
+                assert_eq!(
+                    window.members().get(pos as usize),
+                    Some(&id),
+                    "it stands where its window has it"
+                );
+                let known = window.far() as usize + window.members().len();
+                assert_eq!(window.count() as usize, known, "members of {}", self.queues[item.queue()].name());
+            }
+        }
+        for queue in self.queues.ids() {
+            let (stored, pending) = resident.get(&queue).copied().unwrap_or_default();
+            let known = &self.queues[queue];
+            assert_eq!(known.resident(), stored, "resident items of queue {}", known.name());
+            let due = seconds.remove(&queue).unwrap_or_default();
+            let counted = known.live().map(|live| live.resident().seconds().clone()).unwrap_or_default();
+            assert_eq!(counted, due, "when those are due of queue {}", known.name());
+            assert_eq!(known.total() - known.stored(), pending, "pending items of queue {}", known.name());
+        }
+        let loading = self.queues.ids().filter_map(|id| self.queues[id].live()?.loading());
+        let reserved: usize = loading.map(|loading| loading.rows).sum();
+        assert_eq!(self.shared.reserved_rows(), reserved, "rows that reads under way may bring");
     }
 }

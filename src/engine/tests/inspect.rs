@@ -5,27 +5,27 @@ use super::super::{queue, types, Engine};
 impl Engine {
     /// Panics where an invariant is broken.
     pub(in crate::engine) fn check_invariants(&self) {
-        self.core.stock().check();
+        self.core.stock.check();
     }
 
     /// Rows in memory, and bytes of payloads.
     pub(in crate::engine) fn memory_bytes(&self) -> (usize, u64) {
-        (self.core.stock().items().len(), self.core.stock().items().content_bytes())
+        (self.core.stock.items().len(), self.core.stock.items().content_bytes())
     }
 
     /// Those that are in batches, out or to be sent again.
     pub(in crate::engine) fn rows_in_batches(&self) -> usize {
-        self.core.stock().rows_in_batches()
+        self.core.stock.shared.rows_in_batches()
     }
 
     /// Customers of all applications.
     pub(in crate::engine) fn customers_in_memory(&self) -> usize {
-        self.core.stock().customers().len()
+        self.core.stock.customers().len()
     }
 
     /// Due ones of queues that are held back, which go to the store alone.
     pub(in crate::engine) fn rows_leaving(&self) -> usize {
-        let queues = self.core.stock().queues();
+        let queues = &self.core.stock.queues;
         let leaving = queues
             .ids()
             .filter_map(|id| queues[id].live())
@@ -35,18 +35,18 @@ impl Engine {
 
     /// The item with this number is in memory.
     pub(in crate::engine) fn holds(&self, seq: u64) -> bool {
-        self.core.stock().items().by_seq(seq).is_some()
+        self.core.stock.items().by_seq(seq).is_some()
     }
 
     /// Those of one application that are in the store as well.
     pub(in crate::engine) fn rows_in_memory(&self, application: &str) -> u64 {
-        let queues = self.core.stock().queues();
+        let queues = &self.core.stock.queues;
         queues.find(application).map_or(0, |queue| queues[queue].resident())
     }
 
     /// Rows touched since the start.
     pub(in crate::engine) fn work(&self) -> u64 {
-        self.core.stock().work()
+        self.core.stock.shared.work()
     }
 
     /// The applications of what came by message and waits for an outcome, one for each that waits.
@@ -58,24 +58,24 @@ impl Engine {
     pub(in crate::engine) fn describe_identity(&self, identity: types::Identity) -> String {
         let item = self
             .core
-            .stock()
+            .stock
             .items()
             .by_identity(identity)
-            .map(|id| (self.core.is_in_flight(id), &self.core.stock().items()[id]));
+            .map(|id| (self.core.is_in_flight(id), &self.core.stock.items()[id]));
         format!("{} wait for the outcome of (in flight, item) {item:?}", self.arrivals.awaiting(identity))
     }
 
     /// The heads of the lines, for messages of tests.
     pub(in crate::engine) fn describe(&self) -> String {
-        let queues = self.core.stock().queues();
+        let queues = &self.core.stock.queues;
         let queues: Vec<String> =
             queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();
-        let stock = self.core.stock();
+        let stock = &self.core.stock;
         let deadlines = [
             stock.customers().next_look(),
-            stock.journal().deadline(),
-            stock.deferred_until(),
-            self.core.deadline(),
+            stock.shared.journal.deadline(),
+            stock.shared.deferred_until(),
+            self.core.dispatch.deadline(&self.core.stock),
             self.arrivals.deadline(),
             self.scans.deadline(),
         ];

@@ -1,0 +1,80 @@
+//! What is told of items to those who look at them.
+
+use super::Core;
+use crate::engine::event::Stored;
+use crate::engine::ids::{ItemId, QueueId};
+use crate::engine::items::{Residence, Stage};
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::types::{Listed, ListedStage, Now};
+
+/// What is to be told of an item in memory.
+pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
+    let item = &core.stock.items()[id];
+    let (application, customer) = core.stock.row(item).address();
+    let stage = if core.is_in_flight(id) {
+        ListedStage::InFlight
+    } else {
+        match item.stage() {
+            Stage::Scheduled | Stage::Windowed { .. } => ListedStage::Waiting,
+            Stage::Ready | Stage::Flying(_) => stage_of_due(core, item.queue()),
+        }
+    };
+    Listed {
+        stage,
+        key: item.place(),
+        accepted_due: item.accepted_due(),
+        due: item.due(),
+        application,
+        customer,
+        received: item.received(),
+        attempts: item.tries().attempts,
+        last_error: item.tries().last_error.clone(),
+        properties: item.content().cloned(),
+    }
+}
+
+/// Of an item that is due and not in flight.
+fn stage_of_due(core: &Core, queue: QueueId) -> ListedStage {
+    let queue = &core.stock.queues[queue];
+    if queue.is_failing() || (queue.is_paused() && mutated(Mutant::PausedToldParked)) {
+        ListedStage::Parked
+    } else {
+        ListedStage::Waiting
+    }
+}
+
+/// What is to be told of an item in the store alone.
+pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
+    let is_due = stored.due <= now.wall || mutated(Mutant::FarToldParked);
+    let queue = core.stock.queues.find(stored.queue()).filter(|_| is_due);
+    Listed {
+        stage: queue.map_or(ListedStage::Waiting, |queue| stage_of_due(core, queue)),
+        key: stored.place(),
+        accepted_due: stored.accepted_due,
+        due: stored.due,
+        application: stored.application,
+        customer: stored.customer,
+        received: stored.received,
+        attempts: stored.attempts,
+        last_error: stored.last_error,
+        properties: stored.content,
+    }
+}
+
+/// Items that nothing but the broker keeps, for lists.
+pub(in crate::engine) fn pending(core: &Core) -> Vec<ItemId> {
+    let is_pending = |id: &ItemId| {
+        let item = &core.stock.items()[*id];
+        matches!(item.residence(), Residence::Pending(_)) && item.letter().is_none()
+    };
+    if core.stock.shared.journal.is_durable() {
+        core.stock
+            .shared
+            .deferred()
+            .filter(|id| core.stock.items().get(*id).is_some())
+            .filter(is_pending)
+            .collect()
+    } else {
+        core.stock.items().ids().filter(is_pending).collect()
+    }
+}

@@ -1,0 +1,277 @@
+//! How an item comes into its queue, and how it goes out of it for good.
+
+use super::*;
+
+/// An item that has left its queue to be a dead letter.
+#[derive(Debug)]
+pub(super) struct Dying {
+    pub(super) item: Item,
+    /// Application and customer that it was meant for.
+    pub(super) meant_for: Address,
+    /// Where its row is, and its index rows.
+    pub(super) from: Place,
+    pub(super) removed: IndexRows,
+}
+
+impl<'s> QueueStock<'s> {
+    /// One customer's part of it.
+    pub(in crate::engine) fn of<'q>(&'q mut self, customer: CustomerId) -> CustomerStock<'q, 's> {
+        CustomerStock { id: customer, at: self }
+    }
+
+    /// The customer of this name, made known if it is not.
+    pub(super) fn customer_id(&mut self, name: &str) -> CustomerId {
+        self.shared.customers.id(self.queue.live_mut(), name)
+    }
+
+    /// An item of it as the store knows it.
+    pub(super) fn row<'a>(&'a self, item: &'a Item) -> ItemRow<'a> {
+        self.shared.row(self.queue.name(), item)
+    }
+
+    /// A customer of this queue, to be changed.
+    pub(super) fn customer(&mut self, id: CustomerId) -> CustomerMut<'_> {
+        self.shared.customers.at(id, self.queue.live_mut())
+    }
+
+    /// The other half of [`Customers::pin`].
+    pub(super) fn unpin(&mut self, customer: Option<CustomerId>) {
+        customer.into_iter().for_each(|id| self.customer(id).unpin());
+    }
+
+    // ---- in -----------------------------------------------------------------------------------------------
+
+    /// Takes a new item in; its arrival number.
+    pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
+        let customer = new.customer.as_deref().map(|name| self.customer_id(name));
+        self.shared.customers.pin(customer);
+        let expiry = new.expiry.unwrap_or(u64::MAX);
+        let windowed = customer.filter(|_| admission.timing == Timing::Windowed);
+        // Before it has a number: a window that closes takes in all numbers so far.
+        windowed.into_iter().for_each(|id| self.of(id).close_overflowing(new.weight, now));
+        let seq = self.shared.journal.number();
+        let key = match (admission.timing, windowed) {
+            (Timing::Own(due), _) => {
+                self.shared.customers.own_key(customer, due, seq, self.queue.thresholds().span)
+            }
+            (Timing::Windowed, Some(id)) => {
+                let member = Member { weight: new.weight, expiry, seq };
+                Key { seq, ..self.of(id).join_window(member, admission.inherited, now) }
+            }
+            (Timing::Immediate | Timing::Windowed, _) => Key::own(now.wall, seq),
+        };
+        let own_time = matches!(admission.timing, Timing::Own(_));
+        let Origin { delivery, received, .. } = admission.origin;
+        // A delay counts from the moment of receipt, rounded up; everything else from now, which is rounded
+        // down, and so is its receipt: nothing seems to have come after its window was opened.
+        let received = if own_time { received } else { received.min(now.wall) };
+        let placement = Placement { key, queue: admission.queue, customer, received, tag: delivery.tag };
+        let item = Item::arrived(new, own_time, placement);
+        self.shared.counters.accepted += 1;
+        self.place(item, windowed.is_some(), admission.may_defer, now);
+        if let Some(id) = windowed {
+            if let Some(cause) = self.customer(id).is_full() {
+                self.of(id).close_window(cause, now);
+            }
+        }
+        self.unpin(customer);
+        seq
+    }
+
+    /// Decides where a new item lives, writes it if anything is written, and puts it on its list.
+    pub(super) fn place(&mut self, mut item: Item, windowed: bool, may_defer: bool, now: Now) {
+        let key = item.place();
+        if !self.shared.journal.is_durable() {
+            self.queue.add_pending();
+            let id = self.insert(item);
+            return self.enlist(id, windowed, now);
+        }
+        let due_now = key.due <= now.wall && !windowed;
+        if due_now && may_defer && key < self.queue.memory_bound() && !self.is_crowded() {
+            self.queue.add_pending();
+            let id = self.insert(item);
+            self.shared.deferred.push_back((now.mono + DEFER_MS, id));
+            return self.enlist(id, windowed, now);
+        }
+        let far = self.lies_in_store_alone(key, due_now, now);
+        item.set(ItemFlag::Indexed, far && item.customer().is_some() && !mutated(Mutant::IndexForgotten));
+        self.write(&mut item);
+        if far {
+            self.queue.add_far(key);
+            let SharedStock { watch, customers, .. } = &mut *self.shared;
+            watch.put(item.identity(), || ItemRow::new(self.queue.name(), customers, &item).stored());
+            if let (Some(customer), true) = (item.customer(), windowed) {
+                self.customer(customer).add_far(now.wall + HORIZON_MS);
+            }
+            return;
+        }
+        self.queue.add_resident(key);
+        let id = self.insert(item);
+        self.shared.keep_content(id, now);
+        self.enlist(id, windowed, now);
+    }
+
+    /// Whether an item that is written with this key does not stay in memory: it is not needed there soon, or
+    /// there is no room.
+    pub(super) fn lies_in_store_alone(&mut self, key: Key, due_now: bool, now: Now) -> bool {
+        key >= self.queue.memory_bound()
+            || key.due > now.wall + HORIZON_MS
+            || (due_now && self.is_crowded())
+            || !self.shared.has_room_for(key)
+    }
+
+    /// Hands an item's row over to the store; its delivery is safe with that.
+    pub(super) fn write(&mut self, item: &mut Item) {
+        let stored = self.row(item).stored();
+        let token = self.shared.journal.put(stored, item.is(ItemFlag::Indexed));
+        if let Residence::Pending(tag) = item.residence() {
+            self.shared.journal.safe_with(token, tag);
+        }
+        item.set_stored(token);
+    }
+
+    /// Puts an item that has just come on its list.
+    pub(super) fn enlist(&mut self, id: ItemId, windowed: bool, now: Now) {
+        let (customer, key) = (self.shared.items[id].customer(), self.shared.items[id].place());
+        match customer.filter(|_| windowed) {
+            Some(customer) => self.of(customer).add_member(id, now),
+            None if key.due > now.wall => self.shared.await_time(id),
+            None => self.make_ready(id, now),
+        }
+    }
+
+    /// Takes in what has been given up, whose row lies at `from`: it moves here.
+    pub(super) fn place_letter(&mut self, mut item: Item, from: Place, removed: IndexRows, now: Now) {
+        item.set_stored(self.shared.journal.next_token());
+        let (to, standing) = (self.row(&item).place(), standing(&item));
+        self.shared.journal.push(Op::Move { from, to, removed, written: IndexRows::default(), standing });
+        let key = item.place();
+        let no_room = self.shared.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn);
+        if key >= self.queue.memory_bound() || self.is_crowded() || no_room {
+            return self.queue.add_far(key);
+        }
+        self.queue.add_resident(key);
+        let id = self.insert(item);
+        self.shared.keep_content(id, now);
+        self.make_ready(id, now);
+    }
+
+    // ---- out ----------------------------------------------------------------------------------------------
+
+    /// An item that is given up leaves its queue. `None`: the broker has it, and it is forgotten here.
+    pub(super) fn take_dying(&mut self, id: ItemId) -> Option<Dying> {
+        if self.shared.items[id].is_orphaned() {
+            self.give_back(id);
+            return None;
+        }
+        let row = self.row(&self.shared.items[id]);
+        let (meant_for, from, removed) = (row.address(), row.place(), row.index());
+        self.shared.watch.changed(self.shared.items.lose_identity(id));
+        let item = self.remove(id)?;
+        self.leave_as_stray(&item);
+        if item.is_stored() {
+            self.queue.remove_stored(item.place(), true);
+            self.shared.reads.note_gone(item.key().seq);
+        } else {
+            self.queue.remove_pending();
+        }
+        Some(Dying { item, meant_for, from, removed })
+    }
+
+    /// An item that has been detached is done with: its request may be acked, and the store forgets it.
+    pub(super) fn finish_detached(&mut self, id: ItemId) {
+        let item = &self.shared.items[id];
+        let (place, rows) = (self.row(item).place(), self.row(item).index());
+        let Some(item) = self.take_out(id) else { return };
+        self.leave_as_stray(&item);
+        self.shared.watch.changed(item.identity());
+        let SharedStock { journal, counters, reads, .. } = &mut *self.shared;
+        match item.residence() {
+            Residence::Pending(tag) => {
+                self.queue.remove_pending();
+                let delivery = journal.delivery(tag);
+                if item.identity().is_given() && !mutated(Mutant::AckBeforeRemembered) {
+                    // Else a crash could forget that the id was known, with the request acked.
+                    journal.safe_once_durable(delivery);
+                } else {
+                    journal.safe(delivery);
+                }
+            }
+            Residence::Orphaned => {
+                self.queue.remove_pending();
+                if let Some(rule) = item.superseded() {
+                    // It was sent, so the other came anew.
+                    counters.duplicates[rule as usize].accepted += 1;
+                }
+            }
+            Residence::Stored(_) => {
+                self.queue.remove_stored(item.place(), true);
+                journal.delete(place, rows);
+                if !mutated(Mutant::LoadFromThePast) {
+                    reads.note_gone(item.key().seq);
+                }
+            }
+        }
+    }
+
+    /// An item in the store alone is done with.
+    pub(super) fn finish_far(&mut self, stored: &Stored) {
+        self.leave_window_far(stored);
+        let place = Place { queue: Arc::clone(self.queue.name()), key: stored.key };
+        self.shared.journal.delete(place, stored.index_rows());
+        self.queue.remove_stored(stored.place(), false);
+        self.queue.may_trim();
+        let stalls = self.queue.live().is_some_and(|live| live.line().has_stalled());
+        if stalls && self.queue.far() == 0 && !mutated(Mutant::StalledForEver) {
+            // Nothing is left that what is stalled could wait for, and nothing will be loaded.
+            self.unstall();
+        }
+        if !mutated(Mutant::FarGoneUntold) {
+            self.shared.reads.note_gone(stored.key.seq);
+        }
+        self.shared.watch.changed(stored.identity());
+    }
+
+    /// Forgets an item that the broker delivers again, or that another has replaced while it was in flight.
+    /// It is on no list.
+    pub(in crate::engine) fn give_back(&mut self, id: ItemId) {
+        debug_assert!(!self.shared.items[id].is_stored(), "what is stored is not given back to the broker");
+        let Some(item) = self.remove(id) else { return };
+        self.shared.watch.changed(item.identity());
+        self.queue.remove_pending();
+        match item.superseded() {
+            Some(rule) => self.shared.counters.count_replaced(rule),
+            None => self.shared.counters.given_back += 1,
+        }
+    }
+
+    /// The request of an item in flight that only the broker kept has come again: it is this one's, and
+    /// written, so that its attempt may take the time that it takes.
+    pub(in crate::engine) fn adopt(&mut self, id: ItemId, origin: Origin, now: Now) {
+        self.shared.items[id].set_tag(NonZeroU64::new(origin.delivery.tag));
+        self.store_pending(id, now);
+    }
+
+    /// Another takes the id of an item in flight, whose attempt may end late or never. It is nowhere but in
+    /// its flight from now on: the end of the attempt says whether it was sent or replaced, and a crash,
+    /// which leaves that unknown, leaves the other alone.
+    pub(in crate::engine) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
+        let item = &self.shared.items[id];
+        let (place, rows) = (self.row(item).place(), self.row(item).index());
+        let (residence, due_place) = (item.residence(), item.place());
+        let SharedStock { items, journal, watch, reads, .. } = &mut *self.shared;
+        watch.changed(items.lose_identity(id));
+        match residence {
+            // Its own request comes again, and is the other, or comes before it.
+            Residence::Orphaned => return,
+            Residence::Pending(tag) => journal.safe_once_durable(journal.delivery(tag)),
+            Residence::Stored(_) => {
+                self.queue.add_pending();
+                self.queue.remove_stored(due_place, true);
+                reads.note_gone(place.key.seq);
+                journal.delete(place, rows);
+            }
+        }
+        items[id].supersede(rule);
+    }
+}
