@@ -144,9 +144,21 @@ impl Courier {
     }
 
     fn send(&self, spans: &[PublishSpan]) -> Result<(), String> {
-        let config = ureq::Agent::config_builder().timeout_global(Some(REQUEST_WITHIN)).proxy(None).build();
+        // The configuration names the collector. Whoever answers there names nobody else, such as a port of
+        // this machine.
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(REQUEST_WITHIN))
+            .proxy(None)
+            .max_redirects(0)
+            .build();
         let agent: ureq::Agent = config.into();
-        agent.post(&self.address).send_json(request(spans)).map(drop).map_err(|error| error.to_string())
+        let asked = agent.post(&self.address).content_type("application/json");
+        // Not `send_json`, which breaks lines.
+        let answer = asked.send(request(spans).to_string()).map_err(|error| error.to_string())?;
+        match answer.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(format!("it answers {status}")),
+        }
     }
 
     fn warn(&mut self, error: &str) {
@@ -228,6 +240,8 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
 
     #[test]
     fn a_span_is_told_as_the_protocol_has_it() {
@@ -257,6 +271,70 @@ mod tests {
         assert_eq!(of("messaging.batch.message_count"), Some(json!({ "intValue": "3" })));
         assert_eq!(of("messaging.system"), Some(json!({ "stringValue": "rabbitmq" })));
         assert!(told.get("traceState").is_none());
+    }
+
+    /// A collector for so many requests, and how many came; it answers each with `answer`, after `pause`.
+    fn collector(requests: usize, answer: String, pause: Duration) -> (String, JoinHandle<usize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let at = format!("http://{}", listener.local_addr().unwrap());
+        let serve = move || {
+            let mut came = 0;
+            let quiet = |since: Instant| since.elapsed() > Duration::from_secs(5);
+            let mut since = Instant::now();
+            while came < requests && !quiet(since) {
+                let Ok((mut stream, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_millis(5));
+                    continue;
+                };
+                (came, since) = (came + 1, Instant::now());
+                stream.set_nonblocking(false).unwrap();
+                let mut seen = Vec::new();
+                let mut some = [0; 65_536];
+                // The last bytes of the document.
+                while !seen.windows(6).any(|some| some == b"]}]}]}") {
+                    let read = stream.read(&mut some).unwrap_or(0);
+                    if read == 0 {
+                        break;
+                    }
+                    seen.extend_from_slice(&some[..read]);
+                }
+                std::thread::sleep(pause);
+                let _ = stream.write_all(answer.as_bytes());
+            }
+            came
+        };
+        (at, std::thread::spawn(serve))
+    }
+
+    #[test]
+    fn a_collector_that_points_elsewhere_is_not_followed() {
+        let (elsewhere, came) =
+            collector(1, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_owned(), Duration::ZERO);
+        for code in [302, 307, 308] {
+            let answer =
+                format!("HTTP/1.1 {code} There\r\nlocation: {elsewhere}\r\ncontent-length: 0\r\n\r\n");
+            let (at, told) = collector(1, answer, Duration::ZERO);
+            let courier = Courier { address: at, lost: Arc::default(), ending: Arc::default(), warned: None };
+            let error = courier.send(&[PublishSpan::default()]).unwrap_err();
+            assert!(error.contains(&code.to_string()), "{error}");
+            assert_eq!(told.join().unwrap(), 1);
+        }
+        assert_eq!(came.join().unwrap(), 0);
+    }
+
+    /// Each answer within its bound, and all of them together far beyond that of a stop.
+    #[test]
+    fn a_slow_collector_holds_up_no_stop() {
+        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_owned();
+        let (at, came) = collector(30, answer, Duration::from_millis(1_500));
+        let exporter = SpanExporter::start(&at).unwrap();
+        for _ in 0..30 * MOST {
+            exporter.export(PublishSpan::default());
+        }
+        drop(exporter);
+        let came = came.join().unwrap();
+        assert!((1..=5).contains(&came), "{came} requests, of which two were for what waited at the end");
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(super) enum Peer {
 }
 
 /// Whose connections are counted together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) enum Source {
     /// All from one address.
     Machine(IpAddr),

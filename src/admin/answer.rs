@@ -1,6 +1,6 @@
 //! Asking the daemon's loop, with a bound on the wait, and the answers that are the same for all paths.
 
-use super::audit::{Audit, Audited, Caller};
+use super::audit::{Audit, Audited, Caller, RefusedLog};
 use super::command::{CommandRequest, CommandResponse, Status};
 use super::metrics::Traffic;
 use super::parse::BadRequest;
@@ -33,6 +33,8 @@ pub(super) struct ApiState {
     pub(super) readiness: Arc<Readiness>,
     pub(super) progress: Arc<ProgressMarks>,
     pub(super) ask: Ask,
+    /// Requests that were turned away.
+    pub(super) refused: Arc<RefusedLog>,
 }
 
 impl ApiState {

@@ -1,6 +1,6 @@
 //! Who changed what, and how it ended: one line of the log for each command that changes something, and each
-//! deed on dead letters, under a target of its own; and, bounded in number, for requests that would have and
-//! were turned away.
+//! deed on dead letters, under a target of its own; and, bounded in number, for requests that had no right,
+//! or would have changed something and were turned away.
 //!
 //! Names are data of producers: they are quoted, and no longer than the contract lets them be. No token,
 //! header or body is ever written.
@@ -127,7 +127,7 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
     }
 }
 
-/// Requests that would change something and reached no command: no right, no sense, no room.
+/// Requests that had no right, or would change something and reached no command: no sense, no room.
 #[derive(Debug, Default)]
 pub(super) struct RefusedLog(Mutex<RefusedLines>);
 
@@ -136,9 +136,16 @@ struct RefusedLines {
     since: Option<Instant>,
     written: u32,
     left_out: u64,
+    /// Since the start of the process.
+    all: u64,
 }
 
 impl RefusedLog {
+    /// How many there were since the start of the process.
+    pub(super) fn count(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).all
+    }
+
     pub(super) fn note(&self, peer: Option<Peer>, method: &Method, path: &str, status: StatusCode) {
         let line = self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
         let Some(left_out) = line else { return };
@@ -157,6 +164,7 @@ impl RefusedLog {
 impl RefusedLines {
     /// Whether a line may be written now, and how many were left out before it.
     fn admit(&mut self, now: Instant) -> Option<u64> {
+        self.all += 1;
         if self.since.is_none_or(|since| now.duration_since(since) >= REFUSED_SPAN) {
             (self.since, self.written) = (Some(now), 0);
         }
@@ -231,7 +239,7 @@ mod tests {
                 log.note(None, &Method::DELETE, &path, StatusCode::UNAUTHORIZED);
             }
         });
-        assert_eq!(lines.len(), REFUSED_LINES as usize);
+        assert_eq!((lines.len(), log.count()), (REFUSED_LINES as usize, 100));
         assert_eq!(lines[0]["path"].as_str().unwrap().len(), MAX_PATH);
         let mut lines = RefusedLines::default();
         let t0 = Instant::now();

@@ -1,16 +1,17 @@
-//! The connections of the admin port: how many there may be, and who must go when one more comes; pure.
+//! The connections of the admin port: how many there may be, and who must go when one more comes.
 //!
 //! A probe must get in whatever else is there. So a newcomer is not refused while some connection only waits
 //! for its next request: the one that has waited longest makes room, which is the slow or silent one, and
 //! rather one that has never asked anything. A connection that has just come is spared for a moment, in which
 //! the newcomer waits: else a crowd that comes again and again would throw out what is about to ask. Requests
-//! under way are bounded elsewhere to fewer than there are places, and are never ended for a newcomer.
+//! under way, their answers included, are bounded elsewhere to fewer than there are places, and are never
+//! ended for a newcomer.
 
 use super::accept::Source;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 /// Time in which a connection that waits for a request is spared.
 const SPARED: Duration = Duration::from_millis(100);
@@ -22,11 +23,13 @@ pub(super) struct Places {
     pub(super) all: usize,
     /// Upper bound for one address, or for one user of this machine.
     pub(super) per_source: usize,
+    /// Newcomers of one source that wait for a place; twice as many of all. What is beyond is closed.
+    pub(super) newcomers: usize,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        Places { all: 96, per_source: 64 }
+        Places { all: 96, per_source: 64, newcomers: 256 }
     }
 }
 
@@ -41,6 +44,8 @@ pub(super) struct Connections {
 struct ConnectionTable {
     next: u64,
     open: BTreeMap<u64, Open>,
+    /// Whose newcomers wait for a place, how many, and whose turn it is.
+    newcomers: HashMap<Source, (usize, Arc<AsyncMutex<()>>)>,
 }
 
 #[derive(Debug)]
@@ -101,8 +106,65 @@ impl Connections {
         ConnectionAdmission::Granted(ConnectionPlace { connections: Arc::clone(self), id, leave })
     }
 
+    /// A place for a newcomer, unless others of its source wait for one.
+    pub(super) fn admit_behind(self: &Arc<Self>, source: Source, now: Instant) -> ConnectionAdmission {
+        if self.table().newcomers.contains_key(&source) {
+            return ConnectionAdmission::Later(now);
+        }
+        self.admit(source, now)
+    }
+
+    /// A newcomer that came too soon waits, behind those of its source and nobody else. `None`: too many do.
+    pub(super) fn wait(self: &Arc<Self>, source: Source) -> Option<Newcomer> {
+        let newcomers = &mut self.table().newcomers;
+        let all: usize = newcomers.values().map(|(count, _)| count).sum();
+        let (of_source, turn) = newcomers.entry(source).or_default();
+        if *of_source >= self.places.newcomers || all >= 2 * self.places.newcomers {
+            if *of_source == 0 {
+                newcomers.remove(&source);
+            }
+            return None;
+        }
+        *of_source += 1;
+        Some(Newcomer { turn: Arc::clone(turn), connections: Arc::clone(self), source })
+    }
+
     fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One that waits for a place; counted until it is dropped.
+#[derive(Debug)]
+pub(super) struct Newcomer {
+    connections: Arc<Connections>,
+    source: Source,
+    turn: Arc<AsyncMutex<()>>,
+}
+
+impl Newcomer {
+    /// Its place, when its turn among those of its source has come and one can make room. `None`: all places
+    /// are taken by requests under way.
+    pub(super) async fn place(&self) -> Option<ConnectionPlace> {
+        let _turn = self.turn.lock().await;
+        loop {
+            match self.connections.admit(self.source, tokio::time::Instant::now().into_std()) {
+                ConnectionAdmission::Granted(place) => return Some(place),
+                ConnectionAdmission::Refused => return None,
+                ConnectionAdmission::Later(at) => tokio::time::sleep_until(at.into()).await,
+            }
+        }
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        let newcomers = &mut self.connections.table().newcomers;
+        let Some((count, _)) = newcomers.get_mut(&self.source) else { return };
+        *count -= 1;
+        if *count == 0 {
+            newcomers.remove(&self.source);
+        }
     }
 }
 
@@ -173,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_one_that_has_waited_longest_makes_room() {
-        let all = Arc::new(Connections::new(Places { all: 3, per_source: 3 }));
+        let all = Arc::new(Connections::new(Places { all: 3, per_source: 3, newcomers: 1 }));
         let t0 = Instant::now();
         let [first, second, third] = [1, 2, 3].map(|n| granted(&all, ip(n), t0));
         // What has just come is spared.
@@ -196,8 +258,23 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_is_bounded_for_each_source_and_for_all() {
+        let all = Arc::new(Connections::new(Places { all: 2, per_source: 2, newcomers: 3 }));
+        let mine = [(); 3].map(|()| all.wait(ip(1)));
+        assert!(mine.iter().all(Option::is_some) && all.wait(ip(1)).is_none());
+        let others: Vec<_> = (2..5).map(|n| all.wait(ip(n))).collect();
+        assert!(others.iter().all(Option::is_some) && all.wait(ip(9)).is_none());
+        // Who comes now is no sooner than these, though there is a place.
+        let now = Instant::now();
+        assert!(matches!(all.admit_behind(ip(1), now), ConnectionAdmission::Later(_)));
+        drop(mine);
+        assert!(matches!(all.admit_behind(ip(1), now), ConnectionAdmission::Granted(_)));
+        assert!(all.wait(ip(9)).is_some());
+    }
+
+    #[test]
     fn one_address_takes_the_places_of_its_own_alone() {
-        let all = Arc::new(Connections::new(Places { all: 4, per_source: 2 }));
+        let all = Arc::new(Connections::new(Places { all: 4, per_source: 2, newcomers: 1 }));
         let t0 = Instant::now();
         let other = granted(&all, ip(7), t0);
         let mine = [granted(&all, ip(1), t0), granted(&all, ip(1), t0)];

@@ -44,16 +44,18 @@ pub struct Traffic {
     pub near_miss_headers: u64,
 }
 
-/// The page.
+/// The page. `refused`: requests to the admin port that were turned away.
 ///
 /// # Errors
 /// A metric cannot be written down.
-pub(super) fn page(document: Document, traffic: Traffic) -> Result<String, fmt::Error> {
+pub(super) fn page(document: Document, traffic: Traffic, refused: u64) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(ProcessFigures { started_at: document.started_at }));
-    registry
-        .sub_registry_with_prefix("tidegate")
-        .register_collector(Box::new(DaemonFigures { document, traffic }));
+    registry.sub_registry_with_prefix("tidegate").register_collector(Box::new(DaemonFigures {
+        document,
+        traffic,
+        refused,
+    }));
     let mut page = String::new();
     encode(&mut page, &registry)?;
     Ok(page)
@@ -63,6 +65,7 @@ pub(super) fn page(document: Document, traffic: Traffic) -> Result<String, fmt::
 struct DaemonFigures {
     document: Document,
     traffic: Traffic,
+    refused: u64,
 }
 
 impl Collector for DaemonFigures {
@@ -92,7 +95,9 @@ impl DaemonFigures {
         to.gauge("longest_turn", "Longest turn of the loop since the start.", seconds, longest)?;
         let steps = &document.snapshot.totals;
         let steps = [("forward", steps.clock_forward), ("backward", steps.clock_backward)];
-        to.counters("clock_steps", "Steps of the wall clock.", by("direction", steps))
+        to.counters("clock_steps", "Steps of the wall clock.", by("direction", steps))?;
+        let help = "Requests to the admin port without the right, or for a change that did not come about.";
+        to.counter("admin_refused", help, self.refused)
     }
 
     fn items(&self, to: &mut Writer<'_>) -> fmt::Result {
@@ -345,7 +350,7 @@ mod tests {
             connections_failed: [("ingest", 0), ("egress", 3)],
             ..Traffic::default()
         };
-        page(Document::new(&example(), &["egress"], &Default::default()), traffic).unwrap()
+        page(Document::new(&example(), &["egress"], &Default::default()), traffic, 7).unwrap()
     }
 
     #[test]

@@ -26,6 +26,8 @@ use tokio::time::timeout;
 const REQUEST_WITHIN: Duration = COMMAND_WITHIN.saturating_add(Duration::from_secs(5));
 /// Longest request body: names and filters, never payloads.
 pub(super) const MAX_BODY: usize = 64 * 1024;
+/// Time for it, from the end of the head. It takes the place of no other request meanwhile.
+const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// Questions about the state at one time; each costs the loop a snapshot.
 const MAX_QUESTIONS: usize = 16;
 /// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that
@@ -77,7 +79,7 @@ pub(super) fn router(
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
         })
-        .with_state(ApiState { readiness, progress, ask })
+        .with_state(ApiState { readiness, progress, ask, refused: Arc::clone(&gate.refused) })
         .layer(from_fn_with_state(gate, admit))
         .layer(from_fn(harden))
 }
@@ -111,7 +113,7 @@ async fn state(State(shared): State<ApiState>) -> Response {
 
 async fn metrics(State(shared): State<ApiState>) -> Response {
     let told = match shared.state_and_traffic().await {
-        Ok((document, traffic)) => metrics::page(document, traffic),
+        Ok((document, traffic)) => metrics::page(document, traffic, shared.refused.count()),
         Err(answer) => return answer,
     };
     match told {
@@ -138,28 +140,31 @@ fn is_question(method: &Method, path: &str) -> bool {
     method == Method::GET && reporting.iter().any(|start| path.starts_with(start))
 }
 
-/// The gate before every handler: who asks, how much at a time, how large, how long. What would change
-/// something and did not come to that leaves a line; what did has left its own.
+/// The gate before every handler: who asks, how much at a time, how large, how long. Whoever has no right
+/// leaves a line, and so does what would change something and did not come to that; what did has left its
+/// own.
 async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Response {
-    if reads(request.method()) {
-        return judged(&gate, request, next).await;
-    }
     let peer = request.extensions().get::<Peer>().copied();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let answer = judged(&gate, request, next).await;
-    if answer.extensions().get::<Audited>().is_none() {
+    let granted = gate.guard.judge(request.method(), request.uri(), request.headers());
+    let answer = match granted {
+        Ok(grant) => granted_to(&gate, Caller { peer, grant }, request, next).await,
+        Err(refusal) => refuse(refusal),
+    };
+    let changes = !reads(&method) && answer.extensions().get::<Audited>().is_none();
+    if granted.is_err() || changes {
         gate.refused.note(peer, &method, &path, answer.status());
     }
     answer
 }
 
-async fn judged(gate: &Gate, mut request: Request, next: Next) -> Response {
-    let grant = match gate.guard.judge(request.method(), request.uri(), request.headers()) {
-        Ok(grant) => grant,
-        Err(refusal) => return refuse(refusal),
+async fn granted_to(gate: &Gate, caller: Caller, request: Request, next: Next) -> Response {
+    // Before a place is taken: one that does not come keeps nobody out.
+    let mut request = match with_bounded_body(request).await {
+        Ok(request) => request,
+        Err(answer) => return answer,
     };
-    let peer = request.extensions().get::<Peer>().copied();
-    request.extensions_mut().insert(Caller { peer, grant });
+    request.extensions_mut().insert(caller);
     // These are answered from memory; probes must be when everything else is stuck.
     let _slot = if is_static(request.uri().path()) {
         None
@@ -174,28 +179,28 @@ async fn judged(gate: &Gate, mut request: Request, next: Next) -> Response {
             Err(_) => return unavailable("too many requests at one time"),
         }
     };
-    let handled = async {
-        match with_bounded_body(request).await {
-            Ok(request) => next.run(request).await,
-            Err(answer) => answer,
-        }
-    };
-    match timeout(REQUEST_WITHIN, handled).await {
+    match timeout(REQUEST_WITHIN, next.run(request)).await {
         Ok(answer) => answer,
         Err(_) => failure(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
     }
 }
 
-/// The body is read whole before the handler runs, so that no handler can forget its limit.
+/// The body is read whole before the handler runs, so that no handler can forget its limit. What reads has
+/// none that anybody looks at: it is not waited for.
 async fn with_bounded_body(request: Request) -> Result<Request, Response> {
     let (head, body) = request.into_parts();
+    if reads(&head.method) {
+        return Ok(Request::from_parts(head, Body::empty()));
+    }
     let too_large = || failure(StatusCode::PAYLOAD_TOO_LARGE, "the body is above 64 KiB, or it broke off");
     let announced =
         head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|n| n > MAX_BODY as u64) {
         return Err(too_large());
     }
-    let body = to_bytes(body, MAX_BODY).await.map_err(|_| too_large())?;
+    let late = |_| failure(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
+    let body =
+        timeout(BODY_WITHIN, to_bytes(body, MAX_BODY)).await.map_err(late)?.map_err(|_| too_large())?;
     Ok(Request::from_parts(head, Body::from(body)))
 }
 

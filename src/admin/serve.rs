@@ -4,19 +4,21 @@
 //! hyper is used directly: what hands it connections must know when a request begins and ends, and must set
 //! the time in which a head has to come.
 
-use super::accept::{AdminListener, Duplex, Peer, Source};
+use super::accept::{AdminListener, Duplex, Peer};
 use super::connections::{ConnectionAdmission, ConnectionPlace, Connections};
 use super::listener::{Bounded, Bounds};
+use axum::body::Body;
 use axum::http::Request;
 use axum::Router;
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{service_fn, Service};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io;
-use std::pin::pin;
+use std::pin::{pin, Pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -42,13 +44,29 @@ pub(super) async fn serve(
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match place_for(&connections, peer.source()).await {
-                    Some(place) => {
-                        tasks.spawn(connection(stream, peer, app.clone(), place, bounds, stop.clone()));
+                Ok((stream, peer)) => {
+                    let served = (app.clone(), bounds, stop.clone());
+                    match connections.admit_behind(peer.source(), Instant::now().into_std()) {
+                        ConnectionAdmission::Granted(place) => {
+                            tasks.spawn(connection(stream, peer, place, served));
+                        }
+                        // Apart from this loop: others come meanwhile, and need not wait.
+                        ConnectionAdmission::Later(_) => match connections.wait(peer.source()) {
+                            Some(newcomer) => {
+                                tasks.spawn(async move {
+                                    let place = newcomer.place().await;
+                                    drop(newcomer);
+                                    match place {
+                                        Some(place) => connection(stream, peer, place, served).await,
+                                        None => closed(peer),
+                                    }
+                                });
+                            }
+                            None => closed(peer),
+                        },
+                        ConnectionAdmission::Refused => closed(peer),
                     }
-                    // Closed at once: a client that waits in a queue would wait for ever.
-                    None => tracing::debug!(%peer, "too many requests under way: a connection was closed"),
-                },
+                }
                 Err(error) if is_of_the_client(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "the admin port cannot accept connections");
@@ -63,14 +81,50 @@ pub(super) async fn serve(
     while tasks.join_next().await.is_some() {}
 }
 
-/// A place for a newcomer, after the time in which those who could make room are spared.
-async fn place_for(connections: &Arc<Connections>, source: Source) -> Option<ConnectionPlace> {
-    loop {
-        match connections.admit(source, Instant::now().into_std()) {
-            ConnectionAdmission::Granted(place) => return Some(place),
-            ConnectionAdmission::Refused => return None,
-            ConnectionAdmission::Later(at) => tokio::time::sleep_until(at.into()).await,
-        }
+/// Closed at once: a client that waits in a queue would wait for ever.
+fn closed(peer: Peer) {
+    tracing::debug!(%peer, "too many requests under way: a connection was closed");
+}
+
+/// A request from its head to the end of its answer's body: its connection makes no room meanwhile.
+struct AtWork(Arc<ConnectionPlace>);
+
+impl AtWork {
+    fn begin(place: &Arc<ConnectionPlace>) -> AtWork {
+        place.begin();
+        AtWork(Arc::clone(place))
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// The body of an answer, which belongs to the request.
+struct AnswerBody {
+    body: Body,
+    _work: AtWork,
+}
+
+impl hyper::body::Body for AnswerBody {
+    type Data = <Body as hyper::body::Body>::Data;
+    type Error = <Body as hyper::body::Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -83,22 +137,17 @@ fn is_of_the_client(error: &io::Error) -> bool {
 async fn connection(
     stream: Box<dyn Duplex>,
     peer: Peer,
-    app: Router,
     place: ConnectionPlace,
-    bounds: Bounds,
-    mut stop: watch::Receiver<bool>,
+    (app, bounds, mut stop): (Router, Bounds, watch::Receiver<bool>),
 ) {
     let app = TowerToHyperService::new(app);
-    let place = &place;
+    let place = Arc::new(place);
+    let at_work = Arc::clone(&place);
     let answer = service_fn(move |mut request: Request<Incoming>| {
-        place.begin();
+        let work = AtWork::begin(&at_work);
         request.extensions_mut().insert(peer);
         let answered = app.call(request);
-        async move {
-            let answer = answered.await;
-            place.end();
-            answer
-        }
+        async move { answered.await.map(|answer| answer.map(|body| AnswerBody { body, _work: work })) }
     });
     let io = TokioIo::new(Bounded::new(stream, bounds));
     let mut http = http1::Builder::new();

@@ -205,6 +205,44 @@ fn probes_are_answered_while_slow_sockets_trickle() {
     }
 }
 
+/// One address that connects as fast as it can waits by itself, for its own places.
+#[test]
+fn a_crowd_from_one_address_holds_up_no_other() {
+    let it = start(None, answering());
+    let (addr, done) = (it.addr(), std::sync::atomic::AtomicBool::new(false));
+    let other = SocketAddr::from(([127, 0, 0, 9], 0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut open = std::collections::VecDeque::new();
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                let connected = it.runtime.block_on(async {
+                    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                    socket.set_reuseaddr(true).unwrap();
+                    socket.bind(other).unwrap();
+                    tokio::time::timeout(Duration::from_millis(100), socket.connect(addr)).await
+                });
+                if let Ok(Ok(stream)) = connected {
+                    open.push_back(stream);
+                }
+                if open.len() > 300 {
+                    open.pop_front();
+                }
+            }
+        });
+        let probe = || assert_eq!(it.get("/livez").status, 200);
+        let took = (0..20).map(|_| {
+            let asked = std::time::Instant::now();
+            probe();
+            asked.elapsed()
+        });
+        let mut took: Vec<Duration> = took.collect();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        took.sort_unstable();
+        // Each would stand behind a thousand others, who are let in by six hundred a second.
+        assert!(took[10] < Duration::from_millis(500), "{took:?}");
+    });
+}
+
 #[test]
 fn a_head_that_does_not_come_ends_the_connection() {
     let it = start(None, answering());

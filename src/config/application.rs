@@ -1,9 +1,9 @@
 //! What an application may set: the keys of `[defaults]` and of `[applications.NAME]`.
 
 use super::copies::copies;
-use super::read::BROKER_MAX;
 use super::reading::{DelayFrom, Reading};
 use super::section::Section;
+use super::terms::BROKER_MAX;
 use super::units::{Flag, Size, Span, Whole, Words};
 use crate::engine::types::{AppSettings, Format, OnFull, Retry};
 use std::time::Duration;

@@ -6,7 +6,7 @@ use super::application::{application, BROKER_USUAL};
 use super::login::{amqp, egress as egress_ends, secret_of, Password, Surroundings};
 use super::reading::{Reading, Readings};
 use super::section::{Findings, Section};
-use super::terms::MAX_NAME;
+use super::terms::{BROKER_MAX, MAX_NAME};
 use super::tree::Table;
 use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
 use super::{
@@ -19,8 +19,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A broker message can be no larger (RabbitMQ's hard limit).
-pub(super) const BROKER_MAX: u64 = 512 << 20;
 /// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless configured otherwise.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// The store's log is written in files of 64 MiB, and two of them may be there before the first is given up.

@@ -11,6 +11,9 @@ pub const MAX_NAME: usize = 200;
 /// Longest id, bytes: what an AMQP short string can carry.
 pub const MAX_ID: usize = 255;
 
+/// A broker message can be no larger (RabbitMQ's hard limit), bytes.
+pub const BROKER_MAX: u64 = 512 << 20;
+
 /// Headers of a request that have a meaning.
 pub(crate) mod request_header {
     pub(crate) const APPLICATION: &str = "x-application";

@@ -55,11 +55,19 @@ impl Directory {
         if found.uid() != user {
             return Err(OpenError::Foreign { path, owner: found.uid(), user });
         }
-        Self::enter(path)
+        // The lock is a file of its own: nothing is made where no store is.
+        if holds_store(&path.join(DATA))? {
+            return Self::enter(path);
+        }
+        if look_at_file(&path.join(LOCK))? {
+            // A first start may be under way.
+            Self::enter(path.clone())?;
+        }
+        Err(OpenError::Absent { path })
     }
 
     fn enter(path: PathBuf) -> Result<Self, OpenError> {
-        let lock = lock(&path.join("LOCK"))?;
+        let lock = lock(&path.join(LOCK))?;
         Ok(Directory { path, _lock: lock })
     }
 
@@ -70,7 +78,16 @@ impl Directory {
 
     /// Where the storage engine's files lie.
     pub(super) fn data(&self) -> PathBuf {
-        self.path.join("db")
+        self.path.join(DATA)
+    }
+
+    /// Whether a store is there.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Damaged`] where a part of one is; [`OpenError::Io`].
+    pub(super) fn holds_store(&self) -> Result<bool, OpenError> {
+        holds_store(&self.data())
     }
 
     /// Makes the directory's entries durable, and its own entry in its parent.
@@ -84,6 +101,33 @@ impl Directory {
             File::open(path).and_then(|dir| dir.sync_all()).map_err(OpenError::io("sync directory", path))?;
         }
         Ok(())
+    }
+}
+
+/// Where the storage engine's files lie, in the store's directory.
+const DATA: &str = "db";
+/// Held by the process that has the store open.
+const LOCK: &str = "LOCK";
+
+fn look_at_file(path: &Path) -> Result<bool, OpenError> {
+    path.try_exists().map_err(OpenError::io("look at", path))
+}
+
+/// Whether the storage engine has files in `data`. It takes a directory without its mark for a new one,
+/// whatever else lies there: so what has lost its mark is not opened.
+fn holds_store(data: &Path) -> Result<bool, OpenError> {
+    let mark = data.join("version");
+    if look_at_file(&mark)? {
+        return Ok(true);
+    }
+    match fs::read_dir(data).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => Ok(false),
+        Ok(false) => Err(OpenError::Damaged {
+            place: mark.display().to_string(),
+            error: "missing, although files of a store lie beside it".to_owned(),
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(OpenError::io("look at", data)(error)),
     }
 }
 
@@ -278,6 +322,9 @@ mod tests {
         let held = Directory::open(&path).unwrap();
         assert!(matches!(Directory::existing(&path), Err(OpenError::Locked { .. })));
         drop(held);
+        assert!(matches!(Directory::existing(&path), Err(OpenError::Absent { .. })), "it holds no store");
+        fs::create_dir(path.join(DATA)).unwrap();
+        fs::write(path.join(DATA).join("version"), "").unwrap();
         Directory::existing(&path).unwrap();
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();

@@ -90,7 +90,7 @@ pub(super) fn open_in(
     let budget = DiskBudget::of(memory_limit);
     // Before the storage engine sees them: it cuts off what it cannot read.
     logs::check(&directory, accept_loss)?;
-    if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
+    if !directory.holds_store()? {
         match if_absent {
             IfAbsent::Refuse => return Err(OpenError::Absent { path: directory.path().to_owned() }),
             IfAbsent::Make(identity) => establish(&directory, budget, identity)?,

@@ -1,17 +1,17 @@
 //! A disk store as lines of text, as it was at one moment: see [`super::lines`].
 //!
 //! The same for a store that no daemon has open and for one that a daemon writes to meanwhile: what is read
-//! is a snapshot. A row that does not read as it was written ends the export, and is named; nothing is left
-//! out unseen.
+//! is a snapshot. A row that does not read as it was written ends the export, and is named; so does a number
+//! of items that is not what the store counts. Nothing is left out unseen.
 
 use super::closings::Closed;
 use super::database::{damaged, Epochs, Keyspaces};
-use super::directory::Directory;
+use super::directory::{Committed, Directory};
 use super::frozen::{Frozen, FrozenPage};
 use super::keyspace::KeyspaceId;
 use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, QueueLine, StoreLine, WindowLine};
 use super::lines::{LINES_FORMAT, LINES_VERSION};
-use super::opening::{open_present, PresentStore};
+use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::record::{self, View};
 use super::rows::{self, META_IDENTITY, META_MARKS};
 use super::{ended, OpenError, ReadError};
@@ -41,9 +41,11 @@ impl Exporter {
     ///
     /// # Errors
     ///
-    /// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`].
+    /// As [`super::open`], also where commits that had been made durable are gone; [`OpenError::Absent`],
+    /// [`OpenError::Foreign`].
     pub fn open(path: &Path, memory_limit: u64) -> Result<Self, OpenError> {
         let PresentStore { keyspaces, db, directory } = open_present(path, memory_limit)?;
+        refuse_loss(&directory, read_meta(&keyspaces)?.number, Committed::noted(&directory)?)?;
         Ok(Exporter { keyspaces, db, _directory: Arc::new(directory) })
     }
 
@@ -135,6 +137,10 @@ impl Export {
         }
         let Some(part) = self.parts.last().copied() else {
             let told = self.state.told;
+            if told.items != self.items {
+                let error = format!("{} items, and {} were found", self.items, told.items);
+                return Err(damaged(KeyspaceId::Queues, b"", &error));
+            }
             self.state.put(&ExportLine::End(told), out);
             return Ok(false);
         };

@@ -13,6 +13,7 @@ use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent, OpenDisk};
 use super::former::FormerWindows;
 use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, QueueLine, StoreLine, WindowLine};
+use super::lines::{LONGEST_FIRST, LONGEST_LINE};
 use super::rows::{self, ImportRow};
 use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
 use crate::config::terms::MAX_NAME;
@@ -31,8 +32,6 @@ pub type IdentityOf = fn(&str, &str) -> Identity;
 /// ExportLines of one commit at most, and bytes behind which it ends.
 const COMMIT_LINES: usize = 1_000;
 const COMMIT_BYTES: usize = 4 << 20;
-/// Longest line, bytes: six times the largest body that RabbitMQ carries by default, as escapes may need it.
-const LONGEST_LINE: u64 = 128 << 20;
 /// Latest moment, UTC ms: AMQP's numbers have a sign.
 const LATEST: u64 = i64::MAX as u64;
 
@@ -165,14 +164,15 @@ impl ExportLines<'_> {
 
     fn text(&mut self) -> Result<Option<Vec<u8>>, ImportError> {
         let mut text = Vec::new();
-        let mut room = (&mut *self.input).take(LONGEST_LINE + 1);
+        let longest = if self.read == 0 { LONGEST_FIRST } else { LONGEST_LINE };
+        let mut room = (&mut *self.input).take(longest + 1);
         room.read_until(b'\n', &mut text).map_err(ImportError::Input)?;
         if text.is_empty() {
             return Ok(None);
         }
         self.read += 1;
-        if text.len() as u64 > LONGEST_LINE {
-            return Err(self.fault(format!("it is longer than {LONGEST_LINE} bytes")));
+        if text.len() as u64 > longest {
+            return Err(self.fault(format!("it is longer than {longest} bytes")));
         }
         Ok(Some(text))
     }

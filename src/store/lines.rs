@@ -6,6 +6,7 @@
 
 use super::fields::CAUSES;
 use super::record::View;
+use crate::config::terms::BROKER_MAX;
 use crate::engine::event::{Stored, WindowRow};
 use crate::engine::types::{BatchId, ClosedBy, Content, Dead, End, Ended, Identity, Key, Reason};
 use base64::engine::general_purpose::STANDARD;
@@ -17,6 +18,12 @@ use std::sync::Arc;
 pub const LINES_FORMAT: &str = "tidegate-store";
 /// The version that this program writes, and the newest that it reads.
 pub const LINES_VERSION: u32 = 2;
+
+/// Longest line, bytes: the largest body that a broker carries, in base64 or as text that is no longer;
+/// properties, which fit into a frame; names and sentences.
+pub const LONGEST_LINE: u64 = BROKER_MAX.div_ceil(3) * 4 + (4 << 20);
+/// Longest first line, bytes: what is no export is refused before it fills the memory.
+pub const LONGEST_FIRST: u64 = 4 << 10;
 
 /// One line of an export.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -264,6 +271,17 @@ impl StoreLine {
     }
 }
 
+/// A body as text, where it is UTF-8 and no longer so than in base64: escapes could make six bytes of one.
+fn readable(body: &[u8]) -> Option<&str> {
+    let escapes = |byte: &u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 1,
+        0..0x20 => 5,
+        _ => 0,
+    };
+    let more: usize = body.iter().map(escapes).sum();
+    std::str::from_utf8(body).ok().filter(|_| more <= body.len().div_ceil(3))
+}
+
 impl WindowLine {
     /// Of a window's row.
     pub fn of(row: &WindowRow) -> Self {
@@ -306,9 +324,9 @@ impl ItemLine {
     /// Of a record, as it is due. `id`: to be read.
     pub fn of(view: &View<'_>, id: String) -> Self {
         let (due, cause) = (view.due, view.closed_by);
-        let (body, body_base64) = match std::str::from_utf8(view.body) {
-            Ok(text) => (Some(text.to_owned()), None),
-            Err(_) => (None, Some(STANDARD.encode(view.body))),
+        let (body, body_base64) = match readable(view.body) {
+            Some(text) => (Some(text.to_owned()), None),
+            None => (None, Some(STANDARD.encode(view.body))),
         };
         ItemLine {
             state: if view.dead.is_some() { "dead" } else { "waiting" }.to_owned(),

@@ -2,6 +2,7 @@
 
 use super::export::Exporter;
 use super::import::{import, ImportError, Imported};
+use super::keyspace::KeyspaceId;
 use super::rows;
 use super::tests::{given, group, index, item, items, key, named, open_at, put_item, APP};
 use super::verify::{verify, RowFault, WalkStep, Watcher};
@@ -289,7 +290,7 @@ fn a_line_at_fault_is_named_and_nothing_of_its_commit_is_there() {
 fn an_export_ends_at_a_damaged_row() {
     let (from, _) = source();
     let row = rows::item_key(APP, key(55, 4)).unwrap();
-    super::disk::write_raw(from.path(), super::keyspace::KeyspaceId::Items, &row, Some(b"scratched"));
+    super::disk::write_raw(from.path(), KeyspaceId::Items, &row, Some(b"scratched"));
     let mut export = Exporter::open(from.path(), MEMORY).unwrap().begin(id_of).unwrap();
     let mut out = Vec::new();
     let error = loop {
@@ -300,6 +301,83 @@ fn an_export_ends_at_a_damaged_row() {
         }
     };
     assert!(error.to_string().contains("queue `app` due 55 number 4"), "{error}");
+}
+
+/// The rows are sound, and fewer than were counted when they were written.
+#[test]
+fn an_export_that_lacks_items_is_not_whole() {
+    let (from, text) = source();
+    let more = QueueRow { queue: APP.into(), count: 5, low: key(40, 0), paused: false, unindexed_until: 0 };
+    let (at, row) = rows::queue_row(&more).unwrap();
+    super::disk::write_raw(from.path(), KeyspaceId::Queues, &at, Some(&row));
+    let mut export = Exporter::open(from.path(), MEMORY).unwrap().begin(id_of).unwrap();
+    let mut out = Vec::new();
+    let error = loop {
+        match export.next(&mut out) {
+            Ok(true) => {}
+            Ok(false) => panic!("it is whole"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("keyspace `queues`") && error.contains("6 items, and 5 were found"), "{error}");
+    let out = String::from_utf8(out).unwrap();
+    assert_eq!(out.lines().count(), text.lines().count() - 1, "all but the line that says that it is whole");
+}
+
+/// What `run` refuses, `export` does not pass over.
+#[test]
+fn a_store_that_lost_commits_is_not_exported() {
+    let (from, _) = source();
+    let identity = open_at(from.path()).identity;
+    let directory = super::directory::Directory::open(from.path()).unwrap();
+    let (mut committed, number) = super::directory::Committed::open(&directory, identity).unwrap();
+    committed.record(number.unwrap() + 2);
+    drop((committed, directory));
+    let refused = Exporter::open(from.path(), MEMORY).err().expect("refused").to_string();
+    assert!(refused.contains("had been made durable and are gone"), "{refused}");
+}
+
+#[test]
+fn nothing_is_made_where_no_store_is() {
+    let names = |path: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
+        entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
+    };
+    for inside in [None, Some("db"), Some("db.new")] {
+        let dir = tempfile::tempdir().unwrap();
+        if let Some(name) = inside {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let before = names(dir.path());
+        let absent = |error: &OpenError| matches!(error, OpenError::Absent { .. });
+        assert!(verify(dir.path(), MEMORY, &mut Sound).is_err_and(|e| absent(&e)), "{inside:?}");
+        assert!(Exporter::open(dir.path(), MEMORY).is_err_and(|e| absent(&e)), "{inside:?}");
+        let compacted = super::compact::compact(dir.path(), MEMORY, &mut Sound);
+        assert!(compacted.is_err_and(|e| e.to_string().contains("no store")), "{inside:?}");
+        assert_eq!(names(dir.path()), before);
+    }
+}
+
+/// Escapes make six bytes of one: where base64 is shorter, a body is written so, whatever it holds.
+#[test]
+fn no_line_is_longer_than_an_import_takes() {
+    let bodies: [fn(usize) -> u8; 5] = [|_| 0, |_| b'"', |n| (n % 128) as u8, |_| b'x', |n| (n % 251) as u8];
+    for body in bodies {
+        let body: Vec<u8> = (0..90_000).map(body).collect();
+        let from = tempfile::tempdir().unwrap();
+        let content = Content { properties: vec![0, 0], body, json: false };
+        let stored = Stored { content: Some(Arc::new(content)), ..item(50, 1) };
+        let mut store = open_at(from.path()).store;
+        store.commit(&[group(1, vec![put_item(stored.clone(), true), queue(APP, 1, 50, false)])]).unwrap();
+        store.close().unwrap();
+        let text = exported(from.path());
+        let longest = text.lines().map(str::len).max().unwrap();
+        assert!(longest <= 90_000 / 3 * 4 + 1_000, "{longest} bytes");
+        let to = tempfile::tempdir().unwrap();
+        imported(to.path(), &text).unwrap();
+        let back = items(&mut *open_at(to.path()).store, APP);
+        assert_eq!(back[0].content, stored.content);
+    }
 }
 
 /// Written by the build before windows were named: with two open windows, one of them with a row, an item

@@ -262,6 +262,14 @@ fn a_lost_keyspace_or_log_is_noticed() {
     fs::write(&log, &good).unwrap();
     assert_eq!(everything(&mut *open_at(dir.path()).store).len(), 3);
 
+    // Without its mark the storage engine takes the directory for a new one.
+    let mark = dir.path().join("db/version");
+    let kept = fs::read(&mark).unwrap();
+    fs::remove_file(&mark).unwrap();
+    let error = refusal(dir.path());
+    assert!(matches!(&error, OpenError::Damaged { place, .. } if place.ends_with("version")), "{error}");
+    fs::write(&mark, kept).unwrap();
+
     for keyspace in fs::read_dir(dir.path().join("db/keyspaces")).unwrap().map(|e| e.unwrap().path()) {
         if keyspace.file_name().unwrap() == "1" {
             fs::remove_file(keyspace.join("current")).unwrap();

@@ -73,9 +73,6 @@ pub(super) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStor
     let directory = Directory::existing(path)?;
     logs::check(&directory, false)?;
     let absent = || OpenError::Absent { path: directory.path().to_owned() };
-    if !directory.data().try_exists().map_err(OpenError::io("look at", &directory.data()))? {
-        return Err(absent());
-    }
     let db = open_database(&directory.data(), DiskBudget::of(memory_limit))?;
     let FoundFormat::Current = read_format(&db)? else { return Err(absent()) };
     let keyspaces = open_keyspaces(&db, &directory.data())?;

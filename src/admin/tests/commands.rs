@@ -25,6 +25,31 @@ fn done() -> (Running, Receiver<CommandRequest>) {
     commanded(Status::Known, json!({ "result": "done", "changed": true }))
 }
 
+/// Bodies that are promised and do not come take nobody's place: of what reads none is waited for, of what
+/// changes it is before a place is taken.
+#[test]
+fn bodies_that_never_come_keep_no_command_out() {
+    let (it, heard) = done();
+    let promised = |method: &str, path: &str| {
+        let mut stream = TcpStream::connect(it.addr()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        stream
+    };
+    let mut looks: Vec<TcpStream> = (0..25).map(|_| promised("GET", "/api/v1/items/a/1")).collect();
+    let _changes: Vec<TcpStream> =
+        (0..36).map(|_| promised("POST", "/api/v1/applications/a/pause")).collect();
+    for stream in &mut looks {
+        let mut some = [0; 4_096];
+        let read = stream.read(&mut some).unwrap();
+        assert!(some[..read].starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&some[..read]));
+    }
+    assert_eq!(heard.try_iter().count(), 25);
+    assert_eq!(it.request("POST", "/api/v1/applications/a/resume", &[], b"").status, 200);
+    assert_eq!(heard.try_iter().count(), 1, "and no command that waits for its body");
+}
+
 #[test]
 fn every_path_is_a_command() {
     let (it, heard) = done();

@@ -34,6 +34,51 @@ fn lines_come_as_they_are_and_the_next_reader_waits() {
     assert_eq!((answer.status, answer.json()["error"].as_str()), (503, Some("another export is under way")));
 }
 
+/// Probes need no token, and there may be any number of them: none of them ends what somebody is being told.
+#[test]
+fn an_export_goes_on_while_others_come_and_go() {
+    let (helping, taken) = mpsc::channel(1);
+    let feed = Mutex::new(Some(taken));
+    let it = start(
+        Some(TOKEN),
+        Arc::new(move |query| {
+            let Query::Export(reply) = query else { return tell(query, example()) };
+            drop(reply.send(Ok(feed.lock().unwrap().take().unwrap())));
+        }),
+    );
+    let mut stream = TcpStream::connect(it.addr()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let head =
+        format!("GET /api/v1/export HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {READ_TOKEN}\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    helping.blocking_send(Ok(b"first\n".to_vec())).unwrap();
+    let mut text = Vec::new();
+    let mut some = [0; 4_096];
+    while !text.ends_with(b"first\n\r\n") {
+        let read = stream.read(&mut some).unwrap();
+        assert_ne!(read, 0, "{}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&some[..read]);
+    }
+    // More than there are places; each stays after its answer.
+    let mut probes = Vec::new();
+    for _ in 0..200 {
+        let mut probe = TcpStream::connect(it.addr()).unwrap();
+        probe.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        probe.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let read = probe.read(&mut some).unwrap();
+        assert!(some[..read].starts_with(b"HTTP/1.1 200"));
+        probes.push(probe);
+    }
+    helping.blocking_send(Ok(b"last\n".to_vec())).unwrap();
+    drop(helping);
+    while !text.ends_with(b"0\r\n\r\n") {
+        let read = stream.read(&mut some).unwrap();
+        assert_ne!(read, 0, "it was ended: {}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&some[..read]);
+    }
+    assert!(String::from_utf8_lossy(&text).contains("last\n"));
+}
+
 #[test]
 fn an_answer_that_cannot_go_on_breaks_off() {
     let helpings = vec![Ok(b"{\"kind\":\"store\"}\n".to_vec()), Err(io::Error::other("damaged"))];
