@@ -80,7 +80,8 @@ fn warnings(dir: &Dir, env: &[(&str, &str)]) -> String {
 fn whole(c: &Config) -> String {
     let ends = c.amqp.endpoints.iter().chain(&c.egress.endpoints);
     let secrets: Vec<&str> = ends.map(|e| e.password.expose_secret()).collect();
-    let tokens = [&c.admin.token, &c.admin.read_token].map(|t| t.as_ref().map(|t| t.expose_secret()));
+    let tokens = [&c.admin.token, &c.admin.read_token, &c.admin.state_token]
+        .map(|t| t.as_ref().map(|t| t.expose_secret()));
     format!("{c:?} {secrets:?} {tokens:?}")
 }
 
@@ -526,6 +527,12 @@ fn a_token_for_reading_stands_beside_one_for_everything() {
     }
     let found = faults(&keys("127.0.0.1:1", full, full));
     assert!(found.contains("admin.read_token_file: holds the token of token_file"), "{found}");
+    let third = |state: &str| format!("{}state_token_file = {state:?}\n", keys("127.0.0.1:1", full, read));
+    let state = dir.file("state", "a-token-for-the-state\n", 0o600);
+    let admin = good(&third(state.to_str().unwrap())).admin;
+    assert_eq!(admin.state_token.unwrap().expose_secret(), "a-token-for-the-state");
+    let found = faults(&third(read));
+    assert!(found.contains("admin.state_token_file: holds the token of read_token_file"), "{found}");
     let found = faults(&keys("127.0.0.1:1", "/nonexistent", read));
     assert_eq!(found.lines().count(), 1, "{found}");
     let dir = Dir::new(&keys("off", full, read));
@@ -576,7 +583,7 @@ fn passwords_come_from_files_and_credentials() {
     assert_eq!(c.amqp.endpoints[0].password.expose_secret(), "one ");
     assert_eq!(c.egress.endpoints[0].password.expose_secret(), "two ");
 
-    for name in ["amqp-password", "egress-password", "admin-token", "admin-read-token"] {
+    for name in ["amqp-password", "egress-password", "admin-token", "admin-read-token", "admin-state-token"] {
         dir.file(name, &format!("{name}-credential\n"), 0o400);
     }
     let credentials = ("CREDENTIALS_DIRECTORY", dir.0.path().to_str().unwrap());
@@ -585,6 +592,7 @@ fn passwords_come_from_files_and_credentials() {
     assert_eq!(c.egress.endpoints[0].password.expose_secret(), "egress-password-credential");
     assert_eq!(c.admin.token.unwrap().expose_secret(), "admin-token-credential");
     assert_eq!(c.admin.read_token.unwrap().expose_secret(), "admin-read-token-credential");
+    assert_eq!(c.admin.state_token.unwrap().expose_secret(), "admin-state-token-credential");
 
     let loaded = dir.load(&[credentials, ("TIDEGATE__AMQP__PASSWORD_FILE", a.to_str().unwrap())]).unwrap();
     assert_eq!(loaded.config.amqp.endpoints[0].password.expose_secret(), "one ");

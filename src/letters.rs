@@ -114,6 +114,11 @@ pub enum LetterJob {
 }
 
 impl LetterJob {
+    /// It shows payloads.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, LetterJob::List { whole: true, .. })
+    }
+
     /// Name in the log, and the filter, of one that changes something.
     pub fn deed(&self) -> Option<(&'static str, &LetterFilter)> {
         match self {

@@ -77,6 +77,36 @@ fn the_token_for_reading_reads_and_does_nothing_else() {
 }
 
 #[test]
+fn the_token_for_the_state_sees_no_payloads_and_who_sees_them_is_told() {
+    const STATE: &str = "a-token-for-the-state";
+    let site = Site::new("statetoken");
+    let path = site.dir.join("state");
+    fs::write(&path, STATE).expect("the token");
+    let config = config(&site).text("admin.state_token_file", &path.to_string_lossy());
+    let mut daemon = Daemon::stopped(&config, &site.dir);
+    daemon.start_again();
+    daemon.wait_ready();
+    for path in ["/api/v1/state", "/metrics", "/api/v1/applications", "/api/v1/parked"] {
+        assert_eq!(status(&daemon, "GET", path, Some(STATE)), 200, "{path}");
+        assert_eq!(status(&daemon, "POST", path, Some(STATE)), 403, "{path}");
+    }
+    for path in ["/api/v1/items", "/api/v1/export", "/api/v1/dead", "/api/v1/dead/export", "/api/v1/timeline"]
+    {
+        assert_eq!(status(&daemon, "GET", path, Some(STATE)), 403, "{path}");
+    }
+    assert!(!daemon.log().contains("admin read of payloads"), "{}", daemon.log_tail());
+    for path in ["/api/v1/export", "/api/v1/dead/export", "/api/v1/dead?whole=true", "/api/v1/dead"] {
+        assert_eq!(status(&daemon, "GET", path, Some(READ)), 200, "{path}");
+    }
+    wait_until("the lines", Duration::from_secs(5), || daemon.log().contains("action=\"dead_read\""));
+    let log = daemon.log();
+    let told = log.lines().filter(|line| line.contains("admin read of payloads"));
+    let told: Vec<&str> = told.filter(|line| line.contains("token=\"read\"")).collect();
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert!(told[0].contains("action=\"export\"") && !log.contains(STATE), "{told:?}");
+}
+
+#[test]
 fn the_command_line_says_what_a_token_may_not() {
     let site = Site::new("readcli");
     let daemon = site.start(&config(&site));

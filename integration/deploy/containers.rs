@@ -50,8 +50,8 @@ fn run(arguments: &[&str], environment: &BTreeMap<String, String>) -> Output {
 fn shown(file: &str, environment: &BTreeMap<String, String>, mounted: &str) -> Value {
     let dir = tidegate_harness::workdir("mounted");
     let own = dir.to_string_lossy().into_owned();
-    for secret in ["amqp-password", "admin-token", "tidegate-token"] {
-        fs::write(dir.join(secret), "0123456789abcdef").expect("a secret");
+    for secret in ["amqp-password", "admin-token", "tidegate-token", "tidegate-state-token"] {
+        fs::write(dir.join(secret), format!("0123456789abcdef-{secret}")).expect("a secret");
     }
     fs::write(dir.join("config.toml"), file.replace(mounted, &own)).expect("the configuration");
     let environment =
@@ -121,13 +121,17 @@ fn the_composition_fits_together() {
     assert_eq!(tidegate["stop_grace_period"], "60s");
     assert!(Config::default().timeouts.drain.as_secs() < 60);
 
-    // The secret that all of them name, where Docker lays it.
-    let secret = tidegate["secrets"][0].as_str().expect("a secret");
-    let laid = format!("/run/secrets/{secret}");
-    assert!(composition["secrets"][secret]["file"].is_string());
-    assert_eq!(config["admin"]["token_file"], laid);
+    // The secrets that they name, where Docker lays them: who only watches has the lesser one alone.
+    let laid = |n: usize| {
+        let secret = tidegate["secrets"][n].as_str().expect("a secret");
+        assert!(composition["secrets"][secret]["file"].is_string());
+        format!("/run/secrets/{secret}")
+    };
+    assert_eq!(config["admin"]["token_file"], laid(0));
+    assert_eq!(config["admin"]["state_token_file"], laid(1));
+    let laid = laid(1);
     let prometheus = &services["prometheus"];
-    assert_eq!(prometheus["secrets"][0], secret);
+    assert_eq!(prometheus["secrets"], serde_json::json!([tidegate["secrets"][1]]));
     let scrape = yaml("prometheus.yml").remove(0);
     let job = &scrape["scrape_configs"][0];
     assert_eq!(job["authorization"]["credentials_file"], laid);

@@ -3,7 +3,7 @@
 use super::{died, done, ids, invalid, lie_there, listed};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::ExchangeKind;
-use serde_json::json;
+use serde_json::{json, Value};
 use std::time::{Duration, Instant};
 use tidegate_harness::{wait_until, Daemon, Site};
 
@@ -35,6 +35,42 @@ fn a_call_keeps_to_its_limit_and_nothing_is_meant_by_default() {
         assert_eq!(daemon.ask(method, path).0, 400, "{method} {path}");
     }
     lie_there(&site, 3);
+}
+
+#[test]
+fn no_name_stands_for_what_could_not_be_read() {
+    let site = Site::new("letters-dash");
+    let daemon = site.start(&site.config());
+    died(&site, ["-", "", "shop"].map(|application| invalid(&site, application, "x")), 3);
+    let of = |letters: &[Value]| -> Vec<String> {
+        letters.iter().map(|letter| letter["application"].as_str().unwrap_or("none").to_owned()).collect()
+    };
+    assert_eq!(of(&listed(&daemon, "?unreadable=true")), [""]);
+    let told = daemon.cli(&["dead", "drop", "--application", "-", "--yes"]);
+    assert_eq!((told.code, told.out.trim()), (0, "dropped: 1 letter; left in the queue: 2"), "{told:?}");
+    assert_eq!(of(&listed(&daemon, "")), ["", "shop"]);
+    let told = daemon.cli(&["dead", "drop", "--unreadable", "--yes"]);
+    assert_eq!((told.code, told.out.trim()), (0, "dropped: 1 letter; left in the queue: 1"), "{told:?}");
+    assert_eq!(of(&listed(&daemon, "")), ["shop"]);
+}
+
+#[test]
+fn all_means_all() {
+    let site = Site::new("letters-all");
+    let daemon = site.start(&site.config());
+    died(&site, (0..1_300).map(|n| invalid(&site, "shop", &n.to_string())), 1_300);
+    let told = daemon.cli(&["dead", "drop", "--all"]);
+    assert_eq!(told.code, 2, "{told:?}");
+    assert!(told.err.contains("1300 letters: --yes takes them away for good"), "{}", told.err);
+    let told = daemon.cli(&["dead", "drop", "--reason", "invalid", "--limit", "100", "--yes"]);
+    assert_eq!(
+        (told.code, told.out.trim()),
+        (0, "dropped: 100 letters; left in the queue: 1200"),
+        "{told:?}"
+    );
+    let told = daemon.cli(&["dead", "drop", "--all", "--yes"]);
+    assert_eq!((told.code, told.out.trim()), (0, "dropped: 1200 letters; left in the queue: 0"), "{told:?}");
+    lie_there(&site, 0);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Asking the daemon's loop, with a bound on the wait, and the answers that are the same for all paths.
 
-use super::audit::{Audit, Audited, Caller, RefusedLog};
+use super::audit::{self, Audit, Audited, Caller, RefusedLog};
 use super::command::{CommandRequest, CommandResponse, Status};
 use super::metrics::Traffic;
 use super::parse::BadRequest;
@@ -114,6 +114,9 @@ impl ApiState {
         let audited = audit.is_some();
         if let Some(audit) = audit {
             audit.end(code(status), &answered);
+        }
+        if done.is_ok() && job.is_whole() {
+            audit::payloads_read(caller, "dead_read");
         }
         let mut answer = done.map_or_else(|_| of(answered), shown);
         if audited {

@@ -1,6 +1,6 @@
 //! Who changed what, and how it ended: one line of the log for each command that changes something, and each
 //! deed on dead letters, under a target of its own; and, bounded in number, for requests that had no right,
-//! or would have changed something and were turned away.
+//! or would have changed something and were turned away; and one for each read of payloads.
 //!
 //! Names are data of producers: they are quoted, and no longer than the contract lets them be. No token,
 //! header or body is ever written.
@@ -82,6 +82,13 @@ impl<'c> Audit<'c> {
             due, before, "admin action"
         );
     }
+}
+
+/// Somebody is told payloads: `what` of them. By it, who has seen what producers sent is known afterwards.
+pub(super) fn payloads_read(caller: Caller, what: &'static str) {
+    let peer = caller.peer.map(tracing::field::display);
+    let token = caller.grant.as_str();
+    tracing::info!(target: "tidegate::audit", action = what, peer, token, "admin read of payloads");
 }
 
 impl Drop for Audit<'_> {

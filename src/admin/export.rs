@@ -1,13 +1,14 @@
 //! The store as lines, for a backup: streamed, since it is as large as the backlog.
 
 use super::answer::{failure, unavailable, ApiState, STATE_WITHIN};
+use super::audit::{self, Caller};
 use super::{parse, Query};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{header, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::Router;
+use axum::{Extension, Router};
 use futures_util::stream;
 use std::io;
 use tokio::sync::{mpsc, oneshot};
@@ -32,14 +33,17 @@ pub(super) fn router() -> Router<ApiState> {
     Router::new().route("/api/v1/export", get(export))
 }
 
-async fn export(State(shared): State<ApiState>, uri: Uri) -> Response {
+async fn export(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
     if let Err(fault) = parse::no_query(uri.query()) {
         return failure(StatusCode::BAD_REQUEST, &fault.to_string());
     }
     let (reply, answer) = oneshot::channel::<Result<ExportFeed, ExportRefusal>>();
     (shared.ask)(Query::Export(reply));
     match timeout(STATE_WITHIN, answer).await {
-        Ok(Ok(Ok(feed))) => lines(feed),
+        Ok(Ok(Ok(feed))) => {
+            audit::payloads_read(caller, "export");
+            lines(feed)
+        }
         Ok(Ok(Err(ExportRefusal::Busy))) => unavailable("another export is under way"),
         Ok(Ok(Err(ExportRefusal::NothingStored))) => {
             failure(StatusCode::CONFLICT, "store.kind is memory: there is nothing on a disk to export")

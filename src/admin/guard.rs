@@ -1,10 +1,11 @@
 //! Who may ask for what: method, token, `Host` and origin of a request, judged from its head alone; pure.
 //!
-//! Two regimes. With a token, the bearer of it may do everything, from anywhere, and the bearer of the second
-//! one may read. Without one the listener is on loopback or on a unix socket, and what has to be kept out is
-//! a web page in a browser on the same machine: by the name it used (DNS rebinding) and by the origin it
-//! comes from. No browser speaks to a unix socket, but a port that is forwarded to one (`ssh -L`) is within
-//! its reach: so both hold there, too. There is no CORS: no page may ever read an answer.
+//! Two regimes. With a token, the bearer of it may do everything, from anywhere, the bearer of the second one
+//! may read, and that of the third may see how things stand. Without one the listener is on loopback or on a
+//! unix socket, and what has to be kept out is a web page in a browser on the same machine: by the name it
+//! used (DNS rebinding) and by the origin it comes from. No browser speaks to a unix socket, but a port that
+//! is forwarded to one (`ssh -L`) is within its reach: so both hold there, too. There is no CORS: no page may
+//! ever read an answer.
 
 use super::{openapi, page, Tokens};
 use crate::config::Listen;
@@ -15,6 +16,8 @@ use subtle::ConstantTimeEq;
 
 /// Longest path and query, bytes: the longest names of the contract, percent-encoded, fit several times.
 pub(super) const MAX_URI: usize = 8 * 1024;
+/// Most bytes of a head: path, query and headers. What reads it has room for more, since it reads ahead.
+pub(super) const MAX_HEAD: usize = 32 << 10;
 
 /// What a request has to show.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub(super) struct Guard {
 pub(super) enum Grant {
     /// Nothing, and nothing is asked for.
     Open,
+    /// The token for the state, and it asks for that.
+    State,
     /// The token for reading, and it reads.
     Read,
     /// The token for everything.
@@ -40,6 +45,7 @@ impl Grant {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Grant::Open => "none",
+            Grant::State => "state",
             Grant::Read => "read",
             Grant::Full => "full",
         }
@@ -51,10 +57,14 @@ impl Grant {
 pub(super) enum Refusal {
     /// Path and query above [`MAX_URI`].
     UriTooLong,
+    /// All of the head above [`MAX_HEAD`].
+    HeadTooLong,
     /// No token, or a wrong one.
     Unauthorized,
     /// The token for reading, and this changes something.
     ReadOnly,
+    /// The token for the state, and this is something else.
+    StateOnly,
     /// No `Host`, or one that does not mean this listener.
     Host,
     /// Sent by a web page of another origin.
@@ -66,8 +76,9 @@ impl Refusal {
     pub(super) fn status(self) -> StatusCode {
         match self {
             Refusal::UriTooLong => StatusCode::URI_TOO_LONG,
+            Refusal::HeadTooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Refusal::Unauthorized => StatusCode::UNAUTHORIZED,
-            Refusal::ReadOnly | Refusal::Host | Refusal::Origin => StatusCode::FORBIDDEN,
+            Refusal::ReadOnly | Refusal::StateOnly | Refusal::Host | Refusal::Origin => StatusCode::FORBIDDEN,
         }
     }
 
@@ -75,9 +86,14 @@ impl Refusal {
     pub(super) fn text(self) -> &'static str {
         match self {
             Refusal::UriTooLong => "the path and query are too long",
+            Refusal::HeadTooLong => "path, query and headers have more than 32 KiB",
             Refusal::Unauthorized => "the header Authorization: Bearer TOKEN is missing or wrong",
             Refusal::ReadOnly => {
                 "this token may only read: what is not a GET needs the token of admin.token_file"
+            }
+            Refusal::StateOnly => {
+                "this token is for the state and the metrics: what else is read needs the token of \
+                 admin.read_token_file"
             }
             Refusal::Host => "the Host header does not name this listener",
             Refusal::Origin => "requests from web pages are not answered",
@@ -99,13 +115,19 @@ impl Guard {
     /// which part is not up, and supervisors seldom carry secrets. Nor do the files of the page, which hold
     /// no data: it is the page that asks for the token.
     pub(super) fn judge(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
-        if uri.path_and_query().map_or(0, |p| p.as_str().len()) > MAX_URI {
+        let target = uri.path_and_query().map_or(0, |p| p.as_str().len());
+        if target > MAX_URI {
             return Err(Refusal::UriTooLong);
+        }
+        // Each line of a header has four more.
+        let lines: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+        if target + lines > MAX_HEAD {
+            return Err(Refusal::HeadTooLong);
         }
         match &self.tokens.full {
             Some(_) if is_probe(uri.path()) => Ok(Grant::Open),
             Some(_) if page::is_page(uri.path()) && reads(method) => Ok(Grant::Open),
-            Some(full) => self.judge_bearer(method, headers, full),
+            Some(full) => self.judge_bearer(method, uri.path(), headers, full),
             None if !self.host_is_ours(uri, headers) => Err(Refusal::Host),
             None if is_foreign_page(headers) => Err(Refusal::Origin),
             None => Ok(Grant::Open),
@@ -115,17 +137,20 @@ impl Guard {
     fn judge_bearer(
         &self,
         method: &Method,
+        path: &str,
         headers: &HeaderMap,
         full: &SecretString,
     ) -> Result<Grant, Refusal> {
         let given = bearer(headers).ok_or(Refusal::Unauthorized)?;
-        if is_token(given, full) {
-            return Ok(Grant::Full);
-        }
-        match &self.tokens.read {
-            Some(read) if is_token(given, read) && reads(method) => Ok(Grant::Read),
-            Some(read) if is_token(given, read) => Err(Refusal::ReadOnly),
-            Some(_) | None => Err(Refusal::Unauthorized),
+        let is = |token: &Option<SecretString>| token.as_ref().is_some_and(|token| is_token(given, token));
+        // All are compared, whichever it is.
+        match (is_token(given, full), is(&self.tokens.read), is(&self.tokens.state)) {
+            (true, ..) => Ok(Grant::Full),
+            (_, true, _) if reads(method) => Ok(Grant::Read),
+            (_, true, _) => Err(Refusal::ReadOnly),
+            (.., true) if is_of_state(method, path) => Ok(Grant::State),
+            (.., true) => Err(Refusal::StateOnly),
+            (false, false, false) => Err(Refusal::Unauthorized),
         }
     }
 
@@ -172,6 +197,12 @@ fn host_part(authority: &str) -> Option<&str> {
     (port_fits && !host.is_empty()).then_some(host)
 }
 
+/// Answered from a snapshot of the loop: how things stand, without payloads, ids and customers.
+pub(super) fn is_of_state(method: &Method, path: &str) -> bool {
+    let reporting = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked", "/metrics"];
+    reads(method) && reporting.iter().any(|start| path.starts_with(start))
+}
+
 /// Changes nothing. All that the paths do for these methods is to tell.
 pub(super) fn reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
@@ -216,7 +247,7 @@ mod tests {
 
     fn tokens(full: Option<&str>, read: Option<&str>) -> Tokens {
         let secret = |text: Option<&str>| text.map(|text| text.to_owned().into());
-        Tokens { full: secret(full), read: secret(read) }
+        Tokens { full: secret(full), read: secret(read), state: secret(full.map(|_| "st4te")) }
     }
 
     fn guard(listen: &str, full: Option<&str>, read: Option<&str>) -> Guard {
@@ -358,6 +389,31 @@ mod tests {
     }
 
     #[test]
+    fn the_third_token_sees_how_things_stand_and_no_more() {
+        let guard = guard("127.0.0.1:9380", Some("s3cret"), Some("r3ad"));
+        let judge = |method: &Method, path: &'static str| {
+            guard.judge(method, &Uri::from_static(path), &headers(&[("authorization", "Bearer st4te")]))
+        };
+        for path in ["/api/v1/state", "/metrics", "/api/v1/applications?x", "/api/v1/parked"] {
+            assert_eq!(judge(&Method::GET, path), Ok(Grant::State), "{path}");
+            assert_eq!(judge(&Method::HEAD, path), Ok(Grant::State), "{path}");
+            assert_eq!(judge(&Method::POST, path), Err(Refusal::StateOnly), "{path}");
+        }
+        for path in [
+            "/api/v1/items",
+            "/api/v1/items/a/1",
+            "/api/v1/customers/a/c",
+            "/api/v1/timeline",
+            "/api/v1/export",
+            "/api/v1/dead",
+            "/api/v1/dead/export",
+            "/x/metrics",
+        ] {
+            assert_eq!(judge(&Method::GET, path), Err(Refusal::StateOnly), "{path}");
+        }
+    }
+
+    #[test]
     fn a_socket_is_guarded_as_loopback_is() {
         let guard = guard("unix:/run/tidegate/admin.sock", None, None);
         for host in ["localhost", "127.0.0.1:9380", "[::1]"] {
@@ -375,6 +431,6 @@ mod tests {
     fn no_token_is_printed() {
         let guard = guard("0.0.0.0:9380", Some("s3cret"), Some("r3ad"));
         let shown = format!("{guard:?}");
-        assert!(!shown.contains("s3cret") && !shown.contains("r3ad"), "{shown}");
+        assert!(["s3cret", "r3ad", "st4te"].iter().all(|token| !shown.contains(token)), "{shown}");
     }
 }

@@ -32,7 +32,7 @@ pub use metrics::Traffic;
 pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
-use crate::config::Listen;
+use crate::config::{Admin, Listen};
 use crate::letters::{LetterJob, LetterReport, LetterTrouble};
 use crate::progress::ProgressMarks;
 use accept::AdminListener;
@@ -80,11 +80,14 @@ pub struct Tokens {
     pub full: Option<SecretString>,
     /// What changes nothing. Without effect unless there is one for everything.
     pub read: Option<SecretString>,
+    /// The state and the metrics, in which no payload is, no id and no customer. Likewise.
+    pub state: Option<SecretString>,
 }
 
-impl From<&crate::config::Admin> for AdminOptions {
-    fn from(admin: &crate::config::Admin) -> Self {
-        let tokens = Tokens { full: admin.token.clone(), read: admin.read_token.clone() };
+impl From<&Admin> for AdminOptions {
+    fn from(admin: &Admin) -> Self {
+        let Admin { token, read_token, state_token, .. } = admin.clone();
+        let tokens = Tokens { full: token, read: read_token, state: state_token };
         AdminOptions { listen: admin.listen.clone(), tokens }
     }
 }
@@ -132,7 +135,7 @@ pub async fn serve(
         return Err(ServeError::TokenNeeded(listen));
     }
     let is_empty = |token: &SecretString| token.expose_secret().trim().is_empty();
-    if tokens.full.iter().chain(&tokens.read).any(is_empty) {
+    if tokens.full.iter().chain(&tokens.read).chain(&tokens.state).any(is_empty) {
         return Err(ServeError::EmptyToken);
     }
     let bound = AdminListener::bind(&listen).await;

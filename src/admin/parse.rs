@@ -182,7 +182,7 @@ pub fn letter_count(query: Option<&str>) -> Result<LetterJob, BadRequest> {
 }
 
 /// What chooses dead letters.
-const LETTER_CHOICE: [&str; 4] = ["reason", "application", "key", "limit"];
+const LETTER_CHOICE: [&str; 5] = ["reason", "application", "unreadable", "key", "limit"];
 
 /// A page of dead letters. `whole` is `true` or `false`.
 ///
@@ -264,7 +264,7 @@ fn key_of(text: &str) -> Result<LetterKey, BadRequest> {
     LetterKey::parse(text).ok_or_else(|| fault("key", "it is no key of a dead letter: 32 hexadecimal digits"))
 }
 
-/// The application `-` stands for those whose application could not be read: no name is empty in a query.
+/// Those whose application could not be read are `unreadable`: any other word could be a name.
 fn letter_filter(
     all: &[(String, String)],
     limit: usize,
@@ -277,7 +277,13 @@ fn letter_filter(
     }
     if let Some(name) = of(all, "application") {
         bounded(name, "application", MAX_NAME)?;
-        filter.application = Some(if name == "-" { "".into() } else { name.into() });
+        filter.application = Some(name.into());
+    }
+    if flag(all, "unreadable")? {
+        if filter.application.is_some() {
+            return Err(fault("unreadable", "it is there beside `application`: only one can hold"));
+        }
+        filter.application = Some("".into());
     }
     filter.key = of(all, "key").map(key_of).transpose()?;
     Ok((filter, of(all, "limit").map_or(Ok(limit), |text| rows("limit", text, most))?))

@@ -171,13 +171,17 @@ fn letters_are_meant_by_name_or_all_of_them() {
     };
     assert_eq!(dropped("all=true"), (LetterFilter::default(), MOST_OF_A_CALL));
     assert_eq!(dropped("reason=broker%3Aexpired&limit=7"), (filter(Some("broker:expired"), None, None), 7));
-    assert_eq!(dropped("application=-").0, filter(None, Some(""), None));
+    assert_eq!(dropped("unreadable=true").0, filter(None, Some(""), None));
+    assert_eq!(dropped("application=-").0, filter(None, Some("-"), None), "a name like another");
     assert_eq!(dropped(&format!("key={key}")).0, filter(None, None, Some(key)));
     for (query, named) in [
         ("", "all: name a key"),
         ("reason=&application=", "all: name a key"),
         ("all=false", "all: name a key"),
         ("all=yes", "all: it is neither"),
+        ("unreadable=false", "all: name a key"),
+        ("unreadable=true&application=a", "unreadable: it is there beside"),
+        ("unreadable=true&all=true", "all: it is there beside"),
         ("all=true&reason=x", "all: it is there beside"),
         ("key=12", "key: it is no key"),
         ("all=true&limit=0", "limit: it is not a number"),

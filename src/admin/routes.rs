@@ -5,13 +5,13 @@
 use super::accept::Peer;
 use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN};
 use super::audit::{Audited, Caller, RefusedLog};
-use super::guard::{is_static, reads, Guard, Refusal};
+use super::guard::{is_of_state, is_static, reads, Guard, Refusal};
 use super::readiness::Readiness;
 use super::{applications, export, items, letters, metrics, openapi, page, Ask};
 use crate::progress::ProgressMarks;
 use axum::body::{to_bytes, Body};
 use axum::extract::{Request, State};
-use axum::http::{header, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use axum::http::{header, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -134,12 +134,6 @@ async fn nothing(uri: Uri) -> Response {
     failure(StatusCode::NOT_FOUND, "there is nothing at this path")
 }
 
-/// Answered from a snapshot of the loop.
-fn is_question(method: &Method, path: &str) -> bool {
-    let reporting = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked", "/metrics"];
-    method == Method::GET && reporting.iter().any(|start| path.starts_with(start))
-}
-
 /// The gate before every handler: who asks, how much at a time, how large, how long. Whoever has no right
 /// leaves a line, and so does what would change something and did not come to that; what did has left its
 /// own.
@@ -169,7 +163,7 @@ async fn granted_to(gate: &Gate, caller: Caller, request: Request, next: Next) -
     let _slot = if is_static(request.uri().path()) {
         None
     } else {
-        let slots = if is_question(request.method(), request.uri().path()) {
+        let slots = if is_of_state(request.method(), request.uri().path()) {
             &gate.questions
         } else {
             &gate.commands

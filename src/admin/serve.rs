@@ -6,6 +6,7 @@
 
 use super::accept::{AdminListener, Duplex, Peer};
 use super::connections::{ConnectionAdmission, ConnectionPlace, Connections};
+use super::guard::MAX_HEAD;
 use super::listener::{Bounded, Bounds};
 use axum::body::Body;
 use axum::http::Request;
@@ -27,8 +28,6 @@ use tokio::time::Instant;
 /// Time for the head of a request, from the moment at which the connection could send it; so also the longest
 /// time for which a connection is kept for another request.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// Upper bound on the bytes of a head: path, query and headers.
-const MAX_HEAD: usize = 32 << 10;
 /// Pause after the system could not accept for want of its own means.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 

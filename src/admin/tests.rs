@@ -31,7 +31,7 @@ fn start_with(token: Option<&str>, progress: ProgressMarks, ask: Ask) -> Running
     let progress = Arc::new(progress);
     let options = AdminOptions {
         listen: at("127.0.0.1:0"),
-        tokens: Tokens { full: secret(token), read: secret(token.map(|_| READ_TOKEN)) },
+        tokens: Tokens { full: secret(token), read: secret(token.map(|_| READ_TOKEN)), state: None },
     };
     let server = runtime.block_on(serve(options, readiness.clone(), progress.clone(), ask)).unwrap();
     Running { readiness, progress, server: Some(server), runtime }
@@ -450,6 +450,13 @@ fn what_is_too_large_is_refused() {
     assert_eq!(it.raw(&chunked), "HTTP/1.1 413 Payload Too Large");
     let path = format!("/{}", "a".repeat(guard::MAX_URI));
     assert_eq!(it.get(&path).status, 414);
+    let long = |bytes| format!("GET /livez HTTP/1.1\r\nhost: localhost\r\na: {}\r\n\r\n", "x".repeat(bytes));
+    assert_eq!(it.raw(long(32_000).as_bytes()), "HTTP/1.1 200 OK");
+    // One read brings it whole, whatever may be kept of it.
+    for bytes in [32_800, 40_000, 60_000, 100_000] {
+        let status = it.raw(long(bytes).as_bytes());
+        assert_eq!(status, "HTTP/1.1 431 Request Header Fields Too Large", "{bytes}");
+    }
     let header = format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "a: b\r\n".repeat(200));
     assert_eq!(it.raw(header.as_bytes()), "HTTP/1.1 431 Request Header Fields Too Large");
 }
@@ -478,7 +485,8 @@ fn probes_are_answered_while_the_api_is_full() {
 #[tokio::test]
 async fn what_would_be_open_to_the_network_does_not_start() {
     let try_on = |listen: &str, token: Option<&str>| {
-        let options = AdminOptions { listen: at(listen), tokens: Tokens { full: secret(token), read: None } };
+        let options =
+            AdminOptions { listen: at(listen), tokens: Tokens { full: secret(token), ..Tokens::default() } };
         serve(options, Arc::new(Readiness::new()), Arc::default(), answering())
     };
     assert!(matches!(try_on("0.0.0.0:0", None).await, Err(ServeError::TokenNeeded(_))));

@@ -159,12 +159,14 @@ fn admin(config: &Config) -> CheckLine {
         let text = format!("{listen} is no loopback address: this needs admin.token_file");
         return finding(Level::Fail, "admin", text);
     }
-    let shown = match (&admin.token, &admin.read_token, listen) {
-        (.., Listen::Off) => "off: no probes, and no commands but by AMQP".to_owned(),
-        (Some(_), Some(_), _) => format!("{listen}, with token, and one for reading"),
-        (Some(_), None, _) => format!("{listen}, with token"),
-        (None, _, Listen::Tcp(_)) => format!("{listen}, without token, for everybody on this machine"),
-        (None, _, Listen::Unix(_)) => format!("{listen}, without token, for its user and group"),
+    let others = [("reading", &admin.read_token), ("the state", &admin.state_token)];
+    let others = others.iter().filter(|(_, token)| token.is_some());
+    let others: String = others.map(|(what, _)| format!(", and one for {what}")).collect();
+    let shown = match (&admin.token, listen) {
+        (_, Listen::Off) => "off: no probes, and no commands but by AMQP".to_owned(),
+        (Some(_), _) => format!("{listen}, with token{others}"),
+        (None, Listen::Tcp(_)) => format!("{listen}, without token, for everybody on this machine"),
+        (None, Listen::Unix(_)) => format!("{listen}, without token, for its user and group"),
     };
     match listen {
         Listen::Unix(path) => socket(path, shown),

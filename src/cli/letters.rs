@@ -31,7 +31,12 @@ pub(super) fn run(client: &Client, command: &DeadCommand, output: Output) -> Res
 }
 
 fn filter(args: &LetterFilterArgs) -> LetterQuery {
-    let pairs = [("reason", args.reason.clone()), ("application", args.application.clone())];
+    let unreadable = args.unreadable.then(|| true.to_string());
+    let pairs = [
+        ("reason", args.reason.clone()),
+        ("application", args.application.clone()),
+        ("unreadable", unreadable),
+    ];
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
@@ -108,7 +113,7 @@ fn count(client: &Client, filter: &LetterFilterArgs, output: Output) -> Result<(
 }
 
 fn groups_of(counted: &Value, filter: &LetterFilterArgs) -> Vec<Value> {
-    let application = filter.application.as_deref().map(|name| if name == "-" { "" } else { name });
+    let application = if filter.unreadable { Some("") } else { filter.application.as_deref() };
     let meant = |group: &&Value| {
         filter.reason.as_deref().is_none_or(|reason| group["reason"] == reason)
             && application.is_none_or(|name| group["application"] == name)
@@ -235,8 +240,10 @@ fn change(
     if !args.yes {
         let (count, more) = meant(client, args)?;
         let least = if more { "at least " } else { "" };
-        let first =
-            if more || count > args.limit { format!("the first {}, ", args.limit) } else { String::new() };
+        let first = match args.limit {
+            Some(limit) if more || count > limit => format!("the first {limit}, "),
+            Some(_) | None => String::new(),
+        };
         let text = format!("{least}{}: {first}--yes {}", letters(count), deed.asked);
         return Err(Failure::Usage(text));
     }
@@ -244,12 +251,12 @@ fn change(
     pairs.extend(args.key.clone().map(|key| ("key", key)));
     pairs.extend(args.all.then(|| ("all", true.to_string())));
     pairs.extend_from_slice(terms);
-    let total = call_by_call(args.limit, |limit| {
+    let total = call_by_call(args.limit.unwrap_or(u64::MAX), |limit| {
         let mut pairs = pairs.clone();
         pairs.push(("limit", limit.to_string()));
         client.ask(deed.method.clone(), &(path(deed.path) + &query(&pairs)))
     })?;
-    conclude(&total, deed, output)
+    conclude(&total, deed, args.limit, output)
 }
 
 fn letters(count: u64) -> String {
@@ -282,7 +289,8 @@ fn call_by_call(limit: u64, mut call: impl FnMut(u64) -> Result<Value, Failure>)
     }
 }
 
-fn conclude(total: &Value, deed: &LetterDeed, output: Output) -> Result<(), Failure> {
+/// Whoever said no number meant all: where some are left that might be meant, that is not done.
+fn conclude(total: &Value, deed: &LetterDeed, limit: Option<u64>, output: Output) -> Result<(), Failure> {
     let (count, kept) = (total["count"].as_u64().unwrap_or(0), total["kept"].as_u64().unwrap_or(0));
     let left = total["left"].as_u64().map_or(String::new(), |left| format!("; left in the queue: {left}"));
     let text = format!("{}: {}{left}", deed.done, letters(count));
@@ -307,6 +315,10 @@ fn conclude(total: &Value, deed: &LetterDeed, output: Output) -> Result<(), Fail
             let text = format!("no such letter among the first {} of the queue", total["looked_at"]);
             Err(Failure::Partial(text))
         }
+        (_, true) if limit.is_none_or(|limit| count < limit) => Err(Failure::Partial(format!(
+            "there are letters behind the first {} of the queue that were not looked at: not all were {}",
+            total["looked_at"], deed.done
+        ))),
         _ => Ok(()),
     }
 }
@@ -346,7 +358,7 @@ mod tests {
         });
         let total = total.unwrap();
         assert_eq!((total["count"].as_u64(), total["stopped"].as_str()), (Some(1_000), Some("gone")));
-        assert_eq!(conclude(&total, &DROP, Output::Table).unwrap_err().exit_code(), 3);
+        assert_eq!(conclude(&total, &DROP, None, Output::Table).unwrap_err().exit_code(), 3);
         assert_eq!(call_by_call(1, |_| Err(Failure::failed("no"))).unwrap_err().exit_code(), 1);
     }
 }

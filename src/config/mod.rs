@@ -436,6 +436,8 @@ pub struct Admin {
     pub token: Option<SecretString>,
     /// Bearer token for reading, read from `read_token_file`; only beside `token`.
     pub read_token: Option<SecretString>,
+    /// Bearer token for the state and the metrics, read from `state_token_file`; only beside `token`.
+    pub state_token: Option<SecretString>,
 }
 
 /// `[timeouts]`: bounds on waits for the broker and on shutdown.
@@ -495,6 +497,7 @@ impl Default for Config {
                 listen: Listen::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9380)),
                 token: None,
                 read_token: None,
+                state_token: None,
             },
             timeouts: Timeouts {
                 connect: Duration::from_secs(10),

@@ -250,8 +250,9 @@ pub(super) fn admin_of_client(
         None
     };
     s.get("read_token_file", String::new(), Text);
+    s.get("state_token_file", String::new(), Text);
     s.end();
-    Admin { listen, token, read_token: None }
+    Admin { listen, token, read_token: None, state_token: None }
 }
 
 fn listen(s: &mut Section<'_, '_>, default: Listen) -> Listen {
@@ -266,29 +267,37 @@ fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
     let listen = listen(&mut s, d.listen);
     let token = bearer(&mut s, "token_file", "admin-token", around);
     let read_token = bearer(&mut s, "read_token_file", "admin-read-token", around);
+    let state_token = bearer(&mut s, "state_token_file", "admin-state-token", around);
     if token.is_none() && !listen.is_local() && !s.failed(&["listen", "token_file"]) {
         s.fault("listen", "is not a loopback address: token_file is needed");
     }
-    match (&token, &read_token) {
-        (None, Some(_)) if !s.failed(&["token_file"]) => s.fault(
-            "read_token_file",
-            "needs token_file beside it: without a token for everything, whoever reaches the port may do \
-             everything, and this one would keep nobody from it",
-        ),
-        (Some(token), Some(read)) if token.expose_secret() == read.expose_secret() => {
-            s.fault("read_token_file", "holds the token of token_file, which opens everything: make another");
+    // Each opens less than those before it.
+    let all = [("token_file", &token), ("read_token_file", &read_token), ("state_token_file", &state_token)];
+    for (n, (key, lesser)) in all.iter().enumerate().skip(1) {
+        let Some(lesser) = lesser else { continue };
+        if token.is_none() && !s.failed(&["token_file"]) {
+            s.fault(
+                key,
+                "needs token_file beside it: without a token for everything, whoever reaches the port may do \
+                 everything, and this one would keep nobody from it",
+            );
         }
-        (None | Some(_), None | Some(_)) => {}
+        let same = |(_, other): &&(&str, &Option<SecretString>)| {
+            other.as_ref().is_some_and(|other| other.expose_secret() == lesser.expose_secret())
+        };
+        if let Some((other, _)) = all[..n].iter().find(same) {
+            s.fault(key, format!("holds the token of {other}, which opens more: make another"));
+        }
     }
     if listen == Listen::Off && !s.failed(&["listen"]) {
-        for (key, there) in [("token_file", token.is_some()), ("read_token_file", read_token.is_some())] {
+        for (key, there) in all.map(|(key, token)| (key, token.is_some())) {
             if there && s.is_set(key) {
                 s.warn(key, "has no effect: admin.listen is off");
             }
         }
     }
     s.end();
-    Admin { listen, token, read_token }
+    Admin { listen, token, read_token, state_token }
 }
 
 /// A bearer token: what a header can carry.

@@ -76,6 +76,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("admin.listen", old.admin.listen == new.admin.listen),
         ("admin.token_file", text(&old.admin.token) == text(&new.admin.token)),
         ("admin.read_token_file", text(&old.admin.read_token) == text(&new.admin.read_token)),
+        ("admin.state_token_file", text(&old.admin.state_token) == text(&new.admin.state_token)),
         ("timeouts.connect", old.timeouts.connect == new.timeouts.connect),
         ("timeouts.confirm", old.timeouts.confirm == new.timeouts.confirm),
         ("timeouts.drain", old.timeouts.drain == new.timeouts.drain),
@@ -132,6 +133,7 @@ mod tests {
         new.admin.listen = crate::config::Listen::Off;
         new.admin.token = Some("t".to_owned().into());
         new.admin.read_token = Some("r".to_owned().into());
+        new.admin.state_token = Some("s".to_owned().into());
         new.timeouts.drain = Duration::from_secs(1);
         let keys = [
             "amqp.uri",
@@ -141,6 +143,7 @@ mod tests {
             "admin.listen",
             "admin.token_file",
             "admin.read_token_file",
+            "admin.state_token_file",
             "timeouts.drain",
         ];
         assert_eq!(needs_restart(&old, &new), keys);

@@ -87,6 +87,13 @@ pub(super) fn warn_of(s: &Section<'_, '_>, key: &'static str, path: &Path, secre
 }
 
 fn unreadable(path: &Path, e: &io::Error) -> String {
+    // A secret typed in the place of its file's name is not echoed.
+    if !path.is_absolute() {
+        return format!(
+            "names no file that can be read ({e}); what it says is not shown: it is no whole path, and may \
+             be the secret itself, which belongs into a file"
+        );
+    }
     format!("{} cannot be read: {e}", path.display())
 }
 
@@ -111,6 +118,15 @@ mod tests {
         assert!(read(&path).err().unwrap().contains("more than 16384"));
         std::fs::write(&path, b"\xff").unwrap();
         assert!(read(&path).err().unwrap().ends_with("is not UTF-8"));
+    }
+
+    #[test]
+    fn a_secret_in_the_place_of_a_path_is_not_echoed() {
+        for typed in ["hunter2", "aB3/x+9=", &"long".repeat(100)] {
+            let told = read(Path::new(typed)).err().unwrap();
+            assert!(told.contains("names no file") && !told.contains(typed), "{told}");
+        }
+        assert!(read(Path::new("/no/such/file")).err().unwrap().contains("/no/such/file"));
     }
 
     #[test]

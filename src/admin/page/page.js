@@ -677,9 +677,12 @@ function parkedRow() {
   return row;
 }
 
+/** What tells rows apart: names may hold any character, so joined they could look like others. */
+const keyOf = (names) => JSON.stringify(names);
+
 /** Names of applications, in the two fields that take one. */
 function offer(names) {
-  const key = names.join("\n");
+  const key = keyOf(names);
   if (offer.key === key) return;
   offer.key = key;
   by("known-applications").replaceChildren(...names.map((name) => make("option", { value: name })));
@@ -709,7 +712,7 @@ async function askPage(further) {
 }
 
 function showItems() {
-  const rows = list.rows.map((item, n) => [`${item.application}\n${item.id}\n${item.received}\n${item.id ? "" : n}`, item]);
+  const rows = list.rows.map((item, n) => [keyOf([item.application, item.id, item.received, item.id ? null : n]), item]);
   const filtered = Object.values(list.filter).some(Boolean);
   const none = list.next ? "None so far: there is more to look through." :
     list.filter.customer ? "No customer of this name has items that have not ended." :
@@ -1000,8 +1003,8 @@ function flush(application, customer) {
 
 const letters = { group: null };
 
-/** In a query no name is empty: a dash stands for those whose application could not be read. */
-const groupQuery = (group) => ({ reason: group.reason, application: group.application || "-" });
+/** In a query no name is empty: those whose application could not be read are asked for by a word of their own. */
+const groupQuery = ({ reason, application }) => application ? { reason, application } : { reason, unreadable: "true" };
 const groupName = (group) => [" ", foreign(group.reason), ...(group.application ? [" of", ...of(group.application)] : [])];
 
 /** What of the queue was not seen, and why. */
@@ -1015,7 +1018,7 @@ async function lookIntoLetters() {
   by("dead-look").disabled = true;
   try {
     const told = await ask("GET", path("dead", "count"), COMMAND_WITHIN_MS);
-    const rows = told.groups.slice(0, MOST_ROWS).map((group) => [`g${group.reason}\n${group.application}`, group]);
+    const rows = told.groups.slice(0, MOST_ROWS).map((group) => [keyOf([group.reason, group.application]), group]);
     by("dead-found").hidden = rows.length === 0;
     by("dead-save").hidden = rows.length === 0;
     table(by("dead-groups"), rows, groupRow, "");
@@ -1092,7 +1095,7 @@ async function countLetters(which) {
     return ["1 letter."];
   }
   const told = await ask("GET", path("dead", "count"), COMMAND_WITHIN_MS);
-  const group = told.groups.find((one) => one.reason === which.reason && (one.application || "-") === which.application);
+  const group = told.groups.find((one) => one.reason === which.reason && one.application === (which.application || ""));
   if (!group) throw new Refused("there are none any more");
   return [`${told.more ? "At least " : ""}${things(group.count, "letter")}; at most ${count(MOST_LETTERS)} at a time.`];
 }

@@ -6,9 +6,6 @@ use crate::letters::{LetterKey, MOST_LOOKED_AT};
 use clap::{Args, Subcommand};
 use std::time::Duration;
 
-/// Most letters of one command: it goes on call by call.
-const MOST_LETTERS: u64 = 100_000;
-
 /// A letter's key, as lists show it.
 fn key(text: &str) -> Result<String, &'static str> {
     LetterKey::parse(text)
@@ -40,9 +37,12 @@ pub(crate) struct LetterFilterArgs {
     /// Of this reason alone: invalid, expired, attempts, ..., broker:expired, ...
     #[arg(long, value_name = "R", value_parser = name)]
     pub reason: Option<String>,
-    /// Of this application alone; - stands for those whose application could not be read
+    /// Of this application alone
     #[arg(long, value_name = "A", value_parser = name, allow_hyphen_values = true)]
     pub application: Option<String>,
+    /// Those alone whose application could not be read
+    #[arg(long, conflicts_with = "application")]
+    pub unreadable: bool,
 }
 
 /// Arguments of `dead list`.
@@ -78,24 +78,19 @@ pub(crate) struct MeantArgs {
     /// Key of one letter, as lists show it
     #[arg(
         value_parser = key,
-        required_unless_present_any = ["reason", "application", "all"],
-        conflicts_with_all = ["reason", "application", "all"]
+        required_unless_present_any = ["reason", "application", "unreadable", "all"],
+        conflicts_with_all = ["reason", "application", "unreadable", "all"]
     )]
     pub key: Option<String>,
     /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
     /// Every letter that is there
-    #[arg(long, conflicts_with_all = ["reason", "application"])]
+    #[arg(long, conflicts_with_all = ["reason", "application", "unreadable"])]
     pub all: bool,
-    /// Most letters that are taken
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1_000,
-        value_parser = clap::value_parser!(u64).range(1..=MOST_LETTERS)
-    )]
-    pub limit: u64,
+    /// Most letters that are taken [default: all that are meant and were there at the beginning]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: Option<u64>,
     /// Do it; without this, only say how many letters it would be
     #[arg(long)]
     pub yes: bool,
@@ -167,7 +162,8 @@ mod tests {
             panic!("no drop")
         };
         assert_eq!(args.meant.filter.application.as_deref(), Some("-"));
-        assert!(!args.meant.yes && !args.meant.all);
+        assert!(!args.meant.yes && !args.meant.all && !args.meant.filter.unreadable);
+        assert_eq!(args.meant.limit, None);
         for wrong in [
             "tidegate dead drop",
             "tidegate dead drop --yes",
@@ -176,7 +172,9 @@ mod tests {
             &format!("tidegate dead drop {key} --all"),
             &format!("tidegate dead drop {key} --reason expired"),
             "tidegate dead retry --all --at 2030-01-01T00:00:00Z --delay 3s",
-            "tidegate dead retry --all --limit 100001",
+            "tidegate dead retry --all --limit 0",
+            "tidegate dead drop --all --unreadable",
+            "tidegate dead drop --application a --unreadable",
             "tidegate dead list --count --limit 3",
             "tidegate dead show",
         ] {
