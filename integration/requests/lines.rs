@@ -57,6 +57,25 @@ fn a_line_is_a_request_and_the_same_lines_again_are_dropped() {
     assert_eq!(daemon.state()["totals"]["duplicates"]["keep"]["dropped"], 3_000, "{}", daemon.state());
 }
 
+/// What the envelope takes, lines take.
+#[test]
+fn integers_are_ids_and_applications() {
+    let site = Site::new("lineints");
+    site.application("7");
+    let daemon = site.start(&site.config());
+    let told = push(
+        &daemon,
+        &["shop", "--ndjson", "--output", "json"],
+        "{\"application\":7,\"id\":-12345678901234567890123,\"payload\":1}\n{\"application\":7,\"id\":null,\"payload\":2}\n",
+    );
+    assert_eq!((told.code, told.json()["made_up_ids"].as_u64()), (0, Some(1)), "{told:?}");
+    let items = site.client.consume(&site.queue("7")).items(2, Duration::from_secs(30));
+    assert!(items.iter().any(|item| item.id == "-12345678901234567890123"), "{items:?}");
+    let told = push(&daemon, &["shop", "--ndjson"], "{\"id\":1.5,\"payload\":1}\n");
+    assert_eq!(told.code, 1, "{told:?}");
+    assert!(told.err.contains("line 1: id must be text or an integer"), "{}", told.err);
+}
+
 #[test]
 fn the_first_fault_ends_it_and_is_told_with_its_line() {
     let site = Site::new("faults");

@@ -5,7 +5,7 @@ use super::fault::Fault;
 use super::rights::inspect_rights;
 use super::topology::{inspect_egress, inspect_ingest, Note};
 use super::{Options, Side};
-use crate::config::Topology;
+use crate::config::{Endpoint, Login, Topology};
 use std::time::Duration;
 
 /// Reply code for what is not there.
@@ -33,6 +33,14 @@ pub struct Inspected {
     pub text: String,
 }
 
+/// Who is logged in there.
+fn who(endpoint: &Endpoint) -> String {
+    match endpoint.login {
+        Login::Password => format!("'{}'", endpoint.user),
+        Login::External => "the user that the broker takes its certificate for".to_owned(),
+    }
+}
+
 /// Logs in at every address of both sides and looks, at the first that answers, for every queue and exchange
 /// in use, and how it differs.
 pub async fn inspect(options: &Options) -> Vec<Inspected> {
@@ -50,7 +58,7 @@ pub async fn inspect(options: &Options) -> Vec<Inspected> {
                     findings.push(Inspected {
                         side,
                         severity: Severity::Good,
-                        text: format!("logged in at {} as '{}'", session.address(), endpoint.user),
+                        text: format!("logged in at {} as {}", session.address(), who(endpoint)),
                     });
                     if !std::mem::replace(&mut looked, true) {
                         let found = look(&session, side, options).await;
@@ -91,5 +99,19 @@ fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> Inspec
             Inspected { side, severity: Severity::Good, text }
         }
         Err(fault) => Inspected { side, severity: Severity::Fault, text: fault.text },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn no_user_is_named_where_a_certificate_says_who_it_is() {
+        let mut endpoint = Config::default().amqp.endpoints.remove(0);
+        assert_eq!(who(&endpoint), "'guest'");
+        endpoint.login = Login::External;
+        assert!(!who(&endpoint).contains("guest"), "{}", who(&endpoint));
     }
 }

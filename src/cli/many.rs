@@ -6,7 +6,8 @@
 
 use super::args::{Output, PushArgs};
 use super::broker::{block_on, CliSession};
-use super::output::{note, plain, Failure, Out};
+use super::output::{plain, Failure, Out};
+use super::progress::Progress;
 use super::push::{judge, random_id, PERSISTENT};
 use crate::amqp::wire::{self, Incoming, RequestLimits};
 use crate::amqp::Options;
@@ -18,9 +19,9 @@ use lapin::types::ShortString;
 use lapin::{BasicProperties, Confirmation, PublisherConfirm};
 use serde::Deserialize;
 use serde_json::json;
+use serde_json::value::RawValue;
 use std::collections::VecDeque;
-use std::io::{BufRead, IsTerminal, Read};
-use std::time::{Duration, Instant};
+use std::io::{BufRead, Read};
 use tokio::sync::mpsc::{channel, Receiver};
 
 /// What the daemon takes for an envelope.
@@ -33,9 +34,6 @@ const UNCONFIRMED_BYTES: usize = 16 << 20;
 /// Lines read ahead.
 const AHEAD: usize = 64;
 
-/// Between two lines that tell how far it is.
-const PROGRESS: Duration = Duration::from_secs(2);
-
 /// One request, ready to be published.
 struct PushLine {
     line: u64,
@@ -46,9 +44,19 @@ struct PushLine {
 
 /// What of an entry its message needs.
 #[derive(Deserialize)]
-struct LineKeys {
-    application: Option<String>,
-    id: Option<String>,
+struct LineKeys<'a> {
+    #[serde(borrow)]
+    application: Option<&'a RawValue>,
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+}
+
+/// Text or an integer, as the envelope takes them; anything else is refused with the entry.
+fn text_of(value: Option<&RawValue>) -> Option<String> {
+    let json = value?.get();
+    let digits = json.strip_prefix('-').unwrap_or(json);
+    let is_integer = digits.bytes().all(|byte| byte.is_ascii_digit());
+    serde_json::from_str(json).ok().or_else(|| is_integer.then(|| json.to_owned()))
 }
 
 /// How it went.
@@ -148,10 +156,12 @@ fn entry(
     exchange: &str,
     limits: &RequestLimits,
 ) -> Result<(PushLine, bool), String> {
-    let known: LineKeys = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
-    let application = known.application.or_else(|| application.map(str::to_owned)).unwrap_or_default();
-    let made_up = known.id.is_none();
-    let id = match known.id {
+    let known: LineKeys<'_> = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
+    let own = text_of(known.application);
+    let application = own.or_else(|| application.map(str::to_owned)).unwrap_or_default();
+    let id = text_of(known.id);
+    let made_up = id.is_none();
+    let id = match id {
         Some(id) => id,
         None => random_id().map_err(|failure| failure.text().unwrap_or_default().to_owned())?,
     };
@@ -193,8 +203,7 @@ async fn publish_all(
     let exchange = ShortString::try_new(&*config.ingest.exchange).map_err(Failure::failed)?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let (mut unconfirmed, mut bytes) = (VecDeque::<UnconfirmedLine>::new(), 0);
-    let shows = std::io::stderr().is_terminal();
-    let mut shown = Instant::now();
+    let progress = Progress::new();
     let mut fault = None;
     loop {
         // While nothing comes, what went out before is waited for: who writes slowly hears of a fault soon.
@@ -232,10 +241,7 @@ async fn publish_all(
         while unconfirmed.len() >= UNCONFIRMED || bytes > UNCONFIRMED_BYTES && !unconfirmed.is_empty() {
             bytes -= settle(session, config, &mut unconfirmed, tally).await?;
         }
-        if shows && shown.elapsed() >= PROGRESS {
-            shown = Instant::now();
-            note(format_args!("{} confirmed", tally.confirmed));
-        }
+        progress.at("requests confirmed", tally.confirmed, None);
     }
     while !unconfirmed.is_empty() {
         settle(session, config, &mut unconfirmed, tally).await?;
