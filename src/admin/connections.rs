@@ -4,8 +4,8 @@
 //! for its next request: the one that has waited longest makes room, which is the slow or silent one, and
 //! rather one that has never asked anything. A connection that has just come is spared for a moment, in which
 //! the newcomer waits: else a crowd that comes again and again would throw out what is about to ask. Requests
-//! under way, their answers included, are bounded elsewhere to fewer than there are places, and are never
-//! ended for a newcomer.
+//! under way are bounded elsewhere to fewer than there are places, and are never ended for a newcomer; nor is
+//! an export.
 
 use super::accept::Source;
 use std::collections::{BTreeMap, HashMap};

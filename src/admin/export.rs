@@ -14,6 +14,10 @@ use std::io;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+/// Set on an answer that goes on for long, of which there is one at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streamed;
+
 /// Lines of an export, some at a time. An error is the last that comes.
 pub type ExportFeed = mpsc::Receiver<io::Result<Vec<u8>>>;
 
@@ -58,5 +62,7 @@ fn lines(feed: ExportFeed) -> Response {
     let helpings =
         stream::unfold(feed, |mut feed| async move { feed.recv().await.map(|helping| (helping, feed)) });
     let kind = HeaderValue::from_static("application/x-ndjson");
-    ([(header::CONTENT_TYPE, kind)], Body::from_stream(helpings)).into_response()
+    let mut answer = ([(header::CONTENT_TYPE, kind)], Body::from_stream(helpings)).into_response();
+    answer.extensions_mut().insert(Streamed);
+    answer
 }

@@ -9,7 +9,7 @@ use super::guard::{is_of_state, is_static, reads, Guard, Refusal};
 use super::readiness::Readiness;
 use super::{applications, export, items, letters, metrics, openapi, page, Ask};
 use crate::progress::ProgressMarks;
-use axum::body::{to_bytes, Body};
+use axum::body::{to_bytes, Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state, Next};
@@ -26,12 +26,15 @@ use tokio::time::timeout;
 const REQUEST_WITHIN: Duration = COMMAND_WITHIN.saturating_add(Duration::from_secs(5));
 /// Longest request body: names and filters, never payloads.
 pub(super) const MAX_BODY: usize = 64 * 1024;
-/// Time for it, from the end of the head. It takes the place of no other request meanwhile.
+/// Time for it, from the end of the head.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
+/// Bodies that are waited for at one time. Apart from the commands, which seldom have one: what does not come
+/// keeps none of them out.
+const MAX_BODIES: usize = 8;
 /// Questions about the state at one time; each costs the loop a snapshot.
 const MAX_QUESTIONS: usize = 16;
 /// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that
-/// wait for the store or for an outcome must not keep an operator from seeing why. Both together leave
+/// wait for the store or for an outcome must not keep an operator from seeing why. All together leave
 /// connections for probes.
 pub(super) const MAX_COMMANDS: usize = 32;
 
@@ -50,6 +53,7 @@ struct Gate {
     guard: Arc<Guard>,
     questions: Arc<Semaphore>,
     commands: Arc<Semaphore>,
+    bodies: Arc<Semaphore>,
     refused: Arc<RefusedLog>,
 }
 
@@ -64,6 +68,7 @@ pub(super) fn router(
         guard: Arc::new(guard),
         questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
         commands: Arc::new(Semaphore::new(MAX_COMMANDS)),
+        bodies: Arc::new(Semaphore::new(MAX_BODIES)),
         refused: Arc::default(),
     };
     probes()
@@ -153,8 +158,7 @@ async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Respon
 }
 
 async fn granted_to(gate: &Gate, caller: Caller, request: Request, next: Next) -> Response {
-    // Before a place is taken: one that does not come keeps nobody out.
-    let mut request = match with_bounded_body(request).await {
+    let mut request = match with_bounded_body(&gate.bodies, request).await {
         Ok(request) => request,
         Err(answer) => return answer,
     };
@@ -181,9 +185,9 @@ async fn granted_to(gate: &Gate, caller: Caller, request: Request, next: Next) -
 
 /// The body is read whole before the handler runs, so that no handler can forget its limit. What reads has
 /// none that anybody looks at: it is not waited for.
-async fn with_bounded_body(request: Request) -> Result<Request, Response> {
+async fn with_bounded_body(bodies: &Semaphore, request: Request) -> Result<Request, Response> {
     let (head, body) = request.into_parts();
-    if reads(&head.method) {
+    if reads(&head.method) || body.is_end_stream() {
         return Ok(Request::from_parts(head, Body::empty()));
     }
     let too_large = || failure(StatusCode::PAYLOAD_TOO_LARGE, "the body is above 64 KiB, or it broke off");
@@ -192,6 +196,7 @@ async fn with_bounded_body(request: Request) -> Result<Request, Response> {
     if announced.is_some_and(|n| n > MAX_BODY as u64) {
         return Err(too_large());
     }
+    let _turn = bodies.try_acquire().map_err(|_| unavailable("too many requests at one time"))?;
     let late = |_| failure(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
     let body =
         timeout(BODY_WITHIN, to_bytes(body, MAX_BODY)).await.map_err(late)?.map_err(|_| too_large())?;

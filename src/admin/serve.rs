@@ -6,6 +6,7 @@
 
 use super::accept::{AdminListener, Duplex, Peer};
 use super::connections::{ConnectionAdmission, ConnectionPlace, Connections};
+use super::export::Streamed;
 use super::guard::MAX_HEAD;
 use super::listener::{Bounded, Bounds};
 use axum::body::Body;
@@ -16,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::{service_fn, Service};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use std::convert::Infallible;
 use std::io;
 use std::pin::{pin, Pin};
 use std::sync::Arc;
@@ -85,7 +87,9 @@ fn closed(peer: Peer) {
     tracing::debug!(%peer, "too many requests under way: a connection was closed");
 }
 
-/// A request from its head to the end of its answer's body: its connection makes no room meanwhile.
+/// A request under way: its connection makes no room meanwhile. It ends with the head of its answer, or,
+/// where that is [`Streamed`], of which there is one at a time, with the answer itself. Answers that nobody
+/// reads would else have all places.
 struct AtWork(Arc<ConnectionPlace>);
 
 impl AtWork {
@@ -101,10 +105,10 @@ impl Drop for AtWork {
     }
 }
 
-/// The body of an answer, which belongs to the request.
+/// The body of an answer.
 struct AnswerBody {
     body: Body,
-    _work: AtWork,
+    _work: Option<AtWork>,
 }
 
 impl hyper::body::Body for AnswerBody {
@@ -146,7 +150,11 @@ async fn connection(
         let work = AtWork::begin(&at_work);
         request.extensions_mut().insert(peer);
         let answered = app.call(request);
-        async move { answered.await.map(|answer| answer.map(|body| AnswerBody { body, _work: work })) }
+        async move {
+            let answer = answered.await?;
+            let work = answer.extensions().get::<Streamed>().map(|_| work);
+            Ok::<_, Infallible>(answer.map(|body| AnswerBody { body, _work: work }))
+        }
     });
     let io = TokioIo::new(Bounded::new(stream, bounds));
     let mut http = http1::Builder::new();
