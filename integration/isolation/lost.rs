@@ -143,14 +143,19 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
     amid.stop();
     assert!(ledger.arrives(LIMIT), "{} have not arrived", ledger.missing());
     ledger.past();
-    // With the connections whole nothing comes twice.
+    // With the connections whole nothing comes twice but what the daemon says it does not know of: a batch alone on its
+    // channel gives that up where others need it, and confirms of a busy broker are slow.
+    let unknown = || daemon.state()["totals"]["unknown"].as_u64().expect("a count");
+    let unknown_before = unknown();
     let after = load("after");
     let sent = ledger.confirmed_count() + 300;
     wait_until("some more have come", LIMIT, || ledger.arrived_count() >= sent);
     after.stop();
     let report = ledger.settle(LIMIT);
     report.assert_clean();
-    assert!(report.unexplained.is_empty(), "{:?}", report.unexplained);
+    let unknown = unknown() - unknown_before;
+    let twice = &report.unexplained;
+    assert!(twice.len() as u64 <= unknown, "{twice:?} came twice, and of {unknown} batches it was not known");
     drop(recorder);
 
     node.wake(&[site.queue("mute"), site.dead()]);

@@ -111,26 +111,30 @@ pub fn few_fields(sources: &[Source]) -> Vec<String> {
 /// A type with more methods is more than one thing.
 const MOST_METHODS: usize = 40;
 
-/// How many methods each type has in a file. `code` is without comments and tests.
-fn methods(code: &str) -> BTreeMap<&str, usize> {
-    let mut out = BTreeMap::new();
-    for (at, _) in code.match_indices("\nimpl") {
+/// Each `impl` of a file: the name of its type, and what stands between its braces.
+fn impls(code: &str) -> Vec<(&str, &str)> {
+    let of = |(at, _): (usize, &str)| {
         let head = &code[at + 5..];
         let head = &head[..head.find('{').unwrap_or(head.len())];
         let of = head.rsplit_once(" for ").map_or_else(|| after_generics(head), |(_, of)| of.trim());
-        let body = block(code, at + 5).map_or("", |(open, end)| &code[open..end]);
-        let count = body
-            .lines()
-            .filter(|line| line.starts_with("    ") && !line.starts_with("     "))
-            .filter(|line| {
-                let mut all = line
-                    .split_whitespace()
-                    .filter(|word| !word.starts_with("pub") && !word.starts_with("crate::"));
-                matches!(all.next(), Some("fn")) || line.contains(" const fn ")
-            });
-        if let Some((_, name)) = words(of).next() {
-            *out.entry(name).or_default() += count.count();
-        }
+        let (_, name) = words(of).next()?;
+        let (open, end) = block(code, at + 5)?;
+        Some((name, &code[open..end]))
+    };
+    code.match_indices("\nimpl").filter_map(of).collect()
+}
+
+/// How many methods each type has in a file. `code` is without comments and tests.
+fn methods(code: &str) -> BTreeMap<&str, usize> {
+    let is_method = |line: &&str| {
+        let head = line.strip_prefix("    ").filter(|rest| !rest.starts_with(' ')).unwrap_or_default();
+        let mut words =
+            head.split_whitespace().filter(|word| !word.starts_with("pub") && !word.starts_with("crate::"));
+        words.find(|word| *word != "const") == Some("fn")
+    };
+    let mut out = BTreeMap::new();
+    for (name, body) in impls(code) {
+        *out.entry(name).or_default() += body.lines().filter(is_method).count();
     }
     out
 }
@@ -149,17 +153,7 @@ pub fn few_methods(sources: &[Source]) -> Vec<String> {
 
 /// Types that change themselves: a method of theirs takes `&mut self`.
 fn owners(code: &str) -> BTreeSet<&str> {
-    let mut out = BTreeSet::new();
-    for (at, _) in code.match_indices("\nimpl") {
-        let head = &code[at + 5..];
-        let head = &head[..head.find('{').unwrap_or(head.len())];
-        let of = head.rsplit_once(" for ").map_or_else(|| after_generics(head), |(_, of)| of.trim());
-        let body = block(code, at + 5).map_or("", |(open, end)| &code[open..end]);
-        if body.contains("&mut self") {
-            out.extend(words(of).next().map(|(_, name)| name));
-        }
-    }
-    out
+    impls(code).into_iter().filter(|(_, body)| body.contains("&mut self")).map(|(name, _)| name).collect()
 }
 
 /// A declared field is seen outside its part, whose methods may stand in several files.

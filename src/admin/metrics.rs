@@ -96,7 +96,8 @@ impl DaemonFigures {
         let steps = &document.snapshot.totals;
         let steps = [("forward", steps.clock_forward), ("backward", steps.clock_backward)];
         to.counters("clock_steps", "Steps of the wall clock.", by("direction", steps))?;
-        let help = "Requests to the admin port without the right, or for a change that did not come about.";
+        let help =
+            "Requests to the admin port that were turned away, by their head or before a change came about.";
         to.counter("admin_refused", help, self.refused)
     }
 

@@ -12,6 +12,7 @@ use super::push::{judge, random_id, PERSISTENT};
 use crate::amqp::wire::{self, Incoming, RequestLimits};
 use crate::amqp::Options;
 use crate::clock;
+use crate::config::terms::{MAX_ID, MAX_NAME};
 use crate::config::{Config, Readings};
 use crate::engine::types::RequestBody;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
@@ -20,6 +21,7 @@ use lapin::{BasicProperties, Confirmation, PublisherConfirm};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{BufRead, Read};
 use tokio::sync::mpsc::{channel, Receiver};
@@ -49,14 +51,6 @@ struct LineKeys<'a> {
     application: Option<&'a RawValue>,
     #[serde(borrow)]
     id: Option<&'a RawValue>,
-}
-
-/// Text or an integer, as the envelope takes them; anything else is refused with the entry.
-fn text_of(value: Option<&RawValue>) -> Option<String> {
-    let json = value?.get();
-    let digits = json.strip_prefix('-').unwrap_or(json);
-    let is_integer = digits.bytes().all(|byte| byte.is_ascii_digit());
-    serde_json::from_str(json).ok().or_else(|| is_integer.then(|| json.to_owned()))
 }
 
 /// How it went.
@@ -157,9 +151,13 @@ fn entry(
     limits: &RequestLimits,
 ) -> Result<(PushLine, bool), String> {
     let known: LineKeys<'_> = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
-    let own = text_of(known.application);
+    let text = |name, value, most| {
+        let text = wire::envelope_text(name, value, most);
+        text.map_err(|dead| plain(&dead.error).into_owned()).map(|text| text.map(Cow::into_owned))
+    };
+    let own = text("application", known.application, MAX_NAME)?;
     let application = own.or_else(|| application.map(str::to_owned)).unwrap_or_default();
-    let id = text_of(known.id);
+    let id = text("id", known.id, MAX_ID)?;
     let made_up = id.is_none();
     let id = match id {
         Some(id) => id,

@@ -21,7 +21,7 @@ use super::event::QueueRow;
 use super::health::HealthState;
 use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
-use super::types::Key;
+use super::types::{AppSettings, Key, Settings};
 pub(super) use agenda::QueueMut;
 use due_line::DueLine;
 pub(super) use due_line::Entry;
@@ -115,6 +115,11 @@ impl Queue {
 
     pub(super) fn live(&self) -> Option<&Live> {
         self.live.as_deref()
+    }
+
+    /// Settings of its application, whether it is at work or not.
+    fn settings<'a>(&'a self, all: &'a Settings) -> &'a Arc<AppSettings> {
+        self.live().map_or_else(|| all.of(&self.name), Live::settings)
     }
 
     fn is_loading(&self) -> bool {

@@ -285,22 +285,27 @@ fn a_line_at_fault_is_named_and_nothing_of_its_commit_is_there() {
     assert_eq!(error, "a name has 201 bytes; 1 to 200 are allowed");
 }
 
+/// An export that ends with an error: what it had written, and why.
+fn broken_off(path: &Path) -> (String, String) {
+    let mut export = Exporter::open(path, MEMORY).unwrap().begin(id_of).unwrap();
+    let mut out = Vec::new();
+    loop {
+        match export.next(&mut out) {
+            Ok(true) => {}
+            Ok(false) => panic!("it is whole"),
+            Err(error) => return (String::from_utf8(out).unwrap(), error.to_string()),
+        }
+    }
+}
+
 /// What cannot be read is not left out.
 #[test]
 fn an_export_ends_at_a_damaged_row() {
     let (from, _) = source();
     let row = rows::item_key(APP, key(55, 4)).unwrap();
     super::disk::write_raw(from.path(), KeyspaceId::Items, &row, Some(b"scratched"));
-    let mut export = Exporter::open(from.path(), MEMORY).unwrap().begin(id_of).unwrap();
-    let mut out = Vec::new();
-    let error = loop {
-        match export.next(&mut out) {
-            Ok(true) => {}
-            Ok(false) => panic!("it is whole"),
-            Err(error) => break error,
-        }
-    };
-    assert!(error.to_string().contains("queue `app` due 55 number 4"), "{error}");
+    let (_, error) = broken_off(from.path());
+    assert!(error.contains("queue `app` due 55 number 4"), "{error}");
 }
 
 /// The rows are sound, and fewer than were counted when they were written.
@@ -310,17 +315,8 @@ fn an_export_that_lacks_items_is_not_whole() {
     let more = QueueRow { queue: APP.into(), count: 5, low: key(40, 0), paused: false, unindexed_until: 0 };
     let (at, row) = rows::queue_row(&more).unwrap();
     super::disk::write_raw(from.path(), KeyspaceId::Queues, &at, Some(&row));
-    let mut export = Exporter::open(from.path(), MEMORY).unwrap().begin(id_of).unwrap();
-    let mut out = Vec::new();
-    let error = loop {
-        match export.next(&mut out) {
-            Ok(true) => {}
-            Ok(false) => panic!("it is whole"),
-            Err(error) => break error.to_string(),
-        }
-    };
+    let (out, error) = broken_off(from.path());
     assert!(error.contains("keyspace `queues`") && error.contains("6 items, and 5 were found"), "{error}");
-    let out = String::from_utf8(out).unwrap();
     assert_eq!(out.lines().count(), text.lines().count() - 1, "all but the line that says that it is whole");
 }
 

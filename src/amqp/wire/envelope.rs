@@ -352,7 +352,7 @@ fn payload(entry: &EnvelopeEntry<'_>, json: bool) -> Result<Vec<u8>, Dead> {
 }
 
 /// A field that is text, or an integer, which counts as its decimal text. Null and empty are absent.
-pub(super) fn text_of<'a>(
+pub(crate) fn text_of<'a>(
     name: &str,
     value: Option<&'a RawValue>,
     max: usize,

@@ -23,6 +23,7 @@ mod trace;
 
 pub use answer::answer;
 pub use batch::{batch_id_of, encode, item_id, Body, Exchanges, Outgoing};
+pub(crate) use envelope::text_of as envelope_text;
 pub(crate) use fields::near_misses;
 pub use frame::fit;
 pub use identity::{identity, target};

@@ -101,7 +101,7 @@ impl<'q> QueueMut<'q> {
 
     /// Settings of its application, whether it is at work or not.
     pub(in crate::engine) fn settings(&self) -> &Arc<AppSettings> {
-        self.queue.live().map_or_else(|| self.settings.of(&self.queue.name), Live::settings)
+        self.queue.settings(self.settings)
     }
 
     // ---- counts -------------------------------------------------------------------------------------------

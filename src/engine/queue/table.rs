@@ -105,8 +105,7 @@ impl Queues {
 
     /// Settings of a queue's application, whether it is at work or not.
     pub(in crate::engine) fn settings_of(&self, id: QueueId) -> &Arc<AppSettings> {
-        let queue = &self.table[id];
-        queue.live.as_ref().map_or_else(|| self.settings.of(&queue.name), |live| live.settings())
+        self.table[id].settings(&self.settings)
     }
 
     /// New settings, for all that are at work. The cost is that of all queues.
