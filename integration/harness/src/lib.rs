@@ -6,6 +6,7 @@
 
 mod asker;
 mod authority;
+mod beside;
 mod bounds;
 mod broker;
 mod browser;
