@@ -4,6 +4,7 @@ mod back;
 mod edges;
 mod kill;
 mod look;
+mod many;
 
 use serde_json::Value;
 use std::time::Duration;

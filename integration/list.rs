@@ -3,6 +3,7 @@
 mod cli;
 mod counts;
 mod filters;
+mod looks;
 mod pages;
 
 use serde_json::Value;

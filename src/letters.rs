@@ -4,15 +4,19 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Most letters that one call looks at. Each is held until the call ends, and then goes back. Few enough for
+/// Most letters that one call looks at. Each is held until the walk ends, and then goes back. Few enough for
 /// a slow broker: taking one costs milliseconds in a quorum queue.
 pub const MOST_LOOKED_AT: usize = 2_000;
 /// Most letters that one call sends back or drops.
 pub const MOST_OF_A_CALL: usize = 1_000;
+/// Most letters that may be asked for, over all calls of a walk.
+pub const MOST_OF_A_WALK: usize = 10_000_000;
 /// Largest body, bytes, that an answer shows: in base64 it still fits into what clients read.
 pub const MOST_SHOWN_BODY: usize = 8 << 20;
-/// Bytes of bodies after which a list ends; the first letter always fits.
-pub const FULL_PAGE: usize = 4 << 20;
+/// Bytes of letters, as JSON, with which a list is full; the first letter always fits.
+pub const FULL_PAGE: usize = 1 << 20;
+/// Longest sentence and name that a summary shows, bytes; what is longer is cut, and ends in `…`.
+pub const MOST_SHOWN_TEXT: usize = 1_024;
 /// Digits of a [`LetterKey`].
 pub const KEY_LENGTH: usize = 32;
 
@@ -90,7 +94,7 @@ pub enum LetterJob {
     List {
         /// Those that are wanted.
         filter: LetterFilter,
-        /// Most of them, 1 to [`MOST_LOOKED_AT`].
+        /// Most of them, 1 to [`MOST_OF_A_WALK`].
         limit: usize,
         /// With headers and body.
         whole: bool,
@@ -99,7 +103,7 @@ pub enum LetterJob {
     Retry {
         /// Those that are wanted.
         filter: LetterFilter,
-        /// Most letters, 1 to [`MOST_OF_A_CALL`].
+        /// Most letters, 1 to [`MOST_OF_A_WALK`].
         limit: usize,
         /// As what they are sent.
         terms: RetryTerms,
@@ -108,15 +112,68 @@ pub enum LetterJob {
     Drop {
         /// Those that are wanted.
         filter: LetterFilter,
-        /// Most letters, 1 to [`MOST_OF_A_CALL`].
+        /// Most letters, 1 to [`MOST_OF_A_WALK`].
         limit: usize,
     },
+}
+
+/// How a look stands to those before it and behind it. Letters that were looked at go back when the walk
+/// along their queue ends; until then nobody else sees them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LetterWalk {
+    /// From the head of the queue, and over with the call.
+    #[default]
+    Once,
+    /// From the head of the queue, and the next call may go on.
+    First,
+    /// Goes on where the call ended that told this cursor.
+    Next(WalkCursor),
+}
+
+/// Names a walk between two calls. No other has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct WalkCursor(Box<str>);
+
+impl WalkCursor {
+    /// The cursor of this number.
+    pub fn of(number: u64) -> WalkCursor {
+        WalkCursor(format!("{number:016x}").into())
+    }
+
+    /// Reads a cursor; `None`: it is none.
+    pub fn parse(text: &str) -> Option<WalkCursor> {
+        u64::from_str_radix(text, 16).ok().map(WalkCursor::of).filter(|cursor| *cursor.0 == *text)
+    }
+
+    /// The cursor as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What is asked for in one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LetterTask {
+    /// What is to be done.
+    pub job: LetterJob,
+    /// From where on, and whether it goes on.
+    pub walk: LetterWalk,
 }
 
 impl LetterJob {
     /// It shows payloads.
     pub fn is_whole(&self) -> bool {
         matches!(self, LetterJob::List { whole: true, .. })
+    }
+
+    /// What was asked for is there, whatever else is in the queue.
+    pub fn is_satisfied(&self, report: &LetterReport) -> bool {
+        match self {
+            LetterJob::Count => false,
+            LetterJob::List { limit, .. } => report.letters.len() >= *limit,
+            LetterJob::Retry { limit, .. } | LetterJob::Drop { limit, .. } => report.count >= *limit,
+        }
     }
 
     /// Name in the log, and the filter, of one that changes something.
@@ -164,10 +221,10 @@ pub struct WholeLetter {
     pub properties: Map<String, Value>,
     /// All headers, by name.
     pub headers: Value,
-    /// The body, where it is UTF-8.
+    /// The body, where it is UTF-8 and as JSON no longer than in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// The body in padded standard base64, where it is not.
+    /// The body in padded standard base64, where it is not, or where that is shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
     /// It is longer than [`MOST_SHOWN_BODY`], and left out.
@@ -189,9 +246,9 @@ pub struct LetterGroup {
 /// What became of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LetterReport {
-    /// Ready letters in the queue when the look at it began, whatever they are.
+    /// Ready letters in the queue when the walk along it began, whatever they are.
     pub depth: usize,
-    /// How many of them were looked at.
+    /// How many of them the walk has looked at so far.
     pub looked_at: usize,
     /// Letters sent back or dropped; of a count, those counted.
     pub count: usize,
@@ -199,6 +256,8 @@ pub struct LetterReport {
     pub kept: usize,
     /// There are letters that were not looked at, or are not in the list for want of room.
     pub more: bool,
+    /// With this the next call goes on; there is none where what was asked for is there, or nothing is left.
+    pub cursor: Option<WalkCursor>,
     /// Why it ended before its end, if it did. What is told of was done.
     pub stopped: Option<String>,
     /// Those of a list.

@@ -152,10 +152,19 @@ fn without_a_queue_of_ours_that_is_said_and_anothers_is_not_worn_out() {
     daemon.wait_ready();
     site.client.publish(&invalid(&site, "shop", "s0"));
     wait_until("the letter", LIMIT, || site.client.depth(&own) == Some(1));
+    is_not_worn_out(&site, &daemon);
+    site.lies(&own, 1);
+}
+
+/// So many looks as a queue with the broker's own limit does not bear.
+const LOOKS: usize = 25;
+
+/// Looks at the letter until that is refused.
+fn is_not_worn_out(site: &Site<'_>, daemon: &Daemon) {
     let mut looks = 0;
     let mut told = None;
-    while told.is_none() && looks < 20 {
-        let (status, text) = refused(&daemon, "GET", "/api/v1/dead");
+    while told.is_none() && looks < LOOKS {
+        let (status, text) = refused(daemon, "GET", "/api/v1/dead");
         if status == 200 {
             looks += 1;
         } else {
@@ -168,7 +177,38 @@ fn without_a_queue_of_ours_that_is_said_and_anothers_is_not_worn_out() {
         // From 4.3 on what is given back unread does not count.
         None => assert!(site.node.release() >= Some((4, 3)), "RabbitMQ 4.0 would have dropped it"),
     }
-    site.lies(&own, 1);
+}
+
+/// Others make the queue, and nobody knows how; until they say that it has no limit.
+#[test]
+fn where_others_make_the_queue_no_look_costs_a_letter() {
+    for mode in ["passive", "off"] {
+        let site = Site::new(&format!("letters-{mode}"));
+        drop(site.start(&site.config()));
+        site.client.delete_queue(&site.dead());
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        site.client.queue(&site.dead(), arguments);
+        site.client.bind(&site.dead(), &site.dead(), "");
+        let config = site.config().text("amqp.topology", mode);
+        let mut daemon = Daemon::start(&config, &site.dir);
+        daemon.wait_ready();
+        died(&site, [invalid(&site, "shop", "s0")], 1);
+        is_not_worn_out(&site, &daemon);
+        lie_there(&site, 1);
+        if site.node.release() >= Some((4, 0)) {
+            continue;
+        }
+        // In RabbitMQ 3.10 such a queue has none.
+        daemon.rewrite(&config.set("dead.queue.max_looks", "0"));
+        daemon.term();
+        assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
+        daemon.start_again();
+        daemon.wait_ready();
+        for _ in 0..LOOKS {
+            assert_eq!(ids(&listed(&daemon, "")), ["s0"]);
+        }
+    }
 }
 
 #[test]

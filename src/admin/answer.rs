@@ -7,15 +7,18 @@ use super::parse::BadRequest;
 use super::readiness::Readiness;
 use super::state::Document;
 use super::{Ask, Query};
-use crate::letters::{LetterJob, LetterReport, LetterTrouble};
+use crate::letters::{LetterReport, LetterTask, LetterTrouble};
 use crate::progress::ProgressMarks;
+use axum::body::{Body, Bytes};
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
+use futures_util::{stream, StreamExt as _};
 use serde_json::{json, Value};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 /// How long the loop may take for a snapshot.
@@ -23,6 +26,14 @@ pub(super) const STATE_WITHIN: Duration = Duration::from_secs(5);
 /// How long a command may take: the cancel of an item in flight waits some seconds for its outcome, and a
 /// list or the cancel of a large customer for many reads.
 pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);
+
+/// How long an answer about dead letters waits until one of the others has been read.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
+/// Answers that show dead letters and are made or being read. One takes up to three times
+/// [`crate::letters::FULL_PAGE`], or as much as the largest letter that is shown whole.
+pub(super) const LETTER_ANSWERS: usize = 3;
+/// Bytes of an answer that are handed over at a time.
+const PIECE: usize = 64 << 10;
 
 /// Media type of every error (RFC 9457).
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
@@ -35,6 +46,8 @@ pub(super) struct ApiState {
     pub(super) ask: Ask,
     /// Requests that were turned away.
     pub(super) refused: Arc<RefusedLog>,
+    /// Room for answers about dead letters.
+    pub(super) letter_answers: Arc<Semaphore>,
 }
 
 impl ApiState {
@@ -87,16 +100,26 @@ impl ApiState {
     pub(super) async fn letters(
         &self,
         caller: Caller,
-        job: Result<LetterJob, BadRequest>,
+        task: Result<LetterTask, BadRequest>,
         shown: impl FnOnce(LetterReport) -> Response,
     ) -> Response {
-        let job = match job {
-            Ok(job) => job,
+        let task = match task {
+            Ok(task) => task,
             Err(fault) => return failure(StatusCode::BAD_REQUEST, &fault.to_string()),
         };
-        let audit = job.deed().map(|(action, filter)| Audit::of_letters(caller, action, filter));
+        let deed = task.job.deed();
+        let room = match deed {
+            Some(_) => None,
+            None => match timeout(ROOM_WITHIN, Arc::clone(&self.letter_answers).acquire_owned()).await {
+                Ok(Ok(room)) => Some(room),
+                Ok(Err(_)) | Err(_) => {
+                    return unavailable("answers about dead letters are still being read by others")
+                }
+            },
+        };
+        let audit = deed.map(|(action, filter)| Audit::of_letters(caller, action, filter));
         let (reply, answer) = oneshot::channel();
-        (self.ask)(Query::Letters(job.clone(), reply));
+        (self.ask)(Query::Letters(task.clone(), reply));
         let unavailable = |text: &str| Err(LetterTrouble::Unavailable(text.to_owned()));
         let done = match timeout(COMMAND_WITHIN, answer).await {
             Ok(Ok(done)) => done,
@@ -115,10 +138,10 @@ impl ApiState {
         if let Some(audit) = audit {
             audit.end(code(status), &answered);
         }
-        if done.is_ok() && job.is_whole() {
+        if done.is_ok() && task.job.is_whole() {
             audit::payloads_read(caller, "dead_read");
         }
-        let mut answer = done.map_or_else(|_| of(answered), shown);
+        let mut answer = held(done.map_or_else(|_| of(answered), shown), room);
         if audited {
             answer.extensions_mut().insert(Audited);
         }
@@ -135,6 +158,22 @@ impl ApiState {
         };
         CommandResponse { status: Status::Unavailable, document: json!({ "error": text }) }
     }
+}
+
+/// The same answer, which keeps its room until its client has taken it.
+fn held(answer: Response, room: Option<OwnedSemaphorePermit>) -> Response {
+    let Some(room) = room else { return answer };
+    let (head, body) = answer.into_parts();
+    let whole = (body.into_data_stream(), Bytes::new(), room);
+    let pieces = stream::unfold(whole, |(mut data, mut rest, room)| async move {
+        while rest.is_empty() {
+            // What was made in memory does not fail.
+            rest = data.next().await?.ok()?;
+        }
+        let piece = rest.split_to(rest.len().min(PIECE));
+        Some((Ok::<_, Infallible>(piece), (data, rest, room)))
+    });
+    Response::from_parts(head, Body::from_stream(pieces))
 }
 
 /// What tells of something is the command's own JSON, `unknown` included; what is not done is a problem.

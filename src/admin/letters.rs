@@ -7,16 +7,20 @@ use super::answer::ApiState;
 use super::audit::Caller;
 use super::items::named;
 use super::parse;
-use crate::letters::LetterReport;
+use crate::letters::{Letter, LetterGroup, LetterReport, WalkCursor};
 use axum::extract::State;
 use axum::http::{header, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use serde::Serialize;
 use serde_json::{json, Value};
 
 /// On an export that is not complete: why.
 const STOPPED: HeaderName = HeaderName::from_static("x-tidegate-stopped");
+
+/// On a part of an export with which the next call goes on.
+const CURSOR: HeaderName = HeaderName::from_static("x-tidegate-cursor");
 
 /// Routes of this file, below `/api/v1`.
 pub(super) fn router() -> Router<ApiState> {
@@ -29,12 +33,12 @@ pub(super) fn router() -> Router<ApiState> {
 }
 
 async fn count(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
-    let groups = |report: LetterReport| Json(found("groups", json!(report.groups), &report)).into_response();
+    let groups = |report: LetterReport| Told::of(&report, Groups { groups: &report.groups }).into_response();
     shared.letters(caller, parse::letter_count(uri.query()), groups).await
 }
 
 async fn list(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
-    let page = |report: LetterReport| Json(found("letters", json!(report.letters), &report)).into_response();
+    let page = |report: LetterReport| Told::of(&report, Letters { letters: &report.letters }).into_response();
     shared.letters(caller, parse::letter_list(uri.query()), page).await
 }
 
@@ -63,29 +67,52 @@ async fn discard(State(shared): State<ApiState>, Extension(caller): Extension<Ca
     shared.letters(caller, parse::letter_drop(uri.query()), done).await
 }
 
-/// Of a count or a list: what was found, under this name.
-fn found(name: &str, found: Value, report: &LetterReport) -> Value {
-    let LetterReport { depth, looked_at, more, stopped, .. } = report;
-    let mut told = json!({ "depth": depth, "looked_at": looked_at, "more": more, "stopped": stopped });
-    told[name] = found;
-    told
+/// Of a count or a list: how far the look has come, and what was found.
+#[derive(Serialize)]
+struct Told<'r, T> {
+    depth: usize,
+    looked_at: usize,
+    more: bool,
+    stopped: Option<&'r str>,
+    cursor: Option<&'r str>,
+    #[serde(flatten)]
+    found: T,
+}
+
+#[derive(Serialize)]
+struct Groups<'r> {
+    groups: &'r [LetterGroup],
+}
+
+#[derive(Serialize)]
+struct Letters<'r> {
+    letters: &'r [Letter],
+}
+
+impl<'r, T> Told<'r, T> {
+    fn of(report: &'r LetterReport, found: T) -> Json<Self> {
+        let LetterReport { depth, looked_at, more, stopped, cursor, .. } = report;
+        let (stopped, cursor) = (stopped.as_deref(), cursor.as_ref().map(WalkCursor::as_str));
+        Json(Told { depth: *depth, looked_at: *looked_at, more: *more, stopped, cursor, found })
+    }
 }
 
 /// Of what was sent back or dropped.
 fn deed(report: &LetterReport) -> Json<Value> {
-    let LetterReport { depth, looked_at, count, kept, more, stopped, .. } = report;
+    let LetterReport { depth, looked_at, count, kept, more, stopped, cursor, .. } = report;
     Json(json!({
         "result": "done", "count": count, "kept": kept, "depth": depth, "left": depth.saturating_sub(*count),
-        "looked_at": looked_at, "more": more, "stopped": stopped,
+        "looked_at": looked_at, "more": more, "stopped": stopped, "cursor": cursor,
     }))
 }
 
 /// One letter a line.
 fn lines(report: LetterReport) -> Response {
-    let mut text = String::new();
+    let mut text = Vec::new();
     for letter in &report.letters {
-        text.push_str(&json!(letter).to_string());
-        text.push('\n');
+        // Nothing of a letter is what JSON has no form for, and memory takes what is written to it.
+        let _ = serde_json::to_writer(&mut text, letter);
+        text.push(b'\n');
     }
     let kind = HeaderValue::from_static("application/x-ndjson");
     let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
@@ -95,5 +122,7 @@ fn lines(report: LetterReport) -> Response {
         |text: String| HeaderValue::from_str(&text.replace(|c: char| !c.is_ascii_graphic(), " ")).ok();
     let told = why.and_then(value).map(|text| (STOPPED, text));
     answer.headers_mut().extend(told);
+    let cursor = report.cursor.and_then(|cursor| HeaderValue::from_str(cursor.as_str()).ok());
+    answer.headers_mut().extend(cursor.map(|cursor| (CURSOR, cursor)));
     answer
 }

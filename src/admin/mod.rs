@@ -33,7 +33,7 @@ pub use readiness::{Latch, Readiness};
 pub use state::{LatenessState, LinkState, StateInput, StoreState};
 
 use crate::config::{Admin, Listen};
-use crate::letters::{LetterJob, LetterReport, LetterTrouble};
+use crate::letters::{LetterReport, LetterTask, LetterTrouble};
 use crate::progress::ProgressMarks;
 use accept::AdminListener;
 use connections::{Connections, Places};
@@ -58,7 +58,7 @@ pub enum Query {
     /// Everything that is stored, as lines.
     Export(oneshot::Sender<Result<ExportFeed, ExportRefusal>>),
     /// Work on dead letters, which is not the loop's: it goes to the broker, and to no other part.
-    Letters(LetterJob, oneshot::Sender<Result<LetterReport, LetterTrouble>>),
+    Letters(LetterTask, oneshot::Sender<Result<LetterReport, LetterTrouble>>),
 }
 
 /// Posts a query into the loop's mailbox. Must not block.

@@ -9,7 +9,8 @@ use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, NewDue, Outlook};
 use crate::letters::{
-    LetterFilter, LetterJob, LetterKey, NewTime, RetryTerms, MOST_LOOKED_AT, MOST_OF_A_CALL,
+    LetterFilter, LetterJob, LetterKey, LetterTask, LetterWalk, NewTime, RetryTerms, WalkCursor,
+    MOST_LOOKED_AT, MOST_OF_A_CALL, MOST_OF_A_WALK,
 };
 use percent_encoding::percent_decode_str;
 use std::sync::Arc;
@@ -173,65 +174,71 @@ fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String
     Ok(all)
 }
 
-/// How many dead letters there are: a path without parameters.
+/// How many dead letters there are.
 ///
 /// # Errors
-/// There is one.
-pub fn letter_count(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    no_query(query).map(|()| LetterJob::Count)
+/// As [`filter`].
+pub fn letter_count(query: Option<&str>) -> Result<LetterTask, BadRequest> {
+    Ok(LetterTask { job: LetterJob::Count, walk: walk(&parameters(query, &LETTER_WALK)?)? })
 }
 
 /// What chooses dead letters.
 const LETTER_CHOICE: [&str; 5] = ["reason", "application", "unreadable", "key", "limit"];
+/// From where on they are looked at.
+const LETTER_WALK: [&str; 2] = ["walk", "cursor"];
 
 /// A page of dead letters. `whole` is `true` or `false`.
 ///
 /// # Errors
 /// As [`filter`].
-pub fn letter_list(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    let all = parameters(query, &[&LETTER_CHOICE[..], &["whole"]].concat())?;
-    let (filter, limit) = letter_filter(&all, DEFAULT_PAGE, MOST_LOOKED_AT)?;
-    Ok(LetterJob::List { filter, limit, whole: flag(&all, "whole")? })
+pub fn letter_list(query: Option<&str>) -> Result<LetterTask, BadRequest> {
+    let all = letter_parameters(query, &["whole"])?;
+    let walk = walk(&all)?;
+    let (filter, limit) = letter_filter(&all, DEFAULT_PAGE, most(&walk, MOST_LOOKED_AT))?;
+    Ok(LetterTask { job: LetterJob::List { filter, limit, whole: flag(&all, "whole")? }, walk })
 }
 
 /// Dead letters with all that they hold.
 ///
 /// # Errors
 /// As [`filter`].
-pub fn letter_export(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    let all = parameters(query, &LETTER_CHOICE)?;
-    let (filter, limit) = letter_filter(&all, MOST_LOOKED_AT, MOST_LOOKED_AT)?;
-    Ok(LetterJob::List { filter, limit, whole: true })
+pub fn letter_export(query: Option<&str>) -> Result<LetterTask, BadRequest> {
+    let all = letter_parameters(query, &[])?;
+    let walk = walk(&all)?;
+    let most = most(&walk, MOST_LOOKED_AT);
+    let (filter, limit) = letter_filter(&all, most, most)?;
+    Ok(LetterTask { job: LetterJob::List { filter, limit, whole: true }, walk })
 }
 
 /// One dead letter, whole: `/api/v1/dead/letters/KEY`.
 ///
 /// # Errors
 /// What stands there is no key.
-pub fn letter(path: &str) -> Result<LetterJob, BadRequest> {
+pub fn letter(path: &str) -> Result<LetterTask, BadRequest> {
     let key = key_of(path.split('/').nth(SECOND).unwrap_or_default())?;
     let filter = LetterFilter { key: Some(key), ..LetterFilter::default() };
-    Ok(LetterJob::List { filter, limit: 1, whole: true })
+    Ok(LetterTask { job: LetterJob::List { filter, limit: 1, whole: true }, walk: LetterWalk::Once })
 }
 
 /// Dead letters to drop.
 ///
 /// # Errors
 /// As [`filter`]; and neither a key, a reason nor an application is named, nor `all=true` said.
-pub fn letter_drop(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    let all = parameters(query, &[&LETTER_CHOICE[..], &["all"]].concat())?;
-    let (filter, limit) = meant_letters(&all)?;
-    Ok(LetterJob::Drop { filter, limit })
+pub fn letter_drop(query: Option<&str>) -> Result<LetterTask, BadRequest> {
+    let all = letter_parameters(query, &["all"])?;
+    let walk = walk(&all)?;
+    let (filter, limit) = meant_letters(&all, &walk)?;
+    Ok(LetterTask { job: LetterJob::Drop { filter, limit }, walk })
 }
 
 /// Dead letters to send back. `at` and `deliver_before` are moments, `delay` is in ms.
 ///
 /// # Errors
 /// As [`letter_drop`]; and `at` with `delay`, or an expiry that is not behind the new time.
-pub fn letter_retry(query: Option<&str>) -> Result<LetterJob, BadRequest> {
-    let own = ["all", "at", "delay", "deliver_before"];
-    let all = parameters(query, &[&LETTER_CHOICE[..], &own].concat())?;
-    let (filter, limit) = meant_letters(&all)?;
+pub fn letter_retry(query: Option<&str>) -> Result<LetterTask, BadRequest> {
+    let all = letter_parameters(query, &["all", "at", "delay", "deliver_before"])?;
+    let walk = walk(&all)?;
+    let (filter, limit) = meant_letters(&all, &walk)?;
     let time = match own_time(&all)? {
         Some(NewDue::At(at)) => NewTime::At(at),
         Some(NewDue::After(ms)) => NewTime::After(ms),
@@ -245,7 +252,31 @@ pub fn letter_retry(query: Option<&str>) -> Result<LetterJob, BadRequest> {
             return Err(fault("deliver_before", "it is not behind `at`: the item would expire"));
         }
     }
-    Ok(LetterJob::Retry { filter, limit, terms: RetryTerms { time, deliver_before } })
+    let terms = RetryTerms { time, deliver_before };
+    Ok(LetterTask { job: LetterJob::Retry { filter, limit, terms }, walk })
+}
+
+fn letter_parameters(query: Option<&str>, own: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
+    parameters(query, &[&LETTER_CHOICE[..], &LETTER_WALK, own].concat())
+}
+
+fn walk(all: &[(String, String)]) -> Result<LetterWalk, BadRequest> {
+    match (flag(all, "walk")?, of(all, "cursor")) {
+        (false, None) => Ok(LetterWalk::Once),
+        (true, None) => Ok(LetterWalk::First),
+        (true, Some(_)) => Err(fault("walk", "it is there beside `cursor`, which goes on with one")),
+        (false, Some(text)) => WalkCursor::parse(text)
+            .map(LetterWalk::Next)
+            .ok_or_else(|| fault("cursor", "it is no `cursor` of an answer")),
+    }
+}
+
+/// What one call may be asked for, or all calls of a walk together.
+fn most(walk: &LetterWalk, of_a_call: usize) -> usize {
+    match walk {
+        LetterWalk::Once => of_a_call,
+        LetterWalk::First | LetterWalk::Next(_) => MOST_OF_A_WALK,
+    }
 }
 
 fn of<'p>(all: &'p [(String, String)], name: &str) -> Option<&'p str> {
@@ -290,8 +321,9 @@ fn letter_filter(
 }
 
 /// Never all of them by mistake, as when a variable of a script is empty.
-fn meant_letters(all: &[(String, String)]) -> Result<(LetterFilter, usize), BadRequest> {
-    let (filter, limit) = letter_filter(all, MOST_OF_A_CALL, MOST_OF_A_CALL)?;
+fn meant_letters(all: &[(String, String)], walk: &LetterWalk) -> Result<(LetterFilter, usize), BadRequest> {
+    let most = most(walk, MOST_OF_A_CALL);
+    let (filter, limit) = letter_filter(all, most, most)?;
     match (flag(all, "all")?, filter == LetterFilter::default()) {
         (false, true) => {
             Err(fault("all", "name a key, a reason or an application, or say all=true to mean every letter"))

@@ -166,7 +166,9 @@ fn letters_are_meant_by_name_or_all_of_them() {
         key: key.and_then(LetterKey::parse),
     };
     let dropped = |query: &str| {
-        let Ok(LetterJob::Drop { filter, limit }) = letter_drop(Some(query)) else { panic!("{query}") };
+        let Ok(LetterTask { job: LetterJob::Drop { filter, limit }, .. }) = letter_drop(Some(query)) else {
+            panic!("{query}")
+        };
         (filter, limit)
     };
     assert_eq!(dropped("all=true"), (LetterFilter::default(), MOST_OF_A_CALL));
@@ -185,7 +187,9 @@ fn letters_are_meant_by_name_or_all_of_them() {
         ("all=true&reason=x", "all: it is there beside"),
         ("key=12", "key: it is no key"),
         ("all=true&limit=0", "limit: it is not a number"),
-        ("all=true&cursor=1", "cursor: this path knows no"),
+        ("all=true&cursor=1", "cursor: it is no `cursor`"),
+        ("all=true&walk=true&cursor=00000000000000ff", "walk: it is there beside"),
+        ("all=true&page=1", "page: this path knows no"),
     ] {
         let text = error(letter_drop(Some(query)));
         assert!(text.starts_with(named), "{query}: {text}");
@@ -196,7 +200,7 @@ fn letters_are_meant_by_name_or_all_of_them() {
 fn letters_go_back_at_one_time() {
     let terms = |query: &str| {
         let read = letter_retry(Some(&format!("all=true&{query}")));
-        let Ok(LetterJob::Retry { terms, .. }) = read else { panic!("{query}") };
+        let Ok(LetterTask { job: LetterJob::Retry { terms, .. }, .. }) = read else { panic!("{query}") };
         terms
     };
     let new = |time: NewTime, deliver_before: Option<u64>| RetryTerms { time, deliver_before };
@@ -217,17 +221,28 @@ fn letters_go_back_at_one_time() {
 }
 
 #[test]
-fn letters_are_listed_in_one_walk() {
+fn letters_are_listed_in_one_call_or_in_several() {
     let list = |query: &str| letter_list(Some(query)).unwrap();
+    let once = |job| LetterTask { job, walk: LetterWalk::Once };
     let filter = LetterFilter { reason: Some("full".into()), ..LetterFilter::default() };
     let want = LetterJob::List { filter, limit: 5, whole: true };
-    assert_eq!(list("reason=full&limit=5&whole=true"), want);
-    assert_eq!(letter_export(Some("reason=full&limit=5")), Ok(want));
+    assert_eq!(list("reason=full&limit=5&whole=true"), once(want.clone()));
+    assert_eq!(letter_export(Some("reason=full&limit=5")), Ok(once(want)));
     assert!(error(letter_list(Some("limit=2001"))).starts_with("limit: it is not a number"));
     let key = "0123456789abcdef0123456789abcdef";
     let one = LetterFilter { key: LetterKey::parse(key), ..LetterFilter::default() };
     let want = LetterJob::List { filter: one, limit: 1, whole: true };
-    assert_eq!(letter(&format!("/api/v1/dead/letters/{key}")), Ok(want));
+    assert_eq!(letter(&format!("/api/v1/dead/letters/{key}")), Ok(once(want)));
+    let walk = |query: &str| letter_count(Some(query)).unwrap().walk;
+    let next = LetterWalk::Next(WalkCursor::of(255));
+    assert_eq!((walk(""), walk("walk=true")), (LetterWalk::Once, LetterWalk::First));
+    assert_eq!(walk("cursor=00000000000000ff"), next);
+    let want = LetterTask {
+        job: LetterJob::List { filter: LetterFilter::default(), limit: 50_000, whole: false },
+        walk: next,
+    };
+    assert_eq!(list("limit=50000&cursor=00000000000000ff"), want);
+    assert!(error(letter_count(Some("limit=5"))).starts_with("limit: this path knows no"));
     assert!(letter("/api/v1/dead/letters/..").is_err());
 }
 

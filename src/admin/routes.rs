@@ -3,7 +3,7 @@
 //! of what it was given.
 
 use super::accept::Peer;
-use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN};
+use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN, LETTER_ANSWERS};
 use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_of_state, is_static, reads, Guard, Refusal};
 use super::readiness::Readiness;
@@ -84,7 +84,13 @@ pub(super) fn router(
         .method_not_allowed_fallback(|| async {
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
         })
-        .with_state(ApiState { readiness, progress, ask, refused: Arc::clone(&gate.refused) })
+        .with_state(ApiState {
+            readiness,
+            progress,
+            ask,
+            refused: Arc::clone(&gate.refused),
+            letter_answers: Arc::new(Semaphore::new(LETTER_ANSWERS)),
+        })
         .layer(from_fn_with_state(gate, admit))
         .layer(from_fn(harden))
 }

@@ -103,8 +103,8 @@ pub(super) async fn prepare_dead(
     Ok(setup.finish().await)
 }
 
-/// Whether the queue of dead letters is just as it would be declared. Where it has to be made by others, they
-/// are taken by their word; one of another making has limits that nobody knows.
+/// Whether the queue of dead letters is known to be just as it would be declared. One that others have made
+/// has limits that nobody knows.
 pub(super) async fn is_own_dead_queue(
     session: &Session,
     mode: Topology,
@@ -113,8 +113,7 @@ pub(super) async fn is_own_dead_queue(
 ) -> Result<bool, Fault> {
     let mut setup = Setup::new(session, limit);
     let own = match (mode, blueprint::dead_queue(dead).as_slice()) {
-        (_, []) => false,
-        (Topology::Passive | Topology::Off, _) => true,
+        (Topology::Passive | Topology::Off, _) | (Topology::Declare, []) => false,
         (Topology::Declare, [queue, rest @ ..]) => {
             // What differs, or may not be declared, is noted.
             setup.declare(queue).await?;

@@ -4,12 +4,13 @@ use super::args::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
     LetterRetryArgs, MeantArgs, Output,
 };
-use super::client::{is_unknown, path, query, Client};
+use super::client::{path, query, Client};
 use super::commands::cell;
 use super::millis;
 use super::output::{plain, Failure, Out};
-use crate::letters::MOST_OF_A_CALL;
+use crate::letters::MOST_OF_A_WALK;
 use serde_json::{json, Value};
+use std::collections::BTreeMap;
 use ureq::http::Method;
 
 type LetterQuery = Vec<(&'static str, String)>;
@@ -40,15 +41,53 @@ fn filter(args: &LetterFilterArgs) -> LetterQuery {
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Up to `limit` letters, in one walk.
-fn walked(client: &Client, filter: &LetterFilterArgs, limit: u64, whole: bool) -> Result<Value, Failure> {
-    let mut pairs = self::filter(filter);
-    pairs.extend([("limit", limit.to_string()), ("whole", whole.to_string())]);
-    let page = client.ask(Method::GET, &(path(&["dead"]) + &query(&pairs)))?;
-    match page["letters"].is_array() {
-        true => Ok(page),
-        false => Err(Failure::failed("the daemon's answer is no list")),
+/// Calls until `limit` letters are there, or none is left that was there at the beginning: what dies again
+/// comes behind the others, and does not go round. `each` is told of each answer, and says how many letters
+/// of the limit it has used up. The last answer; what a later call failed with is told in it.
+fn walk(
+    limit: u64,
+    mut call: impl FnMut(u64, (&'static str, String)) -> Result<Value, Failure>,
+    mut each: impl FnMut(&Value) -> Result<u64, Failure>,
+) -> Result<Value, Failure> {
+    let (mut left, mut place) = (limit, ("walk", true.to_string()));
+    let mut first = true;
+    loop {
+        let answer = match call(left, place) {
+            Err(failure) if !std::mem::take(&mut first) => {
+                let text = failure.text().unwrap_or_default().to_owned();
+                json!({ "more": true, "stopped": text, "cursor": null })
+            }
+            called => called?,
+        };
+        first = false;
+        left = left.saturating_sub(each(&answer)?);
+        match answer["cursor"].as_str() {
+            Some(cursor) if left > 0 => place = ("cursor", cursor.to_owned()),
+            Some(_) | None => return Ok(answer),
+        }
     }
+}
+
+/// Up to `limit` letters, page by page.
+fn walked(
+    client: &Client,
+    filter: &LetterQuery,
+    limit: u64,
+    whole: bool,
+    mut each: impl FnMut(&[Value]) -> Result<(), Failure>,
+) -> Result<Value, Failure> {
+    let call = |limit: u64, place| {
+        let mut pairs = filter.clone();
+        pairs.extend([("limit", limit.to_string()), ("whole", whole.to_string()), place]);
+        client.ask(Method::GET, &(path(&["dead"]) + &query(&pairs)))
+    };
+    walk(limit, call, |page| {
+        let none = page["stopped"].is_string().then_some(&[][..]);
+        let letters = page["letters"].as_array().map(Vec::as_slice).or(none);
+        let letters = letters.ok_or_else(|| Failure::failed("the daemon's answer is no list"))?;
+        each(letters)?;
+        Ok(letters.len() as u64)
+    })
 }
 
 /// What of the queue was not seen, and why.
@@ -65,16 +104,23 @@ fn unseen(page: &Value) -> Option<String> {
 }
 
 fn list(client: &Client, args: &LetterListArgs, output: Output) -> Result<(), Failure> {
-    let page = walked(client, &args.filter, args.limit, false)?;
+    let mut letters = Vec::new();
+    let mut last = walked(client, &filter(&args.filter), args.limit, false, |page| {
+        letters.extend_from_slice(page);
+        Ok(())
+    })?;
     let mut out = Out::lock();
     match output {
-        Output::Json => out.json(&page)?,
+        Output::Json => {
+            last["letters"] = json!(letters);
+            out.json(&last)?;
+        }
         Output::Table => {
-            out.table(&rows(&LETTER_COLUMNS, page["letters"].as_array().map_or(&[][..], Vec::as_slice)))?;
-            unseen(&page).map_or(Ok(()), |text| out.line(text))?;
+            out.table(&rows(&LETTER_COLUMNS, &letters))?;
+            unseen(&last).map_or(Ok(()), |text| out.line(text))?;
         }
     }
-    ending(&page)
+    ending(&last)
 }
 
 const LETTER_COLUMNS: [(&str, &str); 6] = [
@@ -96,7 +142,7 @@ fn rows(columns: &[(&str, &str)], all: &[Value]) -> Vec<Vec<String>> {
 }
 
 fn count(client: &Client, filter: &LetterFilterArgs, output: Output) -> Result<(), Failure> {
-    let mut counted = client.ask(Method::GET, &path(&["dead", "count"]))?;
+    let mut counted = counted(client)?;
     let groups = groups_of(&counted, filter);
     let mut out = Out::lock();
     match output {
@@ -112,6 +158,26 @@ fn count(client: &Client, filter: &LetterFilterArgs, output: Output) -> Result<(
     ending(&counted)
 }
 
+/// All letters that are there, by reason and application.
+fn counted(client: &Client) -> Result<Value, Failure> {
+    let mut groups: BTreeMap<(String, String), u64> = BTreeMap::new();
+    let call = |_, place| client.ask(Method::GET, &(path(&["dead", "count"]) + &query(&[place])));
+    let mut last = walk(u64::MAX, call, |page| {
+        for group in page["groups"].as_array().into_iter().flatten() {
+            let name = |key: &str| group[key].as_str().unwrap_or_default().to_owned();
+            *groups.entry((name("reason"), name("application"))).or_default() +=
+                group["count"].as_u64().unwrap_or(0);
+        }
+        Ok(0)
+    })?;
+    let groups = groups.iter();
+    let groups = groups.map(|((reason, application), count)| {
+        json!({ "reason": reason, "application": application, "count": count })
+    });
+    last["groups"] = groups.collect();
+    Ok(last)
+}
+
 fn groups_of(counted: &Value, filter: &LetterFilterArgs) -> Vec<Value> {
     let application = if filter.unreadable { Some("") } else { filter.application.as_deref() };
     let meant = |group: &&Value| {
@@ -122,10 +188,7 @@ fn groups_of(counted: &Value, filter: &LetterFilterArgs) -> Vec<Value> {
 }
 
 fn show(client: &Client, args: &LetterArgs, output: Output) -> Result<(), Failure> {
-    let letter = client.ask(Method::GET, &path(&["dead", "letters", &args.key]))?;
-    if is_unknown(&letter) {
-        return Err(unknown(&letter));
-    }
+    let letter = found(client, &args.key, true)?;
     let mut out = Out::lock();
     if output == Output::Json {
         return out.json(&letter);
@@ -160,24 +223,32 @@ fn show(client: &Client, args: &LetterArgs, output: Output) -> Result<(), Failur
     out.line(format_args!("\n{body}"))
 }
 
-fn unknown(answer: &Value) -> Failure {
-    let text = match answer["more"] == true {
-        true => format!("no such letter among the first {} of the queue", answer["looked_at"]),
-        false => "unknown: no such letter is there".to_owned(),
-    };
-    Failure::Partial(text)
+/// The letter of this key, wherever in the queue it lies.
+fn found(client: &Client, key: &str, whole: bool) -> Result<Value, Failure> {
+    let mut found = None;
+    let last = walked(client, &vec![("key", key.to_owned())], 1, whole, |page| {
+        found = page.first().cloned();
+        Ok(())
+    })?;
+    found.map_or_else(|| Err(ending(&last).err().unwrap_or_else(unknown)), Ok)
 }
 
-/// One document a line, whatever the output is to be.
+fn unknown() -> Failure {
+    Failure::Partial("unknown: no such letter is there".to_owned())
+}
+
+/// One document a line, whatever the output is to be, as they come.
 fn export(client: &Client, args: &LetterExportArgs) -> Result<(), Failure> {
-    let page = walked(client, &args.filter, args.limit, true)?;
-    let letters = page["letters"].as_array().map_or(&[][..], Vec::as_slice);
-    let left_out = letters.iter().filter(|letter| letter["body_left_out"] == true).count();
+    let mut left_out = 0;
     let mut out = Out::lock();
-    letters.iter().try_for_each(|letter| out.line(letter))?;
-    ending(&page)?;
+    let last =
+        walked(client, &filter(&args.filter), args.limit.unwrap_or(MOST_OF_A_WALK as u64), true, |page| {
+            left_out += page.iter().filter(|letter| letter["body_left_out"] == true).count();
+            page.iter().try_for_each(|letter| out.line(letter))
+        })?;
+    ending(&last)?;
     // Whoever drops what was saved must know that it was not all.
-    if let Some(text) = unseen(&page) {
+    if let Some(text) = unseen(&last) {
         return Err(Failure::Partial(format!("not all were saved {text}")));
     }
     if left_out > 0 {
@@ -218,16 +289,14 @@ fn retry(client: &Client, args: &LetterRetryArgs, output: Output) -> Result<(), 
     change(client, &args.meant, &RETRY, &terms, output)
 }
 
-/// So many letters are meant, or more: not all were looked at.
-fn meant(client: &Client, args: &MeantArgs) -> Result<(u64, bool), Failure> {
+/// So many letters are meant.
+fn meant(client: &Client, args: &MeantArgs) -> Result<u64, Failure> {
     if let Some(key) = &args.key {
-        let letter = client.ask(Method::GET, &path(&["dead", "letters", key]))?;
-        return if is_unknown(&letter) { Err(unknown(&letter)) } else { Ok((1, false)) };
+        return found(client, key, false).map(|_| 1);
     }
-    let counted = client.ask(Method::GET, &path(&["dead", "count"]))?;
+    let counted = counted(client)?;
     ending(&counted)?;
-    let count = groups_of(&counted, &args.filter).iter().filter_map(|group| group["count"].as_u64()).sum();
-    Ok((count, counted["more"] == true))
+    Ok(groups_of(&counted, &args.filter).iter().filter_map(|group| group["count"].as_u64()).sum())
 }
 
 fn change(
@@ -238,55 +307,39 @@ fn change(
     output: Output,
 ) -> Result<(), Failure> {
     if !args.yes {
-        let (count, more) = meant(client, args)?;
-        let least = if more { "at least " } else { "" };
+        let count = meant(client, args)?;
         let first = match args.limit {
-            Some(limit) if more || count > limit => format!("the first {limit}, "),
+            Some(limit) if count > limit => format!("the first {limit}, "),
             Some(_) | None => String::new(),
         };
-        let text = format!("{least}{}: {first}--yes {}", letters(count), deed.asked);
+        let text = format!("{}: {first}--yes {}", letters(count), deed.asked);
         return Err(Failure::Usage(text));
     }
     let mut pairs = filter(&args.filter);
     pairs.extend(args.key.clone().map(|key| ("key", key)));
     pairs.extend(args.all.then(|| ("all", true.to_string())));
     pairs.extend_from_slice(terms);
-    let total = call_by_call(args.limit.unwrap_or(u64::MAX), |limit| {
+    let (mut count, mut kept) = (0, 0);
+    let call = |limit: u64, place| {
         let mut pairs = pairs.clone();
-        pairs.push(("limit", limit.to_string()));
+        pairs.extend([("limit", limit.to_string()), place]);
         client.ask(deed.method.clone(), &(path(deed.path) + &query(&pairs)))
+    };
+    let mut total = walk(args.limit.unwrap_or(MOST_OF_A_WALK as u64), call, |answer| {
+        let done = answer["count"].as_u64().unwrap_or(0);
+        count += done;
+        kept += answer["kept"].as_u64().unwrap_or(0);
+        Ok(done)
     })?;
+    (total["result"], total["count"], total["kept"]) = (json!("done"), json!(count), json!(kept));
+    if let Some(depth) = total["depth"].as_u64() {
+        total["left"] = json!(depth.saturating_sub(count));
+    }
     conclude(&total, deed, args.limit, output)
 }
 
 fn letters(count: u64) -> String {
     format!("{count} letter{}", if count == 1 { "" } else { "s" })
-}
-
-/// Until so many are done, or none is left that was there at the beginning: those that die again come behind
-/// the others, and must not go round.
-fn call_by_call(limit: u64, mut call: impl FnMut(u64) -> Result<Value, Failure>) -> Result<Value, Failure> {
-    let (mut done, mut there) = (0, None);
-    loop {
-        let most = limit - done;
-        let called = call(most.min(MOST_OF_A_CALL as u64));
-        let mut answer = match called {
-            Ok(answer) => answer,
-            Err(failure) if done == 0 => return Err(failure),
-            Err(failure) => {
-                let text = failure.text().unwrap_or_default().to_owned();
-                json!({ "result": "done", "count": 0, "kept": 0, "more": true, "stopped": text })
-            }
-        };
-        let count = answer["count"].as_u64().unwrap_or(0);
-        let depth = *there.get_or_insert_with(|| answer["depth"].as_u64().unwrap_or(0));
-        done += count;
-        let over = count == 0 || done >= limit || done >= depth;
-        if over || answer["more"] != true || !answer["stopped"].is_null() {
-            answer["count"] = json!(done);
-            return Ok(answer);
-        }
-    }
 }
 
 /// Whoever said no number meant all: where some are left that might be meant, that is not done.
@@ -327,38 +380,52 @@ fn conclude(total: &Value, deed: &LetterDeed, limit: Option<u64>, output: Output
 mod tests {
     use super::*;
 
-    fn answer(count: u64, depth: u64, more: bool) -> Value {
-        json!({ "result": "done", "count": count, "kept": 0, "depth": depth, "left": depth - count,
-                "looked_at": depth, "more": more, "stopped": null })
+    /// An answer of a walk: what was done, and with which cursor it goes on.
+    fn answer(count: u64, cursor: Option<&str>) -> Value {
+        json!({ "result": "done", "count": count, "kept": 0, "depth": 2_500, "left": 2_500 - count,
+                "looked_at": 2_500, "more": cursor.is_some(), "stopped": null, "cursor": cursor })
+    }
+
+    fn count(answer: &Value) -> Result<u64, Failure> {
+        Ok(answer["count"].as_u64().unwrap_or(0))
     }
 
     #[test]
-    fn what_dies_again_does_not_go_round() {
-        let mut calls = Vec::new();
-        let total = call_by_call(100_000, |limit| {
-            calls.push(limit);
-            Ok(answer(1_000, 2_500, true))
-        });
-        assert_eq!((calls.len(), total.unwrap()["count"].as_u64()), (3, Some(3_000)));
-        assert_eq!(calls, [1_000, 1_000, 1_000]);
+    fn a_walk_goes_on_with_each_cursor_until_there_is_none() {
+        let mut cursors = ["1", "2"].into_iter();
+        let (mut calls, mut done) = (Vec::new(), 0);
+        let call = |limit: u64, (name, value): (&'static str, String)| {
+            calls.push((limit, name, value));
+            Ok(answer(1_000, cursors.next()))
+        };
+        let last = walk(100_000, call, |answer| count(answer).inspect(|count| done += count)).unwrap();
+        assert_eq!((done, last["cursor"].is_null()), (3_000, true));
+        let places: Vec<(&str, &str)> = calls.iter().map(|(_, name, value)| (*name, &**value)).collect();
+        assert_eq!(places, [("walk", "true"), ("cursor", "1"), ("cursor", "2")]);
+        assert_eq!(calls.iter().map(|call| call.0).collect::<Vec<_>>(), [100_000, 99_000, 98_000]);
     }
 
     #[test]
     fn the_limit_is_kept_and_a_failure_tells_what_was_done() {
         let mut calls = Vec::new();
-        let total = call_by_call(1_500, |limit| {
-            calls.push(limit);
-            Ok(answer(limit, 5_000, true))
-        });
-        assert_eq!((calls, total.unwrap()["count"].as_u64()), (vec![1_000, 500], Some(1_500)));
+        let last = walk(
+            1_500,
+            |limit, _| {
+                calls.push(limit);
+                Ok(answer(limit.min(1_000), Some("1")))
+            },
+            count,
+        );
+        assert_eq!((calls, last.unwrap()["count"].as_u64()), (vec![1_000 + 500, 500], Some(500)));
         let mut first = true;
-        let total = call_by_call(5_000, |limit| match std::mem::take(&mut first) {
-            true => Ok(answer(limit, 5_000, true)),
+        let call = |_, _| match std::mem::take(&mut first) {
+            true => Ok(answer(1_000, Some("1"))),
             false => Err(Failure::failed("gone")),
-        });
-        let total = total.unwrap();
-        assert_eq!((total["count"].as_u64(), total["stopped"].as_str()), (Some(1_000), Some("gone")));
+        };
+        let mut total = walk(5_000, call, count).unwrap();
+        assert_eq!(total["stopped"].as_str(), Some("gone"));
+        total["count"] = json!(1_000);
         assert_eq!(conclude(&total, &DROP, None, Output::Table).unwrap_err().exit_code(), 3);
-        assert_eq!(call_by_call(1, |_| Err(Failure::failed("no"))).unwrap_err().exit_code(), 1);
+        assert_eq!(walk(1, |_, _| Err(Failure::failed("no")), count).unwrap_err().exit_code(), 1);
     }
 }

@@ -374,6 +374,9 @@ pub struct DeadQueue {
     pub max_length: u64,
     /// Most bytes of bodies in it; 0: no limit.
     pub max_bytes: u64,
+    /// Where it was made by others: how often a letter may have been returned and still be looked at; 0: any
+    /// number of times.
+    pub max_looks: u64,
 }
 
 /// Values of `dead.queue.type`.
@@ -477,6 +480,7 @@ impl Default for Config {
                     kind: DeadQueueKind::Quorum,
                     max_length: 1_000_000,
                     max_bytes: 4 << 30,
+                    max_looks: 10,
                 },
             },
             store: StoreConfig {

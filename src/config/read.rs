@@ -110,11 +110,12 @@ fn dead_queue(mut s: Section<'_, '_>, d: DeadQueue, config: &Config) -> DeadQueu
     // RabbitMQ reads both as signed numbers of 64 bits.
     let max_length = s.get("max_length", d.max_length, Whole(0..=1 << 53));
     let max_bytes = s.get("max_bytes", d.max_bytes, Size(0..=1 << 53));
+    let max_looks = s.get("max_looks", d.max_looks, Whole(0..=1 << 53));
     if kind == DeadQueueKind::None && (s.is_set("max_length") || s.is_set("max_bytes")) {
         s.warn("type", "is \"none\": no queue is declared, and limits of its length have no effect");
     }
     s.end();
-    DeadQueue { name, kind, max_length, max_bytes }
+    DeadQueue { name, kind, max_length, max_bytes, max_looks }
 }
 
 /// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault

@@ -13,14 +13,21 @@ use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
 /// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has
-/// gone does not take its command back, so the port's own bound on requests is none on these.
+/// gone does not take back what changes something, so the port's own bound on requests is none on these.
 const MOST_PENDING: usize = 256;
 
 /// Who waits for which command.
 #[derive(Debug, Default)]
 pub(super) struct PendingQueries {
     last: u64,
-    waiting: BTreeMap<u64, oneshot::Sender<CommandResponse>>,
+    waiting: BTreeMap<u64, PendingQuery>,
+}
+
+#[derive(Debug)]
+struct PendingQuery {
+    sender: oneshot::Sender<CommandResponse>,
+    /// It changes nothing: without somebody to hear the answer it is for nothing.
+    looks: bool,
 }
 
 impl PendingQueries {
@@ -38,8 +45,19 @@ impl PendingQueries {
             return None;
         }
         self.last += 1;
-        self.waiting.insert(self.last, sender);
+        let looks = matches!(
+            request,
+            CommandRequest::List(_) | CommandRequest::Count(_) | CommandRequest::Outlook(_)
+        );
+        self.waiting.insert(self.last, PendingQuery { sender, looks });
         Some((Asker::Local(self.last), command(request, store_identity)))
+    }
+
+    /// Those that only look and whose clients have gone. They are told again until they are answered, which
+    /// one is soon once it has begun.
+    pub(super) fn left(&self) -> Vec<u64> {
+        let left = self.waiting.iter().filter(|(_, waiting)| waiting.looks && waiting.sender.is_closed());
+        left.map(|(number, _)| *number).collect()
     }
 
     /// Open commands end without an answer: their senders see the channel closed.
@@ -48,9 +66,9 @@ impl PendingQueries {
     }
 
     fn resolve(&mut self, number: u64, answered: CommandResponse) {
-        if let Some(sender) = self.waiting.remove(&number) {
-            // The sender may have gone.
-            let _ = sender.send(answered);
+        if let Some(waiting) = self.waiting.remove(&number) {
+            // Whoever waits may have gone.
+            let _ = waiting.sender.send(answered);
         }
     }
 
@@ -112,6 +130,23 @@ mod tests {
         drop(first_answer);
         open.sort(vec![reply(second.0, second.1), reply(first.0, first.1)], STORE);
         assert!(open.waiting.is_empty());
+    }
+
+    #[test]
+    fn who_looks_and_has_gone_is_told_of_until_there_is_an_answer() {
+        let mut open = PendingQueries::default();
+        let of = CustomerOf { application: "mail".into(), customer: "c".into() };
+        let mut ask = |request| {
+            let (sender, answer) = oneshot::channel();
+            (open.admit(request, sender, STORE).unwrap(), answer)
+        };
+        let (looks, _stays) = (ask(CommandRequest::Count(of.clone())), ask(CommandRequest::Count(of)));
+        let (_, changes) = ask(flush());
+        assert!(open.left().is_empty());
+        drop((looks.1, changes));
+        assert_eq!(open.left(), [1]);
+        open.sort(vec![reply(looks.0 .0, looks.0 .1)], STORE);
+        assert!(open.left().is_empty());
     }
 
     #[test]

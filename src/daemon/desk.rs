@@ -2,7 +2,7 @@
 
 use crate::admin::Query;
 use crate::amqp::LetterDesk;
-use crate::letters::{LetterJob, LetterReport, LetterTrouble};
+use crate::letters::{LetterReport, LetterTask, LetterTrouble};
 use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -14,8 +14,8 @@ pub(super) fn beside(
     to_the_loop: impl Fn(Query) + Send + Sync + 'static,
 ) -> impl Fn(Query) + Send + Sync {
     move |query| match query {
-        Query::Letters(job, reply) => {
-            runtime.spawn(carried_out(Arc::clone(&desk), job, reply));
+        Query::Letters(task, reply) => {
+            runtime.spawn(carried_out(Arc::clone(&desk), task, reply));
         }
         query @ (Query::State(_) | Query::Command(..) | Query::Export(_)) => to_the_loop(query),
     }
@@ -23,10 +23,10 @@ pub(super) fn beside(
 
 async fn carried_out(
     desk: Arc<LetterDesk>,
-    job: LetterJob,
+    task: LetterTask,
     reply: oneshot::Sender<Result<LetterReport, LetterTrouble>>,
 ) {
-    let done = desk.carry_out(&job).await;
+    let done = desk.carry_out(&task).await;
     if let Ok(LetterReport { stopped: Some(text), .. }) | Err(LetterTrouble::Unavailable(text)) = &done {
         tracing::warn!(error = text, "dead letters could not be handled, or only in part");
     }

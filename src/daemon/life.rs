@@ -236,6 +236,11 @@ impl Life<'_> {
             }
         }
         self.dispatch(&mut turn);
+        // As long as one is under way there are turns: its steps come back.
+        let left = self.shard.queries.left();
+        if !left.is_empty() {
+            self.shard.feed(Input::Left(left));
+        }
     }
 
     fn dispatch(&mut self, turn: &mut Turn) {

@@ -19,7 +19,7 @@ use super::event::{Found, Load, Wanted};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::reads::{Asked, Watch, Worth};
+use super::reads::{Asked, ReadLine, Watch, Worth};
 use super::types::{Asker, Command, Ended, Identity, Now};
 use super::waits::{Waiter, Waits};
 pub(super) use line::{Arrival, LineName};
@@ -279,7 +279,7 @@ impl Arrivals {
             return None;
         }
         self.asked.push_back(asked);
-        core.stock.shared.reads.begin();
+        core.stock.shared.reads.begin(ReadLine::Ordered);
         Some(Load::Find(wanted))
     }
 

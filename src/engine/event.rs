@@ -475,6 +475,8 @@ pub enum Input {
     Settled(Vec<Settled>),
     /// Commands from within this process.
     Commands(Vec<(Asker, Command)>),
+    /// Whoever asked for these within this process waits for no answer any more: what only looks ends.
+    Left(Vec<u64>),
     /// Answers to these deliveries are out, or not wanted any more.
     Answered(Vec<Delivery>),
     /// A new ingest consumer runs; tags of older generations mean nothing any more.

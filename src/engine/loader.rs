@@ -8,6 +8,7 @@ use super::event::{Load, Range, RangeRows};
 use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, Loading};
+use super::reads::ReadLine;
 use super::stock::{Stock, HORIZON_MS};
 use super::types::Now;
 use std::collections::{BTreeSet, VecDeque};
@@ -130,7 +131,7 @@ impl Loader {
         }
         let bytes = stock.shared.free_bytes() / 2;
         stock.shared.reserve(0, bytes);
-        stock.shared.reads.begin();
+        stock.shared.reads.begin(ReadLine::Ordered);
         self.under_way.push_back(Share { bytes, few });
         Some(Load::Ranges { ranges, max_rows: stock.thresholds().read, max_bytes: bytes })
     }

@@ -29,7 +29,7 @@
 //!
 //! What the caller must keep to:
 //! - effects are carried out in the order of their fields, and those of one call before those of the next;
-//! - reads see every write handed over before them, and are answered in order;
+//! - reads see every write handed over before them, and are answered in order, scans apart from the others;
 //! - a publish is settled exactly once, also when the connection is lost ([`types::Outcome::Unknown`], before
 //!   [`Input::EgressLost`]);
 //! - `now.mono` never goes back.
@@ -149,6 +149,7 @@ impl Engine {
                     self.arrivals.push(Arrival::Command { command, asker, until: None });
                 }
             }
+            Input::Left(numbers) => self.scans.leave(&numbers),
             Input::Answered(deliveries) => self.core.stock.shared.journal.answered(deliveries),
             Input::IngestReady { generation } => self.restart_ingest(generation),
             Input::IngestLost => self.restart_ingest(0),
@@ -269,8 +270,9 @@ impl Engine {
     }
 
     fn loaded(&mut self, loaded: Loaded, now: Now) {
+        let line = reads::ReadLine::of(&loaded);
         match loaded {
-            Loaded::Contents(contents) => return self.core.contents_loaded(contents),
+            Loaded::Contents(contents) => self.core.contents_loaded(contents),
             Loaded::Ranges(ranges) => {
                 let restored = self.loader.loaded(&mut self.core.stock, ranges, now);
                 self.scans.note_restored(&mut self.core, &restored, now);
@@ -280,7 +282,7 @@ impl Engine {
                 self.scans.scanned(&mut self.core, number, rows, next, &mut self.fx.loads, now);
             }
         }
-        self.core.stock.shared.reads.end();
+        line.into_iter().for_each(|line| self.core.stock.shared.reads.end(line));
     }
 
     /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or

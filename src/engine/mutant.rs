@@ -254,6 +254,12 @@ pub(super) enum Mutant {
     ClosedRejoins,
     /// What was read before its window closed is due when that was to end.
     ClosedSinceUnknown,
+    /// With a read of a queue also that is forgotten which changed since an older scan began.
+    ScansForgotten,
+    /// What changed while a scan goes on counts as changed for reads that began since.
+    CurrentForNobody,
+    /// Whoever leaves takes others' answers along.
+    LeavesWithAll,
     /// The row of a long window does not tell of members that have left.
     RowNotRenewed,
     /// A member that comes back into memory is counted once more.
@@ -499,6 +505,9 @@ mod tests {
             Mutant::HeirIsDeferred,
             Mutant::ClosedRejoins,
             Mutant::ClosedSinceUnknown,
+            Mutant::ScansForgotten,
+            Mutant::CurrentForNobody,
+            Mutant::LeavesWithAll,
             Mutant::RowNotRenewed,
             Mutant::RejoinCountsTwice,
             Mutant::OldestBucketUnasked,

@@ -4,18 +4,40 @@
 //! ended or moved since the read began ([`Reads`]). Answers about an identity: whether its whereabouts
 //! changed since the question ([`Watch`]).
 
-use super::event::{ClosingRow, Rewritten, Stored};
+use super::event::{ClosingRow, Loaded, Rewritten, Stored};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::types::Identity;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Reads of rows under way. They end in the order in which they began.
+/// Reads of rows that end in the order in which they began, apart from those of another line.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ReadLine {
+    /// Of queues, and questions about identities.
+    Ordered,
+    /// Steps of what goes over many rows.
+    Scans,
+}
+
+impl ReadLine {
+    /// That of the read which has brought this; `None`: it brings no rows.
+    pub(super) fn of(loaded: &Loaded) -> Option<Self> {
+        match loaded {
+            Loaded::Ranges(_) | Loaded::Found(_) => Some(ReadLine::Ordered),
+            Loaded::Scanned { .. } => Some(ReadLine::Scans),
+            Loaded::Contents(_) => None,
+        }
+    }
+}
+
+/// Reads of rows under way.
 #[derive(Debug)]
 pub(super) struct Reads {
+    /// Number of the last one.
     begun: u64,
-    ended: u64,
+    /// Numbers of those under way, by line.
+    open: [VecDeque<u64>; 2],
     /// Arrival numbers whose row ended or changed, with the last read begun before.
     changed: NumberMap<u64, RowChange>,
     /// The same in order, so that each is forgotten with the last read that it matters to.
@@ -40,17 +62,29 @@ fn is_of(closed: &ClosingRow, stored: &Stored) -> bool {
 
 impl Reads {
     pub(super) fn new() -> Self {
-        Reads { begun: 0, ended: 0, changed: Lookup::new(), order: VecDeque::new(), closed: VecDeque::new() }
+        Reads {
+            begun: 0,
+            open: Default::default(),
+            changed: Lookup::new(),
+            order: VecDeque::new(),
+            closed: VecDeque::new(),
+        }
     }
 
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin(&mut self, line: ReadLine) {
         self.begun += 1;
+        self.open[line as usize].push_back(self.begun);
     }
 
-    pub(super) fn end(&mut self) {
-        self.ended += 1;
+    pub(super) fn end(&mut self, line: ReadLine) {
+        let ended = self.open[line as usize].pop_front();
+        debug_assert!(ended.is_some(), "only what has begun ends");
+        let oldest = match line {
+            ReadLine::Ordered if mutated(Mutant::ScansForgotten) => self.open[line as usize].front().copied(),
+            ReadLine::Ordered | ReadLine::Scans => self.oldest(),
+        };
         while let Some((read, seq)) = self.order.front().copied() {
-            if read > self.ended {
+            if oldest.is_some_and(|oldest| oldest <= read) {
                 break;
             }
             self.order.pop_front();
@@ -58,10 +92,17 @@ impl Reads {
         }
     }
 
+    /// Number of the oldest one under way.
+    fn oldest(&self) -> Option<u64> {
+        let oldest = self.open.iter().filter_map(|line| line.front()).min();
+        oldest.copied()
+    }
+
     /// Forgets what no answer can be out of date by.
     pub(super) fn tidy(&mut self, watch: &Watch) {
+        let first = self.oldest();
         let over = |(read, question, _): &(u64, u64, ClosingRow)| {
-            *read <= self.ended && watch.oldest().is_none_or(|oldest| oldest > *question)
+            first.is_none_or(|first| first > *read) && watch.oldest().is_none_or(|oldest| oldest > *question)
         };
         while self.closed.front().is_some_and(over) {
             self.closed.pop_front();
@@ -70,13 +111,14 @@ impl Reads {
 
     /// A window closed before its planned end.
     pub(super) fn note_closed(&mut self, watch: &Watch, closed: &ClosingRow) {
-        let asked = self.begun > self.ended || watch.oldest().is_some();
+        let asked = self.oldest().is_some() || watch.oldest().is_some();
         if asked && !mutated(Mutant::ClosedSinceUnknown) {
             self.closed.push_back((self.begun, watch.begun, closed.clone()));
         }
     }
 
-    /// A row that a read under way has brought, or that an answer tells of, becomes what it is now. False: it
+    /// A row that a read under way has brought, or that an answer tells of, becomes what it is now: of each
+    /// number the last change is known, for as long as a read is under way that began before. False: it
     /// is not there any more.
     pub(super) fn renew(&self, stored: &mut Stored) -> bool {
         if let Some(changed) = self.changed.get(&stored.key.seq) {
@@ -105,15 +147,18 @@ impl Reads {
     }
 
     fn note(&mut self, seq: u64, row: Option<Rewritten>) {
-        if self.begun > self.ended {
+        if self.oldest().is_some() {
             self.changed.insert(seq, RowChange { read: self.begun, row });
             self.order.push_back((self.begun, seq));
         }
     }
 
-    /// Whether a row that the oldest read under way has brought is still as it was read.
-    pub(super) fn is_current(&self, seq: u64) -> bool {
-        !self.changed.contains_key(&seq)
+    /// Whether a row that the oldest read of its line has brought is still as it was read.
+    pub(super) fn is_current(&self, line: ReadLine, seq: u64) -> bool {
+        let Some(changed) = self.changed.get(&seq) else { return true };
+        // One that began behind the change has read what it came to.
+        let began = self.open[line as usize].front();
+        began.is_some_and(|began| *began > changed.read) && !mutated(Mutant::CurrentForNobody)
     }
 }
 
@@ -230,13 +275,14 @@ mod tests {
     fn what_ended_while_a_read_was_under_way_is_known_until_it_has_ended() {
         let mut reads = Reads::new();
         reads.note_gone(1);
-        assert!(reads.is_current(1), "no read is under way");
-        reads.begin();
+        let is_current = |reads: &Reads, seq| reads.is_current(ReadLine::Ordered, seq);
+        assert!(is_current(&reads, 1), "no read is under way");
+        reads.begin(ReadLine::Ordered);
         reads.note_gone(2);
-        reads.begin();
+        reads.begin(ReadLine::Ordered);
         reads.note_gone(3);
         reads.note_gone(2);
-        assert!(!reads.is_current(2) && !reads.is_current(3) && reads.is_current(1));
+        assert!(!is_current(&reads, 2) && !is_current(&reads, 3) && is_current(&reads, 1));
         reads.note_rewritten(Rewritten {
             key: Key::own(9, 4),
             due: 9,
@@ -247,10 +293,31 @@ mod tests {
         });
         let read = |seq| present_key(&reads, Key::own(5, seq));
         assert_eq!([read(1), read(2), read(4)], [Some(Key::own(5, 1)), None, Some(Key::own(9, 4))]);
-        reads.end();
-        assert!(!reads.is_current(2) && !reads.is_current(3), "the second may have begun before");
-        reads.end();
-        assert!(reads.is_current(2) && reads.is_current(3));
+        reads.end(ReadLine::Ordered);
+        assert!(!is_current(&reads, 2) && !is_current(&reads, 3), "the second may have begun before");
+        reads.end(ReadLine::Ordered);
+        assert!(is_current(&reads, 2) && is_current(&reads, 3));
+    }
+
+    /// What changes while a scan goes on is known until it ends, and what begins behind a change has read it.
+    #[test]
+    fn a_scan_that_takes_long_makes_nobody_doubt_what_was_read_since() {
+        let mut reads = Reads::new();
+        reads.begin(ReadLine::Scans);
+        reads.note_gone(1);
+        reads.begin(ReadLine::Ordered);
+        reads.note_gone(2);
+        let current = |reads: &Reads| [1, 2].map(|seq| reads.is_current(ReadLine::Ordered, seq));
+        assert_eq!(current(&reads), [true, false]);
+        reads.end(ReadLine::Ordered);
+        assert_eq!(
+            [1, 2, 3].map(|seq| present_key(&reads, Key::own(5, seq)).is_some()),
+            [false, false, true]
+        );
+        reads.begin(ReadLine::Ordered);
+        assert_eq!(current(&reads), [true, true]);
+        reads.end(ReadLine::Scans);
+        assert!(reads.changed.is_empty() && reads.order.is_empty());
     }
 
     /// Members of a window that closed, and of one that opened behind it with the same planned end.
@@ -264,7 +331,7 @@ mod tests {
         };
         note(&mut reads, 3, 70);
         assert!(reads.closed.is_empty(), "no read is under way");
-        reads.begin();
+        reads.begin(ReadLine::Ordered);
         for (window, due) in [(3, 50), (11, 80)] {
             note(&mut reads, window, due);
         }
@@ -279,7 +346,7 @@ mod tests {
         assert_eq!(renewed(true, 3, 8), (100, ClosedBy::Time));
         assert_eq!(renewed(false, 11, 15), (80, ClosedBy::Flush));
         assert_eq!(renewed(false, 16, 25), (100, ClosedBy::Time));
-        reads.end();
+        reads.end(ReadLine::Ordered);
         reads.tidy(&Watch::new());
         assert!(reads.closed.is_empty());
     }
@@ -310,7 +377,7 @@ mod tests {
     #[test]
     fn a_row_that_was_read_before_its_attempt_ended_tells_of_it() {
         let mut reads = Reads::new();
-        reads.begin();
+        reads.begin(ReadLine::Ordered);
         let key = Key::own(5, 4);
         reads.note_rewritten(Rewritten {
             key,
@@ -328,7 +395,7 @@ mod tests {
     #[test]
     fn a_row_that_was_read_before_its_item_died_is_gone_though_the_letter_was_written_since() {
         let mut reads = Reads::new();
-        reads.begin();
+        reads.begin(ReadLine::Ordered);
         let key = Key::own(5, 4);
         reads.note_gone(4);
         reads.note_rewritten(Rewritten {

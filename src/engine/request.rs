@@ -286,6 +286,14 @@ pub struct Listed {
     pub properties: Option<Arc<Content>>,
 }
 
+impl Listed {
+    /// Bytes that it takes, about.
+    pub fn size(&self) -> u64 {
+        let text = self.last_error.as_ref().map_or(0, |text| text.len() as u64);
+        256 + text + self.properties.as_ref().map_or(0, |properties| properties.size())
+    }
+}
+
 /// What a command came to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {

@@ -68,6 +68,8 @@ struct Running {
     waits: bool,
     /// It waits for them no longer than it takes to go over the rest.
     impatient: bool,
+    /// Whoever asked does not wait any more.
+    left: bool,
     by_stage: [u64; 3],
     next_due: Option<u64>,
     page: Vec<Listed>,
@@ -149,6 +151,7 @@ impl Scans {
             until: now.mono + OUTCOME_MS,
             waits: false,
             impatient: false,
+            left: false,
             by_stage: [0; 3],
             next_due: None,
             page: Vec::new(),
@@ -258,7 +261,7 @@ impl Scans {
                 scan.look_at_far(core, stored, now);
             }
         }
-        scan.go_on(next);
+        scan.go_on(next, core.stock.thresholds().page);
         loads.extend(scan.step(number, core));
     }
 
@@ -290,11 +293,12 @@ impl Scans {
         }
         let is_done = |scan: &Running| {
             let through = scan.legs.as_ref().is_some_and(VecDeque::is_empty);
-            through
-                && (scan.in_flight.is_empty()
-                    || scan.until <= now.mono
-                    || scan.impatient
-                    || mutated(Mutant::ScanIsImpatient))
+            scan.left
+                || through
+                    && (scan.in_flight.is_empty()
+                        || scan.until <= now.mono
+                        || scan.impatient
+                        || mutated(Mutant::ScanIsImpatient))
         };
         let over: Vec<u64> =
             self.running.iter().filter(|(_, scan)| is_done(scan)).map(|(number, _)| *number).collect();
@@ -414,6 +418,17 @@ impl Scans {
 
     fn owner_of(&mut self, application: &str, customer: Option<&str>, seq: u64) -> Option<&mut Running> {
         self.running.values_mut().find(|scan| scan.owns(application, customer, seq))
+    }
+
+    /// Nobody waits for the answers to these any more. What changes something goes on to its end.
+    pub(super) fn leave(&mut self, numbers: &[u64]) {
+        let has_left = |scan: &Running| match (&scan.asker, &scan.kind) {
+            (Asker::Local(number), Kind::Count(_) | Kind::List(_) | Kind::Outlook(_)) => {
+                numbers.contains(number) || mutated(Mutant::LeavesWithAll)
+            }
+            (Asker::Local(_), Kind::CancelAll(_) | Kind::DropParked(_)) | (Asker::Remote { .. }, _) => false,
+        };
+        self.running.values_mut().filter(|scan| has_left(scan)).for_each(|scan| scan.left = true);
     }
 
     /// The broker delivers those of its commands again that were not answered.

@@ -105,6 +105,13 @@ pub fn base64_len(bytes: u64) -> u64 {
     bytes.div_ceil(3).saturating_mul(4)
 }
 
+/// A body as text, where it is UTF-8 and as JSON no longer than in base64: escapes could make six bytes of
+/// one.
+pub fn readable(body: &[u8]) -> Option<&str> {
+    let fits = |text: &&str| quoted_len(text) <= 2 + base64_len(body.len() as u64);
+    std::str::from_utf8(body).ok().filter(fits)
+}
+
 /// Length of `text` with everything but RFC 3986's unreserved characters as `%XX`.
 fn percent_len(text: &str) -> u64 {
     text.bytes().map(|byte| if is_unreserved(byte) { 1 } else { 3 }).sum()

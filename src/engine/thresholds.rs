@@ -56,6 +56,8 @@ pub struct Thresholds {
     pub step: usize,
     /// Rows that such a step looks at: some milliseconds.
     pub step_looked_at: usize,
+    /// Bytes of a page of a list behind which it ends, about.
+    pub page: u64,
 
     // ---- at one time --------------------------------------------------------------------------------------
     /// Arrivals in a line that have been asked for ahead of their turn.
@@ -112,6 +114,7 @@ impl Default for Thresholds {
             asked: 1_024,
             step: 1_000,
             step_looked_at: 4_000,
+            page: 1 << 20,
             asked_ahead: 8_192,
             scans: 64,
             enough: 2_048,

@@ -218,27 +218,12 @@ impl Keyspaces {
     ///
     /// The storage engine's; a row that does not read as it was written.
     pub(super) fn closed(&self, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
-        if !self.has_closings() {
+        if !self.has_closings() || !view.is_windowed() {
             return Ok(None);
         }
-        closed_of(view, |key| self.get(KeyspaceId::Closings, key))
+        let key = rows::closed_by_end(view.application, view.key)?;
+        read_closed(&key, self.get(KeyspaceId::Closings, &key)?)
     }
-}
-
-/// When the window of this item closed early, if so, by the row that `get` finds under its key.
-///
-/// # Errors
-///
-/// Those of `get`; a row that does not read as it was written.
-pub(super) fn closed_of(
-    view: &View<'_>,
-    get: impl FnOnce(&[u8]) -> Result<Option<Slice>, ReadError>,
-) -> Result<Option<Closed>, ReadError> {
-    if !view.is_windowed() {
-        return Ok(None);
-    }
-    let key = rows::closed_by_end(view.application, view.key)?;
-    read_closed(&key, get(&key)?)
 }
 
 /// What the row under this key says, which is one by planned end.

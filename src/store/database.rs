@@ -7,11 +7,12 @@ use super::keyspace::{self, KeyspaceId, KEYSPACES};
 use super::record::{self, View};
 use super::rows;
 use super::{closings, find, scan, CommitError, Contents, ReadError, Reader, WantedContents};
-use crate::engine::event::{Load, Loaded, Place, Range, RangeRows, BUCKETS};
+use crate::engine::event::{Load, Loaded, Place, Range, RangeRows, Scan, BUCKETS};
 use crate::engine::types::{Content, Key};
-use fjall::{Keyspace, Slice};
+use fjall::{Database, Iter, Keyspace, Readable, Slice, Snapshot};
 use std::fmt::Display;
 use std::io;
+use std::ops::RangeBounds;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub(super) const DAMAGE: [io::ErrorKind; 3] =
 pub(super) struct Keyspaces {
     /// In the order of [`KeyspaceId::ALL`].
     all: [Keyspace; KEYSPACES],
+    /// Reads see this moment; without one, each sees what there is when it begins.
+    moment: Option<Snapshot>,
     /// A window has closed early, and may have members.
     closings: Arc<AtomicBool>,
 }
@@ -53,7 +56,13 @@ impl Keyspaces {
     pub(super) fn new(all: [Keyspace; KEYSPACES]) -> Result<Self, ReadError> {
         let id = KeyspaceId::Closings;
         let none = all[id.index()].is_empty().map_err(|e| unreadable(id, b"", &e))?;
-        Ok(Keyspaces { all, closings: Arc::new(AtomicBool::new(!none)) })
+        Ok(Keyspaces { all, moment: None, closings: Arc::new(AtomicBool::new(!none)) })
+    }
+
+    /// The same as they are now, for reads beside whoever writes. The storage engine keeps what they see for
+    /// as long as they are there.
+    pub(super) fn frozen(&self, db: &Database) -> Self {
+        Keyspaces { moment: Some(db.snapshot()), ..self.clone() }
     }
 
     /// Whether a window may have closed early, in this life of the process or before, and have members.
@@ -77,7 +86,19 @@ impl Keyspaces {
     ///
     /// The storage engine's.
     pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<Slice>, ReadError> {
-        self.of(id).get(key).map_err(|e| unreadable(id, key, &e))
+        let got = match &self.moment {
+            Some(moment) => moment.get(self.of(id), key),
+            None => self.of(id).get(key),
+        };
+        got.map_err(|e| unreadable(id, key, &e))
+    }
+
+    /// Rows in order of key. The bounds must not be inverted: that is a fault to the storage engine.
+    pub(super) fn rows<K: AsRef<[u8]>>(&self, id: KeyspaceId, bounds: impl RangeBounds<K>) -> Iter {
+        match &self.moment {
+            Some(moment) => moment.range(self.of(id), bounds),
+            None => self.of(id).range(bounds),
+        }
     }
 
     /// The rows from `start` to before `end`, in order of key.
@@ -87,8 +108,7 @@ impl Keyspaces {
         start: Vec<u8>,
         end: Vec<u8>,
     ) -> impl Iterator<Item = Result<Row, ReadError>> {
-        // An inverted range is a fault to the storage engine.
-        let rows = (start < end).then(|| self.of(id).range(start.clone()..end));
+        let rows = (start < end).then(|| self.rows(id, start.clone()..end));
         let mut last = Slice::from(start);
         rows.into_iter().flatten().map(move |row| {
             let (key, value) = row.into_inner().map_err(|e| unreadable(id, &last, &e))?;
@@ -108,7 +128,7 @@ impl Keyspaces {
         read: impl Fn(&[u8], &[u8]) -> Result<T, String>,
     ) -> Result<Vec<T>, ReadError> {
         let mut rows = Vec::new();
-        for row in self.of(id).iter() {
+        for row in self.rows::<&[u8]>(id, ..) {
             let (key, value) = row.into_inner().map_err(|e| unreadable(id, b"", &e))?;
             rows.push(read(&key, &value).map_err(|e| damaged(id, &key, &e))?);
         }
@@ -144,11 +164,18 @@ impl Keyspaces {
                 let found = wanted.iter().map(|wanted| find::find(self, epochs, wanted));
                 Ok(Loaded::Found(found.collect::<Result<_, _>>()?))
             }
-            Load::Scan(wanted) => {
-                let (rows, next) = scan::scan(self, wanted)?;
-                Ok(Loaded::Scanned { number: wanted.number, rows, next })
-            }
+            Load::Scan(wanted) => self.scan(wanted, || false),
         }
+    }
+
+    /// One step of a scan, which may end wherever `is_late` says so.
+    ///
+    /// # Errors
+    ///
+    /// As [`super::Store::load`].
+    pub(super) fn scan(&self, wanted: &Scan, is_late: impl Fn() -> bool) -> Result<Loaded, ReadError> {
+        let (rows, next) = scan::scan(self, wanted, &is_late)?;
+        Ok(Loaded::Scanned { number: wanted.number, rows, next })
     }
 
     /// The rows of one range, `most` at most. `room`: bytes left for contents; `None` once one did not fit,

@@ -15,10 +15,10 @@ use super::opening::{
 use super::rows::{self, ImportRow, META_IMPORT, META_MARKS};
 use super::{ahead, find, logs, reclaim};
 use super::{
-    CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Reader, ReclaimJob, Store, Usage,
-    UsageError,
+    CloseError, CommitError, CommitGroup, LookJob, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
+    Store, Usage, UsageError,
 };
-use crate::engine::event::{Load, Loaded, Marks, Opened, Wanted};
+use crate::engine::event::{Load, Loaded, Marks, Opened, Scan, Wanted};
 use crate::engine::types::{Ended, Key};
 use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
@@ -40,6 +40,8 @@ const L0_MAX: usize = 20;
 const ROOM_LIMIT: Duration = Duration::from_secs(45);
 /// Between two looks: the storage engine offers nothing that could be waited for.
 const ROOM_LOOK: Duration = Duration::from_millis(2);
+/// Time behind which a step of a scan ends: others wait for the same thread.
+const LOOK_WITHIN: Duration = Duration::from_millis(5);
 
 /// Opens the store in `path`, and makes it first where there is none.
 ///
@@ -354,6 +356,16 @@ impl Store for DiskStore {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         Some(Box::new(DiskReader { keyspaces: self.keyspaces.clone(), _directory: self.directory.clone() }))
+    }
+
+    fn look(&self, scan: &Scan) -> Option<LookJob> {
+        let reader =
+            DiskReader { keyspaces: self.keyspaces.frozen(&self.db), _directory: self.directory.clone() };
+        let scan = scan.clone();
+        Some(Box::new(move || {
+            let until = Instant::now() + LOOK_WITHIN;
+            reader.keyspaces.scan(&scan, || Instant::now() >= until)
+        }))
     }
 
     fn exporter(&self) -> Option<Exporter> {

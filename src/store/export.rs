@@ -59,7 +59,7 @@ impl Exporter {
         let name = |part: Result<u64, getrandom::Error>| part.map_err(|e| ReadError::Engine(e.to_string()));
         let export = (u128::from(name(getrandom::u64())?) << 64) | u128::from(name(getrandom::u64())?);
         let meta = |key: &[u8]| {
-            let row = frozen.get(KeyspaceId::Meta, key)?;
+            let row = frozen.keyspaces.get(KeyspaceId::Meta, key)?;
             row.ok_or_else(|| damaged(KeyspaceId::Meta, key, &"missing"))
         };
         let identity = rows::read_number(META_IDENTITY, &meta(META_IDENTITY)?)
@@ -186,7 +186,7 @@ impl ExportState {
             }
             KeyspaceId::Items => {
                 let view = record::decode(key, value).map_err(|e| broken(&e))?;
-                let view = Closed::of(frozen.closed(&view)?, view);
+                let view = Closed::of(frozen.keyspaces.closed(&view)?, view);
                 self.told.items += 1;
                 Some(ExportLine::Item(Box::new(self.item(&view))))
             }

@@ -3,13 +3,11 @@
 //! The storage engine keeps what a snapshot sees for as long as there is one: whoever holds it must come to
 //! an end. A page is a read of its own, so that no table and no memtable is held back between two of them.
 
-use super::closings::{self, Closed};
 use super::database::{damaged, unreadable, Epochs, Keyspaces, Row};
 use super::keyspace::KeyspaceId;
-use super::record::View;
 use super::{rows, ReadError};
 use crate::engine::event::BUCKETS;
-use fjall::{Database, Readable, Slice, Snapshot};
+use fjall::{Database, Slice};
 use std::ops::Bound;
 
 /// Most rows of a page, and bytes behind which it ends.
@@ -18,8 +16,8 @@ const PAGE_BYTES: usize = 1 << 20;
 
 /// See the module.
 pub(super) struct Frozen {
-    keyspaces: Keyspaces,
-    snapshot: Snapshot,
+    /// As they were at that moment.
+    pub(super) keyspaces: Keyspaces,
 }
 
 /// Some rows of a keyspace, in order of key.
@@ -32,39 +30,7 @@ pub(super) struct FrozenPage {
 impl Frozen {
     /// As of the last commit.
     pub(super) fn new(db: &Database, keyspaces: &Keyspaces) -> Self {
-        Frozen { keyspaces: keyspaces.clone(), snapshot: db.snapshot() }
-    }
-
-    /// One row.
-    ///
-    /// # Errors
-    ///
-    /// The storage engine's.
-    pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<Slice>, ReadError> {
-        self.snapshot.get(self.keyspaces.of(id), key).map_err(|e| unreadable(id, key, &e))
-    }
-
-    /// Whether the window of this item has closed early, and when.
-    ///
-    /// # Errors
-    ///
-    /// The storage engine's; a row that does not read as it was written.
-    pub(super) fn closed(&self, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
-        closings::closed_of(view, |key| self.get(KeyspaceId::Closings, key))
-    }
-
-    /// The rows from `start` to before `end`.
-    ///
-    /// # Errors
-    ///
-    /// The storage engine's.
-    pub(super) fn range(
-        &self,
-        id: KeyspaceId,
-        (start, end): (Vec<u8>, Vec<u8>),
-    ) -> impl Iterator<Item = Result<Row, ReadError>> + '_ {
-        let rows = self.snapshot.range(self.keyspaces.of(id), start.clone()..end);
-        rows.map(move |row| row.into_inner().map_err(|e| unreadable(id, &start, &e)))
+        Frozen { keyspaces: keyspaces.frozen(db) }
     }
 
     /// The rows behind this key, or from the first one on.
@@ -76,7 +42,7 @@ impl Frozen {
         let from = behind.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
         let (mut rows, mut bytes) = (Vec::new(), 0);
         let mut last = behind.cloned();
-        for row in self.snapshot.range::<Slice, _>(self.keyspaces.of(id), (from, Bound::Unbounded)) {
+        for row in self.keyspaces.rows::<Slice>(id, (from, Bound::Unbounded)) {
             let near = last.as_deref().unwrap_or_default();
             let (key, value) = row.into_inner().map_err(|e| unreadable(id, near, &e))?;
             bytes += key.len() + value.len();
@@ -117,7 +83,7 @@ impl Frozen {
         let (mut epochs, mut begun) = (Epochs::default(), Vec::new());
         for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
             let id = KeyspaceId::Ended(bucket);
-            let Some(bytes) = self.get(id, rows::BUCKET)? else { continue };
+            let Some(bytes) = self.keyspaces.get(id, rows::BUCKET)? else { continue };
             let read = rows::read_bucket(bucket, &bytes);
             let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
             begun.push((epoch, row.from, bucket));

@@ -271,17 +271,6 @@ impl StoreLine {
     }
 }
 
-/// A body as text, where it is UTF-8 and no longer so than in base64: escapes could make six bytes of one.
-fn readable(body: &[u8]) -> Option<&str> {
-    let escapes = |byte: &u8| match byte {
-        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 1,
-        0..0x20 => 5,
-        _ => 0,
-    };
-    let more: usize = body.iter().map(escapes).sum();
-    std::str::from_utf8(body).ok().filter(|_| more <= body.len().div_ceil(3))
-}
-
 impl WindowLine {
     /// Of a window's row.
     pub fn of(row: &WindowRow) -> Self {
@@ -324,7 +313,7 @@ impl ItemLine {
     /// Of a record, as it is due. `id`: to be read.
     pub fn of(view: &View<'_>, id: String) -> Self {
         let (due, cause) = (view.due, view.closed_by);
-        let (body, body_base64) = match readable(view.body) {
+        let (body, body_base64) = match crate::engine::size::readable(view.body) {
             Some(text) => (Some(text.to_owned()), None),
             None => (None, Some(STANDARD.encode(view.body))),
         };

@@ -67,7 +67,7 @@ pub use errors::{
 };
 
 use crate::config::{self, StoreKind};
-use crate::engine::event::{Load, Loaded, Marks, Op, Opened, Place, Token};
+use crate::engine::event::{Load, Loaded, Marks, Op, Opened, Place, Scan, Token};
 use crate::engine::types::Content;
 use std::sync::Arc;
 
@@ -104,6 +104,9 @@ pub type Contents = Vec<(u64, Arc<Content>)>;
 /// The part of giving back room that takes its time; see [`Store::begin_reclaim`].
 pub type ReclaimJob = Box<dyn FnOnce() -> Result<(), CommitError> + Send>;
 
+/// A step of a scan over the rows of one moment; see [`Store::look`].
+pub type LookJob = Box<dyn FnOnce() -> Result<Loaded, ReadError> + Send>;
+
 /// A store. One thread owns it.
 pub trait Store: Send {
     /// Makes all groups durable, in order, with a single sync for all of them; each group is atomic.
@@ -124,6 +127,13 @@ pub trait Store: Send {
     /// A second reader for contents, to be used by another thread at the same time. `None`: this store has
     /// none.
     fn reader(&self) -> Option<Box<dyn Reader>> {
+        None
+    }
+
+    /// A step of a scan over what is there now, to be taken by another thread at any later time: it brings
+    /// what [`Store::load`] would bring at this moment, or less where it takes long. `None`: this store has
+    /// nothing to look at.
+    fn look(&self, _scan: &Scan) -> Option<LookJob> {
         None
     }
 

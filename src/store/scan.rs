@@ -9,57 +9,87 @@ use crate::engine::event::{Along, Scan, Stored};
 use crate::engine::types::{Content, Key};
 use std::sync::Arc;
 
-/// Bytes of rows that one step looks at, beside the first row: commits wait meanwhile, and where rows are
-/// large as many as a step may look at would take minutes.
+/// Bytes of rows that one step looks at, beside the first row: where rows are large as many as a step may
+/// look at would take minutes, and other steps wait meanwhile.
 const STEP_BYTES: u64 = 4 << 20;
 
 /// Rows, and the first key not looked at; `None`: the end.
 type Step = (Vec<Stored>, Option<Key>);
 
-/// One step of a scan.
+/// One step of a scan, which may end behind any row once `is_late` says so.
 ///
 /// # Errors
 ///
 /// The storage engine's; a row that does not read as it was written.
-pub(super) fn scan(keyspaces: &Keyspaces, scan: &Scan) -> Result<Step, ReadError> {
+pub(super) fn scan(
+    keyspaces: &Keyspaces,
+    scan: &Scan,
+    is_late: &dyn Fn() -> bool,
+) -> Result<Step, ReadError> {
+    let extent = Extent { scan, is_late, rows: 0, looked_at: 0, bytes: 0 };
     match &scan.along {
-        Along::Queue(queue) => along_queue(keyspaces, scan, queue),
-        Along::Customer(application, customer) => along_customer(keyspaces, scan, application, customer),
+        Along::Queue(queue) => along_queue(keyspaces, extent, queue),
+        Along::Customer(application, customer) => along_customer(keyspaces, extent, application, customer),
     }
 }
 
-fn along_queue(keyspaces: &Keyspaces, scan: &Scan, queue: &Arc<str>) -> Result<Step, ReadError> {
-    let (mut out, mut read) = (Vec::new(), 0);
-    for (looked_at, row) in in_order(keyspaces, queue, scan.from, scan.until)?.enumerate() {
+/// How far a step has gone.
+struct Extent<'a> {
+    scan: &'a Scan,
+    is_late: &'a dyn Fn() -> bool,
+    rows: usize,
+    looked_at: usize,
+    bytes: u64,
+}
+
+impl Extent<'_> {
+    /// It ends here. The first row is always looked at: a step that brought nothing on would never end.
+    fn is_enough(&self) -> bool {
+        let Scan { max_rows, max_looked_at, .. } = *self.scan;
+        let full = self.rows >= max_rows || self.looked_at >= max_looked_at || self.bytes >= STEP_BYTES;
+        full || self.looked_at > 0 && (self.is_late)()
+    }
+
+    fn count(&mut self, bytes: u64, wanted: bool) {
+        self.looked_at += 1;
+        self.bytes += bytes;
+        self.rows += usize::from(wanted);
+    }
+}
+
+fn along_queue(keyspaces: &Keyspaces, mut extent: Extent<'_>, queue: &Arc<str>) -> Result<Step, ReadError> {
+    let (scan, mut out) = (extent.scan, Vec::new());
+    for row in in_order(keyspaces, queue, scan.from, scan.until)? {
         let row = row?;
-        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at || read >= STEP_BYTES {
+        if extent.is_enough() {
             return Ok((out, Some(row.place)));
         }
-        read += row.len();
-        out.extend(wanted(scan, queue, &row.view()?));
+        let item = wanted(scan, queue, &row.view()?);
+        extent.count(row.len(), item.is_some());
+        out.extend(item);
     }
     Ok((out, None))
 }
 
 fn along_customer(
     keyspaces: &Keyspaces,
-    scan: &Scan,
+    mut extent: Extent<'_>,
     application: &Arc<str>,
     customer: &str,
 ) -> Result<Step, ReadError> {
+    let (scan, mut out) = (extent.scan, Vec::new());
     let names: [&str; 2] = [application, customer];
     let start = rows::place_key(&names, scan.from)?;
     let end = rows::place_key(&names, Key::at(scan.until))?;
-    let (mut out, mut read) = (Vec::new(), 0);
-    for (looked_at, row) in keyspaces.range(KeyspaceId::Customers, start, end).enumerate() {
+    for row in keyspaces.range(KeyspaceId::Customers, start, end) {
         let (row, _) = row?;
         let key = place(KeyspaceId::Customers, &row)?;
-        if out.len() >= scan.max_rows || looked_at >= scan.max_looked_at || read >= STEP_BYTES {
+        if extent.is_enough() {
             return Ok((out, Some(key)));
         }
         let looked = |view: &View<'_>| (view.content_size(), wanted(scan, application, view));
         let (bytes, item) = keyspaces.item_of_customer_row(&row, application, key, looked)?;
-        read += bytes;
+        extent.count(bytes, item.is_some());
         out.extend(item);
     }
     Ok((out, None))

@@ -155,6 +155,20 @@ fn a_step_over_large_rows_ends_early_and_the_next_goes_on_there() {
     }
 }
 
+/// It may end behind any row, where the machine is slow.
+#[test]
+fn a_look_sees_its_moment_whatever_is_committed_since() {
+    let (_dir, mut store) = filled();
+    let job = store.look(&queue(APP)).unwrap();
+    store.commit(&[group(2, [1, 2, 4, 5, 6, 7, 8].map(|due| delete(due, due)).to_vec())]).unwrap();
+    assert_eq!(seqs(&mut *store, &queue(APP)), (vec![], None));
+    let Loaded::Scanned { number: 7, rows, next } = job().unwrap() else { panic!("a step of a scan") };
+    let seen: Vec<u64> = rows.iter().map(|row| row.key.seq).collect();
+    let all = [1, 2, 4, 5, 6, 7, 8];
+    assert!(!seen.is_empty() && all.starts_with(&seen), "{seen:?}");
+    assert_eq!(next.map(|key| key.seq), all.get(seen.len()).copied());
+}
+
 #[test]
 fn damage_on_the_way_is_named_and_never_skipped() {
     let (dir, store) = filled();

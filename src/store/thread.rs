@@ -1,7 +1,8 @@
 //! The store's own thread: writes and reads in the order they were asked for, many commits with one sync.
 //!
 //! A second thread reads contents beside it, so that a batch never waits behind a sync for payloads that have
-//! been on the disk for long. A third watches that the calls of both come back. A caller never waits.
+//! been on the disk for long. A third looks over many rows for whoever asks about them, so that neither waits
+//! for that. A fourth watches that the calls of all come back. A caller never waits.
 //! Deliberately absent: decisions, and retries. After a failure nothing more is
 //! done, so that nothing can be acked behind a commit that may not have happened; the process stops and opens
 //! the store anew.
@@ -10,26 +11,30 @@
 //! to [`ThreadLimits::linger`] for the next ones. Only acks wait with it, no delivery; a read, a commit that
 //! an answer waits for, and enough operations or bytes end the wait.
 
+mod beside;
+
 pub use super::report::{OnEvent, StoreEvent, StoreStats, ThreadLimits, STORE_CALL_LIMIT};
 
 use super::jobs::{size, Job, Jobs, Queued, JOB_COST};
-use super::{CloseError, CommitGroup, ReadError, Reader, SpawnError, Store, StoreFailure, Usage};
+use super::{CloseError, CommitGroup, LookJob, ReadError, SpawnError, Store, StoreFailure, Usage};
 use crate::clock;
 use crate::distribution::{Distribution, Recorder};
-use crate::engine::event::{Load, Loaded, Place};
+use crate::engine::event::{Load, Place};
+use beside::{look, read, watch};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process
-/// that was frozen, or a machine that slept, is given its time.
-const LOOKS: u32 = 12;
 /// Least time between two attempts to give back room, ms.
 const RECLAIM_PAUSE: u64 = 60_000;
 /// Age at which the known [`Usage`] is taken anew, ms.
 const USAGE_AGE: u64 = 1_000;
+/// Places of the threads in [`ThreadState::idle_since`].
+const STORE: usize = 0;
+const READER: usize = 1;
+const LOOKER: usize = 2;
 
 /// Starts the threads. Events go to `on_event`.
 ///
@@ -45,6 +50,7 @@ pub fn spawn(
     let state = ThreadState {
         has_reader: reader.is_some(),
         reader_alive: reader.is_some(),
+        looker_alive: true,
         store_alive: true,
         usage: store.usage().ok(),
         usage_at: clock::now().mono,
@@ -54,13 +60,17 @@ pub fn spawn(
         state: Mutex::new(state),
         work: Condvar::new(),
         reads: Condvar::new(),
+        looks: Condvar::new(),
         done: Condvar::new(),
         limits,
         commit_times: Mutex::new(Recorder::of_durations()),
         on_event,
     });
     let handle = StoreHandle { shared: shared.clone(), threads: Arc::default() };
-    let mut started = vec![start("tidegate-watch", &shared, |shared| watch(shared))];
+    let mut started = vec![
+        start("tidegate-watch", &shared, |shared| watch(shared)),
+        start("tidegate-looker", &shared, |shared| look(shared)),
+    ];
     if let Some(reader) = reader {
         started.push(start("tidegate-reader", &shared, move |shared| read(&*reader, shared)));
     }
@@ -72,7 +82,8 @@ pub fn spawn(
             Err(error) => {
                 // The others have nothing to serve.
                 let mut state = shared.lock();
-                (state.closing, state.store_alive, state.reader_alive) = (true, false, false);
+                (state.closing, state.store_alive) = (true, false);
+                (state.reader_alive, state.looker_alive) = (false, false);
                 shared.notify();
                 return Err(error);
             }
@@ -113,9 +124,9 @@ impl StoreHandle {
         self.queue(Job::Commit(commit), bytes);
     }
 
-    /// Queues a read; [`StoreEvent::Loaded`] follows, in the order in which reads other than
-    /// [`Load::Contents`] were queued. It sees every commit queued before it, and a [`Load::Find`] may see
-    /// later ones too: it does not part commits that share a sync.
+    /// Queues a read; [`StoreEvent::Loaded`] follows. It sees every commit queued before it, and a
+    /// [`Load::Find`] may see later ones too: it does not part commits that share a sync. Reads of ranges and
+    /// finds are answered in the order in which they were queued, and so are scans, apart from the others.
     ///
     /// Contents are read at once, beside commits that are under way: the engine asks only for contents of
     /// items whose commit is durable. Should one not be there even so, because a move of it is still queued,
@@ -166,13 +177,14 @@ impl StoreHandle {
             self.shared.work.notify_one();
         }
         let age = |oldest: Option<u64>| oldest.map(|since| now.saturating_sub(since));
-        let [served, read] = state.idle_since;
+        let idle_since = state.idle_since;
         let still = [
-            still(state.serving, state.jobs.since(), served),
-            still(state.reading, state.reads.front().map(|q| q.since), read),
+            still(state.serving, state.jobs.since(), idle_since[STORE]),
+            still(state.reading, state.reads.front().map(|q| q.since), idle_since[READER]),
+            still(state.looking, state.looks.front().map(|q| q.since), idle_since[LOOKER]),
         ];
         StoreStats {
-            queued: state.jobs.len() + state.reads.len(),
+            queued: state.jobs.len() + state.reads.len() + state.looks.len(),
             still_ms: age(still.into_iter().flatten().min()),
             usage: state.usage,
             failed: state.failed,
@@ -210,10 +222,7 @@ impl StoreHandle {
         let mut state = self.shared.lock();
         state.closing = true;
         self.shared.notify();
-        let waited = self
-            .shared
-            .done
-            .wait_timeout_while(state, timeout, |s| s.store_alive || s.reader_alive || s.reclaiming);
+        let waited = self.shared.done.wait_timeout_while(state, timeout, |s| s.any_alive() || s.reclaiming);
         let (mut state, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
         if timed_out.timed_out() {
             return Err(CloseError::Timeout(timeout.as_millis()));
@@ -250,19 +259,23 @@ struct Call {
 struct ThreadState {
     jobs: Jobs,
     reads: VecDeque<Queued<ContentsWanted>>,
+    looks: VecDeque<Queued<LookJob>>,
     /// The store's thread waits for company of the jobs that it knows.
     lingers: bool,
     /// What the store works on.
     serving: Option<Call>,
     /// What the reader works on.
     reading: Option<Call>,
+    /// What the looker works on.
+    looking: Option<Call>,
     /// Number of calls so far.
     calls: u64,
-    /// When the store, and the reader, was last done with a call, monotonic ms.
-    idle_since: [u64; 2],
+    /// When each thread was last done with a call, monotonic ms.
+    idle_since: [u64; 3],
     has_reader: bool,
     store_alive: bool,
     reader_alive: bool,
+    looker_alive: bool,
     closing: bool,
     failed: bool,
     close_error: Option<CloseError>,
@@ -285,6 +298,11 @@ impl ThreadState {
         !self.closing && !self.failed
     }
 
+    /// A thread that makes calls has not ended.
+    fn any_alive(&self) -> bool {
+        self.store_alive || self.reader_alive || self.looker_alive
+    }
+
     fn call(&mut self, what: &'static str) -> Option<Call> {
         self.calls += 1;
         Some(Call { what, number: self.calls, begun_at: clock::now().mono })
@@ -297,6 +315,8 @@ struct ThreadShared {
     work: Condvar,
     /// For the reader: there is something to do.
     reads: Condvar,
+    /// For the looker: there is something to do.
+    looks: Condvar,
     /// For [`StoreHandle::close`] and [`watch`]: a thread has ended.
     done: Condvar,
     limits: ThreadLimits,
@@ -324,6 +344,7 @@ impl ThreadShared {
     fn notify(&self) {
         self.work.notify_all();
         self.reads.notify_all();
+        self.looks.notify_all();
         self.done.notify_all();
     }
 
@@ -341,6 +362,7 @@ impl ThreadShared {
         let first = !std::mem::replace(&mut state.failed, true);
         state.jobs.clear();
         state.reads.clear();
+        state.looks.clear();
         drop(state);
         self.notify();
         if first {
@@ -353,7 +375,7 @@ impl ThreadShared {
     fn next(&self, (max_ops, max_bytes): (usize, u64)) -> ThreadTurn {
         let mut state = self.lock();
         state.serving = None;
-        state.idle_since[0] = clock::now().mono;
+        state.idle_since[STORE] = clock::now().mono;
         loop {
             if state.failed {
                 return ThreadTurn::End;
@@ -447,6 +469,7 @@ fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
     loop {
         let result = match shared.next(limit) {
             ThreadTurn::Commit(groups, finds) => commit(&mut *store, &groups, &finds, shared),
+            ThreadTurn::Load(wanted) if hand_over(&*store, &wanted, shared) => Ok(()),
             ThreadTurn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(StoreFailure::from),
             ThreadTurn::Measure => measure(&*store, shared),
             ThreadTurn::Reclaim => reclaim(&mut *store, shared),
@@ -492,6 +515,20 @@ fn load(store: &mut dyn Store, load: &Load, shared: &ThreadShared) -> Result<(),
     store.load(load).map(|loaded| shared.report(StoreEvent::Loaded(loaded)))
 }
 
+/// A scan's turn has come: the looker takes the step. False: it is done here.
+fn hand_over(store: &dyn Store, load: &Load, shared: &ThreadShared) -> bool {
+    let Load::Scan(scan) = load else { return false };
+    let Some(job) = store.look(scan) else { return false };
+    let mut state = shared.lock();
+    // While the store closes the looker may have gone.
+    if state.open() {
+        state.looks.push_back(Queued { since: clock::now().mono, bytes: JOB_COST, job });
+        shared.looks.notify_one();
+        return true;
+    }
+    false
+}
+
 fn measure(store: &dyn Store, shared: &ThreadShared) -> Result<(), StoreFailure> {
     store.health()?;
     let usage = store.usage();
@@ -526,58 +563,4 @@ fn reclaim(store: &mut dyn Store, shared: &Arc<ThreadShared>) -> Result<(), Stor
         tracing::warn!("no room was given back: {error}");
     }
     Ok(())
-}
-
-/// The reader's thread.
-fn read(reader: &dyn Reader, shared: &ThreadShared) {
-    let _alive = Alive { shared, flag: |s| &mut s.reader_alive };
-    loop {
-        let idle = |s: &mut ThreadState| s.reads.is_empty() && s.open();
-        let mut state = shared.lock();
-        state.reading = None;
-        state.idle_since[1] = clock::now().mono;
-        state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-        let Some(Queued { since, job: wanted, .. }) = state.reads.pop_front() else { return };
-        state.reading = state.call("read of contents");
-        drop(state);
-        match reader.contents(&wanted) {
-            Ok(Some(found)) => shared.report(StoreEvent::Loaded(Loaded::Contents(found))),
-            Ok(None) => {
-                let mut state = shared.lock();
-                if !state.failed {
-                    let job = Job::Load(Load::Contents(wanted));
-                    state.jobs.push(Queued { since, bytes: JOB_COST, job });
-                    shared.work.notify_one();
-                }
-            }
-            Err(error) => shared.fail(error.into()),
-        }
-    }
-}
-
-/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever
-/// waits for it then waits for ever.
-fn watch(shared: &ThreadShared) {
-    // By thread: the call last seen, and how many times in a row.
-    let mut seen = [(0, 0); 2];
-    loop {
-        let alive = |s: &mut ThreadState| (s.store_alive || s.reader_alive) && !s.failed;
-        let waited = shared.done.wait_timeout_while(shared.lock(), shared.limits.call / LOOKS, alive);
-        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if !timeout.timed_out() {
-            return;
-        }
-        let calls = [state.serving, state.reading];
-        drop(state);
-        for (call, (number, looks)) in calls.into_iter().zip(&mut seen) {
-            let Some(call) = call else { continue };
-            *looks = if call.number == *number { *looks + 1 } else { 0 };
-            *number = call.number;
-            if *looks >= LOOKS {
-                let age_ms = clock::now().mono.saturating_sub(call.begun_at);
-                shared.fail(StoreFailure::NoAnswer { call: call.what, age_ms });
-                return;
-            }
-        }
-    }
 }

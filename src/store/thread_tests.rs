@@ -5,8 +5,8 @@
 use super::tests::{delete, group, item, open_at, place, put, put_item, whole, APP};
 use super::thread::{spawn, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
 use super::*;
-use crate::engine::event::{Found, Stored, Wanted};
-use crate::engine::types::{Content, Identity};
+use crate::engine::event::{Along, Found, Stored, Wanted};
+use crate::engine::types::{Content, Identity, Key};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -401,45 +401,106 @@ fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
     assert!(bench.events.try_recv().is_err(), "nothing is reported behind a failure");
 }
 
-/// Reads by the store's own thread, and by the reader's.
+/// Its reads wait for a word each, or until the sender is gone; its commits do not.
+#[derive(Clone)]
+struct Stuck {
+    word: Arc<Mutex<Receiver<()>>>,
+    reader: bool,
+}
+
+impl Stuck {
+    fn new(reader: bool) -> (Box<Self>, Sender<()>) {
+        let (sender, word) = channel();
+        (Box::new(Stuck { word: Arc::new(Mutex::new(word)), reader }), sender)
+    }
+
+    fn wait(&self) {
+        let _ = self.word.lock().unwrap().recv();
+    }
+}
+
+impl Store for Stuck {
+    fn commit(&mut self, _: &[CommitGroup]) -> Result<(), CommitError> {
+        Ok(())
+    }
+    fn load(&mut self, _: &Load) -> Result<Loaded, ReadError> {
+        self.wait();
+        Ok(Loaded::Ranges(Vec::new()))
+    }
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        self.reader.then(|| Box::new(self.clone()) as Box<dyn Reader>)
+    }
+    fn look(&self, scan: &Scan) -> Option<LookJob> {
+        let (store, number) = (self.clone(), scan.number);
+        Some(Box::new(move || {
+            store.wait();
+            Ok(Loaded::Scanned { number, rows: Vec::new(), next: None })
+        }))
+    }
+    fn usage(&self) -> Result<Usage, UsageError> {
+        Ok(Usage { used: 1, free: 2, total: 3 })
+    }
+    fn close(self: Box<Self>) -> Result<(), CloseError> {
+        Ok(())
+    }
+}
+
+impl Reader for Stuck {
+    fn contents(&self, _: &WantedContents) -> Result<Option<Contents>, ReadError> {
+        self.wait();
+        Ok(None)
+    }
+}
+
+fn scan(number: u64) -> Load {
+    let (from, until, along) = (Key::default(), u64::MAX, Along::Queue(APP.into()));
+    let (max_rows, max_looked_at) = (9, 9);
+    Load::Scan(Scan {
+        number,
+        along,
+        from,
+        until,
+        customer: None,
+        max_rows,
+        max_looked_at,
+        properties: false,
+    })
+}
+
+#[test]
+fn a_look_holds_up_no_commit_and_comes_in_order_with_others() {
+    let (store, word) = Stuck::new(false);
+    let (handle, events) = start(store, PROMPT);
+    let event = || events.recv_timeout(SOON).unwrap();
+    (1..=2).for_each(|number| handle.load(scan(number)));
+    handle.commit(group(1, vec![delete(1, 1)]));
+    assert!(matches!(event(), StoreEvent::Committed(1)));
+    let stats = handle.stats();
+    assert!(stats.still_ms.is_some(), "{stats:?}");
+    for wanted in 1..=2 {
+        word.send(()).unwrap();
+        match event() {
+            StoreEvent::Loaded(Loaded::Scanned { number, .. }) => assert_eq!(number, wanted),
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(word);
+    handle.close(SOON).unwrap();
+}
+
+/// Reads by the store's own thread, by the reader's, and by the looker's.
 #[test]
 fn a_read_that_does_not_come_back_is_a_failure_too() {
-    /// Its reads wait until the sender is gone.
-    struct Stuck(Arc<Mutex<Receiver<()>>>, bool);
-    impl Stuck {
-        fn wait(&self) {
-            let _ = self.0.lock().unwrap().recv();
-        }
-    }
-    impl Store for Stuck {
-        fn commit(&mut self, _: &[CommitGroup]) -> Result<(), CommitError> {
-            Ok(())
-        }
-        fn load(&mut self, _: &Load) -> Result<Loaded, ReadError> {
-            self.wait();
-            Ok(Loaded::Ranges(Vec::new()))
-        }
-        fn reader(&self) -> Option<Box<dyn Reader>> {
-            self.1.then(|| Box::new(Stuck(self.0.clone(), true)) as Box<dyn Reader>)
-        }
-        fn usage(&self) -> Result<Usage, UsageError> {
-            Ok(Usage { used: 1, free: 2, total: 3 })
-        }
-        fn close(self: Box<Self>) -> Result<(), CloseError> {
-            Ok(())
-        }
-    }
-    impl Reader for Stuck {
-        fn contents(&self, _: &WantedContents) -> Result<Option<Contents>, ReadError> {
-            self.wait();
-            Ok(None)
-        }
-    }
     let limits = ThreadLimits { call: Duration::from_millis(200), ..PROMPT };
-    for (reader, name) in [(true, "read of contents"), (false, "read")] {
-        let (free, stuck) = channel();
-        let (handle, events) = start(Box::new(Stuck(Arc::new(Mutex::new(stuck)), reader)), limits);
-        handle.load(contents(1));
+    let reads = [
+        (true, contents(1), "read of contents"),
+        (false, contents(1), "read"),
+        (true, scan(1), "look over rows"),
+    ];
+    for (reader, load, name) in reads {
+        let (store, free) = Stuck::new(reader);
+        let (handle, events) = start(store, limits);
+        handle.load(load);
         match events.recv_timeout(SOON).unwrap() {
             StoreEvent::Failed(StoreFailure::NoAnswer { call, .. }) => assert_eq!(call, name),
             other => panic!("{other:?}"),

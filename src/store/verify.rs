@@ -214,7 +214,8 @@ impl StoreWalk<'_> {
             // Counted whatever it holds: its queue counts it too.
             let (queue, place) = rows::read_item_key(key).ok_or("the key is none of an item")?;
             let read = record::decode(key, value).map_err(|e| e.to_string());
-            let closed = read.as_ref().ok().and_then(|view| walk.frozen.closed(view).ok()).flatten();
+            let closed =
+                read.as_ref().ok().and_then(|view| walk.frozen.keyspaces.closed(view).ok()).flatten();
             let place = Key { due: closed.map_or(place.due, |closed| closed.due), ..place };
             walk.count(queue, place);
             let view = read?;
@@ -252,7 +253,7 @@ impl StoreWalk<'_> {
         let unindexed_until = self.queues.get(view.application).map_or(u64::MAX, |row| row.unindexed_until);
         let Some(customer) = view.customer.filter(|_| view.key.due >= unindexed_until) else { return Ok(()) };
         let row = rows::place_key(&[view.application, customer], view.key).map_err(|e| e.to_string())?;
-        match self.frozen.get(KeyspaceId::Customers, &row).map_err(|e| words(&e))? {
+        match self.frozen.keyspaces.get(KeyspaceId::Customers, &row).map_err(|e| words(&e))? {
             Some(_) => Ok(()),
             None => Err("its row under its customer is missing".to_owned()),
         }
@@ -260,7 +261,8 @@ impl StoreWalk<'_> {
 
     fn led_to_by_identity(&mut self, view: &View<'_>) -> RowVerdict {
         let identity = view.identity();
-        let row = self.frozen.get(KeyspaceId::Identities, &identity.to_bytes()).map_err(|e| words(&e))?;
+        let row =
+            self.frozen.keyspaces.get(KeyspaceId::Identities, &identity.to_bytes()).map_err(|e| words(&e))?;
         let Some(row) = row else { return Err("the row of its id is missing".to_owned()) };
         // One that does not decode is told of where it lies.
         if rows::read_identity(identity, &row).is_ok_and(|key| key != view.key) {
@@ -299,7 +301,8 @@ impl StoreWalk<'_> {
         self.each(KeyspaceId::Customers, |walk, key, _| {
             let ([application, customer], place) = rows::read_customer_key(key)?;
             let item = rows::item_key(&application, place).map_err(|e| e.to_string())?;
-            let Some(bytes) = walk.frozen.get(KeyspaceId::Items, &item).map_err(|e| words(&e))? else {
+            let Some(bytes) = walk.frozen.keyspaces.get(KeyspaceId::Items, &item).map_err(|e| words(&e))?
+            else {
                 return Err("no item of the queue belongs to this row".to_owned());
             };
             // One that does not decode has been told of.
@@ -332,7 +335,9 @@ impl StoreWalk<'_> {
             let Ok(place) = rows::read_identity(identity, value) else { return Ok(()) };
             for queue in queues.iter().filter(|queue| &***queue != DEAD_LETTERS) {
                 let item = rows::item_key(queue, place).map_err(|e| e.to_string())?;
-                let Some(bytes) = walk.frozen.get(KeyspaceId::Items, &item).map_err(|e| words(&e))? else {
+                let Some(bytes) =
+                    walk.frozen.keyspaces.get(KeyspaceId::Items, &item).map_err(|e| words(&e))?
+                else {
                     continue;
                 };
                 // One that does not decode has been told of, and may be the one.
@@ -359,7 +364,7 @@ impl StoreWalk<'_> {
         let (by_due, queue, place) = rows::read_closing_key(key)?;
         let other = |key: Result<Vec<u8>, BrokenContract>| {
             let key = key.map_err(|e| e.to_string())?;
-            let row = self.frozen.get(KeyspaceId::Closings, &key).map_err(|e| words(&e))?;
+            let row = self.frozen.keyspaces.get(KeyspaceId::Closings, &key).map_err(|e| words(&e))?;
             row.map(|row| (key, row)).ok_or("the other row of this closing is missing".to_owned())
         };
         if by_due {
@@ -377,7 +382,7 @@ impl StoreWalk<'_> {
         other(rows::closed_by_due(&queue, Key { due, ..place }))?;
         self.summary.closings += 1;
         let members = member_bounds(&queue, place.due, place.window, 0).map_err(|e| words(&e))?;
-        for row in self.frozen.range(KeyspaceId::Items, members) {
+        for row in self.frozen.keyspaces.range(KeyspaceId::Items, members.0, members.1) {
             let (key, value) = row.map_err(|e| words(&e))?;
             // One that does not decode has been told of.
             if record::decode(&key, &value).map_or(true, |view| view.is_windowed()) {
@@ -390,7 +395,7 @@ impl StoreWalk<'_> {
     fn bucket(&mut self, bucket: u8) {
         let id = KeyspaceId::Ended(bucket);
         // Told of where it lies.
-        let row = self.frozen.get(id, rows::BUCKET).ok().flatten();
+        let row = self.frozen.keyspaces.get(id, rows::BUCKET).ok().flatten();
         let epoch =
             row.and_then(|bytes| rows::read_bucket(bucket, &bytes).ok()).map_or(0, |(_, epoch)| epoch);
         self.each(id, |walk, key, value| {

@@ -19,6 +19,8 @@ const MOST_ASKED = 50;
 // Bytes of a name of a customer or an application.
 const MOST_NAME = 200;
 const MOST_LETTERS = 1000;
+// Characters of dead letters that a save takes, about: they are kept in memory.
+const MOST_SAVED = 256 << 20;
 
 const TOKEN_KEY = "tidegate-token";
 const SVG = "http://www.w3.org/2000/svg";
@@ -893,7 +895,8 @@ function outcome(good, ...children) {
 }
 
 /** Asks, does it, says how it ended, and looks again; whether it was tried. */
-async function carryOut({ title, text, counted, verb, danger = false, method, where, told, about }) {
+async function carryOut({ title, text, counted, verb, danger = false, method, where, told, about,
+  act = (target) => ask(method, target, COMMAND_WITHIN_MS) }) {
   let target;
   try {
     target = where();
@@ -903,7 +906,7 @@ async function carryOut({ title, text, counted, verb, danger = false, method, wh
   }
   if (!await confirmed(title, text, counted, verb, danger)) return false;
   try {
-    outcome(true, told(await ask(method, target, COMMAND_WITHIN_MS)), ...about);
+    outcome(true, told(await act(target)), ...about);
   } catch (error) {
     if (error instanceof Unauthorized) {
       signIn("This token is not accepted.");
@@ -1013,11 +1016,44 @@ function unseen(told) {
   return behind + (told.stopped ? ` Not all could be looked at: ${told.stopped}.` : "");
 }
 
+/** Calls along the queue until it ends, or `limit` letters are there. `each` is told of each answer, and says how many it brought. */
+async function walkLetters(method, where, which, limit, each) {
+  let place = { walk: "true" };
+  for (let left = limit; ;) {
+    const told = await ask(method, where + query({ ...which, limit: left || "", ...place }), COMMAND_WITHIN_MS);
+    left -= each(told);
+    if (!told.cursor || limit && left <= 0) return told;
+    place = { cursor: told.cursor };
+  }
+}
+
+/** All that are there, by reason and application. */
+async function countAllLetters() {
+  const groups = new Map();
+  const told = await walkLetters("GET", path("dead", "count"), {}, 0, (told) => {
+    for (const { reason, application, count: n } of told.groups) {
+      const key = keyOf([reason, application]);
+      groups.set(key, { reason, application, count: n + (groups.has(key) ? groups.get(key).count : 0) });
+    }
+    return 0;
+  });
+  return { ...told, groups: [...groups.values()] };
+}
+
+async function listLetters(which, limit) {
+  const found = [];
+  await walkLetters("GET", path("dead"), which, limit, (told) => {
+    found.push(...told.letters);
+    return told.letters.length;
+  });
+  return found;
+}
+
 async function lookIntoLetters() {
   say(by("dead-text"), "Looking…");
   by("dead-look").disabled = true;
   try {
-    const told = await ask("GET", path("dead", "count"), COMMAND_WITHIN_MS);
+    const told = await countAllLetters();
     const rows = told.groups.slice(0, MOST_ROWS).map((group) => [keyOf([group.reason, group.application]), group]);
     by("dead-found").hidden = rows.length === 0;
     by("dead-save").hidden = rows.length === 0;
@@ -1049,10 +1085,10 @@ function groupRow() {
 async function showLetters(group) {
   letters.group = group;
   try {
-    const page = await ask("GET", `${path("dead")}${query({ ...groupQuery(group), limit: PAGE_ROWS })}`, COMMAND_WITHIN_MS);
-    by("dead-table").hidden = page.letters.length === 0;
+    const found = await listLetters(groupQuery(group), PAGE_ROWS);
+    by("dead-table").hidden = found.length === 0;
     // Two that are alike in all have one key.
-    const rows = page.letters.map((letter, n) => [`l${letter.key} ${n}`, letter]);
+    const rows = found.map((letter, n) => [`l${letter.key} ${n}`, letter]);
     table(by("dead-rows"), rows, letterRow, "");
   } catch (error) {
     if (error instanceof Unauthorized) return signIn("");
@@ -1079,8 +1115,8 @@ function letterRow() {
 async function showLetter(key) {
   const shown = by("dead-letter");
   try {
-    const letter = await ask("GET", path("dead", "letters", key), COMMAND_WITHIN_MS);
-    say(shown, letter.key ? JSON.stringify(letter, null, 2) : "It is not there any more.");
+    const [letter] = await listLetters({ key, whole: "true" }, 1);
+    say(shown, letter ? JSON.stringify(letter, null, 2) : "It is not there any more.");
   } catch (error) {
     if (error instanceof Unauthorized) return signIn("");
     say(shown, `It cannot be shown: ${fault(error)}.`);
@@ -1090,15 +1126,26 @@ async function showLetter(key) {
 
 async function countLetters(which) {
   if (which.key) {
-    const letter = await ask("GET", path("dead", "letters", which.key), COMMAND_WITHIN_MS);
-    if (!letter.key) throw new Refused("it is not there any more");
+    const [letter] = await listLetters(which, 1);
+    if (!letter) throw new Refused("it is not there any more");
     return ["1 letter."];
   }
-  const told = await ask("GET", path("dead", "count"), COMMAND_WITHIN_MS);
+  const told = await countAllLetters();
   const group = told.groups.find((one) => one.reason === which.reason && one.application === (which.application || ""));
   if (!group) throw new Refused("there are none any more");
   return [`${told.more ? "At least " : ""}${things(group.count, "letter")}; at most ${count(MOST_LETTERS)} at a time.`];
 }
+
+/** What is done to several, call by call. */
+const toLetters = (method, which) => async (where) => {
+  let done = 0, kept = 0;
+  const told = await walkLetters(method, where, which, MOST_LETTERS, (told) => {
+    kept += told.kept;
+    done += told.count;
+    return told.count;
+  });
+  return { ...told, count: done, kept, left: told.depth - done };
+};
 
 /** Of an answer about several: what was done, what was not, and what is left. */
 const handled = (verb) => (answer) => `${verb}: ${things(answer.count, "letter")}` +
@@ -1116,30 +1163,38 @@ function sendBack(which, name) {
   const text = at ? `They leave at ${exact(new Date(at).getTime())}.` : "They go out at once, as requests without a time.";
   return change({ title: ["Send back", ...name, "?"], verb: "Send back", method: "POST", counted: () => countLetters(which),
     text: [note(`${text} Each leaves the queue of dead letters once it is safe in the ingest queue.`)],
-    where: () => path("dead", "retry") + query({ ...which, at: at ? new Date(at).getTime() : "" }), told: handled("Sent back"), about: name });
+    where: () => path("dead", "retry"), act: toLetters("POST", { ...which, at: at ? new Date(at).getTime() : "" }),
+    told: handled("Sent back"), about: name });
 }
 
 function dropLetters(which, name) {
   return change({ title: ["Drop", ...name, "?"], verb: "Drop", danger: true, method: "DELETE", counted: () => countLetters(which),
     text: [note("They are gone for good. To keep them, save them first.")],
-    where: () => path("dead") + query(which), told: handled("Dropped"), about: name });
+    where: () => path("dead"), act: toLetters("DELETE", which), told: handled("Dropped"), about: name });
 }
 
 async function saveLetters() {
-  let text = "", stopped = null;
+  const parts = [];
+  let lines = 0, bytes = 0, stopped = null;
   try {
     const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
-    const response = await fetch(`.${path("dead", "export")}`, { headers, cache: "no-store", redirect: "error",
-      signal: AbortSignal.timeout(COMMAND_WITHIN_MS) });
-    if (response.status === 401) return signIn("This token is not accepted.");
-    text = await response.text();
-    if (!response.ok) throw new Error(JSON.parse(text).error);
-    stopped = response.headers.get("x-tidegate-stopped");
+    for (let place = { walk: "true" }; place;) {
+      const response = await fetch(`.${path("dead", "export")}${query(place)}`, { headers, cache: "no-store", redirect: "error",
+        signal: AbortSignal.timeout(COMMAND_WITHIN_MS) });
+      if (response.status === 401) return signIn("This token is not accepted.");
+      const text = await response.text();
+      if (!response.ok) throw new Error(JSON.parse(text).error);
+      parts.push(text);
+      lines += text.split("\n").length - 1;
+      bytes += text.length;
+      stopped = response.headers.get("x-tidegate-stopped");
+      const cursor = response.headers.get("x-tidegate-cursor");
+      place = cursor && bytes < MOST_SAVED ? { cursor } : null;
+    }
   } catch (error) {
     return outcome(false, `Not saved: ${fault(error)}.`);
   }
-  const lines = text.split("\n").length - 1;
-  const address = URL.createObjectURL(new Blob([text], { type: "application/x-ndjson" }));
+  const address = URL.createObjectURL(new Blob(parts, { type: "application/x-ndjson" }));
   make("a", { href: address, download: "dead-letters.ndjson" }).click();
   URL.revokeObjectURL(address);
   outcome(!stopped, `Saved: ${things(lines, "letter")}${stopped ? `, and no more: ${stopped}` : ""}.`);

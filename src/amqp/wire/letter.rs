@@ -9,7 +9,8 @@ use super::request::ENVELOPE;
 use super::time;
 use crate::config::rfc3339::Rounding;
 use crate::config::terms::{batch_header, DEAD_PREFIX, NEVER_COPIED};
-use crate::letters::{Letter, LetterKey, NewTime, RetryTerms, WholeLetter, MOST_SHOWN_BODY};
+use crate::engine::size;
+use crate::letters::{Letter, LetterKey, NewTime, RetryTerms, WholeLetter, MOST_SHOWN_BODY, MOST_SHOWN_TEXT};
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
@@ -36,7 +37,7 @@ impl RawLetter<'_> {
         // Headers nested too deep cannot be walked; without them it still has a key.
         let stored = basic.write(|out| put_headers(out, self.properties, |_, _| true));
         let stored = stored.or_else(|_| basic.write(|_| Ok::<(), ()>(()))).unwrap_or_default();
-        let text = |name: &str| self.text(name).filter(|text| !text.is_empty()).map(Into::into);
+        let text = |name: &str| self.text(name).filter(|text| !text.is_empty()).map(|text| shown(&text));
         let application = text(fields::APPLICATION).unwrap_or_else(|| self.routing_key.into());
         Letter {
             key: self.key(&stored),
@@ -85,7 +86,7 @@ impl RawLetter<'_> {
         let Some(AMQPValue::FieldTable(death)) = deaths.as_slice().first() else { return "unknown".into() };
         let word = death.inner().get("reason");
         match fields::text("reason", word, usize::MAX) {
-            Ok(Some(word)) => format!("broker:{word}").into(),
+            Ok(Some(word)) => shown(&format!("broker:{word}")),
             Ok(None) | Err(_) => "unknown".into(),
         }
     }
@@ -100,9 +101,9 @@ impl RawLetter<'_> {
         if self.body.len() > MOST_SHOWN_BODY {
             whole.body_left_out = true;
         } else {
-            match std::str::from_utf8(self.body) {
-                Ok(text) => whole.body = Some(text.to_owned()),
-                Err(_) => whole.body_base64 = Some(BASE64_STANDARD.encode(self.body)),
+            match size::readable(self.body) {
+                Some(text) => whole.body = Some(text.to_owned()),
+                None => whole.body_base64 = Some(BASE64_STANDARD.encode(self.body)),
             }
         }
         whole
@@ -162,6 +163,15 @@ impl RawLetter<'_> {
             && !name.starts_with(DEAD_PREFIX)
             && !BROKER_DEATHS.iter().any(|prefix| name.starts_with(prefix))
     }
+}
+
+/// As much of a text as a summary shows.
+fn shown(text: &str) -> Box<str> {
+    if text.len() <= MOST_SHOWN_TEXT {
+        return text.into();
+    }
+    let end = (0..=MOST_SHOWN_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}…", &text[..end]).into()
 }
 
 fn properties(basic: &Basic<'_>) -> Map<String, Value> {
@@ -246,6 +256,27 @@ mod tests {
         let read = letter(&sent).read(false);
         assert_eq!((&*read.reason, &*read.application), ("broker:delivery_limit", "shop"));
         assert_eq!(&*letter(&BasicProperties::default()).read(false).reason, "unknown");
+    }
+
+    /// Anybody who may publish makes such letters.
+    #[test]
+    fn what_is_shown_is_bounded_and_what_is_cut_is_no_name_that_can_be_meant() {
+        let long = "ä".repeat(60_000);
+        let sent = properties(&[
+            ("x-tidegate-reason", text(&long)),
+            ("x-tidegate-error", text(&long)),
+            ("x-application", text(&long)),
+            ("x-customer", text(&long)),
+        ]);
+        let read = letter(&sent).read(false);
+        let cut = format!("{}…", "ä".repeat(512));
+        for shown in [&*read.reason, &*read.application, read.error.as_deref().unwrap()] {
+            assert_eq!(shown, cut);
+        }
+        let body = vec![1; 3_000];
+        let unread = RawLetter { body: &body, ..letter(&sent) };
+        let whole = unread.read(true).whole.unwrap();
+        assert_eq!((whole.body, whole.body_base64.map(|text| text.len())), (None, Some(4_000)));
     }
 
     /// Looking at a letter changes its count of deliveries, and nothing else.

@@ -2,7 +2,7 @@
 
 use super::name;
 use crate::admin::parse::{expiry, moment};
-use crate::letters::{LetterKey, MOST_LOOKED_AT};
+use crate::letters::{LetterKey, MOST_LOOKED_AT, MOST_OF_A_WALK};
 use clap::{Args, Subcommand};
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ pub(crate) struct MeantArgs {
     #[arg(long, conflicts_with_all = ["reason", "application", "unreadable"])]
     pub all: bool,
     /// Most letters that are taken [default: all that are meant and were there at the beginning]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_OF_A_WALK as u64))]
     pub limit: Option<u64>,
     /// Do it; without this, only say how many letters it would be
     #[arg(long)]
@@ -127,14 +127,9 @@ pub(crate) struct LetterExportArgs {
     /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
-    /// Most letters that are taken
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = MOST_LOOKED_AT as u64,
-        value_parser = clap::value_parser!(u64).range(1..=MOST_LOOKED_AT as u64)
-    )]
-    pub limit: u64,
+    /// Most letters that are taken [default: all that are meant and were there at the beginning]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_OF_A_WALK as u64))]
+    pub limit: Option<u64>,
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::engine::core::{listed, Core};
 use crate::engine::event::{Along, Load, Scan, Stored};
 use crate::engine::ids::ItemId;
 use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::reads::ReadLine;
 use crate::engine::types::{Answer, Key, Listed, Now};
 use std::collections::VecDeque;
 
@@ -185,13 +186,14 @@ impl Running {
         }));
     }
 
-    /// Where the present leg goes on, or that it is over.
-    pub(super) fn go_on(&mut self, next: Option<Key>) {
+    /// Where the present leg goes on, or that it is over. A page that holds `most` bytes is full.
+    pub(super) fn go_on(&mut self, next: Option<Key>, most: u64) {
         let rewound = match self.kind {
             Kind::CancelAll(_) | Kind::DropParked(_) => self.known_until.take(),
             Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => None,
         };
         let next = [next, rewound].into_iter().flatten().min();
+        let is_full = self.page.iter().map(Listed::size).sum::<u64>() >= most;
         let Some(legs) = &mut self.legs else { return };
         if let (Kind::Outlook(counting), Some(leg)) = (&mut self.kind, legs.front_mut()) {
             if !counting.goes_on(leg, next, self.leg_rows) {
@@ -201,7 +203,10 @@ impl Running {
             return;
         }
         let enough = match &self.kind {
-            Kind::List(filter) => self.page.len() >= filter.limit && self.leg_rows >= filter.limit,
+            Kind::List(filter) => {
+                let limit = filter.limit;
+                self.page.len() >= limit && self.leg_rows >= limit || is_full
+            }
             Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => false,
         };
         match (next, legs.front_mut()) {
@@ -209,7 +214,9 @@ impl Running {
             (Some(next), Some(leg)) if !matches!(self.kind, Kind::List(_)) => leg.from = next,
             (next, _) => {
                 if let (Some(next), Kind::List(_)) = (next, &self.kind) {
-                    self.known_until = Some(self.known_until.map_or(next, |known| known.min(next)));
+                    let known = self.known_until.map_or(next, |known| known.min(next));
+                    self.known_until = Some(known);
+                    self.page.retain(|item| item.key < known);
                 }
                 legs.pop_front();
                 self.leg_rows = 0;
@@ -224,7 +231,9 @@ impl Running {
         let Some(legs) = &mut self.legs else { return };
         self.page.sort_unstable_by_key(|item| item.key);
         self.page.dedup_by_key(|item| item.key);
-        let Some(last) = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key) else { return };
+        let last = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key);
+        // Nothing behind that is on this page.
+        let Some(last) = [last, self.known_until].into_iter().flatten().min() else { return };
         if let Some(leg) = legs.front().filter(|leg| leg.low > last) {
             let low = leg.low.max(filter.from);
             self.known_until = Some(self.known_until.map_or(low, |known| known.min(low)));
@@ -236,7 +245,7 @@ impl Running {
     pub(super) fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
         let leg = self.legs.as_ref()?.front()?.clone();
         self.steps += 1;
-        core.stock.shared.reads.begin();
+        core.stock.shared.reads.begin(ReadLine::Scans);
         let step = core.stock.thresholds().step;
         let most = match &self.kind {
             Kind::List(filter) => filter.limit.clamp(1, step),
@@ -256,6 +265,9 @@ impl Running {
     }
 
     pub(super) fn answer(&self, _core: &Core) -> Answer {
+        if self.left {
+            return Answer::Unavailable("whoever asked has gone");
+        }
         match &self.kind {
             Kind::Count(_) => {
                 let [waiting, in_flight, parked] = self.by_stage;

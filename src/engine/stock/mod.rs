@@ -27,6 +27,7 @@ use super::items::{self, Address, Item, ItemFlag, Items, Placement, Residence, S
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, Entry, QueueMut, Queues};
+use super::reads::ReadLine;
 use super::schedule::Taken;
 use super::types::{
     Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Format, Identity, Key, NewItem, Now, Thresholds,
@@ -239,7 +240,7 @@ impl Stock {
     /// Takes a stored item into memory, unless it is there or has ended meanwhile. Its handle, where it came.
     pub(super) fn restore(&mut self, mut stored: Stored, now: Now) -> Option<ItemId> {
         let seq = stored.key.seq;
-        if self.items().by_seq(seq).is_some() || !self.shared.reads.is_current(seq) {
+        if self.items().by_seq(seq).is_some() || !self.shared.reads.is_current(ReadLine::Ordered, seq) {
             return None;
         }
         // Its window may have closed, and it have left memory, since the read began.

@@ -383,6 +383,29 @@ fn who_waits_under_an_assigned_id_is_found_though_another_has_ended_under_it() {
     assert_eq!(w.ask(Command::Cancel(named)), TAKEN);
 }
 
+/// Two counts go over the store, and whoever asked for the first has gone. A cancel goes on.
+#[test]
+fn what_nobody_waits_for_ends_and_what_changes_something_goes_on() {
+    let thresholds = Thresholds { step: 1, step_looked_at: 1, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..with(|app| app.window = 600_000) });
+    w.beside = true;
+    w.send((0..6).map(|_| item("a", "ann", "far")).collect());
+    w.drain_jobs();
+    let asked = [Command::Count(of("ann")), Command::Count(of("ann")), Command::CancelAll(of("ann"))];
+    let asked = (1..).map(Asker::Local).zip(asked).collect();
+    w.input(Input::Commands(asked));
+    for _ in 0..2 {
+        w.do_job();
+        w.do_late();
+    }
+    w.input(Input::Left(vec![1, 3]));
+    assert!(matches!(w.answer_to(1), Some(Answer::Unavailable(_))), "{:?}", w.answer_to(1));
+    assert_eq!((w.answer_to(2), w.answer_to(3)), (None, None));
+    w.drain_jobs();
+    assert!(matches!(w.answer_to(2), Some(Answer::Counted { .. })), "{:?}", w.answer_to(2));
+    assert_eq!(w.answer_to(3), Some(Answer::Cancelled { count: 6, in_flight: 0 }));
+}
+
 /// Of a former life, without rows under their customer: a cancel that goes along the queue has passed the moment at which
 /// their window closes. They are not loaded, because their application is paused.
 #[test]

@@ -71,6 +71,7 @@ struct Sim {
     races: Random,
     /// Of what is asked while nothing moves.
     asks: Random,
+    looks: Random,
     plan: Plan,
     apps: Vec<String>,
     /// Applications that cannot be delivered to at present.
@@ -161,6 +162,7 @@ impl Sim {
             random,
             races: Random(!seed),
             asks: Random(seed ^ 0x5555_5555),
+            looks: Random(seed ^ 0x3333_3333),
             plan,
             apps,
             broken: BTreeSet::new(),
@@ -230,6 +232,7 @@ impl Sim {
         if self.plan.races && self.toss(6) == 0 {
             self.race();
         }
+        self.look_on();
         if self.plan.tries && self.toss(6) == 0 {
             self.try_again();
         }
@@ -572,7 +575,7 @@ fn every_sentence_of_the_guarantees_holds_in_any_world() {
 fn worlds_further_on_hold() {
     // Each showed something once.
     let seeds =
-        "429 495 653 670 893 1142 1149 4231 4331 5931 6341 1500002049 1500002618 1500003866 \
+        "429 495 653 670 893 1142 1149 2049 4231 4331 5931 6341 1500002049 1500002618 1500003866 \
         1500006618 3500000542 4500001643 4500002933 4500003546 5500002207 5500003309 5500004947 \
         6500002446 7500001815 7500004278 8500004852 9500006289 10500001853 10500002849 10500003197 12500003733 \
         14500003788 15500006400 19500005300 21500000327 21500001375 23500001667 23500003987 \

@@ -50,6 +50,7 @@ pub(super) enum Heard {
     Committed(Token),
     Settled(Vec<Settled>),
     Commands(Vec<(Asker, Command)>),
+    Left(Vec<u64>),
     Answered(Vec<Delivery>),
     IngestReady(u32),
     IngestLost,
@@ -98,9 +99,9 @@ pub(super) struct World {
     pub(super) stalled: u64,
     /// Payloads had to be read: batches wait for them.
     pub(super) contents_read: bool,
-    /// Contents that have been read and not yet handed back.
+    /// Contents and steps of scans that have been read and not yet handed back.
     pub(super) late: VecDeque<Loaded>,
-    /// Answers to reads of contents come at any time.
+    /// Answers to reads of contents and to steps of scans come at any time.
     pub(super) beside: bool,
     /// Published and not settled, with the monotonic moment.
     pub(super) out: Vec<(u64, Batch)>,
@@ -269,6 +270,7 @@ impl World {
             Input::Committed(token) => Heard::Committed(*token),
             Input::Settled(settled) => Heard::Settled(settled.clone()),
             Input::Commands(commands) => Heard::Commands(commands.clone()),
+            Input::Left(numbers) => Heard::Left(numbers.clone()),
             Input::Answered(deliveries) => Heard::Answered(deliveries.clone()),
             Input::IngestReady { generation } => Heard::IngestReady(*generation),
             Input::IngestLost => Heard::IngestLost,
@@ -414,7 +416,7 @@ impl World {
                 true
             }
             Some(Job::Load(load)) => {
-                let is_beside = self.beside && matches!(load, Load::Contents(_));
+                let is_beside = self.beside && matches!(load, Load::Contents(_) | Load::Scan(_));
                 let loaded = self.load(load, most);
                 if is_beside {
                     self.late.push_back(loaded);
@@ -491,7 +493,7 @@ impl World {
         }
     }
 
-    /// Contents that were read come back.
+    /// What was read beside the others comes back.
     pub(super) fn do_late(&mut self) -> bool {
         let Some(loaded) = self.late.pop_front() else { return false };
         self.input(Input::Loaded(loaded));

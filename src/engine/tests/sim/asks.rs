@@ -3,6 +3,7 @@
 use super::super::world::*;
 use super::model::{Ask, Message};
 use super::Sim;
+use crate::engine::event::Input;
 use crate::engine::types::*;
 use std::sync::Arc;
 
@@ -150,6 +151,22 @@ impl Sim {
             return self.mail_command(command);
         }
         self.ask(command);
+    }
+
+    /// What has been read beside the rest comes back, or whoever asked has gone.
+    pub(super) fn look_on(&mut self) {
+        match self.looks.draw() % 20 {
+            0 => self.leave(),
+            1..8 => drop(self.world.do_late()),
+            _ => {}
+        }
+    }
+
+    /// Whoever asked the oldest command of this process does not wait for its answer.
+    fn leave(&mut self) {
+        let oldest = self.model.commands.iter().find(|(_, asked)| asked.local && !asked.left);
+        let oldest = oldest.map(|(number, _)| *number);
+        oldest.into_iter().for_each(|number| self.world.input(Input::Left(vec![number])));
     }
 
     fn mail_command(&mut self, command: Command) {

@@ -14,6 +14,8 @@ pub(super) struct Asked {
     /// The call in which it was answered, and the moment, UTC ms.
     pub(super) answered: usize,
     answered_at: u64,
+    /// Whoever asked waits no more.
+    pub(super) left: bool,
     /// Its message's tag, where it came by message: what arrived behind is not meant.
     pub(super) tag: Option<u64>,
     /// Items that it took back.
@@ -103,6 +105,7 @@ impl Model {
             now: self.now,
             answered: usize::MAX,
             answered_at: u64::MAX,
+            left: false,
             took: BTreeSet::new(),
             perhaps: BTreeSet::new(),
             least: u64::MAX,
@@ -220,6 +223,13 @@ impl Model {
         }
     }
 
+    /// They are answered sooner, with nothing, or as ever.
+    pub(super) fn leave(&mut self, numbers: &[u64]) {
+        for number in numbers {
+            self.commands.get_mut(number).into_iter().for_each(|asked| asked.left = true);
+        }
+    }
+
     /// Every answer is judged against all that was true between question and answer.
     pub(super) fn answered(&mut self, number: u64, answer: &Answer) {
         let Some(mut asked) = self.commands.remove(&number) else {
@@ -249,6 +259,8 @@ impl Model {
             | Command::List(_)
             | Command::Outlook(_)
                 if full && matches!(answer, Answer::Unavailable(_)) => {}
+            Command::Count(_) | Command::List(_) | Command::Outlook(_)
+                if asked.left && matches!(answer, Answer::Unavailable(_)) => {}
             Command::Cancel(target) => self.judge_cancel(asked, target, answer),
             Command::Lookup(target) => self.judge_lookup(asked, target, answer),
             Command::CancelAll(of) => self.judge_cancel_all(asked, of, answer),

@@ -117,6 +117,7 @@ impl Model {
                     }
                 }
             }
+            Heard::Left(numbers) => self.leave(&numbers),
             Heard::Answered(deliveries) => {
                 for delivery in deliveries.iter().filter(|delivery| delivery.generation == self.generation) {
                     if let Some(number) = self.by_tag(delivery.tag) {

@@ -129,6 +129,7 @@ fn narrow(n: usize) -> Thresholds {
         asked: small(3),
         step: small(2),
         step_looked_at: small(5),
+        page: 400 * small(3) as u64,
         asked_ahead: small(1),
         scans: 2 + small(4),
         enough: small(6) as u64,

@@ -1,0 +1,144 @@
+//! More letters than one call looks at, and larger ones than memory would hold: each can be reached, in calls that
+//! follow each other, and looks cost no more than they may.
+
+use super::{done, ids, lie_there, listed};
+use serde_json::{json, Value};
+use std::io::Write;
+use std::net::TcpStream;
+use tidegate_harness::{Push, Site};
+
+const MIB: u64 = 1 << 20;
+
+/// A letter as tidegate puts it.
+fn letter(site: &Site<'_>, reason: &str, id: &str) -> Push {
+    Push::new(&site.dead(), "shop", "{}")
+        .with("x-tidegate-reason", reason)
+        .with("x-application", "shop")
+        .id(id)
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn every_letter_is_reached_however_many_lie_before_it() {
+    let site = Site::new("letters-many");
+    let daemon = site.start(&site.config());
+    const FIRST: usize = 2_100;
+    site.client.publish_all((0..FIRST).map(|n| letter(&site, "invalid", &n.to_string())));
+    let behind = ["a", "b", "c"];
+    site.client.publish_all(behind.map(|id| letter(&site, "expired", id)));
+    lie_there(&site, FIRST as u32 + 3);
+    let cli = |line: &str| daemon.cli(&line.split(' ').collect::<Vec<_>>());
+    let json = |line: &str| -> Value { serde_json::from_str(&cli(line).out).expect("JSON") };
+    let counted = json("dead list --count --output json");
+    let group =
+        |reason: &str, count: usize| json!({ "reason": reason, "application": "shop", "count": count });
+    assert_eq!(counted["groups"], json!([group("expired", 3), group("invalid", FIRST)]), "{counted}");
+    // A quorum queue does not keep the order of what was looked at.
+    let sorted = |letters: &[Value]| {
+        let mut ids: Vec<String> = ids(letters).into_iter().map(str::to_owned).collect();
+        ids.sort_unstable_by_key(|id| (id.len(), id.clone()));
+        ids
+    };
+    let page = json("dead list --reason expired --output json");
+    let letters = page["letters"].as_array().expect("letters");
+    assert_eq!((sorted(letters), &page["more"]), (behind.map(str::to_owned).to_vec(), &json!(false)));
+    let key = page["letters"][2]["key"].as_str().expect("a key").to_owned();
+    assert!(cli(&format!("dead show {key}")).out.contains("property message_id"), "by its key");
+    assert_eq!(sorted(&lines(&cli("dead export --reason expired").out)), behind);
+    let told = cli(&format!("dead drop {key} --yes"));
+    assert_eq!((told.code, told.out.trim()), (0, "dropped: 1 letter; left in the queue: 2102"), "{told:?}");
+    let told = cli("dead drop --reason expired --yes");
+    assert_eq!((told.code, told.out.trim()), (0, "dropped: 2 letters; left in the queue: 2100"), "{told:?}");
+    let seen = sorted(&lines(&cli("dead export").out));
+    let all: Vec<String> = (0..FIRST).map(|n| n.to_string()).collect();
+    assert_eq!(seen, all, "each once");
+    let told = cli("dead drop --all --yes");
+    assert_eq!((told.code, told.out.trim()), (0, "dropped: 2100 letters; left in the queue: 0"), "{told:?}");
+    lie_there(&site, 0);
+}
+
+#[test]
+fn a_walk_gives_way_to_others_and_says_so() {
+    let site = Site::new("letters-walk");
+    let daemon = site.start(&site.config());
+    site.client.publish_all((0..2_100).map(|n| letter(&site, "invalid", &n.to_string())));
+    lie_there(&site, 2_100);
+    let first = done(&daemon, "GET", "/api/v1/dead/count?walk=true");
+    assert_eq!((&first["looked_at"], &first["more"]), (&json!(2_000), &json!(true)));
+    let cursor = first["cursor"].as_str().expect("a cursor").to_owned();
+    let next = done(&daemon, "GET", &format!("/api/v1/dead/count?cursor={cursor}"));
+    assert_eq!(
+        (&next["looked_at"], &next["more"], &next["cursor"]),
+        (&json!(2_100), &json!(false), &json!(null))
+    );
+    assert_eq!(next["groups"][0]["count"], 100);
+    let again = done(&daemon, "GET", "/api/v1/dead/count?walk=true");
+    let cursor = again["cursor"].as_str().expect("a cursor").to_owned();
+    // What the walk holds goes back first.
+    assert_eq!(done(&daemon, "GET", "/api/v1/dead/count")["depth"], 2_100);
+    let (status, told) = daemon.ask("GET", &format!("/api/v1/dead/count?cursor={cursor}"));
+    assert_eq!(status, 409, "{told}");
+    assert!(told["error"].as_str().is_some_and(|text| text.contains("this walk has ended")), "{told}");
+    // It is never more than was asked for.
+    let page = done(&daemon, "DELETE", "/api/v1/dead?all=true&walk=true&limit=1500");
+    assert_eq!((&page["count"], &page["more"]), (&json!(1_000), &json!(true)));
+    let cursor = page["cursor"].as_str().expect("a cursor").to_owned();
+    let page = done(&daemon, "DELETE", &format!("/api/v1/dead?all=true&cursor={cursor}&limit=500"));
+    assert_eq!((&page["count"], &page["cursor"]), (&json!(500), &json!(null)), "what was asked for is done");
+    lie_there(&site, 600);
+}
+
+#[test]
+fn letters_with_large_headers_are_looked_at_in_little_memory() {
+    let site = Site::new("letters-headers");
+    let daemon = site.start(&site.config().text("limits.memory", "64MiB"));
+    const COUNT: usize = 600;
+    let large = "x".repeat(100_000);
+    let all = (0..COUNT).map(|n| letter(&site, "invalid", &n.to_string()).with("x-tidegate-error", &large));
+    site.client.publish_all(all);
+    lie_there(&site, COUNT as u32);
+    let before = daemon.peak_rss();
+    let cli = |line: &str| daemon.cli(&line.split(' ').collect::<Vec<_>>());
+    let told = cli("dead list --limit 2000 --output json");
+    let page: Value = serde_json::from_str(&told.out).expect("JSON");
+    assert_eq!(ids(page["letters"].as_array().expect("letters")).len(), COUNT);
+    assert!(cli("dead list --count").out.contains(&COUNT.to_string()));
+    let told = cli("dead export");
+    assert_eq!(told.code, 0, "{}", told.err);
+    let saved = lines(&told.out);
+    assert_eq!((saved.len(), saved[0]["headers"]["x-tidegate-error"].as_str()), (COUNT, Some(&*large)));
+    let peak = daemon.peak_rss();
+    assert!(peak < before + 32 * MIB, "{} MiB, {} before", peak / MIB, before / MIB);
+}
+
+/// Each byte would be six as text.
+#[test]
+fn readers_that_stand_still_before_a_large_letter_cost_no_more_than_a_few() {
+    let site = Site::new("letters-still");
+    let daemon = site.start(&site.config().text("limits.memory", "64MiB"));
+    let body = vec![1; 7 << 20];
+    site.client.publish(&Push { body, ..letter(&site, "invalid", "large") });
+    lie_there(&site, 1);
+    let before = daemon.peak_rss();
+    let still: Vec<TcpStream> = (0..24)
+        .map(|_| {
+            let mut stream = TcpStream::connect(daemon.admin()).expect("the port accepts");
+            let request = b"GET /api/v1/dead/export HTTP/1.1\r\nHost: localhost\r\n\r\n";
+            stream.write_all(request).expect("the request is sent");
+            stream
+        })
+        .collect();
+    // Others do not wait for them: neither a probe, nor what changes something.
+    assert_eq!(daemon.ask("GET", "/livez").0, 200);
+    let (status, told) = daemon.ask("GET", "/api/v1/dead");
+    assert!(status == 200 || status == 503, "{status} {told}");
+    drop(still);
+    assert_eq!(listed(&daemon, "")[0]["bytes"], 7 << 20);
+    let dropped = done(&daemon, "DELETE", "/api/v1/dead?all=true");
+    assert_eq!(dropped["count"], 1);
+    let peak = daemon.peak_rss();
+    assert!(peak < before + 160 * MIB, "{} MiB, {} before", peak / MIB, before / MIB);
+}

@@ -1,0 +1,149 @@
+//! Letters on their way back to the ingest exchange, as requests.
+
+use super::{raw, LetterDesk, CLOSE_WITHIN, STEP_WITHIN};
+use crate::amqp::connection::Session;
+use crate::amqp::fault::Fault;
+use crate::amqp::message::confirm_channel;
+use crate::clock;
+use crate::letters::RetryTerms;
+use lapin::message::Delivery;
+use lapin::options::BasicPublishOptions;
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Channel, Confirmation};
+use tokio::time::timeout;
+
+/// Requests that are published and not confirmed, and bytes of their bodies; the first always fits.
+const CHUNK: usize = 64;
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// A letter on its way back to the ingest exchange.
+struct ReturnedRequest {
+    /// Of the letter, on the walk's channel.
+    tag: u64,
+    key: ShortString,
+    properties: BasicProperties,
+    body: Vec<u8>,
+}
+
+/// Requests that are published to the ingest exchange, some at a time.
+pub(super) struct Post<'d> {
+    desk: &'d LetterDesk,
+    terms: RetryTerms,
+    open: Option<(Session, Channel)>,
+    chunk: Vec<ReturnedRequest>,
+    bytes: usize,
+}
+
+impl<'d> Post<'d> {
+    pub(super) fn new(desk: &'d LetterDesk, terms: RetryTerms) -> Self {
+        Post { desk, terms, open: None, chunk: Vec::new(), bytes: 0 }
+    }
+
+    /// False: it cannot go with these terms.
+    pub(super) fn take(&mut self, delivery: &Delivery) -> bool {
+        let now = clock::wall_ms_up();
+        let tag = delivery.delivery_tag;
+        let mark = format!("{now:x}-{tag:x}");
+        let Some(properties) = raw(delivery).sent_back(&self.terms, now, &mark) else { return false };
+        self.bytes += delivery.data.len();
+        let (key, body) = (delivery.routing_key.clone(), delivery.data.clone());
+        self.chunk.push(ReturnedRequest { tag, key, properties, body });
+        true
+    }
+
+    /// Requests that are taken and not sent.
+    pub(super) fn len(&self) -> usize {
+        self.chunk.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.chunk.len() >= CHUNK || self.bytes >= CHUNK_BYTES
+    }
+
+    /// Publishes what was taken; the tags of those that are safe in the ingest queue, and what went wrong.
+    pub(super) async fn send(&mut self) -> (Vec<u64>, Result<(), Fault>) {
+        let chunk = std::mem::take(&mut self.chunk);
+        self.bytes = 0;
+        if chunk.is_empty() {
+            return (Vec::new(), Ok(()));
+        }
+        let exchange = &self.desk.ingest.exchange;
+        // Its code would say something of the queue of dead letters.
+        let explained = |fault: Fault| Fault {
+            code: None,
+            ..fault.while_doing(&format!("sending back to exchange '{exchange}'"))
+        };
+        let channel = match self.channel().await {
+            Ok(channel) => channel,
+            Err(fault) => return (Vec::new(), Err(explained(fault))),
+        };
+        match timeout(STEP_WITHIN, published(&channel, exchange, chunk)).await {
+            Ok(Ok((confirmed, None))) => (confirmed, Ok(())),
+            Ok(Ok((confirmed, Some(fault)))) => (confirmed, Err(explained(fault))),
+            Ok(Err(fault)) => (Vec::new(), Err(explained(fault))),
+            Err(_) => (Vec::new(), Err(explained(self.overdue()))),
+        }
+    }
+
+    fn overdue(&self) -> Fault {
+        match &self.open {
+            Some((session, _)) if session.is_blocked() => {
+                Fault::lost("the broker takes nothing at present (memory or disk alarm)")
+            }
+            Some(_) | None => Fault::timeout("requests that were sent back", STEP_WITHIN),
+        }
+    }
+
+    async fn channel(&mut self) -> Result<Channel, Fault> {
+        if let Some((_, channel)) = &self.open {
+            return Ok(channel.clone());
+        }
+        let session = self.desk.connect(&self.desk.amqp.endpoints).await?;
+        let channel = confirm_channel(&session, STEP_WITHIN).await?;
+        self.open = Some((session, channel.clone()));
+        Ok(channel)
+    }
+
+    pub(super) async fn close(self) {
+        if let Some((session, _)) = self.open {
+            session.close(CLOSE_WITHIN).await;
+        }
+    }
+}
+
+/// Publishes them all, and then waits for all: which tags are safe, and why others are not.
+///
+/// lapin tells of a returned message with whichever confirm comes next. So where one came back, none of them
+/// counts; where none did and all have been answered, each answer is its own.
+async fn published(
+    channel: &Channel,
+    exchange: &str,
+    chunk: Vec<ReturnedRequest>,
+) -> Result<(Vec<u64>, Option<Fault>), Fault> {
+    let exchange = ShortString::try_new(exchange).unwrap_or_default();
+    let mut open = Vec::with_capacity(chunk.len());
+    for ReturnedRequest { tag, key, properties, body } in chunk {
+        let options = BasicPublishOptions { mandatory: true, immediate: false };
+        open.push((tag, channel.basic_publish(exchange.clone(), key, options, &body, properties).await?));
+    }
+    let (mut confirmed, mut fault) = (Vec::with_capacity(open.len()), None);
+    let mut returned = None;
+    for (tag, confirm) in open {
+        match confirm.await? {
+            Confirmation::Ack(None) => confirmed.push(tag),
+            Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
+                returned = Some(format!("{} {}", back.reply_code, back.reply_text));
+            }
+            Confirmation::Nack(None) => {
+                fault = Some(Fault::lost("the ingest queue is full or without its majority (basic.nack)"));
+            }
+            Confirmation::NotRequested => return Err(Fault::lost("the channel does not confirm")),
+        }
+    }
+    match returned {
+        Some(text) => {
+            Err(Fault::lost(format!("it has no queue to put requests into: they came back, {text}")))
+        }
+        None => Ok((confirmed, fault)),
+    }
+}

@@ -1,0 +1,277 @@
+//! A walk along the queue of dead letters, in one call or several.
+
+use super::{post::Post, raw, CLOSE_WITHIN, STEP_WITHIN};
+use crate::amqp::fault::{Fault, FaultKind};
+use crate::letters::{
+    Letter, LetterFilter, LetterGroup, LetterReport, FULL_PAGE, MOST_LOOKED_AT, MOST_OF_A_CALL,
+};
+use lapin::message::{BasicGetMessage, Delivery};
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
+use lapin::types::ShortString;
+use lapin::Channel;
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+use tokio::time::{timeout, Instant};
+
+/// For all of a call but what is under way at its end; the admin port waits for longer.
+const CALL_WITHIN: Duration = Duration::from_secs(12);
+/// More time to give back letters, for each.
+const GIVE_BACK_WITHIN: Duration = Duration::from_micros(200);
+/// Letters of a quorum queue that come back in the order in which they were taken, if all are given back at
+/// once: RabbitMQ keeps more of them in a map without one.
+const KEEPS_ORDER: usize = 32;
+/// The letters of a queue, from its head on, as many as there were at the beginning.
+#[derive(Debug)]
+pub(super) struct Walk {
+    channel: Channel,
+    queue: ShortString,
+    /// Returns with which a letter is not looked at any more; `None`: looks are known not to use them up.
+    most_returns: Option<u64>,
+    depth: usize,
+    looked_at: usize,
+    /// Where, and when, the present call ends.
+    call_ends: (usize, Instant),
+    /// Another call may go on.
+    goes_on: bool,
+    /// There is none behind the last one.
+    at_end: bool,
+}
+
+impl Walk {
+    pub(super) fn new(channel: Channel, queue: &str, most_returns: Option<u64>) -> Self {
+        Walk {
+            channel,
+            // The configuration refuses longer names than fit.
+            queue: ShortString::try_new(queue).unwrap_or_default(),
+            most_returns,
+            depth: 0,
+            looked_at: 0,
+            call_ends: (0, Instant::now()),
+            goes_on: false,
+            at_end: false,
+        }
+    }
+
+    /// There are letters that it has not come to.
+    pub(super) fn more(&self) -> bool {
+        !self.at_end && self.looked_at < self.depth
+    }
+
+    /// What it tells of itself.
+    pub(super) fn tell(&self, report: &mut LetterReport) {
+        report.more |= self.more();
+        (report.depth, report.looked_at) = (self.depth, self.looked_at);
+    }
+
+    /// A call begins: its bounds are counted from now on. `goes_on`: another may follow.
+    pub(super) fn begin_call(&mut self, goes_on: bool) {
+        self.goes_on = goes_on;
+        self.call_ends = (self.looked_at + MOST_LOOKED_AT, Instant::now() + CALL_WITHIN);
+    }
+
+    /// The next one; `None`: that was the last one, or enough for this call.
+    async fn next(&mut self) -> Result<Option<Delivery>, Fault> {
+        let first = self.looked_at == 0;
+        let (most, until) = self.call_ends;
+        if !first && !self.more() || self.looked_at >= most {
+            return Ok(None);
+        }
+        let late = Instant::now() >= until;
+        if late && self.goes_on {
+            return Ok(None);
+        }
+        // Not an end like another: fewer were looked at than was promised.
+        if late {
+            return Err(Fault::lost(format!(
+                "the broker is slow: {} letters were looked at in {} s",
+                self.looked_at + MOST_LOOKED_AT - most,
+                CALL_WITHIN.as_secs()
+            )));
+        }
+        let taking = self.channel.basic_get(self.queue.clone(), BasicGetOptions::default());
+        // What the walk before has given back comes first: in a classic queue of RabbitMQ 3 that takes
+        // seconds for some thousand letters, and four times as long for twice as many.
+        let within = if first { CALL_WITHIN } else { STEP_WITHIN };
+        let taken = match timeout(within, taking).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(error)) => return Err(self.explained(Fault::from(error))),
+            Err(_) => return Err(Fault::timeout("taking a letter from its queue", within)),
+        };
+        let Some(BasicGetMessage { delivery, message_count }) = taken else {
+            self.at_end = true;
+            return Ok(None);
+        };
+        if first {
+            self.depth = message_count as usize + 1;
+        }
+        self.looked_at += 1;
+        let returns = raw(&delivery).returns();
+        if self.most_returns.is_some_and(|most| returns >= most) {
+            return Err(Fault::setup(format!(
+                "letters of queue '{}' have been returned {returns} times, and it is not known to be as \
+                 [dead.queue] says: its delivery limit may drop them at the next look. Describe it there and \
+                 let tidegate declare it; or, if it has no delivery limit, set dead.queue.max_looks = 0",
+                self.queue.as_str()
+            )));
+        }
+        Ok(Some(delivery))
+    }
+
+    fn explained(&self, fault: Fault) -> Fault {
+        if fault.kind != FaultKind::Parse {
+            return fault;
+        }
+        let text = format!(
+            "the letter behind the first {} holds text that is no UTF-8 where AMQP wants some, and cannot be \
+             read here: take it off its queue with RabbitMQ's management page",
+            self.looked_at
+        );
+        Fault { text, ..fault }
+    }
+
+    pub(super) async fn count(&mut self, report: &mut LetterReport) -> Result<(), Fault> {
+        let mut groups: BTreeMap<(Box<str>, Box<str>), usize> = BTreeMap::new();
+        let mut outcome = Ok(());
+        loop {
+            match self.next().await {
+                Ok(Some(delivery)) => {
+                    let Letter { reason, application, .. } = raw(&delivery).read(false);
+                    *groups.entry((reason, application)).or_default() += 1;
+                    report.count += 1;
+                }
+                Ok(None) => break,
+                Err(fault) => {
+                    outcome = Err(fault);
+                    break;
+                }
+            }
+        }
+        let group = |((reason, application), count)| LetterGroup { reason, application, count };
+        report.groups = groups.into_iter().map(group).collect();
+        outcome
+    }
+
+    pub(super) async fn list(
+        &mut self,
+        report: &mut LetterReport,
+        filter: &LetterFilter,
+        limit: usize,
+        whole: bool,
+    ) -> Result<(), Fault> {
+        let (mut bytes, mut full) = (0, false);
+        while let Some(delivery) = self.next().await? {
+            let letter = raw(&delivery);
+            let summary = letter.read(false);
+            if !filter.takes(&summary) {
+                continue;
+            }
+            if full {
+                report.more = true;
+                continue;
+            }
+            let shown = if whole { letter.read(true) } else { summary };
+            bytes += json_length(&shown);
+            report.letters.push(shown);
+            let enough = report.letters.len() >= limit;
+            full = enough || bytes >= FULL_PAGE;
+            // A short queue is walked to its end: what comes back together keeps its order.
+            if full && (self.depth > KEEPS_ORDER || self.goes_on && !enough) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn drop(
+        &mut self,
+        report: &mut LetterReport,
+        filter: &LetterFilter,
+        limit: usize,
+    ) -> Result<(), Fault> {
+        while report.count < limit.min(MOST_OF_A_CALL) {
+            let Some(delivery) = self.next().await? else { break };
+            if filter.takes(&raw(&delivery).read(false)) {
+                self.take_away(delivery.delivery_tag).await?;
+                report.count += 1;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn retry(
+        &mut self,
+        report: &mut LetterReport,
+        filter: &LetterFilter,
+        limit: usize,
+        post: &mut Post<'_>,
+    ) -> Result<(), Fault> {
+        loop {
+            let room = report.count + post.len() < limit.min(MOST_OF_A_CALL);
+            let found = if room { self.next().await } else { Ok(None) };
+            if let Ok(Some(delivery)) = &found {
+                if filter.takes(&raw(delivery).read(false)) && !post.take(delivery) {
+                    report.kept += 1;
+                }
+            }
+            let over = !matches!(found, Ok(Some(_)));
+            if over || post.is_full() {
+                let (confirmed, outcome) = post.send().await;
+                failpoint!("letters-confirmed", if !confirmed.is_empty());
+                for tag in confirmed {
+                    self.take_away(tag).await?;
+                    report.count += 1;
+                }
+                outcome?;
+            }
+            if over {
+                return found.map(drop);
+            }
+        }
+    }
+
+    async fn take_away(&self, tag: u64) -> Result<(), Fault> {
+        match timeout(STEP_WITHIN, self.channel.basic_ack(tag, BasicAckOptions::default())).await {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Fault::timeout("taking a letter away", STEP_WITHIN)),
+        }
+    }
+
+    /// Puts what is left back, and waits until the broker has heard of all that was taken away.
+    pub(super) async fn end(&self) -> Result<(), Fault> {
+        if !self.channel.status().connected() {
+            return Ok(());
+        }
+        let ending = async {
+            let options = BasicNackOptions { multiple: true, requeue: true };
+            if self.looked_at > 0 {
+                self.channel.basic_nack(0, options).await?;
+            }
+            self.channel.close(200, "OK".into()).await
+        };
+        let within = CLOSE_WITHIN + GIVE_BACK_WITHIN * u32::try_from(self.looked_at).unwrap_or(u32::MAX);
+        match timeout(within, ending).await {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(Fault::timeout("the last letters' acks: they may still be there", within)),
+        }
+    }
+}
+
+/// Bytes of a letter in an answer.
+fn json_length(letter: &Letter) -> usize {
+    /// Counts what is written to it.
+    struct Length(usize);
+    impl io::Write for Length {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut length = Length(0);
+    // Nothing of a letter is what JSON has no form for.
+    let _ = serde_json::to_writer(&mut length, letter);
+    length.0
+}

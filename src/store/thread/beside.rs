@@ -1,0 +1,88 @@
+//! The threads beside the store's own: what reads contents, what looks over many rows, and what watches that
+//! calls come back.
+
+use super::{Alive, ThreadShared, ThreadState, LOOKER, READER};
+use crate::clock;
+use crate::engine::event::{Load, Loaded};
+use crate::store::jobs::{Job, Queued, JOB_COST};
+use crate::store::report::StoreEvent;
+use crate::store::{Reader, StoreFailure};
+use std::sync::PoisonError;
+
+/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process
+/// that was frozen, or a machine that slept, is given its time.
+const LOOKS: u32 = 12;
+
+/// The reader's thread.
+pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
+    let _alive = Alive { shared, flag: |s| &mut s.reader_alive };
+    loop {
+        let idle = |s: &mut ThreadState| s.reads.is_empty() && s.open();
+        let mut state = shared.lock();
+        state.reading = None;
+        state.idle_since[READER] = clock::now().mono;
+        state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        let Some(Queued { since, job: wanted, .. }) = state.reads.pop_front() else { return };
+        state.reading = state.call("read of contents");
+        drop(state);
+        match reader.contents(&wanted) {
+            Ok(Some(found)) => shared.report(StoreEvent::Loaded(Loaded::Contents(found))),
+            Ok(None) => {
+                let mut state = shared.lock();
+                if !state.failed {
+                    let job = Job::Load(Load::Contents(wanted));
+                    state.jobs.push(Queued { since, bytes: JOB_COST, job });
+                    shared.work.notify_one();
+                }
+            }
+            Err(error) => shared.fail(error.into()),
+        }
+    }
+}
+
+/// The looker's thread: steps over many rows, of which each sees what there was when its turn came in the
+/// store's line. Commits and deliveries wait for none of them.
+pub(super) fn look(shared: &ThreadShared) {
+    let _alive = Alive { shared, flag: |s| &mut s.looker_alive };
+    loop {
+        let idle = |s: &mut ThreadState| s.looks.is_empty() && s.open();
+        let mut state = shared.lock();
+        state.looking = None;
+        state.idle_since[LOOKER] = clock::now().mono;
+        state = shared.looks.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        let Some(Queued { job, .. }) = state.looks.pop_front() else { return };
+        state.looking = state.call("look over rows");
+        drop(state);
+        match job() {
+            Ok(loaded) => shared.report(StoreEvent::Loaded(loaded)),
+            Err(error) => shared.fail(error.into()),
+        }
+    }
+}
+
+/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever
+/// waits for it then waits for ever.
+pub(super) fn watch(shared: &ThreadShared) {
+    // By thread: the call last seen, and how many times in a row.
+    let mut seen = [(0, 0); 3];
+    loop {
+        let alive = |s: &mut ThreadState| s.any_alive() && !s.failed;
+        let waited = shared.done.wait_timeout_while(shared.lock(), shared.limits.call / LOOKS, alive);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !timeout.timed_out() {
+            return;
+        }
+        let calls = [state.serving, state.reading, state.looking];
+        drop(state);
+        for (call, (number, looks)) in calls.into_iter().zip(&mut seen) {
+            let Some(call) = call else { continue };
+            *looks = if call.number == *number { *looks + 1 } else { 0 };
+            *number = call.number;
+            if *looks >= LOOKS {
+                let age_ms = clock::now().mono.saturating_sub(call.begun_at);
+                shared.fail(StoreFailure::NoAnswer { call: call.what, age_ms });
+                return;
+            }
+        }
+    }
+}
