@@ -77,6 +77,7 @@ const FAULTS: &[Fault] = &[
     fault(55, "envelopes of 10,000 entries", false, turns::envelopes),
     fault(56, "a customer's items cancelled", false, turns::cancel_of_many),
     fault(57, "the oldest dropped for each new one", false, turns::drops_oldest),
+    fault(58, "looks over items of 4 MiB", false, turns::looks_over_large_bodies),
 ];
 
 #[derive(Default)]

@@ -1,8 +1,9 @@
 //! The start of the process: without a broker, with a bad configuration. Locks, signals and reloads are rows of the
 //! table of faults (`faults/life.rs`), which run in each `make test`.
 
+use std::fs;
 use std::time::{Duration, Instant};
-use tidegate_harness::{Daemon, Node, Site};
+use tidegate_harness::{wait_until, Daemon, Node, Site};
 
 #[test]
 fn the_start_does_not_wait_for_the_broker() {
@@ -12,9 +13,7 @@ fn the_start_does_not_wait_for_the_broker() {
     node.stop();
     let start = Instant::now();
     let daemon = Daemon::start(&site.config(), &site.dir);
-    tidegate_harness::wait_until("it lives", Duration::from_secs(20), || {
-        daemon.ask("GET", "/livez").0 == 200
-    });
+    wait_until("it lives", Duration::from_secs(20), || daemon.ask("GET", "/livez").0 == 200);
     let (status, missing) = daemon.ask("GET", "/readyz");
     assert_eq!(status, 503, "{missing}");
     assert!(start.elapsed() < Duration::from_secs(20), "it has waited for the broker");
@@ -35,4 +34,37 @@ fn a_bad_configuration_is_exit_code_78_with_every_fault() {
     assert_eq!(status.code(), Some(78));
     let log = daemon.log();
     assert!(log.contains("prefech") && log.contains("window"), "all faults at once: {log}");
+}
+
+/// A reload from a pipe that nobody writes to holds up nothing; what is there in time counts, and what comes late does not.
+#[test]
+fn a_reload_that_does_not_come_to_an_end_holds_up_nothing() {
+    let site = Site::new("reload-pipe");
+    let inbox = site.inbox("shop");
+    let config = site.config();
+    let daemon = site.start(&config);
+    let file = daemon.config_file().to_owned();
+    let text = fs::read(&file).expect("the configuration");
+    fs::remove_file(&file).expect("it is replaced");
+    let made = std::process::Command::new("mkfifo").arg(&file).status().expect("mkfifo");
+    assert!(made.success());
+    daemon.hup();
+    for n in 0..20 {
+        site.client.publish(&site.push("shop", "1").id(&n.to_string()).delay(20));
+        inbox.next().is_not_early();
+        assert_eq!(daemon.ask("GET", "/livez").0, 200);
+    }
+    let says = |text: &str| daemon.log().contains(text);
+    wait_until("it is given up", Duration::from_secs(30), || says("reading it does not come to an end"));
+    daemon.hup();
+    wait_until("the next is refused", Duration::from_secs(10), || {
+        says("the read before has still not come back")
+    });
+    fs::write(&file, &text).expect("somebody writes to the pipe");
+    wait_until("it came too late", Duration::from_secs(10), || says("was read too late"));
+    assert!(!says("configuration reloaded"), "{}", daemon.log_tail());
+    fs::remove_file(&file).expect("the pipe");
+    fs::write(&file, &text).expect("a file again");
+    daemon.hup();
+    wait_until("it is reloaded", Duration::from_secs(10), || says("configuration reloaded"));
 }

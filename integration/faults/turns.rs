@@ -1,4 +1,4 @@
-//! Rows 50 to 57: shapes of work that is much at once. No turn of the loop takes long, whatever comes, and the
+//! Rows 50 to 58: shapes of work that is much at once. No turn of the loop takes long, whatever comes, and the
 //! application beside it is served in time.
 //!
 //! What is measured is judged by the best of three runs: on a machine with other work each run is late for reasons that
@@ -261,4 +261,50 @@ pub fn drops_oldest(context: &Context) -> Row {
         c.text("applications.big.on_full", "drop-oldest").set("applications.big.max_waiting", "20000")
     };
     Shape { name: "oldest", count: 40_000, long: 400_000, config, work }.run(context)
+}
+
+/// Items of 4 MiB lie in the store, and a dozen people look over them at one time.
+pub fn looks_over_large_bodies(context: &Context) -> Row {
+    const BODY: usize = 4 << 20;
+    /// In one batch of confirms: what the broker holds meanwhile is bounded.
+    const AT_ONCE: u64 = 25;
+    const LOOKS: u64 = 12;
+    const PATHS: [&str; 3] = [
+        "/api/v1/timeline?application=big&span=day",
+        "/api/v1/items?application=big&limit=1000",
+        "/api/v1/customers/big/only",
+    ];
+    let work = |scene: &mut Scene<'_>, count: u64| {
+        let far = table(&[Header::Number("x-delay", HOUR_MS), Header::Text("x-customer", "only")]);
+        let (exchange, body) = (scene.site.ingest(), vec![b'x'; BODY]);
+        let mut raw = Raw::connect(scene.site.node);
+        for n in 0..count {
+            let id = format!("t{n}");
+            let properties = RawProperties::default().headers(&far).persistent().message_id(id.as_bytes());
+            raw.put(&exchange, b"big", &properties, &body);
+            if n % AT_ONCE == AT_ONCE - 1 {
+                raw.settle(0);
+                waits_for(scene, "waiting", n.saturating_sub(4 * AT_ONCE));
+            }
+        }
+        raw.settle(0);
+        waits_for(scene, "waiting", count);
+        let daemon = &scene.daemon;
+        let answered: Vec<(&str, u16)> = std::thread::scope(|scope| {
+            let look = |n: u64| {
+                let path = PATHS[(n % PATHS.len() as u64) as usize];
+                (path, daemon.ask("GET", path).0)
+            };
+            let looks: Vec<_> = (0..LOOKS).map(|n| scope.spawn(move || look(n))).collect();
+            let alive = daemon.ask("GET", "/livez").0;
+            let mut answered = vec![("/livez", alive)];
+            answered.extend(looks.into_iter().map(|look| look.join().expect("an answer")));
+            answered
+        });
+        for (path, status) in answered {
+            // One that takes longer than a client waits is told so.
+            scene.check(status == 200 || status == 503 && path != "/livez", format!("{status} for {path}"));
+        }
+    };
+    Shape { name: "looks", count: 100, long: 2_500, config: |c| c, work }.run(context)
 }

@@ -211,6 +211,23 @@ fn where_others_make_the_queue_no_look_costs_a_letter() {
     }
 }
 
+/// Another queue takes what is published to the exchange, and the ingest queue is not bound any more.
+#[test]
+fn what_is_sent_back_reaches_the_ingest_queue_and_not_just_another() {
+    let site = Site::new("letters-unbound");
+    let inbox = site.inbox("shop");
+    let past = i64::try_from(tidegate_harness::now_ms()).expect("a date") - 1_000;
+    let daemon = site.start(&site.config());
+    died(&site, [site.push("shop", "1").id("late").number("x-deliver-before", past)], 1);
+    let tap = site.queue("tap");
+    site.client.queue(&tap, FieldTable::default());
+    site.client.bind(&tap, &site.ingest(), "");
+    site.client.unbind(&site.ingest_queue(), &site.ingest(), "");
+    assert_eq!(done(&daemon, "POST", "/api/v1/dead/retry?all=true")["count"], 1);
+    assert_eq!(inbox.batch().ids(), ["late"]);
+    site.lies(&tap, 1);
+}
+
 #[test]
 fn a_broker_that_is_away_is_named_and_letters_are_untouched() {
     let site = Site::new("letters-away");
@@ -229,11 +246,13 @@ fn a_broker_that_is_away_is_named_and_letters_are_untouched() {
     lie_there(&site, 1);
 }
 
-/// The requests have nowhere to go: they come back, and their letters stay.
+/// The requests have nowhere to go, and others see to the bindings: they come back, and their letters stay.
 #[test]
 fn a_letter_that_nobody_takes_stays() {
     let site = Site::new("letters-nowhere");
-    let daemon = site.start(&site.config());
+    drop(site.start(&site.config()));
+    let mut daemon = Daemon::start(&site.config().text("amqp.topology", "passive"), &site.dir);
+    daemon.wait_ready();
     died(&site, (0..3).map(|n| invalid(&site, "shop", &n.to_string())), 3);
     site.client.unbind(&site.ingest_queue(), &site.ingest(), "");
     let (status, text) = refused(&daemon, "POST", "/api/v1/dead/retry?all=true");

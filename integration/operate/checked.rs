@@ -111,6 +111,27 @@ fn what_policies_do_to_the_queue_is_told_with_what_to_do() {
         expected.iter().all(|text| advice.iter().any(|told| told.contains(text)))
     });
 
+    // One for all queues deletes those that nobody uses: the dead letters, and the lock of a daemon that runs.
+    node.ctl(&[
+        "set_policy",
+        "gone",
+        ".*",
+        r#"{"expires":3600000}"#,
+        "--apply-to",
+        "queues",
+        "--priority",
+        "9",
+    ]);
+    daemon.rewrite(&site.config());
+    let running = site.start(&site.config());
+    wait_until("what would be deleted is told", PATIENCE, || {
+        let advice = about_the_broker(&check(&url));
+        ["all requests", "all dead letters", "a second tidegate could then take requests"].iter().all(
+            |text| advice.iter().any(|told| told.contains("policy 'gone' deletes") && told.contains(text)),
+        )
+    });
+    drop(running);
+
     node.ctl(&["add_user", "untagged", "untagged"]);
     let told = check(&format!("http://untagged:untagged@127.0.0.1:{port}"));
     assert!(about_the_broker(&told).iter().any(|text| text.contains("set_user_tags untagged")), "{told:?}");

@@ -84,8 +84,8 @@ fn ghost(heartbeat: Duration) -> String {
     )
 }
 
-/// Of the ingest queue; a name that would be too long ends in a hash.
-pub(super) fn lock_name(queue: &str) -> String {
+/// Name of the lock queue of an ingest queue; one that would be too long ends in a hash.
+pub fn lock_name(queue: &str) -> String {
     let name = format!("{PREFIX}{queue}");
     if name.len() <= MAX_NAME {
         return name;

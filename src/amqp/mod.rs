@@ -43,6 +43,7 @@ mod unacked;
 pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
+pub use ingest_lock::lock_name;
 pub use inspect::{inspect, Inspected, Severity};
 pub use letters::LetterDesk;
 pub use replies::OutgoingReply;

@@ -76,6 +76,17 @@ impl<'d> Managed<'d> {
         found
     }
 
+    /// The queue that keeps a second daemon away, which is there while one runs.
+    pub(super) fn judge_lock(&self) -> Vec<CheckLine> {
+        let text = self.number("expires").map(|(ms, from)| {
+            format!(
+                "{from} deletes it after {ms} ms in which nobody uses it, as nobody ever does: a second \
+                 tidegate could then take requests beside this one. Let the policy's pattern leave it out"
+            )
+        });
+        text.into_iter().map(|text| self.line(Level::Warn, text)).collect()
+    }
+
     fn line(&self, level: Level, text: impl Display) -> CheckLine {
         finding(level, self.subject, format!("queue '{}': {text}", self.name))
     }

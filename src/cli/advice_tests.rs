@@ -115,6 +115,26 @@ fn a_classic_queue_and_a_weak_way_to_the_dead_exchange_are_advice() {
 }
 
 #[test]
+fn what_would_delete_a_queue_that_nobody_uses_is_told_of_each() {
+    let queue = json!({ "type": "classic", "arguments": {}, "policy": "tidy",
+                        "effective_policy_definition": { "expires": 60_000 } });
+    let managed = Managed::new("ingest", "q", &queue, 3);
+    let told = |found: Vec<CheckLine>, text: &str| {
+        let all: Vec<_> =
+            found.into_iter().filter(|line| line.level == Level::Warn).map(|line| line.text).collect();
+        assert!(
+            all.iter().any(|line| line.contains("policy 'tidy' deletes") && line.contains(text)),
+            "{all:?}"
+        );
+    };
+    told(managed.judge_ingest("dead"), "all requests after 60000 ms");
+    told(managed.judge_dead(), "all dead letters after 60000 ms");
+    told(managed.judge_lock(), "a second tidegate");
+    let plain = json!({ "type": "classic", "arguments": {} });
+    assert!(Managed::new("ingest", "q", &plain, 3).judge_lock().is_empty());
+}
+
+#[test]
 fn looks_at_dead_letters_count_where_the_limit_is_low() {
     let looked = |limit: Value, major| {
         let queue = json!({ "type": "quorum", "arguments": { "x-delivery-limit": limit } });

@@ -236,6 +236,10 @@ fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure
     found.extend(judged(&api, "ingest", vhost, name, |queue| {
         Managed::new("ingest", name, queue, major(version)).judge_ingest(&config.dead.exchange)
     }));
+    let lock = amqp::lock_name(name);
+    found.extend(judged(&api, "ingest", vhost, &lock, |queue| {
+        Managed::new("ingest", &lock, queue, major(version)).judge_lock()
+    }));
     let egress = config.egress.endpoints.first().unwrap_or(ingest);
     if let Some(name) = config.dead.queue_name() {
         if (&egress.host, egress.port) == (&ingest.host, ingest.port) {

@@ -41,6 +41,7 @@ impl Life<'_> {
         if now.mono > self.process.started.mono + starts::LONG_LIFE_MS {
             self.starts.settle();
         }
+        self.look_at_reread(now.mono);
         self.log_dropped();
         self.log_dropped_tries();
         let stats = self.shard.store.stats();

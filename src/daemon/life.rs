@@ -15,6 +15,7 @@ use super::guard::GRACE;
 use super::housekeeping::LookOut;
 use super::mailbox::{LoopEvent, Mailbox};
 use super::process::Process;
+use super::reload::Rereading;
 use super::shard::Shard;
 use super::starts::Starts;
 use super::{recovery, OnAmqp, RunError};
@@ -92,6 +93,8 @@ pub(super) struct Life<'p> {
     pub(super) outlook: LookOut,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
+    /// The configuration, on its way to be read again.
+    pub(super) rereading: Rereading,
     failure: Option<store::StoreFailure>,
 }
 
@@ -173,6 +176,7 @@ impl OpenLife {
             logged_tries: false,
             outlook: LookOut::default(),
             stop_at_ms: None,
+            rereading: Rereading::default(),
             failure: None,
             process,
         }
@@ -226,6 +230,7 @@ impl Life<'_> {
                 event @ (LoopEvent::Amqp(_)
                 | LoopEvent::Store(_)
                 | LoopEvent::Signal(_)
+                | LoopEvent::Reread(_)
                 | LoopEvent::Query(_)) => {
                     self.dispatch(&mut turn);
                     self.handle(event);
@@ -267,7 +272,8 @@ impl Life<'_> {
                 self.failure = Some(failure);
             }
             LoopEvent::Signal(Signal::Terminate) => self.begin_stop(),
-            LoopEvent::Signal(Signal::Reload) => self.reload(),
+            LoopEvent::Signal(Signal::Reload) => self.reload(clock::now().mono),
+            LoopEvent::Reread(read) => self.reread(read, clock::now().mono),
             LoopEvent::Query(admin::Query::State(reply)) => {
                 // The sender may have gone.
                 let _ = reply.send(self.state());
@@ -366,19 +372,6 @@ impl Life<'_> {
             in_flight = left.items.in_flight,
             "closed; what waits stays in the store"
         );
-    }
-
-    fn reload(&mut self) {
-        self.process.notify.reloading();
-        if self.process.reload() {
-            let config = &self.process.config;
-            self.process.progress.configure(config.timeouts.stuck_after);
-            let settings = Box::new(config.engine_settings());
-            self.shard.feed(Input::Configure(settings));
-            self.shard.amqp.reconfigure(&self.process.config);
-            tracing::info!("configuration reloaded");
-        }
-        self.process.notify.ready();
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 
+use super::reload::ReadConfig;
 use crate::admin::Query;
 use crate::engine::types::Request;
 use crate::signals::Signal;
@@ -25,6 +26,8 @@ pub(super) enum LoopEvent {
     Amqp(amqp::Event),
     Store(store::thread::StoreEvent),
     Signal(Signal),
+    /// The configuration has been read again.
+    Reread(ReadConfig),
     Query(Query),
 }
 
@@ -52,6 +55,7 @@ impl Mailbox {
             event @ (LoopEvent::Amqp(_)
             | LoopEvent::Store(_)
             | LoopEvent::Signal(_)
+            | LoopEvent::Reread(_)
             | LoopEvent::Query(_)) => {
                 queues.control.push_back(event);
             }

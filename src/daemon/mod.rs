@@ -17,6 +17,7 @@ mod life;
 mod mailbox;
 mod process;
 mod recovery;
+mod reload;
 mod shard;
 mod starts;
 mod status;

@@ -12,7 +12,7 @@ use super::{desk, RunError, RunOptions};
 use crate::admin::{self, Readiness};
 use crate::amqp::LetterDesk;
 use crate::clock;
-use crate::config::{self, Config, StoreKind};
+use crate::config::{self, Config, LoadedConfig, StoreKind};
 use crate::engine::types::Now;
 use crate::notify::{watchdog_interval, Notify};
 use crate::progress::ProgressMarks;
@@ -31,7 +31,7 @@ pub(super) struct Process {
     /// For egress alone: no request, however long it takes to read, holds up what is due.
     pub(super) outward: Runtime,
     pub(super) config: Config,
-    config_path: Option<PathBuf>,
+    pub(super) config_path: Option<PathBuf>,
     pub(super) accept_loss: bool,
     pub(super) notify: Notify,
     pub(super) readiness: Arc<Readiness>,
@@ -43,7 +43,7 @@ pub(super) struct Process {
     pub(super) spans: Option<Arc<SpanExporter>>,
     pub(super) started: Now,
     pub(super) watchdog: Option<Duration>,
-    inlet: Arc<Inlet>,
+    pub(super) inlet: Arc<Inlet>,
 }
 
 /// Where signals and queries go: to the life that is being lived.
@@ -53,7 +53,7 @@ pub(super) struct Inlet {
 }
 
 impl Inlet {
-    fn post(&self, event: LoopEvent) {
+    pub(super) fn post(&self, event: LoopEvent) {
         self.present().post(event);
     }
 
@@ -69,7 +69,7 @@ impl Inlet {
         let mut left = VecDeque::new();
         present.take(Duration::ZERO, &mut left);
         left.into_iter()
-            .filter(|event| matches!(event, LoopEvent::Signal(_)))
+            .filter(|event| matches!(event, LoopEvent::Signal(_) | LoopEvent::Reread(_)))
             .for_each(|event| new.post(event));
         *present = Arc::clone(&new);
         new
@@ -176,18 +176,8 @@ impl Process {
         Ok(server)
     }
 
-    /// Reads the configuration again. Whether it is in force now; else the one before stays.
-    pub(super) fn reload(&mut self) -> bool {
-        let loaded = match Config::load(self.config_path.as_deref(), config::environment()) {
-            Ok(loaded) => loaded,
-            Err(faults) => {
-                for fault in faults.iter() {
-                    tracing::error!("{fault}");
-                }
-                tracing::error!("configuration not reloaded: the one before stays in force");
-                return false;
-            }
-        };
+    /// This is the configuration from now on, but for what takes a restart.
+    pub(super) fn adopt(&mut self, loaded: LoadedConfig) {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
@@ -196,6 +186,5 @@ impl Process {
             tracing::warn!(keys = restart.join(", "), "changed, and in effect only after a restart");
         }
         self.config = self.config.reloaded(&loaded.config);
-        true
     }
 }

@@ -1,9 +1,11 @@
 //! Letters on their way back to the ingest exchange, as requests.
 
 use super::{raw, LetterDesk, CLOSE_WITHIN, STEP_WITHIN};
+use crate::amqp::blueprint::Names;
 use crate::amqp::connection::Session;
 use crate::amqp::fault::Fault;
 use crate::amqp::message::confirm_channel;
+use crate::amqp::topology::prepare_ingest;
 use crate::clock;
 use crate::letters::RetryTerms;
 use lapin::message::Delivery;
@@ -98,8 +100,23 @@ impl<'d> Post<'d> {
         if let Some((_, channel)) = &self.open {
             return Ok(channel.clone());
         }
-        let session = self.desk.connect(&self.desk.amqp.endpoints).await?;
-        let channel = confirm_channel(&session, STEP_WITHIN).await?;
+        let LetterDesk { amqp, ingest, egress, dead, .. } = self.desk;
+        let session = self.desk.connect(&amqp.endpoints).await?;
+        // What any other queue of the exchange takes is confirmed as well: the binding of the ingest queue is
+        // seen to, as at each connect.
+        let names = Names::of(ingest, egress, dead);
+        let prepared = prepare_ingest(&session, amqp.topology, &names, STEP_WITHIN).await;
+        let channel = match prepared {
+            Ok(_) => confirm_channel(&session, STEP_WITHIN).await,
+            Err(fault) => Err(fault),
+        };
+        let channel = match channel {
+            Ok(channel) => channel,
+            Err(fault) => {
+                session.close(CLOSE_WITHIN).await;
+                return Err(fault);
+            }
+        };
         self.open = Some((session, channel.clone()));
         Ok(channel)
     }

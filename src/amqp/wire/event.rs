@@ -11,6 +11,8 @@ use super::json::{coding, is_media_type, media_type, push_number, push_one_line,
 use super::properties::{entries, Basic, RawValue};
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::engine::types::Content;
+use base64::prelude::{Engine as _, BASE64_STANDARD};
+use fluent_uri::{Uri, UriRef};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
@@ -26,8 +28,9 @@ const REQUIRED: [&str; 4] = ["specversion", "id", "source", "type"];
 /// Members of an event, or attributes among the headers; what has more is no event. Each is compared with all
 /// before it, and events have a dozen.
 const MOST_MEMBERS: usize = 128;
-/// Attributes that are text where they are there, and the one that is a moment.
-const TEXTS: [&str; 4] = ["subject", "dataschema", "datacontenttype", "due"];
+/// Attributes that are text of a form of their own where they are there; `due` is tidegate's.
+const TEXTS: [&str; 8] =
+    ["specversion", "id", "source", "type", "subject", "dataschema", "datacontenttype", "due"];
 const TIME: &str = "time";
 /// The only version that is understood.
 const VERSION: &str = "1.0";
@@ -154,13 +157,24 @@ fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
         (!text.is_empty()).then_some(text)
     };
     let good = REQUIRED.into_iter().all(|name| text(name).is_some())
-        && text(REQUIRED[0]) == Some(VERSION)
         && found.iter().all(|(name, value)| match *name {
             TIME => value.kind == b'T' || text(TIME).is_some_and(is_time),
-            name if TEXTS.contains(&name) => text(name).is_some(),
+            name if TEXTS.contains(&name) => text(name).is_some_and(|text| has_form(name, text)),
             _ => true,
         });
     good.then_some(found)
+}
+
+/// Whether a text is what an attribute of this name may be (CloudEvents 1.0, "Context Attributes"): readers
+/// that are strict refuse the whole batch for the sake of one that is not.
+fn has_form(name: &str, text: &str) -> bool {
+    match name {
+        "specversion" => text == VERSION,
+        "source" => !text.is_empty() && UriRef::parse(text).is_ok(),
+        "dataschema" => Uri::parse(text).is_ok(),
+        "datacontenttype" => is_media_type(text),
+        _ => !text.is_empty(),
+    }
 }
 
 /// A moment as an event may name it.
@@ -198,14 +212,12 @@ impl<'de> Visitor<'de> for EventMembers {
             }
             let good = match &*name {
                 "data" => map.next_value::<IgnoredAny>().map(|_| true)?,
-                name if REQUIRED.contains(&name) => {
-                    required += 1;
-                    let Name(text) = map.next_value()?;
-                    !text.is_empty() && (name != REQUIRED[0] || text == VERSION)
-                }
                 TIME => is_time(&map.next_value::<Name<'de>>()?.0),
-                name if TEXTS.contains(&name) => !map.next_value::<Name<'de>>()?.0.is_empty(),
-                "data_base64" => map.next_value::<Name<'de>>().map(|_| true)?,
+                name if TEXTS.contains(&name) => {
+                    required += usize::from(REQUIRED.contains(&name));
+                    has_form(name, &map.next_value::<Name<'de>>()?.0)
+                }
+                "data_base64" => BASE64_STANDARD.decode(&*map.next_value::<Name<'de>>()?.0).is_ok(),
                 name => map.next_value::<Scalar>().map(|_| is_name(name))?,
             };
             let both = name == "data" && names.iter().any(|known| known == "data_base64")

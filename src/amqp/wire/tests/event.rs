@@ -140,6 +140,10 @@ fn what_is_no_event_is_the_data_of_one() {
         r#"{"specversion":"1.0","id":"e","source":"s","type":"t","list":[1]}"#,
         r#"{"specversion":"1.0","id":"e","source":"s","type":"t","big":1.5}"#,
         r#"{"specversion":"1.0","id":"e","source":"s","type":"t","data":1,"data_base64":"MQ=="}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","data_base64":"MQ"}"#,
+        r#"{"specversion":"1.0","id":"e","source":"a shop","type":"t"}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","dataschema":"schema"}"#,
+        r#"{"specversion":"1.0","id":"e","source":"s","type":"t","datacontenttype":"json"}"#,
         r#"{"specversion":"0.3","id":"e","source":"s","type":"t"}"#,
         r#"{"specversion":1.0,"id":"e","source":"s","type":"t"}"#,
         r#"{"specversion":"1.0","id":"e","id":"f","source":"s","type":"t"}"#,
@@ -168,6 +172,23 @@ fn attributes_of_an_event_have_the_form_that_readers_ask_for() {
     }
     for (name, value) in [("subject", text("a")), ("time", text("2026-01-01T00:00:00Z")), ("x", number(1))] {
         assert_eq!(kind(name, value), "t", "{name}");
+    }
+    // RFC 3986: a reference where it comes from, and a whole URI of its schema.
+    for schema in ["", "schema", "/schema", "http://a b/", "http://a/%zz"] {
+        assert_eq!(kind("dataschema", text(schema)), "tidegate.item", "{schema}");
+    }
+    assert_eq!(kind("dataschema", text("https://example.com/schema#1")), "t");
+    let source = |source: &str| {
+        let body = json!({ "specversion": "1.0", "id": "e", "source": source, "type": "t" }).to_string();
+        events(vec![structured(body.as_bytes())])[0]["type"].clone()
+    };
+    for wrong in ["a b", "1a:b", "%zz", "a#b#c", "<a>", "ä"] {
+        assert_eq!(source(wrong), "tidegate.item", "{wrong}");
+    }
+    for right in
+        ["s", "/shop/1?a=b#c", "urn:uuid:6e8bc430-9c3a-11d9-9669-0800200c9a66", "//host/a", "a%20b", "#a"]
+    {
+        assert_eq!(source(right), "t", "{right}");
     }
 }
 
