@@ -116,6 +116,7 @@ fn bodies() {
         ("id", r#"{"application":"shop","id":"17"}"#),
         ("customer", r#"{"customer":"c"}"#),
         ("assigned", r#"{"application":"other","id":"000000000000abcd-9-1a1fbd00462"}"#),
+        ("behind", r#"{"application":"other","id":"000000000000abcd-9-1a1fbd00462-2"}"#),
         ("number", r#"{"id":17}"#),
         ("both", r#"{"id":"x","customer":"c","application":"a"}"#),
         ("array", "[{}]"),

@@ -67,7 +67,12 @@ fn judge(meaning: RequestBody, body: &[u8]) {
                 assert!((1..=200).contains(&of.application.len()) && (1..=255).contains(&of.id.len()));
                 assert!(of.identity.is_given(), "under an application of its own");
                 if let Some(assigned) = of.assigned {
-                    let id = format!("{STORE:016x}-{:x}-{:x}", assigned.seq, assigned.due);
+                    // Who is not the first of its window says how far it is behind that one.
+                    let behind = match assigned.seq - assigned.window {
+                        0 => String::new(),
+                        behind => format!("-{behind:x}"),
+                    };
+                    let id = format!("{STORE:016x}-{:x}-{:x}{behind}", assigned.seq, assigned.due);
                     assert_eq!(*of.id, *id, "one spelling alone was assigned");
                 }
             }

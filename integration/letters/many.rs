@@ -5,7 +5,7 @@ use super::{done, ids, lie_there, listed};
 use serde_json::{json, Value};
 use std::io::Write;
 use std::net::TcpStream;
-use tidegate_harness::{Push, Site};
+use tidegate_harness::{is_optimised, Push, Site};
 
 const MIB: u64 = 1 << 20;
 
@@ -95,23 +95,40 @@ fn a_walk_gives_way_to_others_and_says_so() {
 fn letters_with_large_headers_are_looked_at_in_little_memory() {
     let site = Site::new("letters-headers");
     let daemon = site.start(&site.config().text("limits.memory", "64MiB"));
-    const COUNT: usize = 600;
+    let count = if is_optimised() { 2_000 } else { 600 };
     let large = "x".repeat(100_000);
-    let all = (0..COUNT).map(|n| letter(&site, "invalid", &n.to_string()).with("x-tidegate-error", &large));
+    let all = (0..count).map(|n| letter(&site, "invalid", &n.to_string()).with("x-tidegate-error", &large));
     site.client.publish_all(all);
-    lie_there(&site, COUNT as u32);
+    lie_there(&site, count as u32);
     let before = daemon.peak_rss();
     let cli = |line: &str| daemon.cli(&line.split(' ').collect::<Vec<_>>());
     let told = cli("dead list --limit 2000 --output json");
     let page: Value = serde_json::from_str(&told.out).expect("JSON");
-    assert_eq!(ids(page["letters"].as_array().expect("letters")).len(), COUNT);
-    assert!(cli("dead list --count").out.contains(&COUNT.to_string()));
+    assert_eq!(ids(page["letters"].as_array().expect("letters")).len(), count);
+    assert!(cli("dead list --count").out.contains(&count.to_string()));
     let told = cli("dead export");
     assert_eq!(told.code, 0, "{}", told.err);
     let saved = lines(&told.out);
-    assert_eq!((saved.len(), saved[0]["headers"]["x-tidegate-error"].as_str()), (COUNT, Some(&*large)));
+    assert_eq!((saved.len(), saved[0]["headers"]["x-tidegate-error"].as_str()), (count, Some(&*large)));
     let peak = daemon.peak_rss();
     assert!(peak < before + 32 * MIB, "{} MiB, {} before", peak / MIB, before / MIB);
+}
+
+/// The look ends with its client, and what it holds is there for the next one.
+#[test]
+fn a_look_whose_client_has_gone_holds_up_nobody() {
+    let site = Site::new("letters-gone");
+    let daemon = site.start(&site.config());
+    site.client.publish_all((0..2_000).map(|n| letter(&site, "invalid", &n.to_string())));
+    lie_there(&site, 2_000);
+    for _ in 0..5 {
+        let mut stream = TcpStream::connect(daemon.admin()).expect("the port accepts");
+        let request = b"GET /api/v1/dead/count HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        stream.write_all(request).expect("the request is sent");
+        drop(stream);
+        assert_eq!(done(&daemon, "GET", "/api/v1/dead?limit=1")["letters"].as_array().map(Vec::len), Some(1));
+    }
+    lie_there(&site, 2_000);
 }
 
 /// Each byte would be six as text.

@@ -1,6 +1,6 @@
 //! What there is, when it is due, who it is of, and what has become of it.
 
-use super::{config, opened, press, row_has, says, shown, some_of_each, was_well_behaved, FAR};
+use super::{config, opened, press, row_has, says, shown, some_of_each, was_well_behaved, FAR, SOON};
 use serde_json::json;
 use std::time::Duration;
 use tidegate_harness::{wait_until, Site};
@@ -133,5 +133,21 @@ fn hostile_names_are_text() {
     assert_eq!(browser.run(strange), json!([null, 0, 1, 0]));
     let wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth";
     assert_eq!(browser.run(wide), json!(true), "a long name makes the page wide");
+    was_well_behaved(&browser, &daemon);
+}
+
+/// Joined with a line break, application and id of the one are those of the other; and they came together.
+#[test]
+fn items_whose_names_are_alike_once_joined_have_rows_of_their_own() {
+    let site = Site::new("pagekeys");
+    let daemon = site.start(&config(&site));
+    let entry = |application: &str, id: &str| json!({ "application": application, "id": id, "payload": 1, "delay_ms": SOON });
+    let body = json!([entry("a\nb", "c"), entry("a", "b\nc")]).to_string();
+    site.client.publish(&site.push("", body).content_type("application/vnd.tidegate+json"));
+    wait_until("both wait", Duration::from_secs(20), || daemon.items("waiting") == 2);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    browser.wait("document.querySelectorAll('#rows tr').length === 2");
+    let ids = "return [...document.querySelectorAll('#rows tr')].map((row) => row.cells[4].textContent.trim()).sort()";
+    assert_eq!(browser.run(ids), json!(["b\nc", "c"]));
     was_well_behaved(&browser, &daemon);
 }

@@ -25,6 +25,7 @@ use crate::config::{self, Config, Endpoint};
 use crate::letters::{LetterJob, LetterReport, LetterTask, LetterTrouble, LetterWalk, WalkCursor};
 use lapin::message::Delivery;
 use post::Post;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
@@ -85,11 +86,16 @@ impl LetterDesk {
     }
 
     /// Does a job, within some 30 s. It is not to be cancelled half-way: what was sent back by then might be
-    /// sent back again.
+    /// sent back again, and what is held goes back in its own time. `gone` says that whoever asked has gone:
+    /// what has not begun does not then, and what only looks ends.
     ///
     /// # Errors
     /// Nothing was done; see [`LetterTrouble`].
-    pub async fn carry_out(&self, task: &LetterTask) -> Result<LetterReport, LetterTrouble> {
+    pub async fn carry_out(
+        &self,
+        task: &LetterTask,
+        gone: &Arc<AtomicBool>,
+    ) -> Result<LetterReport, LetterTrouble> {
         let Some(queue) = self.dead.queue_name() else {
             let text = "no queue of dead letters is known: dead.queue.type is \"none\", and dead.queue.name \
                         names none to look into";
@@ -116,7 +122,14 @@ impl LetterDesk {
                 self.begin(queue).await.map_err(|fault| trouble(queue, fault))?
             }
         };
-        let (mut report, outcome) = self.work(&mut walk, task).await;
+        let (mut report, mut outcome) = if gone.load(Ordering::Relaxed) {
+            (LetterReport::default(), Err(Fault::lost("whoever asked has gone: nothing was done")))
+        } else {
+            self.work(&mut walk, task, gone).await
+        };
+        if outcome.is_ok() && report.count > 0 && task.job.deed().is_some() {
+            outcome = walk.heard().await;
+        }
         let goes_on = task.walk != LetterWalk::Once && walk.more() && !task.job.is_satisfied(&report);
         walk.tell(&mut report);
         let ended = if goes_on && outcome.is_ok() {
@@ -209,9 +222,16 @@ impl LetterDesk {
     }
 
     /// What came of it so far, and why no more.
-    async fn work(&self, walk: &mut Walk, task: &LetterTask) -> (LetterReport, Result<(), Fault>) {
+    async fn work(
+        &self,
+        walk: &mut Walk,
+        task: &LetterTask,
+        gone: &Arc<AtomicBool>,
+    ) -> (LetterReport, Result<(), Fault>) {
         let mut report = LetterReport::default();
-        walk.begin_call(task.walk != LetterWalk::Once);
+        let looks = task.job.deed().is_none();
+        let gone = if looks { Arc::clone(gone) } else { Arc::default() };
+        walk.begin_call(task.walk != LetterWalk::Once, gone);
         let outcome = match &task.job {
             LetterJob::Count => walk.count(&mut report).await,
             LetterJob::List { filter, limit, whole } => walk.list(&mut report, filter, *limit, *whole).await,

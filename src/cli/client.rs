@@ -19,7 +19,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(40);
 /// Longer than the daemon keeps any connection.
 const STREAM_WITHIN: Duration = Duration::from_secs(660);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A page of items, or a thousand applications, with long names and errors stay below.
+/// A page of items, a thousand applications with long names and errors, and the largest letter stay below.
 const MAX_ANSWER: u64 = 16 << 20;
 /// Dots are encoded: `..` as a name must reach the daemon.
 const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
@@ -143,7 +143,14 @@ impl Client {
         let mut answer = self.answer(method, path, within)?;
         let status = answer.status().as_u16();
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
-        Ok((status, text.map_err(|error| self.unreachable(&error))?))
+        let fault = |error: ureq::Error| {
+            if let ureq::Error::BodyExceedsLimit(most) = error {
+                let text = format!("{}: the answer is longer than {most} bytes: ask for less", self.place);
+                return Failure::Failed(text);
+            }
+            self.unreachable(&error)
+        };
+        Ok((status, text.map_err(fault)?))
     }
 
     fn unreachable(&self, error: &ureq::Error) -> Failure {

@@ -1,8 +1,11 @@
-//! Dead letters: what the admin port asks of them is done beside the loop, on a task of its own, to its end.
+//! Dead letters: what the admin port asks of them is done beside the loop, on a task of its own; to its end,
+//! but for what only looks, which ends with who asked for it.
 
 use crate::admin::Query;
 use crate::amqp::LetterDesk;
 use crate::letters::{LetterReport, LetterTask, LetterTrouble};
+use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -24,9 +27,17 @@ pub(super) fn beside(
 async fn carried_out(
     desk: Arc<LetterDesk>,
     task: LetterTask,
-    reply: oneshot::Sender<Result<LetterReport, LetterTrouble>>,
+    mut reply: oneshot::Sender<Result<LetterReport, LetterTrouble>>,
 ) {
-    let done = desk.carry_out(&task).await;
+    let gone = Arc::default();
+    let mut carrying = pin!(desk.carry_out(&task, &gone));
+    let done = tokio::select! {
+        done = &mut carrying => done,
+        () = reply.closed() => {
+            gone.store(true, Ordering::Relaxed);
+            carrying.await
+        }
+    };
     if let Ok(LetterReport { stopped: Some(text), .. }) | Err(LetterTrouble::Unavailable(text)) = &done {
         tracing::warn!(error = text, "dead letters could not be handled, or only in part");
     }

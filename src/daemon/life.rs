@@ -15,7 +15,6 @@ use super::guard::GRACE;
 use super::housekeeping::LookOut;
 use super::mailbox::{LoopEvent, Mailbox};
 use super::process::Process;
-use super::reload::Rereading;
 use super::shard::Shard;
 use super::starts::Starts;
 use super::{recovery, OnAmqp, RunError};
@@ -93,8 +92,6 @@ pub(super) struct Life<'p> {
     pub(super) outlook: LookOut,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
-    /// The configuration, on its way to be read again.
-    pub(super) rereading: Rereading,
     failure: Option<store::StoreFailure>,
 }
 
@@ -176,7 +173,6 @@ impl OpenLife {
             logged_tries: false,
             outlook: LookOut::default(),
             stop_at_ms: None,
-            rereading: Rereading::default(),
             failure: None,
             process,
         }

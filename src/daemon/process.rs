@@ -7,6 +7,7 @@
 use super::guard::{LastResort, PartWatch, GRACE};
 use super::life::{Ending, Life};
 use super::mailbox::{LoopEvent, Mailbox};
+use super::reload::Rereading;
 use super::starts::Starts;
 use super::{desk, RunError, RunOptions};
 use crate::admin::{self, Readiness};
@@ -44,6 +45,8 @@ pub(super) struct Process {
     pub(super) started: Now,
     pub(super) watchdog: Option<Duration>,
     pub(super) inlet: Arc<Inlet>,
+    /// The configuration, on its way to be read again: longer than a life, where it hangs.
+    pub(super) rereading: Rereading,
 }
 
 /// Where signals and queries go: to the life that is being lived.
@@ -154,6 +157,7 @@ impl Process {
             started: clock::now(),
             watchdog: watchdog_interval(),
             inlet: Arc::default(),
+            rereading: Rereading::default(),
         })
     }
 

@@ -28,7 +28,7 @@ pub(super) enum Rereading {
 impl Life<'_> {
     /// A reload is asked for. While the read before goes on, another follows it.
     pub(super) fn reload(&mut self, now_ms: u64) {
-        match &mut self.rereading {
+        match &mut self.process.rereading {
             Rereading::Until(_, again) => *again = true,
             Rereading::GivenUp => tracing::error!(
                 "configuration not reloaded: the read before has still not come back; the one in force stays"
@@ -45,7 +45,7 @@ impl Life<'_> {
             inlet.post(LoopEvent::Reread(Box::new(read)));
         };
         match Builder::new().name("tidegate-reload".to_owned()).spawn(read) {
-            Ok(_) => self.rereading = Rereading::Until(now_ms + READ_WITHIN_MS, false),
+            Ok(_) => self.process.rereading = Rereading::Until(now_ms + READ_WITHIN_MS, false),
             Err(error) => {
                 tracing::error!(%error, "configuration not reloaded: the system starts no thread");
                 self.process.notify.ready();
@@ -55,14 +55,13 @@ impl Life<'_> {
 
     /// It has been read: it is in force now, or the one before stays.
     pub(super) fn reread(&mut self, read: ReadConfig, now_ms: u64) {
-        let again = match std::mem::take(&mut self.rereading) {
+        let again = match std::mem::take(&mut self.process.rereading) {
             Rereading::GivenUp => {
                 return tracing::warn!(
                     "the configuration was read too late, and is not taken: reload once more"
                 )
             }
             Rereading::Until(_, again) => again,
-            // Asked for in the life before.
             Rereading::Nothing => false,
         };
         match *read {
@@ -90,8 +89,8 @@ impl Life<'_> {
 
     /// Whether the read has come back in time.
     pub(super) fn look_at_reread(&mut self, now_ms: u64) {
-        if matches!(self.rereading, Rereading::Until(until, _) if until <= now_ms) {
-            self.rereading = Rereading::GivenUp;
+        if matches!(self.process.rereading, Rereading::Until(until, _) if until <= now_ms) {
+            self.process.rereading = Rereading::GivenUp;
             tracing::error!(
                 within_ms = READ_WITHIN_MS,
                 "configuration not reloaded: reading it does not come to an end (a pipe, or a file system \

@@ -68,6 +68,8 @@ struct Running {
     waits: bool,
     /// It waits for them no longer than it takes to go over the rest.
     impatient: bool,
+    /// A step over the store is under way.
+    steps_now: bool,
     /// Whoever asked does not wait any more.
     left: bool,
     by_stage: [u64; 3],
@@ -151,6 +153,7 @@ impl Scans {
             until: now.mono + OUTCOME_MS,
             waits: false,
             impatient: false,
+            steps_now: false,
             left: false,
             by_stage: [0; 3],
             next_due: None,
@@ -245,6 +248,10 @@ impl Scans {
         now: Now,
     ) {
         let Some(scan) = self.running.get_mut(&number) else { return };
+        scan.steps_now = false;
+        if scan.left {
+            return;
+        }
         scan.leg_rows += rows.len();
         let mut skip = mutated(Mutant::ListSkips);
         for mut stored in rows {
@@ -293,7 +300,8 @@ impl Scans {
         }
         let is_done = |scan: &Running| {
             let through = scan.legs.as_ref().is_some_and(VecDeque::is_empty);
-            scan.left
+            // While its step is under way it keeps its place: else who comes and goes would have no bound.
+            scan.left && !scan.steps_now
                 || through
                     && (scan.in_flight.is_empty()
                         || scan.until <= now.mono

@@ -6,18 +6,21 @@ use crate::letters::{
     Letter, LetterFilter, LetterGroup, LetterReport, FULL_PAGE, MOST_LOOKED_AT, MOST_OF_A_CALL,
 };
 use lapin::message::{BasicGetMessage, Delivery};
-use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions};
-use lapin::types::ShortString;
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions, QueueDeclareOptions};
+use lapin::types::{FieldTable, ShortString};
 use lapin::Channel;
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{timeout, Instant};
 
 /// For all of a call but what is under way at its end; the admin port waits for longer.
 const CALL_WITHIN: Duration = Duration::from_secs(12);
-/// More time to give back letters, for each.
+/// Time to give back letters, for each, and at the most: they go back with the connection in any case.
 const GIVE_BACK_WITHIN: Duration = Duration::from_micros(200);
+const GIVE_ALL_BACK_WITHIN: Duration = Duration::from_secs(8);
 /// Letters of a quorum queue that come back in the order in which they were taken, if all are given back at
 /// once: RabbitMQ keeps more of them in a map without one.
 const KEEPS_ORDER: usize = 32;
@@ -34,6 +37,8 @@ pub(super) struct Walk {
     call_ends: (usize, Instant),
     /// Another call may go on.
     goes_on: bool,
+    /// Set when whoever asked for what only looks has gone.
+    gone: Arc<AtomicBool>,
     /// There is none behind the last one.
     at_end: bool,
 }
@@ -49,6 +54,7 @@ impl Walk {
             looked_at: 0,
             call_ends: (0, Instant::now()),
             goes_on: false,
+            gone: Arc::default(),
             at_end: false,
         }
     }
@@ -64,9 +70,10 @@ impl Walk {
         (report.depth, report.looked_at) = (self.depth, self.looked_at);
     }
 
-    /// A call begins: its bounds are counted from now on. `goes_on`: another may follow.
-    pub(super) fn begin_call(&mut self, goes_on: bool) {
-        self.goes_on = goes_on;
+    /// A call begins: its bounds are counted from now on. `goes_on`: another may follow. It ends when `gone`
+    /// is set.
+    pub(super) fn begin_call(&mut self, goes_on: bool, gone: Arc<AtomicBool>) {
+        (self.goes_on, self.gone) = (goes_on, gone);
         self.call_ends = (self.looked_at + MOST_LOOKED_AT, Instant::now() + CALL_WITHIN);
     }
 
@@ -76,6 +83,9 @@ impl Walk {
         let (most, until) = self.call_ends;
         if !first && !self.more() || self.looked_at >= most {
             return Ok(None);
+        }
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Fault::lost("whoever asked has gone"));
         }
         let late = Instant::now() >= until;
         if late && self.goes_on {
@@ -230,6 +240,18 @@ impl Walk {
         }
     }
 
+    /// Waits until the broker has heard of what was taken away so far: it answers in order.
+    pub(super) async fn heard(&self) -> Result<(), Fault> {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let asking = self.channel.queue_declare(self.queue.clone(), options, FieldTable::default());
+        match timeout(STEP_WITHIN, asking).await {
+            Ok(done) => Ok(done.map(drop)?),
+            Err(_) => {
+                Err(Fault::timeout("letters that were taken away: they may still be there", STEP_WITHIN))
+            }
+        }
+    }
+
     async fn take_away(&self, tag: u64) -> Result<(), Fault> {
         match timeout(STEP_WITHIN, self.channel.basic_ack(tag, BasicAckOptions::default())).await {
             Ok(done) => Ok(done?),
@@ -249,7 +271,8 @@ impl Walk {
             }
             self.channel.close(200, "OK".into()).await
         };
-        let within = CLOSE_WITHIN + GIVE_BACK_WITHIN * u32::try_from(self.looked_at).unwrap_or(u32::MAX);
+        let all = GIVE_BACK_WITHIN * u32::try_from(self.looked_at).unwrap_or(u32::MAX);
+        let within = CLOSE_WITHIN + all.min(GIVE_ALL_BACK_WITHIN);
         match timeout(within, ending).await {
             Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("the last letters' acks: they may still be there", within)),

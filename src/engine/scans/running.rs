@@ -186,6 +186,14 @@ impl Running {
         }));
     }
 
+    /// What is on the page so far is as much as one may hold. Of what is in memory more may be known by now.
+    fn is_page_full(&mut self, most: u64) -> bool {
+        let Kind::List(filter) = &self.kind else { return false };
+        self.page.sort_unstable_by_key(|item| item.key);
+        self.page.dedup_by_key(|item| item.key);
+        self.page.iter().take(filter.limit).map(Listed::size).sum::<u64>() >= most
+    }
+
     /// Where the present leg goes on, or that it is over. A page that holds `most` bytes is full.
     pub(super) fn go_on(&mut self, next: Option<Key>, most: u64) {
         let rewound = match self.kind {
@@ -193,7 +201,7 @@ impl Running {
             Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => None,
         };
         let next = [next, rewound].into_iter().flatten().min();
-        let is_full = self.page.iter().map(Listed::size).sum::<u64>() >= most;
+        let is_full = self.is_page_full(most);
         let Some(legs) = &mut self.legs else { return };
         if let (Kind::Outlook(counting), Some(leg)) = (&mut self.kind, legs.front_mut()) {
             if !counting.goes_on(leg, next, self.leg_rows) {
@@ -229,8 +237,6 @@ impl Running {
     pub(super) fn skip_legs(&mut self) {
         let Kind::List(filter) = &self.kind else { return };
         let Some(legs) = &mut self.legs else { return };
-        self.page.sort_unstable_by_key(|item| item.key);
-        self.page.dedup_by_key(|item| item.key);
         let last = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key);
         // Nothing behind that is on this page.
         let Some(last) = [last, self.known_until].into_iter().flatten().min() else { return };
@@ -245,6 +251,7 @@ impl Running {
     pub(super) fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
         let leg = self.legs.as_ref()?.front()?.clone();
         self.steps += 1;
+        self.steps_now = true;
         core.stock.shared.reads.begin(ReadLine::Scans);
         let step = core.stock.thresholds().step;
         let most = match &self.kind {

@@ -399,6 +399,14 @@ fn what_nobody_waits_for_ends_and_what_changes_something_goes_on() {
         w.do_late();
     }
     w.input(Input::Left(vec![1, 3]));
+    // Its step is under way, and it keeps its place until that is back.
+    assert_eq!(w.answer_to(1), None);
+    for _ in 0..12 {
+        if w.answer_to(1).is_none() {
+            w.do_job();
+            w.do_late();
+        }
+    }
     assert!(matches!(w.answer_to(1), Some(Answer::Unavailable(_))), "{:?}", w.answer_to(1));
     assert_eq!((w.answer_to(2), w.answer_to(3)), (None, None));
     w.drain_jobs();
