@@ -24,6 +24,14 @@ fn died(site: &Site<'_>, pushes: impl IntoIterator<Item = Push>, count: u32) {
     lie_there(site, count);
 }
 
+/// A letter as tidegate puts it.
+fn letter(site: &Site<'_>, reason: &str, id: &str) -> Push {
+    Push::new(&site.dead(), "shop", "{}")
+        .with("x-tidegate-reason", reason)
+        .with("x-application", "shop")
+        .id(id)
+}
+
 fn lie_there(site: &Site<'_>, count: u32) {
     wait_until("the dead letters", Duration::from_secs(20), || {
         site.client.depth(&site.dead()) == Some(count)

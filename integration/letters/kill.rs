@@ -1,6 +1,7 @@
 //! The daemon is killed while it sends many letters back.
 
-use super::{died, done, invalid};
+use super::{died, done, invalid, letter, lie_there};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
@@ -42,4 +43,28 @@ fn a_kill_in_the_midst_of_a_retry_loses_none() {
         let none_lies = site.client.depth(&site.dead()) == Some(0);
         answer["left"] == 0 && none_comes && none_lies && seen.len() == MANY as usize
     });
+}
+
+/// The walk rests, its connection is open, and nothing but the answer has told of what it did.
+#[test]
+fn what_a_walk_says_that_it_dropped_stays_dropped() {
+    let site = Site::new("letters-kill-drop");
+    let mut daemon = site.start(&site.config());
+    site.client.publish_all([letter(&site, "rejected", "kept")]);
+    lie_there(&site, 1);
+    for (round, new) in [(1, 1_100), (2, 1_000), (3, 1_000)] {
+        let of_round = |n| letter(&site, "invalid", &format!("{round}-{n}"));
+        site.client.publish_all((0..new).map(of_round));
+        lie_there(&site, 1_101);
+        let told = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&walk=true&limit=1100");
+        daemon.kill9();
+        assert_eq!((&told["count"], told["cursor"].is_string()), (&json!(1_000), true), "{told}");
+        // What it kept goes back with all that the broker has not heard of.
+        wait_until("what is left", Duration::from_secs(20), || {
+            site.client.depth(&site.dead()).is_some_and(|depth| depth > 100)
+        });
+        lie_there(&site, 101);
+        daemon.start_again();
+        daemon.wait_ready();
+    }
 }

@@ -1,21 +1,13 @@
 //! More letters than one call looks at, and larger ones than memory would hold: each can be reached, in calls that
 //! follow each other, and looks cost no more than they may.
 
-use super::{done, ids, lie_there, listed};
+use super::{done, ids, letter, lie_there, listed};
 use serde_json::{json, Value};
 use std::io::Write;
 use std::net::TcpStream;
 use tidegate_harness::{is_optimised, Push, Site};
 
 const MIB: u64 = 1 << 20;
-
-/// A letter as tidegate puts it.
-fn letter(site: &Site<'_>, reason: &str, id: &str) -> Push {
-    Push::new(&site.dead(), "shop", "{}")
-        .with("x-tidegate-reason", reason)
-        .with("x-application", "shop")
-        .id(id)
-}
 
 fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()

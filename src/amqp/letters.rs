@@ -32,6 +32,9 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at, Instant};
 use walk::Walk;
 
+/// For all of a call but its end and what is under way then, and the same with what comes before it.
+const CALL_WITHIN: Duration = Duration::from_secs(12);
+const CALL_AND_TURN_WITHIN: Duration = Duration::from_secs(17);
 /// For the job before, if there is one.
 const TURN_WITHIN: Duration = Duration::from_secs(5);
 /// For a connection, over all addresses.
@@ -85,9 +88,9 @@ impl LetterDesk {
         }
     }
 
-    /// Does a job, within some 30 s. It is not to be cancelled half-way: what was sent back by then might be
-    /// sent back again, and what is held goes back in its own time. `gone` says that whoever asked has gone:
-    /// what has not begun does not then, and what only looks ends.
+    /// Does a job, within some 30 s: 17 s, and what is under way then. It is not to be cancelled half-way:
+    /// what was sent back by then might be sent back again, and what is held goes back in its own time.
+    /// `gone` says that whoever asked has gone: what has not begun does not then, and what only looks ends.
     ///
     /// # Errors
     /// Nothing was done; see [`LetterTrouble`].
@@ -101,6 +104,7 @@ impl LetterDesk {
                         names none to look into";
             return Err(LetterTrouble::Refused(text.to_owned()));
         };
+        let ready_until = Instant::now() + CALL_AND_TURN_WITHIN;
         let Some(mut open) = self.turn(&task.walk).await else {
             let text = "dead letters are being handled for somebody else: try again in a moment";
             return Err(LetterTrouble::Unavailable(text.to_owned()));
@@ -116,16 +120,24 @@ impl LetterDesk {
                 return Err(LetterTrouble::Refused(text.to_owned()));
             }
             (other, LetterWalk::Once | LetterWalk::First) => {
-                if let Some(other) = other {
-                    other.end().await;
-                }
-                self.begin(queue).await.map_err(|fault| trouble(queue, fault))?
+                let ready = async {
+                    if let Some(other) = other {
+                        other.end().await;
+                    }
+                    self.begin(queue).await
+                };
+                let ready = match timeout_at(ready_until, ready).await {
+                    Ok(ready) => ready,
+                    Err(_) => Err(Fault::timeout("what comes before a look", CALL_AND_TURN_WITHIN)),
+                };
+                ready.map_err(|fault| trouble(queue, fault))?
             }
         };
         let (mut report, mut outcome) = if gone.load(Ordering::Relaxed) {
             (LetterReport::default(), Err(Fault::lost("whoever asked has gone: nothing was done")))
         } else {
-            self.work(&mut walk, task, gone).await
+            let until = ready_until.min(Instant::now() + CALL_WITHIN);
+            self.work(&mut walk, task, until, gone).await
         };
         if outcome.is_ok() && report.count > 0 && task.job.deed().is_some() {
             outcome = walk.heard().await;
@@ -226,12 +238,13 @@ impl LetterDesk {
         &self,
         walk: &mut Walk,
         task: &LetterTask,
+        until: Instant,
         gone: &Arc<AtomicBool>,
     ) -> (LetterReport, Result<(), Fault>) {
         let mut report = LetterReport::default();
         let looks = task.job.deed().is_none();
         let gone = if looks { Arc::clone(gone) } else { Arc::default() };
-        walk.begin_call(task.walk != LetterWalk::Once, gone);
+        walk.begin_call(until, task.walk != LetterWalk::Once, gone);
         let outcome = match &task.job {
             LetterJob::Count => walk.count(&mut report).await,
             LetterJob::List { filter, limit, whole } => walk.list(&mut report, filter, *limit, *whole).await,

@@ -38,8 +38,13 @@ async fn carried_out(
             carrying.await
         }
     };
-    if let Ok(LetterReport { stopped: Some(text), .. }) | Err(LetterTrouble::Unavailable(text)) = &done {
-        tracing::warn!(error = text, "dead letters could not be handled, or only in part");
+    // A look that ended with its client has not failed.
+    let failed = task.job.deed().is_some() || !gone.load(Ordering::Relaxed);
+    match &done {
+        Ok(LetterReport { stopped: Some(text), .. }) | Err(LetterTrouble::Unavailable(text)) if failed => {
+            tracing::warn!(error = text, "dead letters could not be handled, or only in part");
+        }
+        Ok(_) | Err(_) => {}
     }
     // Whoever asked may have gone.
     let _ = reply.send(done);

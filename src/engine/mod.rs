@@ -340,7 +340,7 @@ impl Engine {
         self.ask(now);
         self.commit(now);
         self.core.stock.queues.tidy();
-        self.core.stock.shared.tidy_reads();
+        self.core.stock.tidy_reads();
         self.steer_intake();
     }
 

@@ -258,6 +258,8 @@ pub(super) enum Mutant {
     ScansForgotten,
     /// What changed while a scan goes on counts as changed for reads that began since.
     CurrentForNobody,
+    /// What a scan has brought that was given up is believed.
+    GivenUpIsBelieved,
     /// Whoever leaves takes others' answers along.
     LeavesWithAll,
     /// The row of a long window does not tell of members that have left.
@@ -507,6 +509,7 @@ mod tests {
             Mutant::ClosedSinceUnknown,
             Mutant::ScansForgotten,
             Mutant::CurrentForNobody,
+            Mutant::GivenUpIsBelieved,
             Mutant::LeavesWithAll,
             Mutant::RowNotRenewed,
             Mutant::RejoinCountsTwice,

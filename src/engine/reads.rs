@@ -38,9 +38,12 @@ pub(super) struct Reads {
     begun: u64,
     /// Numbers of those under way, by line.
     open: [VecDeque<u64>; 2],
+    /// Scans up to this one have been given up: what they bring is worth nothing.
+    given_up: u64,
     /// Arrival numbers whose row ended or changed, with the last read begun before.
     changed: NumberMap<u64, RowChange>,
-    /// The same in order, so that each is forgotten with the last read that it matters to.
+    /// The same in order, so that each is forgotten with the last read that it matters to. Ordered reads
+    /// and, beyond [`Thresholds::noted`](super::thresholds::Thresholds::noted), scans bound it.
     order: VecDeque<(u64, u64)>,
     /// Windows that closed early, with the last read begun and the last question asked before.
     closed: VecDeque<(u64, u64, ClosingRow)>,
@@ -65,6 +68,7 @@ impl Reads {
         Reads {
             begun: 0,
             open: Default::default(),
+            given_up: 0,
             changed: Lookup::new(),
             order: VecDeque::new(),
             closed: VecDeque::new(),
@@ -79,10 +83,14 @@ impl Reads {
     pub(super) fn end(&mut self, line: ReadLine) {
         let ended = self.open[line as usize].pop_front();
         debug_assert!(ended.is_some(), "only what has begun ends");
-        let oldest = match line {
-            ReadLine::Ordered if mutated(Mutant::ScansForgotten) => self.open[line as usize].front().copied(),
-            ReadLine::Ordered | ReadLine::Scans => self.oldest(),
-        };
+        match line {
+            ReadLine::Ordered if mutated(Mutant::ScansForgotten) => self.forget(self.oldest_of(line)),
+            ReadLine::Ordered | ReadLine::Scans => self.forget(self.oldest()),
+        }
+    }
+
+    /// Forgets what has changed since no read under way but this one, or a later one, began.
+    fn forget(&mut self, oldest: Option<u64>) {
         while let Some((read, seq)) = self.order.front().copied() {
             if oldest.is_some_and(|oldest| oldest <= read) {
                 break;
@@ -92,14 +100,41 @@ impl Reads {
         }
     }
 
-    /// Number of the oldest one under way.
+    /// Number of the oldest one under way that is worth something.
     fn oldest(&self) -> Option<u64> {
-        let oldest = self.open.iter().filter_map(|line| line.front()).min();
-        oldest.copied()
+        let oldest = [ReadLine::Ordered, ReadLine::Scans].map(|line| self.oldest_of(line));
+        oldest.into_iter().flatten().min()
     }
 
-    /// Forgets what no answer can be out of date by.
-    pub(super) fn tidy(&mut self, watch: &Watch) {
+    fn oldest_of(&self, line: ReadLine) -> Option<u64> {
+        let mut open = self.open[line as usize].iter().copied();
+        match line {
+            ReadLine::Ordered => open.next(),
+            ReadLine::Scans => open.find(|read| *read > self.given_up),
+        }
+    }
+
+    /// Changes that are remembered.
+    #[cfg(test)]
+    pub(super) fn noted(&self) -> usize {
+        self.order.len().max(self.changed.len()).max(self.closed.len())
+    }
+
+    /// Whether what the oldest scan has brought is worth nothing: it has to be read once more.
+    pub(super) fn is_given_up(&self) -> bool {
+        let oldest = self.open[ReadLine::Scans as usize].front();
+        oldest.is_some_and(|read| *read <= self.given_up) && !mutated(Mutant::GivenUpIsBelieved)
+    }
+
+    /// Forgets what no answer can be out of date by. Scans under way are given up where more than `most`
+    /// changes are remembered for reads: one may take as long as a disk that stands still, while all others
+    /// go on. Reads of queues need no such bound, since commits wait for them.
+    pub(super) fn tidy(&mut self, watch: &Watch, most: usize) {
+        if self.order.len().max(self.closed.len()) > most {
+            let last = self.open[ReadLine::Scans as usize].back();
+            self.given_up = last.map_or(self.given_up, |last| *last);
+            self.forget(self.oldest());
+        }
         let first = self.oldest();
         let over = |(read, question, _): &(u64, u64, ClosingRow)| {
             first.is_none_or(|first| first > *read) && watch.oldest().is_none_or(|oldest| oldest > *question)
@@ -320,6 +355,31 @@ mod tests {
         assert!(reads.changed.is_empty() && reads.order.is_empty());
     }
 
+    #[test]
+    fn a_scan_during_which_too_much_changes_is_given_up_and_no_other_read() {
+        let (mut reads, watch) = (Reads::new(), Watch::new());
+        let kept = |reads: &Reads| reads.order.len();
+        reads.begin(ReadLine::Scans);
+        (0..2).for_each(|seq| reads.note_gone(seq));
+        reads.tidy(&watch, 2);
+        assert!(!reads.is_given_up() && kept(&reads) == 2);
+        reads.begin(ReadLine::Ordered);
+        reads.note_gone(2);
+        reads.tidy(&watch, 2);
+        assert!(reads.is_given_up());
+        assert!(reads.changed.len() == 1 && kept(&reads) == 1, "the read of a queue began behind the others");
+        assert!(!reads.is_current(ReadLine::Ordered, 2));
+        // The next one is put behind all that.
+        reads.begin(ReadLine::Scans);
+        reads.end(ReadLine::Scans);
+        assert!(!reads.is_given_up());
+        reads.note_gone(3);
+        reads.end(ReadLine::Ordered);
+        assert_eq!([2, 3].map(|seq| present_key(&reads, Key::own(5, seq)).is_some()), [true, false]);
+        reads.end(ReadLine::Scans);
+        assert!(reads.changed.is_empty() && kept(&reads) == 0);
+    }
+
     /// Members of a window that closed, and of one that opened behind it with the same planned end.
     #[test]
     fn a_row_that_was_read_before_its_window_closed_is_due_when_it_did() {
@@ -347,7 +407,7 @@ mod tests {
         assert_eq!(renewed(false, 11, 15), (80, ClosedBy::Flush));
         assert_eq!(renewed(false, 16, 25), (100, ClosedBy::Time));
         reads.end(ReadLine::Ordered);
-        reads.tidy(&Watch::new());
+        reads.tidy(&Watch::new(), 1);
         assert!(reads.closed.is_empty());
     }
 

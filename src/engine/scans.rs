@@ -252,6 +252,10 @@ impl Scans {
         if scan.left {
             return;
         }
+        if core.stock.shared.reads.is_given_up() {
+            loads.extend(scan.step(number, core));
+            return;
+        }
         scan.leg_rows += rows.len();
         let mut skip = mutated(Mutant::ListSkips);
         for mut stored in rows {

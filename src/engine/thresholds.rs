@@ -58,6 +58,9 @@ pub struct Thresholds {
     pub step_looked_at: usize,
     /// Bytes of a page of a list behind which it ends, about.
     pub page: u64,
+    /// Rows that have changed while such a step is under way, beyond which it is given up and put again:
+    /// some 100 bytes each.
+    pub noted: usize,
 
     // ---- at one time --------------------------------------------------------------------------------------
     /// Arrivals in a line that have been asked for ahead of their turn.
@@ -115,6 +118,7 @@ impl Default for Thresholds {
             step: 1_000,
             step_looked_at: 4_000,
             page: 1 << 20,
+            noted: 200_000,
             asked_ahead: 8_192,
             scans: 64,
             enough: 2_048,

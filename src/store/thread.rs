@@ -31,10 +31,6 @@ use std::time::Duration;
 const RECLAIM_PAUSE: u64 = 60_000;
 /// Age at which the known [`Usage`] is taken anew, ms.
 const USAGE_AGE: u64 = 1_000;
-/// Places of the threads in [`ThreadState::idle_since`].
-const STORE: usize = 0;
-const READER: usize = 1;
-const LOOKER: usize = 2;
 
 /// Starts the threads. Events go to `on_event`.
 ///
@@ -49,9 +45,9 @@ pub fn spawn(
     let reader = store.reader();
     let state = ThreadState {
         has_reader: reader.is_some(),
-        reader_alive: reader.is_some(),
-        looker_alive: true,
-        store_alive: true,
+        reader: Worker { alive: reader.is_some(), ..Worker::default() },
+        looker: Worker { alive: true, ..Worker::default() },
+        store: Worker { alive: true, ..Worker::default() },
         usage: store.usage().ok(),
         usage_at: clock::now().mono,
         ..ThreadState::default()
@@ -82,8 +78,8 @@ pub fn spawn(
             Err(error) => {
                 // The others have nothing to serve.
                 let mut state = shared.lock();
-                (state.closing, state.store_alive) = (true, false);
-                (state.reader_alive, state.looker_alive) = (false, false);
+                state.closing = true;
+                (state.store.alive, state.reader.alive, state.looker.alive) = (false, false, false);
                 shared.notify();
                 return Err(error);
             }
@@ -141,7 +137,7 @@ impl StoreHandle {
             }
         };
         if state.open() {
-            state.reads.push_back(Queued { since: clock::now().mono, bytes: 0, job: wanted });
+            state.reader.waiting.push_back(Queued { since: clock::now().mono, bytes: 0, job: wanted });
             self.shared.reads.notify_one();
         }
     }
@@ -153,17 +149,17 @@ impl StoreHandle {
         if !state.open() {
             return;
         }
-        let first = state.jobs.since();
-        let all = state.jobs.bytes().saturating_add(bytes);
+        let first = state.store.waiting.since();
+        let all = state.store.waiting.bytes().saturating_add(bytes);
         let limit = self.shared.limits.queued;
-        let over = all > limit && state.jobs.bytes_beside_the_largest(bytes) > limit;
+        let over = all > limit && state.store.waiting.bytes_beside_the_largest(bytes) > limit;
         if let Some(first) = first.filter(|_| over) {
             drop(state);
             let stalled = StoreFailure::Stalled { bytes: all, waited_ms: now.saturating_sub(first) };
             return self.shared.fail(stalled);
         }
-        state.jobs.push(Queued { since: now, bytes, job });
-        if !state.lingers || state.jobs.is_pressing() {
+        state.store.waiting.push(Queued { since: now, bytes, job });
+        if !state.lingers || state.store.waiting.is_pressing() {
             self.shared.work.notify_one();
         }
     }
@@ -172,19 +168,19 @@ impl StoreHandle {
     pub fn stats(&self) -> StoreStats {
         let mut state = self.shared.lock();
         let now = clock::now().mono;
-        if now.saturating_sub(state.usage_at) >= USAGE_AGE && state.store_alive {
+        if now.saturating_sub(state.usage_at) >= USAGE_AGE && state.store.alive {
             state.usage_wanted = true;
             self.shared.work.notify_one();
         }
         let age = |oldest: Option<u64>| oldest.map(|since| now.saturating_sub(since));
-        let idle_since = state.idle_since;
+        let ThreadState { store, reader, looker, .. } = &*state;
         let still = [
-            still(state.serving, state.jobs.since(), idle_since[STORE]),
-            still(state.reading, state.reads.front().map(|q| q.since), idle_since[READER]),
-            still(state.looking, state.looks.front().map(|q| q.since), idle_since[LOOKER]),
+            store.still(store.waiting.since()),
+            reader.still(reader.waiting.front().map(|queued| queued.since)),
+            looker.still(looker.waiting.front().map(|queued| queued.since)),
         ];
         StoreStats {
-            queued: state.jobs.len() + state.reads.len() + state.looks.len(),
+            queued: store.waiting.len() + reader.waiting.len() + looker.waiting.len(),
             still_ms: age(still.into_iter().flatten().min()),
             usage: state.usage,
             failed: state.failed,
@@ -238,11 +234,6 @@ impl StoreHandle {
     }
 }
 
-/// Since when a thread comes no further: since its call began, or since it could have taken up what waits.
-fn still(call: Option<Call>, waits: Option<u64>, idle_since: u64) -> Option<u64> {
-    call.map(|call| call.begun_at).or_else(|| waits.map(|since| since.max(idle_since)))
-}
-
 type ContentsWanted = Vec<(u64, Place)>;
 
 /// A call of the storage engine that has not come back.
@@ -255,27 +246,40 @@ struct Call {
     begun_at: u64,
 }
 
+/// A thread that makes calls, and what waits for it.
+#[derive(Default)]
+struct Worker<W> {
+    waiting: W,
+    /// What it works on.
+    call: Option<Call>,
+    /// When it was last done with a call, monotonic ms.
+    idle_since: u64,
+    /// It has not ended.
+    alive: bool,
+}
+
+impl<W> Worker<W> {
+    /// It is done with its call.
+    fn rests(&mut self) {
+        (self.call, self.idle_since) = (None, clock::now().mono);
+    }
+
+    /// Since when it comes no further: since its call began, or since it could have taken up what waits.
+    fn still(&self, waits: Option<u64>) -> Option<u64> {
+        self.call.map(|call| call.begun_at).or_else(|| waits.map(|since| since.max(self.idle_since)))
+    }
+}
+
 #[derive(Default)]
 struct ThreadState {
-    jobs: Jobs,
-    reads: VecDeque<Queued<ContentsWanted>>,
-    looks: VecDeque<Queued<LookJob>>,
+    store: Worker<Jobs>,
+    reader: Worker<VecDeque<Queued<ContentsWanted>>>,
+    looker: Worker<VecDeque<Queued<LookJob>>>,
     /// The store's thread waits for company of the jobs that it knows.
     lingers: bool,
-    /// What the store works on.
-    serving: Option<Call>,
-    /// What the reader works on.
-    reading: Option<Call>,
-    /// What the looker works on.
-    looking: Option<Call>,
     /// Number of calls so far.
     calls: u64,
-    /// When each thread was last done with a call, monotonic ms.
-    idle_since: [u64; 3],
     has_reader: bool,
-    store_alive: bool,
-    reader_alive: bool,
-    looker_alive: bool,
     closing: bool,
     failed: bool,
     close_error: Option<CloseError>,
@@ -300,7 +304,7 @@ impl ThreadState {
 
     /// A thread that makes calls has not ended.
     fn any_alive(&self) -> bool {
-        self.store_alive || self.reader_alive || self.looker_alive
+        self.store.alive || self.reader.alive || self.looker.alive
     }
 
     fn call(&mut self, what: &'static str) -> Option<Call> {
@@ -360,9 +364,9 @@ impl ThreadShared {
     fn fail(&self, error: StoreFailure) {
         let mut state = self.lock();
         let first = !std::mem::replace(&mut state.failed, true);
-        state.jobs.clear();
-        state.reads.clear();
-        state.looks.clear();
+        state.store.waiting.clear();
+        state.reader.waiting.clear();
+        state.looker.waiting.clear();
         drop(state);
         self.notify();
         if first {
@@ -374,16 +378,15 @@ impl ThreadShared {
     /// that load.
     fn next(&self, (max_ops, max_bytes): (usize, u64)) -> ThreadTurn {
         let mut state = self.lock();
-        state.serving = None;
-        state.idle_since[STORE] = clock::now().mono;
+        state.store.rests();
         loop {
             if state.failed {
                 return ThreadTurn::End;
             }
-            if let Some(since) = state.jobs.since() {
+            if let Some(since) = state.store.waiting.since() {
                 let age = Duration::from_millis(clock::now().mono.saturating_sub(since));
                 let left = self.limits.linger.saturating_sub(age);
-                if left.is_zero() || state.jobs.is_pressing() || state.closing {
+                if left.is_zero() || state.store.waiting.is_pressing() || state.closing {
                     break;
                 }
                 state.lingers = true;
@@ -392,47 +395,47 @@ impl ThreadShared {
                 continue;
             }
             if std::mem::take(&mut state.usage_wanted) {
-                state.serving = state.call("measurement of the room taken");
+                state.store.call = state.call("measurement of the room taken");
                 return ThreadTurn::Measure;
             }
             if std::mem::take(&mut state.reclaim_wanted) && !state.closing {
-                state.serving = state.call("compaction");
+                state.store.call = state.call("compaction");
                 return ThreadTurn::Reclaim;
             }
             if std::mem::take(&mut state.reclaimed) && !state.closing {
-                state.serving = state.call("compaction");
+                state.store.call = state.call("compaction");
                 return ThreadTurn::EndReclaim;
             }
             // The reader may still hand work back.
-            if state.closing && !state.reader_alive {
+            if state.closing && !state.reader.alive {
                 return ThreadTurn::End;
             }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let (mut groups, mut finds, mut ops, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
-        while let Some(queued) = state.jobs.pop() {
+        while let Some(queued) = state.store.waiting.pop() {
             match queued.job {
                 Job::Commit(commit) => {
                     ops += commit.ops.len();
                     bytes += queued.bytes;
                     if !groups.is_empty() && (ops > max_ops || bytes > max_bytes) {
-                        state.jobs.put_back(Queued { job: Job::Commit(commit), ..queued });
+                        state.store.waiting.put_back(Queued { job: Job::Commit(commit), ..queued });
                         break;
                     }
                     groups.push(commit);
                 }
                 Job::Load(load @ Load::Find(_)) if !groups.is_empty() => finds.push(load),
                 Job::Load(load) if !groups.is_empty() => {
-                    state.jobs.put_back(Queued { job: Job::Load(load), ..queued });
+                    state.store.waiting.put_back(Queued { job: Job::Load(load), ..queued });
                     break;
                 }
                 Job::Load(load) => {
-                    state.serving = state.call("read");
+                    state.store.call = state.call("read");
                     return ThreadTurn::Load(load);
                 }
             }
         }
-        state.serving = state.call("commit");
+        state.store.call = state.call("commit");
         ThreadTurn::Commit(groups, finds)
     }
 
@@ -464,7 +467,7 @@ impl Drop for Alive<'_> {
 
 /// The store's thread.
 fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
-    let _alive = Alive { shared, flag: |s| &mut s.store_alive };
+    let _alive = Alive { shared, flag: |s| &mut s.store.alive };
     let limit = store.group_limit();
     loop {
         let result = match shared.next(limit) {
@@ -504,7 +507,7 @@ fn commit(
     }
     for find in finds {
         let mut state = shared.lock();
-        state.serving = state.call("read");
+        state.store.call = state.call("read");
         drop(state);
         load(store, find, shared)?;
     }
@@ -522,7 +525,7 @@ fn hand_over(store: &dyn Store, load: &Load, shared: &ThreadShared) -> bool {
     let mut state = shared.lock();
     // While the store closes the looker may have gone.
     if state.open() {
-        state.looks.push_back(Queued { since: clock::now().mono, bytes: JOB_COST, job });
+        state.looker.waiting.push_back(Queued { since: clock::now().mono, bytes: JOB_COST, job });
         shared.looks.notify_one();
         return true;
     }

@@ -16,11 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{timeout, Instant};
 
-/// For all of a call but what is under way at its end; the admin port waits for longer.
-const CALL_WITHIN: Duration = Duration::from_secs(12);
 /// Time to give back letters, for each, and at the most: they go back with the connection in any case.
 const GIVE_BACK_WITHIN: Duration = Duration::from_micros(200);
-const GIVE_ALL_BACK_WITHIN: Duration = Duration::from_secs(8);
+const GIVE_ALL_BACK_WITHIN: Duration = Duration::from_secs(6);
 /// Letters of a quorum queue that come back in the order in which they were taken, if all are given back at
 /// once: RabbitMQ keeps more of them in a map without one.
 const KEEPS_ORDER: usize = 32;
@@ -33,8 +31,8 @@ pub(super) struct Walk {
     most_returns: Option<u64>,
     depth: usize,
     looked_at: usize,
-    /// Where, and when, the present call ends.
-    call_ends: (usize, Instant),
+    /// Where the present call ends; when it began, and when it ends.
+    call_ends: (usize, Instant, Instant),
     /// Another call may go on.
     goes_on: bool,
     /// Set when whoever asked for what only looks has gone.
@@ -52,7 +50,7 @@ impl Walk {
             most_returns,
             depth: 0,
             looked_at: 0,
-            call_ends: (0, Instant::now()),
+            call_ends: (0, Instant::now(), Instant::now()),
             goes_on: false,
             gone: Arc::default(),
             at_end: false,
@@ -70,24 +68,24 @@ impl Walk {
         (report.depth, report.looked_at) = (self.depth, self.looked_at);
     }
 
-    /// A call begins: its bounds are counted from now on. `goes_on`: another may follow. It ends when `gone`
-    /// is set.
-    pub(super) fn begin_call(&mut self, goes_on: bool, gone: Arc<AtomicBool>) {
+    /// A call begins, which looks at no more letters from `until` on, but for one at least. `goes_on`:
+    /// another may follow. It ends when `gone` is set.
+    pub(super) fn begin_call(&mut self, until: Instant, goes_on: bool, gone: Arc<AtomicBool>) {
         (self.goes_on, self.gone) = (goes_on, gone);
-        self.call_ends = (self.looked_at + MOST_LOOKED_AT, Instant::now() + CALL_WITHIN);
+        self.call_ends = (self.looked_at + MOST_LOOKED_AT, Instant::now(), until);
     }
 
     /// The next one; `None`: that was the last one, or enough for this call.
     async fn next(&mut self) -> Result<Option<Delivery>, Fault> {
         let first = self.looked_at == 0;
-        let (most, until) = self.call_ends;
+        let (most, begun, until) = self.call_ends;
         if !first && !self.more() || self.looked_at >= most {
             return Ok(None);
         }
         if self.gone.load(Ordering::Relaxed) {
             return Err(Fault::lost("whoever asked has gone"));
         }
-        let late = Instant::now() >= until;
+        let late = !first && Instant::now() >= until;
         if late && self.goes_on {
             return Ok(None);
         }
@@ -96,13 +94,13 @@ impl Walk {
             return Err(Fault::lost(format!(
                 "the broker is slow: {} letters were looked at in {} s",
                 self.looked_at + MOST_LOOKED_AT - most,
-                CALL_WITHIN.as_secs()
+                (until - begun).as_secs()
             )));
         }
         let taking = self.channel.basic_get(self.queue.clone(), BasicGetOptions::default());
         // What the walk before has given back comes first: in a classic queue of RabbitMQ 3 that takes
         // seconds for some thousand letters, and four times as long for twice as many.
-        let within = if first { CALL_WITHIN } else { STEP_WITHIN };
+        let within = if first { STEP_WITHIN.max(until - Instant::now()) } else { STEP_WITHIN };
         let taken = match timeout(within, taking).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(error)) => return Err(self.explained(Fault::from(error))),

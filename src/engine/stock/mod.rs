@@ -249,6 +249,12 @@ impl Stock {
         Some(self.at(queue).restore(stored, now))
     }
 
+    /// Forgets what no answer can be out of date by.
+    pub(super) fn tidy_reads(&mut self) {
+        let most = self.thresholds().noted;
+        self.shared.reads.tidy(&self.shared.watch, most);
+    }
+
     /// Items due last, all after this moment, leave memory.
     pub(super) fn evict_furthest(&mut self, count: usize, after: u64, now: Now) -> usize {
         if !self.shared.journal.is_durable() {

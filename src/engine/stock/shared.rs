@@ -92,11 +92,6 @@ impl SharedStock {
         self.work
     }
 
-    /// Forgets what no answer can be out of date by.
-    pub(in crate::engine) fn tidy_reads(&mut self) {
-        self.reads.tidy(&self.watch);
-    }
-
     /// Tells of queues of which items in the store alone got another place since the last call, and from
     /// which place on.
     pub(in crate::engine) fn tell_retold(&mut self, mut tell: impl FnMut(&str, Key)) {

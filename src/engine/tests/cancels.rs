@@ -414,6 +414,32 @@ fn what_nobody_waits_for_ends_and_what_changes_something_goes_on() {
     assert_eq!(w.answer_to(3), Some(Answer::Cancelled { count: 6, in_flight: 0 }));
 }
 
+/// The step of a scan takes long, and more changes meanwhile than is remembered for it.
+#[test]
+fn what_changed_during_a_long_step_is_not_remembered_without_bound_and_the_step_is_put_again() {
+    let thresholds = Thresholds { noted: 8, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..settings() });
+    w.beside = true;
+    let far = |n: u64| at(T0 + 900_000, item("a", "ann", &n.to_string()));
+    w.send((0..40).map(|n| with_id(&n.to_string(), Keep, far(n))).collect());
+    w.drain_jobs();
+    let list = Command::List(Filter { application: Some("a".into()), limit: 100, ..Filter::default() });
+    let asked = [Command::Count(of("ann")), list];
+    w.input(Input::Commands((1..).map(Asker::Local).zip(asked).collect()));
+    while w.do_job() {}
+    assert_eq!(w.late.len(), 2, "both are read and not handed back");
+    for n in 0..30 {
+        w.input(Input::Commands(vec![(Asker::Local(3 + n), Command::Cancel(target("a", &n.to_string())))]));
+        while w.do_job() {}
+        assert!(w.engine.noted_for_reads() <= 8 + 1, "{}", w.engine.noted_for_reads());
+    }
+    w.drain_jobs();
+    assert!(matches!(w.answer_to(1), Some(Answer::Counted { waiting: 10, .. })), "{:?}", w.answer_to(1));
+    let Some(Answer::Listed { items, next: None }) = w.answer_to(2) else { panic!("{:?}", w.answer_to(2)) };
+    assert_eq!(items.len(), 10);
+    assert_eq!(w.engine.noted_for_reads(), 0);
+}
+
 /// Of a former life, without rows under their customer: a cancel that goes along the queue has passed the moment at which
 /// their window closes. They are not loaded, because their application is paused.
 #[test]

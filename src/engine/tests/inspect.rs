@@ -33,6 +33,11 @@ impl Engine {
         leaving.map(|live| live.line().items() as usize).sum()
     }
 
+    /// Changes that are remembered because of reads under way.
+    pub(in crate::engine) fn noted_for_reads(&self) -> usize {
+        self.core.stock.shared.reads.noted()
+    }
+
     /// The item with this number is in memory.
     pub(in crate::engine) fn holds(&self, seq: u64) -> bool {
         self.core.stock.items().by_seq(seq).is_some()

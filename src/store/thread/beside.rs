@@ -1,37 +1,47 @@
 //! The threads beside the store's own: what reads contents, what looks over many rows, and what watches that
 //! calls come back.
 
-use super::{Alive, ThreadShared, ThreadState, LOOKER, READER};
+use super::{Alive, ThreadShared, ThreadState, Worker};
 use crate::clock;
 use crate::engine::event::{Load, Loaded};
 use crate::store::jobs::{Job, Queued, JOB_COST};
 use crate::store::report::StoreEvent;
 use crate::store::{Reader, StoreFailure};
-use std::sync::PoisonError;
+use std::collections::VecDeque;
+use std::sync::{Condvar, PoisonError};
 
 /// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process
 /// that was frozen, or a machine that slept, is given its time.
 const LOOKS: u32 = 12;
 
+/// What one of these threads takes up next; `None`: there is nothing, and there will be nothing.
+fn next<T>(
+    shared: &ThreadShared,
+    of: fn(&mut ThreadState) -> &mut Worker<VecDeque<Queued<T>>>,
+    awake: &Condvar,
+    what: &'static str,
+) -> Option<Queued<T>> {
+    let mut state = shared.lock();
+    of(&mut state).rests();
+    let idle = |s: &mut ThreadState| s.open() && of(s).waiting.is_empty();
+    state = awake.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+    let next = of(&mut state).waiting.pop_front()?;
+    of(&mut state).call = state.call(what);
+    Some(next)
+}
+
 /// The reader's thread.
 pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
-    let _alive = Alive { shared, flag: |s| &mut s.reader_alive };
-    loop {
-        let idle = |s: &mut ThreadState| s.reads.is_empty() && s.open();
-        let mut state = shared.lock();
-        state.reading = None;
-        state.idle_since[READER] = clock::now().mono;
-        state = shared.reads.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-        let Some(Queued { since, job: wanted, .. }) = state.reads.pop_front() else { return };
-        state.reading = state.call("read of contents");
-        drop(state);
+    let _alive = Alive { shared, flag: |s| &mut s.reader.alive };
+    let next = || next(shared, |s| &mut s.reader, &shared.reads, "read of contents");
+    while let Some(Queued { since, job: wanted, .. }) = next() {
         match reader.contents(&wanted) {
             Ok(Some(found)) => shared.report(StoreEvent::Loaded(Loaded::Contents(found))),
             Ok(None) => {
                 let mut state = shared.lock();
                 if !state.failed {
                     let job = Job::Load(Load::Contents(wanted));
-                    state.jobs.push(Queued { since, bytes: JOB_COST, job });
+                    state.store.waiting.push(Queued { since, bytes: JOB_COST, job });
                     shared.work.notify_one();
                 }
             }
@@ -43,16 +53,8 @@ pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
 /// The looker's thread: steps over many rows, of which each sees what there was when its turn came in the
 /// store's line. Commits and deliveries wait for none of them.
 pub(super) fn look(shared: &ThreadShared) {
-    let _alive = Alive { shared, flag: |s| &mut s.looker_alive };
-    loop {
-        let idle = |s: &mut ThreadState| s.looks.is_empty() && s.open();
-        let mut state = shared.lock();
-        state.looking = None;
-        state.idle_since[LOOKER] = clock::now().mono;
-        state = shared.looks.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-        let Some(Queued { job, .. }) = state.looks.pop_front() else { return };
-        state.looking = state.call("look over rows");
-        drop(state);
+    let _alive = Alive { shared, flag: |s| &mut s.looker.alive };
+    while let Some(Queued { job, .. }) = next(shared, |s| &mut s.looker, &shared.looks, "look over rows") {
         match job() {
             Ok(loaded) => shared.report(StoreEvent::Loaded(loaded)),
             Err(error) => shared.fail(error.into()),
@@ -72,7 +74,7 @@ pub(super) fn watch(shared: &ThreadShared) {
         if !timeout.timed_out() {
             return;
         }
-        let calls = [state.serving, state.reading, state.looking];
+        let calls = [state.store.call, state.reader.call, state.looker.call];
         drop(state);
         for (call, (number, looks)) in calls.into_iter().zip(&mut seen) {
             let Some(call) = call else { continue };

@@ -42,7 +42,7 @@ const FOUND_BY: &str = "\
     ScheduledOvertaken 1500003866, RestoredUncounted 5500003309, \
     LeavingMakesRoom 10500001853, ProbesBehindLater 4331, WindowInParts 2, AttemptsIgnored 17, \
     BytesIgnored 7, OrderForgotten 5, StaleSplitsMessage 13, PausedToldParked 11, \
-    ExpirySilencesQuiet 15, CurrentForNobody 15, LeavesWithAll 13";
+    ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13";
 
 thread_local! {
     /// Failures are expected here.

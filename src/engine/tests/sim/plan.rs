@@ -130,6 +130,7 @@ fn narrow(n: usize) -> Thresholds {
         step: small(2),
         step_looked_at: small(5),
         page: 400 * small(3) as u64,
+        noted: small(4),
         asked_ahead: small(1),
         scans: 2 + small(4),
         enough: small(6) as u64,
