@@ -76,7 +76,7 @@ lint: fetch ## formatting and lints
 .PHONY: setup
 setup:
 	@$(call install,strace faketime promtool=prometheus amqp-publish=amqp-tools curl \
-		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu))
+		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu) $(call python,celery))
 	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
 		|| timeout 90 npm install --silent --no-save --prefix target/node amqplib@2 >/dev/null \
 		|| echo "no amqplib to be had: the examples for node say that they are skipped"

@@ -95,7 +95,7 @@ fn nothing_at_all_is_the_defaults() {
     assert_eq!(none.warnings, []);
     assert_eq!(whole(&none.config), whole(&Config::default()));
     let empty = "[amqp]\n[ingest]\n[egress]\n[dead]\n[store]\n[limits]\n[admin]\n[timeouts]\n[defaults]\n\
-                 retry = {}\n[applications]\n";
+                 retry = {}\nredeliver = {}\n[applications]\n";
     assert_eq!(whole(&good(empty)), whole(&Config::default()));
     let c = none.config;
     assert_eq!((c.ingest.prefetch, c.egress.max_in_flight, c.limits.customers), (10_000, 1_000, 100_000));
@@ -120,13 +120,16 @@ fn the_example_is_the_defaults_and_names_every_key() {
         if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
             section = name.to_owned();
         } else if let Some((key, value)) = line.split_once(" = ").filter(|(k, _)| !k.contains(' ')) {
-            let inner = if key == "retry" { value.trim_matches(['{', '}', ' ']) } else { "" };
-            match inner {
-                "" => found.insert(format!("{section}.{key}")),
-                _ => inner
-                    .split(", ")
-                    .all(|i| found.insert(format!("{section}.retry.{}", &i[..i.find(' ').unwrap()]))),
-            };
+            match value.strip_prefix('{') {
+                None => {
+                    found.insert(format!("{section}.{key}"));
+                }
+                Some(inner) => {
+                    let inner = inner.split(" = ").filter_map(|part| part.split_whitespace().next_back());
+                    let names = inner.filter(|name| name.chars().all(|c| c.is_ascii_lowercase()));
+                    found.extend(names.map(|name| format!("{section}.{key}.{name}")));
+                }
+            }
         }
     }
     let found: Vec<String> = found.into_iter().filter(|k| !k.starts_with("applications.")).collect();

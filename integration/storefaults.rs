@@ -41,6 +41,7 @@ fn put_bytes(number: u64, len: u64) -> Op {
         weight: 100,
         closed_by: ClosedBy::Time,
         attempts: 0,
+        retry: 0,
         last_error: None,
         outcome_unknown: false,
         dead: None,

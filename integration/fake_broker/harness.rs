@@ -191,6 +191,7 @@ pub fn batch(number: u64) -> Batch {
             due: 1_000,
             received: 1_000,
             attempts: 0,
+            retry: 0,
             content: items[0].content.clone(),
         }],
     }

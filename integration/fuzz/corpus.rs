@@ -83,6 +83,14 @@ fn messages() {
     message("command", &command.with_reply_to("answers".into()).with_correlation_id("c".into()), b"");
     let envelope = BasicProperties::default().with_content_type("application/vnd.tidegate+json".into());
     message("envelope", &envelope, br#"[{"payload":1},{"payload":"x","customer":"c"}]"#);
+    let id = "00ff10a0b0c0d0e0f0112233445566aa";
+    let mut headers = FieldTable::default();
+    headers.insert("x-batch".into(), AMQPValue::LongString(id.into()));
+    headers.insert("x-retry".into(), AMQPValue::LongLongInt(2));
+    headers.insert("x-death".into(), AMQPValue::FieldArray(Default::default()));
+    let back = BasicProperties::default().with_message_id(id.into()).with_headers(headers);
+    message("batch", &back.clone().with_type("tidegate.batch".into()), br#"{"items":[]}"#);
+    message("again", &back.with_message_id("m".into()), b"x");
 }
 
 fn message(name: &str, properties: &BasicProperties, body: &[u8]) {
@@ -150,6 +158,7 @@ fn stored() {
         attempts: 0,
         last_error: None,
         outcome_unknown: false,
+        retry: 0,
         dead: None,
         json: true,
         properties: &[0, 0],
@@ -172,6 +181,8 @@ fn stored() {
     };
     write("record", "full", unsealed(&record::encode(&row, &full)));
     write("record", "whole", &record::encode(&row, &full));
+    let sent_back = record::View { retry: u32::MAX, ..full.clone() };
+    write("record", "sent-back", unsealed(&record::encode(&row, &sent_back)));
     let letters = rows::item_key("", key).unwrap();
     let dead = record::View { dead: Some((Reason::Attempts, "too often")), ..full };
     write("record", "dead", unsealed(&record::encode(&letters, &dead)));

@@ -181,6 +181,8 @@ impl DaemonFigures {
         to.counters("duplicates", "Requests whose id was known.", duplicates)?;
         let help = "Of those dropped: sent back for another try, and none by the rules.";
         to.counter("tries_dropped", help, totals.tries_dropped)?;
+        let help = "Items that consumers have sent back, and that are delivered again.";
+        to.counter("tries_taken", help, totals.tries_taken)?;
         let lateness = "Per item: moment of publish minus due.";
         to.histogram("publish_lateness", lateness, Some(Unit::Seconds), &traffic.lateness)?;
         let confirm = "Per batch: publish to confirm.";

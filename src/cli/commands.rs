@@ -197,8 +197,19 @@ fn items(count: u64) -> String {
 
 /// What is known of an item, a line each.
 fn facts(item: &Value) -> Vec<Vec<String>> {
-    const KEYS: [&str; 10] =
-        ["state", "application", "id", "customer", "due", "attempts", "last_error", "batch", "at", "reason"];
+    const KEYS: [&str; 11] = [
+        "state",
+        "application",
+        "id",
+        "customer",
+        "due",
+        "retry",
+        "attempts",
+        "last_error",
+        "batch",
+        "at",
+        "reason",
+    ];
     let known = KEYS.iter().filter(|key| !item[**key].is_null());
     known.map(|key| vec![key.replace('_', " "), cell(key, &item[*key])]).collect()
 }

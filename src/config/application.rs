@@ -1,11 +1,12 @@
 //! What an application may set: the keys of `[defaults]` and of `[applications.NAME]`.
 
 use super::copies::copies;
-use super::reading::{DelayFrom, Reading};
+use super::reading::{DelayFrom, Reading, Redeliver};
 use super::section::Section;
 use super::terms::BROKER_MAX;
-use super::units::{Flag, Size, Span, Whole, Words};
+use super::units::{Flag, Size, Span, Text, Whole, Words};
 use crate::engine::types::{AppSettings, Format, OnFull, Retry};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// RabbitMQ 4 refuses larger messages unless configured otherwise (`max_message_size`).
@@ -45,6 +46,8 @@ pub(super) fn application(
     let traces = s.get("trace_context", base_reading.traces, Flag);
     let dedupe_tail = s.get_ms("dedupe_tail", base.dedupe_tail, Span::from_ms(0));
     let (retry, retry_sound) = retry(s.section("retry"), base.retry, base_sound);
+    let longest = hold_max.map_or(u64::MAX, |h| h.as_millis() as u64);
+    let redeliver = redeliver(s.section("redeliver"), &base_reading.redeliver, max_bytes, longest);
     let on_full = s.get("on_full", base.on_full, Words(policies));
     let max_waiting = s.get("max_waiting", base.max_waiting, Whole(0..=1_000_000_000_000));
 
@@ -58,7 +61,6 @@ pub(super) fn application(
     if s.is_set("max_bytes") && max_bytes > BROKER_USUAL {
         s.warn("max_bytes", "is above 16MiB, which RabbitMQ 4 refuses unless its max_message_size is raised");
     }
-    let longest = hold_max.map_or(u64::MAX, |h| h.as_millis() as u64);
     if window > longest && (s.is_set("window") || base_sound.is_none()) {
         s.warn("window", "is longer than store.hold_max, beyond which the memory store holds nothing");
     }
@@ -77,7 +79,7 @@ pub(super) fn application(
         on_full,
         max_waiting,
     };
-    ((settings, Reading { copies, delay_from, traces }), sound)
+    ((settings, Reading { copies, delay_from, traces, redeliver }), sound)
 }
 
 fn retry(mut s: Section<'_, '_>, base: Retry, base_sound: Option<bool>) -> (Retry, bool) {
@@ -95,6 +97,29 @@ fn retry(mut s: Section<'_, '_>, base: Retry, base_sound: Option<bool>) -> (Retr
     let sound = !s.failed(&["min", "max"]);
     s.end();
     (retry, sound)
+}
+
+fn redeliver(mut s: Section<'_, '_>, base: &Redeliver, largest: u64, longest: u64) -> Arc<Redeliver> {
+    let mut found = Redeliver {
+        min: s.get_ms("min", base.min, Span::from_ms(0)),
+        max: s.get_ms("max", base.max, Span::from_ms(1)),
+        attempts: s.get("attempts", base.attempts.into(), Whole(0..=u32::MAX.into())) as u32,
+        reasons: base.reasons.clone(),
+        largest,
+    };
+    if let Some(names) = s.list("reasons", || Text) {
+        found.reasons = names.into_iter().map(|(_, name)| name).collect();
+    }
+    let key = if s.is_set("min") { "min" } else { "max" };
+    if found.min > found.max && !s.failed(&["min", "max"]) && s.is_set(key) {
+        let (min, max) = (text(found.min), text(found.max));
+        s.fault(key, format!("redeliver.min ({min}) must not be longer than redeliver.max ({max})"));
+    }
+    if found.min > 0 && found.max > longest && (s.is_set("min") || s.is_set("max")) {
+        s.warn(key, "is longer than store.hold_max, beyond which the memory store holds nothing");
+    }
+    s.end();
+    Arc::new(found)
 }
 
 /// Milliseconds as text.

@@ -30,7 +30,7 @@ mod uri;
 pub use copies::{event_name, is_event_member, CopiedProperty, Copies};
 pub use finding::{Faults, Finding, Location};
 pub use listen::{Listen, UNIX_SCHEME};
-pub use reading::{DelayFrom, Reading, Readings};
+pub use reading::{DelayFrom, Reading, Readings, Redeliver};
 pub use reload::needs_restart;
 pub use schema::schema;
 pub use tls::{Login, OwnCertificate, Tls};

@@ -1,5 +1,5 @@
-//! What decides how the requests of an application are read: what of them is passed on, and from when a delay
-//! counts. Defaults stand here.
+//! What decides how the requests of an application are read: what of them is passed on, from when a delay
+//! counts, and when what its consumers send back is delivered again. Defaults stand here.
 
 use super::copies::Copies;
 use std::collections::BTreeMap;
@@ -21,6 +21,36 @@ impl DelayFrom {
         &[("received", DelayFrom::Received), ("timestamp", DelayFrom::Timestamp)];
 }
 
+/// When what the consumers of an application send back is delivered again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redeliver {
+    /// Before the first try again, ms; doubled with each. 0: nothing of this holds, and what comes back is a
+    /// request like any other.
+    pub min: u64,
+    /// Longest pause, ms.
+    pub max: u64,
+    /// Most tries again; 0 = for ever.
+    pub attempts: u32,
+    /// Headers in which consumers say why, the first that is there counts.
+    pub reasons: Vec<String>,
+    /// Largest batch, bytes: `max_bytes`.
+    pub largest: u64,
+}
+
+impl Redeliver {
+    /// The pause before the next try, after so many, ms.
+    pub fn pause(&self, tries: u32) -> u64 {
+        self.min.saturating_mul(1 << tries.min(40)).min(self.max)
+    }
+}
+
+impl Default for Redeliver {
+    fn default() -> Self {
+        let reasons = ["x-exception", "x-error"].map(str::to_owned).into();
+        Redeliver { min: 0, max: 3_600_000, attempts: 5, reasons, largest: 1 << 20 }
+    }
+}
+
 /// How the requests of one application are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
@@ -30,11 +60,18 @@ pub struct Reading {
     pub delay_from: DelayFrom,
     /// Their trace contexts go on: into their entries, and into the context of the batch.
     pub traces: bool,
+    /// Of what its consumers send back.
+    pub redeliver: Arc<Redeliver>,
 }
 
 impl Default for Reading {
     fn default() -> Self {
-        Reading { copies: Arc::default(), delay_from: DelayFrom::default(), traces: true }
+        Reading {
+            copies: Arc::default(),
+            delay_from: DelayFrom::default(),
+            traces: true,
+            redeliver: Arc::default(),
+        }
     }
 }
 
@@ -51,5 +88,20 @@ impl Readings {
     /// Those of one application.
     pub fn of(&self, application: &str) -> &Reading {
         self.applications.get(application).unwrap_or(&self.defaults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let redeliver = Redeliver { min: 10_000, max: 50_000, ..Redeliver::default() };
+        assert_eq!(
+            [0, 1, 2, 3, 9].map(|tries| redeliver.pause(tries)),
+            [10_000, 20_000, 40_000, 50_000, 50_000]
+        );
+        assert_eq!(redeliver.pause(u32::MAX), 50_000);
     }
 }

@@ -109,7 +109,8 @@ mod tests {
         new.applications.insert("shop".into(), new.defaults.clone());
         let headers = vec!["traceparent".to_owned()];
         let copies = Arc::new(Copies { headers, ..Copies::default() });
-        let defaults = Reading { copies, delay_from: DelayFrom::Timestamp, traces: false };
+        let defaults =
+            Reading { copies, delay_from: DelayFrom::Timestamp, traces: false, ..Reading::default() };
         new.readings = Arc::new(Readings { defaults, ..Readings::default() });
         new.limits.customers = 1;
         new.limits.max_body = 2;

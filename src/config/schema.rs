@@ -110,7 +110,10 @@ mod tests {
             let key = schema.pointer(&pointer).unwrap_or_else(|| panic!("{path} is not in the schema"));
             assert!(key["type"].is_string() || key["enum"].is_array(), "{path}: {key}");
             let told = key["description"].as_str().is_some_and(|text| text.len() > 20);
-            assert!(told || path.starts_with("defaults.retry."), "{path} has no meaning");
+            assert!(
+                told || ["defaults.retry.", "defaults.redeliver."].iter().any(|of| path.starts_with(of)),
+                "{path} has no meaning"
+            );
         }
     }
 

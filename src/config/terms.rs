@@ -45,9 +45,10 @@ pub(crate) mod batch_header {
     pub(crate) const BATCH: &str = "x-batch";
     pub(crate) const COUNT: &str = "x-count";
     pub(crate) const CLOSED_BY: &str = "x-closed-by";
+    pub(crate) const RETRY: &str = "x-retry";
 
     /// All of them.
-    pub(crate) const ALL: [&str; 5] = [DUE, ATTEMPT, BATCH, COUNT, CLOSED_BY];
+    pub(crate) const ALL: [&str; 6] = [DUE, ATTEMPT, BATCH, COUNT, CLOSED_BY, RETRY];
 }
 
 /// Beginning of the headers that a dead letter is given.

@@ -17,6 +17,8 @@ struct Reported<'a> {
     due: Option<u64>,
     attempts: Option<u32>,
     last_error: Option<&'a str>,
+    /// How often its consumer has sent it back.
+    retry: u32,
 }
 
 /// An answer to a command from within this process.
@@ -113,6 +115,7 @@ fn ended_item(target: &Target, ended: &Ended) -> Value {
         due: Some(ended.due),
         attempts: Some(ended.attempts),
         last_error,
+        retry: 0,
     };
     let more = match &ended.end {
         End::Sent(batch) => json!({ "at": ended.at, "batch": batch.to_string() }),
@@ -124,7 +127,7 @@ fn ended_item(target: &Target, ended: &Ended) -> Value {
 
 /// A look-up: every key of the contract, whatever is known.
 fn item(target: &Target, reported: &Reported<'_>) -> Value {
-    json!({
+    let said = json!({
         "state": reported.state,
         "application": target.application,
         "id": target.id,
@@ -132,12 +135,21 @@ fn item(target: &Target, reported: &Reported<'_>) -> Value {
         "due": reported.due,
         "attempts": reported.attempts,
         "last_error": reported.last_error,
-    })
+    });
+    with_retry(said, reported.retry)
+}
+
+/// What few items have is told of those alone.
+fn with_retry(said: Value, retry: u32) -> Value {
+    if retry == 0 {
+        return said;
+    }
+    with(said, json!({ "retry": retry }))
 }
 
 impl<'a> Reported<'a> {
     fn nothing(state: &'a str) -> Self {
-        Reported { state, customer: None, due: None, attempts: None, last_error: None }
+        Reported { state, customer: None, due: None, attempts: None, last_error: None, retry: 0 }
     }
 
     fn of(found: &'a Listed) -> Self {
@@ -147,6 +159,7 @@ impl<'a> Reported<'a> {
             due: Some(found.due),
             attempts: Some(found.attempts),
             last_error: found.last_error.as_deref(),
+            retry: found.retry,
         }
     }
 }
@@ -156,7 +169,7 @@ impl<'a> Reported<'a> {
 fn row(listed: &Listed, store_identity: u64) -> Value {
     let assigned = AssignedId::of(listed.key, listed.accepted_due);
     let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, assigned));
-    json!({
+    let said = json!({
         "state": listed.stage.as_str(),
         "application": &*listed.application,
         "id": id,
@@ -165,7 +178,8 @@ fn row(listed: &Listed, store_identity: u64) -> Value {
         "received": listed.received,
         "attempts": listed.attempts,
         "last_error": listed.last_error.as_deref(),
-    })
+    });
+    with_retry(said, listed.retry)
 }
 
 /// What becomes due when.

@@ -62,6 +62,7 @@ fn listed(stage: ListedStage) -> Listed {
         customer: Some("c".into()),
         received: 1_800_000_000_000,
         attempts: 1,
+        retry: 0,
         last_error: Some("NO_ROUTE".into()),
         properties: Some(Arc::new(Content::default())),
     }

@@ -383,6 +383,7 @@ impl Dispatch {
                 },
                 received: item.received(),
                 attempts: item.tries().attempts,
+                retry: item.tries().retry,
                 content: content.unwrap_or_default(),
             });
         }

@@ -48,6 +48,8 @@ pub(super) fn judge(
     let tried = tried.filter(|_| !mutated(Mutant::TryIgnored));
     let is_sent_in =
         |batch: BatchId| tried.is_some_and(|tried| tried == batch || mutated(Mutant::AnyBatchIsATry));
+    // What comes back as it was sent, batch and all, differs from its last try by what counts it.
+    let is_it = |before: u64| before == fingerprint && !mutated(Mutant::SameTryTwice);
     match known {
         Known::Undecided { orphaned: true } if mutated(Mutant::OrphanKeeps) && rule == Keep => Verdict::Drop,
         Known::Undecided { orphaned: true } => Verdict::Await,
@@ -78,7 +80,7 @@ pub(super) fn judge(
             (End::CancelledAgain, _) => Verdict::Anew,
             (End::Cancelled | End::Dead(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
             (End::Cancelled | End::Dead(_), _) => Verdict::Anew,
-            (End::Sent(batch), _) if is_sent_in(*batch) => Verdict::Anew,
+            (End::Sent(batch), _) if is_sent_in(*batch) && !is_it(ended.fingerprint) => Verdict::Anew,
             (End::Sent(_), Keep | Earliest) => Verdict::Drop,
             (End::Sent(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
             (End::Sent(_), Reject) => Verdict::Reject,
@@ -100,7 +102,7 @@ mod tests {
     /// Columns: waiting (new one earlier, same, later), in flight, orphaned, sent (the same again, the same
     /// bytes sent anew, another one redelivered), cancelled (the same again, another), cancelled by a
     /// repeated command, dead (the same again). A second line for a request that names the batch in which the
-    /// other was sent, a third for one that names another.
+    /// other was sent, and is another try where its bytes differ; a third for one that names another.
     #[test]
     fn the_contracts_table() {
         let batch = BatchId([1; 16]);
@@ -139,11 +141,11 @@ mod tests {
             cases.iter().map(letter).collect()
         };
         for (rule, plain, try_again, other_batch) in [
-            (DuplicateRule::Keep, "ddddwddddnnd", "dddwwnnndnnd", "dddwwddddnnd"),
-            (DuplicateRule::Replace, "RRRwwdnndnnd", "RRRwwnnndnnd", "RRRwwdnndnnd"),
-            (DuplicateRule::Earliest, "Rddwwddddnnd", "Rddwwnnndnnd", "Rddwwddddnnd"),
-            (DuplicateRule::Latest, "ddRwwdnndnnd", "ddRwwnnndnnd", "ddRwwdnndnnd"),
-            (DuplicateRule::Reject, "xxxxwdxxdnnd", "xxxwwnnndnnd", "xxxwwdxxdnnd"),
+            (DuplicateRule::Keep, "ddddwddddnnd", "dddwwddndnnd", "dddwwddddnnd"),
+            (DuplicateRule::Replace, "RRRwwdnndnnd", "RRRwwdnndnnd", "RRRwwdnndnnd"),
+            (DuplicateRule::Earliest, "Rddwwddddnnd", "Rddwwddndnnd", "Rddwwddddnnd"),
+            (DuplicateRule::Latest, "ddRwwdnndnnd", "ddRwwdnndnnd", "ddRwwdnndnnd"),
+            (DuplicateRule::Reject, "xxxxwdxxdnnd", "xxxwwdxndnnd", "xxxwwdxxdnnd"),
         ] {
             assert_eq!(line(rule, None), plain, "{rule:?}");
             assert_eq!(line(rule, Some(batch)), try_again, "{rule:?}");

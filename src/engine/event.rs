@@ -47,6 +47,8 @@ pub struct Stored {
     pub last_error: Option<Arc<str>>,
     /// The outcome of an attempt stayed unknown: it may have been delivered.
     pub outcome_unknown: bool,
+    /// Same as [`super::types::Tried::retry`].
+    pub retry: u32,
     /// Set: it is a dead letter.
     pub dead: Option<Arc<Dead>>,
     /// Always there in a write; a load may leave it out.
@@ -97,6 +99,7 @@ impl Stored {
             attempts: 0,
             last_error: None,
             outcome_unknown: false,
+            retry: 0,
             dead: None,
             content: None,
         }

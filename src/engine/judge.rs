@@ -206,6 +206,8 @@ impl<'a> Bench<'a> {
         let (prints, tried) = ((item.fingerprint, old), item.tried);
         let verdict = match duplicates::judge(rule, known, origin.redelivered, prints, tried.batch) {
             _ if mutated(Mutant::RulesDoKeep) => Verdict::Drop,
+            // The one that waits is not to die with it.
+            Verdict::Replace if item.over.is_some() => Verdict::Drop,
             Verdict::Anew if mutated(Mutant::MarkAloneDrops) && origin.redelivered => Verdict::Drop,
             verdict @ (Verdict::Drop
             | Verdict::Replace
@@ -334,10 +336,15 @@ impl<'a> Bench<'a> {
         origin: Origin,
         now: Now,
     ) -> Judged {
+        if let Some(dead) = item.over.as_deref().cloned() {
+            refuse(core, *item, dead, origin, now);
+            return Judged::Done;
+        }
         let timing = timing(core.stock.queues.settings_of(queue), &item, now);
         let asked = (&*item, queue, timing);
         match self.limits.judge(&core.stock, self.settings, asked, false, now) {
             LimitVerdict::Admit => {
+                core.stock.shared.counters_mut().tries_taken += u64::from(item.tried.retry > 0);
                 let may_defer = self.may_defer(core, &item, queue);
                 admission::make_room(&mut core.stock, self.settings, asked, now);
                 let admission = Admission { queue, origin, timing, inherited: None, may_defer };

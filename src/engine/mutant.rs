@@ -260,6 +260,12 @@ pub(super) enum Mutant {
     CurrentForNobody,
     /// What a scan has brought that was given up is believed.
     GivenUpIsBelieved,
+    /// How often a consumer has sent an item back is forgotten with a restart.
+    RetryNotRestored,
+    /// What a consumer has sent back leaves together with others.
+    RetryInCompany,
+    /// A try that has been sent is taken once more.
+    SameTryTwice,
     /// Whoever leaves takes others' answers along.
     LeavesWithAll,
     /// The row of a long window does not tell of members that have left.
@@ -510,6 +516,9 @@ mod tests {
             Mutant::ScansForgotten,
             Mutant::CurrentForNobody,
             Mutant::GivenUpIsBelieved,
+            Mutant::RetryNotRestored,
+            Mutant::RetryInCompany,
+            Mutant::SameTryTwice,
             Mutant::LeavesWithAll,
             Mutant::RowNotRenewed,
             Mutant::RejoinCountsTwice,

@@ -280,6 +280,8 @@ pub struct Listed {
     pub received: u64,
     /// Number of failed attempts.
     pub attempts: u32,
+    /// Same as [`super::types::Tried::retry`].
+    pub retry: u32,
     /// Text of the last failure.
     pub last_error: Option<Arc<str>>,
     /// Its properties, where its producer's id is read from; no body. Lists only.

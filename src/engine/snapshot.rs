@@ -34,6 +34,8 @@ pub struct Counters {
     pub duplicates: [Duplicates; RULES.len()],
     /// Of those dropped: sent back by their consumer or by a queue, and no other try by the rules.
     pub tries_dropped: u64,
+    /// Items that their consumers have sent back, and that are delivered again.
+    pub tries_taken: u64,
     /// Items confirmed at the output exchange.
     pub confirmed: u64,
     /// Batches confirmed at the output exchange.

@@ -192,6 +192,8 @@ pub struct NewItem {
     pub fingerprint: u64,
     /// What it says of having been delivered before.
     pub tried: Tried,
+    /// Set: its consumer has had its last try. It is dead, unless the item is known otherwise.
+    pub over: Option<Box<Dead>>,
     /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and
     /// customer names apart.
     pub weight: u32,
@@ -208,6 +210,8 @@ pub struct Tried {
     pub sent_back: bool,
     /// The item whose assigned id it bears, where it names a batch: that came without an id of its own.
     pub first: Option<Identity>,
+    /// How often its consumer has sent it back, where that is counted; such an item leaves alone.
+    pub retry: u32,
 }
 
 impl NewItem {
@@ -373,6 +377,8 @@ pub struct BatchItem {
     pub received: u64,
     /// Failed attempts so far.
     pub attempts: u32,
+    /// Same as [`Tried::retry`].
+    pub retry: u32,
     /// Properties and payload.
     pub content: Arc<Content>,
 }

@@ -147,6 +147,9 @@ pub struct ItemLine {
     /// It may have been delivered already.
     #[serde(default, skip_serializing_if = "is_false")]
     pub outcome_unknown: bool,
+    /// How often its consumer has sent it back.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub retry: u32,
     /// Of a dead one: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -336,6 +339,7 @@ impl ItemLine {
             attempts: view.attempts,
             last_error: view.last_error.map(str::to_owned),
             outcome_unknown: view.outcome_unknown,
+            retry: view.retry,
             reason: view.dead.map(|(reason, _)| reason.as_str().to_owned()),
             error: view.dead.map(|(_, error)| error.to_owned()),
             properties: STANDARD.encode(view.properties),
@@ -403,6 +407,7 @@ impl ItemLine {
             attempts: self.attempts,
             last_error: self.last_error.map(Arc::from),
             outcome_unknown: self.outcome_unknown,
+            retry: self.retry,
             dead,
             content: Some(Arc::new(content)),
         })
@@ -473,7 +478,8 @@ mod tests {
             (customer, last_error) in (option::of(".{1,10}"), option::of(".{0,10}")),
             given in option::of((any::<[u8; 16]>(), any::<u64>())),
             (own_time, outcome_unknown, json) in any::<(bool, bool, bool)>(),
-            (expiry, weight, attempts) in (option::of(any::<u64>()), any::<u32>(), any::<u32>()),
+            (expiry, weight) in (option::of(any::<u64>()), any::<u32>()),
+            (attempts, retry) in any::<(u32, u32)>(),
             cause in 0..CAUSES.len(),
             dead in option::of((0..Reason::ALL.len(), ".{0,10}")),
             (properties, body) in (vec(any::<u8>(), 0..40), prop_oneof![
@@ -482,7 +488,7 @@ mod tests {
         ) -> Stored {
             Stored {
                 key: Key::own(due, seq), due, accepted_due, received, own_time, expiry, weight, attempts,
-                outcome_unknown, application: "shop".into(), customer: customer.map(Arc::from),
+                outcome_unknown, retry, application: "shop".into(), customer: customer.map(Arc::from),
                 given: given.map(|(hash, _)| Identity::given(hash)),
                 fingerprint: given.map_or(0, |(_, fingerprint)| fingerprint),
                 closed_by: CAUSES[cause], last_error: last_error.map(Arc::from),

@@ -6,14 +6,14 @@
 //! ```text
 //! version u8 | flags u8 | [standing u8] | received | [accepted due] | [expiry] | weight | [customer]
 //!   | [given: 16 bytes, fingerprint u64 LE] | [attempts] | [cause u8] | [last error]
-//!   | [reason u8, error, application] | properties | body | crc32c u32 LE
+//!   | [reason u8, error, application] | [retry] | properties | body | crc32c u32 LE
 //! ```
 //!
 //! Flags, from the lowest bit: customer, own time, expiry, JSON, given, accepted due, standing. *Given* is
 //! the identity of an item whose producer named it; every other item is known by its arrival number, which is
 //! in the key. *Accepted due* is there where it is not the due in the key. *Standing* says which of the
 //! fields are there that few items have; from the lowest bit: attempts, cause, last error, dead, outcome
-//! unknown.
+//! unknown, retry.
 //!
 //! Application and place are in the row's key; only a dead item, whose queue is not its application's, has
 //! the application in the record.
@@ -50,7 +50,8 @@ const CLOSED_BY: u8 = 1 << 1;
 const LAST_ERROR: u8 = 1 << 2;
 const DEAD: u8 = 1 << 3;
 const OUTCOME_UNKNOWN: u8 = 1 << 4;
-const KNOWN_STANDING: u8 = ATTEMPTS | CLOSED_BY | LAST_ERROR | DEAD | OUTCOME_UNKNOWN;
+const RETRY: u8 = 1 << 5;
+const KNOWN_STANDING: u8 = ATTEMPTS | CLOSED_BY | LAST_ERROR | DEAD | OUTCOME_UNKNOWN | RETRY;
 
 /// A record without a copy: its fields point into the bytes they were read from, row key and value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +86,8 @@ pub struct View<'a> {
     pub last_error: Option<&'a str>,
     /// Same as [`Stored::outcome_unknown`].
     pub outcome_unknown: bool,
+    /// Same as [`Stored::retry`].
+    pub retry: u32,
     /// Same as [`Stored::dead`].
     pub dead: Option<(Reason, &'a str)>,
     /// Same as [`Content::json`].
@@ -114,6 +117,7 @@ impl<'a> View<'a> {
             attempts: item.attempts,
             last_error: item.last_error.as_deref(),
             outcome_unknown: item.outcome_unknown,
+            retry: item.retry,
             dead: item.dead.as_ref().map(|d| (d.reason, &*d.error)),
             json: content.json,
             properties: &content.properties,
@@ -170,6 +174,7 @@ impl<'a> View<'a> {
             attempts: self.attempts,
             last_error: self.last_error.map(Arc::from),
             outcome_unknown: self.outcome_unknown,
+            retry: self.retry,
             dead: self.dead.map(|(reason, error)| Arc::new(Dead { reason, error: error.into() })),
             content: None,
         }
@@ -188,7 +193,8 @@ pub fn encode(row: &[u8], view: &View<'_>) -> Vec<u8> {
         | flag(view.closed_by != ClosedBy::default(), CLOSED_BY)
         | flag(view.last_error.is_some(), LAST_ERROR)
         | flag(view.dead.is_some(), DEAD)
-        | flag(view.outcome_unknown, OUTCOME_UNKNOWN);
+        | flag(view.outcome_unknown, OUTCOME_UNKNOWN)
+        | flag(view.retry > 0, RETRY);
     let flags = flag(view.customer.is_some(), CUSTOMER)
         | flag(view.own_time, OWN_TIME)
         | flag(view.expiry.is_some(), EXPIRY)
@@ -238,6 +244,9 @@ fn put_standing(out: &mut Vec<u8>, standing: u8, view: &View<'_>) {
         put_bytes(out, error.as_bytes());
         put_bytes(out, view.application.as_bytes());
     }
+    if standing & RETRY != 0 {
+        put_varint(out, view.retry.into());
+    }
 }
 
 /// Reads the record that lies under the row key `row`.
@@ -283,6 +292,7 @@ pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordErro
     } else {
         (None, queue)
     };
+    let retry = if stands(RETRY) { r.u32("retry")? } else { 0 };
     let (properties, body) = (r.bytes("properties")?, r.bytes("body")?);
     r.end()?;
     Ok(View {
@@ -301,6 +311,7 @@ pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordErro
         attempts,
         last_error,
         outcome_unknown: stands(OUTCOME_UNKNOWN),
+        retry,
         dead,
         json: has(JSON),
         properties,

@@ -770,6 +770,7 @@ async function lifeOf(application, id, row = null) {
   if (listed) step(listed.received, "received");
   const ended = hasEnded(item) ? item.state : null;
   if (item.due !== null) step(item.due, item.due > now() ? "due" : "was due", item.due > now() && !ended ? "to-come" : "");
+  if (item.retry) step(null, `sent back by its consumer, ${things(item.retry, "time", "times")}`);
   if (item.attempts > 0) step(null, things(item.attempts, "attempt failed", "attempts failed"), "bad");
   if (ended) step(item.at, `${ended}${item.reason ? `: ${item.reason}` : ""}${item.batch ? `, in batch ${item.batch}` : ""}`,
     ended === "sent" ? "" : "bad");

@@ -22,7 +22,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 pub(super) const APP_ID: &str = "tidegate";
-const BATCH_TYPE: &str = "tidegate.batch";
+pub(super) const BATCH_TYPE: &str = "tidegate.batch";
 /// CloudEvents `type` of an item whose request had no `type`.
 const ITEM_TYPE: &str = "tidegate.item";
 /// Hex digits of a batch id (128 bits).
@@ -96,6 +96,13 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     debug_assert!(!batch.items.is_empty());
     let mut members = Members::of(&batch.application);
     if let [item] = batch.items.as_slice() {
+        let (basic, table) = parts(&item.content);
+        // No request has this type but a batch that came back.
+        if basic.kind == Some(BATCH_TYPE) && batch.dead.is_none() {
+            if let Some(id) = basic.message_id.and_then(|id| batch_id(id.as_bytes())) {
+                return again(batch, item, names, (basic, table), id);
+            }
+        }
         if batch.dead.is_some() || batch.format == Format::Passthrough {
             return alone(batch, item, names, store_identity, members);
         }
@@ -119,6 +126,7 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     put_text(&mut headers, header::CLOSED_BY, batch.closed_by.as_str());
     put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
     put_text(&mut headers, header::BATCH, &hex);
+    put_retry(&mut headers, batch);
     let trace = members.traces.of_attempt(id, batch.attempt);
     if let Some(BatchTrace { context, state, .. }) = &trace {
         put_text(&mut headers, TRACEPARENT, &context.to_string());
@@ -177,6 +185,7 @@ fn alone(
     put_number(&mut headers, header::DUE, item.due);
     put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
     put_text(&mut headers, header::BATCH, &id.to_string());
+    put_retry(&mut headers, batch);
     let exchange = match &batch.dead {
         Some(verdict) => {
             dead::mark(&mut headers, batch, item, verdict);
@@ -191,6 +200,37 @@ fn alone(
         body: Body::Of(Arc::clone(&item.content)),
         id,
         trace: None,
+    }
+}
+
+/// A batch that its consumer has sent back, as it came, under the same id.
+fn again(
+    batch: &Batch,
+    item: &BatchItem,
+    names: &Exchanges,
+    (basic, table): (Basic<'_>, &[u8]),
+    id: BatchId,
+) -> Outgoing {
+    let mut headers = parse_table(table);
+    put_number(&mut headers, header::DUE, item.due);
+    put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
+    put_text(&mut headers, header::BATCH, &id.to_string());
+    put_retry(&mut headers, batch);
+    Outgoing {
+        exchange: names.egress.clone(),
+        routing_key: short(&batch.application),
+        properties: basic.to_amqp(headers),
+        body: Body::Of(Arc::clone(&item.content)),
+        id,
+        trace: None,
+    }
+}
+
+/// How often its consumer has sent it back, if ever: such an item leaves alone.
+fn put_retry(headers: &mut FieldTable, batch: &Batch) {
+    let retry = batch.items.iter().map(|item| item.retry).max().unwrap_or_default();
+    if retry > 0 && batch.dead.is_none() {
+        put_number(headers, header::RETRY, retry.into());
     }
 }
 

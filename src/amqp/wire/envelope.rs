@@ -4,6 +4,7 @@
 //! properties are in header form, as if it had come alone: so it can be published to the ingest exchange
 //! again.
 
+use super::again::Comeback;
 use super::copied::Choices;
 use super::event;
 use super::fields;
@@ -297,14 +298,18 @@ fn one(
         }
         Ok::<_, Infallible>(())
     });
+    let comeback = message.comeback(&application);
+    let at = Comeback::due(comeback.as_ref(), own.moment());
+    let (tried, over) = Comeback::apply(comeback.as_ref(), message.tried(id.as_deref()));
     let terms = Terms {
         application: application.into(),
         customer: customer.map(Into::into),
-        at: own.moment(),
+        at,
         expiry,
         on_duplicate,
         fingerprint: id.as_deref().map_or(0, |id| entry.fingerprint(sent, id)),
-        tried: message.tried(id.as_deref()),
+        tried,
+        over,
         event: 0,
     };
     Ok(item(&basic, terms, properties, body, choices))

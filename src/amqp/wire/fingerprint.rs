@@ -20,6 +20,10 @@ const BROKER_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 pub(super) struct Fingerprint(Xxh3);
 
 impl Fingerprint {
+    pub(super) fn new() -> Self {
+        Fingerprint(Xxh3::new())
+    }
+
     /// Over what a message says beside its body. `stored` is the stored form of all its properties.
     /// `application`: as it was understood, since the routing key may name it.
     ///
@@ -33,7 +37,7 @@ impl Fingerprint {
         application: &str,
         keep: impl Fn(&str) -> bool,
     ) -> Result<Self, TooDeep> {
-        let mut fingerprint = Fingerprint(Xxh3::new());
+        let mut fingerprint = Fingerprint::new();
         let properties = message.properties;
         let marked = properties.headers().iter().flatten().any(|(name, _)| is_of_broker(name.as_str()));
         if marked {
@@ -77,6 +81,7 @@ impl Fingerprint {
     }
 }
 
-fn is_of_broker(name: &str) -> bool {
+/// A header that a broker has written.
+pub(super) fn is_of_broker(name: &str) -> bool {
     BROKER_HEADERS.contains(&name) || BROKER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }

@@ -18,7 +18,7 @@ use serde_json::{json, Map, Value};
 
 /// Set on what is sent back, with another value each time: it makes of equal bytes another request, which an
 /// ended one's return is not taken for.
-const RETRIED: &str = "x-tidegate-retried";
+pub(super) const RETRIED: &str = "x-tidegate-retried";
 /// What the other headers of RabbitMQ about that begin with.
 const BROKER_DEATHS: [&str; 3] = [DEATHS, "x-first-death-", "x-last-death-"];
 
@@ -156,7 +156,7 @@ impl RawLetter<'_> {
             // One that cannot be read is what it died of.
             return new_expiry.is_none() && old.is_none_or(|old| old > due);
         }
-        let added = [batch_header::DUE, batch_header::ATTEMPT, batch_header::BATCH];
+        let added = [batch_header::DUE, batch_header::ATTEMPT, batch_header::BATCH, batch_header::RETRY];
         !times.contains(&name)
             && !added.contains(&name)
             && !NEVER_COPIED.contains(&name)

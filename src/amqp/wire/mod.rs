@@ -3,6 +3,7 @@
 //! [`request`] reads one ingest message, a push or a command; [`encode`] writes one output message or dead
 //! letter. Nothing here talks to a broker, reads a clock, keeps state or panics, whatever a message holds.
 
+mod again;
 mod answer;
 mod batch;
 mod command;

@@ -1,5 +1,6 @@
 //! One ingest message to one request: the contract's table of fields, line by line.
 
+use super::again::Comeback;
 use super::batch::batch_id;
 use super::command;
 use super::copied::Choices;
@@ -114,15 +115,19 @@ pub(super) struct Message<'a> {
 impl<'a> Message<'a> {
     /// Takes the body only once nothing can be wrong any more.
     fn read(&self, body: &mut Vec<u8>) -> Result<RequestBody, Dead> {
-        if body.len() as u64 > self.limits.max_body {
-            return Err(fields::verdict(
-                Reason::TooLarge,
-                format!(
-                    "the body has {} bytes, more than limits.max_body ({})",
-                    body.len(),
-                    self.limits.max_body
-                ),
-            ));
+        let batch = self.returned_batch();
+        let most = if batch.is_some() { self.most_of_a_batch() } else { self.limits.max_body };
+        if body.len() as u64 > most {
+            let max_body = self.limits.max_body;
+            let bytes = body.len();
+            let text = match batch {
+                None => format!("the body has {bytes} bytes, more than limits.max_body ({max_body})"),
+                Some(_) => format!("the batch has {bytes} bytes, more than comes back ({most})"),
+            };
+            return Err(fields::verdict(Reason::TooLarge, text));
+        }
+        if let Some(batch) = batch {
+            return Ok(RequestBody::Items(vec![self.whole_batch(batch, body)?]));
         }
         if let Some(verb) = command::verb(self.basic.kind)? {
             let command = command::read(verb, self, body)?;
@@ -133,36 +138,34 @@ impl<'a> Message<'a> {
         }
         let application: Box<str> = self.required_application()?.into();
         let customer = self.customer()?.map(Into::into);
-        let at = self.own_time(&application)?;
+        let comeback = self.comeback(&application);
+        let wished = match &comeback {
+            Some(_) if self.fields.died => None,
+            Some(_) | None => self.own_time(&application)?,
+        };
         let name = fields::DELIVER_BEFORE;
         let value = self.fields.deliver_before;
         let expiry = fields::expiry(name, fields::given(name, value, Rounding::Down)?, ShownHeader(value))?;
         let name = fields::ON_DUPLICATE;
         let rule = fields::text(name, self.fields.on_duplicate, MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
-        let properties = self.checked_properties(|_, _| true)?;
+        let keep = |name: &str| self.keeps(&application, name);
+        let properties = self.checked_properties(|name, _| keep(name))?;
         let fingerprint = match self.basic.message_id {
             None => 0,
             Some(_) => {
-                let sent = Fingerprint::of_message(self, &properties, &application, |_| true);
+                let sent = Fingerprint::of_message(self, &properties, &application, keep);
                 let mut sent = sent.map_err(|TooDeep| too_deep())?;
                 sent.part(body);
                 sent.finish()
             }
         };
         let event = if self.fields.event { event::cost(table_of(&properties)) } else { 0 };
+        let at = Comeback::due(comeback.as_ref(), wished);
+        let (tried, over) = Comeback::apply(comeback.as_ref(), self.tried(self.basic.message_id));
         Ok(RequestBody::Items(vec![item(
             &self.basic,
-            Terms {
-                application,
-                customer,
-                at,
-                expiry,
-                on_duplicate,
-                fingerprint,
-                tried: self.tried(self.basic.message_id),
-                event,
-            },
+            Terms { application, customer, at, expiry, on_duplicate, fingerprint, tried, over, event },
             properties,
             std::mem::take(body),
             &mut Choices::new(self.readings, self.fields.traced),
@@ -207,7 +210,7 @@ impl<'a> Message<'a> {
         let batch = named.and_then(text).and_then(|text| batch_id(text.as_bytes()));
         let assigned = id.filter(|_| batch.is_some()).and_then(|id| read_assigned(id, self.store_identity));
         let first = assigned.map(|assigned| Identity::assigned(assigned.seq));
-        Tried { batch, sent_back: named.is_some() || self.fields.died, first }
+        Tried { batch, sent_back: named.is_some() || self.fields.died, first, retry: 0 }
     }
 
     /// Own times of an entry of this application.
@@ -234,7 +237,7 @@ impl<'a> Message<'a> {
         stamped.map_or(Made::Unknown, |seconds| Made::At(seconds.cast_unsigned().saturating_mul(1_000)))
     }
 
-    fn own_time(&self, application: &str) -> Result<Option<u64>, Dead> {
+    pub(super) fn own_time(&self, application: &str) -> Result<Option<u64>, Dead> {
         let found = &self.fields;
         let mut own = self.own_times(application);
         for (name, value) in
@@ -336,6 +339,7 @@ pub(super) struct Terms {
     pub on_duplicate: crate::engine::types::DuplicateRule,
     pub fingerprint: u64,
     pub tried: Tried,
+    pub over: Option<Box<Dead>>,
     /// What attributes of an event among its headers add to its entry, bytes.
     pub event: usize,
 }
@@ -370,6 +374,7 @@ pub(super) fn item(
         on_duplicate: terms.on_duplicate,
         fingerprint: terms.fingerprint,
         tried: terms.tried,
+        over: terms.over,
         weight,
         content: Arc::new(Content { properties, body, json }),
     }
@@ -399,7 +404,7 @@ fn plain_size(value: &AMQPValue) -> Option<usize> {
 }
 
 /// Formats a header's value only when a sentence needs it.
-struct ShownHeader<'a>(Option<&'a AMQPValue>);
+pub(super) struct ShownHeader<'a>(pub Option<&'a AMQPValue>);
 
 impl std::fmt::Display for ShownHeader<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -28,6 +28,7 @@ pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
         customer,
         received: item.received(),
         attempts: item.tries().attempts,
+        retry: item.tries().retry,
         last_error: item.tries().last_error.clone(),
         properties: item.content().cloned(),
     }
@@ -56,6 +57,7 @@ pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
         customer: stored.customer,
         received: stored.received,
         attempts: stored.attempts,
+        retry: stored.retry,
         last_error: stored.last_error,
         properties: stored.content,
     }

@@ -90,9 +90,11 @@ pub(in crate::engine) struct Tries {
     /// The outcome of one stayed unknown, and the broker has refused none since: it may have been delivered.
     pub(in crate::engine) outcome_unknown: bool,
     pub(in crate::engine) last_error: Option<Arc<str>>,
+    /// How often its consumer has sent it back; if ever, it leaves alone.
+    pub(in crate::engine) retry: u32,
 }
 
-static UNTRIED: Tries = Tries { attempts: 0, outcome_unknown: false, last_error: None };
+static UNTRIED: Tries = Tries { attempts: 0, outcome_unknown: false, last_error: None, retry: 0 };
 
 /// What a dead letter has beside what other items have.
 #[derive(Clone, Debug)]
@@ -134,6 +136,9 @@ impl Item {
             ..Item::bare(placement)
         };
         item.state.set(ItemFlag::OwnTime, own_time);
+        if new.tried.retry > 0 {
+            item.extra.get_or_insert_default().tries.retry = new.tried.retry;
+        }
         item
     }
 
@@ -160,6 +165,7 @@ impl Item {
             attempts: stored.attempts,
             outcome_unknown: stored.outcome_unknown && !mutated(Mutant::DoubtNotRestored),
             last_error: stored.last_error,
+            retry: if mutated(Mutant::RetryNotRestored) { 0 } else { stored.retry },
         };
         let meant_for = (stored.application, stored.customer);
         let letter = stored.dead.map(|dead| LetterFacts { dead, meant_for, former: None });

@@ -227,7 +227,7 @@ impl CustomerStock<'_, '_> {
         let most = max_items.min(most).max(1);
         let mut bytes = overhead.batch;
         let (mut taken, mut is_full) = (Vec::new(), false);
-        let mut next = None;
+        let (mut next, mut last_alone) = (None, false);
         while let Some(id) = owner.ready.first() {
             if !is_ready(&id) {
                 owner.ready.pop_first();
@@ -239,7 +239,10 @@ impl CustomerStock<'_, '_> {
                 break;
             }
             bytes += u64::from(item.weight()) + overhead.item;
-            is_full = taken.len() >= most || (!taken.is_empty() && bytes > max_bytes);
+            let alone = item.tries().retry > 0 && !mutated(Mutant::RetryInCompany);
+            let in_company = !taken.is_empty() && (bytes > max_bytes || alone || last_alone);
+            is_full = taken.len() >= most || in_company;
+            last_alone = alone;
             if is_full && !mutated(Mutant::BatchUnbounded) {
                 break;
             }

@@ -345,6 +345,7 @@ impl<'a> ItemRow<'a> {
             attempts: tries.attempts,
             last_error: tries.last_error.clone(),
             outcome_unknown: tries.outcome_unknown,
+            retry: tries.retry,
             dead: item.letter().map(|letter| Arc::clone(&letter.dead)),
             content: item.content().cloned(),
         }

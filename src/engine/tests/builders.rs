@@ -48,6 +48,7 @@ pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
         on_duplicate: DuplicateRule::Keep,
         fingerprint: fingerprint(id, None, DuplicateRule::Keep),
         tried: Tried::default(),
+        over: None,
         weight: 100,
         content: Arc::new(Content { properties: vec![], body: id.as_bytes().to_vec(), json: false }),
     }

@@ -2,6 +2,7 @@
 
 use super::world::*;
 use crate::engine::types::*;
+use std::sync::Arc;
 use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
 
 const RULES: [DuplicateRule; 5] = [Keep, Replace, Earliest, Latest, Reject];
@@ -14,7 +15,7 @@ fn first(rule: DuplicateRule) -> NewItem {
 }
 
 fn again(rule: DuplicateRule, batch: BatchId, payload: &str) -> NewItem {
-    let tried = Tried { batch: Some(batch), sent_back: true, first: None };
+    let tried = Tried { batch: Some(batch), sent_back: true, ..Tried::default() };
     NewItem { tried, ..with_id("x", rule, item("a", "", payload)) }
 }
 
@@ -139,8 +140,8 @@ fn what_waits_is_taken_in_the_order_in_which_it_came() {
         assert_eq!(seqs.len(), 2);
         for name in order {
             let first = (name == "assigned").then(|| Identity::assigned(seqs[1]));
-            let tried = Tried { batch: Some(SENT_IN), sent_back: true, first };
-            let again = || NewItem { tried, ..with_id(name, Keep, item("a", "c", name)) };
+            let tried = Tried { batch: Some(SENT_IN), sent_back: true, first, retry: 0 };
+            let again = || NewItem { tried, fingerprint: 1, ..with_id(name, Keep, item("a", "c", name)) };
             w.send(vec![again()]);
             w.send(vec![again()]);
             w.drain_jobs();
@@ -151,5 +152,82 @@ fn what_waits_is_taken_in_the_order_in_which_it_came() {
         let last = w.delivered.last().map(|(_, batch)| batch.items.iter().map(name).collect::<Vec<_>>());
         assert_eq!(last, Some(names(&order)));
         assert_eq!((w.engine.counters().tries_dropped, w.queue.len()), (2, 0));
+    }
+}
+
+/// One of a customer's own that its consumer has sent back so often, due with others.
+fn counted(retry: u32, payload: &str) -> NewItem {
+    let tried = Tried { batch: Some(SENT_IN), sent_back: true, retry, ..Tried::default() };
+    NewItem { tried, ..with_id("x", Keep, at(T0 + 600_000, item("a", "c", payload))) }
+}
+
+#[test]
+fn what_was_sent_back_leaves_alone_and_says_how_often_over_a_restart_too() {
+    for restart in [false, true] {
+        let mut w = World::new(settings());
+        let other = |id: &str| with_id(id, Keep, at(T0 + 600_000, item("a", "c", id)));
+        w.send(vec![other("1"), other("2"), counted(3, "again"), other("4"), other("5")]);
+        w.drain_jobs();
+        if restart {
+            w.crash();
+            w.drain_jobs();
+        }
+        let lookup = w.ask(Command::Lookup(target("a", "x")));
+        assert!(matches!(&lookup, Answer::Found(listed) if listed.retry == 3), "{lookup:?}");
+        w.run(700_000);
+        let told =
+            |batch: &Batch| batch.items.iter().map(|item| (name(item), item.retry)).collect::<Vec<_>>();
+        let of =
+            |names: &[(&str, u32)]| names.iter().map(|(id, n)| ((*id).to_owned(), *n)).collect::<Vec<_>>();
+        let batches: Vec<_> = w.delivered.iter().map(|(_, batch)| told(batch)).collect();
+        assert_eq!(
+            batches,
+            [of(&[("1", 0), ("2", 0)]), of(&[("again", 3)]), of(&[("4", 0), ("5", 0)])],
+            "restart: {restart}"
+        );
+        assert_eq!(w.engine.counters().tries_taken, u64::from(!restart));
+    }
+}
+
+/// What goes out under the batch id of before is told from its last try by its fingerprint.
+#[test]
+fn a_try_that_was_sent_under_its_old_batch_is_not_taken_twice() {
+    let mut w = World::new(settings());
+    w.send(vec![with_id("x", Keep, item("a", "", "first"))]);
+    w.run(100);
+    for (round, want) in [("one", 2), ("one", 2), ("two", 3), ("two", 3)] {
+        w.send(vec![again(Keep, SENT_IN, round)]);
+        w.run(100);
+        assert_eq!(ends(&w).0.len(), want, "{round}");
+    }
+    assert_eq!(w.engine.counters().tries_dropped, 2);
+}
+
+#[test]
+fn who_has_had_the_last_try_is_dead_and_that_is_remembered() {
+    for waits in [false, true] {
+        let mut w = World::new(settings());
+        w.send(vec![first(Keep)]);
+        w.run(100);
+        if waits {
+            w.send(vec![NewItem { at: Some(T0 + 60_000), ..again(Keep, SENT_IN, "again") }]);
+        }
+        let over = Dead { reason: Reason::Attempts, error: "no more".into() };
+        for rule in [Replace, Keep] {
+            let over = Some(Box::new(over.clone()));
+            w.send(vec![NewItem { over, ..again(rule, SENT_IN, "last") }]);
+            w.run(100);
+        }
+        let lookup = w.ask(Command::Lookup(target("a", "x")));
+        if waits {
+            assert!(matches!(lookup, Answer::Found(_)), "another of its id waits: {lookup:?}");
+            assert_eq!((ends(&w).1, w.engine.counters().tries_dropped), (vec![], 2));
+        } else {
+            // The second one names the batch of one that is dead: it is another with that id.
+            let letter = || ("last".to_owned(), Reason::Attempts);
+            assert_eq!(ends(&w).1, [letter(), letter()]);
+            let Answer::Ended(ended) = lookup else { panic!("{lookup:?}") };
+            assert_eq!(ended.end, End::Dead(Arc::new(over)));
+        }
     }
 }

@@ -11,8 +11,12 @@ use std::collections::VecDeque;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
 
-/// What stands for a hash over a batch's members: the same members, the same id.
+/// What stands for a hash over a batch's members: the same members, the same id. What was sent back and goes out under the
+/// batch id of before has it in its properties.
 pub(super) fn batch_id(batch: &Batch) -> BatchId {
+    if let Ok(same) = batch.items[0].content.properties.as_slice().try_into() {
+        return BatchId(same);
+    }
     let number = batch.items.iter().fold(batch.items.len() as u128, |hash, item| {
         (hash ^ u128::from(item.seq)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
     });

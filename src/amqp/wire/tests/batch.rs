@@ -18,6 +18,7 @@ pub(super) fn out_item(seq: u64, request: NewItem) -> BatchItem {
         due: NOW + seq,
         received: NOW,
         attempts: 0,
+        retry: 0,
         content: request.content,
     }
 }
@@ -287,8 +288,16 @@ fn dead_letter(
     dead: Dead,
     content: Arc<Content>,
 ) -> super::super::Outgoing {
-    let item =
-        BatchItem { seq: 5, window: 5, accepted_due: NOW, due: NOW, received: NOW, attempts: 3, content };
+    let item = BatchItem {
+        seq: 5,
+        window: 5,
+        accepted_due: NOW,
+        due: NOW,
+        received: NOW,
+        attempts: 3,
+        retry: 0,
+        content,
+    };
     let batch = Batch {
         application: application.into(),
         customer: customer.map(Into::into),
@@ -380,6 +389,7 @@ fn damage_does_not_cost_the_payload() {
         due: NOW,
         received: u64::MAX,
         attempts: 0,
+        retry: 0,
         content,
     };
     for format in [Format::Json, Format::Ndjson, Format::CloudEvents] {

@@ -114,7 +114,11 @@ fn malformed_ones_are_answered_and_dead() {
             kind("tidegate.lookup").with_headers(headers("x-application", text(&long))),
             "x-application is 201 bytes",
         ),
-        (kind("tidegate.batch"), "type \"tidegate.batch\" is not a command"),
+        (
+            kind("tidegate.batch"),
+            "a batch came back (type tidegate.batch), and application \"orders\" has no tries",
+        ),
+        (kind("tidegate.batches"), "type \"tidegate.batches\" is not a command"),
         (kind("tidegate."), "type "),
         (kind("tidegate.item"), "type "),
         (kind("tidegate.Cancel"), "type "),

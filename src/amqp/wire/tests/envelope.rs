@@ -36,6 +36,7 @@ fn republished(item: &NewItem) -> Incoming<'static> {
             due: NOW,
             received: NOW,
             attempts: 0,
+            retry: 0,
             content: Arc::clone(&item.content),
         }],
     };

@@ -19,6 +19,7 @@ fn batch(format: Format, items: Vec<NewItem>) -> Batch {
         due: NOW + 5,
         received: NOW,
         attempts: 0,
+        retry: 0,
         content: new.content,
     };
     Batch {

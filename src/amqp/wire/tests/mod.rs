@@ -1,5 +1,6 @@
 //! Tests of the translation as a whole, by the contract's tables. Helpers stand here.
 
+mod again;
 mod batch;
 mod command;
 mod copied;

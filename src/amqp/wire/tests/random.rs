@@ -210,6 +210,7 @@ pub(super) fn batch_of(
         due: seq,
         received: NOW,
         attempts: 0,
+        retry: 0,
         content: item.content.clone(),
     };
     Batch {

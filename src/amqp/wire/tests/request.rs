@@ -441,11 +441,11 @@ fn another_try_names_its_batch_and_nothing_else_is_one() {
         (AMQPValue::Boolean(true), None),
     ] {
         let taken = item(take(with(&[("x-batch", value.clone())]), b"x"));
-        assert_eq!(taken.tried, Tried { batch, sent_back: true, first: None }, "{value:?}");
+        assert_eq!(taken.tried, Tried { batch, sent_back: true, ..Tried::default() }, "{value:?}");
     }
     let deaths = AMQPValue::FieldArray(Default::default());
     let moved = item(take(with(&[("x-death", deaths)]), b"x"));
-    assert_eq!(moved.tried, Tried { batch: None, sent_back: true, first: None });
+    assert_eq!(moved.tried, Tried { batch: None, sent_back: true, ..Tried::default() });
     assert_eq!(item(take(with(&[("x-attempt", number(1))]), b"x")).tried, Tried::default());
     // The id that this store assigned names the item that came without one; another store's does not.
     for (store, first) in [(STORE, Some(Identity::assigned(7))), (STORE + 1, None)] {

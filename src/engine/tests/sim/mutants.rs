@@ -15,7 +15,7 @@ const WORLDS: u64 = 400;
 /// the test says which it was.
 const FOUND_BY: &str = "\
     AnswerTooSoon 6, LeaseForgotten 21, Early 33, EarlyAfterStepBack 11, FlushDoesNothing 21, \
-    FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 50, \
+    FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, \
     ParkedStaysInMemory 11, KeepReplaces 9, EarliestIsLatest 4, TryIgnored 16, AnyBatchIsATry 2, \
     TryNotAwaited 16, TailHalf 4, AnswersFromThePast 6, CancelAllTakesLater 7, \
     CancelAllTakesDead 307, DropParkedTakesAll 7, FullTooSoon 18, FlushEarlyFlushesNothing 28, \
@@ -42,7 +42,8 @@ const FOUND_BY: &str = "\
     ScheduledOvertaken 1500003866, RestoredUncounted 5500003309, \
     LeavingMakesRoom 10500001853, ProbesBehindLater 4331, WindowInParts 2, AttemptsIgnored 17, \
     BytesIgnored 7, OrderForgotten 5, StaleSplitsMessage 13, PausedToldParked 11, \
-    ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13";
+    ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13, \
+    RetryInCompany 10, SameTryTwice 125";
 
 thread_local! {
     /// Failures are expected here.

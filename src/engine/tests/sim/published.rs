@@ -184,6 +184,7 @@ impl Model {
         assert!(!self.asks[ask].rejected, "a rejected request went out");
         let cancelled = self.commands.values().find(|asked| asked.is_its_own(self, item.seq));
         assert!(cancelled.is_none(), "{ask} left behind a cancel of its customer");
+        assert_eq!(item.retry, new.tried.retry, "{ask}: how often it was sent back");
         let first = life.published.is_none();
         let attempts = life.attempts.0;
         if let Some(at) = self.own_time(life) {
@@ -271,6 +272,8 @@ impl Model {
         assert!(fits || !fresh, "a batch of {} items is too large", batch.items.len());
         let alone = batch.customer.is_some() || batch.items.len() == 1;
         assert!(alone, "items without customer are grouped with nobody");
+        let tried = batch.items.iter().any(|item| item.retry > 0);
+        assert!(!tried || batch.items.len() == 1, "what was sent back is grouped with nobody");
         let Some(first) = batch.items.first() else { return };
         let own_time = !self.is_windowed(&self.lives[&first.seq]);
         let told = !fresh || !own_time || batch.closed_by == ClosedBy::Time;
@@ -333,7 +336,8 @@ impl Model {
             let bytes = overhead.batch + batch.items.iter().map(of).sum::<u64>() + weight(new.weight);
             let failing = self.apps[&*batch.application].failing;
             let probe = if failing { settings.thresholds.probe } else { usize::MAX };
-            app.format != Format::Passthrough
+            let in_company = last.retry == 0 && new.tried.retry == 0;
+            (app.format != Format::Passthrough && in_company)
                 && batch.items.len() < probe.min(app.max_items as usize)
                 && bytes <= app.max_bytes
         });

@@ -6,6 +6,7 @@ use super::asks::RULES;
 use super::model::{Life, State};
 use super::Sim;
 use crate::engine::types::*;
+use std::sync::Arc;
 
 impl Sim {
     /// Of a generator of its own: the draws of everything else stay what they are.
@@ -52,10 +53,30 @@ impl Sim {
             let at = (self.toss(2) == 0).then(|| self.world.now.wall + self.toss(5_000));
             let plain = NewItem { at, ..self.plain_item(&old.application, customer) };
             let named = with_id("", rule, plain);
-            let tried = Tried { batch, sent_back: true, first: None };
-            self.mail_plain(NewItem { identity: Some(identity), tried, ..named });
+            let tried = Tried { batch, sent_back: true, ..Tried::default() };
+            let plain = NewItem { identity: Some(identity), tried, ..named };
+            let again = self.counted(&old, plain);
+            self.mail_plain(again);
         }
         self.world.deliver(2);
+    }
+
+    /// Now and then tries are counted: what comes back leaves alone, and with a batch of its own or under the
+    /// one of before. The latter is the same try where it has the same number.
+    fn counted(&mut self, old: &NewItem, plain: NewItem) -> NewItem {
+        let (kind, same) = (self.looks.draw() % 4, self.looks.draw().is_multiple_of(4));
+        let Some(BatchId(batch)) = plain.tried.batch.filter(|_| kind > 1) else { return plain };
+        let same = same && !old.content.properties.is_empty();
+        let retry = old.tried.retry + u32::from(!same);
+        let at = Some(self.world.now.wall + self.looks.draw() % 5_000);
+        let tried = Tried { retry, ..plain.tried };
+        let plain = NewItem { at, tried, ..plain };
+        if kind == 2 && !same {
+            return plain;
+        }
+        let content = Content { properties: batch.to_vec(), ..(*plain.content).clone() };
+        let print = u128::from_be_bytes(batch) as u64 ^ u64::from(retry).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        NewItem { fingerprint: print | 1, content: Arc::new(content), ..plain }
     }
 
     /// The command comes at the very moment at which an item is due and has expired.

@@ -106,7 +106,7 @@ impl Model {
     /// It names the very batch in which that item was sent, or is out.
     fn is_another_try(&self, seq: u64, ask: usize) -> bool {
         let named = self.asks[ask].new.tried.batch;
-        named.is_some() && named == self.lives[&seq].batch
+        named.is_some() && named == self.lives[&seq].batch && !self.is_same(seq, ask)
     }
 
     /// What an entry may have met since it was delivered.

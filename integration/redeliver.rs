@@ -1,0 +1,236 @@
+//! Another try, later: consumers that reject what they have had, or publish it again, with `redeliver` set.
+
+use serde_json::json;
+use std::time::Duration;
+use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::{now_ms, text, wait_until, Config, Daemon, Inbox, Push, Received, Site, Verdict};
+
+const MIN_MS: i64 = 300;
+/// Before the first try again, the second and so on.
+const PAUSES_MS: [i64; 4] = [500, 1_000, 2_000, 2_000];
+
+fn config(site: &Site<'_>, format: &str) -> Config {
+    let redeliver = r#"{ min = "500ms", max = "2s", attempts = 4 }"#;
+    site.config().text("defaults.format", format).set("defaults.redeliver", redeliver)
+}
+
+/// The queue of an application whose consumer rejects all that it gets, so that it goes back to the ingest exchange.
+fn rejecting(site: &Site<'_>, application: &str) -> Inbox {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-dead-letter-exchange".into(), text(&site.ingest()));
+    site.application_with(application, arguments);
+    site.client.consume_and_reject(&site.queue(application))
+}
+
+/// Panics unless it is the try of this number after `before`: not early, and as it was.
+fn check_try(before: &Received, next: &Received, number: usize) {
+    next.is_not_early();
+    assert_eq!(next.number("x-retry"), Some(number as i64));
+    assert_eq!((next.id(), &next.body), (before.id(), &before.body), "try {number}");
+    let came = i64::try_from(before.at_us / 1_000).expect("a sane clock");
+    let due = next.number("x-due").expect("x-due");
+    assert!(due >= came + PAUSES_MS[number - 1], "try {number}: {due}, {came}");
+    for name in ["x-death", "x-first-death-queue", "x-last-death-queue"] {
+        assert_eq!(next.header(name), None, "try {number}");
+    }
+    let headers = |of: &Received| of.properties.headers().as_ref().map_or(0, |headers| headers.inner().len());
+    assert!(headers(next) <= headers(before) + 1, "headers do not grow");
+}
+
+/// The letter that is left, and what it says.
+fn letter(site: &Site<'_>, daemon: &Daemon) -> Received {
+    let letter = site.dead_inbox().next();
+    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
+    wait_until("it is counted", Duration::from_secs(10), || daemon.state()["totals"]["dead_confirmed"] == 1);
+    assert_eq!(daemon.state()["totals"]["tries_taken"], 4);
+    letter
+}
+
+/// Over a kill of the daemon in the midst.
+fn until_it_is_dead(format: &str, id: Option<&str>) {
+    let site = Site::new(&format!("again-{format}-{}", id.is_some()));
+    let inbox = rejecting(&site, "work");
+    let mut daemon = site.start(&config(&site, format));
+    let push = site.push("work", "try").content_type("text/plain").customer("anna").delay(50);
+    let push = id.map_or(push.clone(), |id| push.id(id));
+    assert_eq!(site.client.publish(&push), Verdict::Taken);
+    let first = inbox.next();
+    assert_eq!(first.number("x-retry"), None);
+    let mut before = first.clone();
+    for number in 1..=PAUSES_MS.len() {
+        if number == 2 {
+            let path = format!("/api/v1/items/work/{}", first.id());
+            wait_until("it waits again, durably", Duration::from_secs(10), || {
+                let told = daemon.ask("GET", &path).1;
+                told["state"] == "waiting" && told["retry"] == number
+            });
+            daemon.kill9();
+            daemon.start_again();
+            daemon.wait_ready();
+        }
+        let next = inbox.next();
+        check_try(&before, &next, number);
+        if format != "passthrough" {
+            assert_eq!(next.text("x-batch"), first.text("x-batch"), "a batch is the same batch");
+        }
+        before = next;
+    }
+    let letter = site.dead_inbox().next();
+    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
+    let error = letter.text("x-tidegate-error").unwrap_or_default();
+    assert!(error.starts_with("given up after 4 more tries of its consumer (redeliver.attempts)"), "{error}");
+    assert_eq!((letter.id(), &letter.body, letter.key.as_str()), (first.id(), &first.body, "work"));
+    inbox.quiet(Duration::from_millis(1_500));
+    if let Some(id) = id.filter(|_| format == "passthrough") {
+        let (_, told) = daemon.ask("GET", &format!("/api/v1/items/work/{id}"));
+        assert_eq!((&told["state"], &told["reason"]), (&json!("dead"), &json!("attempts")), "{told}");
+    }
+}
+
+#[test]
+fn a_message_that_is_rejected_each_time_comes_so_often_and_is_dead() {
+    until_it_is_dead("passthrough", Some("m"));
+}
+
+#[test]
+fn a_message_without_an_id_that_is_rejected_each_time_comes_so_often_and_is_dead() {
+    until_it_is_dead("passthrough", None);
+}
+
+#[test]
+fn a_batch_that_is_rejected_each_time_comes_whole_so_often_and_is_dead() {
+    until_it_is_dead("json", Some("m"));
+}
+
+#[test]
+fn batches_of_the_other_formats_come_whole_as_well() {
+    for format in ["ndjson", "cloudevents"] {
+        until_it_is_dead(format, None);
+    }
+}
+
+/// What a consumer publishes that sends back what it has, as it came.
+fn published(site: &Site<'_>, received: &Received) -> Push {
+    let mut push = site.push("work", received.body.clone());
+    push.properties = received.properties.clone();
+    push.headers = received.properties.headers().clone().expect("headers");
+    push
+}
+
+#[test]
+fn a_time_that_the_consumer_sets_wins_and_its_reason_stands_in_the_letter() {
+    let site = Site::new("again-wish");
+    let inbox = site.inbox("work");
+    let daemon = site.start(&config(&site, "passthrough"));
+    site.client.publish(&site.push("work", "try").id("m"));
+    let mut last = inbox.next();
+    for number in 1..=4 {
+        let wish = number == 2;
+        let push = published(&site, &last);
+        site.client.publish(&if wish { push.delay(1_200) } else { push });
+        let next = inbox.next();
+        let waited =
+            next.number("x-due").expect("x-due") - i64::try_from(last.at_us / 1_000).expect("a sane clock");
+        // The second pause would be shorter than what it asks for.
+        let least = if wish { 1_200 } else { PAUSES_MS[number - 1] };
+        assert!(waited >= least, "try {number}: {waited}");
+        assert_eq!(next.number("x-retry"), Some(number as i64));
+        last = next;
+        last.properties = without(&last, "x-delay");
+    }
+    site.client.publish(&published(&site, &last).with("x-exception", "ValueError: no such order"));
+    let letter = letter(&site, &daemon);
+    let error = letter.text("x-tidegate-error").unwrap_or_default();
+    assert!(error.ends_with("; x-exception: \"ValueError: no such order\""), "{error}");
+    assert_eq!(letter.text("x-exception").as_deref(), Some("ValueError: no such order"));
+}
+
+/// Its properties without a header.
+fn without(received: &Received, name: &str) -> tidegate_harness::lapin::BasicProperties {
+    let mut headers = FieldTable::default();
+    for (known, value) in
+        received.properties.headers().iter().flatten().filter(|(known, _)| known.as_str() != name)
+    {
+        headers.insert(known.clone(), value.clone());
+    }
+    received.properties.clone().with_headers(headers)
+}
+
+#[test]
+fn what_waits_for_its_next_try_is_looked_up_listed_moved_and_cancelled_by_its_id() {
+    let site = Site::new("again-commands");
+    let inbox = rejecting(&site, "work");
+    let config = config(&site, "passthrough").set("defaults.redeliver", r#"{ min = "1h", max = "2h" }"#);
+    let daemon = site.start(&config);
+    site.client.publish_all([site.push("work", "1").id("one"), site.push("work", "2").id("two")]);
+    inbox.take(2, Duration::from_secs(10));
+    let look = |id: &str| daemon.ask("GET", &format!("/api/v1/items/work/{id}")).1;
+    wait_until("both have come back", Duration::from_secs(20), || {
+        ["one", "two"].iter().all(|id| look(id)["state"] == "waiting")
+    });
+    let told = look("one");
+    assert_eq!((&told["retry"], &told["attempts"]), (&json!(1), &json!(0)), "{told}");
+    let ahead = told["due"].as_i64().expect("a due") - i64::try_from(now_ms()).expect("a sane clock");
+    assert!((3_000_000..=3_600_000).contains(&ahead), "{ahead}");
+    let (_, listed) = daemon.ask("GET", "/api/v1/items?application=work");
+    let retries: Vec<_> =
+        listed["items"].as_array().expect("items").iter().map(|item| item["retry"].clone()).collect();
+    assert_eq!(retries, [json!(1), json!(1)]);
+    assert_eq!(
+        daemon.ask("DELETE", "/api/v1/items/work/one").1,
+        json!({ "result": "cancelled", "count": 1 })
+    );
+    let moved = daemon.cli(&["reschedule", "work", "two", "--delay", "0s"]);
+    assert_eq!(moved.code, 0, "{}", moved.err);
+    let next = inbox.next();
+    assert_eq!((next.id().as_str(), next.number("x-retry")), ("two", Some(1)));
+    inbox.quiet(Duration::from_millis(500));
+}
+
+/// The whole batch has the id of the batch; what a consumer could not do of it, the ids of the items.
+#[test]
+fn of_a_batch_the_whole_is_cancelled_by_the_batchs_id_and_the_rest_of_one_comes_item_by_item() {
+    let site = Site::new("again-parts");
+    let inbox = rejecting(&site, "work");
+    let daemon =
+        site.start(&config(&site, "json").set("defaults.redeliver", r#"{ min = "1h", max = "2h" }"#));
+    let push = |id: &str| site.push("work", "{}").content_type("application/json").customer("anna").id(id);
+    site.client.publish_all([push("one"), push("two"), push("three")]);
+    let batch = inbox.batch();
+    assert_eq!(batch.ids(), ["one", "two", "three"]);
+    let look = || daemon.ask("GET", &format!("/api/v1/items/work/{}", batch.id)).1;
+    wait_until("it is back", Duration::from_secs(20), || look()["state"] == "waiting");
+    assert_eq!((&look()["customer"], &look()["retry"]), (&json!("anna"), &json!(1)));
+    let path = format!("/api/v1/items/work/{}", batch.id);
+    assert_eq!(daemon.ask("DELETE", &path).1, json!({ "result": "cancelled", "count": 1 }));
+    // Two of them were not done.
+    let named = batch.message.text("x-batch").expect("x-batch");
+    for id in ["one", "three"] {
+        site.client.publish(&push(id).with("x-batch", &named).delay(MIN_MS));
+    }
+    for id in ["one", "three"] {
+        let again = inbox.batch();
+        assert_eq!((again.ids(), again.message.number("x-retry")), (vec![id], Some(1)), "each leaves alone");
+    }
+}
+
+#[test]
+fn where_tries_are_not_counted_a_batch_is_a_letter_that_says_so_and_is_sent_back_later() {
+    let site = Site::new("again-off");
+    let inbox = rejecting(&site, "work");
+    let mut daemon = site.start(&site.config());
+    site.client.publish(&site.push("work", "x").customer("anna").id("one"));
+    let batch = inbox.next();
+    site.lies(&site.dead(), 1);
+    let (_, letters) = daemon.ask("GET", "/api/v1/dead");
+    let error = letters["letters"][0]["error"].as_str().expect("a sentence").to_owned();
+    assert!(error.contains("a batch came back") && error.contains("redeliver = { min = "), "{error}");
+    // With tries counted, it is what it was once it is sent back.
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(20)).success());
+    let daemon = site.start(&config(&site, "json"));
+    let (status, told) = daemon.ask("POST", "/api/v1/dead/retry?all=true");
+    assert_eq!((status, &told["count"]), (200, &json!(1)), "{told}");
+    let again = inbox.next();
+    assert_eq!((again.id(), &again.body, again.number("x-retry")), (batch.id(), &batch.body, Some(1)));
+}

@@ -1,0 +1,165 @@
+//! What consumers send back, to be delivered again later (`redeliver` of the configuration): a message of
+//! `passthrough`, an item that was in a batch, or a batch whole.
+//!
+//! A broker sends a message back as it was delivered, with a note of that (`x-death`), so an own time in it
+//! is one that is over. Where the note is missing the consumer has published it, and a time is its wish. That
+//! tells the two apart because such notes are not passed on to consumers here.
+//!
+//! A batch that comes back is one item: its id is that of the batch, and it goes out as it came, under the
+//! same batch id.
+
+use super::batch::{batch_id, BATCH_TYPE};
+use super::copied::Choices;
+use super::fields;
+use super::fingerprint::{is_of_broker, Fingerprint};
+use super::letter::RETRIED;
+use super::properties::{put_headers, Basic};
+use super::request::{item, too_deep, Message, ShownHeader, Terms};
+use crate::config::rfc3339::Rounding;
+use crate::config::terms::{batch_header, MAX_NAME};
+use crate::config::{Readings, Redeliver};
+use crate::engine::types::{BatchId, Dead, DuplicateRule, NewItem, Reason, Tried};
+use lapin::types::AMQPValue;
+
+/// What is added to a body of the largest size when it becomes an entry of a batch: names, ids, and a third
+/// for base64.
+const AROUND_A_BODY: u64 = 1 << 20;
+
+/// What has come back, where its application has it delivered again.
+pub(super) struct Comeback {
+    /// Number of the try that follows.
+    retry: u32,
+    /// When it is delivered again unless its consumer says otherwise, UTC ms.
+    due: u64,
+    /// Its consumer has had its last try.
+    over: Option<Box<Dead>>,
+}
+
+impl Comeback {
+    /// When it is due: then, or at the time that its consumer wishes.
+    pub(super) fn due(comeback: Option<&Self>, wished: Option<u64>) -> Option<u64> {
+        wished.or(comeback.map(|comeback| comeback.due))
+    }
+
+    /// What is known of it from now on.
+    pub(super) fn apply(comeback: Option<&Self>, tried: Tried) -> (Tried, Option<Box<Dead>>) {
+        match comeback {
+            Some(Comeback { retry, over, .. }) => (Tried { retry: *retry, ..tried }, over.clone()),
+            None => (tried, None),
+        }
+    }
+}
+
+impl Message<'_> {
+    /// Settings of an application that has what comes back delivered again; `None`: it has not.
+    fn redeliver(&self, application: &str) -> Option<&Redeliver> {
+        Some(&*self.readings.of(application).redeliver).filter(|redeliver| redeliver.min > 0)
+    }
+
+    /// Whether this header goes with an item of this application: brokers' notes and counts of tries do not,
+    /// where what comes back is counted here.
+    pub(super) fn keeps(&self, application: &str, name: &str) -> bool {
+        self.redeliver(application).is_none() || name != batch_header::RETRY && !is_of_broker(name)
+    }
+
+    /// `None`: it has not come back, or is like any other request.
+    pub(super) fn comeback(&self, application: &str) -> Option<Comeback> {
+        self.tried(None).batch?;
+        Some(self.try_again(self.redeliver(application)?))
+    }
+
+    fn try_again(&self, redeliver: &Redeliver) -> Comeback {
+        let header = |name: &str| self.properties.headers().as_ref()?.inner().get(name);
+        if header(RETRIED).is_some() {
+            // By whoever looks after dead letters: at once, and counted anew.
+            return Comeback { retry: 1, due: self.received, over: None };
+        }
+        let tries = fields::text(batch_header::RETRY, header(batch_header::RETRY), MAX_NAME).ok().flatten();
+        let tries = tries.and_then(|text| text.parse::<u32>().ok()).unwrap_or(0);
+        let over = (redeliver.attempts > 0 && tries >= redeliver.attempts).then(|| {
+            let reason = redeliver.reasons.iter().find_map(|name| Some((name, header(name)?)));
+            let reason = reason.map(|(name, value)| format!("; {name}: {}", fields::show(value)));
+            let text = format!(
+                "given up after {tries} more tries of its consumer (redeliver.attempts){}",
+                reason.unwrap_or_default()
+            );
+            Box::new(fields::verdict(Reason::Attempts, text))
+        });
+        let due = self.received.saturating_add(redeliver.pause(tries));
+        Comeback { retry: tries.saturating_add(1), due, over }
+    }
+
+    /// It is a batch that was published here, by its type, or by its id where its consumer has published it
+    /// without; `None`: it is not.
+    pub(super) fn returned_batch(&self) -> Option<Option<BatchId>> {
+        let id = self.basic.message_id.and_then(|id| batch_id(id.as_bytes()));
+        let named = self.tried(None).batch;
+        if self.basic.kind == Some(BATCH_TYPE) {
+            return Some(named.or(id));
+        }
+        let is_one = id.is_some() && id == named;
+        let wanted = || self.application().ok().flatten().is_some_and(|of| self.redeliver(&of).is_some());
+        (is_one && self.basic.kind.is_none() && wanted()).then_some(named)
+    }
+
+    /// Most bytes of a batch that comes back: of one, or of the largest item alone in one.
+    pub(super) fn most_of_a_batch(&self) -> u64 {
+        let application = self.application().ok().flatten().unwrap_or_default();
+        let largest = (self.limits.max_body / 3 * 4).saturating_add(AROUND_A_BODY);
+        largest.max(self.readings.of(&application).redeliver.largest)
+    }
+
+    /// The item that a batch becomes.
+    ///
+    /// # Errors
+    /// Its application has no such tries, or it has no id.
+    pub(super) fn whole_batch(&self, batch: Option<BatchId>, body: &mut Vec<u8>) -> Result<NewItem, Dead> {
+        let application: Box<str> = self.required_application()?.into();
+        let Some(redeliver) = self.redeliver(&application) else {
+            let name = fields::show_text(&application);
+            return Err(fields::invalid(format!(
+                "a batch came back (type {BATCH_TYPE}), and application {name} has no tries again: set \
+                 redeliver = {{ min = \"10s\" }} in its table of [applications]"
+            )));
+        };
+        let Some(batch) = batch else {
+            let text = format!("type is {BATCH_TYPE}, and neither x-batch nor message_id is a batch id");
+            return Err(fields::invalid(text));
+        };
+        let comeback = self.try_again(redeliver);
+        let customer = self.customer()?.map(Into::into);
+        let wished = if self.fields.died { None } else { self.own_time(&application)? };
+        let (name, value) = (fields::DELIVER_BEFORE, self.fields.deliver_before);
+        let expiry = fields::expiry(name, fields::given(name, value, Rounding::Down)?, ShownHeader(value))?;
+        let id = batch.to_string();
+        let basic = Basic { message_id: Some(&id), kind: Some(BATCH_TYPE), ..self.basic };
+        let keep = |name: &str, _: &AMQPValue| self.keeps(&application, name);
+        let properties = basic.write(|out| put_headers(out, self.properties, keep));
+        let properties = properties.map_err(|_| too_deep())?;
+        self.check_size(properties.len())?;
+        // The same try is the same, whatever its consumer has put on it.
+        let mut fingerprint = Fingerprint::new();
+        let retried = self.properties.headers().as_ref().and_then(|headers| headers.inner().get(RETRIED));
+        fingerprint.text(retried.map(fields::show).as_deref());
+        fingerprint.text(Some(&id));
+        fingerprint.text(Some(&comeback.retry.to_string()));
+        fingerprint.part(application.as_bytes());
+        fingerprint.part(body);
+        let at = Comeback::due(Some(&comeback), wished);
+        let tried = Tried { batch: Some(batch), sent_back: true, ..Tried::default() };
+        let (tried, over) = Comeback::apply(Some(&comeback), tried);
+        let terms = Terms {
+            application,
+            customer,
+            at,
+            expiry,
+            on_duplicate: DuplicateRule::Keep,
+            fingerprint: fingerprint.finish(),
+            tried,
+            over,
+            event: 0,
+        };
+        let (body, passed_on) = (std::mem::take(body), Readings::default());
+        Ok(item(&basic, terms, properties, body, &mut Choices::new(&passed_on, false)))
+    }
+}
