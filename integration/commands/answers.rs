@@ -100,6 +100,66 @@ fn one_after_the_other_means_in_that_order() {
 }
 
 #[test]
+fn reschedule_pause_and_resume() {
+    let site = Site::new("moved");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&site.config());
+    let asker = Asker::new(&site);
+    let about = |id: &str| site.push("shop", "").id(id);
+    site.client.publish_all(["1", "2"].map(|id| site.push("shop", "{}").id(id).delay(60_000)));
+    let told = asker.ask("reschedule", about("1").delay(0));
+    assert_eq!(told["result"], "rescheduled", "{told}");
+    assert!(told["before"].as_u64() > told["due"].as_u64(), "{told}");
+    let first = inbox.next();
+    assert_eq!(first.number("x-due"), told["due"].as_i64());
+    assert_eq!(asker.ask("reschedule", about("1").delay(0))["result"], "sent");
+    assert_eq!(asker.ask("reschedule", about("nobody").delay(0)), json!({"result": "unknown"}));
+    let nothing = asker.ask("reschedule", about("2"));
+    assert!(nothing["error"].as_str().is_some_and(|text| text.contains("x-delay")), "{nothing}");
+    // For a while, by a body: what is due meanwhile waits.
+    let body = json!({ "application": "shop", "delay_ms": 1_500 }).to_string();
+    let pause = site.push("shop", body).content_type("application/vnd.tidegate+json");
+    let told = asker.ask("pause", pause);
+    assert_eq!((&told["result"], &told["changed"]), (&json!("done"), &json!(true)), "{told}");
+    let until = told["until"].as_i64().expect("its end");
+    assert_eq!(asker.ask("reschedule", about("2").delay(0))["result"], "rescheduled");
+    let (_, shown) = daemon.ask("GET", "/api/v1/applications/shop");
+    assert_eq!((&shown["paused"], shown["paused_until"].as_i64()), (&json!(true), Some(until)), "{shown}");
+    let second = inbox.next();
+    let came = i64::try_from(second.at_us / 1_000).expect("a sane clock");
+    assert!(came >= until, "{came} {until}");
+    assert_eq!(daemon.ask("GET", "/api/v1/applications/shop").1["paused"], false);
+    // Until a command ends it.
+    assert_eq!(asker.ask("pause", site.push("shop", "")), json!({"result": "done", "changed": true}));
+    assert_eq!(asker.ask("pause", site.push("shop", "").number("x-deliver-at", until))["result"], "rejected");
+    site.client.publish(&site.push("shop", "3").id("3"));
+    inbox.quiet(Duration::from_millis(300));
+    assert_eq!(asker.ask("resume", site.push("shop", "")), json!({"result": "done", "changed": true}));
+    assert_eq!(inbox.batch().ids(), ["3"]);
+}
+
+/// An end that the command line names; the daemon is killed meanwhile.
+#[test]
+fn a_pause_with_an_end_outlives_a_kill() {
+    let site = Site::new("pause-end");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config());
+    let told = daemon.cli(&["pause", "shop", "--for", "3s"]);
+    assert!(told.code == 0 && told.out.starts_with("paused until 20"), "{told:?}");
+    let until = daemon.ask("GET", "/api/v1/applications/shop").1["paused_until"].as_u64().expect("its end");
+    site.client.publish(&site.push("shop", "1").id("1"));
+    daemon.holds("waiting", 1);
+    daemon.kill9();
+    daemon.start_again();
+    daemon.wait_ready();
+    assert!(daemon.cli(&["status"]).out.contains("paused until 20"), "{}", daemon.cli(&["status"]).out);
+    let came = inbox.next().at_us / 1_000;
+    assert!(came >= until, "{came} {until}");
+    assert_eq!(daemon.ask("POST", "/api/v1/applications/shop/pause?until=2020-01-01T00:00:00Z").0, 409);
+    assert_eq!(daemon.ask("POST", "/api/v1/applications/shop/pause?until=soon").0, 400);
+}
+
+#[test]
 fn by_direct_reply_to() {
     let site = Site::new("direct");
     site.application("shop");

@@ -84,7 +84,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             | Command::List(_)
             | Command::Outlook(_)
             | Command::Reschedule(..)
-            | Command::Pause(_)
+            | Command::Pause(..)
             | Command::Resume(_)
             | Command::Retry(_)
             | Command::DropParked(_) => panic!("not by message: {command:?}"),

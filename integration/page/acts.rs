@@ -69,6 +69,16 @@ fn an_application_is_paused_and_resumed() {
     asked(&browser, "Resume shop?", "12 items: 12 waiting", "Resume");
     browser.wait(&says("#outcomes", "Resumed: shop"));
     assert_eq!((is_paused(&daemon, "shop"), audited(&daemon, "pause")), (false, 1));
+    // For an hour.
+    press_in_row(&browser, "applications", "shop", "Pause…");
+    browser.wait(&says("#ask-count", "12 items"));
+    browser.run("document.getElementById('pause-for').value = '3600000'");
+    asked(&browser, "Pause shop?", "12 items: 12 waiting", "Pause");
+    browser.wait(&says("#outcomes", "Paused, until "));
+    browser.wait(&says("#applications", "paused until "));
+    let until = daemon.ask("GET", "/api/v1/applications/shop").1["paused_until"].as_u64().expect("its end");
+    let ahead = until.saturating_sub(tidegate_harness::now_ms());
+    assert!((3_000_000..=3_600_001).contains(&ahead), "{ahead}");
     was_well_behaved(&browser, &daemon);
 }
 

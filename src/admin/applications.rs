@@ -104,7 +104,8 @@ fn single(document: Document, application: &str) -> Response {
 }
 
 async fn pause(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
-    shared.change(caller, named(&uri, parse::application).map(CommandRequest::Pause)).await
+    let read = |of| Ok(CommandRequest::Pause(of, parse::pause_end(uri.query())?));
+    shared.change(caller, parse::application(uri.path()).and_then(read)).await
 }
 
 async fn resume(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {

@@ -127,7 +127,7 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
         Command::Count(c) => ("count", of(&c.application, None, Some(&c.customer))),
         Command::List(_) => ("list", Subject::default()),
         Command::Outlook(_) => ("timeline", Subject::default()),
-        Command::Pause(application) => ("pause", of(application, None, None)),
+        Command::Pause(application, _) => ("pause", of(application, None, None)),
         Command::Resume(application) => ("resume", of(application, None, None)),
         Command::Retry(application) => ("retry", of(application, None, None)),
         Command::DropParked(application) => ("drop_parked", of(application, None, None)),

@@ -7,7 +7,7 @@
 use super::command::ItemOf;
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, NewDue, Outlook};
+use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Outlook};
 use crate::letters::{
     LetterFilter, LetterJob, LetterKey, LetterTask, LetterWalk, NewTime, RetryTerms, WalkCursor,
     MOST_LOOKED_AT, MOST_OF_A_CALL, MOST_OF_A_WALK,
@@ -140,20 +140,39 @@ pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
 ///
 /// # Errors
 /// As [`filter`]; and both, or neither.
-pub fn new_due(query: Option<&str>) -> Result<NewDue, BadRequest> {
+pub fn new_due(query: Option<&str>) -> Result<Moment, BadRequest> {
     own_time(&parameters(query, &["at", "delay"])?)?
         .ok_or_else(|| fault("at", "say when: `at`, a moment, or `delay`, in ms"))
 }
 
+/// When a pause is to end: `until`, a moment, or `for`, in ms; neither: not by itself.
+///
+/// # Errors
+/// As [`filter`]; and both.
+pub fn pause_end(query: Option<&str>) -> Result<Option<Moment>, BadRequest> {
+    one_time(&parameters(query, &["until", "for"])?, "until", "for")
+}
+
 /// `at`, a moment, or `delay`, in ms, if one of them is there.
-fn own_time(all: &[(String, String)]) -> Result<Option<NewDue>, BadRequest> {
-    let at = of(all, "at").map(|text| moment(text).map_err(|text| fault("at", text))).transpose()?;
-    match (at, of(all, "delay")) {
-        (Some(_), Some(_)) => Err(fault("delay", "it is there beside `at`: only one can hold")),
-        (Some(at), None) => Ok(Some(NewDue::At(at))),
+fn own_time(all: &[(String, String)]) -> Result<Option<Moment>, BadRequest> {
+    one_time(all, "at", "delay")
+}
+
+/// A moment of one name, or a time from now on of another, in ms, if one of them is there.
+fn one_time(
+    all: &[(String, String)],
+    at_name: &'static str,
+    after_name: &'static str,
+) -> Result<Option<Moment>, BadRequest> {
+    let at = of(all, at_name).map(|text| moment(text).map_err(|text| fault(at_name, text))).transpose()?;
+    match (at, of(all, after_name)) {
+        (Some(_), Some(_)) => {
+            Err(fault(after_name, &format!("it is there beside `{at_name}`: only one can hold")))
+        }
+        (Some(at), None) => Ok(Some(Moment::At(at))),
         (None, Some(text)) => {
-            let ms = number(text).ok_or_else(|| fault("delay", "it is not a number of milliseconds"))?;
-            Ok(Some(NewDue::After(ms)))
+            let ms = number(text).ok_or_else(|| fault(after_name, "it is not a number of milliseconds"))?;
+            Ok(Some(Moment::After(ms)))
         }
         (None, None) => Ok(None),
     }
@@ -240,8 +259,8 @@ pub fn letter_retry(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     let walk = walk(&all)?;
     let (filter, limit) = meant_letters(&all, &walk)?;
     let time = match own_time(&all)? {
-        Some(NewDue::At(at)) => NewTime::At(at),
-        Some(NewDue::After(ms)) => NewTime::After(ms),
+        Some(Moment::At(at)) => NewTime::At(at),
+        Some(Moment::After(ms)) => NewTime::After(ms),
         None => NewTime::Now,
     };
     let before = of(&all, "deliver_before");

@@ -226,6 +226,7 @@ pub(crate) mod tests {
             name: name.to_owned(),
             total: 14,
             paused: false,
+            paused_until: None,
             waiting: 4,
             due: 1,
             in_flight: 2,

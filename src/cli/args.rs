@@ -6,7 +6,7 @@ mod store;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
-    RescheduleArgs,
+    PauseArgs, RescheduleArgs,
 };
 pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
@@ -110,8 +110,8 @@ pub(super) enum CliCommand {
     Flush(FlushArgs),
     /// Show the items that have not ended, in order of due
     List(ListArgs),
-    /// Hold the items of an application back until it is resumed; new ones are still taken
-    Pause(ApplicationArgs),
+    /// Hold the items of an application back, for a while or until it is resumed; new ones are still taken
+    Pause(PauseArgs),
     /// Let a paused application go on
     Resume(ApplicationArgs),
     /// What cannot be delivered at present: show it, try it again, give it up

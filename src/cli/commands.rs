@@ -1,7 +1,9 @@
 //! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `parked retry`, `parked drop`: one question,
 //! one answer.
 
-use super::args::{ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, RescheduleArgs};
+use super::args::{
+    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, PauseArgs, RescheduleArgs,
+};
 use super::client::{is_unknown, path, Client};
 use super::output::{plain, Failure, Out};
 use super::{millis, moment};
@@ -83,8 +85,18 @@ pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result
 ///
 /// # Errors
 /// As [`flush`].
-pub(super) fn pause(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
-    order(client, args, "pause", ["paused", "it was paused already"], output)
+pub(super) fn pause(client: &Client, args: &PauseArgs, output: Output) -> Result<(), Failure> {
+    let end = match (args.until, args.for_time) {
+        (Some(at), None) => format!("?until={at}"),
+        (None, Some(time)) => format!("?for={}", millis(time)),
+        (None, None) => String::new(),
+        (Some(_), Some(_)) => {
+            return Err(Failure::Usage("only one of --for and --until can hold".to_owned()))
+        }
+    };
+    let path = path(&["applications", &args.application, "pause"]);
+    let words = Wording { changed: ["paused", "it was paused so already"], ..CANCELLED };
+    conclude(&client.ask(Method::POST, &format!("{path}{end}"))?, words, output)
 }
 
 /// Runs `resume`.
@@ -173,7 +185,11 @@ fn tell(answer: &Value, Wording { changed, done }: Wording) -> (String, bool) {
             (format!("rescheduled: due at {due}, before at {before}"), true)
         }
         Some("flushed") => (format!("flushed: {}", count()), true),
-        Some("done") => (changed[usize::from(answer["changed"] == false)].to_owned(), true),
+        Some("done") => {
+            let until = &answer["until"];
+            let end = if until.is_null() { String::new() } else { format!(" until {}", at(until)) };
+            (format!("{}{end}", changed[usize::from(answer["changed"] == false)]), true)
+        }
         Some("sent") => not(format!("sent at {} in batch {}", at(&answer["at"]), text("batch"))),
         Some("expired") => not(format!("expired at {}", at(&answer["at"]))),
         Some("dead") => {
@@ -234,7 +250,7 @@ mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
     use crate::admin::{CommandRequest, CommandResponse, ItemOf, Query, Status};
-    use crate::engine::types::{CustomerOf, NewDue};
+    use crate::engine::types::{CustomerOf, Moment};
     use serde_json::json;
     use std::sync::{Arc, Mutex};
 
@@ -347,7 +363,10 @@ mod tests {
         assert_eq!(ended(cancel(&client, &cancel_args(None, Some("c d?#")), Output::Table)), 3);
         let sms = ApplicationArgs { application: "%sms".to_owned() };
         assert_eq!(ended(retry(&client, &sms, Output::Table)), 3);
-        assert_eq!(ended(pause(&client, &sms, Output::Table)), 3);
+        let mut held = PauseArgs { application: "%sms".to_owned(), for_time: None, until: None };
+        assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
+        held.for_time = Some(std::time::Duration::from_secs(90));
+        assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
         let yes = DropArgs { application: "%sms".to_owned(), yes: true };
         assert_eq!(ended(drop_parked(&client, &yes, Output::Table)), 3);
         let later = RescheduleArgs {
@@ -364,10 +383,11 @@ mod tests {
             CommandRequest::Cancel(ItemOf { application: "a/b".into(), id: "..".into() }),
             CommandRequest::CancelAll(CustomerOf { application: "a/b".into(), customer: "c d?#".into() }),
             CommandRequest::Retry("%sms".into()),
-            CommandRequest::Pause("%sms".into()),
+            CommandRequest::Pause("%sms".into(), None),
+            CommandRequest::Pause("%sms".into(), Some(Moment::After(90_000))),
             CommandRequest::DropParked("%sms".into()),
-            CommandRequest::Reschedule(other.clone(), NewDue::After(90_000)),
-            CommandRequest::Reschedule(other, NewDue::At(AT)),
+            CommandRequest::Reschedule(other.clone(), Moment::After(90_000)),
+            CommandRequest::Reschedule(other, Moment::At(AT)),
         ];
         assert_eq!(*heard.lock().unwrap(), want);
     }

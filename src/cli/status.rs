@@ -2,6 +2,7 @@
 
 use super::args::Output;
 use super::client::{path, Client};
+use super::commands::cell;
 use super::health::names;
 use super::output::{plain, Failure, Out};
 use crate::admin::state::{unready, Application, Document};
@@ -152,13 +153,21 @@ pub(super) fn applications(all: &[Application], dead_letters: Option<&Applicatio
 }
 
 fn application(name: &str, a: &Application) -> Vec<String> {
-    let state = if a.paused { format!("{}, paused", a.state()) } else { a.state().to_owned() };
+    let state = if a.paused { format!("{}, {}", a.state(), paused(a)) } else { a.state().to_owned() };
     let mut row = vec![plain(name).into_owned(), plain(&state).into_owned()];
     row.extend([a.total, a.due, a.in_flight, a.parked, a.windows, a.confirmed].map(|n| n.to_string()));
     if let Some(parked) = a.parked_since() {
         row.push(format!("{}; next try in {}", plain(parked.last_error), span(parked.next_try_in_ms)));
     }
     row
+}
+
+/// How an application is paused, in words.
+fn paused(a: &Application) -> String {
+    match a.paused_until {
+        Some(until) => format!("paused until {}", cell("at", &Value::from(until))),
+        None => "paused".to_owned(),
+    }
 }
 
 /// Two units are enough for people.

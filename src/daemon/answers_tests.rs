@@ -197,7 +197,7 @@ fn the_other_commands_are_answered_in_their_words() {
     assert_eq!(told(Command::Count(customer_of()), counted(None)).1["next_due"], Value::Null);
     let flushed = json!({ "result": "flushed", "count": 0 });
     assert_eq!(told(Command::Flush(customer_of()), Answer::Flushed(0)), (Status::Known, flushed));
-    for command in [Command::Pause(app()), Command::Resume(app()), Command::Retry(app())] {
+    for command in [Command::Pause(app(), None), Command::Resume(app()), Command::Retry(app())] {
         assert_eq!(all(command), (Status::Known, json!({ "result": "done", "changed": true })));
     }
     let dropped = Answer::Cancelled { count: 9, in_flight: 0 };
@@ -217,7 +217,7 @@ fn every_command_can_be_unknown_refused_or_unavailable() {
         Command::Flush(customer_of()),
         Command::List(Filter::default()),
         Command::Outlook(Outlook { application: None, each_ms: 1, stretches: 1 }),
-        Command::Pause(app()),
+        Command::Pause(app(), None),
         Command::Resume(app()),
         Command::Retry(app()),
         Command::DropParked(app()),

@@ -5,14 +5,14 @@
 //! crash cannot make it untrue. What is in flight is waited for, within a bound.
 
 use super::core::{listed, Core, LiveItem, Whereabouts};
-use super::event::Found;
+use super::event::{Found, FOR_EVER};
 use super::health::HealthState;
 use super::ids::QueueId;
 use super::judge;
 use super::mutant::{mutated, Mutant};
 use super::scans::{end_of_cancel, Scans};
 use super::types::{
-    Answer, Asker, AssignedId, ClosedBy, Command, CustomerOf, End, Ended, Identity, NewDue, Now, Settings,
+    Answer, Asker, AssignedId, ClosedBy, Command, CustomerOf, End, Ended, Identity, Moment, Now, Settings,
     Target,
 };
 
@@ -40,8 +40,8 @@ pub(super) fn execute(
         Command::Reschedule(target, due) => reschedule(core, scans, settings, (target, *due), found, now),
         Command::Lookup(target) => Executed::Answer(look_up(core, scans, target, found, now)),
         Command::Flush(of) => Executed::Answer(Answer::Flushed(flush(core, of, now))),
-        Command::Pause(application) => Executed::Answer(set_paused(core, settings, application, true, now)),
-        Command::Resume(application) => Executed::Answer(set_paused(core, settings, application, false, now)),
+        Command::Pause(application, end) => Executed::Answer(pause(core, settings, (application, *end), now)),
+        Command::Resume(application) => Executed::Answer(resume(core, application)),
         Command::Retry(application) => Executed::Answer(retry(core, application)),
         Command::CancelAll(_)
         | Command::Count(_)
@@ -119,7 +119,7 @@ fn reschedule(
     core: &mut Core,
     scans: &mut Scans,
     settings: &Settings,
-    (target, due): (&Target, NewDue),
+    (target, due): (&Target, Moment),
     found: Vec<(Identity, Found)>,
     now: Now,
 ) -> Executed {
@@ -165,23 +165,28 @@ fn reschedule(
     Executed::Answer(Answer::Rescheduled { due, before })
 }
 
-/// The moment that is meant, as it would be for a request of this application.
-fn new_due(
-    settings: &Settings,
-    (application, due): (&str, NewDue),
-    expiry: Option<u64>,
-    now: Now,
-) -> Result<u64, String> {
+/// UTC ms, within what may be named.
+fn moment(settings: &Settings, named: Moment, now: Now) -> Result<u64, String> {
     // The clock's reading is rounded down: a delay counts from the next whole millisecond.
-    let (at, up) = match due {
-        NewDue::At(at) => (at, 0),
-        NewDue::After(delay) => (now.wall.saturating_add(delay), 1),
+    let (at, up) = match named {
+        Moment::At(at) => (at, 0),
+        Moment::After(delay) => (now.wall.saturating_add(delay), 1),
     };
     let latest = now.wall.saturating_add(settings.max_delay);
     if at > latest {
         return Err(format!("{at} is more than limits.max_delay ahead: {latest} is the latest"));
     }
-    let at = at.saturating_add(up);
+    Ok(at.saturating_add(up))
+}
+
+/// The moment that is meant, as it would be for a request of this application.
+fn new_due(
+    settings: &Settings,
+    (application, due): (&str, Moment),
+    expiry: Option<u64>,
+    now: Now,
+) -> Result<u64, String> {
+    let at = moment(settings, due, now)?;
     let beyond = u64::from(mutated(Mutant::RescheduledToItsExpiry));
     if expiry.is_some_and(|expiry| at.max(now.wall) >= expiry.saturating_add(beyond)) {
         let expiry = expiry.unwrap_or_default();
@@ -244,28 +249,45 @@ fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
     count + u64::from(mutated(Mutant::FlushCountsOneMore))
 }
 
-fn set_paused(core: &mut Core, settings: &Settings, application: &str, paused: bool, now: Now) -> Answer {
+fn pause(
+    core: &mut Core,
+    settings: &Settings,
+    (application, end): (&str, Option<Moment>),
+    now: Now,
+) -> Answer {
+    let until = match end.map(|end| moment(settings, end, now)) {
+        None => None,
+        Some(Ok(at)) if at <= now.wall => {
+            return Answer::Rejected(format!("the pause is to end at {at}, which is over").into())
+        }
+        Some(Ok(at)) => Some(at),
+        Some(Err(text)) => return Answer::Rejected(text.into()),
+    };
     let queues = &mut core.stock.queues;
-    if queues.find(application).is_none() {
-        if !paused {
-            return Answer::Done { changed: false };
-        }
-        if queues.paused() >= settings.max_applications {
-            return Answer::Unavailable("limits.applications are paused already");
-        }
+    let is_new = queues.find(application).is_none_or(|queue| !queues[queue].is_paused());
+    if is_new && queues.find(application).is_none() && queues.paused() >= settings.max_applications {
+        return Answer::Unavailable("limits.applications are paused already");
     }
     let queue = queues.id(application);
-    if !queues.at(queue).set_paused(paused) {
+    let changed = queues.at(queue).set_paused(Some(until.unwrap_or(FOR_EVER)));
+    if changed && !mutated(Mutant::PauseUnhurried) {
+        core.stock.shared.journal.hurry();
+    }
+    if is_new {
+        core.stock.begin_evicting(queue, now);
+    }
+    Answer::Paused { until, changed }
+}
+
+fn resume(core: &mut Core, application: &str) -> Answer {
+    let Some(queue) = core.stock.queues.find(application) else { return Answer::Done { changed: false } };
+    if !core.stock.queues.at(queue).set_paused(None) {
         return Answer::Done { changed: false };
     }
     if !mutated(Mutant::PauseUnhurried) {
         core.stock.shared.journal.hurry();
     }
-    if paused {
-        core.stock.begin_evicting(queue, now);
-    } else {
-        core.resume(queue);
-    }
+    core.resume(queue);
     Answer::Done { changed: true }
 }
 

@@ -342,6 +342,15 @@ impl Core {
         good
     }
 
+    /// Pauses that have ended by themselves, and those after failures.
+    pub(super) fn end_pauses(&mut self, now: Now) {
+        self.dispatch.end_backoffs(&mut self.stock, now);
+        while let Some(queue) = self.stock.queues.pause_ended(now.wall) {
+            self.stock.queues.at(queue).set_paused(None);
+            self.resume(queue);
+        }
+    }
+
     /// A queue is drained again that was not.
     pub(super) fn resume(&mut self, queue: QueueId) {
         self.stock.queues.at(queue).end_hold();

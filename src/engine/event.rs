@@ -14,6 +14,9 @@ pub type Token = u64;
 /// Name of the queue of dead letters. No application has an empty name.
 pub const DEAD_LETTERS: &str = "";
 
+/// The end of what no clock ends.
+pub const FOR_EVER: u64 = u64::MAX;
+
 /// An item as the store keeps it: its persistent fields, without anything that a restart forgets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
@@ -134,8 +137,8 @@ pub struct QueueRow {
     pub count: u64,
     /// No item of the queue lies below: scans start here, never among the tombstones.
     pub low: Key,
-    /// Held back until a command lets it go on.
-    pub paused: bool,
+    /// Held back until then, UTC ms, or until a command lets it go on; [`FOR_EVER`]: until that alone.
+    pub paused: Option<u64>,
     /// No item that lacks its customer row is due at or after this moment, UTC ms.
     pub unindexed_until: u64,
 }

@@ -175,7 +175,7 @@ impl Engine {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
         let (core, stock) = (&self.core, &self.core.stock);
-        let wall = [stock.shared.next_due(), self.loader.deadline(self.course.clocks.last())];
+        let wall = [stock.next_end(), self.loader.deadline(self.course.clocks.last())];
         let mono = [
             stock.customers().next_look(),
             stock.shared.journal.deadline(),
@@ -320,7 +320,7 @@ impl Engine {
             self.advance_scans(now);
         }
         self.pass_time(now);
-        self.core.dispatch.end_backoffs(&mut self.core.stock, now);
+        self.core.end_pauses(now);
         // Else what has failed without it being known would be overtaken.
         let sent = self.settings.thresholds.sent;
         self.course.more |= !ended || self.core.pump(sent, now, &mut self.fx.publishes);

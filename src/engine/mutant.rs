@@ -260,6 +260,8 @@ pub(super) enum Mutant {
     CurrentForNobody,
     /// What a scan has brought that was given up is believed.
     GivenUpIsBelieved,
+    /// A pause is ended by a command alone.
+    PauseHasNoEnd,
     /// How often a consumer has sent an item back is forgotten with a restart.
     RetryNotRestored,
     /// What a consumer has sent back leaves together with others.
@@ -516,6 +518,7 @@ mod tests {
             Mutant::ScansForgotten,
             Mutant::CurrentForNobody,
             Mutant::GivenUpIsBelieved,
+            Mutant::PauseHasNoEnd,
             Mutant::RetryNotRestored,
             Mutant::RetryInCompany,
             Mutant::SameTryTwice,

@@ -17,7 +17,7 @@ mod live;
 mod resident;
 mod table;
 
-use super::event::QueueRow;
+use super::event::{QueueRow, FOR_EVER};
 use super::health::HealthState;
 use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
@@ -56,7 +56,8 @@ pub(super) struct Queue {
     stored: u64,
     pending: u64,
     near_until: Key,
-    paused: bool,
+    /// Until then, UTC ms.
+    paused: Option<u64>,
     /// Its row is out of date.
     dirty: bool,
     /// It stands in the list of those that the loader has to look at.
@@ -101,7 +102,12 @@ impl Queue {
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.paused
+        self.paused.is_some()
+    }
+
+    /// When its pause ends by itself, UTC ms.
+    pub(super) fn paused_until(&self) -> Option<u64> {
+        self.paused.filter(|until| *until < FOR_EVER)
     }
 
     pub(super) fn former_unindexed(&self) -> u64 {
@@ -137,7 +143,7 @@ impl Queue {
 
     /// It cannot be delivered to at present, or it must not.
     pub(super) fn is_held_back(&self) -> bool {
-        self.paused
+        self.is_paused()
             || self.is_failing()
             || self.live.as_ref().is_some_and(|live| live.is(Condition::Hindered))
     }
@@ -181,7 +187,7 @@ impl Queue {
             queue: Arc::clone(&self.name),
             count: self.stored + u64::from(mutated(Mutant::CountForgotten) && self.stored == 0),
             low: self.low(),
-            paused: self.paused && !mutated(Mutant::PauseForgotten),
+            paused: self.paused.filter(|_| !mutated(Mutant::PauseForgotten)),
             unindexed_until: if self.stored == 0 { 0 } else { self.unindexed_until },
         }
     }
@@ -190,13 +196,13 @@ impl Queue {
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
         let (near, far, wake) = (self.near_until, self.far(), self.wake);
-        let live = self.live.as_ref().map(|live| live.describe(self.paused));
+        let live = self.live.as_ref().map(|live| live.describe(self.is_paused()));
         format!("{} stored {} far {far} near {near:?} wake {wake} {live:?}", self.name, self.stored)
     }
 
     fn is_forgettable(&self) -> bool {
         self.total() == 0
-            && !self.paused
+            && !self.is_paused()
             && !self.dirty
             && self.live.as_ref().is_none_or(|live| live.is_idle(true))
     }

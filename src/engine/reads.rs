@@ -130,7 +130,7 @@ impl Reads {
     /// changes are remembered for reads: one may take as long as a disk that stands still, while all others
     /// go on. Reads of queues need no such bound, since commits wait for them.
     pub(super) fn tidy(&mut self, watch: &Watch, most: usize) {
-        if self.order.len().max(self.closed.len()) > most {
+        if self.scans_cost(watch, most) {
             let last = self.open[ReadLine::Scans as usize].back();
             self.given_up = last.map_or(self.given_up, |last| *last);
             self.forget(self.oldest());
@@ -142,6 +142,19 @@ impl Reads {
         while self.closed.front().is_some_and(over) {
             self.closed.pop_front();
         }
+    }
+
+    /// More than that is remembered, and scans alone are what the first of it is remembered for: else those
+    /// that are put again would be given up as well, for as long as an answer is waited for.
+    fn scans_cost(&self, watch: &Watch, most: usize) -> bool {
+        let ordered = self.oldest_of(ReadLine::Ordered);
+        let of_scans = |read: u64| ordered.is_none_or(|oldest| oldest > read);
+        let change = self.order.front().filter(|_| self.order.len() > most);
+        let closed = self.closed.front().filter(|_| self.closed.len() > most);
+        change.is_some_and(|(read, _)| of_scans(*read))
+            || closed.is_some_and(|(read, question, _)| {
+                of_scans(*read) && watch.oldest().is_none_or(|oldest| oldest > *question)
+            })
     }
 
     /// A window closed before its planned end.
@@ -378,6 +391,27 @@ mod tests {
         assert_eq!([2, 3].map(|seq| present_key(&reads, Key::own(5, seq)).is_some()), [true, false]);
         reads.end(ReadLine::Scans);
         assert!(reads.changed.is_empty() && kept(&reads) == 0);
+    }
+
+    /// What a question is waited for is not the scan's: given up, it would be for as long as that.
+    #[test]
+    fn what_others_have_remembered_ends_no_scan() {
+        let (mut reads, mut watch) = (Reads::new(), Watch::new());
+        let asked = watch.begin(Identity::assigned(1));
+        let closed = |window| ClosingRow {
+            application: "shop".into(),
+            end: 100,
+            window,
+            due: 70,
+            cause: ClosedBy::Flush,
+        };
+        reads.begin(ReadLine::Scans);
+        (0..3).for_each(|window| reads.note_closed(&watch, &closed(window)));
+        reads.tidy(&watch, 2);
+        assert!(!reads.is_given_up() && reads.closed.len() == 3);
+        watch.end(asked);
+        reads.tidy(&watch, 2);
+        assert!(reads.is_given_up() && reads.closed.is_empty());
     }
 
     /// Members of a window that closed, and of one that opened behind it with the same planned end.

@@ -86,12 +86,14 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
     let queue = &core.stock.queues[id];
     let (name, delivery) = (queue.name().to_string(), delivery(queue, now));
     let (total, paused, oldest_due_at) = (queue.total(), queue.is_paused(), oldest_due(core, id, now));
+    let paused_until = queue.paused_until();
     let Some(live) = queue.live() else {
         return Application {
             name,
             delivery,
             total,
             paused,
+            paused_until,
             waiting: total,
             oldest_due_at,
             ..Application::default()
@@ -105,6 +107,7 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         delivery,
         total,
         paused,
+        paused_until,
         waiting: total.saturating_sub(due + in_flight + parked),
         due,
         in_flight,

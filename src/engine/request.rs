@@ -134,9 +134,9 @@ pub struct Timeline {
     pub applications_truncated: bool,
 }
 
-/// The time that an item is to have from now on.
+/// A time that a command names: of an item from now on, or at which something ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewDue {
+pub enum Moment {
     /// This moment, UTC ms; one that is over: at once.
     At(u64),
     /// So many ms after the command is executed.
@@ -153,7 +153,7 @@ pub enum Command<I = Target> {
     /// What has become of an item.
     Lookup(I),
     /// Give an item that waits another time.
-    Reschedule(I, NewDue),
+    Reschedule(I, Moment),
     /// How many items a customer has.
     Count(CustomerOf),
     /// Close a customer's open window now.
@@ -162,8 +162,8 @@ pub enum Command<I = Target> {
     List(Filter),
     /// How many items become due when.
     Outlook(Outlook),
-    /// Hold an application's items back, until [`Command::Resume`].
-    Pause(Box<str>),
+    /// Hold an application's items back until then, or until [`Command::Resume`].
+    Pause(Box<str>, Option<Moment>),
     /// Let a paused application go on.
     Resume(Box<str>),
     /// Try a parked application now, without waiting for its back-off.
@@ -184,7 +184,7 @@ impl<I> Command<I> {
             Command::Flush(of) => Command::Flush(of),
             Command::List(filter) => Command::List(filter),
             Command::Outlook(outlook) => Command::Outlook(outlook),
-            Command::Pause(application) => Command::Pause(application),
+            Command::Pause(application, end) => Command::Pause(application, end),
             Command::Resume(application) => Command::Resume(application),
             Command::Retry(application) => Command::Retry(application),
             Command::DropParked(application) => Command::DropParked(application),
@@ -343,6 +343,13 @@ pub enum Answer {
     },
     /// What becomes due when.
     Timeline(Box<Timeline>),
+    /// The application is paused.
+    Paused {
+        /// Until then, UTC ms; `None`: until a command lets it go on.
+        until: Option<u64>,
+        /// It was not before, or to another end.
+        changed: bool,
+    },
     /// It is so now; `changed`: and was not before.
     Done {
         /// The command made a difference.

@@ -130,7 +130,7 @@ impl Scans {
             | Command::Lookup(_)
             | Command::Reschedule(..)
             | Command::Flush(_)
-            | Command::Pause(_)
+            | Command::Pause(..)
             | Command::Resume(_)
             | Command::Retry(_) => {
                 debug_assert!(false, "a command of one item or application is no scan");

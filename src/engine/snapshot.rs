@@ -126,6 +126,9 @@ pub struct Application {
     /// Held back by an operator's order.
     #[serde(default)]
     pub paused: bool,
+    /// When that ends by itself, UTC ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused_until: Option<u64>,
     /// Items in memory that wait for their time.
     #[serde(default)]
     pub waiting: u64,

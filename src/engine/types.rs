@@ -5,7 +5,7 @@
 //! unchecked one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
 pub use super::request::{
-    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, NewDue,
+    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Moment,
     Outlook, Reply, ReplyTo, Target, Timeline,
 };
 pub use super::settings::{AppSettings, Budget, Format, OnFull, Retry, Settings};

@@ -32,7 +32,7 @@ impl<'a> Waiter<'a> {
                 &target.application
             }
             Command::CancelAll(of) | Command::Count(of) | Command::Flush(of) => &of.application,
-            Command::Pause(application)
+            Command::Pause(application, _)
             | Command::Resume(application)
             | Command::Retry(application)
             | Command::DropParked(application) => application,

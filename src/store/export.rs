@@ -15,6 +15,7 @@ use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::record::{self, View};
 use super::rows::{self, META_IDENTITY, META_MARKS};
 use super::{ended, OpenError, ReadError};
+use crate::engine::event::FOR_EVER;
 use crate::engine::types::{AssignedId, Content, Identity};
 use fjall::{Database, Slice};
 use std::path::Path;
@@ -178,7 +179,10 @@ impl ExportState {
             KeyspaceId::Queues => {
                 let row = rows::read_queue(key, value).map_err(|e| broken(&e))?;
                 let application = row.queue.to_string();
-                row.paused.then_some(ExportLine::Queue(QueueLine { application, paused: true }))
+                row.paused.map(|until| {
+                    let until = Some(until).filter(|until| *until < FOR_EVER);
+                    ExportLine::Queue(QueueLine { application, paused: true, until })
+                })
             }
             KeyspaceId::Windows => {
                 let row = rows::read_window(key, value).map_err(|e| broken(&e))?;

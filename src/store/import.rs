@@ -19,6 +19,7 @@ use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
 use crate::config::terms::MAX_NAME;
 use crate::engine::event::{
     BucketRow, Found, IndexRows, Load, Loaded, Marks, Op, Opened, QueueRow, Stored, Wanted, WindowRow,
+    FOR_EVER,
 };
 use crate::engine::types::{Identity, Key};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -350,8 +351,9 @@ impl Import {
                     ..row
                 }))
             }
-            ExportLine::Queue(QueueLine { application, paused }) => {
+            ExportLine::Queue(QueueLine { application, paused, until }) => {
                 names(&[&application])?;
+                let paused = paused.then(|| until.unwrap_or(FOR_EVER));
                 Ok(ImportEntry::Queue(application.into(), paused))
             }
             ExportLine::Store(_) => Err("it is a first line, in the middle of an export".to_owned()),
@@ -438,7 +440,7 @@ impl Import {
                 }
             }
             ImportEntry::Queue(queue, paused) => {
-                if paused && !self.queues.contains_key(&queue) {
+                if paused.is_some() && !self.queues.contains_key(&queue) {
                     let row = QueueRow { paused, ..empty_queue(&queue) };
                     self.queues.insert(Arc::clone(&queue), row);
                     self.told.paused += 1;
@@ -503,8 +505,8 @@ enum ImportEntry {
     Item(Box<Stored>),
     Ended(Identity, crate::engine::types::Ended),
     Window(WindowRow),
-    /// Name, and whether it is paused.
-    Queue(Arc<str>, bool),
+    /// Name, and until when it is paused.
+    Queue(Arc<str>, Option<u64>),
 }
 
 /// Writes of one commit.
@@ -519,7 +521,7 @@ struct ImportOps {
 
 /// Every item that is imported has its row under its customer.
 fn empty_queue(queue: &Arc<str>) -> QueueRow {
-    QueueRow { queue: Arc::clone(queue), count: 0, low: Key::default(), paused: false, unindexed_until: 0 }
+    QueueRow { queue: Arc::clone(queue), count: 0, low: Key::default(), paused: None, unindexed_until: 0 }
 }
 
 /// Names of applications and customers.

@@ -71,6 +71,9 @@ pub struct QueueLine {
     pub application: String,
     /// Held back until a command lets it go on.
     pub paused: bool,
+    /// Or until then, UTC ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
 }
 
 /// As the store keeps it.

@@ -173,7 +173,13 @@ fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (
     match a % 3 {
         0 => {
             let (count, low) = (u64::from(b % 3), Key::own(due, seq));
-            Op::PutQueue(QueueRow { queue, count, low, paused: flag, unindexed_until: due })
+            Op::PutQueue(QueueRow {
+                queue,
+                count,
+                low,
+                paused: flag.then_some(due.max(2)),
+                unindexed_until: due,
+            })
         }
         1 => {
             let (count, weight, expiry) = (u32::from(b) + 1, seq, flag.then_some(due));

@@ -24,7 +24,13 @@ fn identity_of(_: &str, id: &str) -> Identity {
 }
 
 fn queue(name: &str, count: u64, low: u64, paused: bool) -> Op {
-    Op::PutQueue(QueueRow { queue: name.into(), count, low: key(low, 0), paused, unindexed_until: 0 })
+    Op::PutQueue(QueueRow {
+        queue: name.into(),
+        count,
+        low: key(low, 0),
+        paused: paused.then_some(9_000),
+        unindexed_until: 0,
+    })
 }
 
 fn sent(at: u64) -> Ended {
@@ -202,7 +208,11 @@ fn into_a_store_that_is_there_items_come_as_new_arrivals() {
     assert_eq!((summary.items, summary.identity), (4, identity));
     assert_eq!(imported(to.path(), &text).unwrap().items, 0, "never twice");
     let mut open = open_at(to.path());
-    assert!(open.opened.queues.iter().any(|row| &*row.queue == APP && row.paused && row.low == key(50, 31)));
+    assert!(open
+        .opened
+        .queues
+        .iter()
+        .any(|row| &*row.queue == APP && row.paused == Some(9_000) && row.low == key(50, 31)));
     let places: Vec<Key> = items(&mut *open.store, APP).into_iter().map(|item| item.key).collect();
     assert_eq!(places, [key(50, 31), key(55, 34), key(61, 2), key(70, 35)]);
     assert_eq!(open.opened.marks.next_seq, 40);
@@ -312,7 +322,7 @@ fn an_export_ends_at_a_damaged_row() {
 #[test]
 fn an_export_that_lacks_items_is_not_whole() {
     let (from, text) = source();
-    let more = QueueRow { queue: APP.into(), count: 5, low: key(40, 0), paused: false, unindexed_until: 0 };
+    let more = QueueRow { queue: APP.into(), count: 5, low: key(40, 0), paused: None, unindexed_until: 0 };
     let (at, row) = rows::queue_row(&more).unwrap();
     super::disk::write_raw(from.path(), KeyspaceId::Queues, &at, Some(&row));
     let (out, error) = broken_off(from.path());

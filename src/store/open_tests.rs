@@ -11,6 +11,7 @@ use super::tests::{
     APP,
 };
 use super::*;
+use crate::engine::event::FOR_EVER;
 use crate::engine::event::{BucketRow, QueueRow, WindowRow};
 use std::fs;
 
@@ -36,10 +37,10 @@ fn marks_and_small_rows_survive() {
     let (bucket, marks) = (|bucket, from| BucketRow { bucket, from }, Marks { next_seq: 77, wall: 0 });
     let over = vec![
         Op::DeleteWindow { application: "app".into(), customer: "b".into() },
-        Op::PutQueue(queue("held", 0, true)),
-        Op::PutQueue(queue("held too", 3, true)),
-        Op::PutQueue(queue("runs", 2, false)),
-        Op::PutQueue(queue("gone", 0, false)),
+        Op::PutQueue(queue("held", 0, Some(9_000))),
+        Op::PutQueue(queue("held too", 3, Some(FOR_EVER))),
+        Op::PutQueue(queue("runs", 2, None)),
+        Op::PutQueue(queue("gone", 0, None)),
         Op::BeginBucket(bucket(7, 80)),
     ];
     store
@@ -50,11 +51,11 @@ fn marks_and_small_rows_survive() {
                     Op::PutWindow(window("a", 1)),
                     Op::PutWindow(window("b", 1)),
                     Op::PutWindow(window("a", 2)),
-                    Op::PutQueue(queue("held", 5, true)),
-                    Op::PutQueue(queue("held too", 5, true)),
-                    Op::PutQueue(queue("runs", 5, false)),
-                    Op::PutQueue(queue("gone", 5, true)),
-                    Op::PutQueue(queue("", 6, false)),
+                    Op::PutQueue(queue("held", 5, Some(9_000))),
+                    Op::PutQueue(queue("held too", 5, Some(FOR_EVER))),
+                    Op::PutQueue(queue("runs", 5, None)),
+                    Op::PutQueue(queue("gone", 5, Some(FOR_EVER))),
+                    Op::PutQueue(queue("", 6, None)),
                     Op::BeginBucket(bucket(7, 60)),
                     Op::BeginBucket(bucket(2, 70)),
                 ],
@@ -67,10 +68,10 @@ fn marks_and_small_rows_survive() {
     let expected = Opened {
         marks,
         queues: vec![
-            queue("", 6, false),
-            queue("held", 0, true),
-            queue("runs", 2, false),
-            queue("held too", 3, true),
+            queue("", 6, None),
+            queue("held", 0, Some(9_000)),
+            queue("runs", 2, None),
+            queue("held too", 3, Some(FOR_EVER)),
         ],
         windows: vec![window("a", 2)],
         buckets: vec![bucket(2, 70), bucket(7, 80)],

@@ -5,7 +5,7 @@
 
 use super::errors::{broken_contract, BrokenContract};
 use super::fields::{self, closed_by_code, put_varint};
-use crate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, WindowRow};
+use crate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, WindowRow, FOR_EVER};
 use crate::engine::types::{ClosedBy, Identity, Key};
 use std::sync::Arc;
 
@@ -353,11 +353,16 @@ pub fn read_closing_key(key: &[u8]) -> Result<(bool, Arc<str>, Key), String> {
     Ok((by_due, queue, place))
 }
 
+/// Of a pause that a command alone ends.
+const NO_END: u64 = 1;
+
 /// Key and value of a queue's row. It is written with most commits: its numbers have no fixed width.
 ///
 /// ```text
-/// count | low.due | low.window | low.seq | paused u8 | unindexed_until | crc32c u32 LE
+/// count | low.due | low.window | low.seq | paused | unindexed_until | crc32c u32 LE
 /// ```
+///
+/// *Paused* is 0 where it is not, [`NO_END`], or when that ends.
 ///
 /// # Errors
 ///
@@ -365,9 +370,8 @@ pub fn read_closing_key(key: &[u8]) -> Result<(bool, Arc<str>, Key), String> {
 pub fn queue_row(row: &QueueRow) -> Result<SmallRow, BrokenContract> {
     let key = prefix(&[&row.queue])?;
     let mut value = Vec::with_capacity(32);
-    for number in
-        [row.count, row.low.due, row.low.window, row.low.seq, row.paused.into(), row.unindexed_until]
-    {
+    let paused = row.paused.map_or(0, |until| if until == FOR_EVER { NO_END } else { until });
+    for number in [row.count, row.low.due, row.low.window, row.low.seq, paused, row.unindexed_until] {
         put_varint(&mut value, number);
     }
     let value = seal(&key, value);
@@ -386,10 +390,10 @@ pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
     let count = r.varint("count").map_err(text)?;
     let mut low = |name| r.varint(name).map_err(text);
     let low = Key { due: low("low.due")?, window: low("low.window")?, seq: low("low.seq")? };
-    let paused = match r.byte("paused").map_err(text)? {
-        0 => false,
-        1 => true,
-        other => return Err(format!("unknown pause flag {other}")),
+    let paused = match r.varint("paused").map_err(text)? {
+        0 => None,
+        NO_END => Some(FOR_EVER),
+        until => Some(until),
     };
     let unindexed_until = r.varint("unindexed_until").map_err(text)?;
     r.end().map_err(text)?;
@@ -474,7 +478,8 @@ mod tests {
             let (k, v) = window_row(&window).unwrap();
             prop_assert_eq!(read_window(&k, &v).unwrap(), window);
             let queue = QueueRow {
-                queue: if expires { "" } else { "a" }.into(), count: a, low: key(b, c), paused: expires,
+                queue: if expires { "" } else { "a" }.into(), count: a, low: key(b, c),
+                paused: expires.then_some(if b % 2 == 0 { FOR_EVER } else { c.max(2) }),
                 unindexed_until: d,
             };
             let (k, v) = queue_row(&queue).unwrap();
@@ -529,8 +534,13 @@ mod tests {
             }
         }
         every_bit(&marks_row(3, &Marks { next_seq: 9, wall: 5 }), read_marks);
-        let queue =
-            QueueRow { queue: "a".into(), count: 7, low: key(1, 2), paused: true, unindexed_until: 3 };
+        let queue = QueueRow {
+            queue: "a".into(),
+            count: 7,
+            low: key(1, 2),
+            paused: Some(FOR_EVER),
+            unindexed_until: 3,
+        };
         let (under, row) = queue_row(&queue).unwrap();
         every_bit(&row, |bytes| read_queue(&under, bytes));
         let identity = Identity::given([7; 16]);
@@ -540,9 +550,6 @@ mod tests {
 
     #[test]
     fn a_flag_without_a_meaning_is_refused() {
-        let queue = prefix(&["a"]).unwrap();
-        let error = read_queue(&queue, &seal(&queue, vec![7, 1, 1, 1, 2, 0])).unwrap_err();
-        assert_eq!(error, "unknown pause flag 2");
         let mut closing = closed_by_due("a", key(1, 2)).unwrap();
         let error = read_closed_by_due(&closing, &seal_numbers(&closing, &[7, 99])).unwrap_err();
         assert_eq!(error, "unknown cause code 99");

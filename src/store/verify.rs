@@ -203,7 +203,7 @@ impl StoreWalk<'_> {
         self.each(KeyspaceId::Queues, |walk, key, value| {
             let row = rows::read_queue(key, value)?;
             walk.summary.queues += 1;
-            walk.summary.paused += u64::from(row.paused);
+            walk.summary.paused += u64::from(row.paused.is_some());
             walk.queues.insert(Arc::clone(&row.queue), row);
             Ok(())
         });

@@ -636,7 +636,7 @@ function applicationRow() {
   row.show = (a) => {
     const isDead = a.name === "";
     fill(name, a.name, () => [isDead ? make("em", {}, "dead letters") : foreign(a.name, true)]);
-    const [word, kind] = a.paused ? ["paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
+    const [word, kind] = a.paused ? [a.paused_until ? `paused until ${clock(a.paused_until)}` : "paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
     fill(state, word, () => [make("span", { class: `pill ${kind}` }, word)]);
     number(waiting, a.waiting);
     number(dueNow, a.due);
@@ -938,8 +938,8 @@ const changed = (yes, no) => (answer) => answer.changed ? yes : no;
 const of = (name) => [" ", foreign(name)];
 
 const ORDERS = {
-  pause: { verb: "Pause", text: "Nothing of it is published until it is resumed. Its requests are taken on, and wait.",
-    told: changed("Paused:", "It was paused already:") },
+  pause: { verb: "Pause", text: "Nothing of it is published meanwhile. Its requests are taken on, and wait.",
+    told: (answer) => `${answer.changed ? "Paused" : "It was paused so already"}${answer.until ? `, until ${exact(answer.until)}` : ""}:` },
   resume: { verb: "Resume", text: "What was held back leaves, in order.", told: changed("Resumed:", "It was not paused:") },
   retry: { verb: "Try now", text: "One batch is tried at once. If it is delivered, the rest follows.",
     told: changed("Tried now:", "It is not parked any more:") },
@@ -951,10 +951,16 @@ async function countApplication(name) {
   return [`${things(a.total, "item")}: ${count(a.waiting)} waiting, ${count(a.due)} due, ${count(a.in_flight)} in flight, ${count(a.parked)} parked.`];
 }
 
+const PAUSES = [["", "until it is resumed"], [600000, "for 10 minutes"], [3600000, "for an hour"], [86400000, "for a day"]];
+
 function orderApplication(name, order) {
   const { verb, text, told } = ORDERS[order];
-  return carryOut({ title: [`${verb}`, ...of(name), "?"], text: [note(text)], counted: () => countApplication(name), verb,
-    method: "POST", where: () => path("applications", name, order), told, about: of(name) });
+  const time = make("select", { id: "pause-for", "aria-label": "for how long" },
+    ...PAUSES.map(([value, words]) => make("option", { value: `${value}` }, words)));
+  const asked = order === "pause" ? [note(text), time] : [note(text)];
+  return carryOut({ title: [`${verb}`, ...of(name), "?"], text: asked, counted: () => countApplication(name), verb,
+    where: () => path("applications", name, order), told, about: of(name),
+    act: (target) => ask("POST", target + (order === "pause" ? query({ for: time.value }) : ""), COMMAND_WITHIN_MS) });
 }
 
 function dropParked(name) {

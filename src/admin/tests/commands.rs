@@ -71,7 +71,17 @@ fn every_path_is_a_command() {
         ("GET", "/api/v1/customers/a/c%2Fd", CommandRequest::Count(of())),
         ("DELETE", "/api/v1/customers/a/c%2Fd/items", CommandRequest::CancelAll(of())),
         ("POST", "/api/v1/customers/a/c%2Fd/flush", CommandRequest::Flush(of())),
-        ("POST", "/api/v1/applications/a%20b/pause", CommandRequest::Pause(app())),
+        ("POST", "/api/v1/applications/a%20b/pause", CommandRequest::Pause(app(), None)),
+        (
+            "POST",
+            "/api/v1/applications/a%20b/pause?for=9",
+            CommandRequest::Pause(app(), Some(crate::engine::types::Moment::After(9))),
+        ),
+        (
+            "POST",
+            "/api/v1/applications/a%20b/pause?until=1970-01-01T00:00:09Z",
+            CommandRequest::Pause(app(), Some(crate::engine::types::Moment::At(9_000))),
+        ),
         ("POST", "/api/v1/applications/a%20b/resume", CommandRequest::Resume(app())),
         ("POST", "/api/v1/applications/a%20b/retry", CommandRequest::Retry(app())),
         ("DELETE", "/api/v1/applications/a%20b/parked", CommandRequest::DropParked(app())),

@@ -3,12 +3,13 @@
 //! A command names its application, and an item or a customer, in the fields of a request, or in a JSON body.
 //! What the body names comes first: a client library may set a `message_id` of its own on every message.
 
-use super::envelope::{is_array, raw, text_of};
+use super::envelope::{given_of, is_array, raw, text_of, ShownJson};
 use super::fields;
 use super::identity::target;
 use super::request::Message;
+use crate::config::rfc3339::Rounding;
 use crate::config::terms::{MAX_ID, MAX_NAME};
-use crate::engine::types::{Command, CustomerOf, Dead, ReplyTo, Target};
+use crate::engine::types::{Command, CustomerOf, Dead, Moment, ReplyTo, Target};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -22,6 +23,9 @@ pub(super) enum Verb {
     Cancel,
     Lookup,
     Flush,
+    Pause,
+    Resume,
+    Reschedule,
 }
 
 /// The verb of a message of this `type`; `None`: it is no command.
@@ -34,6 +38,9 @@ pub(super) fn verb(kind: Option<&str>) -> Result<Option<Verb>, Dead> {
         "cancel" => Ok(Some(Verb::Cancel)),
         "lookup" => Ok(Some(Verb::Lookup)),
         "flush" => Ok(Some(Verb::Flush)),
+        "pause" => Ok(Some(Verb::Pause)),
+        "resume" => Ok(Some(Verb::Resume)),
+        "reschedule" => Ok(Some(Verb::Reschedule)),
         _ => Err(fields::invalid(format!(
             "type {} is not a command: types beginning with {RESERVED} are reserved",
             fields::show_text(kind)
@@ -57,8 +64,8 @@ pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
 /// # Errors
 /// A field that is missing or not understood.
 pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Command, Dead> {
-    let given = CommandFields::read(message, body)?;
-    let application = match given.application {
+    let mut given = CommandFields::read(message, body)?;
+    let application = match given.application.take() {
         Some(name) => name,
         None => message.required_application()?,
     };
@@ -85,6 +92,22 @@ pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Com
             Some(customer) => Ok(Command::Flush(all_of(customer))),
             None => Err(missing("a customer (x-customer)")),
         },
+        Verb::Pause => {
+            let end = given.time(message, &application)?;
+            if let Some(at) = end.filter(|at| *at <= message.received) {
+                return Err(fields::invalid(format!("the pause is to end at {at}, which is over")));
+            }
+            Ok(Command::Pause(application.as_ref().into(), end.map(Moment::At)))
+        }
+        Verb::Resume => Ok(Command::Resume(application.as_ref().into())),
+        Verb::Reschedule => {
+            let due = given.time(message, &application)?;
+            match (given.id.or(message.id()), due) {
+                (Some(id), Some(at)) => Ok(Command::Reschedule(item(id), Moment::At(at))),
+                (None, _) => Err(missing("an id (message_id)")),
+                (_, None) => Err(missing("a time (x-deliver-at, x-delay)")),
+            }
+        }
     }
 }
 
@@ -98,9 +121,26 @@ struct CommandFields<'a> {
     application: Option<Cow<'a, str>>,
     customer: Option<Cow<'a, str>>,
     id: Option<Cow<'a, str>>,
+    deliver_at: Option<&'a RawValue>,
+    delay_ms: Option<&'a RawValue>,
 }
 
 impl<'a> CommandFields<'a> {
+    /// The time that the body names, else the message's, UTC ms; a delay counts from the receipt.
+    fn time(&self, message: &Message<'_>, application: &str) -> Result<Option<u64>, Dead> {
+        let mut own = message.own_times(application);
+        own.at(
+            "deliver_at",
+            given_of("deliver_at", self.deliver_at, Rounding::Up)?,
+            ShownJson(self.deliver_at),
+        )?;
+        own.after("delay_ms", given_of("delay_ms", self.delay_ms, Rounding::Up)?, ShownJson(self.delay_ms))?;
+        match own.moment() {
+            Some(at) => Ok(Some(at)),
+            None => message.own_time(application),
+        }
+    }
+
     /// Of an envelope; any other body has no meaning in a command.
     fn read(message: &Message<'_>, body: &'a [u8]) -> Result<Self, Dead> {
         #[derive(Deserialize)]
@@ -112,6 +152,10 @@ impl<'a> CommandFields<'a> {
             customer: Option<&'a RawValue>,
             #[serde(borrow, default, deserialize_with = "raw")]
             id: Option<&'a RawValue>,
+            #[serde(borrow, default, deserialize_with = "raw")]
+            deliver_at: Option<&'a RawValue>,
+            #[serde(borrow, default, deserialize_with = "raw")]
+            delay_ms: Option<&'a RawValue>,
         }
         if body.is_empty() || !message.is_envelope() {
             return Ok(CommandFields::default());
@@ -127,6 +171,8 @@ impl<'a> CommandFields<'a> {
             application: text_of("application", selector.application, MAX_NAME)?,
             customer: text_of("customer", selector.customer, MAX_NAME)?,
             id: text_of("id", selector.id, MAX_ID)?,
+            deliver_at: selector.deliver_at,
+            delay_ms: selector.delay_ms,
         })
     }
 }

@@ -384,7 +384,11 @@ fn is_integer(json: &str) -> bool {
 }
 
 /// A time field: number or text. Null and empty are absent.
-fn given_of(name: &str, value: Option<&RawValue>, rounding: Rounding) -> Result<Option<Given>, Dead> {
+pub(super) fn given_of(
+    name: &str,
+    value: Option<&RawValue>,
+    rounding: Rounding,
+) -> Result<Option<Given>, Dead> {
     let Some(value) = value.filter(|value| value.get() != "null") else {
         return Ok(None);
     };
@@ -410,7 +414,7 @@ fn string_of<'a>(name: &str, value: &'a RawValue) -> Result<Option<Cow<'a, str>>
 }
 
 /// A value for a sentence, formatted only when one is needed.
-struct ShownJson<'a>(Option<&'a RawValue>);
+pub(super) struct ShownJson<'a>(pub Option<&'a RawValue>);
 
 impl std::fmt::Display for ShownJson<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

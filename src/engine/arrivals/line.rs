@@ -72,7 +72,7 @@ impl Arrival {
             | Command::Reschedule(..)
             | Command::Count(_)
             | Command::Flush(_)
-            | Command::Pause(_)
+            | Command::Pause(..)
             | Command::Resume(_)
             | Command::Retry(_)
             | Command::DropParked(_)

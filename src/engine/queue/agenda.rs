@@ -6,7 +6,7 @@ use crate::engine::event::QueueRow;
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::{AppSettings, Key, Settings, Thresholds};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub(super) struct Agenda {
     pub(super) live: usize,
     pub(super) occupied: u64,
     pub(super) paused: u64,
+    /// When pauses end by themselves, UTC ms.
+    pub(super) pauses: BTreeSet<(u64, QueueId)>,
     /// Items, and due items, of all queues.
     pub(super) total: u64,
     pub(super) ready_rows: u64,
@@ -62,12 +64,11 @@ impl<'q> QueueMut<'q> {
     pub(super) fn reopen(&mut self, row: &QueueRow) {
         self.queue.stored = row.count;
         self.queue.near_until = row.low;
-        self.queue.paused = row.paused;
         self.queue.former_unindexed = row.unindexed_until;
         self.queue.unindexed_until = row.unindexed_until;
         self.agenda.total += row.count;
         self.agenda.occupied += u64::from(row.count > 0);
-        self.agenda.paused += u64::from(row.paused);
+        self.note_paused(row.paused);
         self.look_at();
     }
 
@@ -271,14 +272,27 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Whether that changed anything.
-    pub(in crate::engine) fn set_paused(&mut self, paused: bool) -> bool {
-        if std::mem::replace(&mut self.queue.paused, paused) == paused {
+    pub(in crate::engine) fn set_paused(&mut self, until: Option<u64>) -> bool {
+        if self.queue.paused == until {
             return false;
         }
-        self.agenda.paused = if paused { self.agenda.paused + 1 } else { self.agenda.paused - 1 };
+        self.note_paused(until);
         self.touch_row();
         self.look_at();
         true
+    }
+
+    fn note_paused(&mut self, until: Option<u64>) {
+        let Agenda { paused, pauses, .. } = &mut *self.agenda;
+        if let Some(until) = self.queue.paused_until() {
+            pauses.remove(&(until, self.id));
+        }
+        let was = u64::from(self.queue.is_paused());
+        self.queue.paused = until;
+        *paused = *paused + u64::from(until.is_some()) - was;
+        if let Some(until) = self.queue.paused_until().filter(|_| !mutated(Mutant::PauseHasNoEnd)) {
+            pauses.insert((until, self.id));
+        }
     }
 
     // ---- what is to be done about it ----------------------------------------------------------------------
@@ -306,8 +320,9 @@ impl<'q> QueueMut<'q> {
 
     /// Puts it into the run queue if it has something to send and is not held back.
     pub(in crate::engine) fn run(&mut self) {
+        let paused = self.queue.is_paused();
         let Some(live) = self.queue.live.as_mut() else { return };
-        if !self.queue.paused && live.has_work() && !live.set(Condition::Running, true) {
+        if !paused && live.has_work() && !live.set(Condition::Running, true) {
             if mutated(Mutant::BacklogGoesFirst) {
                 self.agenda.run.push_front(self.id);
             } else {

@@ -59,7 +59,7 @@ impl Queues {
             stored: 0,
             pending: 0,
             near_until: LAST,
-            paused: false,
+            paused: None,
             dirty: false,
             reviewed: false,
             former_unindexed: 0,
@@ -83,6 +83,16 @@ impl Queues {
     /// Queues that are paused.
     pub(in crate::engine) fn paused(&self) -> u64 {
         self.agenda.paused
+    }
+
+    /// When the next pause ends by itself, UTC ms.
+    pub(in crate::engine) fn pause_ends(&self) -> Option<u64> {
+        self.agenda.pauses.first().map(|(until, _)| *until)
+    }
+
+    /// A queue whose pause was to end by then.
+    pub(in crate::engine) fn pause_ended(&self, wall: u64) -> Option<QueueId> {
+        self.agenda.pauses.first().filter(|(until, _)| *until <= wall).map(|(_, queue)| *queue)
     }
 
     pub(in crate::engine) fn total(&self) -> u64 {

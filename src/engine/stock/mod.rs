@@ -249,6 +249,11 @@ impl Stock {
         Some(self.at(queue).restore(stored, now))
     }
 
+    /// When the next item is due, or a pause ends, UTC ms.
+    pub(super) fn next_end(&self) -> Option<u64> {
+        [self.shared.next_due(), self.queues.pause_ends()].into_iter().flatten().min()
+    }
+
     /// Forgets what no answer can be out of date by.
     pub(super) fn tidy_reads(&mut self) {
         let most = self.thresholds().noted;

@@ -140,11 +140,11 @@ impl Asking {
         self.w.send(vec![new]);
     }
 
-    fn any_due(&mut self) -> NewDue {
+    fn any_due(&mut self) -> Moment {
         match self.pick(8) {
-            0 => NewDue::At(self.any_number()),
-            1 => NewDue::After(self.any_number()),
-            _ => NewDue::At(self.any_time()),
+            0 => Moment::At(self.any_number()),
+            1 => Moment::After(self.any_number()),
+            _ => Moment::At(self.any_time()),
         }
     }
 
@@ -173,7 +173,7 @@ impl Asking {
                 Command::Outlook(Outlook { application: None, each_ms, stretches: 60 })
             }
             3 => Command::CancelAll(of),
-            4 => Command::Pause(application.into()),
+            4 => Command::Pause(application.into(), None),
             5 => Command::Resume(application.into()),
             6 => Command::DropParked(application.into()),
             _ => Command::Retry(application.into()),
@@ -372,13 +372,13 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
     w.twin = Some(Twin::new());
     w.connect();
     w.drain_jobs();
-    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: true });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: true });
     // The other one has something in the store alone: it is asked about.
     let far = |application: &str, payload: &str| at(T0 + 600_000, nameless(application, "", payload));
     w.send(vec![far("b", "b's"), far("a", "moved"), nameless("a", "ann", "flushed")]);
     w.drain_jobs();
     let (moved, flushed) = (id_of(&w, "moved"), id_of(&w, "flushed"));
-    let later = Command::Reschedule(moved.under("a"), NewDue::At(T0 + 700_000));
+    let later = Command::Reschedule(moved.under("a"), Moment::At(T0 + 700_000));
     assert!(matches!(w.ask(later), Answer::Rescheduled { .. }));
     let of = |application: &str| CustomerOf { application: application.into(), customer: "ann".into() };
     w.advance(1_000);
@@ -390,7 +390,7 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
     assert_eq!(led, [true, false], "a row leads to what was moved; what was flushed lies where it lay");
     for life in 0..2 {
         for id in [&moved, &flushed] {
-            let now = NewDue::At(w.now.wall);
+            let now = Moment::At(w.now.wall);
             for application in ["b", "nobody"] {
                 let target = id.under(application);
                 assert_eq!(w.ask(Command::Lookup(target.clone())), Answer::Unknown, "{life}");

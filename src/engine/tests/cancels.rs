@@ -95,7 +95,7 @@ fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped(
             w.drain_jobs();
             w.consume();
         }
-        let moved = w.ask(Command::Reschedule(target("a", "y"), NewDue::At(T0 + 900_000)));
+        let moved = w.ask(Command::Reschedule(target("a", "y"), Moment::At(T0 + 900_000)));
         assert_eq!(moved, Answer::Rescheduled { due: T0 + 900_000, before: T0 }, "{outcome:?}, {restarts}");
         assert_eq!(w.ask(Command::Cancel(target("a", "x"))), TAKEN, "{outcome:?}, {restarts}");
         let rest = if restarts { Command::CancelAll(of("ann")) } else { Command::DropParked("a".into()) };
@@ -455,7 +455,7 @@ fn a_cancel_goes_back_to_what_is_due_sooner_than_where_it_has_come_to() {
     w.send(vec![member("urgent", Some(wall + 2_500))]);
     w.send((0..4).map(|n| at(wall + 3_000 + n, item("a", "bob", "bob's"))).collect());
     w.drain_jobs();
-    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: true });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: true });
     w.drain_jobs();
     w.crash();
     w.drain_jobs();

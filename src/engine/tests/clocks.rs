@@ -27,7 +27,7 @@ fn wall_clock_steps_neither_release_early_nor_oversleep() {
 #[test]
 fn a_closed_window_stays_closed_when_the_clock_is_set_back() {
     let mut w = World::new(with(|app| app.quiet = 1_000));
-    w.ask(Command::Pause("a".into()));
+    w.ask(Command::Pause("a".into(), None));
     w.send(vec![item("a", "c", "1")]);
     w.drain_jobs();
     w.advance(500);

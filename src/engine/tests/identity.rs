@@ -131,7 +131,7 @@ fn what_comes_back_redelivered_is_known_for_the_old_one() {
 fn what_comes_back_keeps_its_place_where_there_is_no_room_for_its_window() {
     for rule in [Replace, Earliest, Latest] {
         let mut w = World::new(Settings { customers: 1, ..with(|app| app.on_full = OnFull::DropNewest) });
-        w.ask(Command::Pause("a".into()));
+        w.ask(Command::Pause("a".into(), None));
         let first = || with_id("x", rule, item("a", "c", "1"));
         w.send(vec![first()]);
         w.drain_jobs();
@@ -389,8 +389,8 @@ fn flush_closes_the_open_window_now() {
 #[test]
 fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
     let mut w = World::new(settings());
-    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: true });
-    assert_eq!(w.ask(Command::Pause("a".into())), Answer::Done { changed: false });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: true });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: false });
     let due = |n: u64| with_id(&n.to_string(), Keep, at(T0 + n, item("a", "", &n.to_string())));
     w.send(vec![due(0), due(50), due(30_000), at(T0, item("b", "", "b"))]);
     w.run(60_000);
@@ -404,6 +404,38 @@ fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
     w.run(1_000);
     assert_eq!(ends(&w).0, ["b", "0", "30000"]);
     w.store.check_empty();
+}
+
+/// By its own end, or by a command before that; its end may be changed.
+#[test]
+fn a_pause_ends_by_itself_over_a_restart_too() {
+    for restart in [false, true] {
+        let mut w = World::new(settings());
+        let paused = |until, changed| Answer::Paused { until: Some(until), changed };
+        let until = |at| Command::Pause("a".into(), Some(Moment::At(at)));
+        assert_eq!(w.ask(until(T0 + 9_000_000)), paused(T0 + 9_000_000, true));
+        let soon = Command::Pause("a".into(), Some(Moment::After(59_999)));
+        let Answer::Paused { until: Some(end), changed: true } = w.ask(soon.clone()) else {
+            panic!("paused")
+        };
+        assert_eq!(end, w.now.wall + 60_000, "from the next whole millisecond on");
+        assert_eq!(w.ask(until(end)), paused(end, false));
+        assert!(matches!(w.ask(until(w.now.wall)), Answer::Rejected(_)), "that is over");
+        w.send(vec![at(T0, item("a", "", "1")), at(T0 + 900_000, item("a", "", "far"))]);
+        w.run(1_000);
+        if restart {
+            w.crash();
+        }
+        let now = w.now.wall;
+        w.run(end - now - 1);
+        assert_eq!((w.delivered.len(), w.wait()), (0, Some(1)), "restart: {restart}");
+        w.run(1);
+        assert_eq!(ends(&w).0, ["1"]);
+        assert_eq!(w.ask(Command::Resume("a".into())), Answer::Done { changed: false });
+        w.run(1_000_000);
+        assert_eq!(ends(&w).0, ["1", "far"]);
+        w.store.check_empty();
+    }
 }
 
 #[test]

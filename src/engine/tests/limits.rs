@@ -64,7 +64,7 @@ fn at_its_limit_an_application_closes_its_windows_early() {
 fn what_waits_for_a_window_goes_on_when_one_has_closed() {
     // Nothing leaves, and no row changes: nothing but the end of the window tells that there is room.
     let mut w = World::new(Settings { customers: 1, ..settings() });
-    w.ask(Command::Pause("a".into()));
+    w.ask(Command::Pause("a".into(), None));
     w.send(vec![item("a", "c", "1"), item("a", "d", "2")]);
     w.run(3_500);
     w.ask(Command::Resume("a".into()));
@@ -173,7 +173,7 @@ fn members_of_closed_windows_wait_for_room() {
 fn dead_letters_wait_where_there_is_room() {
     let budget = Budget { rows: 1_000, ..settings().budget };
     let mut w = World::new(Settings { budget, ..settings() });
-    w.ask(Command::Pause("a".into()));
+    w.ask(Command::Pause("a".into(), None));
     let expiring = |n: u64| NewItem { expiry: Some(T0 + 1_000), ..item("a", "", &n.to_string()) };
     for n in 0..50 {
         w.send((0..100).map(|m| expiring(n * 100 + m)).collect());
@@ -322,7 +322,7 @@ fn who_replaces_the_item_whose_window_makes_room_takes_its_place() {
         |customer: &str, name: &str| with_id("x", DuplicateRule::Replace, item("a", customer, name));
     w.send(vec![request("ann", "old")]);
     w.drain_jobs();
-    w.ask(Command::Pause("a".into()));
+    w.ask(Command::Pause("a".into(), None));
     assert_eq!(w.engine.memory_bytes().0, 1, "what is due while it is paused leaves memory, and this is not");
     w.send(vec![request("bob", "new")]);
     w.drain_jobs();
@@ -398,7 +398,7 @@ fn what_leaves_a_window_weighs_on_it_no_more() {
 #[test]
 fn an_application_at_its_limit_drops_what_is_due_first_though_it_has_left_memory() {
     let mut w = limited(OnFull::DropOldest);
-    w.ask(Command::Pause("a".into()));
+    w.ask(Command::Pause("a".into(), None));
     w.send(vec![at(T0 + 10, item("a", "", "1")), at(T0 + 20, item("a", "", "2"))]);
     w.run(1_000);
     assert_eq!(w.engine.rows_in_memory("a"), 0, "what is due and paused leaves memory");

@@ -11,7 +11,7 @@ fn named(id: &str, due: u64) -> NewItem {
 }
 
 fn later(id: &str, at: u64) -> Command {
-    Command::Reschedule(target("a", id), NewDue::At(at))
+    Command::Reschedule(target("a", id), Moment::At(at))
 }
 
 fn done(due: u64, before: u64) -> Answer {
@@ -70,7 +70,7 @@ fn what_has_no_id_is_named_by_the_one_that_it_was_assigned_also_after_it_has_mov
         (&far, T0 + 600_000, T0 + 4_000),
         (&near, T0 + 6_000, T0 + 5_000),
     ] {
-        let command = Command::Reschedule(target.clone(), NewDue::At(due));
+        let command = Command::Reschedule(target.clone(), Moment::At(due));
         assert_eq!(w.ask(command), done(due, before));
     }
     w.crash();
@@ -188,7 +188,7 @@ fn a_delay_counts_from_the_next_whole_millisecond() {
     w.drain_jobs();
     for delay in [7_000, 100_000, 0] {
         let before = due_of(&mut w, "x");
-        let after = Command::Reschedule(target("a", "x"), NewDue::After(delay));
+        let after = Command::Reschedule(target("a", "x"), Moment::After(delay));
         assert_eq!(w.ask(after), done(T0 + delay + 1, before), "{delay}");
     }
 }
@@ -205,10 +205,10 @@ fn times_that_cannot_be_are_refused_and_change_nothing() {
         assert!(text.contains("max_delay") || text.contains("x-deliver-before"), "{text}");
     }
     for wrong in [100_001, u64::MAX] {
-        let after = Command::Reschedule(target("a", "x"), NewDue::After(wrong));
+        let after = Command::Reschedule(target("a", "x"), Moment::After(wrong));
         assert!(matches!(w.ask(after), Answer::Rejected(_)), "{wrong}");
     }
-    let after = Command::Reschedule(target("a", "x"), NewDue::After(u64::MAX));
+    let after = Command::Reschedule(target("a", "x"), Moment::After(u64::MAX));
     assert!(matches!(w.ask(after), Answer::Rejected(_)));
     assert_eq!(due_of(&mut w, "x"), T0 + 5_000);
     // One that is over is at once.
@@ -405,7 +405,7 @@ impl Random {
         let at = self.w.now.wall + self.spread();
         let target = self.promises[&number].target.clone();
         let asker = 1_000_000 + (self.w.replies.len() + self.asked.len()) as u64;
-        let command = Command::Reschedule(target, NewDue::At(at));
+        let command = Command::Reschedule(target, Moment::At(at));
         self.w.input(Input::Commands(vec![(Asker::Local(asker), command)]));
         self.promises.get_mut(&number).expect("there").due.push(at);
         self.asked.push((asker, number));

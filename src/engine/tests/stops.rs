@@ -14,7 +14,7 @@ fn a_stop_does_not_wait_for_what_a_paused_application_may_send_alone() {
     w.run(100);
     w.send([each(["a", "b"]), each(["a", "b"])].concat());
     w.drain_jobs();
-    w.ask(Command::Pause("a".into()));
+    w.ask(Command::Pause("a".into(), None));
     assert_eq!(w.out.len(), 4);
     while let Some(nth) = w.out.iter().position(|(_, batch)| !batch.alone) {
         w.settle(nth, Outcome::Refused("406 PRECONDITION_FAILED".into()));

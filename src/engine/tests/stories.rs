@@ -552,7 +552,7 @@ fn nothing_is_overlooked_but_what_could_be_handed_over() {
     w.send(vec![item("good", "", "1")]);
     w.drain_jobs();
     assert!(overlooked(&w), "the connection's word is another's to know");
-    w.ask(Command::Pause("good".into()));
+    w.ask(Command::Pause("good".into(), None));
     assert!(!overlooked(&w), "it is paused");
     w.ask(Command::Resume("good".into()));
     assert!(overlooked(&w));

@@ -57,7 +57,7 @@ fn each_item_stands_in_its_stretch() {
 #[test]
 fn what_is_due_already_and_what_is_dead_is_not_ahead() {
     let mut w = World::new(settings());
-    w.ask(Command::Pause("a".into()));
+    w.ask(Command::Pause("a".into(), None));
     w.send(vec![at(T0 + 100, item("a", "", "held back")), at(T0 + 30_000, item("a", "", "later"))]);
     let dies = NewItem { expiry: Some(T0 + 100), ..at(T0 + 200, item("b", "", "dies")) };
     w.send(vec![dies]);

@@ -143,8 +143,8 @@ fn nothing_waits_for_an_unsafe_delivery_before_it_longer_than_100_ms() {
 #[test]
 fn a_pause_is_durable_before_it_is_answered_and_holds_everything_back() {
     let mut s = Script::new(settings());
-    s.command(7, Command::Pause("a".into()), &[]);
-    s.stored(&["answer 7: done, changed true"]);
+    s.command(7, Command::Pause("a".into(), None), &[]);
+    s.stored(&["answer 7: paused, changed true"]);
     s.requests(vec![at(T0 + 10, item("a", "", "1"))], &["put 1 due 10"]);
     s.stored(&["ack up to 1"]);
     s.w.advance(10);

@@ -311,7 +311,7 @@ proptest! {
                     | Command::List(_)
                     | Command::Outlook(_)
                     | Command::Reschedule(..)
-                    | Command::Pause(_)
+                    | Command::Pause(..)
                     | Command::Resume(_)
                     | Command::Retry(_)
                     | Command::DropParked(_) => {

@@ -127,6 +127,16 @@ impl Sim {
     }
 
     /// A command from within the process, or by message.
+    /// Of a pause: by a command, or by itself, soon.
+    fn any_end(&mut self) -> Option<Moment> {
+        let ms = self.looks.draw() % 4_000;
+        match self.looks.draw() % 4 {
+            0 => Some(Moment::After(ms)),
+            1 => Some(Moment::At(self.world.now.wall + ms)),
+            _ => None,
+        }
+    }
+
     pub(super) fn command(&mut self) {
         let application = self.any_app();
         let customer = self.any_customer();
@@ -137,7 +147,7 @@ impl Sim {
             12..15 => Command::Count(of),
             15..18 => Command::Flush(of),
             18..21 => Command::List(self.any_filter(&application, &customer)),
-            21 if self.plan.pauses => Command::Pause(application.as_str().into()),
+            21 if self.plan.pauses => Command::Pause(application.as_str().into(), self.any_end()),
             22 => Command::Resume(application.as_str().into()),
             23..26 => Command::CancelAll(of),
             26 if self.pick(3) == 0 => Command::DropParked(application.as_str().into()),

@@ -1,6 +1,7 @@
 //! What was asked of the engine beside requests, and whether each answer is the truth.
 
 use super::model::{Known, Life, Message, Model, State};
+use crate::engine::event::FOR_EVER;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,7 +87,7 @@ impl Asked {
 
 impl Model {
     pub(super) fn asked(&mut self, number: u64, command: Command, tag: Option<u64>) {
-        if let Command::Pause(name) | Command::Resume(name) = &command {
+        if let Command::Pause(name, _) | Command::Resume(name) = &command {
             self.app(name).pausing += 1;
         }
         let dues = match &command {
@@ -278,29 +279,36 @@ impl Model {
             Command::List(filter) => self.judge_list(asked, filter, answer),
             Command::Reschedule(target, to) => self.judge_reschedule(asked, target, *to, answer),
             Command::Outlook(_) => assert!(matches!(answer, Answer::Timeline(_)), "{answer:?}"),
-            Command::Pause(name) if matches!(answer, Answer::Unavailable(_)) => {
+            Command::Pause(name, _) if matches!(answer, Answer::Unavailable(_)) => {
                 let all = std::iter::once(&self.settings).chain(&self.before);
                 let most = all.map(|whole| whole.max_applications).min().unwrap_or(0);
-                let paused = self.apps.values().filter(|app| app.paused || app.pausing > 0).count() as u64;
+                let paused =
+                    self.apps.values().filter(|app| app.paused.is_some() || app.pausing > 0).count() as u64;
                 // This one's own pause is under way.
                 assert!(paused > most, "{paused} applications are paused, {most} may be");
                 self.app(name).pausing -= 1;
             }
-            Command::Pause(name) | Command::Resume(name) => {
-                if let Answer::Unavailable(_) = answer {
-                    self.app(name).pausing -= 1;
-                    let paused =
-                        self.apps.values().filter(|app| app.paused || app.pausing > 0).count() as u64;
-                    return assert!(paused >= self.settings.max_applications, "{name} may be paused");
-                }
-                let Answer::Done { changed } = answer else { panic!("{answer:?}") };
-                let pauses = matches!(asked.command, Command::Pause(_));
+            // Its end came in the line.
+            Command::Pause(name, Some(_)) if matches!(answer, Answer::Rejected(_)) => {
+                self.app(name).pausing -= 1;
+            }
+            Command::Pause(name, _) | Command::Resume(name) => {
+                let (until, changed) = match answer {
+                    Answer::Paused { until, changed } => (Some(until.unwrap_or(FOR_EVER)), *changed),
+                    Answer::Done { changed } => (None, *changed),
+                    _ => panic!("{answer:?}"),
+                };
+                assert_eq!(until.is_some(), matches!(asked.command, Command::Pause(..)));
+                let since = self.walls.iter().rev().take_while(|(call, _)| *call >= asked.call);
+                let wall = since.map(|(_, wall)| *wall).max().unwrap_or(0);
                 let app = self.app(name);
                 app.pausing -= 1;
-                if app.pausing == 0 {
-                    assert_eq!(*changed, app.paused != pauses, "{:?}", asked.command);
+                // It may have ended since.
+                let over = app.paused.is_some_and(|until| until <= wall);
+                if app.pausing == 0 && !over {
+                    assert_eq!(changed, app.paused != until, "{:?}", asked.command);
                 }
-                app.paused = pauses;
+                app.paused = until.filter(|until| *until > wall);
             }
             Command::Retry(name) => {
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };

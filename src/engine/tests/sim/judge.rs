@@ -21,6 +21,10 @@ impl Model {
         }
         self.now = call.now;
         self.latest_wall = self.latest_wall.max(call.now.wall);
+        self.walls.push((self.call, call.now.wall));
+        for app in self.apps.values_mut() {
+            app.paused = app.paused.filter(|until| *until > call.now.wall);
+        }
         if self.trace {
             self.tell(&call);
         }

@@ -195,7 +195,8 @@ pub(super) struct App {
     /// The last call in which it was failing, and that of its last failure.
     pub(super) failed_call: usize,
     pub(super) failure: usize,
-    pub(super) paused: bool,
+    /// Until then, UTC ms.
+    pub(super) paused: Option<u64>,
     /// A pause or its end is under way: both are possible.
     pub(super) pausing: u32,
     /// With nothing stored: the last call in which so many may have been taken that the oldest are given up.
@@ -210,6 +211,8 @@ pub(super) struct Model {
     pub(super) orphaned: BTreeMap<u64, Asked>,
     /// How items ended by a cancel that were never written, by identity: an answer may tell of these very ends.
     pub(super) unwritten_ends: BTreeMap<Identity, Vec<Ended>>,
+    /// Wall clock of each call.
+    pub(super) walls: Vec<(usize, u64)>,
     /// Tell every call on the error output.
     pub(super) trace: bool,
     pub(super) settings: Settings,
@@ -297,6 +300,7 @@ impl Model {
             prompt: false,
             orphaned: BTreeMap::new(),
             unwritten_ends: BTreeMap::new(),
+            walls: Vec::new(),
             trace: std::env::var_os("TRACE").is_some(),
             settings,
             before: vec![],

@@ -71,7 +71,8 @@ impl Model {
         let due = due.min(life.due).min(life.accepted_due);
         let name = self.application(seq);
         // Else a batch of it may be waiting for payloads; its pause may have been the shortest.
-        let rests = self.apps.get(name).is_some_and(|app| app.paused || app.parked_until > self.now.mono);
+        let rests =
+            self.apps.get(name).is_some_and(|app| app.paused.is_some() || app.parked_until > self.now.mono);
         let failed = |other: &Life| rests && self.prompt && other.failed && other.waiting_since < self.call;
         let older = |other: &&Life| {
             other.state == State::Waiting

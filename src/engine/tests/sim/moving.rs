@@ -24,7 +24,7 @@ impl Sim {
         for life in model.lives.values().filter(|life| life.state == State::Waiting) {
             let name = model.application(life.seq);
             let app = &model.apps[name];
-            let hindered = app.paused
+            let hindered = app.paused.is_some()
                 || app.pausing > 0
                 || app.left_alone_until > model.now.mono
                 || !app.flights.is_empty();

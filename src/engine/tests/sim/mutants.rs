@@ -16,7 +16,7 @@ const WORLDS: u64 = 400;
 const FOUND_BY: &str = "\
     AnswerTooSoon 6, LeaseForgotten 21, Early 33, EarlyAfterStepBack 11, FlushDoesNothing 21, \
     FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, \
-    ParkedStaysInMemory 11, KeepReplaces 9, EarliestIsLatest 4, TryIgnored 16, AnyBatchIsATry 2, \
+    ParkedStaysInMemory 11, KeepReplaces 9, EarliestIsLatest 4, TryIgnored 16, AnyBatchIsATry 45, \
     TryNotAwaited 16, TailHalf 4, AnswersFromThePast 6, CancelAllTakesLater 7, \
     CancelAllTakesDead 307, DropParkedTakesAll 7, FullTooSoon 18, FlushEarlyFlushesNothing 28, \
     ApplicationsUnlimited 8, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
@@ -36,14 +36,14 @@ const FOUND_BY: &str = "\
     LeaseUsedTooSoon 21, IdOvertakesItsFirst 893, QuietFromTheFirst 17, EmptiedFarWindowStays 6, \
     LowNotTold 23, FetchingOvertaken 9, RejoinsAnother 59, FetchedUnscreened 81, HindranceStays 11, \
     BlockedForEver 13, BatchesCrowdOut 23, FirstIsNotReached 117, \
-    LaterIsReadFirst 6341, CountIgnored 4, UnindexedForgotten 110, PauseForgotten 11, \
+    LaterIsReadFirst 6341, CountIgnored 4, UnindexedForgotten 110, PauseForgotten 9, \
     WindowNotInherited 81, AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, \
     ParkedSuspectsGoBack 1142, HalfGoesLast 2049, SharedRefusalIsKnown 23, \
     ScheduledOvertaken 1500003866, RestoredUncounted 5500003309, \
     LeavingMakesRoom 10500001853, ProbesBehindLater 4331, WindowInParts 2, AttemptsIgnored 17, \
-    BytesIgnored 7, OrderForgotten 5, StaleSplitsMessage 13, PausedToldParked 11, \
+    BytesIgnored 7, OrderForgotten 5, StaleSplitsMessage 13, PausedToldParked 75, \
     ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13, \
-    RetryInCompany 10, SameTryTwice 125";
+    RetryInCompany 10, SameTryTwice 125, RetryNotRestored 36";
 
 thread_local! {
     /// Failures are expected here.

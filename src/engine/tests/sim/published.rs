@@ -65,7 +65,7 @@ impl Model {
                 self.check_whole(batch);
             }
             let app = &self.apps[&name];
-            assert!(!app.paused || app.pausing > 0, "published while paused");
+            assert!(app.paused.is_none() || app.pausing > 0, "published while paused");
             // A suspect has a channel of its own, and goes on being tried.
             let retried =
                 self.commands.values().any(|a| matches!(&a.command, Command::Retry(of) if **of == *name));

@@ -69,17 +69,17 @@ impl Model {
     }
 
     /// The moment that is meant, judged at another.
-    fn would_be(&self, ask: usize, to: NewDue, wall: u64) -> u64 {
+    fn would_be(&self, ask: usize, to: Moment, wall: u64) -> u64 {
         let new = &self.asks[ask].new;
         let at = match to {
-            NewDue::At(at) => at,
-            NewDue::After(delay) => wall + delay + 1,
+            Moment::At(at) => at,
+            Moment::After(delay) => wall + delay + 1,
         };
         own_due(self.settings.of(&new.application), at, new.expiry, wall)
     }
 
     /// The same, judged between the question and this moment.
-    fn may_become(&self, ask: usize, asked: &Asked, to: NewDue, (due, wall): (u64, u64)) -> bool {
+    fn may_become(&self, ask: usize, asked: &Asked, to: Moment, (due, wall): (u64, u64)) -> bool {
         let (first, last) = (self.would_be(ask, to, asked.now.wall), self.would_be(ask, to, wall));
         (first.min(last)..=first.max(last)).contains(&due)
     }
@@ -118,7 +118,7 @@ impl Model {
         self.commands.values().chain(self.answered.values()).filter(waits).count() >= MOST_WAIT
     }
 
-    pub(super) fn judge_reschedule(&mut self, asked: &Asked, target: &Target, to: NewDue, answer: &Answer) {
+    pub(super) fn judge_reschedule(&mut self, asked: &Asked, target: &Target, to: Moment, answer: &Answer) {
         self.judge_new_time(asked, target, to, answer);
         let named = self.lives.values().filter(|life| is_named(life, target)).map(|life| life.seq);
         named.collect::<Vec<u64>>().into_iter().for_each(|seq| self.check_moves(seq));
@@ -139,7 +139,7 @@ impl Model {
     }
 
     /// The item whose move this answer tells of: of several moves the one that it fits.
-    fn tell_move(&mut self, asked: &Asked, target: &Target, to: NewDue, told: (u64, u64)) -> Option<u64> {
+    fn tell_move(&mut self, asked: &Asked, target: &Target, to: Moment, told: (u64, u64)) -> Option<u64> {
         let (before, due) = told;
         let fits = |is: &Moved| {
             let life = &self.lives[&is.seq];
@@ -153,7 +153,7 @@ impl Model {
         Some(self.moves[found].seq)
     }
 
-    fn judge_new_time(&mut self, asked: &Asked, target: &Target, to: NewDue, answer: &Answer) {
+    fn judge_new_time(&mut self, asked: &Asked, target: &Target, to: Moment, answer: &Answer) {
         match answer {
             Answer::Rescheduled { due, before } => {
                 let Some(seq) = self.tell_move(asked, target, to, (*before, *due)) else {
@@ -180,8 +180,8 @@ impl Model {
                 let of_id = of_id.filter(|new| new.identity == Some(target.identity));
                 let expiries = of_id.chain(own).filter_map(|new| new.expiry);
                 let expires = |wall: u64, expiry: u64| match to {
-                    NewDue::At(at) => at.max(wall) >= expiry,
-                    NewDue::After(delay) => wall + delay + 1 >= expiry,
+                    Moment::At(at) => at.max(wall) >= expiry,
+                    Moment::After(delay) => wall + delay + 1 >= expiry,
                 };
                 let right = expiries.into_iter().any(|expiry| expires(self.now.wall, expiry));
                 assert!(right || self.stepped, "{target:?} was refused: {text}");
@@ -222,10 +222,10 @@ impl Sim {
         let ms = self.toss(spread);
         let expiry = self.model.asks[self.model.lives[&seq].ask].new.expiry;
         let to = match self.toss(3) {
-            0 => NewDue::After(ms),
+            0 => Moment::After(ms),
             // Just before it expires, or just then.
-            1 if expiry.is_some() => NewDue::At(expiry.unwrap_or_default() - self.toss(2)),
-            _ => NewDue::At((self.world.now.wall + ms).saturating_sub(20)),
+            1 if expiry.is_some() => Moment::At(expiry.unwrap_or_default() - self.toss(2)),
+            _ => Moment::At((self.world.now.wall + ms).saturating_sub(20)),
         };
         self.ask(Command::Reschedule(target, to));
     }

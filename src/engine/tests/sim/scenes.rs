@@ -79,7 +79,7 @@ impl Sim {
         self.confirm_out();
         (0..4).for_each(|n| self.at_once(app, &format!("c{n}")));
         self.hand_over_all();
-        self.ask(Command::Pause(app.into()));
+        self.ask(Command::Pause(app.into(), None));
         self.world.drain_jobs();
         let own = |(_, batch): &&(u64, Batch)| *batch.application == *app && !batch.alone;
         if let Some((_, batch)) = self.world.out.iter().find(own).cloned() {
@@ -214,7 +214,7 @@ impl Sim {
     /// to, and are not loaded, because their application is paused.
     fn moved_behind_a_scan(&mut self, app: &str) {
         let wall = self.world.now.wall;
-        self.ask(Command::Pause(app.into()));
+        self.ask(Command::Pause(app.into(), None));
         self.request_of(app, "c", None, Some(wall + 1_500));
         self.request_of(app, "c", None, None);
         (0..3).for_each(|n| self.request_of(app, "c", Some(wall + 21_000 + n), None));
