@@ -2,6 +2,7 @@
 
 use super::wait_for;
 use serde_json::json;
+use std::time::Duration;
 use tidegate_harness::Site;
 
 #[test]
@@ -61,7 +62,7 @@ fn exit_codes_tables_and_json() {
         &["cancel", "shop"][..],
         &["cancel", "shop", "x", "--customer", "c"],
         &["lookup", "shop"],
-        &["flush", "shop"],
+        &["flush"],
     ] {
         let told = daemon.cli(wrong);
         assert_eq!((told.code, told.out.as_str()), (2, ""), "usage: {told:?}");
@@ -70,4 +71,24 @@ fn exit_codes_tables_and_json() {
     let told = daemon.cli(&["lookup", "shop", "x"]);
     assert_eq!((told.code, told.out.as_str()), (1, ""), "nobody to ask: {told:?}");
     assert!(!told.err.is_empty());
+}
+
+/// The windows of all its customers, and none of another application.
+#[test]
+fn all_windows_of_an_application_are_flushed() {
+    let site = Site::new("flush-all");
+    let (shop, mail) = (site.inbox("shop"), site.inbox("mail"));
+    let daemon = site.start(&site.config().text("defaults.window", "1h"));
+    let push = |application: &str, n: u32| site.push(application, "1").customer(&format!("c{}", n % 300));
+    site.client.publish_all((0..600).map(|n| push("shop", n)).chain([push("mail", 0)]));
+    daemon.holds("waiting", 601);
+    let told = daemon.cli(&["flush", "shop"]);
+    assert_eq!((told.code, told.out.as_str()), (0, "flushed: 600 items\n"), "{told:?}");
+    for received in shop.take(300, Duration::from_secs(20)) {
+        assert_eq!(received.text("x-closed-by").as_deref(), Some("flush"));
+        assert_eq!(received.number("x-count"), Some(2));
+    }
+    let (status, told) = daemon.ask("POST", "/api/v1/applications/shop/flush");
+    assert_eq!((status, told), (200, json!({"result": "flushed", "count": 0})));
+    mail.quiet(Duration::from_millis(200));
 }

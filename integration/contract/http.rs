@@ -167,6 +167,8 @@ fn applications(told: &Told<'_>) {
     assert_eq!(told.get(APPLICATION, "/api/v1/applications/nowhere", 200)["parked"], 1);
     told.get(APPLICATION, "/api/v1/applications/none", 404);
     told.get(APPLICATION, "/api/v1/applications/%ff", 400);
+    let flush = format!("{APPLICATION}/flush");
+    assert_eq!(told.ask("POST", &flush, "/api/v1/applications/none/flush", 200)["count"], 0);
     for verb in ["retry", "pause", "resume"] {
         let path = format!("/api/v1/applications/nowhere/{verb}");
         assert_eq!(told.ask("POST", &format!("{APPLICATION}/{verb}"), &path, 200)["result"], "done");

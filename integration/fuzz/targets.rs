@@ -64,7 +64,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             assert!(!sentence.is_empty() && sentence.len() <= 512 && !sentence.contains(char::is_control));
         }
         RequestBody::Command(command, _) => match command {
-            Command::Cancel(of) | Command::Lookup(of) => {
+            Command::Cancel(of) | Command::Lookup(of) | Command::Reschedule(of, _) => {
                 assert!((1..=200).contains(&of.application.len()) && (1..=255).contains(&of.id.len()));
                 assert!(of.identity.is_given(), "under an application of its own");
                 if let Some(assigned) = of.assigned {
@@ -80,12 +80,13 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             Command::CancelAll(of) | Command::Flush(of) => {
                 assert!((1..=200).contains(&of.application.len()) && (1..=200).contains(&of.customer.len()));
             }
+            Command::Pause(application, _) | Command::Resume(application) => {
+                assert!((1..=200).contains(&application.len()));
+            }
             Command::Count(_)
             | Command::List(_)
             | Command::Outlook(_)
-            | Command::Reschedule(..)
-            | Command::Pause(..)
-            | Command::Resume(_)
+            | Command::FlushAll(_)
             | Command::Retry(_)
             | Command::DropParked(_) => panic!("not by message: {command:?}"),
         },
@@ -165,10 +166,10 @@ pub fn envelope(data: &[u8]) {
 /// Which command, and its body.
 pub fn command(data: &[u8]) {
     let Some((which, body)) = data.split_first() else { return };
-    let kinds = ["tidegate.cancel", "tidegate.lookup", "tidegate.flush", "tidegate.", "tidegate.x"];
-    let mut properties = BasicProperties::default()
-        .with_type(kinds[usize::from(*which) % kinds.len()].into())
-        .with_reply_to("answers".into());
+    let kinds = ["cancel", "lookup", "flush", "", "x", "reschedule", "pause", "resume"];
+    let kind = format!("tidegate.{}", kinds[usize::from(*which) % kinds.len()]);
+    let mut properties =
+        BasicProperties::default().with_type(kind.as_str().into()).with_reply_to("answers".into());
     if which & 0x80 == 0 {
         properties = properties.with_content_type(ENVELOPE.into());
     }

@@ -56,6 +56,7 @@ pub(super) fn router() -> Router<ApiState> {
         .route("/api/v1/applications/{application}", get(one))
         .route("/api/v1/applications/{application}/pause", post(pause))
         .route("/api/v1/applications/{application}/resume", post(resume))
+        .route("/api/v1/applications/{application}/flush", post(flush))
         .route("/api/v1/applications/{application}/retry", post(retry))
         .route("/api/v1/applications/{application}/parked", delete(drop_parked))
         .route("/api/v1/parked", get(parked))
@@ -110,6 +111,10 @@ async fn pause(State(shared): State<ApiState>, Extension(caller): Extension<Call
 
 async fn resume(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
     shared.change(caller, named(&uri, parse::application).map(CommandRequest::Resume)).await
+}
+
+async fn flush(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    shared.change(caller, named(&uri, parse::application).map(CommandRequest::FlushAll)).await
 }
 
 async fn retry(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {

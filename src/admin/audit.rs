@@ -124,6 +124,7 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
         Command::Lookup(item) => ("lookup", of(&item.application, Some(&item.id), None)),
         Command::CancelAll(c) => ("cancel_customer", of(&c.application, None, Some(&c.customer))),
         Command::Flush(c) => ("flush", of(&c.application, None, Some(&c.customer))),
+        Command::FlushAll(application) => ("flush_application", of(application, None, None)),
         Command::Count(c) => ("count", of(&c.application, None, Some(&c.customer))),
         Command::List(_) => ("list", Subject::default()),
         Command::Outlook(_) => ("timeline", Subject::default()),

@@ -77,7 +77,10 @@ pub(super) fn reschedule(client: &Client, args: &RescheduleArgs, output: Output)
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when it knows nothing of the customer.
 pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result<(), Failure> {
-    let path = path(&["customers", &args.application, &args.customer, "flush"]);
+    let path = match &args.customer {
+        Some(customer) => path(&["customers", &args.application, customer, "flush"]),
+        None => path(&["applications", &args.application, "flush"]),
+    };
     conclude(&client.ask(Method::POST, &path)?, CANCELLED, output)
 }
 
@@ -95,7 +98,7 @@ pub(super) fn pause(client: &Client, args: &PauseArgs, output: Output) -> Result
         }
     };
     let path = path(&["applications", &args.application, "pause"]);
-    let words = Wording { changed: ["paused", "it was paused so already"], ..CANCELLED };
+    let words = Wording { changed: ["paused", "it was paused already"], ..CANCELLED };
     conclude(&client.ask(Method::POST, &format!("{path}{end}"))?, words, output)
 }
 

@@ -47,6 +47,7 @@ pub(super) fn execute(
         | Command::Count(_)
         | Command::List(_)
         | Command::Outlook(_)
+        | Command::FlushAll(_)
         | Command::DropParked(_) => Executed::Scan,
     }
 }

@@ -260,6 +260,8 @@ pub(super) enum Mutant {
     CurrentForNobody,
     /// What a scan has brought that was given up is believed.
     GivenUpIsBelieved,
+    /// A flush of an application leaves one of its windows open.
+    FlushLeavesOne,
     /// A pause is ended by a command alone.
     PauseHasNoEnd,
     /// How often a consumer has sent an item back is forgotten with a restart.
@@ -518,6 +520,7 @@ mod tests {
             Mutant::ScansForgotten,
             Mutant::CurrentForNobody,
             Mutant::GivenUpIsBelieved,
+            Mutant::FlushLeavesOne,
             Mutant::PauseHasNoEnd,
             Mutant::RetryNotRestored,
             Mutant::RetryInCompany,

@@ -158,6 +158,8 @@ pub enum Command<I = Target> {
     Count(CustomerOf),
     /// Close a customer's open window now.
     Flush(CustomerOf),
+    /// Close all open windows of an application now.
+    FlushAll(Box<str>),
     /// One page of the items that have not ended, in order of due.
     List(Filter),
     /// How many items become due when.
@@ -182,6 +184,7 @@ impl<I> Command<I> {
             Command::CancelAll(of) => Command::CancelAll(of),
             Command::Count(of) => Command::Count(of),
             Command::Flush(of) => Command::Flush(of),
+            Command::FlushAll(application) => Command::FlushAll(application),
             Command::List(filter) => Command::List(filter),
             Command::Outlook(outlook) => Command::Outlook(outlook),
             Command::Pause(application, end) => Command::Pause(application, end),

@@ -8,6 +8,7 @@
 //! Something of another that comes behind it and asks for such an item, or needs it in memory, finds it
 //! cancelled. Requests of that customer wait until it has gone over all items ([`super::arrivals`]).
 
+mod flushing;
 mod gather;
 mod legs;
 mod running;
@@ -21,6 +22,7 @@ use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now};
 use super::waits::{Waiter, Waits};
+use flushing::Flushing;
 use gather::Gathering;
 use legs::{legs, Leg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -89,6 +91,8 @@ pub(super) struct Scans {
     gathered: usize,
     /// How many are through and wait for outcomes, of whom.
     waits: Waits,
+    /// Flushes of whole applications.
+    flushing: Vec<Flushing>,
 }
 
 /// An answer that is ready.
@@ -117,7 +121,8 @@ impl Scans {
         asker: Asker,
         now: Now,
     ) -> Option<Done> {
-        if self.running.values().filter(|scan| !scan.waits).count() >= core.stock.thresholds().scans {
+        let under_way = self.running.values().filter(|scan| !scan.waits).count() + self.flushing.len();
+        if under_way >= core.stock.thresholds().scans {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
         let kind = match &command {
@@ -126,6 +131,10 @@ impl Scans {
             Command::DropParked(application) => Kind::DropParked(application.clone()),
             Command::List(filter) => Kind::List(filter.clone()),
             Command::Outlook(outlook) => Kind::Outlook(Box::new(Counting::new(core, outlook, now))),
+            Command::FlushAll(application) => {
+                self.flushing.push(Flushing::new(core, &application.clone(), command, asker));
+                return None;
+            }
             Command::Cancel(_)
             | Command::Lookup(_)
             | Command::Reschedule(..)
@@ -233,8 +242,16 @@ impl Scans {
                 loads.extend(scan.step(*number, core));
             }
         }
-        let more = self.running.values().any(|scan| scan.legs.is_none());
-        Advanced { more, ..self.take_done(core, now) }
+        let (mut windows, mut items) =
+            (core.stock.thresholds().flushed_windows, core.stock.thresholds().flushed);
+        for flushing in &mut self.flushing {
+            flushing.advance(core, (&mut windows, &mut items), now);
+        }
+        let flushed: Vec<Flushing> = self.flushing.extract_if(.., |flushing| flushing.is_through()).collect();
+        let more = !self.flushing.is_empty() || self.running.values().any(|scan| scan.legs.is_none());
+        let mut advanced = Advanced { more, ..self.take_done(core, now) };
+        advanced.done.extend(flushed.into_iter().map(Flushing::done));
+        advanced
     }
 
     /// A step over the store has come back.

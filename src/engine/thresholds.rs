@@ -30,9 +30,9 @@ pub struct Thresholds {
     pub trimmed: usize,
     /// Queues looked at for that.
     pub trimmed_queues: usize,
-    /// Windows closed to make room.
+    /// Windows closed to make room, and as many by flushes of whole applications.
     pub flushed_windows: usize,
-    /// Their members in memory; the last window may go beyond.
+    /// Their members; the last window may go beyond.
     pub flushed: usize,
 
     // ---- in one read: what it brings comes into memory in one call, and commits wait while it is made -----

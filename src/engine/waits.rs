@@ -35,6 +35,7 @@ impl<'a> Waiter<'a> {
             Command::Pause(application, _)
             | Command::Resume(application)
             | Command::Retry(application)
+            | Command::FlushAll(application)
             | Command::DropParked(application) => application,
             Command::List(_) | Command::Outlook(_) => "",
         };

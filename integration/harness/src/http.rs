@@ -15,12 +15,14 @@ pub struct HttpAnswer {
     pub body: String,
 }
 
+/// Longer than the daemon lets any request take (35 s): a walk along many dead letters has 12 s and more.
+const LIMIT: Duration = Duration::from_secs(40);
+
 /// `None` when nobody answers.
 pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<HttpAnswer> {
-    let limit = Duration::from_secs(10);
-    let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
-    stream.set_read_timeout(Some(limit)).ok()?;
-    stream.set_write_timeout(Some(limit)).ok()?;
+    let mut stream = TcpStream::connect_timeout(&address, LIMIT).ok()?;
+    stream.set_read_timeout(Some(LIMIT)).ok()?;
+    stream.set_write_timeout(Some(LIMIT)).ok()?;
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );

@@ -646,8 +646,9 @@ function applicationRow() {
     const ahead = nextDue.get(a.name);
     showTime(next, a.oldest_due_at ?? (isDead || !ahead ? null : Math.max(ahead, now())));
     fill(error, errorOf(a), () => errorOf(a) ? [foreign(errorOf(a), true)] : []);
-    fill(actions, `${a.paused}`, () => isDead ? [] : [a.paused ?
-      button("Resume…", () => orderApplication(a.name, "resume")) : button("Pause…", () => orderApplication(a.name, "pause"))]);
+    fill(actions, `${a.paused}${a.windows > 0}`, () => isDead ? [] : [a.paused ?
+      button("Resume…", () => orderApplication(a.name, "resume")) : button("Pause…", () => orderApplication(a.name, "pause")),
+      ...(a.windows > 0 ? [button("Flush…", () => orderApplication(a.name, "flush"))] : [])]);
   };
   return row;
 }
@@ -939,7 +940,9 @@ const of = (name) => [" ", foreign(name)];
 
 const ORDERS = {
   pause: { verb: "Pause", text: "Nothing of it is published meanwhile. Its requests are taken on, and wait.",
-    told: (answer) => `${answer.changed ? "Paused" : "It was paused so already"}${answer.until ? `, until ${exact(answer.until)}` : ""}:` },
+    told: (answer) => `${answer.changed ? "Paused" : "It was paused already"}${answer.until ? `, until ${exact(answer.until)}` : ""}:` },
+  flush: { verb: "Flush", text: "All its open windows close now, and leave before their time.",
+    told: (answer) => answer.count ? `Flushed: ${things(answer.count, "item")} of` : "No window was open, nothing was flushed:" },
   resume: { verb: "Resume", text: "What was held back leaves, in order.", told: changed("Resumed:", "It was not paused:") },
   retry: { verb: "Try now", text: "One batch is tried at once. If it is delivered, the rest follows.",
     told: changed("Tried now:", "It is not parked any more:") },

@@ -71,6 +71,7 @@ fn every_path_is_a_command() {
         ("GET", "/api/v1/customers/a/c%2Fd", CommandRequest::Count(of())),
         ("DELETE", "/api/v1/customers/a/c%2Fd/items", CommandRequest::CancelAll(of())),
         ("POST", "/api/v1/customers/a/c%2Fd/flush", CommandRequest::Flush(of())),
+        ("POST", "/api/v1/applications/a%20b/flush", CommandRequest::FlushAll(app())),
         ("POST", "/api/v1/applications/a%20b/pause", CommandRequest::Pause(app(), None)),
         (
             "POST",

@@ -73,12 +73,12 @@ pub(crate) struct LookupArgs {
 /// Arguments of `flush`.
 #[derive(Args, Debug)]
 pub(crate) struct FlushArgs {
-    /// Application of the window
+    /// Application of the windows
     #[arg(value_parser = name)]
     pub application: String,
-    /// Customer of the window
+    /// The window of this customer alone
     #[arg(long, value_name = "C", value_parser = name)]
-    pub customer: String,
+    pub customer: Option<String>,
 }
 
 /// Arguments of `list`.
@@ -260,7 +260,7 @@ mod tests {
             &format!("tidegate cancel mail {long_id}"),
             "tidegate lookup mail",
             "tidegate lookup mail 17 18",
-            "tidegate flush mail",
+            "tidegate flush",
             "tidegate flush --customer c",
             "tidegate list mail",
             "tidegate list --state sent",

@@ -72,6 +72,7 @@ impl Arrival {
             | Command::Reschedule(..)
             | Command::Count(_)
             | Command::Flush(_)
+            | Command::FlushAll(_)
             | Command::Pause(..)
             | Command::Resume(_)
             | Command::Retry(_)

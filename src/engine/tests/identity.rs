@@ -406,6 +406,26 @@ fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
     w.store.check_empty();
 }
 
+/// More of them than one call closes, and another application's.
+#[test]
+fn all_windows_of_an_application_are_flushed_and_told_as_one_number() {
+    let thresholds = Thresholds { flushed_windows: 2, ..Thresholds::default() };
+    let mut w = World::new(Settings { thresholds, ..with(|app| app.window = 600_000) });
+    w.send((0..10).map(|n| item("a", &format!("c{}", n % 5), &n.to_string())).collect());
+    w.send(vec![item("b", "c0", "other"), at(T0 + 900_000, item("a", "c0", "own time"))]);
+    w.run(1_000);
+    assert_eq!(w.delivered.len(), 0);
+    assert_eq!(w.ask(Command::FlushAll("a".into())), Answer::Flushed(10));
+    w.run(1_000);
+    let told = |(_, batch): &(Now, Batch)| (batch.items.len(), batch.closed_by);
+    assert_eq!(w.delivered.iter().map(told).collect::<Vec<_>>(), [(2, ClosedBy::Flush); 5]);
+    assert_eq!(w.ask(Command::FlushAll("a".into())), Answer::Flushed(0));
+    assert_eq!(w.ask(Command::FlushAll("nobody".into())), Answer::Flushed(0));
+    w.run(1_000_000);
+    assert_eq!(w.delivered.len(), 7);
+    w.store.check_empty();
+}
+
 /// By its own end, or by a command before that; its end may be changed.
 #[test]
 fn a_pause_ends_by_itself_over_a_restart_too() {

@@ -282,7 +282,7 @@ proptest! {
     fn any_command_is_read_or_answered(
         properties in properties(),
         body in prop_oneof![bodies(), selectors(), Just(Vec::new())],
-        kind in "tidegate\\.(cancel|lookup|flush|[a-z]{0,3})",
+        kind in "tidegate\\.(cancel|lookup|flush|reschedule|pause|resume|[a-z]{0,3})",
         envelope in any::<bool>(),
         exchange in "[a-z]{0,2}",
         key in "\\PC{0,60}",
@@ -307,12 +307,13 @@ proptest! {
                     Command::Lookup(target) => ("lookup", &target.application, &target.id, 255),
                     Command::CancelAll(of) => ("cancel", &of.application, &of.customer, 200),
                     Command::Flush(of) => ("flush", &of.application, &of.customer, 200),
+                    Command::Reschedule(target, _) => ("reschedule", &target.application, &target.id, 255),
+                    Command::Pause(application, _) => ("pause", application, application, 200),
+                    Command::Resume(application) => ("resume", application, application, 200),
                     Command::Count(_)
                     | Command::List(_)
                     | Command::Outlook(_)
-                    | Command::Reschedule(..)
-                    | Command::Pause(..)
-                    | Command::Resume(_)
+                    | Command::FlushAll(_)
                     | Command::Retry(_)
                     | Command::DropParked(_) => {
                         return Err(TestCaseError::fail(format!("not by message: {command:?}")));

@@ -145,6 +145,7 @@ impl Sim {
             0..7 => Command::Cancel(self.any_target()),
             7..12 => Command::Lookup(self.any_target()),
             12..15 => Command::Count(of),
+            15..18 if self.plan.flushes => Command::FlushAll(application.as_str().into()),
             15..18 => Command::Flush(of),
             18..21 => Command::List(self.any_filter(&application, &customer)),
             21 if self.plan.pauses => Command::Pause(application.as_str().into(), self.any_end()),

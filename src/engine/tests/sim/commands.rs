@@ -128,6 +128,11 @@ impl Model {
             _ => None,
         };
         let flushed: Vec<CustomerOf> = commands.values().filter_map(flush).collect();
+        let of_all = |asked: &Asked| match &asked.command {
+            Command::FlushAll(name) => Some(name.clone()),
+            _ => None,
+        };
+        let whole: Vec<Box<str>> = commands.values().filter_map(of_all).collect();
         for asked in commands.values_mut() {
             let n = match &asked.command {
                 // What came behind it is not its own, and need not make up for one that has gone.
@@ -142,6 +147,7 @@ impl Model {
                 // Its end may be before it, another flush, or one for want of room.
                 Command::Flush(of) if self.windows.is_ripe(&of.application, &of.customer) => 0,
                 Command::Flush(of) if flushed.iter().filter(|other| *other == of).count() > 1 => 0,
+                Command::Flush(of) if whole.contains(&of.application) => 0,
                 Command::Flush(of) if self.may_lack_room(&of.application, self.windows_at_most()) => 0,
                 Command::Flush(of) => self.windows.count(&of.application, &of.customer) as u64,
                 _ => continue,
@@ -166,6 +172,19 @@ impl Model {
         }
     }
 
+    /// Nothing that came before the question is in an open window of the application.
+    fn judge_flush_all(&mut self, asked: &Asked, name: &str, answer: &Answer) {
+        let Answer::Flushed(_) = answer else { panic!("{answer:?}") };
+        if !self.durable {
+            return;
+        }
+        let open = self.windows.open.keys().filter(|(application, _)| **application == *name);
+        for (_, customer) in open.cloned().collect::<Vec<_>>() {
+            let of = CustomerOf { application: name.into(), customer: customer.as_str().into() };
+            self.flushed(asked, &of, 1);
+        }
+    }
+
     /// Somebody may be flushing this window: by command, or because there is no room.
     pub(super) fn may_flush(&self, application: &str, customer: &str) -> bool {
         self.may_flush_one_of(application, customer, self.windows_at_most())
@@ -175,6 +194,7 @@ impl Model {
     pub(super) fn may_flush_one_of(&self, application: &str, customer: &str, open: usize) -> bool {
         let asked = self.commands.values().any(|asked| {
             matches!(&asked.command, Command::Flush(of) if *of.application == *application && *of.customer == *customer)
+                || matches!(&asked.command, Command::FlushAll(name) if **name == *application)
         });
         asked || self.may_lack_room(application, open)
     }
@@ -276,6 +296,8 @@ impl Model {
                 assert!(right || unsure, "{answer:?}: {} to {}", asked.least, asked.most);
                 self.flushed(asked, of, *count);
             }
+            Command::FlushAll(_) if full && matches!(answer, Answer::Unavailable(_)) => {}
+            Command::FlushAll(name) => self.judge_flush_all(asked, name, answer),
             Command::List(filter) => self.judge_list(asked, filter, answer),
             Command::Reschedule(target, to) => self.judge_reschedule(asked, target, *to, answer),
             Command::Outlook(_) => assert!(matches!(answer, Answer::Timeline(_)), "{answer:?}"),

@@ -41,6 +41,8 @@ pub(super) struct Plan {
     pub(super) retimes: bool,
     /// Ids are remembered for some seconds by all, and few.
     pub(super) forgetful: bool,
+    /// Whole applications are flushed, and no customer alone.
+    pub(super) flushes: bool,
     /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
     pub(super) prefetch: Option<u16>,
 }
@@ -93,6 +95,7 @@ impl Plan {
             stops: matches!(seed % 20, 3 | 5 | 6 | 10 | 14 | 17 | 19),
             retimes: matches!(seed % 20, 0 | 6 | 14 | 15 | 18),
             forgetful: seed % 20 == 1,
+            flushes: seed % 20 == 12,
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }
     }

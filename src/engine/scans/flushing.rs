@@ -1,0 +1,55 @@
+//! All open windows of an application are closed: those that were open when the command was judged, some in
+//! each call.
+
+use crate::engine::core::Core;
+use crate::engine::ids::CustomerId;
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::types::{Answer, Asker, ClosedBy, Command, Now};
+use std::collections::VecDeque;
+
+/// One such command on its way.
+#[derive(Debug)]
+pub(super) struct Flushing {
+    asker: Asker,
+    command: Command,
+    /// Customers whose windows are still to be closed, and which window it is.
+    left: VecDeque<(CustomerId, u64)>,
+    /// Items in those that it has closed.
+    count: u64,
+}
+
+impl Flushing {
+    pub(super) fn new(core: &Core, application: &str, command: Command, asker: Asker) -> Self {
+        let queue = core.stock.queues.find(application);
+        let live = queue.and_then(|queue| core.stock.queues[queue].live());
+        let open = live.map(|live| live.windows().iter().copied()).into_iter().flatten();
+        let number = |id: CustomerId| Some((id, core.stock.customers().window(id)?.place().window));
+        let mut left: VecDeque<_> = open.filter_map(number).collect();
+        if mutated(Mutant::FlushLeavesOne) {
+            left.pop_back();
+        }
+        Flushing { asker, command, left, count: 0 }
+    }
+
+    /// Closes as many as `windows` and `items` in them allow, the last of which may go beyond.
+    pub(super) fn advance(&mut self, core: &mut Core, (windows, items): (&mut usize, &mut usize), now: Now) {
+        while *windows > 0 && *items > 0 {
+            let Some((id, number)) = self.left.pop_front() else { return };
+            *windows -= 1;
+            let window = core.stock.customers().window(id).filter(|window| window.place().window == number);
+            // It has closed since.
+            let Some(members) = window.map(|window| window.count()) else { continue };
+            *items = items.saturating_sub(members as usize);
+            self.count += u64::from(members);
+            core.stock.close_window(id, ClosedBy::Flush, now);
+        }
+    }
+
+    pub(super) fn is_through(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    pub(super) fn done(self) -> super::Done {
+        (self.asker, self.command, Answer::Flushed(self.count))
+    }
+}
